@@ -1,0 +1,4 @@
+//! draft
+mod node;
+pub mod protocol;
+pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};

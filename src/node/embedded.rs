@@ -1,0 +1,78 @@
+//! The embedded node: a node in this process, for development, tests and single-process services.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::node::job::{Job, Request};
+use crate::node::{Node, NodeState};
+use crate::protocol::Store;
+use crate::protocol::message::{Command, Reply};
+
+/// A [`Store`] behind a mutex, on tokio's clock, so that tests can pause it.
+#[derive(Debug)]
+pub(crate) struct EmbeddedNode {
+    name: Arc<str>,
+    store: Mutex<Store>,
+    /// Set at first use: a node may be built before the runtime whose clock it follows.
+    epoch: OnceLock<Instant>,
+}
+
+impl EmbeddedNode {
+    pub(crate) fn new(index: usize) -> Self {
+        Self {
+            name: format!("embedded-{index}").into(),
+            store: Mutex::default(),
+            epoch: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn apply(&self, command: &Command) -> Reply {
+        let now = self.now();
+        self.store().apply(command, now)
+    }
+
+    #[cfg(feature = "test-util")]
+    pub(crate) fn held(&self) -> usize {
+        let now = self.now();
+        self.store().held(now)
+    }
+
+    #[cfg(feature = "test-util")]
+    pub(crate) fn wipe(&self) {
+        *self.store() = Store::new();
+    }
+
+    fn now(&self) -> Duration {
+        let now = Instant::now();
+        now.saturating_duration_since(*self.epoch.get_or_init(|| now))
+    }
+
+    fn store(&self) -> std::sync::MutexGuard<'_, Store> {
+        // A panic inside leaves the store as consistent as it was: every step is checked first.
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Node for EmbeddedNode {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn submit(&self, job: Job) {
+        let reply = match &job.request {
+            Request::Command(packet) => self.apply(&packet.command),
+            Request::Ping => Reply::Released,
+        };
+        job.ballot.cast(Ok(reply));
+    }
+
+    fn extra_patience(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn state(&self) -> NodeState {
+        NodeState::Up
+    }
+}

@@ -1,0 +1,68 @@
+//! One node, one command: what a lock needs of a Redis server, and the embedded node beside it.
+//!
+//! A [`Node`] takes a [`Job`] and answers it by casting its [`Ballot`]. Taking a job never waits
+//! and never fails, so a lease can hand out a request or a release from anywhere, also from a
+//! destructor, and what travels to a node can be queued, batched or sent as the node sees fit.
+
+mod embedded;
+mod entropy;
+mod failure;
+mod job;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+#[cfg(feature = "test-util")]
+pub(crate) mod scripted;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) use embedded::EmbeddedNode;
+pub(crate) use entropy::{next_proposal, random_u64, sha256, unguessable};
+pub use failure::NodeFailure;
+pub(crate) use job::{Ballot, Job, Packet, Request, Tally, Vote};
+
+/// One independent lock server.
+///
+/// # Contract
+///
+/// * `submit` returns at once. The ballot is cast exactly once, from anywhere, at any time, or
+///   never, if the node never answers; dropping it casts a failure.
+/// * Jobs of one caller reach the server in the order they were submitted, so that a release always
+///   comes after the acquisition it undoes, also when the answer to that is still out. Only a
+///   broken connection may reorder them, which leaves a key locked until its ttl at worst.
+/// * A release is never dropped while the key may still be there.
+pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
+    /// Returns the name for errors, logs and metrics: the address, never with credentials.
+    fn name(&self) -> &Arc<str>;
+
+    /// Hands a job over.
+    fn submit(&self, job: Job);
+
+    /// Returns how much longer than the node timeout to wait for a job that is submitted now: the
+    /// connect timeout before the first connection, else nothing.
+    fn extra_patience(&self) -> Duration;
+
+    /// Returns what is known about the node without asking it.
+    fn state(&self) -> NodeState;
+}
+
+/// What is known about a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NodeState {
+    /// The node answers, or has not been asked yet.
+    Up,
+    /// The node answers but may not vote: it lost its memory not long ago.
+    Quarantined {
+        /// How long it is kept out from now.
+        left: Duration,
+    },
+    /// The node does not answer.
+    Unreachable {
+        /// What went wrong, without credentials.
+        why: Arc<str>,
+        /// For how long it has not answered.
+        since: Duration,
+    },
+}

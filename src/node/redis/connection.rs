@@ -1,0 +1,79 @@
+//! Connections: where a node is, and how a connection becomes one that may be voted on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{AsyncConnectionConfig, IntoConnectionInfo, RedisError};
+use deadpool_redis::{Connection, Manager, Pool, Runtime};
+use tokio::time::timeout;
+
+use crate::node::redis::Shared;
+use crate::node::redis::scripts;
+
+/// One server: its pool, and the name that may be shown.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    pub(crate) name: Arc<str>,
+    pub(crate) pool: Pool,
+}
+
+/// Longer than any lock lives: silence is judged by the lane, which can tell a hung node from a
+/// slow answer, and which must still see an answer that comes late.
+const NO_RESPONSE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Makes a pool for a URL. Connects to nothing.
+pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint, String> {
+    let info = url
+        .into_connection_info()
+        .map_err(|error| describe(&error))?;
+    let name = info.addr().to_string().into();
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(connect_timeout))
+        .set_response_timeout(None);
+    let manager = Manager::new_with_config(info, config).map_err(|error| describe(&error))?;
+    let pool = Pool::builder(manager)
+        .max_size(1)
+        .runtime(Runtime::Tokio1)
+        .build()
+        .map_err(|error| error.to_string())?;
+    Ok(Endpoint { name, pool })
+}
+
+/// Opens a connection and makes it ready for lock commands.
+///
+/// Everything that a connection must have gone through before it counts happens here, on the very
+/// connection that is kept; the restart guard belongs here too.
+pub(super) async fn open(shared: &Shared) -> Result<MultiplexedConnection, Arc<str>> {
+    let limit = shared.timeouts.connect;
+    let opening = async {
+        let pooled = shared
+            .pool
+            .get()
+            .await
+            .map_err(|error| Arc::<str>::from(describe_pool(&error)))?;
+        // Taken out of the pool for good: its other users may do to a connection what must not
+        // happen to ours, and giving it back would cost a round trip at every check-out.
+        let mut connection = Connection::take(pooled);
+        connection.set_response_timeout(NO_RESPONSE_TIMEOUT);
+        scripts::load(&mut connection)
+            .await
+            .map_err(|error| Arc::<str>::from(describe(&error)))?;
+        Ok(connection)
+    };
+    timeout(limit, opening)
+        .await
+        .unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
+}
+
+/// Describes an error of redis-rs in one line. Its text has no URL and no credentials.
+pub(super) fn describe(error: &RedisError) -> String {
+    error.to_string()
+}
+
+fn describe_pool(error: &deadpool_redis::PoolError) -> String {
+    match error {
+        deadpool_redis::PoolError::Backend(error) => describe(error),
+        other => other.to_string(),
+    }
+}

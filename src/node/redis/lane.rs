@@ -1,0 +1,447 @@
+//! The lane: the one task that talks to one Redis server.
+//!
+//! All jobs for a server pass through its lane in the order they were submitted and leave it on one
+//! connection, those that wait together in one pipeline. So a release reaches the server after its
+//! acquisition without anybody waiting for an answer. The lane also notices when the server falls
+//! silent, tells requests so at once, and keeps trying to reach it until it answers again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
+use deadpool_redis::redis::{Pipeline, RedisError, Value};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use crate::node::NodeFailure;
+use crate::node::job::{Job, Request};
+use crate::node::redis::connection::{describe, open};
+use crate::node::redis::scripts::{answer, is_noscript, load_all, wire};
+use crate::node::redis::{Reachability, Shared};
+
+/// Most jobs that travel in one pipeline.
+const MAX_BATCH: usize = 128;
+/// A connection on which nothing was asked for this long is asked whether it still stands.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+/// Pause between two attempts to reach a server that does not answer.
+const PROBE_PAUSE: Duration = Duration::from_millis(150);
+/// Longest attempt to reach a server that was reached before; with the pause, it bounds how long
+/// after its recovery the server is back.
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
+
+type Opening = Pin<Box<dyn Future<Output = Result<MultiplexedConnection, Arc<str>>> + Send>>;
+type Answering = Pin<Box<dyn Future<Output = Answered> + Send>>;
+
+struct Lane {
+    shared: Arc<Shared>,
+    link: Option<MultiplexedConnection>,
+    /// Batches that were sent and not answered, oldest first, by their running number.
+    unanswered: BTreeMap<u64, Batch>,
+    /// The futures of these batches. Dropping one may keep redis-rs from sending it.
+    answering: FuturesUnordered<Answering>,
+    next_batch: u64,
+    /// Batches with a lower number went out on an older connection.
+    link_began: u64,
+    /// Jobs that wait for a connection.
+    parked: VecDeque<Job>,
+    opening: Option<Opening>,
+    /// When to try to connect again.
+    retry_at: Option<Instant>,
+    /// A new connection to a server whose old one is silent: used if the old one stays silent.
+    candidate: Option<(MultiplexedConnection, Instant)>,
+    last_sent: Instant,
+    was_connected: bool,
+}
+
+struct Batch {
+    jobs: Vec<Job>,
+    sent: Instant,
+}
+
+struct Answered {
+    batch: u64,
+    values: Result<Vec<Value>, RedisError>,
+}
+
+/// Starts a lane on the current runtime. It ends when the sender is gone and nothing is left to do.
+pub(super) fn spawn(shared: Arc<Shared>) -> mpsc::UnboundedSender<Job> {
+    let (sender, jobs) = mpsc::unbounded_channel();
+    *shared.reachability() = Reachability::Untried;
+    let lane = Lane {
+        shared,
+        link: None,
+        unanswered: BTreeMap::new(),
+        answering: FuturesUnordered::new(),
+        next_batch: 0,
+        link_began: 0,
+        parked: VecDeque::new(),
+        opening: None,
+        retry_at: None,
+        candidate: None,
+        last_sent: Instant::now(),
+        was_connected: false,
+    };
+    tokio::spawn(lane.run(jobs));
+    sender
+}
+
+impl Lane {
+    async fn run(mut self, mut jobs: mpsc::UnboundedReceiver<Job>) {
+        self.start_opening();
+        let mut open = true;
+        let mut batch = Vec::new();
+        while open || self.has_release() {
+            let alarm = self.next_alarm();
+            tokio::select! {
+                // Answers first: what has arrived is not late, however late we look.
+                biased;
+                Some(answered) = self.answering.next(), if !self.answering.is_empty() => {
+                    self.on_answered(answered);
+                }
+                opened = poll_opening(&mut self.opening) => self.on_opened(opened),
+                received = jobs.recv_many(&mut batch, MAX_BATCH), if open => {
+                    open = received > 0;
+                    self.on_jobs(std::mem::take(&mut batch));
+                }
+                () = sleep_until(alarm) => self.on_alarm(),
+            }
+        }
+    }
+
+    fn on_jobs(&mut self, jobs: Vec<Job>) {
+        let now = Instant::now();
+        let (mut batch, mut refused) = (Vec::with_capacity(jobs.len()), Vec::new());
+        let down = self.shared.unreachable();
+        for job in jobs {
+            match &down {
+                _ if !job.is_wanted(now) => refused.push(job),
+                Some(_) if !job.is_release() => refused.push(job),
+                _ if self.link.is_none() => self.parked.push_back(job),
+                // Also to a silent server: the acquisition is ahead of it on this connection.
+                _ => batch.push(job),
+            }
+        }
+        for job in refused {
+            let failure = down.clone().unwrap_or_else(|| NodeFailure::Unreachable {
+                node: Arc::clone(&self.shared.name),
+                why: "the request was over before it could be sent".into(),
+            });
+            job.ballot.cast(Err(failure));
+        }
+        self.send(batch);
+    }
+
+    fn send(&mut self, jobs: Vec<Job>) {
+        let Some(link) = &self.link else {
+            self.parked.extend(jobs);
+            return;
+        };
+        let mut link = link.clone();
+        match jobs.as_slice() {
+            [] => {}
+            // By far the most common case, and it needs no copy of the command.
+            [job] => {
+                let request = job.request.clone();
+                self.put_out(jobs, async move {
+                    let value = link.req_packed_command(wire(&request)).await;
+                    value.map(|value| vec![value])
+                });
+            }
+            _ => {
+                let mut pipeline = Pipeline::with_capacity(jobs.len());
+                for job in &jobs {
+                    pipeline.add_command(wire(&job.request).clone());
+                }
+                self.send_pipeline(jobs, pipeline);
+            }
+        }
+    }
+
+    fn send_pipeline(&mut self, jobs: Vec<Job>, pipeline: Pipeline) {
+        let Some(link) = &self.link else { return };
+        let mut link = link.clone();
+        self.put_out(jobs, async move {
+            let count = pipeline.len();
+            link.req_packed_commands(&pipeline, 0, count).await
+        });
+    }
+
+    /// Puts a batch on the connection, behind all that are on it.
+    fn put_out(
+        &mut self,
+        jobs: Vec<Job>,
+        values: impl Future<Output = Result<Vec<Value>, RedisError>> + Send + 'static,
+    ) {
+        let batch = self.next_batch;
+        self.next_batch += 1;
+        let sent = Instant::now();
+        self.last_sent = sent;
+        self.unanswered.insert(batch, Batch { jobs, sent });
+        let mut answering: Answering = Box::pin(async move {
+            let values = values.await;
+            Answered { batch, values }
+        });
+        // The first poll takes the place in redis-rs's queue; polling in order keeps the order.
+        let mut context = Context::from_waker(Waker::noop());
+        match answering.as_mut().poll(&mut context) {
+            Poll::Ready(answered) => self.on_answered(answered),
+            Poll::Pending => self.answering.push(answering),
+        }
+    }
+
+    fn on_answered(&mut self, Answered { batch, values }: Answered) {
+        let on_this_link = batch >= self.link_began;
+        let values = match values {
+            Ok(values) => values,
+            Err(error) if on_this_link => return self.on_link_lost(&describe(&error).into()),
+            // Its jobs were dealt with when its connection was given up.
+            Err(_) => return,
+        };
+        let Some(Batch { jobs, .. }) = self.unanswered.remove(&batch) else {
+            return;
+        };
+        let forgot_scripts = values.iter().any(is_noscript);
+        for (job, value) in jobs.into_iter().zip(values) {
+            if is_noscript(&value) && job.is_release() {
+                // Not lost: sent again below, behind the scripts.
+                self.parked.push_back(job);
+                continue;
+            }
+            let outcome = answer(&job.request, value, &self.shared.name);
+            job.ballot.cast(outcome);
+        }
+        if on_this_link && !self.is_silent() {
+            // Attempts to replace a connection that answers again are called off.
+            self.candidate = None;
+            self.opening = None;
+            self.retry_at = None;
+            self.note_up();
+        }
+        if forgot_scripts {
+            self.reload_scripts();
+        }
+    }
+
+    /// Loads the scripts again after a server forgot them (`SCRIPT FLUSH`), and then sends the
+    /// releases that met their absence. An acquisition that did is not sent again: its release may
+    /// be ahead of it by now.
+    fn reload_scripts(&mut self) {
+        self.send_pipeline(Vec::new(), load_all());
+        self.send_parked();
+    }
+
+    fn send_parked(&mut self) {
+        let now = Instant::now();
+        let parked = std::mem::take(&mut self.parked);
+        let (wanted, over): (Vec<_>, Vec<_>) =
+            parked.into_iter().partition(|job| job.is_wanted(now));
+        drop(over);
+        let mut wanted = wanted.into_iter().peekable();
+        while wanted.peek().is_some() {
+            let batch = wanted.by_ref().take(MAX_BATCH).collect();
+            self.send(batch);
+        }
+    }
+
+    fn on_opened(&mut self, opened: Result<MultiplexedConnection, Arc<str>>) {
+        self.opening = None;
+        let now = Instant::now();
+        match opened {
+            // The old connection may be about to answer, and then it is the better one: what went
+            // out on it is still in order.
+            Ok(connection) if self.is_silent() => {
+                self.candidate = Some((connection, now + self.shared.timeouts.node));
+            }
+            Ok(connection) => self.adopt(connection),
+            Err(why) => {
+                self.note_down(&why);
+                self.refuse_parked();
+                self.retry_at = Some(now + PROBE_PAUSE);
+            }
+        }
+    }
+
+    /// Makes `connection` the one that is used. Releases that are not confirmed go out again.
+    fn adopt(&mut self, connection: MultiplexedConnection) {
+        let again = self.give_up_link(&"replaced by a new connection".into());
+        for job in again.into_iter().rev() {
+            self.parked.push_front(job);
+        }
+        self.link = Some(connection);
+        self.was_connected = true;
+        self.candidate = None;
+        self.retry_at = None;
+        self.note_up();
+        self.send_parked();
+    }
+
+    fn on_link_lost(&mut self, why: &Arc<str>) {
+        let again = self.give_up_link(why);
+        self.parked.extend(again);
+        if let Some((connection, _)) = self.candidate.take() {
+            self.adopt(connection);
+        } else if self.opening.is_none() {
+            // At once: an idle connection that the server closed is no outage, and until this
+            // attempt fails requests wait for it.
+            self.start_opening();
+        }
+    }
+
+    /// Drops the connection and fails what is out on it, but for the releases, which it returns.
+    fn give_up_link(&mut self, why: &Arc<str>) -> Vec<Job> {
+        self.link = None;
+        self.link_began = self.next_batch;
+        self.answering = FuturesUnordered::new();
+        let mut again = Vec::new();
+        for job in std::mem::take(&mut self.unanswered)
+            .into_values()
+            .flat_map(|batch| batch.jobs)
+        {
+            if job.is_release() {
+                again.push(job);
+            } else {
+                job.ballot.cast(Err(NodeFailure::Disconnected {
+                    node: Arc::clone(&self.shared.name),
+                    why: Arc::clone(why),
+                }));
+            }
+        }
+        again
+    }
+
+    fn start_opening(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let was_connected = self.was_connected;
+        self.retry_at = None;
+        self.opening = Some(Box::pin(async move {
+            if !was_connected {
+                return open(&shared).await;
+            }
+            tokio::time::timeout(PROBE_LIMIT, open(&shared))
+                .await
+                .unwrap_or_else(|_| Err(format!("no connection within {PROBE_LIMIT:?}").into()))
+        }));
+    }
+
+    /// Fails the requests that waited for a connection; releases go on waiting.
+    fn refuse_parked(&mut self) {
+        let now = Instant::now();
+        let Some(failure) = self.shared.unreachable() else {
+            return;
+        };
+        for job in std::mem::take(&mut self.parked) {
+            if job.is_release() && job.is_wanted(now) {
+                self.parked.push_back(job);
+            } else {
+                job.ballot.cast(Err(failure.clone()));
+            }
+        }
+    }
+
+    /// Whether an answer on this connection is overdue.
+    fn is_silent(&self) -> bool {
+        self.silent_at().is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Returns when the oldest unanswered batch is overdue. Twice the node timeout: by the first,
+    /// every lease has given up on it, and a process that was starved of CPU gets a second look.
+    fn silent_at(&self) -> Option<Instant> {
+        let (_, oldest) = self.unanswered.first_key_value()?;
+        Some(oldest.sent + 2 * self.shared.timeouts.node)
+    }
+
+    fn next_alarm(&self) -> Instant {
+        let adopt_at = self.candidate.as_ref().map(|(_, at)| *at);
+        let keepalive_at = self.link.is_some().then(|| self.last_sent + KEEPALIVE);
+        // While it is known to be silent, the next thing to happen is the next probe.
+        let silent_at = self.silent_at().filter(|_| !self.is_probing());
+        [adopt_at, self.retry_at, silent_at, keepalive_at]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or_else(|| Instant::now() + KEEPALIVE)
+    }
+
+    fn on_alarm(&mut self) {
+        let now = Instant::now();
+        if let Some((connection, _)) = self.candidate.take_if(|(_, at)| *at <= now) {
+            self.adopt(connection);
+        }
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.start_opening();
+        }
+        if self.is_silent() && !self.is_probing() {
+            let patience = 2 * self.shared.timeouts.node;
+            self.note_down(&format!("no answer for {patience:?}").into());
+            self.start_opening();
+        }
+        if self.last_sent + KEEPALIVE <= now {
+            self.last_sent = now;
+            if !self.is_silent() {
+                self.keep_alive();
+            }
+        }
+        self.parked.retain(|job| job.is_wanted(now));
+    }
+
+    /// Whether an attempt to reach the server is under way or planned.
+    fn is_probing(&self) -> bool {
+        self.opening.is_some() || self.candidate.is_some() || self.retry_at.is_some()
+    }
+
+    /// Whether a release is still to be confirmed whose key may be there.
+    fn has_release(&self) -> bool {
+        let now = Instant::now();
+        let sent = self.unanswered.values().flat_map(|batch| &batch.jobs);
+        sent.chain(&self.parked)
+            .any(|job| job.is_release() && job.is_wanted(now))
+    }
+
+    /// Asks an idle connection whether it still stands, so that the next lock need not find out.
+    fn keep_alive(&mut self) {
+        let Some(link) = &self.link else { return };
+        let mut link = link.clone();
+        self.put_out(Vec::new(), async move {
+            let value = link.req_packed_command(wire(&Request::Ping)).await;
+            value.map(|value| vec![value])
+        });
+    }
+
+    fn note_up(&self) {
+        let mut reachability = self.shared.reachability();
+        if let Reachability::Down { since, .. } = &*reachability {
+            let node = &*self.shared.name;
+            tracing::info!(node, down_for = ?since.elapsed(), "redlock node is up again");
+        }
+        *reachability = Reachability::Up;
+    }
+
+    fn note_down(&self, why: &Arc<str>) {
+        let mut reachability = self.shared.reachability();
+        let since = match &*reachability {
+            Reachability::Down { since, .. } => *since,
+            Reachability::Untried | Reachability::Up => {
+                let node = &*self.shared.name;
+                tracing::warn!(node, %why, "redlock node is down; locks go on without its vote");
+                Instant::now()
+            }
+        };
+        *reachability = Reachability::Down {
+            why: Arc::clone(why),
+            since,
+        };
+    }
+}
+
+/// Waits for the connection that is being opened; for ever, if there is none.
+async fn poll_opening(opening: &mut Option<Opening>) -> Result<MultiplexedConnection, Arc<str>> {
+    match opening {
+        Some(opening) => opening.await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,139 @@
+//! The Redis node: one server, spoken to over one kept connection from a deadpool-redis pool.
+
+mod connection;
+mod lane;
+mod scripts;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use deadpool_redis::Pool;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::node::job::Job;
+use crate::node::{Node, NodeFailure, NodeState};
+
+pub(crate) use connection::{Endpoint, pool_for};
+
+/// A Redis server. Connects at first use; a dead server at start-up is no error.
+pub(crate) struct RedisNode {
+    shared: Arc<Shared>,
+    /// The way into the lane task, once there is one.
+    lane: Mutex<Option<mpsc::UnboundedSender<Job>>>,
+}
+
+/// What the node and its lane task have in common.
+pub(crate) struct Shared {
+    name: Arc<str>,
+    pool: Pool,
+    timeouts: Timeouts,
+    reachability: Mutex<Reachability>,
+}
+
+/// How long the parts of talking to a node may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeouts {
+    pub(crate) node: Duration,
+    pub(crate) connect: Duration,
+}
+
+/// Whether a request that comes now has a chance.
+#[derive(Debug, Clone)]
+enum Reachability {
+    /// Nothing is known yet: requests wait for the first connection.
+    Untried,
+    /// The node answers.
+    Up,
+    /// The node does not answer; requests other than releases fail at once.
+    Down { why: Arc<str>, since: Instant },
+}
+
+impl RedisNode {
+    pub(crate) fn new(endpoint: Endpoint, timeouts: Timeouts) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                name: endpoint.name,
+                pool: endpoint.pool,
+                timeouts,
+                reachability: Mutex::new(Reachability::Untried),
+            }),
+            lane: Mutex::new(None),
+        }
+    }
+}
+
+impl fmt::Debug for RedisNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the pool: it would print the URL with its credentials.
+        f.debug_struct("RedisNode")
+            .field("name", &self.shared.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn reachability(&self) -> MutexGuard<'_, Reachability> {
+        self.reachability
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the failure of a request that was not sent because the node is down.
+    fn unreachable(&self) -> Option<NodeFailure> {
+        match &*self.reachability() {
+            Reachability::Down { why, .. } => Some(NodeFailure::Unreachable {
+                node: Arc::clone(&self.name),
+                why: Arc::clone(why),
+            }),
+            Reachability::Untried | Reachability::Up => None,
+        }
+    }
+}
+
+impl Node for RedisNode {
+    fn name(&self) -> &Arc<str> {
+        &self.shared.name
+    }
+
+    fn submit(&self, job: Job) {
+        // A node that is down costs a request nothing, not even a wake-up of its lane. A release
+        // goes on all the same: its acquisition may have got through.
+        if !job.is_release()
+            && let Some(failure) = self.shared.unreachable()
+        {
+            job.ballot.cast(Err(failure));
+            return;
+        }
+        let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let job = match &*lane {
+            Some(jobs) => match jobs.send(job) {
+                Ok(()) => return,
+                // The runtime that the lane ran on is gone; go on in the one that we are in.
+                Err(mpsc::error::SendError(job)) => job,
+            },
+            None => job,
+        };
+        let jobs = lane::spawn(Arc::clone(&self.shared));
+        drop(jobs.send(job));
+        *lane = Some(jobs);
+    }
+
+    fn extra_patience(&self) -> Duration {
+        match &*self.shared.reachability() {
+            Reachability::Untried => self.shared.timeouts.connect,
+            Reachability::Up | Reachability::Down { .. } => Duration::ZERO,
+        }
+    }
+
+    fn state(&self) -> NodeState {
+        match &*self.shared.reachability() {
+            Reachability::Untried | Reachability::Up => NodeState::Up,
+            Reachability::Down { why, since } => NodeState::Unreachable {
+                why: Arc::clone(why),
+                since: since.elapsed(),
+            },
+        }
+    }
+}

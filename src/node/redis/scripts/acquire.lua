@@ -1,0 +1,36 @@
+-- Locks one key and raises its fence. One script, so that no other client can come between the look at
+-- the lock and the two writes.
+-- KEYS: lock, fence.  ARGV: owner, proposal, ttl ms, fence retention ms.
+-- Answers {1, fence} granted, {0, pttl} held by another, {2} the fence is at its end.
+local values = redis.call('MGET', KEYS[1], KEYS[2])
+local holder, record, owner = values[1], values[2], ARGV[1]
+if holder and holder ~= owner then
+  return {0, redis.call('PTTL', KEYS[1])}
+end
+local fence = 0
+if record then
+  fence = tonumber(string.match(record, '^(%d+) '))
+  if not fence then
+    return redis.error_reply('WRONGTYPE the fence key holds something else')
+  end
+end
+if not holder then
+  local proposal = tonumber(ARGV[2])
+  if proposal > fence then fence = proposal else fence = fence + 1 end
+  -- Lua numbers are doubles: beyond 2^53 two tokens could be one.
+  if fence > 9007199254740000 then return {2} end
+  -- Never tostring(): it would print a number of this size with an exponent and lose its last digits.
+  local raised = string.format('%.0f ', fence) .. owner
+  -- Fence first: a script that dies in between leaves a raised fence, not a lock without one.
+  -- MGET shows a key of another type as missing; NX keeps us from overwriting it.
+  local set
+  if record then
+    set = redis.call('SET', KEYS[2], raised, 'PX', ARGV[4])
+  else
+    set = redis.call('SET', KEYS[2], raised, 'PX', ARGV[4], 'NX')
+  end
+  if not set or not redis.call('SET', KEYS[1], owner, 'PX', ARGV[3], 'NX') then
+    return redis.error_reply('WRONGTYPE the lock or fence key is not a string')
+  end
+end
+return {1, string.format('%.0f', fence)}

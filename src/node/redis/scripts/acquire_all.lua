@@ -1,0 +1,44 @@
+-- Locks several keys, all or none, and raises all their fences to one number. One script, because a set
+-- that is half taken would block others and be granted to nobody.
+-- KEYS: the locks, then, with fencing, their fences in the same order.
+-- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks.
+-- Answers {1, fence} granted, {0, longest pttl} held by another, {2} the fence is at its end.
+local owner, count = ARGV[1], tonumber(ARGV[5])
+local held, free = nil, {}
+for i = 1, count do
+  local holder = redis.call('GET', KEYS[i])
+  if not holder then
+    free[#free + 1] = KEYS[i]
+  elseif holder ~= owner then
+    local pttl = redis.call('PTTL', KEYS[i])
+    -- A lock that never expires is the longest.
+    if pttl < 0 or held == -1 then held = -1 else held = math.max(held or 0, pttl) end
+  end
+end
+if held then return {0, held} end
+local fence = 0
+if ARGV[2] ~= '' then
+  for i = count + 1, 2 * count do
+    local record = redis.call('GET', KEYS[i])
+    if record then
+      local number = tonumber(string.match(record, '^(%d+) '))
+      if not number then return redis.error_reply('WRONGTYPE the fence key holds something else') end
+      if number > fence then fence = number end
+    end
+  end
+  if #free > 0 then
+    local proposal = tonumber(ARGV[2])
+    if proposal > fence then fence = proposal else fence = fence + 1 end
+    if fence > 9007199254740000 then return {2} end
+  end
+  -- All fences, not just those of the new locks: otherwise this set and one of its members alone could be
+  -- granted the same number.
+  local raised = string.format('%.0f ', fence) .. owner
+  for i = count + 1, 2 * count do
+    redis.call('SET', KEYS[i], raised, 'PX', ARGV[4])
+  end
+end
+for i = 1, #free do
+  redis.call('SET', free[i], owner, 'PX', ARGV[3])
+end
+return {1, string.format('%.0f', fence)}

@@ -1,0 +1,21 @@
+-- Raises the fence to the token and the expiry to the ttl, if the lock is still this owner's. One script,
+-- so that the fence it answers is the fence under which the lock was still held.
+-- KEYS: lock, fence.  ARGV: owner, token, ttl ms, fence retention ms.
+-- Answers {1, fence after the write} still held, {0} lost.
+local values = redis.call('MGET', KEYS[1], KEYS[2])
+local record, owner = values[2], ARGV[1]
+if values[1] ~= owner then return {0} end
+local token, fence = tonumber(ARGV[2]), 0
+if record then fence = tonumber(string.match(record, '^(%d+) ')) or 0 end
+if fence > token then return {1, string.format('%.0f', fence)} end
+if fence < token then
+  redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. owner, 'PX', ARGV[4])
+else
+  -- No SET when nothing changes: a server that is out of memory refuses it.
+  redis.call('PEXPIRE', KEYS[2], ARGV[4])
+end
+-- Never shortens: an extension of which only some answers come back must not cut a valid lock.
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
+return {1, ARGV[2]}

@@ -1,0 +1,31 @@
+-- Raises the fences of several keys to the token and their expiry to the ttl, if all are still this
+-- owner's. One script: one lost key loses the set, so they must be looked at together.
+-- KEYS: the locks, then, with fencing, their fences in the same order.
+-- ARGV: owner, token ('' without fencing), ttl ms, fence retention ms, number of locks.
+-- Answers {1, fence after the write} still held, {0} lost.
+local owner, count = ARGV[1], tonumber(ARGV[5])
+for i = 1, count do
+  if redis.call('GET', KEYS[i]) ~= owner then return {0} end
+end
+if ARGV[2] ~= '' then
+  local token, fence, at_token = tonumber(ARGV[2]), 0, {}
+  for i = count + 1, 2 * count do
+    local number = tonumber(string.match(redis.call('GET', KEYS[i]) or '', '^(%d+) ')) or 0
+    at_token[i] = number == token
+    if number > fence then fence = number end
+  end
+  if fence > token then return {1, string.format('%.0f', fence)} end
+  for i = count + 1, 2 * count do
+    if at_token[i] then
+      redis.call('PEXPIRE', KEYS[i], ARGV[4])
+    else
+      redis.call('SET', KEYS[i], ARGV[2] .. ' ' .. owner, 'PX', ARGV[4])
+    end
+  end
+end
+for i = 1, count do
+  if redis.call('PTTL', KEYS[i]) < tonumber(ARGV[3]) then
+    redis.call('PEXPIRE', KEYS[i], ARGV[3])
+  end
+end
+return {1, ARGV[2] == '' and '0' or ARGV[2]}

@@ -1,0 +1,295 @@
+//! Lock keys: what is locked, how composite keys are encoded, and what can be wrong with a key.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+/// The name of one lockable resource: any non-empty byte string.
+///
+/// # Encoding
+///
+/// A plain key is its own bytes. A composite key, made from a tuple, is the concatenation of its
+/// parts as [netstrings]: the decimal length of the part in bytes, `:`, the part, `,`. Any
+/// language can produce it, and `("a", "b:c")` never equals `("a:b", "c")`.
+///
+/// ```
+/// use tower_redlock::LockKey;
+///
+/// assert_eq!(LockKey::from(("account", "7")).as_bytes(), b"7:account,1:7,");
+/// assert_ne!(LockKey::from(("a", "b:c")), LockKey::from(("a:b", "c")));
+/// ```
+///
+/// Two composite keys are equal only if their parts are. A *plain* key can spell out a composite
+/// one, because it may be any bytes: when clients choose a key, give it a literal part of its own
+/// (`("upload", client_chosen)`), which also keeps it apart from all other kinds of resources.
+///
+/// Making a key never fails. An empty key, or one that the namespace cannot hold, is refused with
+/// a [`KeyError`] when the lock is asked for.
+///
+/// [netstrings]: https://cr.yp.to/proto/netstrings.txt
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockKey(Arc<[u8]>);
+
+impl LockKey {
+    /// Makes a composite key from its parts; the same as the tuple of them.
+    ///
+    /// ```
+    /// use tower_redlock::LockKey;
+    ///
+    /// assert_eq!(LockKey::from_parts(["account", "7"]), LockKey::from(("account", "7")));
+    /// ```
+    pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
+        let mut encoded = Vec::new();
+        for part in parts {
+            push_part(&mut encoded, part.as_ref());
+        }
+        Self(encoded.into())
+    }
+
+    /// Returns the encoded bytes of the key.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Returns whether the key has no bytes at all, and so names nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl AsRef<[u8]> for LockKey {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+/// Shows the bytes as escaped text; keys may be personal data, so mind where it is printed.
+impl fmt::Debug for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LockKey(\"{}\")", self.0.escape_ascii())
+    }
+}
+
+macro_rules! from_bytes {
+    ($($source:ty => |$value:ident| $bytes:expr;)*) => {$(
+        impl From<$source> for LockKey {
+            fn from($value: $source) -> Self {
+                Self($bytes)
+            }
+        }
+    )*};
+}
+
+from_bytes! {
+    &str => |key| key.as_bytes().into();
+    &String => |key| key.as_bytes().into();
+    String => |key| key.into_bytes().into();
+    Cow<'_, str> => |key| key.as_bytes().into();
+    &[u8] => |key| key.into();
+    Vec<u8> => |key| key.into();
+    &LockKey => |key| Arc::clone(&key.0);
+}
+
+impl<const N: usize> From<&[u8; N]> for LockKey {
+    fn from(key: &[u8; N]) -> Self {
+        Self(key.as_slice().into())
+    }
+}
+
+macro_rules! from_tuple {
+    ($($part:ident)+) => {
+        impl<$($part: Into<LockKey>),+> From<($($part,)+)> for LockKey {
+            #[allow(non_snake_case, reason = "the type parameters name the values too")]
+            fn from(($($part,)+): ($($part,)+)) -> Self {
+                Self::from_parts([$($part.into()),+])
+            }
+        }
+    };
+}
+
+from_tuple!(A);
+from_tuple!(A B);
+from_tuple!(A B C);
+from_tuple!(A B C D);
+from_tuple!(A B C D E);
+from_tuple!(A B C D E F);
+from_tuple!(A B C D E F G);
+from_tuple!(A B C D E F G H);
+
+/// One or more keys that are locked together, sorted and without duplicates.
+///
+/// ```
+/// use tower_redlock::{LockKey, LockKeys};
+///
+/// let both: LockKeys = ["bob", "alice", "bob"].into_iter().map(LockKey::from).collect();
+/// assert_eq!(both.as_slice(), [LockKey::from("alice"), LockKey::from("bob")]);
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct LockKeys(Arc<[LockKey]>);
+
+impl LockKeys {
+    /// How many keys one lock may have at most.
+    pub const MAX: usize = 32;
+
+    /// Returns the keys in ascending order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[LockKey] {
+        &self.0
+    }
+
+    /// Checks what can be checked without knowing a namespace.
+    pub(crate) fn check(&self) -> Result<(), KeyError> {
+        if self.0.is_empty() {
+            return Err(KeyError::None);
+        }
+        if self.0.len() > Self::MAX {
+            return Err(KeyError::TooMany {
+                count: self.0.len(),
+                max: Self::MAX,
+            });
+        }
+        if self.0.iter().any(LockKey::is_empty) {
+            return Err(KeyError::Empty);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LockKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter()).finish()
+    }
+}
+
+impl From<LockKey> for LockKeys {
+    fn from(key: LockKey) -> Self {
+        Self(Arc::new([key]))
+    }
+}
+
+impl<K: Into<LockKey>> FromIterator<K> for LockKeys {
+    fn from_iter<I: IntoIterator<Item = K>>(keys: I) -> Self {
+        let mut keys: Vec<LockKey> = keys.into_iter().map(Into::into).collect();
+        // One order for everybody: requests that take several keys cannot wait in a circle.
+        keys.sort_unstable();
+        keys.dedup();
+        Self(keys.into())
+    }
+}
+
+/// Why a key, or the place it was to be taken from, cannot be used.
+///
+/// No variant repeats the key: keys come from clients and may be personal data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The key has no bytes. An empty key would be one lock for everybody.
+    Empty,
+    /// A lock was asked for with no key at all.
+    None,
+    /// The key is longer than its namespace can hold; only the empty namespace has a limit.
+    TooLong {
+        /// Bytes of the key.
+        len: usize,
+        /// Bytes that are allowed.
+        max: usize,
+    },
+    /// More keys than [`LockKeys::MAX`] were asked for in one lock.
+    TooMany {
+        /// Different keys asked for.
+        count: usize,
+        /// Keys that are allowed.
+        max: usize,
+    },
+    /// In the empty namespace the key begins like the names that the fences have there.
+    Reserved,
+    /// A request carries a key that is not of the form that its source asks for.
+    Malformed(Cow<'static, str>),
+    /// The program is set up so that the key can never be found; no client can cure it.
+    Misconfigured(Cow<'static, str>),
+}
+
+impl KeyError {
+    /// A key in a request that is not of the expected form: the client's mistake, status 400.
+    pub fn malformed(why: impl Into<Cow<'static, str>>) -> Self {
+        Self::Malformed(why.into())
+    }
+
+    /// A key that can never be found as the program is set up: the server's mistake, status 500.
+    pub fn misconfigured(why: impl Into<Cow<'static, str>>) -> Self {
+        Self::Misconfigured(why.into())
+    }
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("the lock key is empty; name the resource"),
+            Self::None => f.write_str("no lock key was given; lock_all needs at least one"),
+            Self::TooLong { len, max } => write!(
+                f,
+                "the lock key has {len} bytes and the empty namespace allows {max}; set a namespace, which hashes long keys"
+            ),
+            Self::TooMany { count, max } => write!(
+                f,
+                "{count} keys were asked for in one lock and {max} are allowed; lock a coarser resource"
+            ),
+            Self::Reserved => f.write_str(
+                "in the empty namespace a lock key may not begin with `redlock:fence:`; set a namespace",
+            ),
+            Self::Malformed(why) => write!(f, "the lock key is malformed: {why}"),
+            Self::Misconfigured(why) => write!(f, "the lock key is misconfigured: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+fn push_part(encoded: &mut Vec<u8>, part: &[u8]) {
+    encoded.extend_from_slice(part.len().to_string().as_bytes());
+    encoded.push(b':');
+    encoded.extend_from_slice(part);
+    encoded.push(b',');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn composite_keys_keep_their_parts_apart() {
+        assert_ne!(LockKey::from(("a", "b:c")), LockKey::from(("a:b", "c")));
+        assert_ne!(LockKey::from(("a", "")), LockKey::from(("", "a")));
+        assert_ne!(
+            LockKey::from(("a", "b", "c")),
+            LockKey::from((("a", "b"), "c"))
+        );
+        assert_eq!(LockKey::from(("a", "b")), LockKey::from_parts(["a", "b"]));
+    }
+
+    #[test]
+    fn a_plain_key_is_its_own_bytes() {
+        assert_eq!(
+            LockKey::from("nightly-report").as_bytes(),
+            b"nightly-report"
+        );
+        assert_eq!(LockKey::from(vec![0, 255]).as_bytes(), [0, 255]);
+    }
+
+    #[test]
+    fn key_sets_are_checked_for_count_and_empty_keys() {
+        let many = |n: usize| (0..n).map(|i| i.to_string()).collect::<LockKeys>();
+        assert_eq!(many(0).check(), Err(KeyError::None));
+        assert_eq!(many(32).check(), Ok(()));
+        assert_eq!(
+            many(33).check(),
+            Err(KeyError::TooMany { count: 33, max: 32 })
+        );
+        assert_eq!(
+            LockKeys::from(LockKey::from("")).check(),
+            Err(KeyError::Empty)
+        );
+    }
+}

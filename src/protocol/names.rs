@@ -1,0 +1,172 @@
+//! Names on the nodes: which Redis keys a lock key stands for.
+
+use std::sync::Arc;
+
+use crate::protocol::key::{KeyError, LockKey, LockKeys};
+
+/// Longest key, in bytes, that a node sees in clear; longer ones are named by their SHA-256.
+pub const MAX_CLEAR_KEY: usize = 512;
+
+/// How the fences are named in the empty namespace, where the locks have the bare keys.
+const BARE_FENCE: &[u8] = b"redlock:fence:";
+
+/// The Redis keys of one lockable resource.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyNames {
+    /// Holds the owner while locked, with the ttl as its expiry.
+    pub lock: Arc<[u8]>,
+    /// Holds the highest fencing number granted and its grantee; outlives the lock.
+    pub fence: Arc<[u8]>,
+}
+
+/// The prefix under which the clients that exclude each other keep their keys.
+///
+/// The braces in the names are a Redis Cluster hash tag, so that a lock and its fence would share
+/// a slot; they also make the end of the key visible, and with it the names injective.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Namespace(Arc<str>);
+
+impl Namespace {
+    /// Makes a namespace, or returns `None` if it has a brace, which would make names ambiguous.
+    #[must_use]
+    pub fn new(name: &str) -> Option<Self> {
+        let ambiguous = name.contains(['{', '}']);
+        (!ambiguous).then(|| Self(name.into()))
+    }
+
+    /// Returns the namespace as it was given.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Names all keys of a set, in the set's order.
+    ///
+    /// `digest` is SHA-256; it is an argument because this floor knows no cryptography.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] for an empty set or key, too many keys, and, in the empty namespace, for a key
+    /// that is too long or begins like a fence.
+    pub fn names(
+        &self,
+        keys: &LockKeys,
+        digest: impl Fn(&[u8]) -> [u8; 32],
+    ) -> Result<Vec<KeyNames>, KeyError> {
+        keys.check()?;
+        keys.as_slice()
+            .iter()
+            .map(|key| self.name(key, &digest))
+            .collect()
+    }
+
+    fn name(
+        &self,
+        key: &LockKey,
+        digest: impl Fn(&[u8]) -> [u8; 32],
+    ) -> Result<KeyNames, KeyError> {
+        let bytes = key.as_bytes();
+        if self.0.is_empty() {
+            return bare_names(bytes);
+        }
+        let hashed;
+        let shown = if bytes.len() > MAX_CLEAR_KEY {
+            hashed = hex(&digest(bytes));
+            hashed.as_bytes()
+        } else {
+            bytes
+        };
+        let lock = [self.0.as_bytes(), b":{", shown, b"}"].concat();
+        let fence = [&lock, b":fence".as_slice()].concat();
+        Ok(KeyNames {
+            lock: lock.into(),
+            fence: fence.into(),
+        })
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Self("redlock".into())
+    }
+}
+
+/// The lock is named exactly as another Redlock client would name it, so there is no room to hash.
+fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
+    if key.len() > MAX_CLEAR_KEY {
+        return Err(KeyError::TooLong {
+            len: key.len(),
+            max: MAX_CLEAR_KEY,
+        });
+    }
+    if key.starts_with(BARE_FENCE) {
+        return Err(KeyError::Reserved);
+    }
+    Ok(KeyNames {
+        lock: key.into(),
+        fence: [BARE_FENCE, b"{", key, b"}"].concat().into(),
+    })
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(_: &[u8]) -> [u8; 32] {
+        [0xab; 32]
+    }
+
+    fn named(namespace: &str, key: impl Into<LockKey>) -> Result<(String, String), KeyError> {
+        let namespace = Namespace::new(namespace).unwrap();
+        let names = namespace.names(&LockKeys::from(key.into()), digest)?;
+        let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
+        Ok((text(&names[0].lock), text(&names[0].fence)))
+    }
+
+    #[test]
+    fn a_lock_and_its_fence_are_named_by_the_namespace() {
+        assert_eq!(
+            named("redlock", "a").unwrap(),
+            ("redlock:{a}".into(), "redlock:{a}:fence".into())
+        );
+        assert_eq!(
+            named("", "a").unwrap(),
+            ("a".into(), "redlock:fence:{a}".into())
+        );
+    }
+
+    #[test]
+    fn long_keys_are_hashed_or_refused() {
+        let long = "x".repeat(513);
+        let (lock, _) = named("redlock", &long).unwrap();
+        assert_eq!(lock, format!("redlock:{{{}}}", "ab".repeat(32)));
+        assert_eq!(
+            named("", &long),
+            Err(KeyError::TooLong { len: 513, max: 512 })
+        );
+        assert!(named("", &long[..512]).is_ok());
+    }
+
+    #[test]
+    fn a_bare_key_cannot_pose_as_a_fence() {
+        assert_eq!(named("", "redlock:fence:{a}"), Err(KeyError::Reserved));
+        assert!(named("redlock", "redlock:fence:{a}").is_ok());
+    }
+
+    #[test]
+    fn a_namespace_with_braces_is_refused() {
+        assert_eq!(Namespace::new("a{b"), None);
+    }
+}

@@ -1,0 +1,49 @@
+//! Quorum arithmetic.
+
+/// How many nodes there are, and how many make a majority of them.
+///
+/// The majority is of the *configured* nodes, never of those that happen to answer: a client that
+/// sees only a few nodes must not get by with fewer votes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quorum {
+    nodes: usize,
+}
+
+impl Quorum {
+    /// A quorum over `nodes` nodes, or `None` for zero.
+    #[must_use]
+    pub const fn new(nodes: usize) -> Option<Self> {
+        if nodes == 0 {
+            None
+        } else {
+            Some(Self { nodes })
+        }
+    }
+
+    /// Returns the number of configured nodes.
+    #[must_use]
+    pub const fn nodes(self) -> usize {
+        self.nodes
+    }
+
+    /// Returns the smallest number of nodes of which any two such groups share one: `n / 2 + 1`.
+    #[must_use]
+    pub const fn majority(self) -> usize {
+        self.nodes / 2 + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_majorities_always_share_a_node() {
+        for n in 1..=9 {
+            let quorum = Quorum::new(n).unwrap();
+            assert!(quorum.majority() * 2 > n);
+            assert!((quorum.majority() - 1) * 2 <= n);
+        }
+        assert_eq!(Quorum::new(0), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! Retry delays: random, so that contenders that collided do not collide again.
+
+use std::time::Duration;
+
+/// How long to wait between attempts while somebody else holds the lock.
+///
+/// The delay before attempt `n` is drawn uniformly from zero to `base * 2^n`, at most `max`
+/// ("full jitter"), which is what keeps contenders from moving in step; a fixed delay with a
+/// little jitter does not. When the nodes report when the lock expires, no delay goes past that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retry {
+    base: Duration,
+    max: Duration,
+}
+
+impl Retry {
+    /// Delays that grow from `base` to `max`; a `max` below `base` counts as `base`.
+    #[must_use]
+    pub fn new(base: Duration, max: Duration) -> Self {
+        Self {
+            base,
+            max: max.max(base),
+        }
+    }
+
+    /// Returns the delay before attempt `attempt` (0 is the first repetition).
+    ///
+    /// `hint` is how long the lock still lives according to the nodes; `random` must be uniform.
+    #[must_use]
+    pub fn delay(&self, attempt: u32, hint: Option<Duration>, random: u64) -> Duration {
+        let ceiling = self
+            .base
+            .saturating_mul(1_u32.checked_shl(attempt.min(16)).unwrap_or(u32::MAX))
+            .min(self.max);
+        let drawn = scale(ceiling, random);
+        match hint {
+            // A hair after the expiry, and not all at the same hair.
+            Some(left) => drawn.min(left.saturating_add(scale(self.base, random))),
+            None => drawn,
+        }
+    }
+
+    /// Returns the delay after split vote number `attempt` (0 is the first), in which several
+    /// contenders got some nodes each and nobody a majority: uniform from zero to twice the round
+    /// trip, doubling with every further split.
+    #[must_use]
+    pub fn split_delay(attempt: u32, round_trip: Duration, random: u64) -> Duration {
+        let window = round_trip.saturating_mul(2_u32.saturating_pow(attempt.min(15) + 1));
+        scale(window, random)
+    }
+}
+
+/// 10 ms growing to 250 ms.
+impl Default for Retry {
+    fn default() -> Self {
+        Self::new(Duration::from_millis(10), Duration::from_millis(250))
+    }
+}
+
+/// `ceiling * random / 2^64`, without floats.
+fn scale(ceiling: Duration, random: u64) -> Duration {
+    let nanos = (ceiling.as_nanos() * u128::from(random)) >> 64;
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn delays_double_up_to_the_maximum() {
+        let retry = Retry::new(ms(10), ms(100));
+        let longest = |attempt| retry.delay(attempt, None, u64::MAX).as_millis();
+        assert_eq!([0, 1, 2, 3, 9, 400].map(longest), [9, 19, 39, 79, 99, 99]);
+    }
+
+    #[test]
+    fn delays_spread_over_the_whole_window() {
+        let retry = Retry::new(ms(10), ms(100));
+        assert_eq!(retry.delay(0, None, 0), ms(0));
+        assert_eq!(retry.delay(0, None, 1 << 63), ms(5));
+    }
+
+    #[test]
+    fn no_delay_goes_past_the_expiry_by_more_than_the_base() {
+        let retry = Retry::new(ms(10), ms(1_000));
+        for random in [0, 1 << 62, 1 << 63, u64::MAX] {
+            assert!(retry.delay(8, Some(ms(3)), random) <= ms(13));
+        }
+    }
+
+    #[test]
+    fn split_votes_wait_up_to_two_round_trips_doubling() {
+        let longest = |attempt| Retry::split_delay(attempt, ms(1), u64::MAX);
+        assert!(longest(0) < ms(2) && longest(0) > Duration::from_micros(1_990));
+        assert!(longest(2) < ms(8) && longest(2) > Duration::from_micros(7_990));
+    }
+}

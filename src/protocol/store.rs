@@ -1,0 +1,335 @@
+//! The reference node: what one node does with each request, as plain data and time.
+//!
+//! The embedded nodes run it, the Lua scripts of the Redis nodes mirror it step by step, and the
+//! model checker drives it, so there is one place that says what a node is.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::protocol::fence::FencingToken;
+use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::names::KeyNames;
+use crate::protocol::owner::OwnerToken;
+
+/// The memory of one node. Time is given to every call, counted from any fixed instant.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Store {
+    locks: BTreeMap<Arc<[u8]>, Lock>,
+    fences: BTreeMap<Arc<[u8]>, Fence>,
+    /// Entries at which the expired ones are dropped; keeps the cost of that amortised.
+    sweep_at: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Lock {
+    owner: OwnerToken,
+    expires: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Fence {
+    number: u64,
+    /// The last owner that was granted the key here; what a record of a result is checked against.
+    grantee: OwnerToken,
+    expires: Duration,
+}
+
+impl Store {
+    /// An empty node.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Carries out one request, atomically.
+    pub fn apply(&mut self, command: &Command, now: Duration) -> Reply {
+        let Command { names, owner, op } = command;
+        match *op {
+            Op::Acquire {
+                proposal,
+                ttl,
+                retention,
+            } => self.acquire(names, owner, proposal, now + ttl, now + retention, now),
+            Op::Confirm {
+                token,
+                ttl,
+                retention,
+            } => self.confirm(names, owner, token, now + ttl, now + retention, now),
+            Op::Release => self.release(names, owner),
+        }
+    }
+
+    /// Returns how many locks are held at `now`.
+    #[must_use]
+    pub fn held(&self, now: Duration) -> usize {
+        self.locks
+            .values()
+            .filter(|lock| lock.expires > now)
+            .count()
+    }
+
+    fn acquire(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        proposal: Option<u64>,
+        expires: Duration,
+        fence_expires: Duration,
+        now: Duration,
+    ) -> Reply {
+        let holders = || names.iter().filter_map(|name| self.lock(name, now));
+        if let Some(last) = holders()
+            .filter(|lock| lock.owner != *owner)
+            .map(|lock| lock.expires)
+            .max()
+        {
+            return Reply::Held {
+                expires_in: Some(last - now),
+            };
+        }
+        let some_free = holders().count() < names.len();
+        let mut number = 0;
+        if let Some(proposal) = proposal {
+            let fence = self.highest_fence(names, now);
+            // A new grant always raises the fence: that is what makes numbers unique.
+            number = if some_free {
+                proposal.max(fence + 1)
+            } else {
+                fence
+            };
+            if number > FencingToken::MAX.as_u64() {
+                return Reply::Overflow;
+            }
+            // The fences of *all* keys, not just of the new ones: otherwise a set and one of its
+            // members could be granted the same number.
+            self.raise_fences(names, owner, number, fence_expires);
+        }
+        for name in names {
+            if self.lock(name, now).is_none() {
+                let owner = owner.clone();
+                self.locks
+                    .insert(Arc::clone(&name.lock), Lock { owner, expires });
+            }
+        }
+        self.sweep(now);
+        Reply::Granted(number)
+    }
+
+    fn confirm(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        token: Option<u64>,
+        expires: Duration,
+        fence_expires: Duration,
+        now: Duration,
+    ) -> Reply {
+        let all_ours = names.iter().all(|name| {
+            self.lock(name, now)
+                .is_some_and(|lock| lock.owner == *owner)
+        });
+        if !all_ours {
+            return Reply::Lost;
+        }
+        if let Some(token) = token {
+            let fence = self.highest_fence(names, now);
+            if fence > token {
+                return Reply::At(fence);
+            }
+            self.raise_fences(names, owner, token, fence_expires);
+        }
+        for name in names {
+            if let Some(lock) = self.locks.get_mut(&name.lock) {
+                // Never shortens: an extension of which only some answers come back must not cut
+                // a lock that its holder still counts on.
+                lock.expires = lock.expires.max(expires);
+            }
+        }
+        Reply::At(token.unwrap_or(0))
+    }
+
+    fn release(&mut self, names: &[KeyNames], owner: &OwnerToken) -> Reply {
+        for name in names {
+            if self
+                .locks
+                .get(&name.lock)
+                .is_some_and(|lock| lock.owner == *owner)
+            {
+                self.locks.remove(&name.lock);
+            }
+        }
+        Reply::Released
+    }
+
+    fn lock(&self, name: &KeyNames, now: Duration) -> Option<&Lock> {
+        self.locks.get(&name.lock).filter(|lock| lock.expires > now)
+    }
+
+    fn highest_fence(&self, names: &[KeyNames], now: Duration) -> u64 {
+        names
+            .iter()
+            .filter_map(|name| self.fences.get(&name.fence))
+            .filter(|fence| fence.expires > now)
+            .map(|fence| fence.number)
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn raise_fences(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        number: u64,
+        expires: Duration,
+    ) {
+        for name in names {
+            let fence = Fence {
+                number,
+                grantee: owner.clone(),
+                expires,
+            };
+            self.fences.insert(Arc::clone(&name.fence), fence);
+        }
+    }
+
+    fn sweep(&mut self, now: Duration) {
+        if self.locks.len() + self.fences.len() < self.sweep_at {
+            return;
+        }
+        self.locks.retain(|_, lock| lock.expires > now);
+        self.fences.retain(|_, fence| fence.expires > now);
+        self.sweep_at = 2 * (self.locks.len() + self.fences.len()) + 64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{LockKey, LockKeys, Namespace};
+
+    const TTL: Duration = Duration::from_secs(10);
+    const RETENTION: Duration = Duration::from_secs(3_600);
+    const NOW: Duration = Duration::from_secs(1);
+
+    struct Client {
+        names: Arc<[KeyNames]>,
+        owner: OwnerToken,
+    }
+
+    fn client(id: u8, keys: &[&str]) -> Client {
+        let keys: LockKeys = keys.iter().map(|key| LockKey::from(*key)).collect();
+        let names = Namespace::default().names(&keys, |_| [0; 32]).unwrap();
+        Client {
+            names: names.into(),
+            owner: OwnerToken::from_random([id; 16]),
+        }
+    }
+
+    impl Client {
+        fn command(&self, op: Op) -> Command {
+            Command {
+                names: Arc::clone(&self.names),
+                owner: self.owner.clone(),
+                op,
+            }
+        }
+
+        fn acquire(&self, store: &mut Store, proposal: u64, now: Duration) -> Reply {
+            let op = Op::Acquire {
+                proposal: Some(proposal),
+                ttl: TTL,
+                retention: RETENTION,
+            };
+            store.apply(&self.command(op), now)
+        }
+
+        fn confirm(&self, store: &mut Store, token: u64, ttl: Duration, now: Duration) -> Reply {
+            let op = Op::Confirm {
+                token: Some(token),
+                ttl,
+                retention: RETENTION,
+            };
+            store.apply(&self.command(op), now)
+        }
+    }
+
+    #[test]
+    fn a_new_grant_always_raises_the_fence_and_a_repeated_one_never() {
+        let mut store = Store::new();
+        let (a, b) = (client(1, &["k"]), client(2, &["k"]));
+        assert_eq!(a.acquire(&mut store, 5, NOW), Reply::Granted(5));
+        assert_eq!(a.acquire(&mut store, 9, NOW), Reply::Granted(5));
+        let held = Reply::Held {
+            expires_in: Some(TTL),
+        };
+        assert_eq!(b.acquire(&mut store, 9, NOW), held);
+        store.apply(&a.command(Op::Release), NOW);
+        assert_eq!(b.acquire(&mut store, 3, NOW), Reply::Granted(6));
+    }
+
+    #[test]
+    fn confirming_answers_the_fence_after_the_write() {
+        let mut store = Store::new();
+        let a = client(1, &["k"]);
+        a.acquire(&mut store, 5, NOW);
+        assert_eq!(a.confirm(&mut store, 8, TTL, NOW), Reply::At(8));
+        assert_eq!(a.confirm(&mut store, 7, TTL, NOW), Reply::At(8));
+        assert_eq!(a.confirm(&mut store, 8, TTL, NOW + TTL), Reply::Lost);
+    }
+
+    #[test]
+    fn confirming_never_shortens_a_lock() {
+        let mut store = Store::new();
+        let (a, b) = (client(1, &["k"]), client(2, &["k"]));
+        a.acquire(&mut store, 5, NOW);
+        a.confirm(&mut store, 5, TTL / 10, NOW);
+        let held = Reply::Held {
+            expires_in: Some(TTL - TTL / 2),
+        };
+        assert_eq!(b.acquire(&mut store, 6, NOW + TTL / 2), held);
+    }
+
+    #[test]
+    fn a_set_raises_the_fences_of_all_its_keys() {
+        let mut store = Store::new();
+        let (both, x) = (client(1, &["x", "y"]), client(2, &["x"]));
+        assert_eq!(both.acquire(&mut store, 1, NOW), Reply::Granted(1));
+        store.apply(&client(1, &["y"]).command(Op::Release), NOW);
+        // The retry finds y free, so the whole set gets a new number, x's fence included.
+        assert_eq!(both.acquire(&mut store, 1, NOW), Reply::Granted(2));
+        store.apply(&both.command(Op::Release), NOW);
+        assert_eq!(x.acquire(&mut store, 1, NOW), Reply::Granted(3));
+    }
+
+    #[test]
+    fn a_set_is_granted_all_or_nothing() {
+        let mut store = Store::new();
+        let (y, both) = (client(1, &["y"]), client(2, &["x", "y"]));
+        y.acquire(&mut store, 1, NOW);
+        assert!(matches!(
+            both.acquire(&mut store, 1, NOW),
+            Reply::Held { .. }
+        ));
+        assert_eq!(store.held(NOW), 1);
+    }
+
+    #[test]
+    fn numbers_stop_below_what_json_can_hold() {
+        let mut store = Store::new();
+        let (a, max) = (client(1, &["k"]), FencingToken::MAX.as_u64());
+        assert_eq!(a.acquire(&mut store, max, NOW), Reply::Granted(max));
+        store.apply(&a.command(Op::Release), NOW);
+        assert_eq!(a.acquire(&mut store, 1, NOW), Reply::Overflow);
+    }
+
+    #[test]
+    fn memory_of_expired_keys_is_given_back() {
+        let mut store = Store::new();
+        for i in 0..1_000_u64 {
+            let now = NOW + RETENTION * u32::try_from(i).unwrap();
+            client(1, &[&i.to_string()]).acquire(&mut store, 1, now);
+        }
+        assert!(store.locks.len() + store.fences.len() < 200);
+    }
+}
