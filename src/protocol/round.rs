@@ -382,7 +382,11 @@ impl ExtendRound {
 
     /// Returns the nodes that have not answered.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        silent_nodes(&self.silent)
+        self.silent
+            .iter()
+            .enumerate()
+            .filter(|(_, silent)| **silent)
+            .map(|(index, _)| index)
     }
 }
 
@@ -390,8 +394,14 @@ impl ExtendRound {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReleaseRound {
     majority: usize,
-    released: usize,
-    silent: Vec<bool>,
+    nodes: Vec<Releasing>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Releasing {
+    Silent,
+    Released,
+    Failed,
 }
 
 /// What follows from the answers to a release so far.
@@ -411,21 +421,28 @@ impl ReleaseRound {
     pub fn new(quorum: Quorum) -> Self {
         Self {
             majority: quorum.majority(),
-            released: 0,
-            silent: vec![true; quorum.nodes()],
+            nodes: vec![Releasing::Silent; quorum.nodes()],
         }
     }
 
     /// Takes the answer of `node`; a node that need not be asked counts as having released.
     pub fn on_release(&mut self, node: usize, answer: Answer) -> ReleaseStep {
-        if std::mem::replace(&mut self.silent[node], false)
-            && answer == Answer::Replied(Reply::Released)
-        {
-            self.released += 1;
+        if self.nodes[node] == Releasing::Silent {
+            self.nodes[node] = match answer {
+                Answer::Replied(Reply::Released) => Releasing::Released,
+                Answer::Replied(_) | Answer::Failed => Releasing::Failed,
+            };
         }
-        if self.released >= self.majority {
+        self.step()
+    }
+
+    /// Returns what follows from the answers so far.
+    #[must_use]
+    pub fn step(&self) -> ReleaseStep {
+        let released = self.released();
+        if released >= self.majority {
             ReleaseStep::Freed
-        } else if self.released + self.silent().count() < self.majority {
+        } else if released + self.silent().count() < self.majority {
             ReleaseStep::Unconfirmed
         } else {
             ReleaseStep::Wait
@@ -434,20 +451,25 @@ impl ReleaseRound {
 
     /// Returns the nodes that have not answered.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        silent_nodes(&self.silent)
+        self.which(|node| node == Releasing::Silent)
+    }
+
+    /// Returns the nodes that may still hold the lock for this owner.
+    pub fn unreleased(&self) -> impl Iterator<Item = usize> + '_ {
+        self.which(|node| node != Releasing::Released)
     }
 
     /// Returns how many nodes have confirmed the release.
     #[must_use]
     pub fn released(&self) -> usize {
-        self.released
+        self.which(|node| node == Releasing::Released).count()
     }
-}
 
-fn silent_nodes(silent: &[bool]) -> impl Iterator<Item = usize> + '_ {
-    silent
-        .iter()
-        .enumerate()
-        .filter(|(_, silent)| **silent)
-        .map(|(index, _)| index)
+    fn which(&self, matches: impl Fn(Releasing) -> bool) -> impl Iterator<Item = usize> {
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter(move |(_, node)| matches(**node))
+            .map(|(index, _)| index)
+    }
 }

@@ -1,0 +1,119 @@
+//! A claim: the nodes that may hold a key for one attempt, and the duty to release them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::lock::lease::Lease;
+use crate::lock::redlock::Inner;
+use crate::node::{Job, Packet, Request, Tally, random_u64, unguessable};
+use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::round::{Answer, ReleaseRound};
+use crate::protocol::{KeyNames, OwnerToken};
+
+/// What one attempt may have left on the nodes.
+///
+/// Armed before the first request is sent and disarmed by [`Claim::release`]. Dropped otherwise,
+/// because the lease task panicked, it releases by itself, unless somebody holds the lock: then
+/// the keys end by their ttl, because a lock is never released under a live guard.
+#[derive(Debug)]
+pub(super) struct Claim {
+    inner: Arc<Inner>,
+    names: Arc<[KeyNames]>,
+    owner: OwnerToken,
+    /// Per node, whether it may hold the keys for this owner.
+    may_hold: Vec<bool>,
+    /// When the last request that could have locked a key has expired for certain.
+    gone_at: Instant,
+    pub(super) lease: Option<Arc<Lease>>,
+    released: bool,
+}
+
+impl Claim {
+    pub(super) fn new(inner: &Arc<Inner>, names: &Arc<[KeyNames]>) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            names: Arc::clone(names),
+            owner: OwnerToken::from_random(unguessable()),
+            may_hold: vec![false; inner.nodes.len()],
+            gone_at: Instant::now(),
+            lease: None,
+            released: false,
+        }
+    }
+
+    /// Sends a request that may lock or extend the keys to some nodes, in the tally's phase.
+    pub(super) fn send(
+        &mut self,
+        op: Op,
+        ttl: Duration,
+        tally: &Arc<Tally>,
+        nodes: impl IntoIterator<Item = usize>,
+    ) {
+        let packet = self.packet(op);
+        // Twice: it may have been on its way for as long as it lives.
+        self.gone_at = Instant::now() + 2 * ttl;
+        for node in nodes {
+            self.may_hold[node] = true;
+            self.submit(node, &packet, tally);
+        }
+    }
+
+    /// Notes that a node certainly holds nothing for this owner.
+    pub(super) fn excuse(&mut self, node: usize) {
+        self.may_hold[node] = false;
+    }
+
+    /// Releases the keys on every node that may hold them, in the tally's phase.
+    pub(super) fn release(mut self, tally: &Arc<Tally>) -> ReleaseRound {
+        self.send_release(tally)
+    }
+
+    fn send_release(&mut self, tally: &Arc<Tally>) -> ReleaseRound {
+        self.released = true;
+        let packet = self.packet(Op::Release);
+        let mut round = ReleaseRound::new(self.inner.settings.quorum);
+        for node in 0..self.may_hold.len() {
+            if self.may_hold[node] {
+                self.submit(node, &packet, tally);
+            } else {
+                round.on_release(node, Answer::Replied(Reply::Released));
+            }
+        }
+        round
+    }
+
+    fn submit(&self, node: usize, packet: &Arc<Packet>, tally: &Arc<Tally>) {
+        let to = &self.inner.nodes[node];
+        to.submit(Job {
+            request: Request::Command(Arc::clone(packet)),
+            ballot: tally.ballot(node, to.name()),
+            useful_until: self.gone_at,
+        });
+    }
+
+    fn packet(&self, op: Op) -> Arc<Packet> {
+        Packet::new(Command {
+            names: Arc::clone(&self.names),
+            owner: self.owner.clone(),
+            op,
+        })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let held = self.lease.as_ref().is_some_and(|lease| lease.is_shared());
+        if !self.released && !held {
+            // Nobody is left to count the answers.
+            let (tally, _) = Tally::new();
+            self.send_release(&tally);
+        }
+    }
+}
+
+/// Draws the delay before another attempt.
+pub(super) fn jitter(delay: impl FnOnce(u64) -> Duration) -> Duration {
+    delay(random_u64())
+}

@@ -1,0 +1,195 @@
+//! The in-process front: one contender per key and process, first come, first served.
+//!
+//! A key that this process holds or is asking for is not asked for again: the call is refused, or
+//! it queues, and only the head of the queue talks to the nodes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
+
+use crate::lock::lease::Status;
+use crate::protocol::{LockKey, LockKeys};
+
+/// All keys that this process holds, asks for or waits for.
+#[derive(Debug, Default)]
+pub(super) struct Front {
+    slots: Mutex<HashMap<LockKey, Arc<Slot>>>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// One permit: tokio's semaphore is fair, and a waiter that is dropped leaves its queue.
+    turn: Arc<Semaphore>,
+    /// The lock that its holder has, once it has one; tells others how long it may last.
+    holder: Mutex<Option<watch::Receiver<Status>>>,
+}
+
+/// The right to ask the nodes for some keys; given to the next in the queue when dropped.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    // The permit goes first, so that a slot that nobody else wants is seen to be unused.
+    places: Vec<(OwnedSemaphorePermit, Place)>,
+}
+
+/// A claim on a slot, queued or served, that removes the slot with the last of them.
+#[derive(Debug)]
+struct Place {
+    front: Arc<Front>,
+    key: LockKey,
+    slot: Arc<Slot>,
+}
+
+/// The key is held or being asked for in this process.
+#[derive(Debug)]
+pub(super) struct Busy {
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl Front {
+    /// Takes the turn for all keys, or none if one of them is busy.
+    pub(super) fn try_take(self: &Arc<Self>, keys: &LockKeys) -> Result<Turn, Busy> {
+        let mut turn = Turn::default();
+        for key in keys.as_slice() {
+            let place = self.place(key);
+            match Arc::clone(&place.slot.turn).try_acquire_owned() {
+                Ok(permit) => turn.places.push((permit, place)),
+                Err(_) => {
+                    return Err(Busy {
+                        retry_after: place.retry_after(),
+                    });
+                }
+            }
+        }
+        Ok(turn)
+    }
+
+    /// Waits for the turn for all keys, one after the other in their order, so that two calls
+    /// cannot wait for each other.
+    pub(super) async fn take(self: &Arc<Self>, keys: &LockKeys) -> Turn {
+        let mut turn = Turn::default();
+        for key in keys.as_slice() {
+            let place = self.place(key);
+            // The semaphore is never closed; a turn without a permit would still be harmless,
+            // because the nodes decide.
+            if let Ok(permit) = Arc::clone(&place.slot.turn).acquire_owned().await {
+                turn.places.push((permit, place));
+            }
+        }
+        turn
+    }
+
+    /// Returns how long the holder of the first busy key may keep it.
+    pub(super) fn retry_after(&self, keys: &LockKeys) -> Option<Duration> {
+        let slots = self.slots();
+        let slot = keys.as_slice().iter().find_map(|key| slots.get(key))?;
+        slot.retry_after()
+    }
+
+    fn place(self: &Arc<Self>, key: &LockKey) -> Place {
+        let mut slots = self.slots();
+        let slot = slots.entry(key.clone()).or_insert_with(|| {
+            Arc::new(Slot {
+                turn: Arc::new(Semaphore::new(1)),
+                holder: Mutex::default(),
+            })
+        });
+        Place {
+            front: Arc::clone(self),
+            key: key.clone(),
+            slot: Arc::clone(slot),
+        }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashMap<LockKey, Arc<Slot>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn {
+    /// Makes known what lock is held in this turn.
+    pub(super) fn set_holder(&self, status: &watch::Receiver<Status>) {
+        for (_, place) in &self.places {
+            *place.slot.holder() = Some(status.clone());
+        }
+    }
+}
+
+impl Place {
+    fn retry_after(&self) -> Option<Duration> {
+        self.slot.retry_after()
+    }
+}
+
+impl Slot {
+    fn retry_after(&self) -> Option<Duration> {
+        let holder = self.holder();
+        let status = holder.as_ref()?.borrow();
+        let left = status.valid_until.checked_duration_since(Instant::now())?;
+        Some(left)
+    }
+
+    fn holder(&self) -> MutexGuard<'_, Option<watch::Receiver<Status>>> {
+        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut slots = self.front.slots();
+        // The map's and ours: nobody else is here, and nobody comes without this mutex.
+        if Arc::strong_count(&self.slot) == 2 {
+            slots.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(names: &[&str]) -> LockKeys {
+        names.iter().map(|name| LockKey::from(*name)).collect()
+    }
+
+    #[tokio::test]
+    async fn turns_come_in_the_order_of_asking() {
+        let front = Arc::new(Front::default());
+        let first = front.take(&keys(&["k"])).await;
+        let (one, other) = (keys(&["k"]), keys(&["k"]));
+        let mut second = tokio_test::task::spawn(front.take(&one));
+        let mut third = tokio_test::task::spawn(front.take(&other));
+        tokio_test::assert_pending!(second.poll());
+        tokio_test::assert_pending!(third.poll());
+        drop(first);
+        tokio_test::assert_pending!(third.poll());
+        drop(tokio_test::assert_ready!(second.poll()));
+        tokio_test::assert_ready!(third.poll());
+    }
+
+    #[tokio::test]
+    async fn a_dropped_waiter_leaves_its_place_and_no_slot_behind() {
+        let front = Arc::new(Front::default());
+        let first = front.take(&keys(&["k"])).await;
+        let wanted = keys(&["k"]);
+        let mut second = tokio_test::task::spawn(front.take(&wanted));
+        tokio_test::assert_pending!(second.poll());
+        drop(first);
+        // The turn was handed to the waiter, which never looked.
+        drop(second);
+        assert!(front.slots().is_empty());
+        assert!(front.try_take(&keys(&["k"])).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_set_takes_all_or_nothing() {
+        let front = Arc::new(Front::default());
+        let y = front.try_take(&keys(&["y"])).unwrap();
+        assert!(front.try_take(&keys(&["x", "y"])).is_err());
+        assert!(front.try_take(&keys(&["x"])).is_ok());
+        drop(y);
+        assert!(front.slots().is_empty());
+    }
+}

@@ -1,0 +1,100 @@
+//! How the nodes are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::lock::redlock::Inner;
+use crate::node::{Job, NodeState, Request, Tally};
+
+/// What [`Redlock::health`](crate::Redlock::health) found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// One entry per node, in the order they were configured.
+    pub nodes: Vec<NodeHealth>,
+    /// Nodes that make a majority.
+    pub needed: usize,
+}
+
+/// How one node is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeHealth {
+    /// The node's address, without credentials.
+    pub node: Arc<str>,
+    /// Whether it answers, and if not, why and since when.
+    pub state: NodeState,
+    /// How long it took to answer just now, if it did.
+    pub latency: Option<Duration>,
+}
+
+impl Health {
+    /// Returns whether a majority of the nodes may vote, so that locks can be had.
+    #[must_use]
+    pub fn has_quorum(&self) -> bool {
+        self.up() >= self.needed
+    }
+
+    /// Returns how many nodes may vote.
+    #[must_use]
+    pub fn up(&self) -> usize {
+        let up = |node: &&NodeHealth| node.state == NodeState::Up;
+        self.nodes.iter().filter(up).count()
+    }
+}
+
+pub(super) async fn check(inner: &Inner) -> Health {
+    let (tally, mut votes) = Tally::new();
+    tally.next_phase();
+    let asked = Instant::now();
+    let node_timeout = inner.settings.node_timeout;
+    let mut due = asked;
+    for (index, node) in inner.nodes.iter().enumerate() {
+        due = due.max(asked + node_timeout + node.extra_patience());
+        node.submit(Job {
+            request: Request::Ping,
+            ballot: tally.ballot(index, node.name()),
+            useful_until: asked,
+        });
+    }
+    let mut found: Vec<Option<Result<Duration, Arc<str>>>> = vec![None; inner.nodes.len()];
+    while found.iter().any(Option::is_none) {
+        tokio::select! {
+            biased;
+            Some(vote) = votes.recv() => {
+                let outcome = vote.outcome.map(|_| asked.elapsed());
+                found[vote.node] = Some(outcome.map_err(|failure| failure.to_string().into()));
+            }
+            () = sleep_until(due) => break,
+        }
+    }
+    let nodes = inner.nodes.iter().zip(found).map(|(node, found)| {
+        let (state, latency) = match found {
+            Some(Ok(latency)) => (NodeState::Up, Some(latency)),
+            Some(Err(why)) => (unreachable(node.state(), why), None),
+            None => (unreachable(node.state(), "no answer in time".into()), None),
+        };
+        NodeHealth {
+            node: Arc::clone(node.name()),
+            state,
+            latency,
+        }
+    });
+    Health {
+        nodes: nodes.collect(),
+        needed: inner.settings.quorum.majority(),
+    }
+}
+
+/// What the node itself knows, or else that it has just failed.
+fn unreachable(known: NodeState, why: Arc<str>) -> NodeState {
+    match known {
+        NodeState::Up => NodeState::Unreachable {
+            why,
+            since: Duration::ZERO,
+        },
+        known => known,
+    }
+}

@@ -1,0 +1,150 @@
+//! The lease: what the lease task and the holders of a lock have in common.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::lock::error::{ExtendError, ReleaseError};
+use crate::lock::lost::{Lost, LostReason};
+use crate::protocol::{FencingToken, LockKeys, validity};
+
+/// One held lock, as its holders see it.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub(super) keys: LockKeys,
+    pub(super) token: Option<FencingToken>,
+    pub(super) max_ttl: Duration,
+    pub(super) status: watch::Receiver<Status>,
+    pub(super) extensions: mpsc::UnboundedSender<Extension>,
+    /// Guards, responses and bodies that hold the lock. Zero is final.
+    shares: AtomicUsize,
+    /// Told when the last share is gone.
+    pub(super) unshared: Notify,
+}
+
+/// What the lease task says about the lock.
+#[derive(Debug, Clone)]
+pub(super) struct Status {
+    pub(super) valid_until: Instant,
+    pub(super) lost: Option<LostReason>,
+    /// How the release went, once a majority has answered it or cannot.
+    pub(super) released: Option<Result<(), ReleaseError>>,
+}
+
+/// A holder's wish for a longer validity.
+#[derive(Debug)]
+pub(super) struct Extension {
+    pub(super) ttl: Duration,
+    pub(super) done: oneshot::Sender<Result<(), ExtendError>>,
+}
+
+/// One share of a lease; the lease task releases the lock when the last is dropped.
+///
+/// Dropping it does no I/O and cannot panic: it counts down and wakes the task.
+#[derive(Debug)]
+pub(super) struct Share(Arc<Lease>);
+
+impl Lease {
+    pub(super) fn new(
+        keys: LockKeys,
+        token: Option<FencingToken>,
+        max_ttl: Duration,
+        status: watch::Receiver<Status>,
+        extensions: mpsc::UnboundedSender<Extension>,
+    ) -> (Arc<Self>, Share) {
+        let lease = Arc::new(Self {
+            keys,
+            token,
+            max_ttl,
+            status,
+            extensions,
+            shares: AtomicUsize::new(1),
+            unshared: Notify::new(),
+        });
+        (Arc::clone(&lease), Share(lease))
+    }
+
+    /// Takes one more share, unless the last is gone.
+    pub(super) fn share(self: &Arc<Self>) -> Option<Share> {
+        self.shares
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |shares| {
+                (shares > 0).then_some(shares + 1)
+            })
+            .ok()?;
+        Some(Share(Arc::clone(self)))
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.shares.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) fn valid_for(&self) -> Duration {
+        if Status::over(&self.status).is_some() {
+            return Duration::ZERO;
+        }
+        let valid_until = self.status.borrow().valid_until;
+        valid_until.saturating_duration_since(Instant::now())
+    }
+
+    pub(super) fn lost(&self) -> Lost {
+        Lost::new(self.status.clone())
+    }
+
+    pub(super) async fn extend(&self, ttl: Duration) -> Result<(), ExtendError> {
+        if ttl > self.max_ttl {
+            return Err(ExtendError::TtlTooLong {
+                asked: ttl,
+                max: self.max_ttl,
+            });
+        }
+        if validity::lifetime(ttl).is_none() {
+            return Err(ExtendError::TtlTooShort { asked: ttl });
+        }
+        let (done, outcome) = oneshot::channel();
+        let gone = || {
+            let reason = Status::over(&self.status).unwrap_or(LostReason::Abandoned);
+            ExtendError::Lost(reason)
+        };
+        self.extensions
+            .send(Extension { ttl, done })
+            .map_err(|_| gone())?;
+        outcome.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+impl Status {
+    /// Returns why the lock is not held any more, if it is not. The end of the validity by the
+    /// clock is not asked for here: the lease task reports that in time, and holders compare.
+    pub(super) fn over(status: &watch::Receiver<Self>) -> Option<LostReason> {
+        // In this order: a task that is gone has written its last word before.
+        let task_is_gone = status.has_changed().is_err();
+        let now = status.borrow();
+        now.lost
+            .or_else(|| now.released.is_some().then_some(LostReason::Released))
+            .or_else(|| task_is_gone.then_some(LostReason::Abandoned))
+    }
+}
+
+impl Share {
+    pub(super) fn lease(&self) -> &Arc<Lease> {
+        &self.0
+    }
+
+    /// Gives the share back and returns whether it was the last.
+    pub(super) fn leave(self) -> bool {
+        let lease = Arc::clone(&self.0);
+        drop(self);
+        !lease.is_shared()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.0.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.unshared.notify_one();
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! All lease tasks of a Redlock, so that a process can end without leaving locks behind.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::protocol::LockKeys;
+
+/// Counts the lease tasks in and out.
+#[derive(Debug)]
+pub(super) struct Registry {
+    leases: Mutex<Leases>,
+    /// How many there are.
+    count: watch::Sender<usize>,
+    stage: watch::Sender<Stage>,
+}
+
+#[derive(Debug, Default)]
+struct Leases {
+    next: u64,
+    running: BTreeMap<u64, Running>,
+    released: usize,
+    unconfirmed: Vec<Unconfirmed>,
+}
+
+#[derive(Debug)]
+struct Running {
+    keys: LockKeys,
+    /// Whether it has handed out a guard.
+    held: bool,
+}
+
+/// How far the shutdown has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    Open,
+    /// No new locks; those that are held go on.
+    Draining,
+    /// What is still held is not renewed any more.
+    TimedOut,
+}
+
+/// A lease task's entry; removed when it is dropped, however the task ends.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    registry: Arc<Registry>,
+    id: u64,
+}
+
+/// What [`Redlock::drain`](crate::Redlock::drain) achieved.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Drained {
+    /// How many held locks were released, by their holders, while draining.
+    pub released: usize,
+    /// The locks that were still held at the timeout. They are not renewed any more and not
+    /// released under their holders; they end by their ttl.
+    pub held: Vec<LockKeys>,
+    /// The releases that some node did not confirm; there the keys end by their ttl.
+    pub unconfirmed: Vec<Unconfirmed>,
+}
+
+/// A release that a node did not confirm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unconfirmed {
+    /// The node's address, without credentials.
+    pub node: Arc<str>,
+    /// The keys that it may still have.
+    pub keys: LockKeys,
+}
+
+impl Drained {
+    /// Returns whether no key of this process is left on any node.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.held.is_empty() && self.unconfirmed.is_empty()
+    }
+}
+
+impl Registry {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            leases: Mutex::default(),
+            count: watch::Sender::new(0),
+            stage: watch::Sender::new(Stage::Open),
+        })
+    }
+
+    /// Returns how far the shutdown has come, now and later.
+    pub(super) fn stage(&self) -> watch::Receiver<Stage> {
+        self.stage.subscribe()
+    }
+
+    /// Enters a lease task, unless the shutdown has begun.
+    pub(super) fn enter(self: &Arc<Self>, keys: &LockKeys) -> Option<Ticket> {
+        let mut leases = self.leases();
+        // Under the mutex, so that a drain that has begun counts all that were let in.
+        if *self.stage.borrow() != Stage::Open {
+            return None;
+        }
+        let id = leases.next;
+        leases.next += 1;
+        let running = Running {
+            keys: keys.clone(),
+            held: false,
+        };
+        leases.running.insert(id, running);
+        self.count.send_replace(leases.running.len());
+        Some(Ticket {
+            registry: Arc::clone(self),
+            id,
+        })
+    }
+
+    pub(super) async fn drain(&self, timeout: Duration) -> Drained {
+        {
+            let mut leases = self.leases();
+            self.advance(Stage::Draining);
+            leases.released = 0;
+        }
+        let mut count = self.count.subscribe();
+        let empty = count.wait_for(|count| *count == 0);
+        let in_time = tokio::time::timeout(timeout, empty).await.is_ok();
+        if !in_time {
+            self.advance(Stage::TimedOut);
+        }
+        let leases = self.leases();
+        Drained {
+            released: leases.released,
+            held: leases
+                .running
+                .values()
+                .filter(|running| running.held)
+                .map(|running| running.keys.clone())
+                .collect(),
+            unconfirmed: leases.unconfirmed.clone(),
+        }
+    }
+
+    fn advance(&self, stage: Stage) {
+        self.stage.send_if_modified(|now| {
+            let further = stage > *now;
+            *now = stage.max(*now);
+            further
+        });
+    }
+
+    fn leases(&self) -> MutexGuard<'_, Leases> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ticket {
+    /// Notes that a guard was handed out.
+    pub(super) fn set_held(&self) {
+        if let Some(running) = self.registry.leases().running.get_mut(&self.id) {
+            running.held = true;
+        }
+    }
+
+    /// Notes on which nodes the last release was not confirmed. Only a shutdown asks for it.
+    pub(super) fn set_unconfirmed(&self, nodes: impl Iterator<Item = Arc<str>>, keys: &LockKeys) {
+        if *self.registry.stage.borrow() == Stage::Open {
+            return;
+        }
+        let mut leases = self.registry.leases();
+        leases.unconfirmed.extend(nodes.map(|node| Unconfirmed {
+            node,
+            keys: keys.clone(),
+        }));
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut leases = self.registry.leases();
+        if leases
+            .running
+            .remove(&self.id)
+            .is_some_and(|running| running.held)
+        {
+            leases.released += 1;
+        }
+        self.registry.count.send_replace(leases.running.len());
+    }
+}

@@ -1,0 +1,189 @@
+//! A lock as it is asked for.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
+
+use crate::lock::error::LockError;
+use crate::lock::front::Turn;
+use crate::lock::guard::LockGuard;
+use crate::lock::redlock::Inner;
+use crate::lock::registry::Stage;
+use crate::lock::settings::Options;
+use crate::lock::task::{self, Order};
+use crate::lock::waiters::{Waiters, Waiting};
+use crate::node::sha256;
+use crate::protocol::LockKeys;
+
+/// A lock that is being asked for; await it to get the [`LockGuard`].
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_redlock::Redlock;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_redlock::LockError> {
+/// let redlock = Redlock::in_memory(3);
+/// let guard = redlock
+///     .lock("nightly-report")
+///     .ttl(Duration::from_secs(5))
+///     .wait(Duration::from_secs(1))
+///     .await?;
+/// # drop(guard);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "a lock is not asked for until the request is awaited"]
+pub struct LockRequest {
+    inner: Arc<Inner>,
+    keys: LockKeys,
+    options: Options,
+}
+
+impl LockRequest {
+    pub(super) fn new(inner: Arc<Inner>, keys: LockKeys) -> Self {
+        Self {
+            inner,
+            keys,
+            options: Options::default(),
+        }
+    }
+
+    /// Sets how long the lock lives on the nodes when nothing renews it. Default: the builder's.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = Some(ttl);
+        self
+    }
+
+    /// Sets how long to wait while somebody else holds the lock. Default: the builder's for
+    /// [`lock`](crate::Redlock::lock), zero for [`try_lock`](crate::Redlock::try_lock).
+    ///
+    /// Nodes that cannot be reached are not waited for beyond the node timeout.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.options.wait = Some(wait);
+        self
+    }
+
+    /// Sets after what time the lock is not renewed any more. Default: the builder's.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.options.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Makes a waiting call count against one more cap.
+    pub(crate) fn waiters(mut self, waiters: Option<Arc<Waiters>>) -> Self {
+        self.options.waiters = waiters;
+        self
+    }
+}
+
+impl IntoFuture for LockRequest {
+    type Output = Result<LockGuard, LockError>;
+    type IntoFuture = LockFuture;
+
+    fn into_future(self) -> LockFuture {
+        LockFuture(Box::pin(acquire(self)))
+    }
+}
+
+/// Future of a [`LockRequest`].
+///
+/// # Errors
+///
+/// Resolves to a [`LockError`] that says whether somebody else holds the lock, the nodes could not
+/// be reached, or the request itself is wrong.
+///
+/// # Panics
+///
+/// Polling it outside of a tokio runtime panics, like `tokio::spawn`.
+///
+/// # Cancel safety
+///
+/// It may be dropped at any point: whatever the nodes have granted or will grant is released in the
+/// background, and a place in the queue is given up.
+#[must_use = "futures do nothing unless awaited"]
+pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
+
+impl Future for LockFuture {
+    type Output = Result<LockGuard, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+impl fmt::Debug for LockFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockFuture").finish_non_exhaustive()
+    }
+}
+
+async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
+    let LockRequest {
+        inner,
+        keys,
+        options,
+    } = request;
+    let settings = &inner.settings;
+    let names = settings.namespace.names(&keys, sha256)?;
+    let ttl = settings.ttl_of(&options)?;
+    let wait = options.wait.unwrap_or(settings.wait);
+    let deadline = Instant::now() + wait;
+    let caps = [settings.waiters.clone(), options.waiters.clone()];
+    let mut waiting = Waiting::new(caps.into_iter().flatten().collect());
+    let turn = take_turn(&inner, &keys, wait, deadline, &mut waiting).await?;
+    let ticket = inner.registry.enter(&keys).ok_or(LockError::Closed)?;
+    let order = Order {
+        keys,
+        names: names.into(),
+        ttl,
+        max_hold: options.max_hold.or(settings.max_hold),
+        deadline,
+        turn,
+        waiting,
+        ticket,
+        inner: Arc::clone(&inner),
+    };
+    let (grant, granted) = oneshot::channel();
+    tokio::spawn(task::run(order, grant));
+    // Nobody answers if the task panicked or the runtime shuts down.
+    granted.await.unwrap_or(Err(LockError::Closed))
+}
+
+/// Waits until this call is the only one in the process that asks the nodes for its keys.
+async fn take_turn(
+    inner: &Arc<Inner>,
+    keys: &LockKeys,
+    wait: Duration,
+    deadline: Instant,
+    waiting: &mut Waiting,
+) -> Result<Turn, LockError> {
+    let mut stage = inner.registry.stage();
+    if *stage.borrow() != Stage::Open {
+        return Err(LockError::Closed);
+    }
+    let busy = match inner.front.try_take(keys) {
+        Ok(turn) => return Ok(turn),
+        Err(busy) => busy,
+    };
+    if wait.is_zero() {
+        return Err(LockError::Contended {
+            retry_after: busy.retry_after,
+        });
+    }
+    waiting.begin()?;
+    tokio::select! {
+        turn = inner.front.take(keys) => Ok(turn),
+        () = sleep_until(deadline) => Err(LockError::Contended {
+            retry_after: inner.front.retry_after(keys),
+        }),
+        _ = stage.wait_for(|stage| *stage != Stage::Open) => Err(LockError::Closed),
+    }
+}

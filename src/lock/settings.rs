@@ -1,0 +1,60 @@
+//! Settings of a Redlock that have been checked, and the options of one lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::lock::error::LockError;
+use crate::lock::waiters::Waiters;
+use crate::protocol::{Namespace, Quorum, Retry, validity};
+
+/// What a builder was told, checked and completed with defaults.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) namespace: Namespace,
+    pub(super) quorum: Quorum,
+    pub(super) ttl: Duration,
+    pub(super) max_ttl: Duration,
+    pub(super) node_timeout: Duration,
+    pub(super) wait: Duration,
+    pub(super) retry: Retry,
+    pub(super) max_hold: Option<Duration>,
+    pub(super) renew: bool,
+    pub(super) fencing: bool,
+    pub(super) fence_retention: Duration,
+    pub(super) waiters: Option<Arc<Waiters>>,
+}
+
+/// How one lock is asked for; what is `None` is as the builder says.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Options {
+    pub(super) ttl: Option<Duration>,
+    pub(super) wait: Option<Duration>,
+    pub(super) max_hold: Option<Duration>,
+    pub(super) waiters: Option<Arc<Waiters>>,
+}
+
+impl Settings {
+    /// Returns the ttl of a lock in whole milliseconds, which is what the nodes count in.
+    pub(super) fn ttl_of(&self, options: &Options) -> Result<Duration, LockError> {
+        let asked = options.ttl.unwrap_or(self.ttl);
+        if asked > self.max_ttl {
+            return Err(LockError::TtlTooLong {
+                asked,
+                max: self.max_ttl,
+            });
+        }
+        let ttl = whole_millis(asked);
+        if validity::lifetime(ttl).is_none() {
+            return Err(LockError::Expired {
+                ttl: asked,
+                elapsed: Duration::ZERO,
+            });
+        }
+        Ok(ttl)
+    }
+}
+
+/// Rounds down to whole milliseconds.
+pub(super) fn whole_millis(duration: Duration) -> Duration {
+    duration - Duration::from_nanos(u64::from(duration.subsec_nanos() % 1_000_000))
+}

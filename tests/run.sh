@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Runs all tests on a fresh Debian, Ubuntu or macOS with Rust; arguments go to `cargo test`.
+#
+# The tests start their own redis-server processes on ports of their own; what is missing for that
+# is installed first. REDIS_SERVER may name another binary.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+main() {
+    command -v cargo >/dev/null || fail "cargo is missing: install Rust first"
+    provide_redis
+    provide_other_clients
+    say "running: cargo test --all-features --no-fail-fast${*:+ $*}"
+    cargo test --all-features --no-fail-fast "$@"
+    [ -z "$skipped" ] || say "$skipped"
+    say "all tests passed"
+}
+
+provide_redis() {
+    local server="${REDIS_SERVER:-redis-server}"
+    if ! command -v "$server" >/dev/null; then
+        [ -z "${REDIS_SERVER:-}" ] || fail "REDIS_SERVER names $server, which is not there"
+        if command -v apt-get >/dev/null; then
+            install_with_apt
+        elif command -v brew >/dev/null; then
+            say "installing redis with brew"
+            brew install --quiet redis </dev/null
+        else
+            fail "redis-server is missing: install Redis $SMALLEST or later, then run this again"
+        fi
+        command -v "$server" >/dev/null || fail "redis was installed, but $server is not on the PATH"
+    fi
+    check_version "$server"
+}
+
+# Debian's package starts a service, which nobody asked for: its own switch against that is a
+# policy script, which is ours only while there is no other.
+install_with_apt() {
+    local policy=/usr/sbin/policy-rc.d
+    say "installing redis-server with apt-get"
+    as_root apt-get update -qq </dev/null || say "apt-get update failed, going on with the old lists"
+    if [ ! -e "$policy" ]; then
+        trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
+        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+        as_root chmod 755 "$policy"
+    fi
+    as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends redis-server </dev/null >/dev/null \
+        || fail "apt-get could not install redis-server; its own message is above"
+    if [ -d /run/systemd/system ]; then
+        say "switching the system's redis-server service off, the tests do not use it"
+        as_root systemctl disable --now --quiet redis-server.service 2>/dev/null || true
+    fi
+    if [ "$(trap -p EXIT)" ]; then
+        as_root rm -f "$policy"
+        trap - EXIT
+    fi
+}
+
+check_version() {
+    local version
+    version="$("$1" --version | sed -n 's/.* v=\([0-9]*\.[0-9]*\).*/\1/p')"
+    [ -n "$version" ] || fail "$1 --version does not tell a version"
+    if [ "${version%.*}" -lt "${SMALLEST%.*}" ] \
+        || { [ "${version%.*}" -eq "${SMALLEST%.*}" ] && [ "${version#*.}" -lt "${SMALLEST#*.}" ]; }; then
+        fail "$1 is version $version, but the tests need Redis $SMALLEST or later: set REDIS_SERVER to a newer one"
+    fi
+    say "using $(command -v "$1"), version $version"
+}
+
+# Redlock clients of another language, against which one test checks ours.
+provide_other_clients() {
+    local clients=tests/other_clients
+    if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
+        skip_other_clients "node or npm is missing"
+        return
+    fi
+    if [ -d "$clients/node_modules/redlock" ] && [ -d "$clients/node_modules/ioredis" ]; then
+        say "using the npm packages in $clients/node_modules"
+        return
+    fi
+    say "installing the npm packages redlock and ioredis into $clients/node_modules"
+    (cd "$clients" && npm install --no-audit --no-fund --silent </dev/null) \
+        || skip_other_clients "npm could not install its packages"
+}
+
+# Said at once and again at the end, so that nobody takes a skipped test for a passed one.
+skip_other_clients() {
+    skipped="skipping the test against another language's Redlock client, because $1"
+    say "$skipped"
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        fail "redis-server is missing and installing it needs root or sudo: install it, then run this again"
+    fi
+}
+
+say() {
+    printf 'tests/run.sh: %s\n' "$*"
+}
+
+fail() {
+    printf 'tests/run.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+readonly SMALLEST=6.2
+skipped=
+
+main "$@"

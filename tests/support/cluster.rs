@@ -1,0 +1,74 @@
+//! Several independent servers, as a Redlock wants them.
+
+use std::time::Duration;
+
+use crate::support::deadline::{Deadline, POLL};
+use crate::support::redis_server::RedisServer;
+
+/// Independent servers, all of them empty at first.
+#[derive(Debug)]
+pub struct Cluster {
+    pub servers: Vec<RedisServer>,
+}
+
+impl Cluster {
+    /// Starts `count` servers and waits until all of them answer.
+    pub fn start(count: usize) -> Self {
+        let mut servers: Vec<_> = (0..count).map(|_| RedisServer::launch()).collect();
+        for server in &mut servers {
+            server.wait_until_ready();
+        }
+        Self { servers }
+    }
+
+    /// Returns the URLs of all servers.
+    pub fn urls(&self) -> Vec<String> {
+        self.servers.iter().map(RedisServer::url).collect()
+    }
+
+    /// Returns the locks on all servers that are neither killed nor stopped, once per server.
+    #[track_caller]
+    pub fn lock_keys(&self) -> Vec<String> {
+        let running = self.servers.iter().filter(|server| server.is_running());
+        running
+            .flat_map(|server| server.keys("*"))
+            .filter(|key| is_lock(key))
+            .collect()
+    }
+
+    /// Waits until no running server holds a lock; panics with the left-over names.
+    ///
+    /// The runtime goes on meanwhile, so lease tasks on the test's own thread can release.
+    pub async fn wait_until_free(&self, timeout: Duration) {
+        let deadline = Deadline::after(timeout);
+        loop {
+            let left = self.lock_keys();
+            if left.is_empty() {
+                return;
+            }
+            assert!(
+                !deadline.is_over(),
+                "still locked after {timeout:?}: {left:?}"
+            );
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Waits like [`Cluster::wait_until_free`], for tests whose holders are other processes.
+    #[track_caller]
+    pub fn wait_until_free_blocking(&self, timeout: Duration) {
+        let deadline = Deadline::after(timeout);
+        loop {
+            let left = self.lock_keys();
+            if left.is_empty() {
+                return;
+            }
+            assert!(deadline.pause(), "still locked after {timeout:?}: {left:?}");
+        }
+    }
+}
+
+/// Tells locks from what stays on a node after a release.
+fn is_lock(key: &str) -> bool {
+    !key.ends_with(":fence") && !key.starts_with("redlock:fence:")
+}

@@ -1,0 +1,164 @@
+//! A raw HTTP/1.1 client, which shows what is on the wire and repairs nothing.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Sends one request on a connection of its own and reads the response to its end.
+pub async fn request(
+    addr: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Response {
+    let mut client = Client::connect(addr).await;
+    client.request(method, path, headers, body).await
+}
+
+/// One kept-alive connection; dropping it closes it, also in the middle of a response.
+#[derive(Debug)]
+pub struct Client {
+    addr: SocketAddr,
+    sender: SendRequest<Full<Bytes>>,
+    connection: JoinHandle<hyper::Result<()>>,
+}
+
+impl Client {
+    /// Connects to a server.
+    pub async fn connect(addr: SocketAddr) -> Self {
+        let stream = bounded(TcpStream::connect(addr)).await;
+        let stream = stream.unwrap_or_else(|error| panic!("{addr}: {error}"));
+        stream
+            .set_nodelay(true)
+            .expect("a TCP stream has the option");
+        let (sender, connection) = handshake(TokioIo::new(stream))
+            .await
+            .expect("the handshake needs no bytes");
+        Self {
+            addr,
+            sender,
+            connection: tokio::spawn(connection),
+        }
+    }
+
+    /// Sends a request and reads the response to its end; panics when the connection breaks.
+    pub async fn request(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Response {
+        self.try_request(method, path, headers, body)
+            .await
+            .unwrap_or_else(|error| panic!("{method} {path}: {error:?}"))
+    }
+
+    /// Sends a request like [`Client::request`], for responses that may end in an error.
+    pub async fn try_request(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> hyper::Result<Response> {
+        let (head, body) = self.send(method, path, headers, body).await?.into_parts();
+        let body = bounded(body.collect()).await?.to_bytes();
+        let headers = head
+            .headers
+            .iter()
+            .map(|(name, value)| {
+                let value = String::from_utf8_lossy(value.as_bytes());
+                (name.as_str().to_owned(), value.into_owned())
+            })
+            .collect();
+        Ok(Response {
+            status: head.status.as_u16(),
+            headers,
+            body: body.to_vec(),
+        })
+    }
+
+    /// Sends a request and returns as soon as the head is there; the body is read by the test.
+    pub async fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> hyper::Result<hyper::Response<Incoming>> {
+        let mut request = hyper::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", self.addr.to_string());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request
+            .body(Full::new(Bytes::copy_from_slice(body)))
+            .expect("the test's method, path and headers are valid");
+        bounded(async {
+            self.sender.ready().await?;
+            self.sender.send_request(request).await
+        })
+        .await
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // The task would otherwise keep the connection until a response that nobody reads.
+        self.connection.abort();
+    }
+}
+
+/// A response that was read to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Response {
+    pub status: u16,
+    /// Names in lower case, in the order of arrival.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Response {
+    /// Returns the first header of a name, in any case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(own, _)| own.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// Returns the body as JSON; panics with its text if it is something else.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    /// Returns the body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+/// Ends a test that would wait for ever.
+///
+/// On tokio's clock: paused time has no place in a test with real sockets.
+async fn bounded<F: Future>(future: F) -> F::Output {
+    timeout(PATIENCE, future)
+        .await
+        .expect("the server answers within 30 s")
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,0 +1,32 @@
+//! What the integration tests share: real servers, a bad wire to them, child processes, HTTP.
+//!
+//! Everything here runs on real time and on threads of its own, so that a test may pause tokio's
+//! clock or block its thread without stopping a server or a proxy. Whatever a helper starts, it
+//! ends when it is dropped, also when the test panics; so keep helpers in locals, never in statics.
+
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each test binary uses a part of the harness"
+)]
+#![allow(unreachable_pub, reason = "a test binary exports nothing")]
+
+pub mod http;
+
+mod child;
+mod cluster;
+mod deadline;
+mod monitor;
+mod ports;
+mod proxy;
+mod redis_server;
+mod resp;
+
+pub use child::{ChildProcess, example_path};
+pub use cluster::Cluster;
+pub use deadline::Deadline;
+pub use monitor::MonitorLog;
+pub use ports::free_port;
+pub use proxy::Proxy;
+pub use redis_server::RedisServer;
+pub use resp::{Connection, Reply};
