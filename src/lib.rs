@@ -1,11 +1,32 @@
 //! draft
+
+#[cfg(feature = "axum")]
+mod extract;
 mod lock;
+pub mod middleware;
 mod node;
 pub mod protocol;
-pub use lock::*;
+
+pub use lock::{
+    AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
+    LockHandle, LockRequest, Lost, LostReason, NodeHealth, Redlock, RedlockBuilder, ReleaseError,
+    Released, RestartGuard, Unconfirmed,
+};
+pub use middleware::{
+    IntoKeys, KeyExtractor, LockBody, LockLostError, OnLost, OnMissingKey, OnUnavailable,
+    RedlockLayer, Rejection, RejectionResponse, ReleaseAt, RequestKind, Unprotected,
+};
 pub use node::{NodeFailure, NodeState};
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
-/// Tools for tests.
+
+/// Where lock keys come from: one function per place in a request.
+pub mod key {
+    #[cfg(feature = "axum")]
+    pub use crate::extract::{Path, path};
+    pub use crate::middleware::key::{Extension, Header, Query, extension, from_fn, header, query};
+}
+
+/// Tools for tests: embedded nodes whose answers can be delayed, lost or forged.
 #[cfg(feature = "test-util")]
 pub mod test_util {
     pub use crate::node::scripted::{Gate, OpKind, ScriptedNodes};

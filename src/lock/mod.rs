@@ -24,6 +24,7 @@ mod settings;
 mod task;
 mod waiters;
 
+pub(crate) use builder::check_ttl;
 pub use builder::{BuildError, RedlockBuilder, RestartGuard};
 pub use error::{ExtendError, LockError, ReleaseError};
 pub use guard::{LockGuard, Released};

@@ -20,7 +20,7 @@ use std::time::Duration;
 pub(crate) use embedded::EmbeddedNode;
 pub(crate) use entropy::{next_proposal, random_u64, sha256, unguessable};
 pub use failure::NodeFailure;
-pub(crate) use job::{Ballot, Job, Packet, Request, Tally, Vote};
+pub(crate) use job::{Job, Packet, Request, Tally, Vote};
 
 /// One independent lock server.
 ///

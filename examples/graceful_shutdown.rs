@@ -1,0 +1,96 @@
+//! A service that ends without leaving locks behind.
+//!
+//! Run with
+//!
+//! ```not_rust
+//! cargo run --example graceful_shutdown
+//! curl -X POST 'http://127.0.0.1:3000/jobs/7?ms=3000' &    # a job that takes three seconds
+//! kill -TERM "$(pgrep -x graceful_shutdo)"                 # or Ctrl-C
+//! ```
+//!
+//! The job finishes, its caller gets its answer, and the process prints `drained: nothing left`.
+//! With a job that takes longer than the grace period (`GRACE_MS`, default 10000) it prints the
+//! job's key as still held: its lock is not released under it, and ends by its ttl.
+//!
+//! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones.
+
+#![allow(clippy::print_stdout, reason = "a program for people to look at")]
+
+use std::collections::HashMap;
+use std::env;
+use std::error::Error;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Query;
+use axum::routing::post;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tower_redlock::{Redlock, RedlockLayer, RestartGuard, key};
+
+fn app(redlock: Redlock) -> Router {
+    Router::new()
+        .route("/jobs/{id}", post(job))
+        .route_layer(RedlockLayer::new(redlock, ("job", key::path("id"))))
+}
+
+async fn job(Query(query): Query<HashMap<String, u64>>) -> &'static str {
+    let ms = query.get("ms").copied().unwrap_or(100);
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+    "done\n"
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let grace = env::var("GRACE_MS").ok().map(|ms| ms.parse()).transpose()?;
+    let grace = Duration::from_millis(grace.unwrap_or(10_000));
+    let redlock = match env::var("REDLOCK_URLS") {
+        Ok(urls) => Redlock::builder()
+            .urls(urls.split(','))
+            .restart_guard(match env::var("REDLOCK_RESTART_GUARD").as_deref() {
+                Ok("off") => RestartGuard::Off,
+                _ => RestartGuard::Auto,
+            })
+            .build()?,
+        Err(_) => Redlock::in_memory(3),
+    };
+    let listen = env::var("LISTEN").unwrap_or("127.0.0.1:3000".into());
+    let listener = TcpListener::bind(listen).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+
+    let (stop, mut stopping) = watch::channel(());
+    let server = axum::serve(listener, app(redlock.clone()))
+        .with_graceful_shutdown(async move { drop(stopping.changed().await) });
+    let server = tokio::spawn(server.into_future());
+    stop_signal().await?;
+
+    // First no new connections, then no new locks; what has begun goes on.
+    drop(stop.send(()));
+    let drained = redlock.drain(grace).await;
+    if drained.is_clean() {
+        // The last bytes of a response are sent after its lock is released.
+        timeout(grace, server).await???;
+        println!("drained: nothing left");
+    } else {
+        println!("drained: still held {:?}", drained.held);
+        println!("drained: unconfirmed {:?}", drained.unconfirmed);
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+async fn stop_signal() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        pressed = tokio::signal::ctrl_c() => pressed,
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+async fn stop_signal() -> std::io::Result<()> {
+    tokio::signal::ctrl_c().await
+}

@@ -1,0 +1,85 @@
+//! A lock with no HTTP at all: hold it beside some work, and stop the work when it is lost.
+//!
+//! Run with
+//!
+//! ```not_rust
+//! cargo run --example lock_without_http -- KEY [HOLD_MS] [WAIT_MS]
+//! ```
+//!
+//! It prints `acquired KEY token=N`, holds the lock for HOLD_MS (default 1000) and prints
+//! `released KEY`. Others hold it for longer than WAIT_MS (default 0): `contended KEY`, exit status
+//! 1. No majority of the nodes: `unavailable`, 2. Lost while held: `lost KEY`, 3.
+//!
+//! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones, which
+//! exclude nobody outside of the process. `REDLOCK_NAMESPACE` sets the namespace,
+//! `REDLOCK_RESTART_GUARD=off` turns the restart guard off.
+
+#![allow(clippy::print_stdout, reason = "a program for people to look at")]
+
+use std::env;
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tower_redlock::{LockError, Redlock, RestartGuard};
+
+#[tokio::main]
+async fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let mut args = env::args().skip(1);
+    let key = args
+        .next()
+        .ok_or("usage: lock_without_http KEY [HOLD_MS] [WAIT_MS]")?;
+    let mut millis = |default| {
+        let arg = args.next().map(|arg| arg.parse()).transpose();
+        arg.map(|given| Duration::from_millis(given.unwrap_or(default)))
+    };
+    let (hold, wait) = (millis(1_000)?, millis(0)?);
+
+    let redlock = redlock()?;
+    let guard = match redlock.lock(&key).wait(wait).await {
+        Ok(guard) => guard,
+        Err(LockError::Contended { .. }) => {
+            println!("contended {key}");
+            return Ok(ExitCode::from(1));
+        }
+        Err(LockError::Unavailable { .. }) => {
+            println!("unavailable");
+            return Ok(ExitCode::from(2));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    match guard.fencing_token() {
+        Some(token) => println!("acquired {key} token={token}"),
+        None => println!("acquired {key}"),
+    }
+
+    tokio::select! {
+        () = work(hold) => {}
+        // The work is dropped at its next await: it must not go on without the lock.
+        _ = guard.lost() => {
+            println!("lost {key}");
+            return Ok(ExitCode::from(3));
+        }
+    }
+    guard.release().await?;
+    println!("released {key}");
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn work(takes: Duration) {
+    tokio::time::sleep(takes).await;
+}
+
+fn redlock() -> Result<Redlock, Box<dyn Error>> {
+    let mut builder = match env::var("REDLOCK_URLS") {
+        Ok(urls) => Redlock::builder().urls(urls.split(',').map(str::trim)),
+        Err(_) => Redlock::builder().embedded(3),
+    };
+    if let Ok(namespace) = env::var("REDLOCK_NAMESPACE") {
+        builder = builder.namespace(namespace);
+    }
+    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
+        builder = builder.restart_guard(RestartGuard::Off);
+    }
+    Ok(builder.build()?)
+}

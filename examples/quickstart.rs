@@ -1,0 +1,210 @@
+//! An axum service whose requests hold a lock per account.
+//!
+//! Run with
+//!
+//! ```not_rust
+//! cargo run --example quickstart
+//! ```
+//!
+//! and try the curl lines that it prints. It needs nothing but Rust: three lock nodes live in the
+//! process. To lock over real Redis servers, start some and name them:
+//!
+//! ```not_rust
+//! REDLOCK_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002,redis://127.0.0.1:7003 \
+//!     cargo run --example quickstart
+//! ```
+//!
+//! Start it twice, the second with `LISTEN=127.0.0.1:3001`, and the two exclude each other.
+
+#![allow(clippy::print_stdout, reason = "a program for people to look at")]
+
+use std::collections::HashMap;
+use std::env;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tower_redlock::{LockHandle, NodeState, Redlock, RedlockLayer, RestartGuard, key};
+
+/// How long requests may go on after Ctrl-C or SIGTERM.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Balances by account. Every account starts with 100.
+type Balances = Arc<Mutex<HashMap<String, u64>>>;
+
+fn app(redlock: Redlock) -> Router {
+    Router::new()
+        .route("/accounts/{id}/withdraw", post(withdraw))
+        // Around the routes above: one lock per account, and different accounts go on side by side.
+        .route_layer(RedlockLayer::new(
+            redlock.clone(),
+            ("account", key::path("id")),
+        ))
+        .route("/accounts/{id}", get(balance))
+        .with_state(Balances::default())
+        .route("/healthz", get(healthz).with_state(redlock))
+}
+
+#[derive(Debug)]
+struct Withdrawal {
+    amount: u64,
+    hold: Duration,
+}
+
+/// Reads, thinks for a while, and writes: without the lock, two at once would lose one.
+async fn withdraw(
+    State(balances): State<Balances>,
+    Path(account): Path<String>,
+    Query(query): Query<HashMap<String, u64>>,
+    Extension(lock): Extension<LockHandle>,
+) -> (StatusCode, Json<Value>) {
+    let number = |name, default| query.get(name).copied().unwrap_or(default);
+    let withdrawal = Withdrawal {
+        amount: number("amount", 1),
+        hold: Duration::from_millis(number("hold_ms", 200)),
+    };
+    let before = read(&balances, &account);
+    tokio::time::sleep(withdrawal.hold).await;
+    let Some(balance) = before.checked_sub(withdrawal.amount) else {
+        let problem = json!({"code": "insufficient-funds", "account": account, "balance": before});
+        return (StatusCode::CONFLICT, Json(problem));
+    };
+    let mut all = balances.lock().unwrap_or_else(PoisonError::into_inner);
+    all.insert(account.clone(), balance);
+    // A database would refuse the write if it had seen a higher token for this account.
+    let token = lock.fencing_token().map(|token| token.as_u64());
+    let done = json!({"account": account, "balance": balance, "fencing_token": token});
+    (StatusCode::OK, Json(done))
+}
+
+async fn balance(State(balances): State<Balances>, Path(account): Path<String>) -> Json<Value> {
+    let balance = read(&balances, &account);
+    Json(json!({"account": account, "balance": balance}))
+}
+
+fn read(balances: &Balances, account: &str) -> u64 {
+    let all = balances.lock().unwrap_or_else(PoisonError::into_inner);
+    all.get(account).copied().unwrap_or(100)
+}
+
+/// Ready while a majority of the lock nodes answers.
+async fn healthz(State(redlock): State<Redlock>) -> (StatusCode, Json<Value>) {
+    let health = redlock.health().await;
+    let nodes: Vec<Value> = health.nodes.iter().map(node_as_json).collect();
+    let status = if health.has_quorum() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let report = json!({"quorum": health.has_quorum(), "needed": health.needed, "nodes": nodes});
+    (status, Json(report))
+}
+
+fn node_as_json(health: &tower_redlock::NodeHealth) -> Value {
+    let micros = health.latency.map(|latency| latency.as_micros());
+    match &health.state {
+        NodeState::Up => json!({"node": &*health.node, "state": "up", "latency_us": micros}),
+        NodeState::Quarantined { left } => {
+            json!({"node": &*health.node, "state": "quarantined", "seconds_left": left.as_secs()})
+        }
+        NodeState::Unreachable { why, .. } => {
+            json!({"node": &*health.node, "state": "unreachable", "why": &**why})
+        }
+        _ => json!({"node": &*health.node, "state": "unknown"}),
+    }
+}
+
+/// Three embedded nodes, or the Redis servers that `REDLOCK_URLS` names.
+fn redlock() -> Result<(Redlock, String), Box<dyn Error>> {
+    let Ok(urls) = env::var("REDLOCK_URLS") else {
+        return Ok((Redlock::in_memory(3), "3 embedded nodes".into()));
+    };
+    let urls: Vec<&str> = urls.split(',').map(str::trim).collect();
+    let mut builder = Redlock::builder().urls(&urls);
+    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
+        builder = builder.restart_guard(RestartGuard::Off);
+    }
+    Ok((builder.build()?, format!("{} Redis nodes", urls.len())))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt()
+        .with_env_filter(env::var("RUST_LOG").unwrap_or("warn".into()))
+        .init();
+    let (redlock, nodes) = redlock()?;
+    let listen = env::var("LISTEN").unwrap_or("127.0.0.1:3000".into());
+    let listener = TcpListener::bind(&listen).await.map_err(|error| {
+        format!("cannot listen on {listen}: {error}; set LISTEN to another address")
+    })?;
+    print_what_to_try(listener.local_addr()?, &nodes);
+
+    let server = axum::serve(listener, app(redlock.clone()))
+        .with_graceful_shutdown(stop_signal())
+        .into_future();
+    let drained = async {
+        stop_signal().await;
+        redlock.drain(GRACE).await
+    };
+    // Side by side: the last bytes of a response are sent after its lock is released.
+    let served = async { tokio::time::timeout(2 * GRACE, server).await };
+    tokio::pin!(served);
+    let drained = tokio::select! {
+        drained = drained => drained,
+        failed = &mut served => return Ok(failed??),
+    };
+    println!(
+        "drained: {} released, {} still held",
+        drained.released,
+        drained.held.len()
+    );
+    if drained.held.is_empty() {
+        served.await??;
+    }
+    Ok(())
+}
+
+async fn stop_signal() {
+    let ctrl_c = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
+    #[cfg(unix)]
+    let terminate = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminate = std::future::pending::<()>();
+    tokio::select! {
+        () = ctrl_c => {}
+        () = terminate => {}
+    }
+}
+
+fn print_what_to_try(address: SocketAddr, nodes: &str) {
+    println!(
+        "\
+Listening on http://{address}, locking over {nodes}. Try:
+
+  # a withdrawal, under the lock of its account
+  curl -i -X POST 'http://{address}/accounts/alice/withdraw?amount=5'
+
+  # two at once: the second is refused with 423 and Retry-After
+  curl -s -X POST 'http://{address}/accounts/bob/withdraw?amount=5&hold_ms=2000' & sleep 0.5; curl -i -X POST 'http://{address}/accounts/bob/withdraw?amount=5'; wait
+
+  # the balance, not locked
+  curl -s http://{address}/accounts/alice
+
+  # are the lock nodes there?
+  curl -s http://{address}/healthz
+
+Ctrl-C stops it gracefully."
+    );
+}

@@ -1,0 +1,5 @@
+//! What only axum's router knows about a request.
+
+mod path;
+
+pub use path::{Path, path};

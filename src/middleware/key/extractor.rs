@@ -1,0 +1,237 @@
+//! The extractor trait, and the literals, tuples, closures and pointers that implement it.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use crate::protocol::{KeyError, LockKey, LockKeys};
+
+/// Says which resource a request is about, from its head.
+///
+/// Implemented by
+/// * `&'static str`: a literal part, the same for every request;
+/// * tuples up to eight: a composite key; it names a resource only if every part does;
+/// * closures `|parts: &Parts| ..` that return anything [`IntoKeys`] takes;
+/// * the extractors of the [`key`](crate::key) module, and `Arc<dyn KeyExtractor>`.
+///
+/// ```
+/// use std::sync::Arc;
+/// use http::request::Parts;
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let by_tenant = ("tenant", key::header("x-tenant"));
+/// let by_host = |parts: &Parts| parts.uri.host().map(str::to_owned);
+/// let erased: Vec<Arc<dyn KeyExtractor>> = vec![Arc::new(by_tenant), Arc::new(by_host)];
+/// ```
+pub trait KeyExtractor: Send + Sync + 'static {
+    /// Returns the keys to lock for a request; `None` if it names no resource.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] if the request names a resource in a way that cannot be used: an error of the
+    /// client, or of the set-up ([`KeyError::Misconfigured`]).
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError>;
+}
+
+/// What a closure may return as the key of a request: a key, a `String`, several keys, or any of
+/// these in an `Option` (`None`: the request names no resource) or a `Result`.
+pub trait IntoKeys {
+    /// Converts to what [`KeyExtractor::extract`] returns.
+    ///
+    /// # Errors
+    ///
+    /// The error that `self` is, if it is one.
+    fn into_keys(self) -> Result<Option<LockKeys>, KeyError>;
+}
+
+impl IntoKeys for LockKeys {
+    fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
+        Ok(Some(self))
+    }
+}
+
+macro_rules! one_key {
+    ($($key:ty)+) => {$(
+        impl IntoKeys for $key {
+            fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
+                Ok(Some(LockKey::from(self).into()))
+            }
+        }
+    )+};
+}
+
+one_key! { LockKey String &str Vec<u8> }
+
+impl<K: IntoKeys> IntoKeys for Option<K> {
+    fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
+        self.map_or(Ok(None), K::into_keys)
+    }
+}
+
+impl<K: IntoKeys> IntoKeys for Result<K, KeyError> {
+    fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
+        self.and_then(K::into_keys)
+    }
+}
+
+/// Takes a closure as an extractor without type annotations on its argument.
+///
+/// ```
+/// use tower_redlock::key;
+///
+/// let by_path = key::from_fn(|parts| parts.uri.path().to_owned());
+/// # let _: &dyn tower_redlock::KeyExtractor = &by_path;
+/// ```
+pub fn from_fn<F, K>(extract: F) -> F
+where
+    F: Fn(&Parts) -> K + Send + Sync + 'static,
+    K: IntoKeys,
+{
+    extract
+}
+
+impl<F, K> KeyExtractor for F
+where
+    F: Fn(&Parts) -> K + Send + Sync + 'static,
+    K: IntoKeys,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        self(parts).into_keys()
+    }
+}
+
+impl KeyExtractor for &'static str {
+    fn extract(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        self.into_keys()
+    }
+}
+
+impl KeyExtractor for Arc<dyn KeyExtractor> {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        (**self).extract(parts)
+    }
+}
+
+macro_rules! composite {
+    ($($part:ident)+) => {
+        impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
+            #[allow(non_snake_case, reason = "the type parameters name the values too")]
+            fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+                let ($($part,)+) = self;
+                let mut composite = Composite::default();
+                $(
+                    if !composite.push($part.extract(parts)?)? {
+                        return Ok(None);
+                    }
+                )+
+                Ok(Some(composite.into_keys()))
+            }
+        }
+    };
+}
+
+composite!(A);
+composite!(A B);
+composite!(A B C);
+composite!(A B C D);
+composite!(A B C D E);
+composite!(A B C D E F);
+composite!(A B C D E F G);
+composite!(A B C D E F G H);
+
+/// Composite keys in the making: one, unless a part names several resources at once.
+struct Composite(Vec<Vec<LockKey>>);
+
+impl Default for Composite {
+    fn default() -> Self {
+        Self(vec![Vec::new()])
+    }
+}
+
+impl Composite {
+    /// Appends a part to every key; returns false if the part is missing.
+    fn push(&mut self, part: Option<LockKeys>) -> Result<bool, KeyError> {
+        let Some(part) = part else { return Ok(false) };
+        let part = part.as_slice();
+        // An empty part is a missing one: it must not become a lock for all who have none.
+        if part.is_empty() || part.iter().any(LockKey::is_empty) {
+            return Ok(false);
+        }
+        let count = self.0.len() * part.len();
+        if count > LockKeys::MAX {
+            return Err(KeyError::TooMany {
+                count,
+                max: LockKeys::MAX,
+            });
+        }
+        if let [only] = part {
+            for key in &mut self.0 {
+                key.push(only.clone());
+            }
+        } else {
+            let extended = |key: &Vec<LockKey>| {
+                let key = key.clone();
+                part.iter()
+                    .map(move |part| [key.as_slice(), &[part.clone()]].concat())
+            };
+            self.0 = self.0.iter().flat_map(extended).collect();
+        }
+        Ok(true)
+    }
+
+    fn into_keys(self) -> LockKeys {
+        self.0.into_iter().map(LockKey::from_parts).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> Parts {
+        http::Request::new(()).into_parts().0
+    }
+
+    fn one(extractor: impl KeyExtractor) -> LockKey {
+        let keys = extractor.extract(&parts()).unwrap().unwrap();
+        keys.as_slice()[0].clone()
+    }
+
+    #[test]
+    fn a_tuple_of_extractors_makes_the_key_that_a_tuple_of_values_makes() {
+        let id = |_: &Parts| "7".to_owned();
+        assert_eq!(one(("account", id)), LockKey::from(("account", "7")));
+        assert_eq!(one((("a", "b"), "c")), LockKey::from((("a", "b"), "c")));
+        assert_eq!(one("plain"), LockKey::from("plain"));
+    }
+
+    #[test]
+    fn a_tuple_names_a_resource_only_if_every_part_does() {
+        let missing = |_: &Parts| None::<String>;
+        assert_eq!(("account", missing).extract(&parts()), Ok(None));
+        assert_eq!(("account", "").extract(&parts()), Ok(None));
+    }
+
+    #[test]
+    fn a_part_with_several_keys_makes_several_composites() {
+        let both = |_: &Parts| ["bob", "alice"].into_iter().collect::<LockKeys>();
+        let keys = ("account", both).extract(&parts()).unwrap().unwrap();
+        let expected = [("account", "alice"), ("account", "bob")].map(LockKey::from);
+        assert_eq!(keys.as_slice(), expected);
+    }
+
+    #[test]
+    fn more_composites_than_one_lock_may_have_are_refused() {
+        let many = |_: &Parts| (0..7).map(|i| i.to_string()).collect::<LockKeys>();
+        assert_eq!(
+            (many, many).extract(&parts()),
+            Err(KeyError::TooMany { count: 49, max: 32 })
+        );
+    }
+
+    #[test]
+    fn errors_of_a_part_are_errors_of_the_whole() {
+        let malformed = |_: &Parts| Err::<LockKey, _>(KeyError::malformed("no"));
+        assert!(("a", malformed).extract(&parts()).is_err());
+    }
+}

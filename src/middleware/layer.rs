@@ -1,0 +1,351 @@
+//! The layer and its settings.
+
+use std::fmt;
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderName, Method, Response, StatusCode};
+use http_body_util::Full;
+use tower::Layer;
+
+use crate::lock::{BuildError, LockFuture, Redlock, Waiters, check_ttl};
+use crate::middleware::key::KeyExtractor;
+use crate::middleware::rejection::{Rejection, RejectionResponse, RequestKind, default_response};
+use crate::middleware::service::RedlockService;
+use crate::protocol::{KeyError, LockKey, LockKeys};
+
+/// Layer that applies the [`RedlockService`] middleware: a lock per resource around a service.
+///
+/// Unlike a concurrency limit it excludes requests by what they are about, and across all
+/// processes that share the nodes. The service's error stays the inner one's, so no
+/// `HandleErrorLayer` is needed: a refusal is a response.
+///
+/// ```
+/// use axum::{Router, routing::post};
+/// use tower_redlock::{Redlock, RedlockLayer, key};
+///
+/// # async fn withdraw() {}
+/// let redlock = Redlock::in_memory(3);
+/// let app: Router = Router::new()
+///     .route("/accounts/{id}/withdraw", post(withdraw))
+///     .route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))));
+/// ```
+#[derive(Clone)]
+#[must_use = "a layer does nothing until it is applied"]
+pub struct RedlockLayer {
+    config: Config,
+}
+
+/// What the service does with each request; shared by all clones of it.
+#[derive(Clone)]
+pub(super) struct Config {
+    redlock: Redlock,
+    key: Arc<dyn KeyExtractor>,
+    methods: Option<Arc<[Method]>>,
+    skip: Option<Arc<dyn Fn(&Parts) -> bool + Send + Sync>>,
+    ttl: Option<Duration>,
+    pub(super) wait: Duration,
+    waiters: Option<Arc<Waiters>>,
+    max_hold: Duration,
+    missing_key: OnMissingKey,
+    pub(super) on_unavailable: OnUnavailable,
+    pub(super) release_at: ReleaseAt,
+    pub(super) await_release: bool,
+    pub(super) on_lost: OnLost,
+    pub(super) contended_status: StatusCode,
+    rejection: Arc<dyn RejectionResponse>,
+    pub(super) forward_token: Option<HeaderName>,
+    pub(super) expose_token: Option<HeaderName>,
+    misconfiguration_logged: Arc<AtomicBool>,
+}
+
+/// What to do with a request that does not name a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnMissingKey {
+    /// Answer 400: a client must not be able to leave the lock out by leaving the key out.
+    Reject,
+    /// Serve it without a lock.
+    Pass,
+}
+
+/// What to do when no majority of the nodes can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnUnavailable {
+    /// Answer 503.
+    Reject,
+    /// Serve the request without a lock, with a warning in the log and [`Unprotected`] in its
+    /// extensions. For locks that save work, never for locks that keep data right.
+    Proceed,
+}
+
+/// When the lock is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReleaseAt {
+    /// With the last piece of the response body.
+    BodyEnd,
+    /// Before the head of the response is sent; for big or slow downloads.
+    ResponseHead,
+}
+
+/// What to do when the lock is lost while it is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// Stop the handler and answer 503; a body that is being sent ends with an error.
+    Abort,
+    /// Go on; the handler can ask the [`LockHandle`](crate::LockHandle) in its extensions.
+    Notify,
+}
+
+/// Extension of a request that [`OnUnavailable::Proceed`] let through without a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unprotected;
+
+impl RedlockLayer {
+    /// Makes a layer that locks what `key` finds in each request.
+    pub fn new(redlock: Redlock, key: impl KeyExtractor) -> Self {
+        Self {
+            config: Config {
+                redlock,
+                key: Arc::new(key),
+                methods: None,
+                skip: None,
+                ttl: None,
+                wait: Duration::ZERO,
+                waiters: None,
+                max_hold: Duration::from_secs(60),
+                missing_key: OnMissingKey::Reject,
+                on_unavailable: OnUnavailable::Reject,
+                release_at: ReleaseAt::BodyEnd,
+                await_release: true,
+                on_lost: OnLost::Abort,
+                contended_status: StatusCode::LOCKED,
+                rejection: Arc::new(default_response as DefaultResponse),
+                forward_token: None,
+                expose_token: None,
+                misconfiguration_logged: Arc::default(),
+            },
+        }
+    }
+
+    /// Sets the ttl of the locks. Default: that of the [`Redlock`].
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if it is over the `max_ttl` of the [`Redlock`], or so short that clock drift
+    /// leaves nothing of it.
+    pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
+        check_ttl("ttl", ttl)?;
+        let max = self.config.redlock.max_ttl();
+        if ttl > max {
+            let remedy = format!("it is over max_ttl = {max:?}; raise that in the builder");
+            return Err(BuildError::of("ttl", ttl, remedy));
+        }
+        self.config.ttl = Some(ttl);
+        Ok(self)
+    }
+
+    /// Sets how long a request waits while others hold the lock. Default: zero, fail fast.
+    ///
+    /// A waiting request holds no readiness of the inner service.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.config.wait = wait;
+        self
+    }
+
+    /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.config.waiters = Some(Waiters::new(max_waiters));
+        self
+    }
+
+    /// Sets after what time a lock is not renewed any more. Default: 60 s.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.config.max_hold = max_hold;
+        self
+    }
+
+    /// Sets the methods that are locked. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY,
+    /// which are safe (RFC 9110, section 9.2.1) and pass through unlocked.
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.config.methods = Some(methods.into_iter().collect());
+        self
+    }
+
+    /// Sets which requests pass through unlocked besides. Default: none.
+    pub fn skip(mut self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.config.skip = Some(Arc::new(skip));
+        self
+    }
+
+    /// Sets what happens to a request that names no resource. Default: [`OnMissingKey::Reject`].
+    ///
+    /// A request that matched no route of an axum router passes in any case, to its 404.
+    pub fn missing_key(mut self, missing_key: OnMissingKey) -> Self {
+        self.config.missing_key = missing_key;
+        self
+    }
+
+    /// Sets what happens when no majority can be reached. Default: [`OnUnavailable::Reject`].
+    pub fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
+        self.config.on_unavailable = on_unavailable;
+        self
+    }
+
+    /// Sets when the lock is released. Default: [`ReleaseAt::BodyEnd`].
+    pub fn release_at(mut self, release_at: ReleaseAt) -> Self {
+        self.config.release_at = release_at;
+        self
+    }
+
+    /// Sets whether the last piece of the response waits until a majority has confirmed the
+    /// release. Default: true.
+    ///
+    /// False saves a round trip per request, and a client's next request may then find its own
+    /// lock still there.
+    pub fn await_release(mut self, await_release: bool) -> Self {
+        self.config.await_release = await_release;
+        self
+    }
+
+    /// Sets what happens when the lock is lost. Default: [`OnLost::Abort`].
+    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
+        self.config.on_lost = on_lost;
+        self
+    }
+
+    /// Sets the status for a lock that somebody else holds. Default: 423 Locked.
+    pub fn contended_status(mut self, status: StatusCode) -> Self {
+        self.config.contended_status = status;
+        self
+    }
+
+    /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
+    pub fn rejection(mut self, rejection: impl RejectionResponse) -> Self {
+        self.config.rejection = Arc::new(rejection);
+        self
+    }
+
+    /// Puts the fencing token into this header of the inner request. Default: none.
+    ///
+    /// A header of that name that the client sent is removed first, from every request.
+    pub fn forward_token(mut self, header: HeaderName) -> Self {
+        self.config.forward_token = Some(header);
+        self
+    }
+
+    /// Puts the fencing token into this header of the response. Default: none.
+    pub fn expose_token(mut self, header: HeaderName) -> Self {
+        self.config.expose_token = Some(header);
+        self
+    }
+}
+
+impl<S> Layer<S> for RedlockLayer {
+    type Service = RedlockService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RedlockService::new(inner, Arc::new(self.config.clone()))
+    }
+}
+
+impl fmt::Debug for RedlockLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedlockLayer")
+            .field("redlock", &self.config.redlock)
+            .finish_non_exhaustive()
+    }
+}
+
+type DefaultResponse = fn(&Rejection, &RequestKind) -> Response<Full<Bytes>>;
+
+impl Config {
+    /// Returns the keys to lock for a request; `None` if it passes through unlocked.
+    pub(super) fn keys(&self, parts: &Parts) -> Result<Option<LockKeys>, Rejection> {
+        let locked = match &self.methods {
+            Some(methods) => methods.contains(&parts.method),
+            None => !is_safe(&parts.method),
+        };
+        if !locked || self.skip.as_ref().is_some_and(|skip| skip(parts)) {
+            return Ok(None);
+        }
+        let keys = self.key.extract(parts).map_err(|error| {
+            let rejection = Rejection::of_key(error);
+            self.log_misconfiguration(&rejection);
+            rejection
+        })?;
+        match keys {
+            Some(keys) if !names_nothing(&keys) => Ok(Some(keys)),
+            _ if matched_no_route(parts) => Ok(None),
+            _ => match self.missing_key {
+                OnMissingKey::Pass => Ok(None),
+                OnMissingKey::Reject => Err(Rejection::KeyMissing),
+            },
+        }
+    }
+
+    pub(super) fn lock(&self, keys: LockKeys) -> LockFuture {
+        let request = self.redlock.lock_keys(keys);
+        let request = request.wait(self.wait).max_hold(self.max_hold);
+        let request = request.waiters(self.waiters.clone());
+        match self.ttl {
+            Some(ttl) => request.ttl(ttl),
+            None => request,
+        }
+        .into_future()
+    }
+
+    /// Builds the response for a refusal, which is also put into its extensions.
+    pub(super) fn refuse(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
+        let mut response = self.rejection.response(&rejection, &to);
+        response.extensions_mut().insert(rejection);
+        response
+    }
+
+    /// Once per layer: every request meets it, and no client can do anything about it.
+    fn log_misconfiguration(&self, rejection: &Rejection) {
+        if let Rejection::Misconfigured(error) = rejection
+            && !self.misconfiguration_logged.swap(true, Ordering::Relaxed)
+        {
+            let error: &KeyError = error;
+            tracing::error!(%error, "redlock layer refuses every request");
+        }
+    }
+}
+
+/// Listed by hand: `Method::is_safe` changes with the version of `http`.
+fn is_safe(method: &Method) -> bool {
+    matches!(
+        method.as_str(),
+        "GET" | "HEAD" | "OPTIONS" | "TRACE" | "QUERY"
+    )
+}
+
+/// Whether the keys are none, or one of them is empty, which must not become everybody's lock.
+fn names_nothing(keys: &LockKeys) -> bool {
+    keys.as_slice().is_empty() || keys.as_slice().iter().any(LockKey::is_empty)
+}
+
+/// Whether an axum router has looked at the request and found no route for it.
+///
+/// axum runs `Router::layer` for its fallback too; a missing page is a 404, not a missing key.
+#[cfg(feature = "axum")]
+fn matched_no_route(parts: &Parts) -> bool {
+    use axum::extract::{MatchedPath, OriginalUri};
+
+    let routed = parts.extensions.get::<OriginalUri>().is_some();
+    routed && parts.extensions.get::<MatchedPath>().is_none()
+}
+
+#[cfg(not(feature = "axum"))]
+fn matched_no_route(_: &Parts) -> bool {
+    false
+}

@@ -1,0 +1,34 @@
+//! A lock around a service: the layer, its service, future and body, keys, and refusals.
+//!
+//! The lock is taken after the request's head has arrived and before the inner service is called,
+//! and released when the response is done. A request that is refused is answered without reading
+//! its body.
+//!
+//! # When the lock is released
+//!
+//! A client that reads each response to its end finds the lock free with its next request, also if
+//! that goes to another server, as long as a majority of the nodes answers within the node timeout:
+//! the last piece of the response is held back until a majority has confirmed the release. That is
+//! the head when no body will be sent, else the trailers, the data frame with which the body
+//! reports its end or reaches its length, or the end of the stream. hyper ends a message at its
+//! declared length without polling on, so waiting for the end of the stream would be too late.
+//!
+//! # Readiness
+//!
+//! The key is known only with the request, so the lock cannot be taken in `poll_ready`. While a
+//! request *waits* for a lock it holds no readiness of the inner service (no permit of a
+//! concurrency limit, no slot of a buffer); it asks for it again once it has the lock.
+
+mod body;
+mod future;
+pub(crate) mod key;
+mod layer;
+mod rejection;
+mod service;
+
+pub use body::{LockBody, LockLostError};
+pub use future::ResponseFuture;
+pub use key::{IntoKeys, KeyExtractor};
+pub use layer::{OnLost, OnMissingKey, OnUnavailable, RedlockLayer, ReleaseAt, Unprotected};
+pub use rejection::{Rejection, RejectionResponse, RequestKind};
+pub use service::RedlockService;

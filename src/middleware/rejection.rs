@@ -1,0 +1,319 @@
+//! Refusals: what they are, and how they look over HTTP and gRPC.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+
+use crate::lock::{LockError, LostReason};
+use crate::protocol::KeyError;
+
+/// Why a request was not served, or not to its end.
+///
+/// Also put into the extensions of the response, so that an outer layer can tell the cases apart.
+/// No response made from it names the holder, a node or the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// Somebody else holds the lock.
+    Contended {
+        /// The status the layer is set to answer.
+        status: StatusCode,
+        /// When the lock expires unless its holder renews it, if that is known.
+        retry_after: Option<Duration>,
+    },
+    /// No majority of the nodes could be reached, it came too late, too many calls wait, or the
+    /// process is shutting down.
+    Failed(LockError),
+    /// The lock was lost while the handler ran, which was stopped.
+    Lost(LostReason),
+    /// The request does not name the resource.
+    KeyMissing,
+    /// The request names the resource in a way that cannot be used.
+    KeyInvalid(KeyError),
+    /// The service is set up wrongly; no request can be served.
+    Misconfigured(KeyError),
+}
+
+/// What kind of client a refusal goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RequestKind {
+    /// A plain HTTP request.
+    Http,
+    /// A gRPC request, by its content type: it gets HTTP 200 with a `grpc-status`.
+    Grpc,
+}
+
+/// Builds the response for a refusal. Closures of the same signature implement it.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::Response;
+/// use http_body_util::Full;
+/// use tower_redlock::{Rejection, RequestKind};
+///
+/// let plain = |rejection: &Rejection, _: &RequestKind| {
+///     let mut response = Response::new(Full::new(Bytes::from_static(b"try again later\n")));
+///     *response.status_mut() = rejection.status();
+///     response
+/// };
+/// # let _: &dyn tower_redlock::RejectionResponse = &plain;
+/// ```
+pub trait RejectionResponse: Send + Sync + 'static {
+    /// Returns the response for a refusal of a request of the given kind.
+    fn response(&self, rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>>;
+}
+
+impl<F> RejectionResponse for F
+where
+    F: Fn(&Rejection, &RequestKind) -> Response<Full<Bytes>> + Send + Sync + 'static,
+{
+    fn response(&self, rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
+        self(rejection, to)
+    }
+}
+
+impl Rejection {
+    /// Returns the HTTP status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Contended { status, .. } => *status,
+            Self::Failed(_) | Self::Lost(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::KeyMissing | Self::KeyInvalid(_) => StatusCode::BAD_REQUEST,
+            Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Returns the stable, machine-readable name of the case.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Contended { .. } => "lock-contended",
+            Self::Failed(LockError::Expired { .. }) => "lock-expired",
+            Self::Failed(LockError::Overloaded { .. }) => "lock-overloaded",
+            Self::Failed(LockError::Closed) => "shutting-down",
+            Self::Failed(_) => "lock-unavailable",
+            Self::Lost(_) => "lock-lost",
+            Self::KeyMissing => "key-missing",
+            Self::KeyInvalid(_) => "key-invalid",
+            Self::Misconfigured(_) => "misconfigured",
+        }
+    }
+
+    /// Returns when trying again makes sense, if it does: whole seconds, rounded up, at least one.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let left = match self {
+            Self::Contended { retry_after, .. } => retry_after.unwrap_or_default(),
+            Self::Failed(_) => Duration::ZERO,
+            Self::Lost(_) | Self::KeyMissing | Self::KeyInvalid(_) | Self::Misconfigured(_) => {
+                return None;
+            }
+        };
+        let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+        Some(Duration::from_secs(seconds.max(1)))
+    }
+
+    /// The refusal that an error of the lock is.
+    pub(super) fn of(error: LockError, contended: StatusCode) -> Self {
+        match error {
+            LockError::Contended { retry_after } => Self::Contended {
+                status: contended,
+                retry_after,
+            },
+            LockError::Key(error) => Self::of_key(error),
+            // Layers check their ttl at start-up; what is left is a Redlock with another maximum.
+            LockError::TtlTooLong { .. } => {
+                Self::Misconfigured(KeyError::misconfigured("the ttl is over max_ttl"))
+            }
+            error => Self::Failed(error),
+        }
+    }
+
+    pub(super) fn of_key(error: KeyError) -> Self {
+        match error {
+            KeyError::Misconfigured(_) => Self::Misconfigured(error),
+            KeyError::Empty | KeyError::None => Self::KeyMissing,
+            error => Self::KeyInvalid(error),
+        }
+    }
+
+    fn detail(&self) -> String {
+        match self {
+            Self::Contended { .. } => "another request holds the lock on this resource".into(),
+            Self::Failed(LockError::Expired { .. }) => {
+                "the lock was granted too late to be of use".into()
+            }
+            Self::Failed(LockError::Overloaded { .. }) => {
+                "too many requests wait for locks already".into()
+            }
+            Self::Failed(LockError::Closed) => "the service is shutting down".into(),
+            Self::Failed(_) => {
+                "the lock service cannot be reached; nobody is known to hold the lock".into()
+            }
+            Self::Lost(_) => "the lock was lost while the request was being served".into(),
+            Self::KeyMissing => "the request does not name the resource to lock".into(),
+            Self::KeyInvalid(error) => error.to_string(),
+            Self::Misconfigured(_) => "the service is set up wrongly; see its log".into(),
+        }
+    }
+
+    fn title(&self) -> &'static str {
+        match self {
+            Self::Contended { .. } => "Resource is locked",
+            Self::Failed(LockError::Closed) => "Service is shutting down",
+            Self::Failed(_) => "Lock not available",
+            Self::Lost(_) => "Lock lost",
+            Self::KeyMissing | Self::KeyInvalid(_) => "Resource key missing or invalid",
+            Self::Misconfigured(_) => "Service misconfigured",
+        }
+    }
+
+    /// The gRPC status code, by its number.
+    fn grpc_status(&self) -> &'static str {
+        match self {
+            Self::Contended { .. } | Self::Lost(_) => "10", // ABORTED
+            Self::Failed(_) => "14",                        // UNAVAILABLE
+            Self::KeyMissing | Self::KeyInvalid(_) => "3",  // INVALID_ARGUMENT
+            Self::Misconfigured(_) => "13",                 // INTERNAL
+        }
+    }
+}
+
+impl RequestKind {
+    /// Tells by the content type.
+    #[must_use]
+    pub fn of(parts: &Parts) -> Self {
+        let content_type = parts.headers.get(CONTENT_TYPE);
+        let is_grpc = content_type.is_some_and(|value| {
+            let essence = value.as_bytes().strip_prefix(b"application/grpc");
+            essence.is_some_and(|rest| matches!(rest, [] | [b'+' | b';' | b' ', ..]))
+        });
+        if is_grpc { Self::Grpc } else { Self::Http }
+    }
+}
+
+/// The default: `application/problem+json` (RFC 9457) with a stable `code` member, or a gRPC
+/// status in the head.
+pub(super) fn default_response(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
+    match to {
+        RequestKind::Http => problem_json(rejection),
+        RequestKind::Grpc => grpc_status(rejection),
+    }
+}
+
+fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
+    let (code, status) = (rejection.code(), rejection.status());
+    let body = format!(
+        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{}","status":{},"detail":"{}","code":"{code}"}}"#,
+        rejection.title(),
+        status.as_u16(),
+        escape_json(&rejection.detail()),
+    );
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    let content_type = HeaderValue::from_static("application/problem+json");
+    headers.insert(CONTENT_TYPE, content_type);
+    insert_retry_after(headers, rejection);
+    response
+}
+
+/// A "trailers-only" response: everything in the head, no body.
+fn grpc_status(rejection: &Rejection) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    let status = HeaderValue::from_static(rejection.grpc_status());
+    headers.insert("grpc-status", status);
+    headers.insert("grpc-message", HeaderValue::from_static(rejection.code()));
+    insert_retry_after(headers, rejection);
+    response
+}
+
+fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection) {
+    if let Some(retry_after) = rejection.retry_after() {
+        headers.insert(RETRY_AFTER, retry_after.as_secs().into());
+    }
+}
+
+fn escape_json(text: &str) -> String {
+    text.chars().fold(String::new(), |mut escaped, c| {
+        match c {
+            '"' | '\\' => {
+                escaped.push('\\');
+                escaped.push(c);
+            }
+            c if c < ' ' => {
+                // Writing to a String cannot fail.
+                let _ = write!(escaped, "\\u{:04x}", u32::from(c));
+            }
+            c => escaped.push(c),
+        }
+        escaped
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contended(retry_after: Option<Duration>) -> Rejection {
+        let status = StatusCode::LOCKED;
+        Rejection::Contended {
+            status,
+            retry_after,
+        }
+    }
+
+    #[test]
+    fn retry_after_is_whole_seconds_rounded_up_and_at_least_one() {
+        let seconds = |ms| {
+            let left = contended(Some(Duration::from_millis(ms)));
+            left.retry_after().unwrap().as_secs()
+        };
+        assert_eq!([0, 1, 1_000, 1_001, 9_999].map(seconds), [1, 1, 1, 2, 10]);
+        assert_eq!(contended(None).retry_after(), Some(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn details_are_escaped() {
+        assert_eq!(escape_json("a\"\\\n"), "a\\\"\\\\\\u000a");
+    }
+
+    #[test]
+    fn grpc_is_told_by_the_content_type() {
+        let kind = |content_type: &'static str| {
+            let request = http::Request::post("/").header(CONTENT_TYPE, content_type);
+            RequestKind::of(&request.body(()).unwrap().into_parts().0)
+        };
+        for grpc in [
+            "application/grpc",
+            "application/grpc+proto",
+            "application/grpc;a=b",
+        ] {
+            assert_eq!(kind(grpc), RequestKind::Grpc, "{grpc}");
+        }
+        for http in [
+            "application/json",
+            "application/grpcx",
+            "application/grpc-web",
+        ] {
+            assert_eq!(kind(http), RequestKind::Http, "{http}");
+        }
+    }
+
+    #[test]
+    fn grpc_gets_its_status_in_the_head_and_no_body() {
+        let response = default_response(&contended(None), &RequestKind::Grpc);
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["grpc-status"], "10");
+        assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(0));
+    }
+}
