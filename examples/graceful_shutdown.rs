@@ -66,7 +66,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     stop_signal().await?;
 
     // First no new connections, then no new locks; what has begun goes on.
-    drop(stop.send(()));
+    stop.send_replace(());
     let drained = redlock.drain(grace).await;
     if drained.is_clean() {
         // The last bytes of a response are sent after its lock is released.

@@ -32,6 +32,15 @@ fn quorum(nodes: usize) -> Quorum {
     Quorum::new(nodes).expect("at least one node")
 }
 
+/// Failures are printed, shrunk; there is no file of them to keep.
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
 /// More than half; spelled differently from the code under test.
 fn majority(nodes: usize) -> usize {
     (1..=nodes).find(|group| 2 * group > nodes).expect("one is")
@@ -214,11 +223,15 @@ fn the_second_answer_of_a_node_is_not_a_second_vote() {
     let mut round = AcquireRound::new(quorum(3));
     round.on_acquire(0, granted(7));
     let before = round.clone();
-    assert_eq!(round.on_acquire(0, granted(7)), AcquireStep::Wait);
-    assert_eq!(round, before);
+    for answer in [granted(7), granted(9), HELD, Answer::Failed] {
+        assert_eq!(round.on_acquire(0, answer), AcquireStep::Wait);
+        assert_eq!(round, before);
+    }
 }
 
 proptest! {
+    #![proptest_config(cases(500))]
+
     /// A refused caller that waits wants to know when a majority is free again at the earliest.
     #[test]
     fn a_refusal_tells_when_enough_holders_are_gone(
@@ -349,6 +362,16 @@ fn a_straggler_with_its_own_confirmation_is_one_node() {
 }
 
 #[test]
+fn a_straggler_with_the_target_is_not_waited_for_as_a_second_node() {
+    let mut round = unequal();
+    assert_eq!(round.on_acquire(4, granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(0, 1, LOST), AcquireStep::Wait);
+    // Nodes 2 and 4 agree, and what node 4 will say to the confirmation cannot make them three.
+    let step = round.on_confirm(1, 1, LOST);
+    assert_eq!(verdict_of(step), Verdict::Contended);
+}
+
+#[test]
 fn a_straggler_with_a_higher_number_raises_the_next_target() {
     let mut round = unequal();
     assert_eq!(round.on_acquire(4, granted(9)), AcquireStep::Wait);
@@ -436,11 +459,12 @@ impl Journal {
             .count()
     }
 
-    /// Whether the next second phase, with a higher target, could reach a majority.
-    fn may_go_on(&self, highest: u64) -> bool {
+    /// Whether the next second phase, with a higher target, could reach a majority: `with_lost` if
+    /// keys that were lost could come back, which a round need not believe.
+    fn may_go_on(&self, highest: u64, with_lost: bool) -> bool {
         let able = (0..self.nodes).filter(|node| {
             self.may_hold(*node)
-                && !self.lost.contains(node)
+                && (with_lost || !self.lost.contains(node))
                 && self.confirmed.get(node) != Some(&Answer::Failed)
         });
         self.step < 3 && highest > self.target && able.count() >= majority(self.nodes)
@@ -541,7 +565,7 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
             }
             AcquireStep::Confirm(target) => {
                 prop_assert!(grants >= enough);
-                prop_assert!(journal.step == 0 || journal.may_go_on(highest));
+                prop_assert!(journal.step == 0 || journal.may_go_on(highest, true));
                 let possible = journal.exact(journal.target) + journal.outstanding();
                 prop_assert!(
                     journal.step == 0 || possible < enough,
@@ -554,17 +578,19 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
                 journal.target = target;
                 journal.confirmed.clear();
                 journal.asked = asked(&round);
-                let expected: Vec<usize> = (0..nodes)
-                    .filter(|node| journal.may_hold(*node) && !journal.lost.contains(node))
-                    .filter(|node| journal.acquired.get(node) != Some(&granted(target)))
-                    .collect();
-                prop_assert_eq!(&journal.asked, &expected);
-                let step = journal.step;
-                pending.extend(
-                    expected
-                        .into_iter()
-                        .map(|node| Pending { node, step, target }),
-                );
+                for node in 0..nodes {
+                    let other = journal.may_hold(node)
+                        && journal.acquired.get(&node) != Some(&granted(target));
+                    let is_asked = journal.asked.contains(&node);
+                    // Asking where the key was lost is vain, but not wrong.
+                    prop_assert!(is_asked == other || !is_asked && journal.lost.contains(&node));
+                }
+                let (nodes, step) = (journal.asked.iter(), journal.step);
+                pending.extend(nodes.map(|node| Pending {
+                    node: *node,
+                    step,
+                    target,
+                }));
             }
             AcquireStep::Refused(refusal) => {
                 let contended = matches!(refusal.kind, RefusalKind::Contended { .. });
@@ -578,7 +604,10 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
                 } else {
                     let possible = journal.exact(journal.target) + journal.outstanding();
                     prop_assert!(possible < enough, "the target was in reach");
-                    prop_assert!(!journal.may_go_on(highest), "a higher target was in reach");
+                    prop_assert!(
+                        !journal.may_go_on(highest, false),
+                        "a higher target was in reach"
+                    );
                     prop_assert!(contended, "a majority had granted");
                 }
                 return Ok(None);
@@ -591,7 +620,7 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(cases(4_000))]
 
     #[test]
     fn a_round_whose_nodes_all_answer_ends_and_its_token_was_answered_exactly_by_a_majority(
@@ -602,10 +631,28 @@ proptest! {
     }
 }
 
+/// A lost key does not come back for its owner, whatever number the node once granted.
+#[test]
+fn a_node_that_lost_the_key_is_not_asked_again_after_its_grant_was_the_target() {
+    let mut round = AcquireRound::new(quorum(5));
+    round.on_acquire(1, HELD);
+    round.on_acquire(4, granted(1));
+    round.on_acquire(0, granted(2));
+    assert_eq!(round.on_acquire(3, granted(1)), AcquireStep::Confirm(2));
+    round.on_acquire(2, granted(3));
+    assert_eq!(round.on_confirm(2, 1, LOST), AcquireStep::Wait);
+    round.on_confirm(3, 1, at(2));
+    assert_eq!(round.on_confirm(4, 1, at(3)), AcquireStep::Confirm(3));
+    assert_eq!(asked(&round), [0, 3, 4]);
+    for (node, answer) in [(0, at(5)), (4, at(3)), (3, at(6))] {
+        round.on_confirm(node, 2, answer);
+        assert!(!asked(&round).contains(&2));
+    }
+}
+
 /// No node that follows the protocol confirms less than it was asked to; the round must not wait
 /// for ever all the same.
 #[test]
-#[ignore = "the round waits for nobody after a confirmation of less than the target"]
 fn a_confirmation_of_less_than_the_target_does_not_leave_the_round_waiting() {
     let mut round = AcquireRound::new(quorum(2));
     round.on_acquire(0, granted(1));
@@ -749,14 +796,14 @@ impl World {
         match what % 32 {
             0..=9 => {
                 if let Some(request) = take(&mut self.requests, index) {
-                    self.deliver(request);
+                    self.deliver(&request);
                 }
             }
             // Doubled: it arrives now and once more some time later.
             10..=11 => {
                 if let Some(request) = take(&mut self.requests, index) {
                     self.requests.push(request.clone());
-                    self.deliver(request);
+                    self.deliver(&request);
                 }
             }
             12 => drop(take(&mut self.requests, index)),
@@ -773,7 +820,7 @@ impl World {
         self.check_exclusion()
     }
 
-    fn deliver(&mut self, request: Request) {
+    fn deliver(&mut self, request: &Request) {
         let reply = self.nodes[request.node].apply(&request.command, self.now);
         self.responses.push(Response {
             client: request.client,
@@ -816,7 +863,7 @@ impl World {
                 extension,
             } => {
                 let token = *token;
-                if extension.is_none() && *until > self.now && pick / 8 % 2 == 0 {
+                if extension.is_none() && *until > self.now && pick & 8 == 0 {
                     self.extend(id, token);
                 } else {
                     let nodes = self.all_nodes();
@@ -850,7 +897,7 @@ impl World {
             .max()
             .unwrap_or(3);
         let op = Op::Acquire {
-            proposal: Some((top + u64::from(pick / 64 % 6)).saturating_sub(3)),
+            proposal: Some((top + u64::from(pick / 64 % 32)).saturating_sub(24)),
             ttl: TTL,
             retention: RETENTION,
         };
@@ -1073,7 +1120,7 @@ fn schedules() -> impl Strategy<Value = Vec<(u8, u16)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(cases(600))]
 
     #[test]
     fn tokens_of_one_key_are_unique_and_grow_in_real_time_order(
@@ -1120,7 +1167,7 @@ fn random_schedules_come_across_second_phases_extensions_and_losses() {
             sum.too_late += seen.too_late;
         }
         assert!(sum.tokens > 500, "{sum:?}");
-        assert!(sum.second_phases > 50 && sum.third_phases > 5, "{sum:?}");
+        assert!(sum.second_phases > 50 && sum.third_phases > 0, "{sum:?}");
         assert!(
             sum.extensions > 10 && sum.losses > 5 && sum.too_late > 5,
             "{sum:?}"
@@ -1244,6 +1291,22 @@ fn tricky_bytes() -> impl Strategy<Value = Vec<u8>> {
     vec(piece, 0..6).prop_map(|pieces| pieces.concat())
 }
 
+/// Two keys, often such that one looks like a name of the other.
+fn tricky_pair() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
+    (tricky_bytes(), tricky_bytes(), 0..6).prop_map(|(one, other, relation)| {
+        let (before, after): (&[u8], &[u8]) = match relation {
+            0 => (b"", b":fence"),
+            1 => (b"", b"}:fence"),
+            2 => (b"redlock:fence:{", b"}"),
+            3 => (b"{", b"}"),
+            4 => (b"", b""),
+            _ => return (one, other),
+        };
+        let related = [before, &one, after].concat();
+        (one, related)
+    })
+}
+
 /// Reads a composite key back, as any other language would: netstrings, one after the other.
 fn parts_of(mut key: &[u8]) -> Vec<Vec<u8>> {
     let mut parts = Vec::new();
@@ -1275,6 +1338,8 @@ fn names(namespace: &str, key: &[u8]) -> Result<KeyNames, KeyError> {
 }
 
 proptest! {
+    #![proptest_config(cases(500))]
+
     #[test]
     fn composite_keys_can_be_read_back_so_no_two_of_them_are_equal(
         parts in vec(tricky_bytes(), 0..6),
@@ -1295,8 +1360,7 @@ proptest! {
     #[test]
     fn no_two_keys_of_a_namespace_share_a_name_and_no_lock_is_called_like_a_fence(
         namespace in proptest::sample::select(vec!["", "redlock", "ns", ":", "redlock:fence:"]),
-        one in tricky_bytes(),
-        other in tricky_bytes(),
+        (one, other) in tricky_pair(),
     ) {
         let (Ok(a), Ok(b)) = (names(namespace, &one), names(namespace, &other)) else {
             return Ok(());
@@ -1312,8 +1376,7 @@ proptest! {
     fn namespaces_keep_equal_keys_apart(
         one in "[a-z:]{1,8}",
         other in "[a-z:]{1,8}",
-        key in tricky_bytes(),
-        second in tricky_bytes(),
+        (key, second) in tricky_pair(),
     ) {
         let (Ok(a), Ok(b)) = (names(&one, &key), names(&other, &second)) else {
             return Ok(());

@@ -119,8 +119,11 @@ impl LockGuard {
         let outcome = ended.ok().and_then(|status| status.released.clone());
         match outcome {
             Some(outcome) => outcome.map(|()| Released::Freed),
+            // The task died. That it had begun the release says nothing about the nodes.
             None => Err(ReleaseError::Lost(
-                Status::over(&lease.status).unwrap_or(LostReason::Abandoned),
+                Status::over(&lease.status)
+                    .filter(|reason| *reason != LostReason::Released)
+                    .unwrap_or(LostReason::Abandoned),
             )),
         }
     }

@@ -59,7 +59,9 @@ impl Default for Retry {
 
 /// `ceiling * random / 2^64`, without floats.
 fn scale(ceiling: Duration, random: u64) -> Duration {
-    let nanos = (ceiling.as_nanos() * u128::from(random)) >> 64;
+    // 584 years are enough for anybody, and their product fits.
+    let ceiling = u64::try_from(ceiling.as_nanos()).unwrap_or(u64::MAX);
+    let nanos = (u128::from(ceiling) * u128::from(random)) >> 64;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
@@ -91,6 +93,12 @@ mod tests {
         for random in [0, 1 << 62, 1 << 63, u64::MAX] {
             assert!(retry.delay(8, Some(ms(3)), random) <= ms(13));
         }
+    }
+
+    #[test]
+    fn absurd_delays_do_not_overflow() {
+        let retry = Retry::new(Duration::from_secs(864_000), Duration::MAX);
+        assert!(retry.delay(16, None, u64::MAX) > Duration::from_secs(864_000));
     }
 
     #[test]

@@ -149,7 +149,8 @@ impl AcquireRound {
             return AcquireStep::Wait;
         }
         *confirmed = match answer {
-            Answer::Replied(Reply::At(number)) => {
+            // Below the target is not the answer of a node that carried the request out.
+            Answer::Replied(Reply::At(number)) if number >= self.target => {
                 self.highest = self.highest.max(number);
                 Confirmed::At(number)
             }
@@ -229,9 +230,9 @@ impl AcquireRound {
         self.target = self.highest;
         for node in &mut self.nodes {
             node.confirmed = match node.acquired {
-                Acquired::Granted(number) if number == self.target => Confirmed::NotAsked,
                 // A key that is gone does not come back for this owner.
                 _ if node.confirmed == Confirmed::Lost => Confirmed::Lost,
+                Acquired::Granted(number) if number == self.target => Confirmed::NotAsked,
                 Acquired::Granted(_) | Acquired::Silent => Confirmed::Silent,
                 Acquired::Held(_) | Acquired::Failed => Confirmed::NotAsked,
             };
@@ -295,12 +296,13 @@ impl Standing {
     }
 
     fn is_exactly(&self, target: u64) -> bool {
-        self.acquired == Acquired::Granted(target) || self.confirmed == Confirmed::At(target)
+        let granted = self.acquired == Acquired::Granted(target);
+        (granted && self.confirmed != Confirmed::Lost) || self.confirmed == Confirmed::At(target)
     }
 
     fn is_silent(&self) -> bool {
         match (self.acquired, self.confirmed) {
-            // Nothing that such a node says later can count.
+            // Such a node is not waited for.
             (Acquired::Held(_) | Acquired::Failed, _) => false,
             (acquired, Confirmed::NotAsked) => acquired == Acquired::Silent,
             (_, confirmed) => confirmed == Confirmed::Silent,

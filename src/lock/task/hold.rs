@@ -1,0 +1,282 @@
+//! Holding: the guard is out, the lock is renewed, and its holders learn when it is lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+
+use crate::lock::claim::Claim;
+use crate::lock::error::ExtendError;
+use crate::lock::front::Turn;
+use crate::lock::guard::LockGuard;
+use crate::lock::lease::{Extension, Lease, Status};
+use crate::lock::lost::LostReason;
+use crate::lock::registry::Stage;
+use crate::lock::settings::whole_millis;
+use crate::lock::task::acquire::Acquired;
+use crate::lock::task::run::Grant;
+use crate::lock::task::state::{Failures, LeaseTask, TICK, reached};
+use crate::node::Vote;
+use crate::protocol::message::Op;
+use crate::protocol::round::{ExtendRound, ExtendStep};
+use crate::protocol::{FencingToken, validity};
+
+/// A lock while it is held.
+struct Holding<'a> {
+    token: Option<FencingToken>,
+    status: &'a watch::Sender<Status>,
+    /// When `max_hold` is over.
+    hold_until: Option<Instant>,
+    /// When to renew next; never, if renewal is off or has come to its end.
+    renew_at: Option<Instant>,
+    extending: Option<Extending>,
+}
+
+/// An extension under way.
+struct Extending {
+    round: ExtendRound,
+    phase: u32,
+    /// Before its first request was sent.
+    began: Instant,
+    due: Instant,
+    ttl: Duration,
+    failures: Failures,
+    /// Who asked for it; nobody, if it is a renewal.
+    done: Option<oneshot::Sender<Result<(), ExtendError>>>,
+}
+
+impl LeaseTask {
+    /// Hands the guard out, renews while it is held, and releases.
+    pub(super) async fn hold(
+        &mut self,
+        acquired: Acquired,
+        max_hold: Option<Duration>,
+        turn: Turn,
+        grant: Grant,
+    ) {
+        let Acquired {
+            mut claim,
+            token,
+            began,
+            valid_until,
+        } = acquired;
+        let (status, seen) = watch::channel(Status {
+            valid_until,
+            lost: None,
+            released: None,
+        });
+        turn.set_holder(&seen);
+        self.ticket.set_held();
+        let (wishes, mut extensions) = mpsc::unbounded_channel();
+        let max_ttl = self.inner.settings.max_ttl;
+        let (lease, share) = Lease::new(self.keys.clone(), token, max_ttl, seen, wishes);
+        claim.lease = Some(Arc::clone(&lease));
+        // A caller that has gone away drops the guard, and with it the only share.
+        drop(grant.send(Ok(LockGuard::new(share))));
+
+        let mut holding = Holding {
+            token,
+            status: &status,
+            hold_until: max_hold.map(|max_hold| began + max_hold),
+            renew_at: self.inner.settings.renew.then(|| began + self.ttl / 3),
+            extending: None,
+        };
+        loop {
+            let alarm = holding.next_alarm();
+            tokio::select! {
+                biased;
+                () = lease.unshared.notified() => break,
+                Some(vote) = self.votes.recv() => {
+                    if let Some(vote) = self.count_release(vote) {
+                        self.on_extension_vote(&mut holding, vote);
+                    }
+                }
+                Some(wish) = extensions.recv(), if holding.extending.is_none() => {
+                    let Extension { ttl, done } = wish;
+                    if let Some(reason) = holding.lost() {
+                        // Whoever asked may have gone away.
+                        drop(done.send(Err(ExtendError::Lost(reason))));
+                    } else {
+                        self.start_extension(&mut holding, &mut claim, ttl, Some(done));
+                    }
+                }
+                () = reached(&mut self.stage, Stage::TimedOut), if holding.renew_at.is_some() => {
+                    holding.renew_at = None;
+                }
+                () = sleep_until(alarm) => self.on_alarm(&mut holding, &mut claim),
+            }
+        }
+        drop(holding);
+        self.release(claim, turn, &status).await;
+    }
+
+    fn on_alarm(&mut self, holding: &mut Holding<'_>, claim: &mut Claim) {
+        let now = Instant::now();
+        holding.check_validity(now);
+        if let Some(extending) = &holding.extending
+            && extending.due <= now
+        {
+            let late: Vec<usize> = extending.round.silent().collect();
+            for node in late {
+                let phase = holding
+                    .extending
+                    .as_ref()
+                    .map_or(0, |extending| extending.phase);
+                let outcome = Err(self.timed_out(node));
+                self.on_extension_vote(
+                    holding,
+                    Vote {
+                        node,
+                        phase,
+                        outcome,
+                    },
+                );
+            }
+        }
+        if holding.renew_at.is_some_and(|at| at <= now) && holding.extending.is_none() {
+            match holding.renewal_ttl(self.ttl, now) {
+                Some(ttl) => self.start_extension(holding, claim, ttl, None),
+                None => holding.renew_at = None,
+            }
+        }
+    }
+
+    fn start_extension(
+        &mut self,
+        holding: &mut Holding<'_>,
+        claim: &mut Claim,
+        ttl: Duration,
+        done: Option<oneshot::Sender<Result<(), ExtendError>>>,
+    ) {
+        let settings = &self.inner.settings;
+        let ttl = whole_millis(ttl);
+        let began = Instant::now();
+        let phase = self.tally.next_phase();
+        let confirm = Op::Confirm {
+            token: holding.token.map(FencingToken::as_u64),
+            ttl,
+            retention: settings.fence_retention,
+        };
+        let nodes = settings.quorum.nodes();
+        claim.send(confirm, ttl.max(self.ttl), &self.tally, 0..nodes);
+        let number = holding.token.map_or(0, FencingToken::as_u64);
+        holding.extending = Some(Extending {
+            round: ExtendRound::new(settings.quorum, number),
+            phase,
+            began,
+            due: began + settings.node_timeout,
+            ttl,
+            failures: Failures::none(nodes),
+            done,
+        });
+    }
+
+    fn on_extension_vote(&mut self, holding: &mut Holding<'_>, vote: Vote) {
+        let Vote {
+            node,
+            phase,
+            outcome,
+        } = vote;
+        // Only answers to the requests of this very extension are counted.
+        let Some(extending) = holding.extending.as_mut().filter(|e| e.phase == phase) else {
+            return;
+        };
+        let answer = extending.failures.note(node, outcome);
+        let step = extending.round.on_confirm(node, answer);
+        if step == ExtendStep::Wait {
+            return;
+        }
+        let Some(extending) = holding.extending.take() else {
+            return;
+        };
+        let now = Instant::now();
+        holding.check_validity(now);
+        let (began, ttl) = (extending.began, extending.ttl);
+        let outcome = match step {
+            _ if let Some(reason) = holding.lost() => Err(ExtendError::Lost(reason)),
+            ExtendStep::Lost => {
+                holding.lose(LostReason::Gone);
+                Err(ExtendError::Lost(LostReason::Gone))
+            }
+            ExtendStep::Extended => {
+                holding.prolong(began + validity::lifetime(ttl).unwrap_or_default());
+                if extending.done.is_some() {
+                    self.ttl = ttl;
+                }
+                holding.renew_at = holding.renew_at.map(|_| began + self.ttl / 3);
+                Ok(())
+            }
+            ExtendStep::Missed { .. } | ExtendStep::Wait => {
+                // Soon again, while the old validity runs on.
+                let pause = (self.ttl / 10).max(TICK);
+                holding.renew_at = holding.renew_at.map(|_| now + pause);
+                let reached = match step {
+                    ExtendStep::Missed { reached } => reached,
+                    _ => 0,
+                };
+                Err(ExtendError::Unavailable {
+                    reached,
+                    needed: self.inner.settings.quorum.majority(),
+                    nodes: extending.failures.into_list(),
+                })
+            }
+        };
+        if let Some(done) = extending.done {
+            // Whoever asked may have gone away.
+            drop(done.send(outcome));
+        }
+    }
+}
+
+impl Holding<'_> {
+    fn next_alarm(&self) -> Instant {
+        let now = self.status.borrow();
+        let lost_at = now.lost.is_none().then(|| now.valid_until - TICK);
+        let renew_at = self.renew_at.filter(|_| self.extending.is_none());
+        let extended_at = self.extending.as_ref().map(|extending| extending.due);
+        let next = [lost_at, renew_at, extended_at].into_iter().flatten().min();
+        // Nothing left to do in time but to be released.
+        next.unwrap_or_else(|| Instant::now() + Duration::from_secs(60 * 60))
+    }
+
+    fn lost(&self) -> Option<LostReason> {
+        self.status.borrow().lost
+    }
+
+    fn lose(&mut self, reason: LostReason) {
+        self.renew_at = None;
+        self.status.send_modify(|status| status.lost = Some(reason));
+        tracing::warn!(%reason, "redlock lock lost while it was held");
+    }
+
+    /// Declares the lock lost if its validity is over, or will be before a timer can tell.
+    fn check_validity(&mut self, now: Instant) {
+        let valid_until = self.status.borrow().valid_until;
+        if self.lost().is_none() && valid_until <= now + TICK {
+            let at_max_hold = self.hold_until.is_some_and(|end| end + TICK <= valid_until);
+            self.lose(if at_max_hold {
+                LostReason::MaxHold
+            } else {
+                LostReason::Expired
+            });
+        }
+    }
+
+    fn prolong(&mut self, valid_until: Instant) {
+        self.status.send_modify(|status| {
+            // Never shortens.
+            status.valid_until = status.valid_until.max(valid_until);
+        });
+    }
+
+    /// Returns the ttl to renew with: so much that the validity ends with `max_hold`, not later.
+    fn renewal_ttl(&self, ttl: Duration, now: Instant) -> Option<Duration> {
+        let Some(end) = self.hold_until else {
+            return Some(ttl);
+        };
+        let valid_until = self.status.borrow().valid_until;
+        let enough = end.saturating_duration_since(now) + validity::drift(ttl) + 2 * TICK;
+        (valid_until < end + TICK).then(|| ttl.min(enough))
+    }
+}

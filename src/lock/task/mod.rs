@@ -1,0 +1,9 @@
+//! The lease task: acquire, hold and renew, release; one sequential story.
+
+mod acquire;
+mod hold;
+mod release;
+mod run;
+mod state;
+
+pub(super) use run::{Order, run};

@@ -1,0 +1,142 @@
+//! Releasing: what was claimed is given back on every node, and the answers are counted.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::lock::claim::Claim;
+use crate::lock::error::ReleaseError;
+use crate::lock::front::Turn;
+use crate::lock::lease::Status;
+use crate::lock::lost::LostReason;
+use crate::lock::task::state::{Failures, LeaseTask, Release};
+use crate::node::{NodeFailure, Vote};
+use crate::protocol::round::ReleaseStep;
+
+impl LeaseTask {
+    /// Releases the lock and tells how that went as soon as a majority has answered.
+    pub(super) async fn release(
+        &mut self,
+        claim: Claim,
+        turn: Turn,
+        status: &watch::Sender<Status>,
+    ) {
+        let now = Instant::now();
+        let mut lost = None;
+        status.send_modify(|status| {
+            if status.lost.is_none() && status.valid_until <= now {
+                status.lost = Some(LostReason::Expired);
+            }
+            lost = status.lost;
+            status.lost.get_or_insert(LostReason::Released);
+        });
+        self.give_up(claim);
+        // The requests of whoever is next are behind the releases on every node.
+        drop(turn);
+        let Some(phase) = self.releases.last().map(|release| release.phase) else {
+            return;
+        };
+        let outcome = loop {
+            let Some(release) = self.releases.iter().find(|release| release.phase == phase) else {
+                return;
+            };
+            match release.round.step() {
+                ReleaseStep::Wait => {}
+                ReleaseStep::Freed => break Ok(()),
+                ReleaseStep::Unconfirmed => {
+                    break Err(ReleaseError::Unavailable {
+                        reached: release.round.released(),
+                        needed: self.inner.settings.quorum.majority(),
+                        nodes: release.failures.clone_list(),
+                    });
+                }
+            }
+            self.next_release_vote().await;
+        };
+        let outcome = match lost {
+            Some(reason) => Err(ReleaseError::Lost(reason)),
+            None => outcome,
+        };
+        status.send_modify(|status| status.released = Some(outcome));
+    }
+
+    /// Releases what a claim may hold. Returns at once; the answers are counted as they come.
+    pub(super) fn give_up(&mut self, claim: Claim) {
+        let now = Instant::now();
+        // A node that was given up on keeps its release; there is nobody left to hear of it.
+        self.forget_old_releases(now);
+        let phase = self.tally.next_phase();
+        let round = claim.release(&self.tally);
+        let nodes = self.inner.nodes.len();
+        self.releases.push(Release {
+            phase,
+            round,
+            due: Some(now + self.inner.settings.node_timeout),
+            failures: Failures::none(nodes),
+        });
+    }
+
+    /// Counts a vote if it is on a release, and gives it back if not.
+    pub(super) fn count_release(&mut self, vote: Vote) -> Option<Vote> {
+        let Some(release) = self.releases.iter_mut().find(|r| r.phase == vote.phase) else {
+            return Some(vote);
+        };
+        let answer = release.failures.note(vote.node, vote.outcome);
+        release.round.on_release(vote.node, answer);
+        None
+    }
+
+    /// Waits for one more vote on a release, or gives up on the nodes that are overdue.
+    pub(super) async fn next_release_vote(&mut self) {
+        let due = self.releases.iter().filter_map(|release| release.due).min();
+        let due = due.unwrap_or_else(Instant::now);
+        tokio::select! {
+            biased;
+            Some(vote) = self.votes.recv() => {
+                // Votes on anything else are of no interest any more.
+                drop(self.count_release(vote));
+            }
+            () = sleep_until(due) => {
+                let timed_out = (0..self.inner.nodes.len()).map(|node| self.timed_out(node));
+                let timed_out: Vec<NodeFailure> = timed_out.collect();
+                let is_late = |release: &&mut Release| release.due.is_some_and(|at| at <= due);
+                for release in self.releases.iter_mut().filter(is_late) {
+                    release.due = None;
+                    let late: Vec<usize> = release.round.silent().collect();
+                    for node in late {
+                        let failure = Err(timed_out[node].clone());
+                        let answer = release.failures.note(node, failure);
+                        release.round.on_release(node, answer);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until every node has answered every release, or is overdue, and notes which did not.
+    pub(super) async fn settle(&mut self) {
+        while self
+            .releases
+            .iter()
+            .any(|release| release.round.silent().next().is_some())
+        {
+            self.next_release_vote().await;
+        }
+        self.forget_old_releases(Instant::now());
+    }
+
+    fn forget_old_releases(&mut self, now: Instant) {
+        let (inner, ticket, keys) = (&self.inner, &self.ticket, &self.keys);
+        self.releases.retain(|release| {
+            let late = release.due.is_none_or(|due| due <= now);
+            let over = late || release.round.silent().next().is_none();
+            if over {
+                let nodes = release.round.unreleased();
+                let names = nodes.map(|node| Arc::clone(inner.nodes[node].name()));
+                ticket.set_unconfirmed(names, keys);
+            }
+            !over
+        });
+    }
+}

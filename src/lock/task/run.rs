@@ -1,0 +1,73 @@
+//! The story as a whole: acquire, hold, release.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::lock::error::LockError;
+use crate::lock::front::Turn;
+use crate::lock::guard::LockGuard;
+use crate::lock::redlock::Inner;
+use crate::lock::registry::Ticket;
+use crate::lock::task::acquire::Stopped;
+use crate::lock::task::state::LeaseTask;
+use crate::lock::waiters::Waiting;
+use crate::node::Tally;
+use crate::protocol::{KeyNames, LockKeys};
+
+/// Where the outcome of the acquisition goes; closed when the caller has gone away.
+pub(in crate::lock) type Grant = oneshot::Sender<Result<LockGuard, LockError>>;
+
+/// What a lease task is started with.
+#[derive(Debug)]
+pub(in crate::lock) struct Order {
+    pub(in crate::lock) inner: Arc<Inner>,
+    pub(in crate::lock) keys: LockKeys,
+    pub(in crate::lock) names: Arc<[KeyNames]>,
+    pub(in crate::lock) ttl: Duration,
+    pub(in crate::lock) max_hold: Option<Duration>,
+    /// When the caller stops waiting.
+    pub(in crate::lock) deadline: Instant,
+    pub(in crate::lock) turn: Turn,
+    pub(in crate::lock) waiting: Waiting,
+    pub(in crate::lock) ticket: Ticket,
+}
+
+/// Runs a lock from its first request to its last.
+pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
+    let Order {
+        inner,
+        keys,
+        names,
+        ttl,
+        max_hold,
+        deadline,
+        turn,
+        waiting,
+        ticket,
+    } = order;
+    let (tally, votes) = Tally::new();
+    let mut task = LeaseTask {
+        stage: inner.registry.stage(),
+        inner,
+        keys,
+        names,
+        ttl,
+        tally,
+        votes,
+        releases: Vec::new(),
+        ticket,
+    };
+    match task.acquire(deadline, waiting, &mut grant).await {
+        Ok(acquired) => task.hold(acquired, max_hold, turn, grant).await,
+        Err(Stopped::Failed(error)) => {
+            drop(turn);
+            // A caller that has gone away has no use for the error.
+            drop(grant.send(Err(error)));
+        }
+        Err(Stopped::Abandoned) => drop(turn),
+    }
+    task.settle().await;
+}

@@ -1,0 +1,512 @@
+//! Callers that go away: at every poll, with every kind of node, and in a panic; no key stays behind.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
+use tower_redlock::protocol::message::{Command, Op};
+use tower_redlock::protocol::{LockKeys, Namespace, OwnerToken};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{
+    ExtendError, LockError, LostReason, Redlock, RedlockBuilder, ReleaseError, Released,
+};
+
+const TTL: Duration = ms(10_000);
+const NODE_TIMEOUT: Duration = ms(50);
+
+/// Answers that come, but after the node timeout.
+const TOO_SLOW: Duration = ms(120);
+
+/// All that a node can do to a request.
+const GATES: [Gate; 7] = [
+    Gate::Ready,
+    Gate::Slow(ms(20)),
+    Gate::Slow(TOO_SLOW),
+    Gate::Failing,
+    Gate::Never,
+    Gate::Mute,
+    Gate::Down,
+];
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Every way in which three nodes can behave.
+fn all_gates() -> impl Iterator<Item = [Gate; 3]> {
+    GATES
+        .into_iter()
+        .flat_map(|a| GATES.into_iter().map(move |b| (a, b)))
+        .flat_map(|(a, b)| GATES.into_iter().map(move |c| [a, b, c]))
+}
+
+fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
+    Redlock::builder()
+        .scripted(nodes)
+        .ttl(TTL)
+        .node_timeout(NODE_TIMEOUT)
+}
+
+fn set_all(nodes: &ScriptedNodes, gates: [Gate; 3]) {
+    for (node, gate) in gates.into_iter().enumerate() {
+        nodes.set(node, gate);
+    }
+}
+
+fn set_all_for(nodes: &ScriptedNodes, kind: OpKind, gates: [Gate; 3]) {
+    for (node, gate) in gates.into_iter().enumerate() {
+        nodes.set_for(node, kind, gate);
+    }
+}
+
+/// Raises the fences of a key to different heights, so that its next lock needs the second phase.
+fn uneven_fences(nodes: &ScriptedNodes, key: &str) {
+    let keys = LockKeys::from_iter([key]);
+    let names: Arc<[_]> = Namespace::default()
+        .names(&keys, |_| [0; 32])
+        .unwrap()
+        .into();
+    for node in 0..3_u8 {
+        let send = |op| {
+            let command = Command {
+                names: Arc::clone(&names),
+                owner: OwnerToken::from_random([node; 16]),
+                op,
+            };
+            nodes.apply(usize::from(node), &command);
+        };
+        send(Op::Acquire {
+            // Above what any wall clock in microseconds proposes.
+            proposal: Some((1 << 52) + 100 * u64::from(node)),
+            ttl: TTL,
+            retention: 100 * TTL,
+        });
+        send(Op::Release);
+    }
+}
+
+/// Polls a future so many times, then gives it back unfinished, or its output if it has finished.
+///
+/// Between polls the other tasks get a turn, and every fourth time 10 ms pass. All delays of the
+/// nodes and the node timeout are multiples of that, so that the future is left at each moment at
+/// which something happens, before, amid and after it.
+async fn poll_times<F: Future + Unpin>(future: &mut F, times: usize) -> Option<F::Output> {
+    for poll in 0..times {
+        if let Poll::Ready(output) = futures_util::poll!(&mut *future) {
+            return Some(output);
+        }
+        if poll % 4 == 3 {
+            sleep(ms(10)).await;
+        } else {
+            yield_now().await;
+        }
+    }
+    None
+}
+
+/// Ends the service and makes sure that this takes no longer than the nodes are waited for.
+async fn drain(redlock: &Redlock, what: &str) {
+    let began = Instant::now();
+    let drained = redlock.drain(ms(60_000)).await;
+    assert_eq!(drained.held, [], "{what}");
+    // A second phase and a release, each at most one node timeout.
+    assert!(began.elapsed() <= 3 * NODE_TIMEOUT, "{what}: {drained:?}");
+}
+
+/// Drops the future of a lock at every poll until it completes, over all kinds of nodes.
+async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: bool) {
+    for gates in all_gates() {
+        for polls in 0.. {
+            let what = format!("{gates:?} after {polls} polls");
+            let nodes = ScriptedNodes::new(3);
+            if uneven {
+                uneven_fences(&nodes, keys[0]);
+            }
+            set_all(&nodes, gates);
+            let redlock = builder(&nodes).fencing(fencing).build().unwrap();
+            let request = redlock.lock_all(keys.iter().copied()).wait(Duration::ZERO);
+            let mut asking = Box::pin(request.into_future());
+            let outcome = poll_times(&mut asking, polls).await;
+            let finished = outcome.is_some();
+            // A guard is dropped here too, at the moment it was handed out.
+            drop((asking, outcome));
+
+            drain(&redlock, &what).await;
+            // What is on a slow wire arrives.
+            sleep(TOO_SLOW).await;
+            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            set_all(&nodes, [Gate::Ready; 3]);
+            let other = builder(&nodes).fencing(fencing).build().unwrap();
+            let lock = other.lock_all(keys.iter().copied()).wait(Duration::ZERO);
+            assert!(lock.await.is_ok(), "{what}");
+            if finished {
+                break;
+            }
+            assert!(polls < 100, "{what}: never finished");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_dropped_at_any_poll_leaves_no_key() {
+    drop_the_acquisition_everywhere(&["k"], true, false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_dropped_in_its_second_phase_leaves_no_key() {
+    drop_the_acquisition_everywhere(&["k"], true, true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_without_fencing_dropped_at_any_poll_leaves_no_key() {
+    drop_the_acquisition_everywhere(&["k"], false, false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_of_two_keys_dropped_at_any_poll_leaves_neither() {
+    drop_the_acquisition_everywhere(&["k", "l"], true, false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_of_two_keys_dropped_in_its_second_phase_leaves_neither() {
+    drop_the_acquisition_everywhere(&["k", "l"], true, true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_call_in_the_process_is_not_kept_waiting_by_one_that_was_dropped() {
+    for gates in all_gates() {
+        for polls in 0..20 {
+            let what = format!("{gates:?} after {polls} polls");
+            let nodes = ScriptedNodes::new(3);
+            set_all(&nodes, gates);
+            let redlock = builder(&nodes).build().unwrap();
+            let mut asking = Box::pin(redlock.try_lock("k").into_future());
+            drop(poll_times(&mut asking, polls).await);
+            drop(asking);
+            // The lease task sees it at its next turn, however the nodes are.
+            yield_now().await;
+            yield_now().await;
+
+            let asked = nodes.sent(0, OpKind::Acquire);
+            let mut asking = Box::pin(redlock.try_lock("k").into_future());
+            drop(poll_times(&mut asking, 2).await);
+            assert_eq!(nodes.sent(0, OpKind::Acquire), asked + 1, "{what}");
+            drop(asking);
+
+            sleep(2 * TOO_SLOW).await;
+            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            set_all(&nodes, [Gate::Ready; 3]);
+            assert!(redlock.try_lock("k").await.is_ok(), "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_dropped_at_any_poll_leaves_the_queue_and_no_key() {
+    for polls in 0..60 {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = builder(&nodes).build().unwrap();
+        let guard = redlock.lock("k").await.unwrap();
+        let mut queued = Box::pin(redlock.lock("k").into_future());
+        let mut behind = Box::pin(redlock.lock("k").into_future());
+        assert!(poll_times(&mut queued, 1).await.is_none());
+        assert!(poll_times(&mut behind, 1).await.is_none());
+        if polls >= 10 {
+            // The turn comes to the one that is about to go.
+            drop(guard);
+            drop(poll_times(&mut queued, polls - 10).await);
+            drop(queued);
+        } else {
+            drop(poll_times(&mut queued, polls).await);
+            drop((queued, guard));
+        }
+        let next = behind.await.unwrap();
+        assert_eq!(nodes.locks(), [1, 1, 1], "after {polls} polls");
+        drop(next);
+        drain(&redlock, "waiter").await;
+        assert_eq!(nodes.locks(), [0, 0, 0], "after {polls} polls");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_polls_for_another_process_can_be_dropped_at_any_poll() {
+    for polls in 0..60 {
+        let nodes = ScriptedNodes::new(3);
+        let (here, there) = (
+            builder(&nodes).build().unwrap(),
+            builder(&nodes).build().unwrap(),
+        );
+        let guard = there.lock("k").await.unwrap();
+        // Released somewhere in the middle.
+        tokio::spawn(async move {
+            sleep(ms(70)).await;
+            drop(guard);
+        });
+        let mut asking = Box::pin(here.lock("k").into_future());
+        drop(poll_times(&mut asking, polls).await);
+        drop(asking);
+        drain(&here, "polling waiter").await;
+        sleep(ms(100)).await;
+        assert_eq!(nodes.locks(), [0, 0, 0], "after {polls} polls");
+        assert!(there.try_lock("k").await.is_ok(), "after {polls} polls");
+    }
+}
+
+/// Whether a node with this gate carries releases out.
+fn carries_out(gate: Gate) -> bool {
+    matches!(gate, Gate::Ready | Gate::Slow(_) | Gate::Mute)
+}
+
+/// Whether a node with this gate answers in time.
+fn answers(gate: Gate) -> bool {
+    gate == Gate::Ready || matches!(gate, Gate::Slow(delay) if delay < NODE_TIMEOUT)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_dropped_at_any_poll_of_its_release_is_released_on_every_node_that_answers() {
+    for gates in all_gates() {
+        for polls in 0.. {
+            let what = format!("{gates:?} after {polls} polls");
+            let nodes = ScriptedNodes::new(3);
+            let redlock = builder(&nodes).build().unwrap();
+            let guard = redlock.try_lock("k").await.unwrap();
+            assert_eq!(nodes.locks(), [1, 1, 1]);
+            set_all_for(&nodes, OpKind::Release, gates);
+            let mut releasing = Box::pin(guard.release());
+            let outcome = poll_times(&mut releasing, polls).await;
+            drop(releasing);
+
+            if let Some(outcome) = &outcome {
+                let confirmed = gates.into_iter().filter(|gate| answers(*gate)).count();
+                match outcome {
+                    Ok(Released::Freed) => assert!(confirmed >= 2, "{what}"),
+                    Err(ReleaseError::Unavailable { reached, .. }) => {
+                        assert_eq!((*reached, confirmed < 2), (confirmed, true), "{what}");
+                    }
+                    _ => panic!("{what}: {outcome:?}"),
+                }
+            }
+            drain(&redlock, &what).await;
+            sleep(TOO_SLOW).await;
+            let left = gates.map(|gate| usize::from(!carries_out(gate)));
+            assert_eq!(nodes.locks(), left, "{what}");
+            // Where nobody hears of the release, the ttl is the end.
+            sleep(TTL).await;
+            set_all(&nodes, [Gate::Ready; 3]);
+            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            let other = builder(&nodes).build().unwrap();
+            assert!(other.try_lock("k").await.is_ok(), "{what}");
+            if outcome.is_some() {
+                break;
+            }
+            assert!(polls < 100, "{what}: never finished");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_a_bare_majority_granted_is_released_everywhere_at_any_poll() {
+    for gates in all_gates() {
+        // How often the release is polled; the acquisition itself is awaited.
+        for polls in [0, 1, 2, 3, 4, 8, 12, 24] {
+            let what = format!("{gates:?} after {polls} polls");
+            let nodes = ScriptedNodes::new(3);
+            set_all(&nodes, gates);
+            let redlock = builder(&nodes).build().unwrap();
+            let Ok(guard) = redlock.try_lock("k").await else {
+                break;
+            };
+            let mut releasing = Box::pin(guard.release());
+            drop(poll_times(&mut releasing, polls).await);
+            drop(releasing);
+            drain(&redlock, &what).await;
+            // Behind an acquisition that is still on the wire.
+            sleep(TOO_SLOW).await;
+            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_dropped_amid_a_renewal_leaves_no_key() {
+    for gates in all_gates() {
+        for after in [0, 10, 50, 60] {
+            let what = format!("{gates:?} {after} ms into the renewal");
+            let nodes = ScriptedNodes::new(3);
+            let redlock = builder(&nodes).build().unwrap();
+            let guard = redlock.try_lock("k").await.unwrap();
+            set_all_for(&nodes, OpKind::Confirm, gates);
+            sleep(TTL / 3 + ms(1 + after)).await;
+            assert!(nodes.sent(0, OpKind::Confirm) > 0, "{what}");
+            drop(guard);
+            drain(&redlock, &what).await;
+            sleep(TOO_SLOW).await;
+            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extension_dropped_at_any_poll_leaves_a_lock_that_is_valid_and_can_be_released() {
+    for gates in all_gates() {
+        for polls in [0, 1, 2, 3, 4, 8, 12, 24] {
+            let what = format!("{gates:?} after {polls} polls");
+            let nodes = ScriptedNodes::new(3);
+            let redlock = builder(&nodes).renew(false).build().unwrap();
+            let guard = redlock.try_lock("k").await.unwrap();
+            set_all_for(&nodes, OpKind::Confirm, gates);
+            let end = Instant::now() + guard.valid_for();
+            {
+                let mut extending = pin!(guard.extend(TTL));
+                drop(poll_times(&mut extending, polls).await);
+            }
+            assert!(Instant::now() + guard.valid_for() >= end, "{what}");
+            drop(guard);
+            drain(&redlock, &what).await;
+            sleep(TOO_SLOW).await;
+            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_while_acquiring_is_an_error_for_the_caller_and_leaves_no_key() {
+    for panicking in 0..3 {
+        for uneven in [false, true] {
+            let nodes = ScriptedNodes::new(3);
+            let redlock = builder(&nodes).build().unwrap();
+            let other = redlock.try_lock("other").await.unwrap();
+            let kind = if uneven {
+                // In the second phase.
+                uneven_fences(&nodes, "k");
+                OpKind::Confirm
+            } else {
+                OpKind::Acquire
+            };
+            nodes.set_for(panicking, kind, Gate::Panic);
+            let failed = redlock.try_lock("k").await;
+            if uneven && failed.is_ok() {
+                // Of the first two, the one with the higher fence need not confirm it.
+                assert_eq!(panicking, 1);
+                continue;
+            }
+            assert!(matches!(failed, Err(LockError::Closed)), "{failed:?}");
+            assert_eq!(nodes.locks(), [1, 1, 1], "only the other key");
+            // The key is free in the process as well, and nobody else noticed.
+            nodes.set(panicking, Gate::Ready);
+            assert!(redlock.try_lock("k").await.is_ok());
+            assert!(other.is_valid());
+            assert_eq!(other.release().await, Ok(Released::Freed));
+            drain(&redlock, "after a panic").await;
+            assert_eq!(nodes.locks(), [0, 0, 0]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_while_renewing_makes_lost_resolve_and_never_releases_under_the_guard() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    let other = redlock.try_lock("other").await.unwrap();
+    let began = Instant::now();
+    nodes.set_for(1, OpKind::Confirm, Gate::Panic);
+    // The renewal of either may be the first; both of them panic.
+    assert_eq!(guard.lost().await, LostReason::Abandoned);
+    assert_eq!(other.lost().await, LostReason::Abandoned);
+    nodes.set(1, Gate::Ready);
+    assert!(began.elapsed() <= TTL / 3 + ms(1), "at the renewal");
+    assert!(!guard.is_valid() && guard.valid_for().is_zero());
+    let refused = guard.extend(TTL).await;
+    assert_eq!(refused, Err(ExtendError::Lost(LostReason::Abandoned)));
+
+    // The holder may not have noticed yet, so the nodes still keep others out.
+    assert_eq!(nodes.locks(), [2, 2, 2]);
+    let elsewhere = builder(&nodes).build().unwrap();
+    let refused = elsewhere.try_lock("k").await;
+    assert!(
+        matches!(refused, Err(LockError::Contended { .. })),
+        "{refused:?}"
+    );
+    // The front of this process is free: the nodes are asked.
+    let asked = nodes.sent(0, OpKind::Acquire);
+    assert!(redlock.try_lock("k").await.is_err());
+    assert!(nodes.sent(0, OpKind::Acquire) > asked);
+
+    // By the ttl of the renewal that one node carried out, at the latest.
+    sleep(TTL).await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    assert!(redlock.try_lock("k").await.is_ok());
+    let released = guard.release().await;
+    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Abandoned)));
+    drop(other);
+    drain(&redlock, "after a panic").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_while_renewing_leaves_the_locks_of_others_alone() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    sleep(TTL / 6).await;
+    let other = redlock.try_lock("other").await.unwrap();
+    nodes.set_for(0, OpKind::Confirm, Gate::Panic);
+    assert_eq!(guard.lost().await, LostReason::Abandoned);
+    nodes.set(0, Gate::Ready);
+    for _ in 0..30 {
+        sleep(TTL / 10).await;
+        assert!(other.is_valid());
+    }
+    assert_eq!(other.release().await, Ok(Released::Freed));
+    drop(guard);
+    drain(&redlock, "after a panic").await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_while_releasing_frees_the_key_by_its_ttl_and_the_process_at_once() {
+    for panicking in 0..3 {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = builder(&nodes).build().unwrap();
+        let guard = redlock.try_lock("k").await.unwrap();
+        let (lost, handle) = (guard.lost(), guard.handle());
+        nodes.set_for(panicking, OpKind::Release, Gate::Panic);
+        let released = guard.release().await;
+        assert_eq!(
+            released,
+            Err(ReleaseError::Lost(LostReason::Abandoned)),
+            "nobody knows what the nodes have"
+        );
+        // It resolves, whatever it says.
+        lost.await;
+        assert!(!handle.is_valid());
+        nodes.set(panicking, Gate::Ready);
+
+        let asked = nodes.sent(0, OpKind::Acquire);
+        drop(redlock.try_lock("k").await);
+        assert!(nodes.sent(0, OpKind::Acquire) > asked, "asks the nodes");
+        assert!(redlock.try_lock("other").await.is_ok());
+        sleep(TTL).await;
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+        assert!(redlock.try_lock("k").await.is_ok());
+        drain(&redlock, "after a panic").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_holder_frees_the_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let holder = redlock.clone();
+    let job = tokio::spawn(async move {
+        let _guard = holder.try_lock("k").await.unwrap();
+        panic!("the holder panics");
+    });
+    assert!(job.await.unwrap_err().is_panic());
+    drain(&redlock, "after a panic").await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
