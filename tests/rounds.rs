@@ -433,7 +433,9 @@ impl Journal {
         let nodes: BTreeSet<usize> = self
             .numbers(|answer| number_of(*answer))
             .into_iter()
-            .filter_map(|(node, number)| (number == token).then_some(node))
+            // A key that is known to be gone vouches for nothing.
+            .filter(|(node, number)| *number == token && !self.lost.contains(node))
+            .map(|(node, _)| node)
             .collect();
         nodes.len()
     }
