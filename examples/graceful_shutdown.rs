@@ -55,7 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .build()?,
         Err(_) => Redlock::in_memory(3),
     };
-    let listen = env::var("LISTEN").unwrap_or("127.0.0.1:3000".into());
+    let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
 

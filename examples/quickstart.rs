@@ -137,10 +137,10 @@ fn redlock() -> Result<(Redlock, String), Box<dyn Error>> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt()
-        .with_env_filter(env::var("RUST_LOG").unwrap_or("warn".into()))
+        .with_env_filter(env::var("RUST_LOG").unwrap_or_else(|_| "warn".into()))
         .init();
     let (redlock, nodes) = redlock()?;
-    let listen = env::var("LISTEN").unwrap_or("127.0.0.1:3000".into());
+    let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&listen).await.map_err(|error| {
         format!("cannot listen on {listen}: {error}; set LISTEN to another address")
     })?;

@@ -1,4 +1,11 @@
-//! draft
+#![doc = include_str!("../README.md")]
+//!
+//! # Map of the crate
+//!
+//! [`Redlock`] and its [`LockGuard`] are the lock; [`RedlockLayer`] is the middleware and [`key`]
+//! where its keys come from. [`middleware`] has the services, futures and bodies that one rarely
+//! names, [`protocol`] the algorithm as pure data, with the argument why tokens are unique.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "axum")]
 mod extract;

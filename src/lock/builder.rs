@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::redlock::Redlock;
-use crate::lock::settings::{Settings, whole_millis};
+use crate::lock::settings::{FOREVER, Settings, whole_millis};
 use crate::lock::waiters::Waiters;
 use crate::node::{EmbeddedNode, Node};
 use crate::protocol::{Namespace, Quorum, Retry, validity};
 
 /// Longest ttl that is not taken for a mistake in units: ten days.
 const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
+
+/// Longest memory of a fence: ten years.
+const LONGEST_RETENTION: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
 
 /// How to keep nodes from voting that have just lost their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -272,6 +275,11 @@ impl RedlockBuilder {
                 ));
             }
         }
+        if self.connect_timeout > LONGEST_TTL {
+            let remedy = format!("nobody waits that long; at most {LONGEST_TTL:?}");
+            let value = self.connect_timeout;
+            return Err(BuildError::of("connect_timeout", value, remedy));
+        }
         if self.node_timeout >= self.ttl {
             let remedy = format!(
                 "a lock would be over before its nodes have answered; keep it well below ttl = {:?}",
@@ -279,14 +287,18 @@ impl RedlockBuilder {
             );
             return Err(BuildError::of("node_timeout", self.node_timeout, remedy));
         }
-        let held = self.max_hold.unwrap_or_default();
+        let held = self.max_hold.unwrap_or_default().min(FOREVER);
         let least = (2 * max_ttl).max(held.saturating_add(max_ttl));
         let default = Duration::from_secs(60 * 60).max(least);
-        let fence_retention = self.fence_retention.unwrap_or(default);
+        let fence_retention = self.fence_retention.unwrap_or(default).min(2 * FOREVER);
         if fence_retention < least {
             let remedy = format!(
                 "a fence could lapse under a lock; at least max(2 * max_ttl, max_hold + max_ttl) = {least:?}"
             );
+            return Err(BuildError::of("fence_retention", fence_retention, remedy));
+        }
+        if fence_retention > LONGEST_RETENTION {
+            let remedy = format!("at most {LONGEST_RETENTION:?}");
             return Err(BuildError::of("fence_retention", fence_retention, remedy));
         }
         Ok(Settings {
@@ -351,7 +363,7 @@ impl RedlockBuilder {
     fn redis_node(&self, endpoint: crate::node::redis::Endpoint) -> Arc<dyn Node> {
         let timeouts = crate::node::redis::Timeouts {
             node: self.node_timeout,
-            connect: self.connect_timeout,
+            connect: self.connect_timeout.min(FOREVER),
         };
         Arc::new(crate::node::redis::RedisNode::new(endpoint, timeouts))
     }
@@ -445,10 +457,12 @@ pub(crate) fn check_ttl(setting: &'static str, ttl: Duration) -> Result<(), Buil
 /// Cuts what may be a password out of a URL that could not be parsed.
 #[cfg(feature = "redis")]
 fn without_credentials(url: &str) -> String {
-    let url = url.split('?').next().unwrap_or_default();
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) => format!("{}://***{}", &url[..scheme], &url[at..]),
-        (None, Some(at)) => format!("***{}", &url[at..]),
-        (_, None) => url.to_owned(),
+    let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
+    let rest = &url[scheme.len()..];
+    match (rest.rfind('@'), rest.find('?')) {
+        // Either of them may be part of a password; nobody can tell which.
+        (Some(at), Some(query)) if query < at => format!("{scheme}***"),
+        (Some(at), query) => format!("{scheme}***{}", &rest[at..query.unwrap_or(rest.len())]),
+        (None, query) => format!("{scheme}{}", &rest[..query.unwrap_or(rest.len())]),
     }
 }

@@ -15,7 +15,7 @@ use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Stage;
-use crate::lock::settings::Options;
+use crate::lock::settings::{Options, after};
 use crate::lock::task::{self, Order};
 use crate::lock::waiters::{Waiters, Waiting};
 use crate::node::sha256;
@@ -134,8 +134,9 @@ async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
     let settings = &inner.settings;
     let names = settings.namespace.names(&keys, sha256)?;
     let ttl = settings.ttl_of(&options)?;
-    let wait = options.wait.unwrap_or(settings.wait);
-    let deadline = Instant::now() + wait;
+    let wait = options.wait.unwrap_or(settings.wait).min(FOREVER);
+    let max_hold = options.max_hold.or(settings.max_hold);
+    let deadline = after(Instant::now(), wait);
     let caps = [settings.waiters.clone(), options.waiters.clone()];
     let mut waiting = Waiting::new(caps.into_iter().flatten().collect());
     let turn = take_turn(&inner, &keys, wait, deadline, &mut waiting).await?;
@@ -144,7 +145,7 @@ async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
         keys,
         names: names.into(),
         ttl,
-        max_hold: options.max_hold.or(settings.max_hold),
+        max_hold: max_hold.map(|max_hold| max_hold.min(FOREVER)),
         deadline,
         turn,
         waiting,

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::lock::error::LockError;
 use crate::lock::waiters::Waiters;
 use crate::protocol::{Namespace, Quorum, Retry, validity};
@@ -53,6 +55,15 @@ impl Settings {
         Ok(ttl)
     }
 }
+
+/// Adds a duration of any length; what the clock cannot hold is as good as never.
+pub(super) fn after(instant: Instant, duration: Duration) -> Instant {
+    const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+    instant + duration.min(NEVER)
+}
+
+/// What is longer than this never ends; an instant cannot be as far away as a `Duration` is long.
+pub(super) const FOREVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// Rounds down to whole milliseconds.
 pub(super) fn whole_millis(duration: Duration) -> Duration {

@@ -1,6 +1,5 @@
 //! Refusals: what they are, and how they look over HTTP and gRPC.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -201,6 +200,10 @@ impl RequestKind {
 
 /// The default: `application/problem+json` (RFC 9457) with a stable `code` member, or a gRPC
 /// status in the head.
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature of `RejectionResponse`"
+)]
 pub(super) fn default_response(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
     match to {
         RequestKind::Http => problem_json(rejection),
@@ -246,14 +249,8 @@ fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection) {
 fn escape_json(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, c| {
         match c {
-            '"' | '\\' => {
-                escaped.push('\\');
-                escaped.push(c);
-            }
-            c if c < ' ' => {
-                // Writing to a String cannot fail.
-                let _ = write!(escaped, "\\u{:04x}", u32::from(c));
-            }
+            '"' | '\\' => escaped.extend(['\\', c]),
+            c if c < ' ' => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
             c => escaped.push(c),
         }
         escaped

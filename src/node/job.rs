@@ -9,7 +9,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
-use crate::protocol::message::{Command, Op, Reply};
+#[cfg(feature = "redis")]
+use crate::protocol::message::Op;
+use crate::protocol::message::{Command, Reply};
 
 /// A request on its way to one node.
 #[derive(Debug)]
@@ -17,6 +19,10 @@ pub(crate) struct Job {
     pub(crate) request: Request,
     pub(crate) ballot: Ballot,
     /// When the request is of no use any more: a release, when its key has expired anyway.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "embedded nodes answer at once")
+    )]
     pub(crate) useful_until: Instant,
 }
 
@@ -28,6 +34,8 @@ pub(crate) enum Request {
     Ping,
 }
 
+/// For nodes that keep jobs waiting.
+#[cfg(feature = "redis")]
 impl Job {
     /// Whether this is a release, which must reach the node whatever else happens.
     pub(crate) fn is_release(&self) -> bool {
@@ -122,6 +130,7 @@ impl Ballot {
     }
 
     /// Whether the phase of this ballot is still being voted on.
+    #[cfg(feature = "redis")]
     pub(crate) fn is_open(&self) -> bool {
         self.0.as_ref().is_some_and(|open| {
             open.tally.phase.load(Ordering::Acquire) == open.phase && !open.tally.votes.is_closed()

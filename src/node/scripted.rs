@@ -127,6 +127,10 @@ impl ScriptedNodes {
     /// # Panics
     ///
     /// If there is no such node.
+    #[allow(
+        clippy::must_use_candidate,
+        reason = "called for what it does at the node"
+    )]
     pub fn apply(&self, node: usize, command: &Command) -> Reply {
         self.nodes[node].store.apply(command)
     }

@@ -109,15 +109,11 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
 }
 
 pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-
+    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
     bytes
         .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+        .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
+        .collect()
 }
 
 #[cfg(test)]

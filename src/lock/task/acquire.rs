@@ -62,7 +62,10 @@ impl LeaseTask {
             let now = Instant::now();
             let delay = if split && now < began + settings.node_timeout {
                 splits += 1;
-                jitter(|random| Retry::split_delay(splits - 1, now - asked, random))
+                // Timers know no less than a tick: shorter delays would all be the same, and on a
+                // paused clock there would be none at all.
+                let round_trip = (now - asked).max(TICK);
+                jitter(|random| Retry::split_delay(splits - 1, round_trip, random))
             } else if now < deadline {
                 waiting.begin().map_err(Stopped::Failed)?;
                 polls += 1;
@@ -72,7 +75,7 @@ impl LeaseTask {
                 return Err(Stopped::Failed(LockError::Contended { retry_after }));
             };
             tokio::select! {
-                () = sleep(delay) => {}
+                () = sleep(delay.max(TICK)) => {}
                 () = grant.closed() => return Err(Stopped::Abandoned),
                 () = reached(&mut self.stage, Stage::Draining) => {
                     return Err(Stopped::Failed(LockError::Closed));

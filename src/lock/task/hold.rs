@@ -13,7 +13,7 @@ use crate::lock::guard::LockGuard;
 use crate::lock::lease::{Extension, Lease, Status};
 use crate::lock::lost::LostReason;
 use crate::lock::registry::Stage;
-use crate::lock::settings::whole_millis;
+use crate::lock::settings::{after, whole_millis};
 use crate::lock::task::acquire::Acquired;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{Failures, LeaseTask, TICK, reached};
@@ -78,11 +78,16 @@ impl LeaseTask {
         let mut holding = Holding {
             token,
             status: &status,
-            hold_until: max_hold.map(|max_hold| began + max_hold),
+            hold_until: max_hold.map(|max_hold| after(began, max_hold)),
             renew_at: self.inner.settings.renew.then(|| began + self.ttl / 3),
             extending: None,
         };
+        let mut turn = Some(turn);
         loop {
+            if holding.lost().is_some() {
+                // A holder that goes on without its lock must not keep this process from it.
+                turn = None;
+            }
             let alarm = holding.next_alarm();
             tokio::select! {
                 biased;

@@ -19,7 +19,7 @@ impl LeaseTask {
     pub(super) async fn release(
         &mut self,
         claim: Claim,
-        turn: Turn,
+        turn: Option<Turn>,
         status: &watch::Sender<Status>,
     ) {
         let now = Instant::now();

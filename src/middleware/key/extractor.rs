@@ -172,7 +172,7 @@ impl Composite {
             let extended = |key: &Vec<LockKey>| {
                 let key = key.clone();
                 part.iter()
-                    .map(move |part| [key.as_slice(), &[part.clone()]].concat())
+                    .map(move |part| [key.as_slice(), std::slice::from_ref(part)].concat())
             };
             self.0 = self.0.iter().flat_map(extended).collect();
         }

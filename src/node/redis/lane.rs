@@ -15,6 +15,7 @@ use std::time::Duration;
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Pipeline, RedisError, Value};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
@@ -68,8 +69,8 @@ struct Answered {
     values: Result<Vec<Value>, RedisError>,
 }
 
-/// Starts a lane on the current runtime. It ends when the sender is gone and nothing is left to do.
-pub(super) fn spawn(shared: Arc<Shared>) -> mpsc::UnboundedSender<Job> {
+/// Starts a lane. It ends when the sender is gone and nothing is left to do.
+pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) -> mpsc::UnboundedSender<Job> {
     let (sender, jobs) = mpsc::unbounded_channel();
     *shared.reachability() = Reachability::Untried;
     let lane = Lane {
@@ -86,7 +87,7 @@ pub(super) fn spawn(shared: Arc<Shared>) -> mpsc::UnboundedSender<Job> {
         last_sent: Instant::now(),
         was_connected: false,
     };
-    tokio::spawn(lane.run(jobs));
+    runtime.spawn(lane.run(jobs));
     sender
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool_redis::Pool;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -115,9 +116,12 @@ impl Node for RedisNode {
             },
             None => job,
         };
-        let jobs = lane::spawn(Arc::clone(&self.shared));
-        drop(jobs.send(job));
-        *lane = Some(jobs);
+        // Without a runtime there is no way to reach the server; the ballot says so when dropped.
+        if let Ok(runtime) = Handle::try_current() {
+            let jobs = lane::spawn(&runtime, Arc::clone(&self.shared));
+            drop(jobs.send(job));
+            *lane = Some(jobs);
+        }
     }
 
     fn extra_patience(&self) -> Duration {
