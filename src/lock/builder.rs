@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::redlock::Redlock;
-use crate::lock::settings::{FOREVER, Settings, whole_millis};
+use crate::lock::settings::{Settings, whole_millis};
 use crate::lock::waiters::Waiters;
 use crate::node::{EmbeddedNode, Node};
 use crate::protocol::{Namespace, Quorum, Retry, validity};
@@ -287,10 +287,10 @@ impl RedlockBuilder {
             );
             return Err(BuildError::of("node_timeout", self.node_timeout, remedy));
         }
-        let held = self.max_hold.unwrap_or_default().min(FOREVER);
+        let held = self.max_hold.unwrap_or_default();
         let least = (2 * max_ttl).max(held.saturating_add(max_ttl));
         let default = Duration::from_secs(60 * 60).max(least);
-        let fence_retention = self.fence_retention.unwrap_or(default).min(2 * FOREVER);
+        let fence_retention = self.fence_retention.unwrap_or(default);
         if fence_retention < least {
             let remedy = format!(
                 "a fence could lapse under a lock; at least max(2 * max_ttl, max_hold + max_ttl) = {least:?}"
@@ -363,7 +363,7 @@ impl RedlockBuilder {
     fn redis_node(&self, endpoint: crate::node::redis::Endpoint) -> Arc<dyn Node> {
         let timeouts = crate::node::redis::Timeouts {
             node: self.node_timeout,
-            connect: self.connect_timeout.min(FOREVER),
+            connect: self.connect_timeout,
         };
         Arc::new(crate::node::redis::RedisNode::new(endpoint, timeouts))
     }

@@ -134,8 +134,7 @@ async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
     let settings = &inner.settings;
     let names = settings.namespace.names(&keys, sha256)?;
     let ttl = settings.ttl_of(&options)?;
-    let wait = options.wait.unwrap_or(settings.wait).min(FOREVER);
-    let max_hold = options.max_hold.or(settings.max_hold);
+    let wait = options.wait.unwrap_or(settings.wait);
     let deadline = after(Instant::now(), wait);
     let caps = [settings.waiters.clone(), options.waiters.clone()];
     let mut waiting = Waiting::new(caps.into_iter().flatten().collect());
@@ -145,7 +144,7 @@ async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
         keys,
         names: names.into(),
         ttl,
-        max_hold: max_hold.map(|max_hold| max_hold.min(FOREVER)),
+        max_hold: options.max_hold.or(settings.max_hold),
         deadline,
         turn,
         waiting,

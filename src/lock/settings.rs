@@ -62,9 +62,6 @@ pub(super) fn after(instant: Instant, duration: Duration) -> Instant {
     instant + duration.min(NEVER)
 }
 
-/// What is longer than this never ends; an instant cannot be as far away as a `Duration` is long.
-pub(super) const FOREVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
-
 /// Rounds down to whole milliseconds.
 pub(super) fn whole_millis(duration: Duration) -> Duration {
     duration - Duration::from_nanos(u64::from(duration.subsec_nanos() % 1_000_000))

@@ -9,7 +9,7 @@ use crate::lock::claim::{Claim, jitter};
 use crate::lock::error::LockError;
 use crate::lock::registry::Stage;
 use crate::lock::task::run::Grant;
-use crate::lock::task::state::{Failures, LeaseTask, reached};
+use crate::lock::task::state::{Failures, LeaseTask, TICK, reached};
 use crate::lock::waiters::Waiting;
 use crate::node::{NodeFailure, Vote, next_proposal};
 use crate::protocol::message::Op;
