@@ -145,6 +145,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         format!("cannot listen on {listen}: {error}; set LISTEN to another address")
     })?;
     print_what_to_try(listener.local_addr()?, &nodes);
+    print_quarantine(&redlock).await;
 
     let server = axum::serve(listener, app(redlock.clone()))
         .with_graceful_shutdown(stop_signal())
@@ -169,6 +170,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
         served.await??;
     }
     Ok(())
+}
+
+/// Says why a fresh or restarted cluster refuses locks at first.
+async fn print_quarantine(redlock: &Redlock) {
+    let health = redlock.health().await;
+    let left = health.nodes.iter().filter_map(|node| match node.state {
+        NodeState::Quarantined { left } => Some(left.as_secs() + 1),
+        _ => None,
+    });
+    if let Some(seconds) = left.max() {
+        println!(
+            "\nThe Redis nodes have not been up for long: they could have forgotten locks, so requests\n\
+             are refused with 503 for another {seconds} s. REDLOCK_RESTART_GUARD=off turns that off."
+        );
+    }
 }
 
 async fn stop_signal() {

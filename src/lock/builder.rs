@@ -211,11 +211,14 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets how long a Redis node that restarted is kept from voting.
+    /// Sets how long a Redis node that lost its memory is kept from voting. Default:
+    /// [`RestartGuard::Auto`]; with the default ttl that is 20 s.
     ///
-    /// This version keeps the setting but does not enforce it yet: a node that restarted without
-    /// its data votes at once. Run the nodes with `appendonly yes` and `appendfsync always`, or
-    /// keep a node that lost its data down for longer than `max_ttl`.
+    /// A restart, with data or without, `FLUSHALL`, and the promotion of a replica are noticed, by
+    /// every client, from what the server says of itself; so a fresh cluster refuses locks for that
+    /// long after its first contact. Not noticed: a server that gets older data of its own back
+    /// within one process; and with `fencing(false)`, `FLUSHALL` under a connection that stands.
+    /// Needs the right to `INFO` and `TIME`. Embedded nodes are exempt.
     pub fn restart_guard(mut self, restart_guard: RestartGuard) -> Self {
         self.restart_guard = restart_guard;
         self
@@ -238,7 +241,7 @@ impl RedlockBuilder {
     /// no sense together; it names the setting, its value and the remedy.
     pub fn build(self) -> Result<Redlock, BuildError> {
         let settings = self.settings()?;
-        let nodes = self.nodes()?;
+        let nodes = self.nodes(&settings)?;
         Ok(Redlock::new(nodes, settings))
     }
 
@@ -317,8 +320,14 @@ impl RedlockBuilder {
         })
     }
 
-    fn nodes(&self) -> Result<Vec<Arc<dyn Node>>, BuildError> {
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(unused_variables, reason = "embedded nodes need no guard")
+    )]
+    fn nodes(&self, settings: &Settings) -> Result<Vec<Arc<dyn Node>>, BuildError> {
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
+        #[cfg(feature = "redis")]
+        let guard = self.guard(settings)?;
         for source in &self.sources {
             match source {
                 Source::Embedded(count) => {
@@ -340,13 +349,14 @@ impl RedlockBuilder {
                         let remedy = "this server is listed twice; a majority must be of independent servers";
                         return Err(BuildError::new("url", &endpoint.name, remedy));
                     }
-                    nodes.push(self.redis_node(endpoint));
+                    nodes.push(self.redis_node(endpoint, guard.as_ref()));
                 }
                 #[cfg(feature = "redis")]
                 Source::Pool(pool) => {
                     let name = format!("pool-{}", nodes.len()).into();
                     let pool = pool.clone();
-                    nodes.push(self.redis_node(crate::node::redis::Endpoint { name, pool }));
+                    let endpoint = crate::node::redis::Endpoint { name, pool };
+                    nodes.push(self.redis_node(endpoint, guard.as_ref()));
                 }
                 #[cfg(feature = "test-util")]
                 Source::Scripted(scripted) => {
@@ -360,12 +370,41 @@ impl RedlockBuilder {
     }
 
     #[cfg(feature = "redis")]
-    fn redis_node(&self, endpoint: crate::node::redis::Endpoint) -> Arc<dyn Node> {
+    fn guard(
+        &self,
+        settings: &Settings,
+    ) -> Result<Option<Arc<crate::node::redis::Guard>>, BuildError> {
+        let max_ttl = settings.max_ttl;
+        let window = match self.restart_guard {
+            RestartGuard::Off => return Ok(None),
+            RestartGuard::Auto => (2 * max_ttl).max(max_ttl + Duration::from_secs(5)),
+            RestartGuard::For(window) if window > max_ttl && window <= LONGEST_RETENTION => window,
+            RestartGuard::For(window) => {
+                let remedy = format!(
+                    "a restarted node must stay out for longer than any lock lives: more than max_ttl = {max_ttl:?}, at most {LONGEST_RETENTION:?}"
+                );
+                return Err(BuildError::of("restart_guard", window, remedy));
+            }
+        };
+        let generation_key = settings.namespace.generation();
+        Ok(Some(crate::node::redis::Guard::new(window, generation_key)))
+    }
+
+    #[cfg(feature = "redis")]
+    fn redis_node(
+        &self,
+        endpoint: crate::node::redis::Endpoint,
+        guard: Option<&Arc<crate::node::redis::Guard>>,
+    ) -> Arc<dyn Node> {
         let timeouts = crate::node::redis::Timeouts {
             node: self.node_timeout,
             connect: self.connect_timeout,
         };
-        Arc::new(crate::node::redis::RedisNode::new(endpoint, timeouts))
+        Arc::new(crate::node::redis::RedisNode::new(
+            endpoint,
+            timeouts,
+            guard.cloned(),
+        ))
     }
 }
 

@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 
 use crate::lock::{LockError, LostReason};
+use crate::node::NodeFailure;
 use crate::protocol::KeyError;
 
 /// Why a request was not served, or not to its end.
@@ -110,6 +111,11 @@ impl Rejection {
     pub fn retry_after(&self) -> Option<Duration> {
         let left = match self {
             Self::Contended { retry_after, .. } => retry_after.unwrap_or_default(),
+            Self::Failed(LockError::Unavailable {
+                reached,
+                needed,
+                nodes,
+            }) => until_majority(*reached, *needed, nodes),
             Self::Failed(_) => Duration::ZERO,
             Self::Lost(_) | Self::KeyMissing | Self::KeyInvalid(_) | Self::Misconfigured(_) => {
                 return None;
@@ -240,6 +246,20 @@ fn grpc_status(rejection: &Rejection) -> Response<Full<Bytes>> {
     response
 }
 
+/// Returns when enough quarantined nodes may vote again; zero if nobody knows.
+fn until_majority(reached: usize, needed: usize, nodes: &[NodeFailure]) -> Duration {
+    let mut left: Vec<Duration> = nodes
+        .iter()
+        .filter_map(|node| match node {
+            NodeFailure::Quarantined { left, .. } => Some(*left),
+            _ => None,
+        })
+        .collect();
+    left.sort_unstable();
+    let missing = needed.saturating_sub(reached).max(1);
+    left.get(missing - 1).copied().unwrap_or_default()
+}
+
 fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection) {
     if let Some(retry_after) = rejection.retry_after() {
         headers.insert(RETRY_AFTER, retry_after.as_secs().into());
@@ -277,6 +297,20 @@ mod tests {
         };
         assert_eq!([0, 1, 1_000, 1_001, 9_999].map(seconds), [1, 1, 1, 2, 10]);
         assert_eq!(contended(None).retry_after(), Some(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_quarantined_cluster_says_when_a_majority_may_vote() {
+        let quarantined = |seconds| NodeFailure::Quarantined {
+            node: "n".into(),
+            left: Duration::from_secs(seconds),
+        };
+        let rejection = Rejection::Failed(LockError::Unavailable {
+            reached: 0,
+            needed: 2,
+            nodes: vec![quarantined(30), quarantined(7), quarantined(5)],
+        });
+        assert_eq!(rejection.retry_after(), Some(Duration::from_secs(7)));
     }
 
     #[test]

@@ -203,7 +203,7 @@ pub enum KeyError {
         /// Keys that are allowed.
         max: usize,
     },
-    /// In the empty namespace the key begins like the names that the fences have there.
+    /// In the empty namespace the key is named like what the nodes keep there besides locks.
     Reserved,
     /// A request carries a key that is not of the form that its source asks for.
     Malformed(Cow<'static, str>),
@@ -237,7 +237,7 @@ impl fmt::Display for KeyError {
                 "{count} keys were asked for in one lock and {max} are allowed; lock a coarser resource"
             ),
             Self::Reserved => f.write_str(
-                "in the empty namespace a lock key may not begin with `redlock:fence:`; set a namespace",
+                "in the empty namespace a lock key may not begin with `redlock:fence:` or be `redlock:generation`; set a namespace",
             ),
             Self::Malformed(why) => write!(f, "the lock key is malformed: {why}"),
             Self::Misconfigured(why) => write!(f, "the lock key is misconfigured: {why}"),

@@ -10,6 +10,9 @@ pub const MAX_CLEAR_KEY: usize = 512;
 /// How the fences are named in the empty namespace, where the locks have the bare keys.
 const BARE_FENCE: &[u8] = b"redlock:fence:";
 
+/// How the generation is named in the empty namespace.
+const BARE_GENERATION: &str = "redlock:generation";
+
 /// The Redis keys of one lockable resource.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyNames {
@@ -38,6 +41,16 @@ impl Namespace {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Names the key that says since when a node has its memory; no lock or fence is named so.
+    #[must_use]
+    pub fn generation(&self) -> Arc<[u8]> {
+        if self.0.is_empty() {
+            BARE_GENERATION.as_bytes().into()
+        } else {
+            format!("{}:generation", self.0).into_bytes().into()
+        }
     }
 
     /// Names all keys of a set, in the set's order.
@@ -99,7 +112,7 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
             max: MAX_CLEAR_KEY,
         });
     }
-    if key.starts_with(BARE_FENCE) {
+    if key.starts_with(BARE_FENCE) || key == BARE_GENERATION.as_bytes() {
         return Err(KeyError::Reserved);
     }
     Ok(KeyNames {
@@ -158,6 +171,7 @@ mod tests {
     #[test]
     fn a_bare_key_cannot_pose_as_a_fence() {
         assert_eq!(named("", "redlock:fence:{a}"), Err(KeyError::Reserved));
+        assert_eq!(named("", "redlock:generation"), Err(KeyError::Reserved));
         assert!(named("redlock", "redlock:fence:{a}").is_ok());
     }
 

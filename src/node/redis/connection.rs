@@ -9,6 +9,7 @@ use deadpool_redis::{Connection, Manager, Pool, Runtime};
 use tokio::time::timeout;
 
 use crate::node::redis::Shared;
+use crate::node::redis::guard::Admission;
 use crate::node::redis::scripts;
 
 /// One server: its pool, and the name that may be shown.
@@ -40,11 +41,18 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
     Ok(Endpoint { name, pool })
 }
 
+/// A connection that is ready for lock commands.
+pub(super) struct Opened {
+    pub(super) connection: MultiplexedConnection,
+    /// Whether and when its server may vote, if the restart guard is on.
+    pub(super) admission: Option<Admission>,
+}
+
 /// Opens a connection and makes it ready for lock commands.
 ///
 /// Everything that a connection must have gone through before it counts happens here, on the very
-/// connection that is kept; the restart guard belongs here too.
-pub(super) async fn open(shared: &Shared) -> Result<MultiplexedConnection, Arc<str>> {
+/// connection that is kept.
+pub(super) async fn open(shared: &Shared) -> Result<Opened, Arc<str>> {
     let limit = shared.timeouts.connect;
     let opening = async {
         let pooled = shared
@@ -59,7 +67,14 @@ pub(super) async fn open(shared: &Shared) -> Result<MultiplexedConnection, Arc<s
         scripts::load(&mut connection)
             .await
             .map_err(|error| Arc::<str>::from(describe(&error)))?;
-        Ok(connection)
+        let admission = match &shared.guard {
+            Some(guard) => Some(guard.admit(&shared.name, &mut connection).await?),
+            None => None,
+        };
+        Ok(Opened {
+            connection,
+            admission,
+        })
     };
     timeout(limit, opening)
         .await

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{Pipeline, RedisError, Value};
+use deadpool_redis::redis::{Cmd, Pipeline, RedisError, Value};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -21,8 +21,11 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::NodeFailure;
 use crate::node::job::{Job, Request};
-use crate::node::redis::connection::{describe, open};
-use crate::node::redis::scripts::{answer, is_noscript, load_all, wire};
+use crate::node::redis::connection::{Opened, describe, open};
+use crate::node::redis::guard::explain;
+use crate::node::redis::scripts::{
+    answer, ends_with_generation, is_amnesia, is_noscript, load_all, wire,
+};
 use crate::node::redis::{Reachability, Shared};
 
 /// Most jobs that travel in one pipeline.
@@ -35,12 +38,12 @@ const PROBE_PAUSE: Duration = Duration::from_millis(150);
 /// after its recovery the server is back.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
-type Opening = Pin<Box<dyn Future<Output = Result<MultiplexedConnection, Arc<str>>> + Send>>;
+type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
 type Answering = Pin<Box<dyn Future<Output = Answered> + Send>>;
 
 struct Lane {
     shared: Arc<Shared>,
-    link: Option<MultiplexedConnection>,
+    link: Option<Link>,
     /// Batches that were sent and not answered, oldest first, by their running number.
     unanswered: BTreeMap<u64, Batch>,
     /// The futures of these batches. Dropping one may keep redis-rs from sending it.
@@ -54,9 +57,18 @@ struct Lane {
     /// When to try to connect again.
     retry_at: Option<Instant>,
     /// A new connection to a server whose old one is silent: used if the old one stays silent.
-    candidate: Option<(MultiplexedConnection, Instant)>,
+    candidate: Option<(Opened, Instant)>,
+    /// Until when the server may not vote, as far as is known; then it is asked again.
+    quarantined_until: Option<Instant>,
     last_sent: Instant,
     was_connected: bool,
+}
+
+/// The connection in use.
+struct Link {
+    connection: MultiplexedConnection,
+    /// The generation of the server, which votes on this connection must be of.
+    generation: Option<Arc<str>>,
 }
 
 struct Batch {
@@ -84,6 +96,7 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) -> mpsc::UnboundedSen
         opening: None,
         retry_at: None,
         candidate: None,
+        quarantined_until: None,
         last_sent: Instant::now(),
         was_connected: false,
     };
@@ -142,33 +155,44 @@ impl Lane {
             self.parked.extend(jobs);
             return;
         };
-        let mut link = link.clone();
         match jobs.as_slice() {
             [] => {}
-            // By far the most common case, and it needs no copy of the command.
+            // By far the most common case, which needs no pipeline.
             [job] => {
-                let request = job.request.clone();
+                let command = self.command(&job.request, link);
+                let mut connection = link.connection.clone();
                 self.put_out(jobs, async move {
-                    let value = link.req_packed_command(wire(&request)).await;
+                    let value = connection.req_packed_command(&command).await;
                     value.map(|value| vec![value])
                 });
             }
             _ => {
                 let mut pipeline = Pipeline::with_capacity(jobs.len());
                 for job in &jobs {
-                    pipeline.add_command(wire(&job.request).clone());
+                    pipeline.add_command(self.command(&job.request, link));
                 }
                 self.send_pipeline(jobs, pipeline);
             }
         }
     }
 
+    /// Returns a request as it goes out on `link`.
+    fn command(&self, request: &Request, link: &Link) -> Cmd {
+        let guard = self.shared.guard.as_ref();
+        let generation_key = guard.map(|guard| &*guard.generation_key);
+        let mut command = wire(request, generation_key).clone();
+        if ends_with_generation(request) {
+            command.arg(link.generation.as_deref());
+        }
+        command
+    }
+
     fn send_pipeline(&mut self, jobs: Vec<Job>, pipeline: Pipeline) {
         let Some(link) = &self.link else { return };
-        let mut link = link.clone();
+        let mut connection = link.connection.clone();
         self.put_out(jobs, async move {
             let count = pipeline.len();
-            link.req_packed_commands(&pipeline, 0, count).await
+            connection.req_packed_commands(&pipeline, 0, count).await
         });
     }
 
@@ -207,16 +231,22 @@ impl Lane {
             return;
         };
         let forgot_scripts = values.iter().any(is_noscript);
+        let mut forgot_all = false;
         for (job, value) in jobs.into_iter().zip(values) {
             if is_noscript(&value) && job.is_release() {
                 // Not lost: sent again below, behind the scripts.
                 self.parked.push_back(job);
                 continue;
             }
+            if is_amnesia(&job.request, &value) {
+                forgot_all = true;
+                job.ballot.cast(Err(self.forgot()));
+                continue;
+            }
             let outcome = answer(&job.request, value, &self.shared.name);
             job.ballot.cast(outcome);
         }
-        if on_this_link && !self.is_silent() {
+        if on_this_link && self.shared.is_down() && !self.is_silent() {
             // Attempts to replace a connection that answers again are called off.
             self.candidate = None;
             self.opening = None;
@@ -225,6 +255,28 @@ impl Lane {
         }
         if forgot_scripts {
             self.reload_scripts();
+        }
+        if forgot_all && on_this_link {
+            self.on_amnesia();
+        }
+    }
+
+    /// The failure of a request to a server that lost its memory since it was admitted.
+    fn forgot(&self) -> NodeFailure {
+        let window = self.shared.guard.as_ref().map(|guard| guard.window);
+        NodeFailure::Quarantined {
+            node: Arc::clone(&self.shared.name),
+            left: window.unwrap_or_default(),
+        }
+    }
+
+    /// Admits the server again, on a new connection; until then it does not vote.
+    fn on_amnesia(&mut self) {
+        if let Some(guard) = &self.shared.guard {
+            self.note_quarantined(Instant::now() + guard.window);
+            if !self.is_probing() {
+                self.start_opening();
+            }
         }
     }
 
@@ -249,16 +301,16 @@ impl Lane {
         }
     }
 
-    fn on_opened(&mut self, opened: Result<MultiplexedConnection, Arc<str>>) {
+    fn on_opened(&mut self, opened: Result<Opened, Arc<str>>) {
         self.opening = None;
         let now = Instant::now();
         match opened {
             // The old connection may be about to answer, and then it is the better one: what went
             // out on it is still in order.
-            Ok(connection) if self.is_silent() => {
-                self.candidate = Some((connection, now + self.shared.timeouts.node));
+            Ok(opened) if self.is_silent() => {
+                self.candidate = Some((opened, now + self.shared.timeouts.node));
             }
-            Ok(connection) => self.adopt(connection),
+            Ok(opened) => self.adopt(opened),
             Err(why) => {
                 self.note_down(&why);
                 self.refuse_parked();
@@ -267,25 +319,42 @@ impl Lane {
         }
     }
 
-    /// Makes `connection` the one that is used. Releases that are not confirmed go out again.
-    fn adopt(&mut self, connection: MultiplexedConnection) {
+    /// Makes a new connection the one that is used. Releases that are not confirmed go out again.
+    fn adopt(&mut self, opened: Opened) {
+        let Opened {
+            connection,
+            admission,
+        } = opened;
         let again = self.give_up_link(&"replaced by a new connection".into());
         for job in again.into_iter().rev() {
             self.parked.push_front(job);
         }
-        self.link = Some(connection);
+        let left = admission
+            .as_ref()
+            .map_or(Duration::ZERO, |admission| admission.left);
+        let generation = admission.map(|admission| admission.generation);
+        self.link = Some(Link {
+            connection,
+            generation,
+        });
         self.was_connected = true;
         self.candidate = None;
         self.retry_at = None;
-        self.note_up();
+        if left.is_zero() {
+            self.quarantined_until = None;
+            self.note_up();
+        } else {
+            self.note_quarantined(Instant::now() + left);
+            self.refuse_parked();
+        }
         self.send_parked();
     }
 
     fn on_link_lost(&mut self, why: &Arc<str>) {
         let again = self.give_up_link(why);
         self.parked.extend(again);
-        if let Some((connection, _)) = self.candidate.take() {
-            self.adopt(connection);
+        if let Some((opened, _)) = self.candidate.take() {
+            self.adopt(opened);
         } else if self.opening.is_none() {
             // At once: an idle connection that the server closed is no outage, and until this
             // attempt fails requests wait for it.
@@ -361,7 +430,8 @@ impl Lane {
         let keepalive_at = self.link.is_some().then(|| self.last_sent + KEEPALIVE);
         // While it is known to be silent, the next thing to happen is the next probe.
         let silent_at = self.silent_at().filter(|_| !self.is_probing());
-        [adopt_at, self.retry_at, silent_at, keepalive_at]
+        let readmit_at = self.quarantined_until.filter(|_| !self.is_probing());
+        [adopt_at, self.retry_at, silent_at, keepalive_at, readmit_at]
             .into_iter()
             .flatten()
             .min()
@@ -370,8 +440,8 @@ impl Lane {
 
     fn on_alarm(&mut self) {
         let now = Instant::now();
-        if let Some((connection, _)) = self.candidate.take_if(|(_, at)| *at <= now) {
-            self.adopt(connection);
+        if let Some((opened, _)) = self.candidate.take_if(|(_, at)| *at <= now) {
+            self.adopt(opened);
         }
         if self.retry_at.is_some_and(|at| at <= now) {
             self.start_opening();
@@ -379,6 +449,10 @@ impl Lane {
         if self.is_silent() && !self.is_probing() {
             let patience = 2 * self.shared.timeouts.node;
             self.note_down(&format!("no answer for {patience:?}").into());
+            self.start_opening();
+        }
+        if self.quarantined_until.is_some_and(|until| until <= now) && !self.is_probing() {
+            // By its own clocks the server decides, so it is asked again, from the beginning.
             self.start_opening();
         }
         if self.last_sent + KEEPALIVE <= now {
@@ -406,9 +480,11 @@ impl Lane {
     /// Asks an idle connection whether it still stands, so that the next lock need not find out.
     fn keep_alive(&mut self) {
         let Some(link) = &self.link else { return };
-        let mut link = link.clone();
+        let mut connection = link.connection.clone();
         self.put_out(Vec::new(), async move {
-            let value = link.req_packed_command(wire(&Request::Ping)).await;
+            let value = connection
+                .req_packed_command(wire(&Request::Ping, None))
+                .await;
             value.map(|value| vec![value])
         });
     }
@@ -419,14 +495,26 @@ impl Lane {
             let node = &*self.shared.name;
             tracing::info!(node, down_for = ?since.elapsed(), "redlock node is up again");
         }
-        *reachability = Reachability::Up;
+        *reachability = match self.quarantined_until {
+            Some(until) => Reachability::Quarantined { until },
+            None => Reachability::Up,
+        };
+    }
+
+    fn note_quarantined(&mut self, until: Instant) {
+        let known = self.quarantined_until.replace(until).is_some();
+        if !known {
+            let why = explain(until.saturating_duration_since(Instant::now()));
+            tracing::warn!(node = &*self.shared.name, %why, "redlock node may not vote yet");
+        }
+        *self.shared.reachability() = Reachability::Quarantined { until };
     }
 
     fn note_down(&self, why: &Arc<str>) {
         let mut reachability = self.shared.reachability();
         let since = match &*reachability {
             Reachability::Down { since, .. } => *since,
-            Reachability::Untried | Reachability::Up => {
+            _ => {
                 let node = &*self.shared.name;
                 tracing::warn!(node, %why, "redlock node is down; locks go on without its vote");
                 Instant::now()
@@ -440,7 +528,7 @@ impl Lane {
 }
 
 /// Waits for the connection that is being opened; for ever, if there is none.
-async fn poll_opening(opening: &mut Option<Opening>) -> Result<MultiplexedConnection, Arc<str>> {
+async fn poll_opening(opening: &mut Option<Opening>) -> Result<Opened, Arc<str>> {
     match opening {
         Some(opening) => opening.await,
         None => std::future::pending().await,

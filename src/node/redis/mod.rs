@@ -1,6 +1,7 @@
 //! The Redis node: one server, spoken to over one kept connection from a deadpool-redis pool.
 
 mod connection;
+mod guard;
 mod lane;
 mod scripts;
 
@@ -17,6 +18,7 @@ use crate::node::job::Job;
 use crate::node::{Node, NodeFailure, NodeState};
 
 pub(crate) use connection::{Endpoint, pool_for};
+pub(crate) use guard::Guard;
 
 /// A Redis server. Connects at first use; a dead server at start-up is no error.
 pub(crate) struct RedisNode {
@@ -30,6 +32,8 @@ pub(crate) struct Shared {
     name: Arc<str>,
     pool: Pool,
     timeouts: Timeouts,
+    /// The restart guard, if it is on.
+    guard: Option<Arc<Guard>>,
     reachability: Mutex<Reachability>,
 }
 
@@ -47,17 +51,20 @@ enum Reachability {
     Untried,
     /// The node answers.
     Up,
+    /// The node answers, but lost its memory not long ago: only releases are sent.
+    Quarantined { until: Instant },
     /// The node does not answer; requests other than releases fail at once.
     Down { why: Arc<str>, since: Instant },
 }
 
 impl RedisNode {
-    pub(crate) fn new(endpoint: Endpoint, timeouts: Timeouts) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, timeouts: Timeouts, guard: Option<Arc<Guard>>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 name: endpoint.name,
                 pool: endpoint.pool,
                 timeouts,
+                guard,
                 reachability: Mutex::new(Reachability::Untried),
             }),
             lane: Mutex::new(None),
@@ -81,15 +88,33 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the failure of a request that was not sent because the node is down.
+    /// Returns the failure of a request that is not sent because the node is down or may not vote.
     fn unreachable(&self) -> Option<NodeFailure> {
+        if let Some(why) = self.twin() {
+            let node = Arc::clone(&self.name);
+            return Some(NodeFailure::Unreachable { node, why });
+        }
         match &*self.reachability() {
             Reachability::Down { why, .. } => Some(NodeFailure::Unreachable {
                 node: Arc::clone(&self.name),
                 why: Arc::clone(why),
             }),
+            Reachability::Quarantined { until } => Some(NodeFailure::Quarantined {
+                node: Arc::clone(&self.name),
+                left: until.saturating_duration_since(Instant::now()),
+            }),
             Reachability::Untried | Reachability::Up => None,
         }
+    }
+
+    /// Returns why the node may not vote if it is a server that another node is too.
+    fn twin(&self) -> Option<Arc<str>> {
+        let twin = self.guard.as_ref()?.twin_of(&self.name)?;
+        Some(format!("it is the same server as {twin}, or a copy; list every server once").into())
+    }
+
+    fn is_down(&self) -> bool {
+        matches!(*self.reachability(), Reachability::Down { .. })
     }
 }
 
@@ -127,13 +152,22 @@ impl Node for RedisNode {
     fn extra_patience(&self) -> Duration {
         match &*self.shared.reachability() {
             Reachability::Untried => self.shared.timeouts.connect,
-            Reachability::Up | Reachability::Down { .. } => Duration::ZERO,
+            Reachability::Up | Reachability::Quarantined { .. } | Reachability::Down { .. } => {
+                Duration::ZERO
+            }
         }
     }
 
     fn state(&self) -> NodeState {
+        if let Some(why) = self.shared.twin() {
+            let since = Duration::ZERO;
+            return NodeState::Unreachable { why, since };
+        }
         match &*self.shared.reachability() {
             Reachability::Untried | Reachability::Up => NodeState::Up,
+            Reachability::Quarantined { until } => NodeState::Quarantined {
+                left: until.saturating_duration_since(Instant::now()),
+            },
             Reachability::Down { why, since } => NodeState::Unreachable {
                 why: Arc::clone(why),
                 since: since.elapsed(),

@@ -23,6 +23,7 @@ struct Scripts {
     acquire_all: Lua,
     confirm_all: Lua,
     release_all: Lua,
+    admit: Lua,
 }
 
 static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
@@ -32,6 +33,7 @@ static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     acquire_all: Lua::new(include_str!("scripts/acquire_all.lua")),
     confirm_all: Lua::new(include_str!("scripts/confirm_all.lua")),
     release_all: Lua::new(include_str!("scripts/release_all.lua")),
+    admit: Lua::new(include_str!("scripts/admit.lua")),
 });
 
 impl Lua {
@@ -59,19 +61,42 @@ pub(super) fn load_all() -> Pipeline {
         &scripts.acquire_all,
         &scripts.confirm_all,
         &scripts.release_all,
+        &scripts.admit,
     ] {
         pipeline.cmd("SCRIPT").arg("LOAD").arg(script.code).ignore();
     }
     pipeline
 }
 
-/// Returns the encoded command, which all nodes share.
-pub(super) fn wire(request: &Request) -> &Cmd {
+/// Returns the encoded command, which all nodes share but for the generation that each must have.
+pub(super) fn wire<'a>(request: &'a Request, generation_key: Option<&[u8]>) -> &'a Cmd {
     static PING: LazyLock<Cmd> = LazyLock::new(|| cmd("PING"));
     match request {
-        Request::Command(packet) => packet.wire.get_or_init(|| encode(&packet.command)),
+        Request::Command(packet) => packet
+            .wire
+            .get_or_init(|| encode(&packet.command, generation_key)),
         Request::Ping => &PING,
     }
+}
+
+/// Whether the command ends with the generation that the server must have: all scripts that vote.
+pub(super) fn ends_with_generation(request: &Request) -> bool {
+    match request {
+        Request::Command(packet) => match packet.command.op {
+            Op::Acquire { proposal, .. } => proposal.is_some() || packet.command.names.len() > 1,
+            Op::Confirm { .. } => true,
+            Op::Release => false,
+        },
+        Request::Ping => false,
+    }
+}
+
+/// The request for a server's generation, and for one to begin if there is none for this process.
+pub(super) fn admit(generation_key: &[u8], random: &str, run_id: &str) -> Cmd {
+    let mut admit = cmd("EVALSHA");
+    admit.arg(&SCRIPTS.admit.hash).arg(1).arg(generation_key);
+    admit.arg(random).arg(run_id);
+    admit
 }
 
 /// Reads a server's reply as the answer to `request`.
@@ -100,112 +125,82 @@ pub(super) fn is_noscript(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
-fn encode(command: &Command) -> Cmd {
-    let Command { names, owner, op } = command;
-    let owner = owner.as_str();
-    match (*op, &**names) {
-        // The plain command of the Redlock description.
-        (
-            Op::Acquire {
-                proposal: None,
-                ttl,
-                ..
-            },
-            [name],
-        ) => {
-            let mut set = cmd("SET");
-            set.arg(&*name.lock)
-                .arg(owner)
-                .arg("NX")
-                .arg("PX")
-                .arg(millis(ttl));
-            set
-        }
-        (
-            Op::Acquire {
-                proposal: Some(number),
-                ttl,
-                retention,
-            },
-            [_],
-        ) => {
-            let mut eval = evalsha(&SCRIPTS.acquire, names, true);
-            eval.arg(owner)
-                .arg(number)
-                .arg(millis(ttl))
-                .arg(millis(retention));
-            eval
-        }
-        (
-            Op::Confirm {
-                token: Some(number),
-                ttl,
-                retention,
-            },
-            [_],
-        ) => {
-            let mut eval = evalsha(&SCRIPTS.confirm, names, true);
-            eval.arg(owner)
-                .arg(number)
-                .arg(millis(ttl))
-                .arg(millis(retention));
-            eval
-        }
-        (
-            Op::Acquire {
-                proposal,
-                ttl,
-                retention,
-            },
-            _,
-        ) => {
-            let mut eval = evalsha(&SCRIPTS.acquire_all, names, proposal.is_some());
-            eval.arg(owner).arg(number_or_nothing(proposal));
-            eval.arg(millis(ttl))
-                .arg(millis(retention))
-                .arg(names.len());
-            eval
-        }
-        (
-            Op::Confirm {
-                token,
-                ttl,
-                retention,
-            },
-            _,
-        ) => {
-            let mut eval = evalsha(&SCRIPTS.confirm_all, names, token.is_some());
-            eval.arg(owner).arg(number_or_nothing(token));
-            eval.arg(millis(ttl))
-                .arg(millis(retention))
-                .arg(names.len());
-            eval
-        }
-        (Op::Release, [_]) => {
-            let mut eval = evalsha(&SCRIPTS.release, names, false);
-            eval.arg(owner);
-            eval
-        }
-        (Op::Release, _) => {
-            let mut eval = evalsha(&SCRIPTS.release_all, names, false);
-            eval.arg(owner);
-            eval
-        }
-    }
+/// Whether a server's reply says that it lost its memory since its generation was seen.
+pub(super) fn is_amnesia(request: &Request, value: &Value) -> bool {
+    ends_with_generation(request)
+        && matches!(value, Value::Array(parts) if *parts == [Value::Int(3)])
 }
 
-fn evalsha(script: &Lua, names: &[KeyNames], fences: bool) -> Cmd {
+fn encode(command: &Command, generation_key: Option<&[u8]>) -> Cmd {
+    let Command { names, owner, op } = command;
+    let (scripts, owner, single) = (&*SCRIPTS, owner.as_str(), names.len() == 1);
+    let (script, number, ttl, retention) = match *op {
+        // The plain command of the Redlock description.
+        Op::Acquire {
+            proposal: None,
+            ttl,
+            ..
+        } if single => {
+            let mut set = cmd("SET");
+            set.arg(&*names[0].lock).arg(owner);
+            set.arg("NX").arg("PX").arg(millis(ttl));
+            return set;
+        }
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } if single => (&scripts.acquire, proposal, ttl, retention),
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } => (&scripts.acquire_all, proposal, ttl, retention),
+        Op::Confirm {
+            token: Some(number),
+            ttl,
+            retention,
+        } if single => (&scripts.confirm, Some(number), ttl, retention),
+        Op::Confirm {
+            token,
+            ttl,
+            retention,
+        } => (&scripts.confirm_all, token, ttl, retention),
+        Op::Release => {
+            let script = if single {
+                &scripts.release
+            } else {
+                &scripts.release_all
+            };
+            let mut eval = evalsha(script, names, false, None);
+            eval.arg(owner);
+            return eval;
+        }
+    };
+    let mut eval = evalsha(script, names, number.is_some(), generation_key);
+    eval.arg(owner);
+    match number {
+        Some(number) => eval.arg(number),
+        None => eval.arg(""),
+    };
+    eval.arg(millis(ttl)).arg(millis(retention));
+    if !std::ptr::eq(script, &scripts.acquire) && !std::ptr::eq(script, &scripts.confirm) {
+        eval.arg(names.len());
+    }
+    eval
+}
+
+fn evalsha(script: &Lua, names: &[KeyNames], fences: bool, generation: Option<&[u8]>) -> Cmd {
     let mut eval = cmd("EVALSHA");
-    let keys = if fences { 2 * names.len() } else { names.len() };
+    let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
     eval.arg(&script.hash).arg(keys);
     for name in names {
         eval.arg(&*name.lock);
     }
-    if fences {
-        for name in names {
-            eval.arg(&*name.fence);
-        }
+    for name in names.iter().filter(|_| fences) {
+        eval.arg(&*name.fence);
     }
+    eval.arg(generation);
     eval
 }
 
@@ -237,10 +232,6 @@ fn parse(number: &Value) -> Option<u64> {
     };
     let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
     (number <= FencingToken::MAX.as_u64()).then_some(number)
-}
-
-fn number_or_nothing(number: Option<u64>) -> String {
-    number.map_or_else(String::new, |number| number.to_string())
 }
 
 fn millis(duration: std::time::Duration) -> u64 {

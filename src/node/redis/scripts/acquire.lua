@@ -1,7 +1,10 @@
 -- Locks one key and raises its fence. One script, so that no other client can come between the look at
 -- the lock and the two writes.
--- KEYS: lock, fence.  ARGV: owner, proposal, ttl ms, fence retention ms.
--- Answers {1, fence} granted, {0, pttl} held by another, {2} the fence is at its end.
+-- KEYS: lock, fence, and with the restart guard the generation.
+-- ARGV: owner, proposal, ttl ms, fence retention ms, and with the restart guard the generation seen.
+-- Answers {1, fence} granted, {0, pttl} held by another, {2} the fence is at its end, {3} this server lost
+-- its memory since its generation was seen.
+if ARGV[5] and redis.call('GET', KEYS[3]) ~= ARGV[5] then return {3} end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
 local holder, record, owner = values[1], values[2], ARGV[1]
 if holder and holder ~= owner then

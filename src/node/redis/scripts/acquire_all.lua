@@ -1,8 +1,12 @@
 -- Locks several keys, all or none, and raises all their fences to one number. One script, because a set
 -- that is half taken would block others and be granted to nobody.
--- KEYS: the locks, then, with fencing, their fences in the same order.
--- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks.
--- Answers {1, fence} granted, {0, longest pttl} held by another, {2} the fence is at its end.
+-- KEYS: the locks, then, with fencing, their fences in the same order, then, with the restart guard, the
+-- generation.
+-- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks, and with the restart
+-- guard the generation seen.
+-- Answers {1, fence} granted, {0, longest pttl} held by another, {2} the fence is at its end, {3} this server lost
+-- its memory since its generation was seen.
+if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local owner, count = ARGV[1], tonumber(ARGV[5])
 local held, free = nil, {}
 for i = 1, count do

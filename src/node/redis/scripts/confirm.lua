@@ -1,7 +1,10 @@
 -- Raises the fence to the token and the expiry to the ttl, if the lock is still this owner's. One script,
 -- so that the fence it answers is the fence under which the lock was still held.
--- KEYS: lock, fence.  ARGV: owner, token, ttl ms, fence retention ms.
--- Answers {1, fence after the write} still held, {0} lost.
+-- KEYS: lock, fence, and with the restart guard the generation.
+-- ARGV: owner, token, ttl ms, fence retention ms, and with the restart guard the generation seen.
+-- Answers {1, fence after the write} still held, {0} lost, {3} this server lost its memory since its
+-- generation was seen.
+if ARGV[5] and redis.call('GET', KEYS[3]) ~= ARGV[5] then return {3} end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
 local record, owner = values[2], ARGV[1]
 if values[1] ~= owner then return {0} end

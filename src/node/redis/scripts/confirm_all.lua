@@ -1,8 +1,12 @@
 -- Raises the fences of several keys to the token and their expiry to the ttl, if all are still this
 -- owner's. One script: one lost key loses the set, so they must be looked at together.
--- KEYS: the locks, then, with fencing, their fences in the same order.
--- ARGV: owner, token ('' without fencing), ttl ms, fence retention ms, number of locks.
--- Answers {1, fence after the write} still held, {0} lost.
+-- KEYS: the locks, then, with fencing, their fences in the same order, then, with the restart guard, the
+-- generation.
+-- ARGV: owner, token ('' without fencing), ttl ms, fence retention ms, number of locks, and with the restart
+-- guard the generation seen.
+-- Answers {1, fence after the write} still held, {0} lost, {3} this server lost
+-- its memory since its generation was seen.
+if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local owner, count = ARGV[1], tonumber(ARGV[5])
 for i = 1, count do
   if redis.call('GET', KEYS[i]) ~= owner then return {0} end

@@ -1,0 +1,260 @@
+//! The restart guard on real servers: who lost its memory does not vote until no lock is left of it.
+
+mod support;
+
+use std::time::Duration;
+
+use support::{Cluster, RedisServer};
+use tower_redlock::{
+    Health, LockError, NodeFailure, NodeState, Redlock, RedlockBuilder, RestartGuard,
+};
+
+/// Short, so that the tests are; servers tell their uptime in whole seconds, so it takes one more.
+const TTL: Duration = Duration::from_secs(1);
+const WINDOW: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(6);
+
+fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
+    let guard = RestartGuard::For(WINDOW);
+    Redlock::builder().urls(urls).ttl(TTL).restart_guard(guard)
+}
+
+fn redlock(cluster: &Cluster) -> Redlock {
+    builder(cluster.urls()).build().unwrap()
+}
+
+/// Waits until all nodes may vote.
+async fn admitted(redlock: &Redlock) {
+    wait_until(redlock, |health| health.up() == health.nodes.len()).await;
+}
+
+/// Waits until a majority may vote.
+async fn with_quorum(redlock: &Redlock) {
+    wait_until(redlock, Health::has_quorum).await;
+}
+
+async fn wait_until(redlock: &Redlock, holds: impl Fn(&Health) -> bool) {
+    let waiting = async {
+        while !holds(&redlock.health().await) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let waited = tokio::time::timeout(LONGEST, waiting).await;
+    waited.expect("enough nodes are admitted in time");
+}
+
+/// Returns how many nodes did not vote because they are quarantined.
+fn quarantined(refused: &LockError) -> usize {
+    let LockError::Unavailable { nodes, .. } = refused else {
+        panic!("not unavailable: {refused:?}");
+    };
+    let is_quarantined = |node: &&NodeFailure| matches!(node, NodeFailure::Quarantined { .. });
+    nodes.iter().filter(is_quarantined).count()
+}
+
+#[tokio::test]
+async fn a_fresh_cluster_refuses_until_the_window_is_over_and_says_how_long() {
+    let cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    let refused = redlock.try_lock("k").await.unwrap_err();
+    // The third need not have answered: two are enough to know.
+    assert!(quarantined(&refused) >= 2, "{refused:?}");
+    for node in redlock.health().await.nodes {
+        let NodeState::Quarantined { left } = node.state else {
+            panic!("{node:?}");
+        };
+        assert!(left <= WINDOW + Duration::from_secs(1));
+    }
+    admitted(&redlock).await;
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn one_restarted_node_stays_out_while_the_others_go_on() {
+    let mut cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    admitted(&redlock).await;
+    cluster.servers[0].kill();
+    cluster.servers[0].restart();
+    // An idle connection is seen to be broken when it is used.
+    redlock.health().await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let state = redlock.health().await.nodes[0].state.clone();
+    assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    assert!(
+        !cluster.servers[0].exists("redlock:{k}:fence"),
+        "it was asked for a vote"
+    );
+    admitted(&redlock).await;
+}
+
+#[tokio::test]
+async fn a_majority_that_forgot_a_lock_grants_it_to_nobody_while_it_may_be_held() {
+    let mut cluster = Cluster::start(3);
+    let ours = redlock(&cluster);
+    admitted(&ours).await;
+    let guard = ours.lock("k").await.unwrap();
+    for server in &mut cluster.servers[..2] {
+        server.kill();
+        server.restart();
+    }
+    // One client that saw the restart, and one that did not.
+    let (fresh, mut asked) = (redlock(&cluster), 0);
+    while guard.is_valid() {
+        assert!(fresh.try_lock("k").await.is_err(), "two hold the lock");
+        asked += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(asked > 5);
+    drop(guard);
+    admitted(&fresh).await;
+    fresh.try_lock("k").await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_flushed_majority_is_noticed_on_standing_connections() {
+    let cluster = Cluster::start(3);
+    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
+    admitted(&ours).await;
+    admitted(&theirs).await;
+    let guard = ours.lock("k").await.unwrap();
+    for server in &cluster.servers[..2] {
+        server.command(&["FLUSHALL"]);
+    }
+    let refused = theirs.try_lock("k").await.unwrap_err();
+    assert!(quarantined(&refused) >= 1, "{refused:?}");
+    assert!(guard.is_valid());
+    guard.lost().await;
+    admitted(&theirs).await;
+    theirs.try_lock("k").await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_the_guard_a_flushed_majority_grants_the_lock_again() {
+    let cluster = Cluster::start(3);
+    let off = || {
+        let builder = Redlock::builder().urls(cluster.urls());
+        builder.restart_guard(RestartGuard::Off).build().unwrap()
+    };
+    let (ours, theirs) = (off(), off());
+    let guard = ours.lock("k").await.unwrap();
+    for server in &cluster.servers[..2] {
+        server.command(&["FLUSHALL"]);
+    }
+    let second = theirs.try_lock("k").await;
+    assert!(second.is_ok(), "{second:?}");
+    assert!(
+        guard.is_valid(),
+        "two hold it: this is what the guard is for"
+    );
+}
+
+#[tokio::test]
+async fn a_replica_does_not_vote() {
+    let cluster = Cluster::start(4);
+    let redlock = builder(cluster.urls().into_iter().take(3)).build().unwrap();
+    let master = cluster.servers[3].port().to_string();
+    cluster.servers[0].command(&["REPLICAOF", "127.0.0.1", &master]);
+    with_quorum(&redlock).await;
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let state = redlock.health().await.nodes[0].state.clone();
+    let NodeState::Unreachable { why, .. } = state else {
+        panic!("{state:?}");
+    };
+    assert!(why.contains("slave") && why.contains("masters"), "{why}");
+}
+
+#[tokio::test]
+async fn a_promoted_replica_counts_as_a_node_that_lost_its_memory() {
+    let cluster = Cluster::start(4);
+    let redlock = builder(cluster.urls().into_iter().take(3)).build().unwrap();
+    admitted(&redlock).await;
+    let server = &cluster.servers[0];
+    cluster.servers[3].command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    let master = cluster.servers[3].port().to_string();
+    server.command(&["REPLICAOF", "127.0.0.1", &master]);
+    // Until it has the other's data, and with it no generation of its own.
+    let has_synced = || {
+        let info = server.command(&["INFO", "replication"]);
+        info.as_str()
+            .is_some_and(|info| info.contains("master_link_status:up"))
+    };
+    let syncing = async {
+        while !has_synced() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let synced = tokio::time::timeout(Duration::from_secs(15), syncing).await;
+    synced.expect("the replica syncs");
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let state = redlock.health().await.nodes[0].state.clone();
+    assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
+}
+
+#[tokio::test]
+async fn one_server_under_two_addresses_votes_under_neither() {
+    let server = RedisServer::start();
+    let urls = [server.url(), server.url().replace("127.0.0.1", "localhost")];
+    let redlock = builder(urls).build().unwrap();
+    tokio::time::sleep(WINDOW + Duration::from_secs(2)).await;
+    let refused = loop {
+        // Until both addresses have been connected to.
+        let refused = redlock.try_lock("k").await.unwrap_err();
+        if quarantined(&refused) == 0 {
+            break refused;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert!(refused.to_string().contains("same server"), "{refused}");
+    assert_eq!(redlock.health().await.up(), 0);
+}
+
+#[tokio::test]
+async fn a_server_that_denies_info_does_not_vote_and_the_error_says_why() {
+    let server = RedisServer::start();
+    server.command(&["ACL", "SETUSER", "default", "-info"]);
+    let redlock = builder([server.url()]).build().unwrap();
+    let refused = redlock.try_lock("k").await.unwrap_err();
+    assert!(refused.to_string().contains("INFO"), "{refused}");
+}
+
+#[test]
+fn a_window_that_is_not_longer_than_every_lock_is_refused() {
+    let guard = RestartGuard::For(TTL);
+    let built = Redlock::builder()
+        .embedded(3)
+        .ttl(TTL)
+        .restart_guard(guard)
+        .build();
+    // Embedded nodes need no guard, but a wrong setting is wrong wherever it stands.
+    let error = built.unwrap_err();
+    assert_eq!(error.setting(), "restart_guard");
+}
