@@ -20,7 +20,9 @@ fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
 }
 
 fn redlock(cluster: &Cluster) -> Redlock {
-    builder(cluster.urls()).build().unwrap()
+    builder(cluster.urls())
+        .build()
+        .expect("the settings are valid")
 }
 
 /// Waits until all nodes may vote.
