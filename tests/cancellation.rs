@@ -68,7 +68,7 @@ fn uneven_fences(nodes: &ScriptedNodes, key: &str) {
     let keys = LockKeys::from_iter([key]);
     let names: Arc<[_]> = Namespace::default()
         .names(&keys, |_| [0; 32])
-        .unwrap()
+        .expect("a short key")
         .into();
     for node in 0..3_u8 {
         let send = |op| {
@@ -127,7 +127,13 @@ async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: b
                 uneven_fences(&nodes, keys[0]);
             }
             set_all(&nodes, gates);
-            let redlock = builder(&nodes).fencing(fencing).build().unwrap();
+            let build = || {
+                builder(&nodes)
+                    .fencing(fencing)
+                    .build()
+                    .expect("valid settings")
+            };
+            let redlock = build();
             let request = redlock.lock_all(keys.iter().copied()).wait(Duration::ZERO);
             let mut asking = Box::pin(request.into_future());
             let outcome = poll_times(&mut asking, polls).await;
@@ -140,7 +146,7 @@ async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: b
             sleep(TOO_SLOW).await;
             assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
             set_all(&nodes, [Gate::Ready; 3]);
-            let other = builder(&nodes).fencing(fencing).build().unwrap();
+            let other = build();
             let lock = other.lock_all(keys.iter().copied()).wait(Duration::ZERO);
             assert!(lock.await.is_ok(), "{what}");
             if finished {
@@ -285,7 +291,8 @@ async fn a_guard_dropped_at_any_poll_of_its_release_is_released_on_every_node_th
                 match outcome {
                     Ok(Released::Freed) => assert!(confirmed >= 2, "{what}"),
                     Err(ReleaseError::Unavailable { reached, .. }) => {
-                        assert_eq!((*reached, confirmed < 2), (confirmed, true), "{what}");
+                        // Known as soon as two have failed; the third may still confirm.
+                        assert!(*reached <= confirmed && confirmed < 2, "{what}");
                     }
                     _ => panic!("{what}: {outcome:?}"),
                 }

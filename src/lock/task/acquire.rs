@@ -117,16 +117,16 @@ impl LeaseTask {
                     let Some(Vote { node, phase, outcome }) = self.count_release(vote) else {
                         continue;
                     };
-                    if phase == acquiring && outcome.as_ref().is_err_and(NodeFailure::never_sent) {
-                        claim.excuse(node);
-                    }
-                    let answer = failures.note(node, outcome);
-                    match confirming {
-                        _ if phase == acquiring => round.on_acquire(node, answer),
-                        Some((current, _)) if phase == current => {
-                            round.on_confirm(node, round.step(), answer)
+                    if phase == acquiring {
+                        if outcome.as_ref().is_err_and(NodeFailure::never_sent) {
+                            claim.excuse(node);
                         }
-                        _ => AcquireStep::Wait,
+                        round.on_acquire(node, failures.note(node, outcome))
+                    } else if confirming.is_some_and(|(current, _)| phase == current) {
+                        round.on_confirm(node, round.step(), failures.note(node, outcome))
+                    } else {
+                        // Of an earlier attempt or second phase.
+                        AcquireStep::Wait
                     }
                 }
                 () = sleep_until(next_due) => {

@@ -59,7 +59,10 @@ impl Failures {
     /// Notes why a node did not vote, and returns its vote as the rounds take it.
     pub(super) fn note(&mut self, node: usize, outcome: Result<Reply, NodeFailure>) -> Answer {
         match outcome {
-            Ok(reply) => Answer::Replied(reply),
+            Ok(reply) => {
+                self.0[node] = None;
+                Answer::Replied(reply)
+            }
             Err(failure) => {
                 self.0[node] = Some(failure);
                 Answer::Failed

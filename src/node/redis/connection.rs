@@ -28,7 +28,8 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
     let info = url
         .into_connection_info()
         .map_err(|error| describe(&error))?;
-    let name = info.addr().to_string().into();
+    // Host names have no case, and the same server twice must be seen to be that.
+    let name = info.addr().to_string().to_lowercase().into();
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(connect_timeout))
         .set_response_timeout(None);

@@ -1,0 +1,493 @@
+//! Bad settings, bad keys, too many waiters, and the end of a service: the documented treatment.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{
+    BuildError, ExtendError, KeyError, LockError, LockKey, LockKeys, LostReason, Redlock,
+    RedlockBuilder, ReleaseError, Released, RestartGuard,
+};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn embedded() -> RedlockBuilder {
+    Redlock::builder().embedded(3)
+}
+
+/// Asserts that a builder is refused for one setting, and that the error has all of these words.
+#[track_caller]
+fn refused(builder: RedlockBuilder, setting: &str, words: &[&str]) -> BuildError {
+    let error = builder.build().expect_err(setting);
+    assert_eq!(error.setting(), setting, "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&format!("`{setting}`")), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{text:?} does not say {word:?}");
+    }
+    // Setting, value, and what to do about it.
+    let (_, remedy) = text.split_once(": ").expect("a remedy");
+    assert!(remedy.len() > 15, "{text}");
+    error
+}
+
+#[test]
+fn no_nodes_at_all() {
+    refused(Redlock::builder(), "nodes", &["0", "add"]);
+    refused(Redlock::builder().embedded(0), "nodes", &["0", "embedded"]);
+}
+
+#[test]
+#[should_panic(expected = "at least one node")]
+fn no_embedded_nodes_in_memory_panic_as_documented() {
+    drop(Redlock::in_memory(0));
+}
+
+#[test]
+fn a_ttl_that_is_zero_or_eaten_by_drift() {
+    refused(embedded().ttl(secs(0)), "ttl", &["0ns", "drift", "seconds"]);
+    refused(embedded().ttl(ms(2)), "ttl", &["2ms", "drift"]);
+    // The nodes count whole milliseconds.
+    let almost = Duration::from_micros(2_999);
+    refused(embedded().ttl(almost), "ttl", &["2.999ms", "drift"]);
+}
+
+#[test]
+fn an_absurd_ttl() {
+    refused(embedded().ttl(Duration::MAX), "ttl", &["at most"]);
+    refused(embedded().ttl(secs(11 * 86_400)), "ttl", &["950400s"]);
+    refused(embedded().max_ttl(Duration::MAX), "max_ttl", &["at most"]);
+    assert!(embedded().ttl(secs(10 * 86_400)).build().is_ok());
+}
+
+#[test]
+fn a_node_timeout_that_is_zero_or_not_below_the_ttl() {
+    let short = embedded().ttl(secs(1));
+    refused(
+        short.clone().node_timeout(secs(1)),
+        "node_timeout",
+        &["1s", "ttl = 1s", "below"],
+    );
+    refused(
+        short.clone().node_timeout(Duration::MAX),
+        "node_timeout",
+        &["below"],
+    );
+    refused(
+        short.clone().node_timeout(secs(0)),
+        "node_timeout",
+        &["0ns"],
+    );
+    // The default of 50 ms counts too.
+    refused(embedded().ttl(ms(50)), "node_timeout", &["50ms"]);
+    assert!(short.node_timeout(ms(999)).build().is_ok());
+}
+
+#[test]
+fn other_times_of_zero() {
+    refused(
+        embedded().connect_timeout(secs(0)),
+        "connect_timeout",
+        &["0ns"],
+    );
+    refused(embedded().max_hold(secs(0)), "max_hold", &["0ns"]);
+}
+
+#[test]
+fn a_max_ttl_below_the_ttl() {
+    refused(
+        embedded().ttl(secs(20)).max_ttl(secs(10)),
+        "max_ttl",
+        &["10s", "ttl = 20s", "raise"],
+    );
+    assert!(embedded().ttl(secs(20)).max_ttl(secs(20)).build().is_ok());
+}
+
+#[test]
+fn a_fence_retention_that_could_end_under_a_lock() {
+    let long = embedded().ttl(secs(10)).max_ttl(secs(60));
+    refused(
+        long.clone().fence_retention(secs(119)),
+        "fence_retention",
+        &["119s", "120s", "max_ttl"],
+    );
+    assert!(long.clone().fence_retention(secs(120)).build().is_ok());
+    let held = long.max_hold(secs(1_000));
+    refused(
+        held.clone().fence_retention(secs(1_059)),
+        "fence_retention",
+        &["1060s", "max_hold"],
+    );
+    assert!(held.fence_retention(secs(1_060)).build().is_ok());
+    // The default follows the other settings.
+    assert!(embedded().ttl(secs(86_400)).build().is_ok());
+    assert!(embedded().max_hold(secs(86_400)).build().is_ok());
+}
+
+#[test]
+fn a_namespace_with_braces() {
+    for namespace in ["a{b", "}", "{tag}"] {
+        refused(
+            embedded().namespace(namespace),
+            "namespace",
+            &[namespace, "braces", "leave them out"],
+        );
+    }
+    assert!(embedded().namespace("").build().is_ok());
+}
+
+#[test]
+fn the_order_of_setters_does_not_matter() {
+    let one = embedded().ttl(secs(60)).max_ttl(secs(90)).build();
+    let other = embedded().max_ttl(secs(90)).ttl(secs(60)).build();
+    assert!(one.is_ok() && other.is_ok());
+    assert!(embedded().restart_guard(RestartGuard::Off).build().is_ok());
+}
+
+/// What must never be read in a log.
+#[cfg(feature = "redis")]
+const SECRETS: [&str; 3] = ["hunter2", "hunt", "er2"];
+
+#[cfg(feature = "redis")]
+#[track_caller]
+fn shows_no_secret(text: &str) {
+    for secret in SECRETS {
+        assert!(!text.contains(secret), "{text}");
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_malformed_url_is_named_without_its_credentials() {
+    for url in [
+        "redis://:hunter2@host:notaport",
+        "redis://user:hunter2@host:99999",
+        "redis://user:hunter2@host/notadb",
+        "redis://user:hunter2@/",
+        "redis://:hunter2@",
+        "http://user:hunter2@host",
+        "redis:/user:hunter2@host",
+        "user:hunter2@host:6379",
+        // Passwords that were not percent-encoded.
+        "redis://:hunt@er2@host:notaport",
+        "redis://:hunt?er2@host",
+        "redis://:hunt#er2@host",
+        "redis://:hunt/er2@host",
+        "redis://:hunt er2@host:notaport",
+        "redis://:%zzhunter2@host:notaport",
+        "http://host?password=hunter2",
+        "http://host?password=hunt@er2",
+    ] {
+        let builder = Redlock::builder().url(url);
+        shows_no_secret(&format!("{builder:?}"));
+        match builder.build() {
+            Ok(redlock) => shows_no_secret(&format!("{redlock:?}")),
+            Err(error) => {
+                assert_eq!(error.setting(), "url", "{error}");
+                shows_no_secret(&error.to_string());
+                shows_no_secret(&format!("{error:?}"));
+                assert!(error.to_string().contains("expected redis://"), "{error}");
+            }
+        }
+    }
+    refused(Redlock::builder().url(""), "url", &["expected redis://"]);
+    refused(Redlock::builder().url("nonsense"), "url", &["nonsense"]);
+    let mixed = Redlock::builder().urls(["redis://good", "ftp://host"]);
+    refused(mixed, "url", &["ftp://host"]);
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn credentials_are_never_shown() {
+    let builder = Redlock::builder().urls([
+        "redis://user:hunter2@10.0.0.1",
+        "redis://:hunter2@10.0.0.2:6380/3",
+        "redis+unix:///tmp/redis.sock?user=u&pass=hunter2",
+    ]);
+    shows_no_secret(&format!("{builder:?} {builder:#?}"));
+    let redlock = builder.build().unwrap();
+    let shown = format!("{redlock:?} {redlock:#?}");
+    shows_no_secret(&shown);
+    for address in ["10.0.0.1:6379", "10.0.0.2:6380", "/tmp/redis.sock"] {
+        assert!(shown.contains(address), "{shown}");
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn the_same_server_twice() {
+    for again in [
+        "redis://10.0.0.1",
+        "redis://10.0.0.1:6379",
+        "redis://10.0.0.1/5",
+        "redis://user:hunter2@10.0.0.1:6379/1",
+    ] {
+        let builder = Redlock::builder().urls(["redis://10.0.0.1:6379/0", "redis://10.0.0.2"]);
+        let error = refused(builder.url(again), "url", &["10.0.0.1:6379", "twice"]);
+        shows_no_secret(&format!("{error} {error:?}"));
+    }
+    let ports = Redlock::builder().urls(["redis://h:1", "redis://h:2", "redis://h:3"]);
+    assert!(ports.build().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_key_is_refused_and_never_a_lock_for_everybody() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let empty: [LockKey; 3] = ["".into(), Vec::<u8>::new().into(), (&[] as &[u8]).into()];
+    for key in empty {
+        let error = redlock.lock(key).await.unwrap_err();
+        assert_eq!(error, LockError::Key(KeyError::Empty));
+        assert!(error.to_string().contains("empty"));
+    }
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+    // A composite key of empty parts is a key like any other.
+    assert!(redlock.lock(("", "")).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_bytes_are_a_key_of_their_own() {
+    let redlock = Redlock::in_memory(3);
+    let megabyte = vec![b'x'; 1 << 20];
+    let mut other = megabyte.clone();
+    other[1 << 19] = b'y';
+    let keys: [Vec<u8>; 8] = [
+        b"\0".to_vec(),
+        b"\0\0".to_vec(),
+        b"a\0b".to_vec(),
+        b"a".to_vec(),
+        b"\xff\xfe not utf-8".to_vec(),
+        b"{braces}\r\n".to_vec(),
+        megabyte,
+        other,
+    ];
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(redlock.try_lock(key.as_slice()).await.unwrap());
+    }
+    for (key, guard) in keys.iter().zip(guards) {
+        let again = redlock.try_lock(key.as_slice()).await;
+        assert!(matches!(again, Err(LockError::Contended { .. })));
+        assert_eq!(guard.release().await, Ok(Released::Freed));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_empty_namespace_has_no_room_for_long_keys_and_its_own_fences() {
+    let redlock = embedded().namespace("").build().unwrap();
+    let long = vec![b'x'; 1 << 20];
+    let error = redlock.lock(long.as_slice()).await.unwrap_err();
+    let (len, max) = (1 << 20, 512);
+    assert_eq!(error, LockError::Key(KeyError::TooLong { len, max }));
+    assert!(error.to_string().contains("namespace"));
+    assert!(redlock.lock(&long[..512]).await.is_ok());
+
+    let error = redlock.lock("redlock:fence:{k}").await.unwrap_err();
+    assert_eq!(error, LockError::Key(KeyError::Reserved));
+    assert!(
+        embedded()
+            .build()
+            .unwrap()
+            .lock("redlock:fence:{k}")
+            .await
+            .is_ok()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ttl_over_max_ttl_is_refused_before_any_node_is_asked() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).max_ttl(secs(20));
+    let redlock = redlock.build().unwrap();
+    let (asked, max) = (ms(20_001), secs(20));
+    let error = redlock.lock("k").ttl(asked).await.unwrap_err();
+    assert_eq!(error, LockError::TtlTooLong { asked, max });
+    assert!(error.to_string().contains("raise max_ttl"));
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+    assert!(redlock.lock("k").ttl(max).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ttl_of_nothing_is_no_lock_and_no_panic() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    for ttl in [ms(0), Duration::from_nanos(1), ms(2)] {
+        let error = redlock.lock("k").ttl(ttl).await.unwrap_err();
+        assert!(matches!(error, LockError::Expired { .. }), "{error:?}");
+    }
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_waiter_too_many_is_refused_at_once() {
+    let redlock = embedded().max_waiters(2).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    let first = tokio::spawn(redlock.lock("k").into_future());
+    let second = tokio::spawn(redlock.lock("k").into_future());
+    sleep(ms(1)).await;
+    let began = Instant::now();
+    let error = redlock.lock("k").await.unwrap_err();
+    assert_eq!(error, LockError::Overloaded { max: 2 });
+    assert_eq!(began.elapsed(), ms(0));
+    // Who does not wait needs no place, and who finds its key free does not wait.
+    let error = redlock.try_lock("k").await.unwrap_err();
+    assert!(matches!(error, LockError::Contended { .. }), "{error:?}");
+    assert!(redlock.lock("other").await.is_ok());
+
+    // A place is free again when its waiter is served, and when it goes away.
+    second.abort();
+    assert!(second.await.unwrap_err().is_cancelled());
+    let third = tokio::spawn(redlock.lock("k").into_future());
+    sleep(ms(1)).await;
+    let error = redlock.lock("k").await.unwrap_err();
+    assert_eq!(error, LockError::Overloaded { max: 2 });
+    drop(guard);
+    let guard = first.await.unwrap().unwrap();
+    let fourth = tokio::spawn(redlock.lock("k").into_future());
+    sleep(ms(1)).await;
+    drop(guard);
+    drop(third.await.unwrap().unwrap());
+    drop(fourth.await.unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_another_process_takes_a_place_too() {
+    let nodes = ScriptedNodes::new(3);
+    let there = Redlock::builder().scripted(&nodes).build().unwrap();
+    let here = Redlock::builder().scripted(&nodes).max_waiters(1);
+    let here = here.build().unwrap();
+    let (_k, _l) = (
+        there.try_lock("k").await.unwrap(),
+        there.try_lock("l").await.unwrap(),
+    );
+    let waiting = tokio::spawn(here.lock("k").into_future());
+    sleep(ms(1)).await;
+    let error = here.lock("l").await.unwrap_err();
+    assert_eq!(error, LockError::Overloaded { max: 1 });
+    assert!(waiting.await.unwrap().is_err());
+    let error = here.lock("l").wait(ms(10)).await.unwrap_err();
+    assert!(matches!(error, LockError::Contended { .. }), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_waits_for_the_holders_and_leaves_no_key() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder()
+        .scripted(&nodes)
+        .ttl(secs(1))
+        .build()
+        .unwrap();
+    for (key, held) in [("a", 10), ("b", 3_000)] {
+        let guard = redlock.try_lock(key).await.unwrap();
+        tokio::spawn(async move {
+            sleep(ms(held)).await;
+            // Renewed while draining.
+            assert!(guard.is_valid());
+            drop(guard);
+        });
+    }
+    let queued = tokio::spawn(redlock.lock("a").into_future());
+    let there = Redlock::builder().scripted(&nodes).build().unwrap();
+    let _foreign = there.try_lock("foreign").await.unwrap();
+    let polling = tokio::spawn(redlock.lock("foreign").into_future());
+    sleep(ms(5)).await;
+
+    let began = Instant::now();
+    let draining = redlock.clone();
+    let draining = tokio::spawn(async move { draining.drain(secs(60)).await });
+    // Those who wait hear of it at once, those who come now too.
+    for waiter in [queued, polling] {
+        let error = waiter.await.unwrap().unwrap_err();
+        assert_eq!(error, LockError::Closed);
+    }
+    assert_eq!(redlock.lock("new").await.unwrap_err(), LockError::Closed);
+    assert_eq!(redlock.try_lock("a").await.unwrap_err(), LockError::Closed);
+    assert_eq!(began.elapsed(), ms(0));
+
+    let drained = draining.await.unwrap();
+    assert!(drained.is_clean(), "{drained:?}");
+    assert_eq!(drained.released, 2);
+    assert_eq!(began.elapsed(), ms(2_995));
+    assert_eq!(nodes.locks(), [1, 1, 1], "the other process keeps its lock");
+    // Again, with nothing left to do.
+    assert_eq!(redlock.drain(secs(1)).await.released, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_gives_up_at_its_timeout_and_releases_nothing_under_a_guard() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder()
+        .scripted(&nodes)
+        .ttl(secs(1))
+        .build()
+        .unwrap();
+    let guard = redlock.lock_all(["a", "b"]).await.unwrap();
+    let other = redlock.try_lock("c").await.unwrap();
+    let handle = other.handle();
+    drop(other);
+    let began = Instant::now();
+    let drained = redlock.drain(ms(2_500)).await;
+    assert_eq!(began.elapsed().as_millis() / 10, 250);
+    assert!(!drained.is_clean());
+    assert_eq!(drained.held, [LockKeys::from_iter(["a", "b"])]);
+    assert_eq!(drained.released, 1);
+    assert_eq!(drained.unconfirmed, []);
+    assert!(!handle.is_valid());
+
+    // Still held, still told apart from lost, and not renewed any more.
+    assert!(guard.is_valid());
+    assert_eq!(nodes.locks(), [2, 2, 2]);
+    let renewals = nodes.sent(0, OpKind::Confirm);
+    let end = Instant::now() + guard.valid_for();
+    let lost = timeout(secs(5), guard.lost()).await.unwrap();
+    assert_eq!(lost, LostReason::Expired);
+    assert!(Instant::now() <= end && Instant::now() + ms(2) >= end);
+    assert_eq!(nodes.sent(0, OpKind::Confirm), renewals);
+    assert_eq!(nodes.sent(0, OpKind::Release), 1, "that of the other lock");
+    let refused = guard.extend(secs(1)).await;
+    assert_eq!(refused, Err(ExtendError::Lost(LostReason::Expired)));
+    let released = guard.release().await;
+    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Expired)));
+    assert_eq!(redlock.lock("new").await.unwrap_err(), LockError::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_names_the_nodes_that_did_not_confirm_a_release() {
+    for gate in [Gate::Never, Gate::Failing, Gate::Down, Gate::Mute] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+        let guard = redlock.try_lock("k").await.unwrap();
+        nodes.set(1, gate);
+        tokio::spawn(async move {
+            sleep(ms(10)).await;
+            drop(guard);
+        });
+        let began = Instant::now();
+        let drained = redlock.drain(secs(60)).await;
+        assert!(began.elapsed() <= ms(10 + 51), "{gate:?}");
+        assert!(!drained.is_clean(), "{gate:?}");
+        let [unconfirmed] = drained.unconfirmed.as_slice() else {
+            panic!("{gate:?}: {drained:?}");
+        };
+        assert_eq!(&*unconfirmed.node, "embedded-1");
+        assert_eq!(unconfirmed.keys, LockKeys::from_iter(["k"]));
+        assert_eq!((drained.released, drained.held.len()), (1, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_of_an_idle_service_is_clean_and_takes_no_time() {
+    let redlock = Redlock::in_memory(3);
+    let began = Instant::now();
+    assert!(redlock.drain(Duration::MAX).await.is_clean());
+    assert_eq!(began.elapsed(), ms(0));
+    // Clones are the same service.
+    let error = redlock.clone().lock("k").await.unwrap_err();
+    assert_eq!(error, LockError::Closed);
+}

@@ -1,0 +1,260 @@
+//! Several keys under one lock: all or nothing, each key exclusive, tokens rising, no deadlock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use tower_redlock::protocol::message::{Command, Op};
+use tower_redlock::protocol::{Namespace, OwnerToken};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{
+    FencingToken, KeyError, LockError, LockGuard, LockKey, LockKeys, Redlock, RedlockBuilder,
+    Released,
+};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
+    Redlock::builder().scripted(nodes).wait(ms(600_000))
+}
+
+/// What a storage would see: who is inside, and the tokens per key in the order of the grants.
+#[derive(Debug, Default)]
+struct Witness {
+    inside: BTreeSet<LockKey>,
+    tokens: BTreeMap<LockKey, Vec<FencingToken>>,
+}
+
+impl Witness {
+    fn enter(&mut self, guard: &LockGuard) {
+        let token = guard.fencing_token().expect("fencing is on");
+        for key in guard.keys() {
+            assert!(self.inside.insert(key.clone()), "two hold {key:?}");
+            let before = self.tokens.entry(key.clone()).or_default();
+            assert!(before.iter().all(|other| *other < token), "{key:?}");
+            before.push(token);
+        }
+    }
+
+    fn leave(&mut self, guard: &LockGuard) {
+        for key in guard.keys() {
+            assert!(self.inside.remove(key));
+        }
+    }
+}
+
+/// Lets every set be locked many times from several processes at once.
+async fn contend(nodes: &ScriptedNodes, sets: &[&[&str]], rounds: u64) -> Witness {
+    let witness = Arc::new(Mutex::new(Witness::default()));
+    let mut jobs = Vec::new();
+    for process in 0..3 {
+        let redlock = builder(nodes).build().expect("valid settings");
+        for (index, set) in sets.iter().enumerate() {
+            let set: Vec<LockKey> = set.iter().map(|key| LockKey::from(*key)).collect();
+            let (redlock, witness) = (redlock.clone(), Arc::clone(&witness));
+            let pause = u64::try_from(index).expect("a few") + process;
+            jobs.push(tokio::spawn(async move {
+                for round in 0..rounds {
+                    let guard = redlock.lock_all(set.clone()).await.expect("a turn in time");
+                    witness.lock().expect("no panic").enter(&guard);
+                    sleep(ms(1 + (round + pause) % 5)).await;
+                    witness.lock().expect("no panic").leave(&guard);
+                    // Half of them wait for the release, half leave it to the background.
+                    if round % 2 == 0 {
+                        assert_eq!(guard.release().await, Ok(Released::Freed));
+                    } else {
+                        drop(guard);
+                    }
+                    sleep(ms(pause)).await;
+                }
+            }));
+        }
+    }
+    for job in jobs {
+        job.await.expect("no panic");
+    }
+    let witness = Arc::into_inner(witness).expect("all jobs are over");
+    witness.into_inner().expect("no panic")
+}
+
+#[tokio::test(start_paused = true)]
+async fn overlapping_sets_exclude_each_other_and_their_tokens_rise_per_key() {
+    let sets: [&[&str]; 3] = [&["x", "y"], &["y", "z"], &["x"]];
+    for gates in [
+        [Gate::Ready, Gate::Ready, Gate::Ready],
+        [Gate::Slow(ms(1)), Gate::Slow(ms(2)), Gate::Slow(ms(3))],
+        [Gate::Ready, Gate::Slow(ms(2)), Gate::Down],
+        [Gate::Ready, Gate::Never, Gate::Slow(ms(1))],
+    ] {
+        let nodes = ScriptedNodes::new(3);
+        for (node, gate) in gates.into_iter().enumerate() {
+            nodes.set(node, gate);
+        }
+        // In time, or there is a deadlock.
+        let contending = contend(&nodes, &sets, 20);
+        let witness = timeout(ms(3_600_000), contending).await.unwrap();
+        let grants = |key| witness.tokens[&LockKey::from(key)].len();
+        assert_eq!((grants("x"), grants("y"), grants("z")), (120, 120, 60));
+        sleep(ms(100)).await;
+        assert_eq!(nodes.locks(), [0, 0, 0], "{gates:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ring_of_sets_does_not_deadlock() {
+    let nodes = ScriptedNodes::new(3);
+    let ring: [&[&str]; 4] = [&["a", "b"], &["b", "c"], &["c", "d"], &["d", "a"]];
+    let contending = contend(&nodes, &ring, 20);
+    let witness = timeout(ms(3_600_000), contending).await.unwrap();
+    assert!(witness.tokens.values().all(|tokens| tokens.len() == 120));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_with_one_busy_key_gets_none_of_its_keys() {
+    let nodes = ScriptedNodes::new(3);
+    let (here, there) = (
+        builder(&nodes).build().unwrap(),
+        builder(&nodes).build().unwrap(),
+    );
+    let y = here.try_lock("y").await.unwrap();
+    for other in [&here, &there] {
+        for set in [["x", "y"], ["y", "z"]] {
+            let refused = other.lock_all(set).wait(Duration::ZERO).await;
+            assert!(
+                matches!(
+                    refused,
+                    Err(LockError::Contended {
+                        retry_after: Some(_)
+                    })
+                ),
+                "{refused:?}"
+            );
+            assert_eq!(nodes.locks(), [1, 1, 1], "only y");
+        }
+        assert!(other.try_lock("x").await.is_ok());
+        assert!(other.try_lock("z").await.is_ok());
+    }
+    drop(y);
+    assert!(there.lock_all(["x", "y", "z"]).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_token_of_a_set_is_above_those_of_all_its_keys_before_and_below_all_after() {
+    let nodes = ScriptedNodes::new(3);
+    // The fence of one key is far ahead of the wall clock, which hides no mistake then.
+    let ahead = (1_u64 << 52) + 5;
+    let names: Arc<[_]> = Namespace::default()
+        .names(&LockKeys::from_iter(["y"]), |_| [0; 32])
+        .unwrap()
+        .into();
+    for node in 0..3 {
+        for op in [
+            Op::Acquire {
+                proposal: Some(ahead),
+                ttl: ms(1_000),
+                retention: ms(3_600_000),
+            },
+            Op::Release,
+        ] {
+            let (names, owner) = (Arc::clone(&names), OwnerToken::from_random([7; 16]));
+            nodes.apply(node, &Command { names, owner, op });
+        }
+    }
+    let redlock = builder(&nodes).build().unwrap();
+    let mut last = ahead;
+    for set in [
+        &["x", "y", "z"][..],
+        &["x"],
+        &["x", "z"],
+        &["z"],
+        &["y", "z"],
+        &["y"],
+    ] {
+        let guard = redlock.lock_all(set.iter().copied()).await.unwrap();
+        let token = guard.fencing_token().unwrap().as_u64();
+        assert!(token > last, "{set:?}");
+        last = token;
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_that_only_a_minority_granted_is_released_there() {
+    let nodes = ScriptedNodes::new(3);
+    let (here, there) = (
+        builder(&nodes).build().unwrap(),
+        builder(&nodes).build().unwrap(),
+    );
+    // y is held at two of the nodes only.
+    nodes.set(0, Gate::Down);
+    let y = here.try_lock("y").await.unwrap();
+    nodes.set(0, Gate::Ready);
+    let refused = there.lock_all(["x", "y"]).wait(Duration::ZERO).await;
+    assert!(
+        matches!(refused, Err(LockError::Contended { .. })),
+        "{refused:?}"
+    );
+    assert!(nodes.sent(0, OpKind::Release) >= 1);
+    assert_eq!(nodes.locks(), [0, 1, 1]);
+    drop(y);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_lost_loses_the_whole_set() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.lock_all(["x", "y"]).await.unwrap();
+    assert_eq!(nodes.locks(), [2, 2, 2]);
+    nodes.wipe(0);
+    nodes.wipe(1);
+    assert_eq!(guard.lost().await, tower_redlock::LostReason::Gone);
+    drop(guard);
+    redlock.drain(ms(1_000)).await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_is_sorted_without_duplicates_and_the_same_in_any_order() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.lock_all(["y", "x", "y", "x"]).await.unwrap();
+    let sorted = [LockKey::from("x"), LockKey::from("y")];
+    assert_eq!(guard.keys(), sorted);
+    assert_eq!(guard.key(), &sorted[0]);
+    assert_eq!(nodes.locks(), [2, 2, 2]);
+    let refused = redlock.lock_all(["x", "y"]).wait(Duration::ZERO).await;
+    assert!(matches!(refused, Err(LockError::Contended { .. })));
+    drop(guard);
+    // A set of one is the key itself.
+    let guard = redlock.lock_all(["x", "x"]).await.unwrap();
+    assert!(redlock.try_lock("x").await.is_err());
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_has_at_least_one_key_and_at_most_thirty_two() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let keys = |count: usize| (0..count).map(|i| i.to_string());
+    let guard = redlock.lock_all(keys(LockKeys::MAX)).await.unwrap();
+    assert_eq!(guard.keys().len(), 32);
+    assert_eq!(nodes.locks(), [32, 32, 32]);
+    assert_eq!(guard.release().await, Ok(Released::Freed));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+
+    let asked = nodes.sent(0, OpKind::Acquire);
+    let refused = redlock.lock_all(keys(33)).await.unwrap_err();
+    let too_many = KeyError::TooMany { count: 33, max: 32 };
+    assert_eq!(refused, LockError::Key(too_many));
+    let refused = redlock.lock_all(keys(0)).await.unwrap_err();
+    assert_eq!(refused, LockError::Key(KeyError::None));
+    let refused = redlock.lock_all(["a", ""]).await.unwrap_err();
+    assert_eq!(refused, LockError::Key(KeyError::Empty));
+    assert_eq!(nodes.sent(0, OpKind::Acquire), asked, "no node was asked");
+    // Duplicates do not count.
+    let doubled = keys(32).chain(keys(32));
+    assert!(redlock.lock_all(doubled).await.is_ok());
+}
