@@ -1,3 +1,5 @@
+//! A lock per resource over a quorum of Redis nodes: a tower layer, axum keys, a plain async lock.
+//!
 #![doc = include_str!("../README.md")]
 //!
 //! # Map of the crate

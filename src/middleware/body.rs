@@ -106,9 +106,7 @@ impl<B: Body> LockBody<B> {
     /// A body that holds a lock to the end of the response with these headers.
     pub(super) fn locked(body: B, headers: &HeaderMap, mut hold: Hold) -> Self {
         // hyper ends a message at the length it declared, which is the header's if there is one.
-        let declared = headers.get(header::CONTENT_LENGTH);
-        let declared = declared.and_then(|value| value.to_str().ok()?.parse().ok());
-        hold.left = declared.or_else(|| body.size_hint().exact());
+        hold.left = declared_length(headers).or_else(|| body.size_hint().exact());
         Self {
             kind: Kind::Inner {
                 body,
@@ -116,6 +114,12 @@ impl<B: Body> LockBody<B> {
             },
         }
     }
+}
+
+/// The length that a head declares for its body.
+pub(super) fn declared_length(headers: &HeaderMap) -> Option<u64> {
+    let value = headers.get(header::CONTENT_LENGTH)?;
+    value.to_str().ok()?.parse().ok()
 }
 
 impl LockGuard {

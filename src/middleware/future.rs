@@ -14,7 +14,7 @@ use pin_project::pin_project;
 use tower::{BoxError, Service};
 
 use crate::lock::{LockError, LockFuture, LockGuard, Lost};
-use crate::middleware::body::{Hold, LockBody, Releasing};
+use crate::middleware::body::{Hold, LockBody, Releasing, declared_length};
 use crate::middleware::layer::{Config, OnLost, OnUnavailable, ReleaseAt, Unprotected};
 use crate::middleware::rejection::{Rejection, RequestKind};
 
@@ -287,7 +287,10 @@ fn has_body<B: Body>(response: &Response<B>, method: &Method) -> bool {
         || *method == Method::HEAD
         || (*method == Method::CONNECT && status.is_success());
     let body = response.body();
-    !forbidden && !body.is_end_stream() && body.size_hint().exact() != Some(0)
+    let is_empty = body.is_end_stream()
+        || body.size_hint().exact() == Some(0)
+        || declared_length(response.headers()) == Some(0);
+    !forbidden && !is_empty
 }
 
 /// Takes what a state holds until the one transition that needs it.
