@@ -42,8 +42,9 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
             println!("contended {key}");
             return Ok(ExitCode::from(1));
         }
-        Err(LockError::Unavailable { .. }) => {
+        Err(error @ LockError::Unavailable { .. }) => {
             println!("unavailable");
+            eprintln!("{error}");
             return Ok(ExitCode::from(2));
         }
         Err(error) => return Err(error.into()),

@@ -79,10 +79,13 @@ impl fmt::Display for NodeFailure {
                 "{node} did not answer within {after:?}; it hangs, or node_timeout is below its round trip"
             ),
             Self::Refused { node, why } => write!(f, "{node} answered an error: {why}"),
-            Self::Quarantined { node, left } => write!(
-                f,
-                "{node} restarted and may not vote for another {left:?}; see RestartGuard"
-            ),
+            Self::Quarantined { node, left } => {
+                let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+                write!(
+                    f,
+                    "{node} has not had its memory for long enough and may not vote for another {seconds} s; see restart_guard"
+                )
+            }
         }
     }
 }

@@ -5,7 +5,6 @@
 //! that: the client asks every server on every connection since when it has its memory.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -248,14 +247,6 @@ fn unreadable(stamp: &Value) -> Arc<str> {
         }
         _ => "the generation key holds something else; set another namespace".into(),
     }
-}
-
-/// How long a server is kept out, for the log and for errors.
-pub(super) fn explain(left: Duration) -> impl fmt::Display {
-    format!(
-        "it has not had its memory for long enough; it may vote in {} s (restart_guard)",
-        left.as_secs() + u64::from(left.subsec_nanos() > 0)
-    )
 }
 
 #[cfg(test)]

@@ -22,7 +22,6 @@ use tokio::time::{Instant, sleep_until};
 use crate::node::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, describe, open};
-use crate::node::redis::guard::explain;
 use crate::node::redis::scripts::{
     answer, ends_with_generation, is_amnesia, is_noscript, load_all, wire,
 };
@@ -504,8 +503,12 @@ impl Lane {
     fn note_quarantined(&mut self, until: Instant) {
         let known = self.quarantined_until.replace(until).is_some();
         if !known {
-            let why = explain(until.saturating_duration_since(Instant::now()));
-            tracing::warn!(node = &*self.shared.name, %why, "redlock node may not vote yet");
+            let left = until.saturating_duration_since(Instant::now());
+            tracing::warn!(
+                node = &*self.shared.name,
+                seconds_left = left.as_secs() + 1,
+                "redlock node has not had its memory for long enough to vote; see restart_guard"
+            );
         }
         *self.shared.reachability() = Reachability::Quarantined { until };
     }
