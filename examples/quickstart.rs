@@ -147,27 +147,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     print_what_to_try(listener.local_addr()?, &nodes);
     print_quarantine(&redlock).await;
 
-    let server = axum::serve(listener, app(redlock.clone()))
-        .with_graceful_shutdown(stop_signal())
-        .into_future();
-    let drained = async {
-        stop_signal().await;
-        redlock.drain(GRACE).await
-    };
-    // Side by side: the last bytes of a response are sent after its lock is released.
-    let served = async { tokio::time::timeout(2 * GRACE, server).await };
-    tokio::pin!(served);
-    let drained = tokio::select! {
-        drained = drained => drained,
-        failed = &mut served => return Ok(failed??),
-    };
-    println!(
-        "drained: {} released, {} still held",
-        drained.released,
-        drained.held.len()
-    );
+    let server = axum::serve(listener, app(redlock.clone())).with_graceful_shutdown(stop_signal());
+    let server = tokio::spawn(server.into_future());
+    stop_signal().await;
+    let drained = redlock.drain(GRACE).await;
+    let (released, held) = (drained.released, drained.held.len());
+    println!("drained: {released} released, {held} still held");
     if drained.held.is_empty() {
-        served.await??;
+        // The last bytes of a response are sent after its lock is released.
+        tokio::time::timeout(GRACE, server).await???;
     }
     Ok(())
 }

@@ -33,22 +33,22 @@ pub struct Path {
 impl KeyExtractor for Path {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         let name = self.name;
-        let Some(matched) = parts.extensions.get::<MatchedPath>() else {
-            return match parts.extensions.get::<OriginalUri>() {
-                // A router has looked at it and found no route.
-                Some(_) => Ok(None),
-                None => Err(KeyError::misconfigured(format!(
+        let params = raw_path_params(parts)?;
+        let mut params = params.iter().flat_map(RawPathParams::iter);
+        let Some((_, value)) = params.find(|(found, _)| *found == name) else {
+            let matched = parts.extensions.get::<MatchedPath>();
+            let routed = parts.extensions.get::<OriginalUri>();
+            return match (matched, routed) {
+                (Some(route), _) => Err(KeyError::misconfigured(format!(
+                    "the route `{}` has no path parameter `{name}`",
+                    route.as_str()
+                ))),
+                // A nested service, or no route at all; the layer tells.
+                (None, Some(_)) => Ok(None),
+                (None, None) => Err(KeyError::misconfigured(format!(
                     "key::path(\"{name}\") stands outside of any axum router; apply the layer with `Router::route_layer` or `Router::layer`"
                 ))),
             };
-        };
-        let params = raw_path_params(parts)?;
-        let params = params.as_ref().into_iter().flat_map(RawPathParams::iter);
-        let Some((_, value)) = params.into_iter().find(|(found, _)| *found == name) else {
-            return Err(KeyError::misconfigured(format!(
-                "the route `{}` has no path parameter `{name}`",
-                matched.as_str()
-            )));
         };
         Ok((!value.is_empty()).then(|| LockKey::from(value).into()))
     }

@@ -15,6 +15,7 @@ use tower::Layer;
 use crate::lock::{BuildError, LockFuture, Redlock, Waiters, check_ttl};
 use crate::middleware::key::KeyExtractor;
 use crate::middleware::rejection::{Rejection, RejectionResponse, RequestKind, default_response};
+use crate::middleware::routed::matched_no_route;
 use crate::middleware::service::RedlockService;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
@@ -188,7 +189,8 @@ impl RedlockLayer {
 
     /// Sets what happens to a request that names no resource. Default: [`OnMissingKey::Reject`].
     ///
-    /// A request that matched no route of an axum router passes in any case, to its 404.
+    /// A request that matched no route of an axum router passes in any case, to the router's
+    /// fallback; so let no fallback do what needs a lock, or apply the layer with `route_layer`.
     pub fn missing_key(mut self, missing_key: OnMissingKey) -> Self {
         self.config.missing_key = missing_key;
         self
@@ -332,20 +334,4 @@ fn is_safe(method: &Method) -> bool {
 /// Whether the keys are none, or one of them is empty, which must not become everybody's lock.
 fn names_nothing(keys: &LockKeys) -> bool {
     keys.as_slice().is_empty() || keys.as_slice().iter().any(LockKey::is_empty)
-}
-
-/// Whether an axum router has looked at the request and found no route for it.
-///
-/// axum runs `Router::layer` for its fallback too; a missing page is a 404, not a missing key.
-#[cfg(feature = "axum")]
-fn matched_no_route(parts: &Parts) -> bool {
-    use axum::extract::{MatchedPath, OriginalUri};
-
-    let routed = parts.extensions.get::<OriginalUri>().is_some();
-    routed && parts.extensions.get::<MatchedPath>().is_none()
-}
-
-#[cfg(not(feature = "axum"))]
-fn matched_no_route(_: &Parts) -> bool {
-    false
 }

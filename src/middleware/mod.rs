@@ -24,6 +24,7 @@ mod future;
 pub(crate) mod key;
 mod layer;
 mod rejection;
+mod routed;
 mod service;
 
 pub use body::{LockBody, LockLostError};

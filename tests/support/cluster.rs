@@ -70,5 +70,6 @@ impl Cluster {
 
 /// Tells locks from what stays on a node after a release.
 fn is_lock(key: &str) -> bool {
-    !key.ends_with(":fence") && !key.starts_with("redlock:fence:")
+    let stays = key.ends_with(":fence") || key.ends_with(":generation");
+    !stays && !key.starts_with("redlock:fence:")
 }

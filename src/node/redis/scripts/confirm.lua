@@ -9,10 +9,21 @@ local values = redis.call('MGET', KEYS[1], KEYS[2])
 local record, owner = values[2], ARGV[1]
 if values[1] ~= owner then return {0} end
 local token, fence = tonumber(ARGV[2]), 0
-if record then fence = tonumber(string.match(record, '^(%d+) ')) or 0 end
+if record then
+  fence = tonumber(string.match(record, '^(%d+) '))
+  if not fence then
+    return redis.error_reply('WRONGTYPE the fence key holds something else')
+  end
+end
 if fence > token then return {1, string.format('%.0f', fence)} end
 if fence < token then
-  redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. owner, 'PX', ARGV[4])
+  local raised = ARGV[2] .. ' ' .. owner
+  -- MGET shows a key of another type as missing; NX keeps us from overwriting it.
+  if record then
+    redis.call('SET', KEYS[2], raised, 'PX', ARGV[4])
+  elseif not redis.call('SET', KEYS[2], raised, 'PX', ARGV[4], 'NX') then
+    return redis.error_reply('WRONGTYPE the fence key is not a string')
+  end
 else
   -- No SET when nothing changes: a server that is out of memory refuses it.
   redis.call('PEXPIRE', KEYS[2], ARGV[4])

@@ -14,7 +14,12 @@ end
 if ARGV[2] ~= '' then
   local token, fence, at_token = tonumber(ARGV[2]), 0, {}
   for i = count + 1, 2 * count do
-    local number = tonumber(string.match(redis.call('GET', KEYS[i]) or '', '^(%d+) ')) or 0
+    local record = redis.call('GET', KEYS[i])
+    local number = record and tonumber(string.match(record, '^(%d+) '))
+    if record and not number then
+      return redis.error_reply('WRONGTYPE the fence key holds something else')
+    end
+    number = number or 0
     at_token[i] = number == token
     if number > fence then fence = number end
   end

@@ -1,0 +1,219 @@
+//! The examples do what they say, and what they print can be typed.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+#![allow(
+    clippy::print_stdout,
+    reason = "what is not checked must not go unsaid"
+)]
+
+mod support;
+
+use std::io;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use support::{ChildProcess, Cluster, example_path, free_port};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs a line as a user would who pastes it into a terminal.
+fn paste(line: &str) -> String {
+    let output = Command::new("sh").args(["-c", line]).output().unwrap();
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Returns what a response of `curl -i` has below its head.
+fn body(response: &str) -> Value {
+    let body = response.rsplit("\r\n\r\n").next().unwrap();
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"))
+}
+
+fn has_curl() -> bool {
+    match Command::new("curl").arg("--version").output() {
+        Ok(_) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            println!("not checking the curl lines of the quickstart: curl is missing");
+            false
+        }
+        Err(error) => panic!("curl does not start: {error}"),
+    }
+}
+
+fn quickstart(envs: &[(&str, &str)]) -> (ChildProcess, String) {
+    let listen = format!("127.0.0.1:{}", free_port());
+    let envs = [envs, &[("LISTEN", listen.as_str())]].concat();
+    let server = ChildProcess::start(example_path("quickstart"), &[], &envs);
+    server.wait_for_line("Ctrl-C stops it", PATIENCE);
+    (server, format!("http://{listen}"))
+}
+
+#[test]
+fn the_curl_lines_of_the_quickstart_work_as_printed() {
+    if !has_curl() {
+        return;
+    }
+    let (mut server, url) = quickstart(&[]);
+    let said = server.stdout();
+    assert!(said.contains(&format!(
+        "Listening on {url}, locking over 3 embedded nodes"
+    )));
+    let lines = said.lines().map(str::trim);
+    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
+    let [withdraw, two_at_once, balance, health] = lines[..] else {
+        panic!("other curl lines than this test knows: {lines:#?}");
+    };
+
+    let withdrawn = paste(withdraw);
+    assert!(withdrawn.starts_with("HTTP/1.1 200"), "{withdrawn}");
+    let withdrawn = body(&withdrawn);
+    assert_eq!(withdrawn["account"], "alice");
+    assert_eq!(withdrawn["balance"], 95);
+    // Microseconds since 1970, so that the numbers grow over a restart too.
+    assert!(withdrawn["fencing_token"].as_u64() > Some(1_700_000_000_000_000));
+
+    let two = paste(two_at_once);
+    assert_eq!(two.matches("HTTP/1.1 423").count(), 1, "{two}");
+    assert_eq!(two.matches("HTTP/1.1").count(), 1, "only one has -i: {two}");
+    assert!(two.to_lowercase().contains("\r\nretry-after: "), "{two}");
+    assert!(two.contains(r#""code":"lock-contended""#), "{two}");
+    assert_eq!(two.matches(r#""balance":95"#).count(), 1, "{two}");
+
+    let balance: Value = serde_json::from_str(&paste(balance)).unwrap();
+    assert_eq!(
+        balance,
+        serde_json::json!({"account": "alice", "balance": 95})
+    );
+    let health: Value = serde_json::from_str(&paste(health)).unwrap();
+    assert_eq!(health["quorum"], true);
+    assert_eq!(health["nodes"].as_array().unwrap().len(), 3);
+
+    for path in ["/accounts/alice", "/healthz"] {
+        let head = paste(&format!(
+            "curl -s -o /dev/null -w '%{{http_code}}' {url}{path}"
+        ));
+        assert_eq!(head, "200", "{path}");
+    }
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait(PATIENCE).success());
+    assert!(
+        server
+            .stdout()
+            .contains("drained: 0 released, 0 still held")
+    );
+}
+
+#[tokio::test]
+async fn the_quickstart_shares_its_locks_over_redis_nodes_and_tells_when_they_are_gone() {
+    let mut cluster = Cluster::start(3);
+    let urls = cluster.urls().join(",");
+    let envs = [
+        ("REDLOCK_URLS", urls.as_str()),
+        ("REDLOCK_RESTART_GUARD", "off"),
+    ];
+    let servers = [quickstart(&envs), quickstart(&envs)];
+    let addr = |url: &str| url.strip_prefix("http://").unwrap().parse().unwrap();
+    let [one, other] = [addr(&servers[0].1), addr(&servers[1].1)];
+    let path = "/accounts/carol/withdraw?hold_ms=1500";
+    let first = support::http::request(one, "POST", path, &[], b"");
+    let second = async {
+        // As soon as the first has the lock.
+        while cluster.lock_keys().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        support::http::request(other, "POST", path, &[], b"").await
+    };
+    let (first, second) = tokio::join!(first, second);
+    assert_eq!((first.status, second.status), (200, 423));
+
+    cluster.servers[0].kill();
+    let health = support::http::request(one, "GET", "/healthz", &[], b"").await;
+    assert_eq!(health.status, 200, "{}", health.text());
+    cluster.servers[1].kill();
+    let health = support::http::request(one, "GET", "/healthz", &[], b"").await;
+    assert_eq!(
+        (health.status, &health.json()["quorum"]),
+        (503, &Value::Bool(false))
+    );
+    let refused = support::http::request(one, "POST", path, &[], b"").await;
+    assert_eq!(
+        (refused.status, refused.json()["code"].as_str()),
+        (503, Some("lock-unavailable"))
+    );
+}
+
+fn lock_without_http(cluster: &Cluster, args: &[&str]) -> ChildProcess {
+    let urls = cluster.urls().join(",");
+    let envs = [
+        ("REDLOCK_URLS", urls.as_str()),
+        ("REDLOCK_RESTART_GUARD", "off"),
+    ];
+    ChildProcess::start(example_path("lock_without_http"), args, &envs)
+}
+
+fn exit_code(process: &mut ChildProcess) -> Option<i32> {
+    process.wait(PATIENCE).code()
+}
+
+#[test]
+fn a_lock_without_http_ends_with_what_became_of_it() {
+    let mut cluster = Cluster::start(3);
+
+    let mut free = lock_without_http(&cluster, &["report", "10"]);
+    assert_eq!(exit_code(&mut free), Some(0), "{}", free.stderr());
+    let said = free.stdout();
+    let lines: Vec<&str> = said.lines().collect();
+    let [acquired, "released report"] = lines[..] else {
+        panic!("{lines:?}");
+    };
+    let token = acquired.strip_prefix("acquired report token=").unwrap();
+    assert!(token.parse::<u64>().is_ok(), "{token}");
+
+    let mut holder = lock_without_http(&cluster, &["report", "60000"]);
+    holder.wait_for_line("acquired report", PATIENCE);
+    let mut contender = lock_without_http(&cluster, &["report", "10", "100"]);
+    assert_eq!(exit_code(&mut contender), Some(1), "{}", contender.stderr());
+    assert_eq!(contender.stdout(), "contended report");
+
+    // Somebody deletes the lock on a majority and takes it; the next renewal finds out.
+    for server in &cluster.servers[..2] {
+        server.command(&["SET", "redlock:{report}", "somebody", "PX", "60000"]);
+    }
+    assert_eq!(exit_code(&mut holder), Some(3), "{}", holder.stderr());
+    assert!(
+        holder.stdout().ends_with("\nlost report"),
+        "{}",
+        holder.stdout()
+    );
+    let left = cluster.servers[0].command(&["GET", "redlock:{report}"]);
+    assert_eq!(
+        left.as_str(),
+        Some("somebody"),
+        "it is not the holder's any more"
+    );
+
+    cluster.servers[0].kill();
+    cluster.servers[1].kill();
+    let mut alone = lock_without_http(&cluster, &["other", "10"]);
+    assert_eq!(exit_code(&mut alone), Some(2), "{}", alone.stderr());
+    assert_eq!(alone.stdout(), "unavailable");
+}
+
+#[test]
+fn a_lock_without_http_waits_its_turn() {
+    let cluster = Cluster::start(3);
+    let mut first = lock_without_http(&cluster, &["report", "500"]);
+    first.wait_for_line("acquired report", PATIENCE);
+    let mut second = lock_without_http(&cluster, &["report", "10", "10000"]);
+    assert_eq!(exit_code(&mut second), Some(0), "{}", second.stderr());
+    assert_eq!(exit_code(&mut first), Some(0), "{}", first.stderr());
+    let token = |process: &ChildProcess| -> u64 {
+        let said = process.stdout();
+        let token = said.lines().next().unwrap().rsplit('=').next().unwrap();
+        token.parse().unwrap()
+    };
+    assert!(token(&second) > token(&first));
+    cluster.wait_until_free_blocking(Duration::from_secs(1));
+}

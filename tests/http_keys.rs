@@ -1,0 +1,534 @@
+//! Which lock a request gets, and how requests are treated that name none, name it badly, or meet a
+//! layer that is set up wrongly: never a panic, never a lock on "", never an unlocked handler.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use http::{HeaderName, HeaderValue, Request, StatusCode, Uri};
+use proptest::prelude::*;
+use tower::{Layer, ServiceExt};
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::{
+    KeyError, KeyExtractor, LockHandle, LockKey, LockKeys, OnMissingKey, Redlock, RedlockLayer,
+    Rejection, key,
+};
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// How a request is to be treated.
+#[derive(Debug, Clone, PartialEq)]
+enum Treatment {
+    /// Served under these locks.
+    Locked(LockKeys),
+    /// Refused with a status and a code, without asking any node.
+    Refused(u16, &'static str),
+    /// Not refused, and not served by the handler either.
+    NotFound,
+}
+
+use Treatment::{Locked, NotFound, Refused};
+
+const MISSING: Treatment = Refused(400, "key-missing");
+const INVALID: Treatment = Refused(400, "key-invalid");
+const MISCONFIGURED: Treatment = Refused(500, "misconfigured");
+
+fn locked(key: impl Into<LockKey>) -> Treatment {
+    Locked(key.into().into())
+}
+
+/// The user that an authentication in front of the layer found.
+#[derive(Debug, Clone)]
+struct User(&'static str);
+
+impl User {
+    fn name(&self) -> &str {
+        self.0
+    }
+}
+
+/// The handler: answers only under a lock, with the keys in an extension for the test.
+async fn handler(request: axum::extract::Request) -> Response {
+    let handle = request.extensions().get::<LockHandle>();
+    let Some(handle) = handle else {
+        panic!(
+            "{} {} is served without a lock",
+            request.method(),
+            request.uri()
+        );
+    };
+    assert!(!handle.keys().is_empty());
+    assert!(handle.keys().iter().all(|key| !key.is_empty()));
+    let mut response = StatusCode::OK.into_response();
+    let keys: LockKeys = handle.keys().iter().cloned().collect();
+    response.extensions_mut().insert(keys);
+    response
+}
+
+fn router() -> Router {
+    Router::new()
+        .route("/things", post(handler))
+        .route("/things/{id}", post(handler))
+        .route("/files/{*path}", post(handler))
+}
+
+/// Sends requests to an app under the layer and checks each treatment twice: as it is, and while the
+/// lock that is expected to be taken is held by somebody else.
+struct Service {
+    nodes: ScriptedNodes,
+    redlock: Redlock,
+}
+
+impl Service {
+    fn new() -> Self {
+        Self::in_namespace("redlock")
+    }
+
+    fn in_namespace(namespace: &str) -> Self {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = Redlock::builder().scripted(&nodes).namespace(namespace);
+        let redlock = redlock.build().unwrap();
+        Self { nodes, redlock }
+    }
+
+    fn layer(&self, key: impl KeyExtractor) -> RedlockLayer {
+        RedlockLayer::new(self.redlock.clone(), key)
+    }
+
+    async fn check(&self, app: &Router, request: Request<Body>, expected: Treatment) {
+        let what: String = format!("{request:?}").chars().take(200).collect();
+        let copy = copy_of(&request);
+        assert_eq!(
+            self.treatment(app, request, &what).await,
+            expected,
+            "{what}"
+        );
+        if let Locked(keys) = expected {
+            let elsewhere = self.redlock.lock_all(keys.as_slice().to_vec()).await;
+            let refused = self.treatment(app, copy, &what).await;
+            assert_eq!(refused, Refused(423, "lock-contended"), "{what}");
+            elsewhere.unwrap().release().await.unwrap();
+        }
+    }
+
+    async fn treatment(&self, app: &Router, request: Request<Body>, what: &str) -> Treatment {
+        let asked = self.nodes.sent(0, OpKind::Acquire);
+        let response = app.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        let treatment = match response.extensions().get::<Rejection>() {
+            Some(rejection) => {
+                assert_eq!(rejection.status(), status, "{what}");
+                Refused(status.as_u16(), rejection.code())
+            }
+            None if status == StatusCode::NOT_FOUND => NotFound,
+            None => Locked(response.extensions().get::<LockKeys>().unwrap().clone()),
+        };
+        let asked = self.nodes.sent(0, OpKind::Acquire) - asked;
+        match treatment {
+            Locked(_) => assert_eq!(asked, 1, "{what}"),
+            Refused(..) => assert_eq!(asked, 0, "{what}: {treatment:?}"),
+            // A request that names its key is locked even on its way to a 404.
+            NotFound => assert!(asked <= 1, "{what}"),
+        }
+        treatment
+    }
+}
+
+fn copy_of(request: &Request<Body>) -> Request<Body> {
+    let mut copy = Request::new(Body::empty());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    *copy.extensions_mut() = request.extensions().clone();
+    copy
+}
+
+fn to(uri: &str) -> Request<Body> {
+    Request::post(uri).body(Body::empty()).unwrap()
+}
+
+fn with_headers(values: &[&[u8]]) -> Request<Body> {
+    let mut request = to("/things");
+    for value in values {
+        let value = HeaderValue::from_bytes(value).unwrap();
+        let name = HeaderName::from_static("x-key");
+        request.headers_mut().append(name, value);
+    }
+    request
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_header_key() {
+    let service = Service::new();
+    let app = router().layer(service.layer(key::header("x-key")));
+    let (long, huge) = ("k".repeat(64 * 1024), "k".repeat(1024 * 1024));
+    let rows: [(&[&[u8]], Treatment); 9] = [
+        (&[], MISSING),
+        (&[b""], MISSING),
+        (&[b"7"], locked("7")),
+        (&[b"a b\t:{}"], locked("a b\t:{}")),
+        (&["\u{20ac}".as_bytes()], locked("\u{20ac}")),
+        (&[b"7", b"7"], INVALID),
+        (&[b"", b"7"], INVALID),
+        (&[b"\xff"], INVALID),
+        (&[b"7\xc3"], INVALID),
+    ];
+    for (values, expected) in rows {
+        service.check(&app, with_headers(values), expected).await;
+    }
+    for key in [long, huge] {
+        let request = with_headers(&[key.as_bytes()]);
+        service.check(&app, request, locked(key)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_query_key() {
+    let service = Service::new();
+    let app = router().layer(service.layer(key::query("id")));
+    for (uri, expected) in [
+        ("/things", MISSING),
+        ("/things?", MISSING),
+        ("/things?id", MISSING),
+        ("/things?id=", MISSING),
+        ("/things?ID=7&xid=7", MISSING),
+        ("/things?a=1&id=7&&", locked("7")),
+        ("/things?%69d=%41+b", locked("A b")),
+        ("/things?id=a%2Fb%00", locked("a/b\0")),
+        ("/things?id=%", locked("%")),
+        ("/things?id=%7", locked("%7")),
+        ("/things?id=a=b", locked("a=b")),
+        ("/things?id=%FF", INVALID),
+        ("/things?id=7&id=7", INVALID),
+        ("/things?id=&id=7", INVALID),
+        ("/things?id=7&%69d=8", INVALID),
+    ] {
+        service.check(&app, to(uri), expected).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extension_key() {
+    let service = Service::new();
+    let app = router().layer(service.layer(key::extension::<User>(User::name)));
+    service.check(&app, to("/things"), MISSING).await;
+    for (name, expected) in [("", MISSING), ("alice", locked("alice"))] {
+        let mut request = to("/things");
+        request.extensions_mut().insert(User(name));
+        service.check(&app, request, expected).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_path_key() {
+    let service = Service::new();
+    let long = "k".repeat(32 * 1024);
+    let all: [fn(Router, RedlockLayer) -> Router; 2] = [Router::layer, Router::route_layer];
+    for apply in all {
+        let app = apply(router(), service.layer(key::path("id")));
+        for (uri, expected) in [
+            ("/things/7", locked("7")),
+            ("/things/7?id=8", locked("7")),
+            ("/things/a%2Fb", locked("a/b")),
+            ("/things/a%2fb", locked("a/b")),
+            ("/things/a%20b+c", locked("a b+c")),
+            ("/things/%E2%82%AC", locked("\u{20ac}")),
+            ("/things/%00", locked("\0")),
+            ("/things/%", locked("%")),
+            ("/things/%zz", locked("%zz")),
+            ("/things/..", locked("..")),
+            ("/things/%FF", INVALID),
+            ("/things/7%C3", INVALID),
+            ("/things/", NotFound),
+            ("/things/a/b", NotFound),
+            ("/things", MISCONFIGURED),
+            ("/files/a", MISCONFIGURED),
+        ] {
+            service.check(&app, to(uri), expected).await;
+        }
+        let uri = format!("/things/{long}");
+        service.check(&app, to(&uri), locked(long.as_str())).await;
+    }
+    let app = router().layer(service.layer(key::path("path")));
+    service
+        .check(&app, to("/files/a/b%2Fc"), locked("a/b/c"))
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_path_key_in_nested_routers() {
+    let service = Service::new();
+    let by_both = || (key::path("tenant"), key::path("id"));
+    let inside = router().route_layer(service.layer(by_both()));
+    let apps = [
+        Router::new().nest("/t/{tenant}", inside),
+        Router::new()
+            .nest("/t/{tenant}", router())
+            .layer(service.layer(by_both())),
+        Router::new()
+            .nest("/t/{tenant}", router())
+            .route_layer(service.layer(by_both())),
+        Router::new().merge(
+            Router::new()
+                .nest("/t/{tenant}", router())
+                .layer(service.layer(by_both())),
+        ),
+    ];
+    for app in apps {
+        let expected = locked(("acme", "7"));
+        service.check(&app, to("/t/acme/things/7"), expected).await;
+        let expected = locked(("a/c", "7"));
+        service.check(&app, to("/t/a%2Fc/things/7"), expected).await;
+        service.check(&app, to("/t/%FF/things/7"), INVALID).await;
+        service
+            .check(&app, to("/t/acme/things"), MISCONFIGURED)
+            .await;
+        service.check(&app, to("/t/acme/nowhere"), NotFound).await;
+        service.check(&app, to("/nowhere"), NotFound).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_behind_a_nested_service_is_found_or_refused() {
+    let service = Service::new();
+    // axum tells middleware no `MatchedPath` here, as it does for its fallback.
+    let behind = |layer: RedlockLayer| {
+        Router::new()
+            .nest_service("/t/{tenant}", router())
+            .layer(layer)
+    };
+    let app = behind(service.layer(("thing", key::path("tenant"))));
+    let expected = locked(("thing", "acme"));
+    service.check(&app, to("/t/acme/things/7"), expected).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_without_a_key_is_not_let_through_to_a_nested_service() {
+    let service = Service::new();
+    let app = Router::new()
+        .nest_service("/t", router())
+        .layer(service.layer(key::header("x-key")));
+    service.check(&app, to("/t/things/7"), MISSING).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_path_key_outside_of_the_router_is_a_mistake_and_never_unlocked() {
+    let service = Service::new();
+    for missing_key in [OnMissingKey::Reject, OnMissingKey::Pass] {
+        let layer = service.layer(("thing", key::path("id")));
+        let outside = layer.missing_key(missing_key).layer(router());
+        let response = outside.oneshot(to("/things/7")).await.unwrap();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let rejection = response.extensions().get::<Rejection>().unwrap();
+        assert_eq!(rejection.code(), "misconfigured");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_key_may_pass_but_a_bad_one_and_a_mistake_may_not() {
+    let service = Service::new();
+    let pass = |key| service.layer(key).missing_key(OnMissingKey::Pass);
+    let key: Arc<dyn KeyExtractor> = Arc::new(key::header("x-key"));
+    let app = router().layer(pass(key));
+    service.check(&app, with_headers(&[b"\xff"]), INVALID).await;
+    let key: Arc<dyn KeyExtractor> = Arc::new(key::path("nonsense"));
+    let app = router().layer(pass(key));
+    service.check(&app, to("/things/7"), MISCONFIGURED).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_composite_key_is_there_only_if_every_part_is() {
+    let service = Service::new();
+    let by = ("thing", key::path("id"), key::query("part"));
+    let app = router().layer(service.layer(by));
+    for (uri, expected) in [
+        ("/things/7?part=a", locked(("thing", "7", "a"))),
+        // Not what ("thing", "7a", "") or ("thing7", "a") would be.
+        ("/things/7a?part=", MISSING),
+        ("/things/7", MISSING),
+        ("/things/7?part=%FF", INVALID),
+        ("/things/%FF?part=a", INVALID),
+        ("/things?part=a", MISCONFIGURED),
+    ] {
+        service.check(&app, to(uri), expected).await;
+    }
+    let nested = (("a", key::path("id")), "b");
+    let app = router().layer(service.layer(nested));
+    let expected = locked((("a", "7"), "b"));
+    service.check(&app, to("/things/7"), expected).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_made_of_values_is_the_key_that_the_extractor_makes() {
+    let service = Service::new();
+    let app = router().layer(service.layer(("account", key::path("id"))));
+    let expected = locked(LockKey::from(("account", "7")));
+    service.check(&app, to("/things/7"), expected).await;
+    // Look-alikes are other resources.
+    for other in [
+        LockKey::from("7"),
+        LockKey::from("account7"),
+        LockKey::from("account:7"),
+        LockKey::from(("accoun", "t7")),
+        LockKey::from(("account", "7", "")),
+    ] {
+        let elsewhere = service.redlock.lock(other).await.unwrap();
+        let response = app.clone().oneshot(to("/things/7")).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        drop((elsewhere, response));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_a_closure_returns_is_treated_like_any_other_key() {
+    let service = Service::new();
+    let several = |count: usize| (0..count).map(|i| i.to_string()).collect::<LockKeys>();
+    let rows: Vec<(Arc<dyn KeyExtractor>, Treatment)> = vec![
+        (Arc::new(""), MISSING),
+        (Arc::new("all"), locked("all")),
+        // An empty part of a composite must not become a lock for all who have none.
+        (Arc::new(("all", "")), MISSING),
+        (Arc::new(("all", key::from_fn(|_| String::new()))), MISSING),
+        (
+            Arc::new(("all", key::from_fn(|_| LockKeys::from_iter(["a", ""])))),
+            MISSING,
+        ),
+        (Arc::new(key::from_fn(|_| String::new())), MISSING),
+        (Arc::new(key::from_fn(|_| None::<String>)), MISSING),
+        (Arc::new(key::from_fn(|_| LockKey::from(""))), MISSING),
+        (Arc::new(key::from_fn(|_| Vec::<u8>::new())), MISSING),
+        (Arc::new(key::from_fn(move |_| several(0))), MISSING),
+        (
+            Arc::new(key::from_fn(|_| LockKeys::from_iter(["a", ""]))),
+            MISSING,
+        ),
+        (
+            Arc::new(key::from_fn(move |_| several(32))),
+            Locked(several(32)),
+        ),
+        (Arc::new(key::from_fn(move |_| several(33))), INVALID),
+        (
+            Arc::new(key::from_fn(|_| {
+                Err::<String, _>(KeyError::malformed("no"))
+            })),
+            INVALID,
+        ),
+        (
+            Arc::new(key::from_fn(|_| {
+                Err::<String, _>(KeyError::misconfigured("no"))
+            })),
+            MISCONFIGURED,
+        ),
+        (
+            Arc::new(key::from_fn(|_| vec![0xff, 0])),
+            locked(vec![0xff, 0]),
+        ),
+    ];
+    for (key, expected) in rows {
+        let app = router().layer(service.layer(key));
+        service.check(&app, to("/things"), expected).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_namespace_keys_that_cannot_be_named_are_invalid() {
+    let service = Service::in_namespace("");
+    let app = router().layer(service.layer(key::header("x-key")));
+    let (longest, longer) = ("k".repeat(512), "k".repeat(513));
+    for (key, expected) in [
+        (longest.as_str(), locked(longest.as_str())),
+        (&longer, INVALID),
+        ("redlock:fence:{a}", INVALID),
+    ] {
+        let request = with_headers(&[key.as_bytes()]);
+        service.check(&app, request, expected).await;
+    }
+}
+
+/// Where the log of a test goes.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mistake_in_the_program_is_logged_once_with_the_name_and_told_to_no_client() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone());
+    let _guard = subscriber.set_default();
+    let service = Service::new();
+    let app = router().layer(service.layer(key::path("nonsense")));
+    for _ in 0..3 {
+        let response = app.clone().oneshot(to("/things/7")).await.unwrap();
+        let body = axum::body::to_bytes(response.into_body(), 10_000).await;
+        let body = String::from_utf8(body.unwrap().to_vec()).unwrap();
+        assert!(body.contains("misconfigured"), "{body}");
+        assert!(!body.contains("nonsense"), "{body}");
+    }
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(log.matches("nonsense").count(), 1, "{log}");
+    assert!(log.contains("/things/{id}"), "{log}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the bytes are: an answer, and the handler only under a lock.
+    #[test]
+    fn no_request_can_break_the_extraction(
+        path in any::<Vec<u8>>(),
+        raw in "[ -~]{0,30}",
+        headers in proptest::collection::vec(any::<Vec<u8>>(), 0..3),
+        escaped in any::<bool>(),
+    ) {
+        let escape = |bytes: &[u8]| bytes.iter().map(|byte| format!("%{byte:02X}")).collect();
+        let escaped: String = if escaped { escape(&path) } else { raw };
+        let Ok(uri) = format!("/things/{escaped}?id={escaped}").parse::<Uri>() else {
+            return Ok(());
+        };
+        let mut request = to("/");
+        *request.uri_mut() = uri;
+        for value in headers {
+            if let Ok(value) = HeaderValue::from_bytes(&value) {
+                request.headers_mut().append("x-key", value);
+            }
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let service = Service::new();
+            let extractors: [Arc<dyn KeyExtractor>; 4] = [
+                Arc::new(key::path("id")),
+                Arc::new(key::query("id")),
+                Arc::new(key::header("x-key")),
+                Arc::new(("a", key::path("id"), key::query("id"), key::header("x-key"))),
+            ];
+            for extractor in extractors {
+                let app = router().layer(service.layer(extractor));
+                let treatment = service.treatment(&app, copy_of(&request), "").await;
+                let expected = match &treatment {
+                    Locked(_) | NotFound => true,
+                    // `/things/?..` and more slashes match no route, or one without the parameter.
+                    Refused(status, _) => [400, 500].contains(status),
+                };
+                assert!(expected, "{treatment:?}");
+            }
+        });
+    }
+}

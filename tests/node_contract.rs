@@ -1,0 +1,485 @@
+//! The Redis node mirrors the reference node: the same requests, sent as scripts to a real server and
+//! applied to `protocol::Store`, get the same answers.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use support::{Connection, RedisServer};
+use tokio::time::Instant;
+use tower_redlock::FencingToken;
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
+
+/// All times are multiples of this, so that a difference in an expiry is no matter of speed.
+const STEP: Duration = Duration::from_secs(100);
+const TOLERANCE: Duration = Duration::from_secs(20);
+
+const RETENTION: Duration = Duration::from_secs(100_000);
+
+/// The scripts as the node loads them, in the order of [`Script`].
+const SCRIPTS: [&str; 6] = [
+    include_str!("../src/node/redis/scripts/acquire.lua"),
+    include_str!("../src/node/redis/scripts/confirm.lua"),
+    include_str!("../src/node/redis/scripts/release.lua"),
+    include_str!("../src/node/redis/scripts/acquire_all.lua"),
+    include_str!("../src/node/redis/scripts/confirm_all.lua"),
+    include_str!("../src/node/redis/scripts/release_all.lua"),
+];
+
+/// A real server with the scripts, which is spoken to as the headers of the scripts say.
+struct Node {
+    server: RedisServer,
+    connection: Connection,
+    hashes: Vec<String>,
+}
+
+impl Node {
+    fn start() -> Self {
+        let server = RedisServer::start();
+        let mut connection = Connection::open(server.addr()).unwrap();
+        let mut load = |script: &&str| {
+            let hash = connection.call(&["SCRIPT", "LOAD", script]).unwrap();
+            hash.as_str().unwrap().to_owned()
+        };
+        let hashes = SCRIPTS.iter().map(&mut load).collect();
+        Self {
+            server,
+            connection,
+            hashes,
+        }
+    }
+
+    /// Sends a request, by the scripts for one key or by those for several.
+    ///
+    /// An error is what the server said.
+    fn send(&mut self, command: &Command, as_set: bool) -> Result<Reply, String> {
+        let Command { names, owner, op } = command;
+        assert!(as_set || names.len() == 1);
+        let locks = names.iter().map(|name| text(&name.lock));
+        let fences = names.iter().map(|name| text(&name.fence));
+        let (script, number, times) = match *op {
+            Op::Acquire {
+                proposal,
+                ttl,
+                retention,
+            } => (0, Some(proposal), vec![ttl, retention]),
+            Op::Confirm {
+                token,
+                ttl,
+                retention,
+            } => (1, Some(token), vec![ttl, retention]),
+            Op::Release => (2, None, vec![]),
+        };
+        let mut keys: Vec<String> = locks.collect();
+        if number.flatten().is_some() {
+            keys.extend(fences);
+        }
+        let mut args = vec![owner.as_str().to_owned()];
+        args.extend(number.map(|number| number.map_or_else(String::new, |n| n.to_string())));
+        args.extend(times.iter().map(|time| time.as_millis().to_string()));
+        if as_set && number.is_some() {
+            args.push(names.len().to_string());
+        }
+        let hash = self.hashes[script + if as_set { 3 } else { 0 }].clone();
+        let mut parts = vec!["EVALSHA".to_owned(), hash, keys.len().to_string()];
+        parts.extend(keys);
+        parts.extend(args);
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        match self.connection.call(&parts).unwrap() {
+            support::Reply::Error(error) => Err(error),
+            reply => Ok(decode(op, &reply)),
+        }
+    }
+
+    fn call(&mut self, command: &[&str]) -> support::Reply {
+        self.connection.call(command).unwrap()
+    }
+}
+
+fn decode(op: &Op, reply: &support::Reply) -> Reply {
+    let parts = reply.as_array().unwrap();
+    let kind = parts[0].as_int().unwrap();
+    // Numbers come as text: a Lua number that Redis converts itself would be cut to an integer.
+    let number = || parts[1].as_str().unwrap().parse().unwrap();
+    match (op, kind, parts.len()) {
+        (Op::Acquire { .. }, 1, 2) => Reply::Granted(number()),
+        (Op::Acquire { .. }, 0, 2) => Reply::Held {
+            expires_in: u64::try_from(parts[1].as_int().unwrap())
+                .ok()
+                .map(Duration::from_millis),
+        },
+        (Op::Acquire { .. }, 2, 1) => Reply::Overflow,
+        (Op::Confirm { .. }, 1, 2) => Reply::At(number()),
+        (Op::Confirm { .. }, 0, 1) => Reply::Lost,
+        (Op::Release, 1, 1) => Reply::Released,
+        _ => panic!("{op:?} is answered {reply:?}"),
+    }
+}
+
+fn text(name: &[u8]) -> String {
+    String::from_utf8(name.to_vec()).unwrap()
+}
+
+fn names(keys: &[&str]) -> Arc<[KeyNames]> {
+    let keys = LockKeys::from_iter(keys.iter().copied());
+    Namespace::default()
+        .names(&keys, |_| [0; 32])
+        .unwrap()
+        .into()
+}
+
+fn owner(id: u8) -> OwnerToken {
+    OwnerToken::from_random([id; 16])
+}
+
+fn command(keys: &[&str], id: u8, op: Op) -> Command {
+    Command {
+        names: names(keys),
+        owner: owner(id),
+        op,
+    }
+}
+
+fn acquire(proposal: u64, ttl: Duration) -> Op {
+    Op::Acquire {
+        proposal: Some(proposal),
+        ttl,
+        retention: RETENTION,
+    }
+}
+
+fn confirm(token: u64, ttl: Duration) -> Op {
+    Op::Confirm {
+        token: Some(token),
+        ttl,
+        retention: RETENTION,
+    }
+}
+
+/// A small generator (splitmix64), so that a failing seed can be run again.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
+        items[usize::try_from(self.below(items.len() as u64)).unwrap()]
+    }
+}
+
+/// The two nodes side by side.
+struct Pair {
+    node: Node,
+    store: Store,
+    epoch: Instant,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self {
+            node: Node::start(),
+            store: Store::new(),
+            epoch: Instant::now(),
+        }
+    }
+
+    fn forget(&mut self) {
+        self.node.call(&["FLUSHALL"]);
+        self.store = Store::new();
+    }
+
+    /// Asks both; panics if they do not answer the same.
+    #[track_caller]
+    fn ask(&mut self, command: &Command, as_set: bool, what: &str) -> Reply {
+        let theirs = self.node.send(command, as_set).unwrap();
+        let ours = self.store.apply(command, self.epoch.elapsed());
+        let same = match (ours, theirs) {
+            (
+                Reply::Held {
+                    expires_in: Some(ours),
+                },
+                Reply::Held {
+                    expires_in: Some(theirs),
+                },
+            ) => ours.abs_diff(theirs) < TOLERANCE,
+            (ours, theirs) => ours == theirs,
+        };
+        assert!(
+            same,
+            "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
+        );
+        theirs
+    }
+}
+
+/// Sends random requests of several owners for keys and sets of keys to both nodes.
+fn compare(seed: u64, first_number: u64, fencing: bool) {
+    let mut pair = Pair::new();
+    let mut random = Random(seed);
+    let mut seen = BTreeSet::new();
+    for round in 0..3 {
+        pair.forget();
+        let mut last_number = first_number;
+        for step in 0..250 {
+            let what = format!("seed {seed}, round {round}, step {step}");
+            let id = u8::try_from(random.below(3)).unwrap();
+            let keys = random.one_of::<&[&str]>(&[
+                &["x"],
+                &["y"],
+                &["z"],
+                &["x", "y"],
+                &["y", "z"],
+                &["x", "y", "z"],
+            ]);
+            // Without fencing, the node asks for single keys with plain commands or as sets.
+            let as_set = keys.len() > 1 || !fencing || random.below(4) == 0;
+            let ttl = STEP * u32::try_from(1 + random.below(9)).unwrap();
+            // Numbers around the last one, and now and then a jump.
+            let near = (last_number + random.below(4)).saturating_sub(1);
+            let number = match random.below(8) {
+                0 => 0,
+                1 => near + random.below(1_000),
+                _ => near,
+            };
+            let op = match random.below(10) {
+                0..4 => Op::Acquire {
+                    proposal: fencing.then_some(number),
+                    ttl,
+                    retention: RETENTION,
+                },
+                4..7 => Op::Confirm {
+                    // What is confirmed is never beyond what nodes grant.
+                    token: fencing.then_some(number.min(FencingToken::MAX.as_u64())),
+                    ttl,
+                    retention: RETENTION,
+                },
+                7..9 => Op::Release,
+                _ => {
+                    // One key vanishes on both, whoever holds it.
+                    let key = random.one_of(&["x", "y", "z"]);
+                    let lock = text(&names(&[key])[0].lock);
+                    pair.node.call(&["DEL", &lock]);
+                    for id in 0..3 {
+                        let now = pair.epoch.elapsed();
+                        pair.store.apply(&command(&[key], id, Op::Release), now);
+                    }
+                    continue;
+                }
+            };
+            let reply = pair.ask(&command(keys, id, op), as_set, &what);
+            if let Reply::Granted(number) | Reply::At(number) = reply {
+                last_number = number;
+            }
+            seen.insert(match reply {
+                Reply::Granted(_) => "granted",
+                Reply::Held { .. } => "held",
+                Reply::At(_) => "at",
+                Reply::Lost => "lost",
+                Reply::Released => "released",
+                Reply::Overflow => "overflow",
+            });
+        }
+    }
+    assert!(seen.len() >= 5, "the requests are too tame: {seen:?}");
+}
+
+#[test]
+fn random_requests_with_small_numbers_get_the_answers_of_the_reference() {
+    compare(1, 1, true);
+}
+
+#[test]
+fn random_requests_with_numbers_of_today_get_the_answers_of_the_reference() {
+    compare(2, 1_763_659_999_000_003, true);
+}
+
+#[test]
+fn random_requests_at_the_end_of_the_numbers_get_the_answers_of_the_reference() {
+    compare(3, FencingToken::MAX.as_u64() - 300, true);
+}
+
+#[test]
+fn random_requests_without_fencing_get_the_answers_of_the_reference() {
+    compare(4, 1, false);
+}
+
+#[test]
+fn every_digit_of_a_number_survives() {
+    let mut pair = Pair::new();
+    let max = FencingToken::MAX.as_u64();
+    assert_eq!(max, 9_007_199_254_740_000);
+    for (as_set, first) in [(false, "a"), (true, "b")] {
+        for number in [1_763_659_999_000_001, 1_763_659_999_123_457, max - 1] {
+            let asked = acquire(number, STEP);
+            let granted = pair.ask(&command(&[first], 1, asked), as_set, "acquire");
+            assert_eq!(granted, Reply::Granted(number));
+            // The next lock gets the next number.
+            pair.ask(&command(&[first], 1, Op::Release), as_set, "release");
+            let granted = pair.ask(&command(&[first], 2, acquire(1, STEP)), as_set, "next");
+            assert_eq!(granted, Reply::Granted(number + 1));
+            let token = (number + 1).max(max - 1_000_000).min(max);
+            let at = pair.ask(&command(&[first], 2, confirm(token, STEP)), as_set, "at");
+            assert_eq!(at, Reply::At(token));
+            let below = pair.ask(
+                &command(&[first], 2, confirm(number, STEP)),
+                as_set,
+                "below",
+            );
+            assert_eq!(below, Reply::At(token));
+            pair.ask(&command(&[first], 2, Op::Release), as_set, "release");
+            if token < max {
+                pair.forget();
+            }
+        }
+        // The fence is at its end now: no lock, and no number twice.
+        let over = pair.ask(&command(&[first], 3, acquire(1, STEP)), as_set, "over");
+        assert_eq!(over, Reply::Overflow);
+        let over = pair.ask(
+            &command(&[first], 3, acquire(max + 5, STEP)),
+            as_set,
+            "over",
+        );
+        assert_eq!(over, Reply::Overflow);
+        let lock = text(&names(&[first])[0].lock);
+        assert!(!pair.node.server.exists(&lock));
+    }
+}
+
+#[test]
+fn a_confirmation_never_shortens_a_lock() {
+    let mut pair = Pair::new();
+    for as_set in [false, true] {
+        let key: &[&str] = if as_set { &["x", "y"] } else { &["k"] };
+        pair.ask(&command(key, 1, acquire(5, 5 * STEP)), as_set, "acquire");
+        let left = |pair: &mut Pair| {
+            let lock = text(&names(key)[0].lock);
+            let pttl = pair.node.call(&["PTTL", &lock]).as_int().unwrap();
+            Duration::from_millis(u64::try_from(pttl).unwrap())
+        };
+        pair.ask(&command(key, 1, confirm(5, STEP)), as_set, "shorter");
+        assert!(left(&mut pair) > 4 * STEP);
+        pair.ask(&command(key, 1, confirm(5, 9 * STEP)), as_set, "longer");
+        assert!(left(&mut pair) > 8 * STEP);
+        pair.ask(&command(key, 1, confirm(4, 12 * STEP)), as_set, "refused");
+        assert!(left(&mut pair) < 10 * STEP);
+    }
+}
+
+#[test]
+fn a_lock_without_expiry_is_held_without_a_time() {
+    let mut node = Node::start();
+    for as_set in [false, true] {
+        let names = names(&["k"]);
+        node.call(&["SET", &text(&names[0].lock), "somebody"]);
+        let reply = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
+        assert_eq!(reply, Ok(Reply::Held { expires_in: None }));
+    }
+    // Of several, one that never expires is the longest.
+    node.call(&["SET", &text(&names(&["l"])[0].lock), "somebody", "EX", "9"]);
+    let reply = node.send(&command(&["k", "l"], 1, acquire(1, STEP)), true);
+    assert_eq!(reply, Ok(Reply::Held { expires_in: None }));
+    let reply = node.send(&command(&["l", "k"], 1, acquire(1, STEP)), true);
+    assert_eq!(reply, Ok(Reply::Held { expires_in: None }));
+}
+
+/// What somebody else may have put where the lock or the fence belongs.
+fn foreign(node: &mut Node, key: &str, kind: &str) {
+    node.call(&["DEL", key]);
+    match kind {
+        "list" => node.call(&["RPUSH", key, "a", "b"]),
+        "hash" => node.call(&["HSET", key, "a", "b"]),
+        _ => node.call(&["SET", key, "no fence"]),
+    };
+}
+
+/// Returns all that is in a key, of whatever type.
+fn dump(node: &mut Node, key: &str) -> support::Reply {
+    let kind = node.call(&["TYPE", key]);
+    let value = match kind.as_str() {
+        Some("list") => node.call(&["LRANGE", key, "0", "-1"]),
+        Some("hash") => node.call(&["HGETALL", key]),
+        _ => node.call(&["GET", key]),
+    };
+    support::Reply::Array(Some(vec![kind, value]))
+}
+
+#[test]
+fn a_lock_key_of_another_type_does_not_vote_and_is_not_overwritten() {
+    let mut node = Node::start();
+    for kind in ["list", "hash"] {
+        for as_set in [false, true] {
+            let what = format!("{kind}, as a set: {as_set}");
+            let lock = text(&names(&["k"])[0].lock);
+            foreign(&mut node, &lock, kind);
+            let before = dump(&mut node, &lock);
+            let error = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
+            assert!(error.unwrap_err().contains("WRONGTYPE"), "{what}");
+            // Not ours: lost, or an error, but never confirmed.
+            let confirmed = node.send(&command(&["k"], 1, confirm(9, STEP)), as_set);
+            assert!(matches!(confirmed, Ok(Reply::Lost) | Err(_)), "{what}");
+            drop(node.send(&command(&["k"], 1, Op::Release), as_set));
+            assert_eq!(dump(&mut node, &lock), before, "{what}");
+        }
+    }
+    // A set with one such key gets none of its keys.
+    let error = node.send(&command(&["j", "k", "l"], 1, acquire(1, STEP)), true);
+    assert!(error.unwrap_err().contains("WRONGTYPE"));
+    for key in ["j", "l"] {
+        assert!(!node.server.exists(&text(&names(&[key])[0].lock)), "{key}");
+    }
+}
+
+#[test]
+fn a_fence_key_of_another_kind_does_not_vote_and_is_not_overwritten() {
+    let mut node = Node::start();
+    for kind in ["list", "hash", "string"] {
+        for as_set in [false, true] {
+            let what = format!("{kind}, as a set: {as_set}");
+            let names = names(&["k"]);
+            let (lock, fence) = (text(&names[0].lock), text(&names[0].fence));
+            foreign(&mut node, &fence, kind);
+            let before = dump(&mut node, &fence);
+            let error = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
+            assert!(error.unwrap_err().contains("WRONGTYPE"), "{what}");
+            assert!(!node.server.exists(&lock), "{what}");
+            assert_eq!(dump(&mut node, &fence), before, "{what}");
+        }
+    }
+}
+
+#[test]
+fn confirming_does_not_overwrite_a_fence_key_of_another_kind() {
+    let mut node = Node::start();
+    let mut overwritten = Vec::new();
+    for kind in ["list", "hash", "string"] {
+        for as_set in [false, true] {
+            let names = names(&["k"]);
+            let (lock, fence) = (text(&names[0].lock), text(&names[0].fence));
+            node.call(&["DEL", &lock, &fence]);
+            let granted = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
+            assert_eq!(granted, Ok(Reply::Granted(1)));
+            foreign(&mut node, &fence, kind);
+            let before = dump(&mut node, &fence);
+            let answer = node.send(&command(&["k"], 1, confirm(9, STEP)), as_set);
+            if answer.is_ok() || dump(&mut node, &fence) != before {
+                overwritten.push(format!("{kind}, as a set: {as_set}: {answer:?}"));
+            }
+        }
+    }
+    assert!(overwritten.is_empty(), "{overwritten:#?}");
+}

@@ -1,0 +1,456 @@
+//! The law of `tower::Service`: only what was made ready is called, nothing ready is hoarded, and
+//! the layer fits wherever a layer may stand.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::{MethodRouter, post};
+use bytes::Bytes;
+use futures_util::future::join_all;
+use futures_util::poll;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tokio::time::{sleep, timeout};
+use tower::buffer::{Buffer, BufferLayer};
+use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
+use tower::util::BoxCloneSyncService;
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
+use tower_redlock::middleware::{RedlockService, ResponseFuture};
+use tower_redlock::{
+    KeyExtractor, LockBody, LockError, LockFuture, LockGuard, LockHandle, LockRequest, Lost,
+    Redlock, RedlockLayer, Rejection, Unprotected, key,
+};
+
+/// How long the probe works on a request, and how long a request may wait for its lock.
+const WORK: Duration = Duration::from_millis(20);
+const WAIT: Duration = Duration::from_secs(10);
+
+/// More than all requests of a test take one after the other; beyond it they block each other.
+const DEADLOCK: Duration = Duration::from_secs(60);
+
+type Plain = Full<Bytes>;
+type Stack = BoxCloneSyncService<Request<Plain>, Response<LockBody<Plain>>, BoxError>;
+
+/// A service that notices when it is called without having been made ready.
+///
+/// Its clones are not ready: `service_fn`, which always is, cannot show that a layer calls a clone
+/// instead of the instance that it was promised.
+#[derive(Debug, Default)]
+struct Probe {
+    polls: usize,
+    seen: Arc<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    calls: AtomicUsize,
+    unready_calls: AtomicUsize,
+}
+
+impl Probe {
+    /// Ready only at the second poll, as a service is that has to wait for something.
+    const POLLS: usize = 2;
+}
+
+impl Clone for Probe {
+    fn clone(&self) -> Self {
+        Self {
+            polls: 0,
+            seen: Arc::clone(&self.seen),
+        }
+    }
+}
+
+impl Service<Request<Plain>> for Probe {
+    type Response = Response<Plain>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Plain>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.polls += 1;
+        if self.polls < Self::POLLS {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Plain>) -> Self::Future {
+        self.seen.calls.fetch_add(1, Ordering::Relaxed);
+        if self.polls < Self::POLLS {
+            self.seen.unready_calls.fetch_add(1, Ordering::Relaxed);
+        }
+        self.polls = 0;
+        Box::pin(async {
+            sleep(WORK).await;
+            Ok(Response::new(Full::from("done")))
+        })
+    }
+}
+
+/// Everything that may stand below and above the layer, by name.
+const STACKS: [(&str, fn(RedlockLayer, Probe) -> Stack); 7] = [
+    ("bare", |layer, probe| {
+        boxed(layer.layer(probe).map_err(BoxError::from))
+    }),
+    ("limit below", |layer, probe| {
+        let limited = ConcurrencyLimit::new(probe, 1);
+        boxed(layer.layer(limited).map_err(BoxError::from))
+    }),
+    ("limit above", |layer, probe| {
+        let limited = ConcurrencyLimit::new(layer.layer(probe), 1);
+        boxed(limited.map_err(BoxError::from))
+    }),
+    ("buffer below", |layer, probe| {
+        boxed(layer.layer(Buffer::new(probe, 1)))
+    }),
+    ("buffer above", |layer, probe| {
+        boxed(Buffer::new(layer.layer(probe), 1))
+    }),
+    ("limit and buffer below", |layer, probe| {
+        let limited = ConcurrencyLimit::new(Buffer::new(probe, 1), 1);
+        boxed(layer.layer(limited))
+    }),
+    ("limits and buffers below and above", |layer, probe| {
+        let stack = ServiceBuilder::new()
+            .layer(BufferLayer::new(1))
+            .layer(ConcurrencyLimitLayer::new(2))
+            .layer(layer)
+            .layer(BufferLayer::new(1))
+            .layer(ConcurrencyLimitLayer::new(1));
+        boxed(stack.service(probe))
+    }),
+];
+
+fn boxed<S>(service: S) -> Stack
+where
+    S: Service<Request<Plain>, Response = Response<LockBody<Plain>>, Error = BoxError>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
+    BoxCloneSyncService::new(service)
+}
+
+fn layer(redlock: &Redlock) -> RedlockLayer {
+    RedlockLayer::new(redlock.clone(), key::header("x-key"))
+}
+
+fn request(method: &str, key: &str) -> Request<Plain> {
+    let request = Request::builder().method(method).header("x-key", key);
+    request.body(Full::default()).unwrap()
+}
+
+/// Sends a request as a client does: the response is read to its end.
+async fn send(service: &mut Stack, request: Request<Plain>) -> StatusCode {
+    let response = service.ready().await.unwrap().call(request).await.unwrap();
+    let (head, body) = response.into_parts();
+    body.collect().await.unwrap();
+    head.status
+}
+
+/// Runs requests one after the other on one instance, then all at once on clones of it.
+async fn sequentially_then_at_once(
+    name: &str,
+    mut service: Stack,
+    requests: &[Request<Plain>],
+) -> (Vec<StatusCode>, Vec<StatusCode>) {
+    let one_by_one = async {
+        let mut statuses = Vec::new();
+        for request in requests {
+            statuses.push(send(&mut service, request.clone()).await);
+        }
+        statuses
+    };
+    let deadlock = |_| panic!("deadlock: {name}");
+    let one_by_one = timeout(DEADLOCK, one_by_one).await.unwrap_or_else(deadlock);
+    let at_once = join_all(requests.iter().map(|request| {
+        let mut service = service.clone();
+        async move { send(&mut service, request.clone()).await }
+    }));
+    let at_once = timeout(DEADLOCK, at_once).await.unwrap_or_else(deadlock);
+    (one_by_one, at_once)
+}
+
+#[tokio::test(start_paused = true)]
+async fn locked_requests_call_only_what_was_made_ready() {
+    for (name, stack) in STACKS {
+        for wait in [Duration::ZERO, WAIT] {
+            let redlock = Redlock::in_memory(3);
+            let probe = Probe::default();
+            let seen = Arc::clone(&probe.seen);
+            let service = stack(layer(&redlock).wait(wait), probe);
+            let requests: Vec<_> = ["a", "a", "b", "c", "c", "c"]
+                .map(|key| request("POST", key))
+                .into();
+
+            let name = format!("{name}, waiting {wait:?}");
+            let (one_by_one, at_once) = sequentially_then_at_once(&name, service, &requests).await;
+            assert_eq!(one_by_one, [StatusCode::OK; 6], "{name}");
+            let served = |statuses: &[StatusCode]| {
+                let all = statuses.iter();
+                all.filter(|status| **status == StatusCode::OK).count()
+            };
+            if wait.is_zero() {
+                assert!(served(&at_once) >= 3, "{name}: {at_once:?}");
+            } else {
+                assert_eq!(at_once, [StatusCode::OK; 6], "{name}");
+            }
+            let calls = seen.calls.load(Ordering::Relaxed);
+            assert_eq!(calls, 6 + served(&at_once), "{name}");
+            assert_eq!(seen.unready_calls.load(Ordering::Relaxed), 0, "{name}");
+            assert_eq!(redlock.drain(DEADLOCK).await.held, [], "{name}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_pass_or_are_refused_keep_the_law_too() {
+    for (name, stack) in STACKS {
+        for wait in [Duration::ZERO, WORK] {
+            let redlock = Redlock::in_memory(3);
+            let elsewhere = redlock.lock("held").await.unwrap();
+            let probe = Probe::default();
+            let seen = Arc::clone(&probe.seen);
+            let service = stack(layer(&redlock).wait(wait), probe);
+            // Passing, contended, and without a key, each before and after each other.
+            let requests: Vec<_> = [
+                "GET a",
+                "POST held",
+                "POST ",
+                "POST held",
+                "GET held",
+                "POST a",
+            ]
+            .map(|line| line.split_once(' ').unwrap())
+            .map(|(method, key)| request(method, key))
+            .into();
+
+            let name = format!("{name}, waiting {wait:?}");
+            let (one_by_one, at_once) = sequentially_then_at_once(&name, service, &requests).await;
+            let expected =
+                [200, 423, 400, 423, 200, 200].map(|code| StatusCode::from_u16(code).unwrap());
+            assert_eq!(one_by_one, expected, "{name}");
+            assert_eq!(at_once, expected, "{name}");
+            assert_eq!(seen.calls.load(Ordering::Relaxed), 6, "{name}");
+            assert_eq!(seen.unready_calls.load(Ordering::Relaxed), 0, "{name}");
+            drop(elsewhere);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_amid_leaves_the_service_as_it_was() {
+    for (name, stack) in STACKS {
+        let redlock = Redlock::in_memory(3);
+        let probe = Probe::default();
+        let seen = Arc::clone(&probe.seen);
+        let mut service = stack(layer(&redlock).wait(WAIT), probe);
+        for polls in 0..12 {
+            let mut left = pin!(send(&mut service, request("POST", "a")));
+            for _ in 0..polls {
+                if poll!(&mut left).is_ready() {
+                    break;
+                }
+                sleep(WORK / 4).await;
+            }
+        }
+        let last = timeout(DEADLOCK, send(&mut service, request("POST", "a"))).await;
+        assert_eq!(last, Ok(StatusCode::OK), "{name}");
+        assert_eq!(seen.unready_calls.load(Ordering::Relaxed), 0, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_request_holds_no_permit_and_no_slot_of_what_is_below() {
+    for (name, stack) in STACKS {
+        if name.contains("above") {
+            // What stands above the layer is held by its requests, waiting or not.
+            continue;
+        }
+        let redlock = Redlock::in_memory(3);
+        let mut service = stack(layer(&redlock).wait(WAIT), Probe::default());
+        let elsewhere = redlock.lock("hot").await.unwrap();
+        let mut hot_one = service.clone();
+        let mut hot = pin!(send(&mut hot_one, request("POST", "hot")));
+        for _ in 0..5 {
+            assert!(poll!(&mut hot).is_pending());
+            sleep(WORK).await;
+        }
+
+        let other = timeout(3 * WORK, send(&mut service, request("POST", "other"))).await;
+        assert_eq!(
+            other,
+            Ok(StatusCode::OK),
+            "{name}: the hot key starves the route"
+        );
+        elsewhere.release().await.unwrap();
+        assert_eq!(hot.await, StatusCode::OK, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_came_first_waits_for_readiness_and_is_kept_meanwhile() {
+    let redlock = Redlock::in_memory(3);
+    let limited = ConcurrencyLimit::new(Probe::default(), 1);
+    let mut service = layer(&redlock).wait(WAIT).layer(limited.clone());
+    let mut asking = pin!(service.ready().await.unwrap().call(request("POST", "a")));
+    // In wait mode the call has given its permit back, and somebody else took it.
+    let mut busy = limited;
+    let permit = timeout(DEADLOCK, busy.ready()).await;
+    permit.expect("nobody has the permit").unwrap();
+    for _ in 0..5 {
+        assert!(poll!(&mut asking).is_pending());
+        sleep(WORK).await;
+    }
+    let refused = redlock.try_lock("a").await;
+    assert!(matches!(refused, Err(LockError::Contended { .. })));
+
+    drop(busy);
+    let response = asking.await.unwrap();
+    response.into_body().collect().await.unwrap();
+    drop(redlock.try_lock("a").await.unwrap());
+}
+
+/// A service whose readiness has failed for good.
+#[derive(Debug, Clone)]
+struct NeverReady;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Custom(u8);
+
+impl fmt::Display for Custom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "custom error {}", self.0)
+    }
+}
+
+impl std::error::Error for Custom {}
+
+impl Service<Request<Plain>> for NeverReady {
+    type Response = Response<Plain>;
+    type Error = Custom;
+    type Future = std::future::Ready<Result<Response<Plain>, Custom>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Custom>> {
+        Poll::Ready(Err(Custom(9)))
+    }
+
+    fn call(&mut self, _: Request<Plain>) -> Self::Future {
+        panic!("it was never ready")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_readiness_is_the_inner_error_and_keeps_no_lock() {
+    let redlock = Redlock::in_memory(3);
+    let mut service = layer(&redlock).wait(WAIT).layer(NeverReady);
+    assert_eq!(service.ready().await.err(), Some(Custom(9)));
+    // Against the law, but what a call of a service that failed meanwhile looks like: in wait mode
+    // the layer asks for readiness itself once it has the lock.
+    let failed = service.call(request("POST", "a")).await;
+    assert_eq!(failed.err(), Some(Custom(9)));
+    assert_eq!(redlock.drain(DEADLOCK).await.held, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_error_of_a_plain_service_is_kept_as_it_is() {
+    let redlock = Redlock::in_memory(3);
+    let inner = tower::service_fn(|request: Request<Plain>| async move {
+        match request.headers().get("x-fail") {
+            Some(_) => Err(Custom(7)),
+            None => Ok(Response::new(Plain::from("done"))),
+        }
+    });
+    let service = layer(&redlock).layer(inner);
+    let done = service.clone().oneshot(request("POST", "a")).await;
+    let done = done.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(done.to_bytes(), "done");
+
+    let mut failing = request("POST", "a");
+    failing.headers_mut().insert("x-fail", "1".parse().unwrap());
+    let error: Custom = service.oneshot(failing).await.unwrap_err();
+    assert_eq!(error, Custom(7));
+    assert_eq!(redlock.drain(DEADLOCK).await.held, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn axum_takes_the_layer_everywhere_without_an_error_handler() {
+    let redlock = Redlock::in_memory(3);
+    let lock = || RedlockLayer::new(redlock.clone(), ("account", key::path("id")));
+    let handler = || async { "done" };
+    let route: MethodRouter = post(handler).layer(lock());
+    let apps: [(&str, Router); 4] = [
+        (
+            "Router::layer",
+            Router::new().route("/{id}", post(handler)).layer(lock()),
+        ),
+        (
+            "Router::route_layer",
+            Router::new()
+                .route("/{id}", post(handler))
+                .route_layer(lock()),
+        ),
+        ("MethodRouter::layer", Router::new().route("/{id}", route)),
+        (
+            "ServiceBuilder",
+            Router::new()
+                .route("/{id}", post(handler))
+                .layer(ServiceBuilder::new().layer(lock()).concurrency_limit(1)),
+        ),
+    ];
+    for (name, app) in apps {
+        let post = || Request::post("/7").body(Body::empty()).unwrap();
+        let elsewhere = redlock.lock(("account", "7")).await.unwrap();
+        let refused = app.clone().oneshot(post()).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::LOCKED, "{name}");
+        elsewhere.release().await.unwrap();
+        let served = app.oneshot(post()).await.unwrap();
+        assert_eq!(served.status(), StatusCode::OK, "{name}");
+        served.into_body().collect().await.unwrap();
+    }
+}
+
+/// What users may do with the public types, checked by the compiler alone.
+#[test]
+fn public_types_are_as_free_to_move_as_their_users_need() {
+    macro_rules! check {
+        ($($type:ty => [$($bound:tt)+]),+ $(,)?) => {$({
+            fn holds<T: $($bound)+>() {}
+            holds::<$type>();
+        })+};
+    }
+    struct NotClone;
+    check! {
+        Redlock => [Clone + Send + Sync + Unpin + fmt::Debug + 'static],
+        LockRequest => [Send + Sync + fmt::Debug + 'static],
+        LockFuture => [Send + Unpin + fmt::Debug + 'static],
+        LockGuard => [Send + Sync + Unpin + fmt::Debug + 'static],
+        LockHandle => [Clone + Send + Sync + fmt::Debug + 'static],
+        Lost => [Send + Sync + Unpin + 'static],
+        LockError => [Clone + Send + Sync + std::error::Error + 'static],
+        RedlockLayer => [Clone + Send + Sync + fmt::Debug + 'static],
+        RedlockService<Probe> => [Clone + Send + Sync + fmt::Debug + 'static],
+        ResponseFuture<Probe, Plain> => [Send + fmt::Debug + 'static],
+        ResponseFuture<axum::routing::Route, Body> => [Send + 'static],
+        LockBody<Plain> => [Send + Unpin + http_body::Body<Data = Bytes> + fmt::Debug + 'static],
+        LockBody<Body> => [Send + http_body::Body<Data = Bytes, Error = BoxError> + 'static],
+        Rejection => [Clone + Send + Sync + fmt::Debug + 'static],
+        Unprotected => [Copy + Send + Sync + 'static],
+        key::Header => [KeyExtractor + Clone + fmt::Debug],
+        key::Query => [KeyExtractor + Clone + fmt::Debug],
+        key::Path => [KeyExtractor + Clone + fmt::Debug],
+        key::Extension<NotClone> => [KeyExtractor + Clone + fmt::Debug],
+        Arc<dyn KeyExtractor> => [KeyExtractor + Clone],
+        (&'static str, Arc<dyn KeyExtractor>, key::Header) => [KeyExtractor],
+    }
+}
