@@ -192,7 +192,7 @@ mod tests {
         http::Request::new(()).into_parts().0
     }
 
-    fn one(extractor: impl KeyExtractor) -> LockKey {
+    fn one(extractor: &impl KeyExtractor) -> LockKey {
         let keys = extractor.extract(&parts()).unwrap().unwrap();
         keys.as_slice()[0].clone()
     }
@@ -200,9 +200,9 @@ mod tests {
     #[test]
     fn a_tuple_of_extractors_makes_the_key_that_a_tuple_of_values_makes() {
         let id = |_: &Parts| "7".to_owned();
-        assert_eq!(one(("account", id)), LockKey::from(("account", "7")));
-        assert_eq!(one((("a", "b"), "c")), LockKey::from((("a", "b"), "c")));
-        assert_eq!(one("plain"), LockKey::from("plain"));
+        assert_eq!(one(&("account", id)), LockKey::from(("account", "7")));
+        assert_eq!(one(&(("a", "b"), "c")), LockKey::from((("a", "b"), "c")));
+        assert_eq!(one(&"plain"), LockKey::from("plain"));
     }
 
     #[test]
