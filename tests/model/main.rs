@@ -1,0 +1,447 @@
+//! Model checking of the protocol as it is shipped: every order of events, within bounds.
+//!
+//! Nodes are [`tower_redlock::protocol::Store`]s, which the embedded nodes run too; acquisitions
+//! and extensions are driven by the `AcquireRound` and the `ExtendRound` that the lock drives; what
+//! passes between them are the `Command`s that it sends. Written down here is only who may do what
+//! when, and what must then hold:
+//!
+//! * F1 tokens of different acquisitions differ;
+//! * F2 an acquisition that began after another had completed has the higher token;
+//! * F3 a storage that accepts `token >= highest` applies no older write after a newer;
+//! * F4 an extension that succeeds proves that no higher token had completed before it began;
+//! * and in the model with time: two acquisitions are never both within their validity.
+//!
+//! Models without a defect also assert that what they are about does happen: all complete, later
+//! ones complete, the second phase is needed, extensions succeed.
+//!
+//! The wrong variants change one rule and share everything else, and each asserts that the checker
+//! *finds* what goes wrong without that rule; so a model that could not see a defect fails too.
+//!
+//! # Running it
+//!
+//! `cargo test --test model` explores what fits into a minute or two, and says on standard error
+//! how many states that were. `TOWER_REDLOCK_MODEL=traces` also prints the steps of each defect;
+//! `TOWER_REDLOCK_MODEL=large` adds runs with more acquisitions and nodes,
+//! all bounded; see `far_more_states_hold_too_when_asked_for`, to be run alone, by its name.
+//!
+//! *Bounded* runs stop at a number of states, nearest ones first, and prove only that no shorter
+//! trace goes wrong. Not modelled at all: the admission of real servers (the guard's rule is, its
+//! code is not), clocks that disagree, more than one loss of memory, and hand-over.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::io::{self, Write};
+use std::num::NonZero;
+use std::thread::available_parallelism;
+
+use stateright::{Checker, Expectation, HasDiscoveries, Model};
+use tokio::time::Instant;
+
+use crate::asynchronous::{Async, Bounds, F1, F2, F3, F4};
+use crate::space::Variant;
+use crate::timed::{EXCLUSION, ORDER, Timed, UNIQUE};
+
+mod asynchronous;
+mod space;
+mod timed;
+
+/// What a model must be to be explored.
+trait Explored:
+    Model<
+        State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+        Action: Clone + Debug + PartialEq + Send + Sync,
+    > + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<M> Explored for M
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+    M::Action: Clone + Debug + PartialEq + Send + Sync,
+{
+}
+
+/// Explores every state; panics with a trace where a property does not hold.
+fn holds(name: &str, model: impl Explored) {
+    explore(name, model, None);
+}
+
+/// Explores only so many states, counting those met again; panics like [`holds`].
+fn holds_within(states: usize, name: &str, model: impl Explored) {
+    explore(name, model, NonZero::new(states));
+}
+
+fn explore<M: Explored>(name: &str, model: M, bound: Option<NonZero<usize>>) {
+    let began = Instant::now();
+    let mut checker = model.checker().threads(threads());
+    if let Some(states) = bound {
+        checker = checker.target_state_count(states.get());
+    }
+    let checker = checker.spawn_bfs().join();
+    let extent = if bound.is_some() { "bounded" } else { "all" };
+    report(
+        name,
+        extent,
+        checker.unique_state_count(),
+        checker.max_depth(),
+        began,
+    );
+    for property in checker.model().properties() {
+        let found = checker.discovery(property.name);
+        match (property.expectation, found) {
+            (Expectation::Sometimes, None) => panic!("{name}: never: {}", property.name),
+            (Expectation::Sometimes, Some(_)) | (_, None) => {}
+            (_, Some(path)) => panic!("{name}: violated: {}\n{path}", property.name),
+        }
+    }
+}
+
+/// Explores until one of the properties is violated; panics if none is.
+fn breaks<M: Explored>(name: &str, model: M, properties: &[&'static str]) {
+    let began = Instant::now();
+    let any = properties.iter().copied().collect();
+    let finish = HasDiscoveries::AnyOf(any);
+    let checker = model.checker().finish_when(finish).spawn_bfs().join();
+    let discoveries = checker.discoveries();
+    let found = properties
+        .iter()
+        .find_map(|property| discoveries.get(property));
+    let Some(path) = found else {
+        panic!("{name}: none of {properties:?} is violated, so the model misses the defect");
+    };
+    let steps = path.clone().into_actions();
+    report(
+        name,
+        "found",
+        checker.unique_state_count(),
+        steps.len(),
+        began,
+    );
+    if mode("traces") {
+        say(&format!("{name}: {steps:#?}"));
+    }
+}
+
+fn report(name: &str, extent: &str, states: usize, depth: usize, began: Instant) {
+    let seconds = began.elapsed().as_secs_f32();
+    say(&format!(
+        "model: {name}: {extent}, {states} states, depth {depth}, {seconds:.1} s"
+    ));
+}
+
+/// Says something past the capture of the test harness: the numbers are part of the result.
+fn say(text: &str) {
+    writeln!(io::stderr(), "{text}").expect("standard error is open");
+}
+
+fn mode(wanted: &str) -> bool {
+    std::env::var_os("TOWER_REDLOCK_MODEL").is_some_and(|mode| mode == wanted)
+}
+
+/// The harness runs as many tests at once as there are cores; only the large runs come one by one.
+fn threads() -> usize {
+    if mode("large") {
+        available_parallelism().map_or(1, NonZero::get)
+    } else {
+        1
+    }
+}
+
+#[test]
+fn tokens_of_two_acquisitions_are_unique_and_ordered_and_protect_a_storage() {
+    let bounds = Bounds {
+        timeouts: true,
+        storage: true,
+        ..Bounds::one_key(2, 2)
+    };
+    holds("2 acquisitions of 1..2, storage", Async::<3>::new(bounds));
+    let bounds = Bounds {
+        timeouts: true,
+        ..Bounds::one_key(2, 3)
+    };
+    holds("2 acquisitions of 1..3", Async::<3>::new(bounds));
+}
+
+#[test]
+fn a_repeated_acquire_does_no_harm() {
+    let bounds = Bounds {
+        duplicates: 1,
+        ..Bounds::one_key(2, 2)
+    };
+    holds(
+        "2 acquisitions of 1..2, a duplicate",
+        Async::<3>::new(bounds),
+    );
+}
+
+#[test]
+fn tokens_of_three_acquisitions_are_unique_and_ordered() {
+    let name = "3 acquisitions, equal proposals";
+    holds_within(6_000_000, name, Async::<3>::new(Bounds::one_key(3, 1)));
+}
+
+#[test]
+fn tokens_of_unequal_sets_are_unique_and_ordered_for_each_key() {
+    let bounds = Bounds {
+        storage: true,
+        ..Bounds::of_sets(vec![vec![0, 1], vec![0]], 2)
+    };
+    holds("{x,y} {x} of 1..2, storage", Async::<3>::new(bounds));
+    let bounds = Bounds {
+        duplicates: 1,
+        ..Bounds::of_sets(vec![vec![0, 1], vec![0]], 1)
+    };
+    holds(
+        "{x,y} {x}, equal proposals, a duplicate",
+        Async::<3>::new(bounds),
+    );
+    let bounds = Bounds {
+        extensions: 1,
+        ..Bounds::of_sets(vec![vec![0, 1], vec![0]], 1)
+    };
+    holds(
+        "{x,y} {x}, equal proposals, an extension",
+        Async::<3>::new(bounds),
+    );
+    let bounds = Bounds::of_sets(vec![vec![0, 1], vec![0], vec![1]], 1);
+    let name = "{x,y} {x} {y}, equal proposals";
+    holds_within(4_000_000, name, Async::<3>::new(bounds));
+}
+
+#[test]
+fn an_extension_proves_that_no_higher_token_completed_before_it() {
+    let bounds = Bounds {
+        extensions: 1,
+        ..Bounds::one_key(2, 2)
+    };
+    holds(
+        "2 acquisitions of 1..2, an extension",
+        Async::<3>::new(bounds),
+    );
+}
+
+#[test]
+fn tokens_from_five_nodes_are_unique_and_ordered() {
+    let bounds = Bounds::one_key(2, 1);
+    holds_within(
+        4_000_000,
+        "5 nodes, 2 acquisitions, equal proposals",
+        Async::<5>::new(bounds),
+    );
+}
+
+#[test]
+fn far_more_states_hold_too_when_asked_for() {
+    if !mode("large") {
+        return;
+    }
+    let bounds = Bounds::one_key(3, 1);
+    holds_within(
+        60_000_000,
+        "3 acquisitions, equal proposals",
+        Async::<3>::new(bounds),
+    );
+    let bounds = Bounds::one_key(3, 2);
+    holds_within(
+        60_000_000,
+        "3 acquisitions of 1..2",
+        Async::<3>::new(bounds),
+    );
+    let bounds = Bounds::one_key(2, 2);
+    holds_within(
+        60_000_000,
+        "5 nodes, 2 acquisitions of 1..2",
+        Async::<5>::new(bounds),
+    );
+    let bounds = Bounds {
+        duplicates: 2,
+        storage: true,
+        ..Bounds::one_key(2, 3)
+    };
+    holds_within(
+        60_000_000,
+        "2 acquisitions of 1..3, 2 duplicates, storage",
+        Async::<3>::new(bounds),
+    );
+}
+
+#[test]
+fn t1_counting_every_ok_gives_a_token_twice() {
+    let bounds = Bounds {
+        variant: Variant::CountsEveryOk,
+        ..Bounds::one_key(2, 2)
+    };
+    breaks("T1 every OK counts", Async::<3>::new(bounds), &[F1]);
+}
+
+#[test]
+fn t2_no_write_back_loses_the_order() {
+    let bounds = Bounds {
+        variant: Variant::NoWriteBack,
+        ..Bounds::one_key(3, 1)
+    };
+    breaks("T2 no write-back", Async::<3>::new(bounds), &[F2]);
+}
+
+#[test]
+fn t3_lost_memory_gives_a_token_twice_and_misleads_the_storage() {
+    let bounds = Bounds {
+        wipes: 1,
+        storage: true,
+        ..Bounds::one_key(2, 1)
+    };
+    breaks(
+        "T3 lost memory, tokens",
+        Async::<3>::new(bounds.clone()),
+        &[F1],
+    );
+    breaks("T3 lost memory, storage", Async::<3>::new(bounds), &[F3]);
+}
+
+#[test]
+fn t4_extending_by_the_key_alone_prolongs_a_stale_token() {
+    let bounds = Bounds {
+        variant: Variant::ExtendsByKey,
+        extensions: 1,
+        ..Bounds::one_key(2, 2)
+    };
+    breaks("T4 extension by key", Async::<3>::new(bounds), &[F4]);
+}
+
+#[test]
+fn t10_raising_only_the_new_fences_gives_a_set_and_its_member_one_token() {
+    let bounds = Bounds {
+        variant: Variant::RaisesNewFencesOnly,
+        duplicates: 1,
+        ..Bounds::of_sets(vec![vec![0, 1], vec![0]], 2)
+    };
+    breaks("T10 new fences only", Async::<3>::new(bounds), &[F1, F2]);
+}
+
+/// Two acquisitions with a ttl of two ticks.
+fn timed() -> timed::Bounds {
+    timed::Bounds {
+        variant: Variant::Shipped,
+        ttls: [2, 2],
+        extensions: Vec::new(),
+        horizon: 4,
+        wipes: 0,
+        guard: 0,
+        delayed_restart: false,
+    }
+}
+
+/// One node loses its memory, and clients ask it no more for as long as a ttl.
+fn guarded() -> timed::Bounds {
+    timed::Bounds {
+        wipes: 1,
+        guard: 2,
+        ..timed()
+    }
+}
+
+#[test]
+fn locks_exclude_each_other_while_they_are_valid_extensions_included() {
+    holds("timed", Timed::new(timed()));
+    let bounds = timed::Bounds {
+        extensions: vec![2, 3],
+        ..timed()
+    };
+    holds("timed, extensions longer and longer", Timed::new(bounds));
+    let bounds = timed::Bounds {
+        ttls: [3, 2],
+        extensions: vec![2],
+        ..timed()
+    };
+    holds("timed, a shorter extension", Timed::new(bounds));
+}
+
+#[test]
+fn a_guard_of_one_ttl_makes_up_for_lost_memory_and_a_shorter_one_does_not() {
+    holds("guard", Timed::new(guarded()));
+    let short = timed::Bounds {
+        guard: 1,
+        ..guarded()
+    };
+    breaks("guard too short", Timed::new(short), &[EXCLUSION]);
+}
+
+#[test]
+fn a_restart_delayed_by_one_ttl_makes_up_for_lost_memory_if_validity_is_tested() {
+    let bounds = timed::Bounds {
+        delayed_restart: true,
+        ..guarded()
+    };
+    holds("delayed restart", Timed::new(bounds.clone()));
+    let short = timed::Bounds {
+        guard: 1,
+        ..bounds.clone()
+    };
+    breaks(
+        "delayed restart too short",
+        Timed::new(short),
+        &[UNIQUE, ORDER],
+    );
+    let late = timed::Bounds {
+        variant: Variant::IgnoresValidity,
+        horizon: 5,
+        guard: 3,
+        ..bounds
+    };
+    breaks(
+        "delayed restart without validity",
+        Timed::new(late),
+        &[UNIQUE, ORDER],
+    );
+}
+
+#[test]
+fn t11_a_confirm_that_shortens_gives_two_valid_holders() {
+    let bounds = timed::Bounds {
+        variant: Variant::ConfirmShortens,
+        ttls: [3, 2],
+        extensions: vec![2],
+        ..timed()
+    };
+    breaks("T11 CONFIRM shortens", Timed::new(bounds), &[EXCLUSION]);
+}
+
+#[test]
+fn t12_counting_answers_to_an_older_extension_gives_two_valid_holders() {
+    let bounds = timed::Bounds {
+        variant: Variant::CountsOldExtension,
+        extensions: vec![2, 3],
+        ..timed()
+    };
+    breaks("T12 old extension", Timed::new(bounds), &[EXCLUSION]);
+}
+
+#[test]
+fn t13_a_node_that_does_not_compare_generations_votes_without_memory() {
+    let bounds = timed::Bounds {
+        variant: Variant::NoCompare,
+        ..guarded()
+    };
+    breaks("T13 no compare", Timed::new(bounds), &[EXCLUSION]);
+}
+
+#[test]
+fn t14_an_age_counted_from_noticing_lets_a_fresh_client_in() {
+    let bounds = timed::Bounds {
+        variant: Variant::AgeFromNotice,
+        ..guarded()
+    };
+    breaks("T14 age from notice", Timed::new(bounds), &[EXCLUSION]);
+}
+
+#[test]
+fn t18_a_stamp_read_in_a_step_of_its_own_is_old_at_birth() {
+    let bounds = timed::Bounds {
+        variant: Variant::StampOutside,
+        ..guarded()
+    };
+    breaks("T18 stamp outside", Timed::new(bounds), &[EXCLUSION]);
+}
