@@ -24,6 +24,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::Query;
 use axum::routing::post;
+use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -58,6 +59,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
+    let listener = listener.tap_io(|stream| {
+        stream.set_nodelay(true).unwrap_or_default();
+    });
 
     let (stop, mut stopping) = watch::channel(());
     let server = axum::serve(listener, app(redlock.clone()))

@@ -28,6 +28,7 @@ use std::time::Duration;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
+use axum::serve::ListenerExt;
 use axum::{Extension, Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -144,7 +145,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(&listen).await.map_err(|error| {
         format!("cannot listen on {listen}: {error}; set LISTEN to another address")
     })?;
-    print_what_to_try(listener.local_addr()?, &nodes);
+    // The end of a response waits for the release of its lock; Nagle's algorithm would make it wait
+    // for the client's delayed acknowledgement as well.
+    let address = listener.local_addr()?;
+    let listener = listener.tap_io(|stream| {
+        stream.set_nodelay(true).unwrap_or_default();
+    });
+    print_what_to_try(address, &nodes);
     print_quarantine(&redlock).await;
 
     let server = axum::serve(listener, app(redlock.clone())).with_graceful_shutdown(stop_signal());

@@ -16,6 +16,8 @@ pub mod middleware;
 mod node;
 pub mod protocol;
 
+#[cfg(feature = "redis")]
+pub use deadpool_redis;
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
     LockHandle, LockRequest, Lost, LostReason, NodeHealth, Redlock, RedlockBuilder, ReleaseError,

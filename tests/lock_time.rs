@@ -783,3 +783,34 @@ fn drift_is_what_these_tests_take_it_for() {
     assert_eq!(validity::drift(secs(10)), ms(102));
     assert_eq!(validity::drift(secs(20)), ms(202));
 }
+
+/// An extension that is over before it is confirmed would be worth nothing and renew for ever.
+#[tokio::test(start_paused = true)]
+async fn an_extension_by_less_than_a_node_may_take_is_refused_and_changes_nothing() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    for ttl in [Duration::from_micros(2_500), Duration::from_millis(50)] {
+        let refused = guard.extend(ttl).await;
+        assert_eq!(refused, Err(ExtendError::TtlTooShort { asked: ttl }));
+    }
+    sleep(Duration::from_secs(60)).await;
+    assert!(guard.is_valid());
+}
+
+/// Also of a lock that was released before anybody thought of a shutdown.
+#[tokio::test(start_paused = true)]
+async fn a_drain_names_the_nodes_that_did_not_confirm_a_release_before_it() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    nodes.set_for(0, OpKind::Release, Gate::Never);
+    guard.release().await.unwrap();
+    sleep(Duration::from_millis(100)).await;
+    let drained = redlock.drain(Duration::from_secs(1)).await;
+    assert!(!drained.is_clean());
+    assert_eq!(&*drained.unconfirmed[0].node, "embedded-0");
+    // Until the key has ended by its ttl.
+    sleep(Duration::from_secs(30)).await;
+    assert!(redlock.drain(Duration::ZERO).await.is_clean());
+}

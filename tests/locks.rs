@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::Cluster;
+use support::{Cluster, Proxy, RedisServer};
 use tower_redlock::{
     LockError, LockKey, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
 };
@@ -222,4 +222,51 @@ async fn a_node_that_comes_back_votes_again() {
     };
     let back = tokio::time::timeout(Duration::from_secs(2), back).await;
     back.expect("the nodes are back");
+}
+
+/// What one request set, a later one with a shorter ttl does not shorten; so the release must go out
+/// as long as the longest of them lives.
+#[tokio::test]
+async fn a_lock_that_was_extended_by_less_is_released_on_every_node() {
+    let cluster = Cluster::start(3);
+    let redlock = builder(&cluster).renew(false).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    guard.extend(Duration::from_millis(100)).await.unwrap();
+    guard.extend(Duration::from_millis(100)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+}
+
+/// Over a slow link a connection takes several round trips, and so does every later one.
+#[tokio::test]
+async fn a_node_over_a_slow_link_is_reached_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    proxy.delay(Duration::from_millis(250));
+    let redlock = Redlock::builder()
+        .url(proxy.url())
+        .node_timeout(Duration::from_secs(1))
+        .connect_timeout(Duration::from_secs(5))
+        .restart_guard(RestartGuard::Off)
+        .build()
+        .unwrap();
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    proxy.cut();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.delay(Duration::from_millis(250));
+    let again = async {
+        while redlock.try_lock("k").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let again = tokio::time::timeout(Duration::from_secs(15), again).await;
+    again.expect("the node is reached again");
 }

@@ -239,6 +239,20 @@ async fn one_server_under_two_addresses_votes_under_neither() {
     assert_eq!(redlock.health().await.up(), 0);
 }
 
+/// Also on first contact, when both addresses are met at once.
+#[tokio::test]
+async fn a_new_client_gets_no_lock_from_one_server_under_two_addresses() {
+    let server = RedisServer::start();
+    let aged = builder([server.url()]).build().unwrap();
+    with_quorum(&aged).await;
+    for i in 0..10 {
+        let twin = server.url().replace("127.0.0.1", "localhost");
+        let dead = format!("redis://127.0.0.1:{}", support::free_port());
+        let redlock = builder([server.url(), twin, dead]).build().unwrap();
+        assert!(redlock.try_lock(i.to_string()).await.is_err());
+    }
+}
+
 #[tokio::test]
 async fn a_server_that_denies_info_does_not_vote_and_the_error_says_why() {
     let server = RedisServer::start();

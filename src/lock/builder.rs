@@ -217,7 +217,7 @@ impl RedlockBuilder {
     /// A restart, with data or without, `FLUSHALL`, and the promotion of a replica are noticed, by
     /// every client, from what the server says of itself; so a fresh cluster refuses locks for that
     /// long after its first contact. Not noticed: a server that gets older data of its own back
-    /// within one process; and with `fencing(false)`, `FLUSHALL` under a connection that stands.
+    /// within one process; and with `fencing(false)`, what happens under a connection that stands.
     /// Needs the right to `INFO` and `TIME`. Embedded nodes are exempt.
     pub fn restart_guard(mut self, restart_guard: RestartGuard) -> Self {
         self.restart_guard = restart_guard;

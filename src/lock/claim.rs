@@ -52,8 +52,9 @@ impl Claim {
         nodes: impl IntoIterator<Item = usize>,
     ) {
         let packet = self.packet(op);
-        // Twice: it may have been on its way for as long as it lives.
-        self.gone_at = Instant::now() + 2 * ttl;
+        // Twice: it may have been on its way for as long as it lives. And never sooner than before,
+        // because no request shortens what an earlier one set.
+        self.gone_at = self.gone_at.max(Instant::now() + 2 * ttl);
         for node in nodes {
             self.may_hold[node] = true;
             self.submit(node, &packet, tally);
@@ -63,6 +64,11 @@ impl Claim {
     /// Notes that a node certainly holds nothing for this owner.
     pub(super) fn excuse(&mut self, node: usize) {
         self.may_hold[node] = false;
+    }
+
+    /// Returns when nothing of this attempt can be left on any node.
+    pub(super) fn gone_at(&self) -> Instant {
+        self.gone_at
     }
 
     /// Releases the keys on every node that may hold them, in the tally's phase.

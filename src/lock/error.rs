@@ -47,6 +47,11 @@ pub enum LockError {
         /// The longest that is allowed.
         max: Duration,
     },
+    /// The ttl is so short that clock drift leaves nothing of it.
+    TtlTooShort {
+        /// The ttl that was asked for.
+        asked: Duration,
+    },
     /// The key names nothing that can be locked.
     Key(KeyError),
     /// [`Redlock::drain`](crate::Redlock::drain) was called, or the runtime is shutting down.
@@ -83,6 +88,10 @@ impl fmt::Display for LockError {
                 "{max} calls already wait for locks in this process; raise max_waiters or wait shorter"
             ),
             Self::TtlTooLong { asked, max } => write_too_long(f, *asked, *max),
+            Self::TtlTooShort { asked } => write!(
+                f,
+                "a ttl of {asked:?} is used up by clock drift (ttl / 100 + 2 ms); ask for more"
+            ),
             Self::Key(error) => error.fmt(f),
             Self::Closed => f.write_str("the lock service of this process is shutting down"),
         }
@@ -127,7 +136,8 @@ pub enum ExtendError {
         /// The longest that is allowed.
         max: Duration,
     },
-    /// The ttl is so short that clock drift leaves nothing of it.
+    /// The ttl is not longer than `node_timeout`, or clock drift leaves nothing of it: it could be
+    /// over before the extension is confirmed.
     TtlTooShort {
         /// The ttl that was asked for.
         asked: Duration,
@@ -152,7 +162,7 @@ impl fmt::Display for ExtendError {
             Self::TtlTooLong { asked, max } => write_too_long(f, *asked, *max),
             Self::TtlTooShort { asked } => write!(
                 f,
-                "a ttl of {asked:?} is used up by clock drift (ttl / 100 + 2 ms); ask for more"
+                "a ttl of {asked:?} is not longer than node_timeout and clock drift; ask for more"
             ),
         }
     }

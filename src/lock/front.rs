@@ -39,7 +39,8 @@ pub(super) struct Turn {
 struct Place {
     front: Arc<Front>,
     key: LockKey,
-    slot: Arc<Slot>,
+    /// There until it is dropped.
+    slot: Option<Arc<Slot>>,
 }
 
 /// The key is held or being asked for in this process.
@@ -54,9 +55,9 @@ impl Front {
         let mut turn = Turn::default();
         for key in keys.as_slice() {
             let place = self.place(key);
-            match Arc::clone(&place.slot.turn).try_acquire_owned() {
-                Ok(permit) => turn.places.push((permit, place)),
-                Err(_) => {
+            match place.turn().and_then(|turn| turn.try_acquire_owned().ok()) {
+                Some(permit) => turn.places.push((permit, place)),
+                None => {
                     return Err(Busy {
                         retry_after: place.retry_after(),
                     });
@@ -74,7 +75,9 @@ impl Front {
             let place = self.place(key);
             // The semaphore is never closed; a turn without a permit would still be harmless,
             // because the nodes decide.
-            if let Ok(permit) = Arc::clone(&place.slot.turn).acquire_owned().await {
+            if let Some(waiting) = place.turn()
+                && let Ok(permit) = waiting.acquire_owned().await
+            {
                 turn.places.push((permit, place));
             }
         }
@@ -99,7 +102,7 @@ impl Front {
         Place {
             front: Arc::clone(self),
             key: key.clone(),
-            slot: Arc::clone(slot),
+            slot: Some(Arc::clone(slot)),
         }
     }
 
@@ -112,14 +115,20 @@ impl Turn {
     /// Makes known what lock is held in this turn.
     pub(super) fn set_holder(&self, status: &watch::Receiver<Status>) {
         for (_, place) in &self.places {
-            *place.slot.holder() = Some(status.clone());
+            if let Some(slot) = &place.slot {
+                *slot.holder() = Some(status.clone());
+            }
         }
     }
 }
 
 impl Place {
+    fn turn(&self) -> Option<Arc<Semaphore>> {
+        self.slot.as_ref().map(|slot| Arc::clone(&slot.turn))
+    }
+
     fn retry_after(&self) -> Option<Duration> {
-        self.slot.retry_after()
+        self.slot.as_ref()?.retry_after()
     }
 }
 
@@ -139,8 +148,13 @@ impl Slot {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut slots = self.front.slots();
-        // The map's and ours: nobody else is here, and nobody comes without this mutex.
-        if Arc::strong_count(&self.slot) == 2 {
+        // Given up under the mutex, so that of two places dropped at once one sees itself alone.
+        drop(self.slot.take());
+        // The map's own: nobody else is here, and nobody comes without this mutex.
+        if slots
+            .get(&self.key)
+            .is_some_and(|slot| Arc::strong_count(slot) == 1)
+        {
             slots.remove(&self.key);
         }
     }
@@ -181,6 +195,20 @@ mod tests {
         drop(second);
         assert!(front.slots().is_empty());
         assert!(front.try_take(&keys(&["k"])).is_ok());
+    }
+
+    #[test]
+    fn places_dropped_at_once_leave_no_slot_behind() {
+        let front = Arc::new(Front::default());
+        for _ in 0..2_000 {
+            let places = [(), ()].map(|()| front.place(&LockKey::from("k")));
+            std::thread::scope(|scope| {
+                for place in places {
+                    scope.spawn(move || drop(place));
+                }
+            });
+            assert!(front.slots().is_empty());
+        }
     }
 
     #[tokio::test]

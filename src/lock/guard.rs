@@ -57,7 +57,8 @@ impl LockGuard {
     /// Returns how much longer the lock is certainly held, on the monotonic clock.
     ///
     /// The ttl less what it took to acquire or renew it and less the drift of clocks; zero once
-    /// that is over or the lock is lost. A process that is paused after this call gets no warning:
+    /// that is over or the lock is lost. A process that is paused after this call gets no warning,
+    /// and a computer that was suspended may have a monotonic clock that stood still meanwhile:
     /// only a storage that checks the fencing token is safe from that.
     #[must_use]
     pub fn valid_for(&self) -> Duration {

@@ -9,6 +9,9 @@ use crate::lock::redlock::Inner;
 use crate::node::{Job, NodeState, Request, Tally};
 
 /// What [`Redlock::health`](crate::Redlock::health) found.
+///
+/// A node counts as up if it answers and the restart guard lets it vote. Whether it would accept a
+/// write is not asked: a server that is out of memory answers too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{Lost, LostReason};
+use crate::lock::settings::whole_millis;
 use crate::protocol::{FencingToken, LockKeys, validity};
 
 /// One held lock, as its holders see it.
@@ -17,6 +18,7 @@ pub(super) struct Lease {
     pub(super) keys: LockKeys,
     pub(super) token: Option<FencingToken>,
     pub(super) max_ttl: Duration,
+    pub(super) node_timeout: Duration,
     pub(super) status: watch::Receiver<Status>,
     pub(super) extensions: mpsc::UnboundedSender<Extension>,
     /// Guards, responses and bodies that hold the lock. Zero is final.
@@ -51,7 +53,7 @@ impl Lease {
     pub(super) fn new(
         keys: LockKeys,
         token: Option<FencingToken>,
-        max_ttl: Duration,
+        (node_timeout, max_ttl): (Duration, Duration),
         status: watch::Receiver<Status>,
         extensions: mpsc::UnboundedSender<Extension>,
     ) -> (Arc<Self>, Share) {
@@ -59,6 +61,7 @@ impl Lease {
             keys,
             token,
             max_ttl,
+            node_timeout,
             status,
             extensions,
             shares: AtomicUsize::new(1),
@@ -100,8 +103,10 @@ impl Lease {
                 max: self.max_ttl,
             });
         }
-        if validity::lifetime(ttl).is_none() {
-            return Err(ExtendError::TtlTooShort { asked: ttl });
+        let asked = ttl;
+        let ttl = whole_millis(asked);
+        if ttl <= self.node_timeout || validity::lifetime(ttl).is_none() {
+            return Err(ExtendError::TtlTooShort { asked });
         }
         let (done, outcome) = oneshot::channel();
         let gone = || {

@@ -1,10 +1,11 @@
 //! All lease tasks of a Redlock, so that a process can end without leaving locks behind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::protocol::LockKeys;
 
@@ -22,7 +23,8 @@ struct Leases {
     next: u64,
     running: BTreeMap<u64, Running>,
     released: usize,
-    unconfirmed: Vec<Unconfirmed>,
+    /// Releases that were not confirmed, with the end of the ttl.
+    unconfirmed: VecDeque<(Instant, Unconfirmed)>,
 }
 
 #[derive(Debug)]
@@ -127,7 +129,7 @@ impl Registry {
         if !in_time {
             self.advance(Stage::TimedOut);
         }
-        let leases = self.leases();
+        let (leases, now) = (self.leases(), Instant::now());
         Drained {
             released: leases.released,
             held: leases
@@ -136,7 +138,12 @@ impl Registry {
                 .filter(|running| running.held)
                 .map(|running| running.keys.clone())
                 .collect(),
-            unconfirmed: leases.unconfirmed.clone(),
+            unconfirmed: leases
+                .unconfirmed
+                .iter()
+                .filter(|(gone_at, _)| *gone_at > now)
+                .map(|(_, unconfirmed)| unconfirmed.clone())
+                .collect(),
         }
     }
 
@@ -161,15 +168,22 @@ impl Ticket {
         }
     }
 
-    /// Notes on which nodes the last release was not confirmed. Only a shutdown asks for it.
-    pub(super) fn set_unconfirmed(&self, nodes: impl Iterator<Item = Arc<str>>, keys: &LockKeys) {
-        if *self.registry.stage.borrow() == Stage::Open {
-            return;
-        }
+    /// Notes on which nodes a release was not confirmed, until the keys have ended by their ttl.
+    pub(super) fn set_unconfirmed(
+        &self,
+        nodes: impl Iterator<Item = Arc<str>>,
+        keys: &LockKeys,
+        gone_at: Instant,
+    ) {
         let mut leases = self.registry.leases();
-        leases.unconfirmed.extend(nodes.map(|node| Unconfirmed {
-            node,
-            keys: keys.clone(),
+        let now = Instant::now();
+        let is_over = |entry: &(Instant, Unconfirmed)| entry.0 <= now;
+        while leases.unconfirmed.front().is_some_and(is_over) {
+            leases.unconfirmed.pop_front();
+        }
+        leases.unconfirmed.extend(nodes.map(|node| {
+            let keys = keys.clone();
+            (gone_at, Unconfirmed { node, keys })
         }));
     }
 }

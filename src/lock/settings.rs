@@ -47,10 +47,7 @@ impl Settings {
         }
         let ttl = whole_millis(asked);
         if validity::lifetime(ttl).is_none() {
-            return Err(LockError::Expired {
-                ttl: asked,
-                elapsed: Duration::ZERO,
-            });
+            return Err(LockError::TtlTooShort { asked });
         }
         Ok(ttl)
     }

@@ -45,6 +45,7 @@ enum State<S, ReqBody, F, R> {
     },
     Readying {
         guard: Option<LockGuard>,
+        lost: Option<Lost>,
         call: Option<Call<S, ReqBody>>,
     },
     Running {
@@ -138,18 +139,27 @@ where
                         Err(error) => return Poll::Ready(Ok(call.refuse(error))),
                     };
                     State::Readying {
+                        lost: guard.as_ref().map(LockGuard::lost),
                         guard,
                         call: Some(call),
                     }
                 }
-                StateProjection::Readying { guard, call } => {
+                StateProjection::Readying { guard, lost, call } => {
+                    // No handler begins without its lock, whatever it is to do when it loses it.
+                    if let Some(lost) = lost
+                        && let Poll::Ready(reason) = Pin::new(lost).poll(context)
+                    {
+                        let refusal = take(call).reject(Rejection::Lost(reason));
+                        state.set(State::Refused(None));
+                        return Poll::Ready(Ok(refusal));
+                    }
                     if let Some(call) = call
                         && !call.is_ready
                     {
                         // An error drops the guard, and with it the lock.
                         ready!(call.inner.poll_ready(context))?;
                     }
-                    take(call).run(guard.take())
+                    take(call).run(guard.take(), lost.take())
                 }
                 StateProjection::Running {
                     inner,
@@ -210,7 +220,11 @@ where
     S: Service<Request<ReqBody>>,
 {
     /// Hands the request on, with the lock if there is one.
-    fn run(self, guard: Option<LockGuard>) -> State<S, ReqBody, S::Future, S::Response> {
+    fn run(
+        self,
+        guard: Option<LockGuard>,
+        lost: Option<Lost>,
+    ) -> State<S, ReqBody, S::Future, S::Response> {
         let Self {
             mut inner,
             request,
@@ -218,13 +232,11 @@ where
             ..
         } = self;
         let (mut parts, body) = request.into_parts();
-        let mut lost = None;
         if let Some(guard) = &guard {
             parts.extensions.insert(guard.handle());
             if let (Some(name), Some(value)) = (&config.forward_token, token_of(guard)) {
                 parts.headers.insert(name, value);
             }
-            lost = (config.on_lost == OnLost::Abort).then(|| guard.lost());
         }
         let sent = Sent {
             method: parts.method.clone(),
@@ -232,9 +244,9 @@ where
             config,
         };
         State::Running {
+            lost: lost.filter(|_| sent.config.on_lost == OnLost::Abort),
             inner: inner.call(Request::from_parts(parts, body)),
             guard,
-            lost,
             sent,
         }
     }
@@ -243,6 +255,10 @@ where
 impl<S, ReqBody> Call<S, ReqBody> {
     fn refuse<B>(self, error: LockError) -> Response<LockBody<B>> {
         let rejection = Rejection::of(error, self.config.contended_status);
+        self.reject(rejection)
+    }
+
+    fn reject<B>(self, rejection: Rejection) -> Response<LockBody<B>> {
         let (parts, _) = self.request.into_parts();
         refused(self.config.refuse(rejection, RequestKind::of(&parts)))
     }

@@ -13,6 +13,9 @@
 //! reports its end or reaches its length, or the end of the stream. hyper ends a message at its
 //! declared length without polling on, so waiting for the end of the stream would be too late.
 //!
+//! The last piece goes out apart from what is before it, so the server should set `TCP_NODELAY`:
+//! otherwise Nagle's algorithm holds it back until the client has acknowledged the rest.
+//!
 //! # Readiness
 //!
 //! The key is known only with the request, so the lock cannot be taken in `poll_ready`. While a

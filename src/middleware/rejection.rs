@@ -134,8 +134,8 @@ impl Rejection {
             },
             LockError::Key(error) => Self::of_key(error),
             // Layers check their ttl at start-up; what is left is a Redlock with another maximum.
-            LockError::TtlTooLong { .. } => {
-                Self::Misconfigured(KeyError::misconfigured("the ttl is over max_ttl"))
+            LockError::TtlTooLong { .. } | LockError::TtlTooShort { .. } => {
+                Self::Misconfigured(KeyError::misconfigured("the ttl of the layer is wrong"))
             }
             error => Self::Failed(error),
         }

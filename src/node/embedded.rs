@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::node::job::{Job, Request};
-use crate::node::{Node, NodeState};
+use crate::node::{Node, NodeFailure, NodeState};
 use crate::protocol::Store;
 use crate::protocol::message::{Command, Reply};
 
@@ -65,7 +65,7 @@ impl Node for EmbeddedNode {
             Request::Command(packet) => self.apply(&packet.command),
             Request::Ping => Reply::Released,
         };
-        job.ballot.cast(Ok(reply));
+        job.ballot.cast(NodeFailure::vote(&self.name, reply));
     }
 
     fn extra_patience(&self) -> Duration {

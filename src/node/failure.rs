@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::protocol::message::Reply;
+
 /// Why one node did not vote on a lock. Names the node by its address, without credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -55,6 +57,17 @@ impl NodeFailure {
             | Self::TimedOut { node, .. }
             | Self::Refused { node, .. }
             | Self::Quarantined { node, .. } => node,
+        }
+    }
+
+    /// What a node said, as its vote: a fence at its end is no vote, and says why.
+    pub(crate) fn vote(node: &Arc<str>, reply: Reply) -> Result<Reply, Self> {
+        match reply {
+            Reply::Overflow => Err(Self::Refused {
+                node: Arc::clone(node),
+                why: "the fence of this key has reached its largest value; delete it there".into(),
+            }),
+            reply => Ok(reply),
         }
     }
 

@@ -12,7 +12,8 @@ use std::str::FromStr;
 ///
 /// Tokens are below 2^53, so that every JSON reader and every Lua script can hold them, and about
 /// the size of the microseconds since 1970. They are unique and increase in real-time order as
-/// long as the nodes keep their memory.
+/// long as the nodes remember the fences. Once a node has forgotten one, by losing its memory or
+/// after `fence_retention`, the order rests on the wall clocks of the clients.
 ///
 /// ```
 /// use tower_redlock::FencingToken;

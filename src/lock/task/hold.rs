@@ -69,8 +69,11 @@ impl LeaseTask {
         turn.set_holder(&seen);
         self.ticket.set_held();
         let (wishes, mut extensions) = mpsc::unbounded_channel();
-        let max_ttl = self.inner.settings.max_ttl;
-        let (lease, share) = Lease::new(self.keys.clone(), token, max_ttl, seen, wishes);
+        let limits = (
+            self.inner.settings.node_timeout,
+            self.inner.settings.max_ttl,
+        );
+        let (lease, share) = Lease::new(self.keys.clone(), token, limits, seen, wishes);
         claim.lease = Some(Arc::clone(&lease));
         // A caller that has gone away drops the guard, and with it the only share.
         drop(grant.send(Ok(LockGuard::new(share))));
@@ -155,7 +158,6 @@ impl LeaseTask {
         done: Option<oneshot::Sender<Result<(), ExtendError>>>,
     ) {
         let settings = &self.inner.settings;
-        let ttl = whole_millis(ttl);
         let began = Instant::now();
         let phase = self.tally.next_phase();
         let confirm = Op::Confirm {
@@ -198,13 +200,13 @@ impl LeaseTask {
         let now = Instant::now();
         holding.check_validity(now);
         let (began, ttl) = (extending.began, extending.ttl);
-        let outcome = match step {
-            _ if let Some(reason) = holding.lost() => Err(ExtendError::Lost(reason)),
-            ExtendStep::Lost => {
+        let outcome = match (holding.lost(), step) {
+            (Some(reason), _) => Err(ExtendError::Lost(reason)),
+            (None, ExtendStep::Lost) => {
                 holding.lose(LostReason::Gone);
                 Err(ExtendError::Lost(LostReason::Gone))
             }
-            ExtendStep::Extended => {
+            (None, ExtendStep::Extended) => {
                 holding.prolong(began + validity::lifetime(ttl).unwrap_or_default());
                 if extending.done.is_some() {
                     self.ttl = ttl;
@@ -212,20 +214,17 @@ impl LeaseTask {
                 holding.renew_at = holding.renew_at.map(|_| began + self.ttl / 3);
                 Ok(())
             }
-            ExtendStep::Missed { .. } | ExtendStep::Wait => {
+            (None, ExtendStep::Missed { reached }) => {
                 // Soon again, while the old validity runs on.
                 let pause = (self.ttl / 10).max(TICK);
                 holding.renew_at = holding.renew_at.map(|_| now + pause);
-                let reached = match step {
-                    ExtendStep::Missed { reached } => reached,
-                    _ => 0,
-                };
                 Err(ExtendError::Unavailable {
                     reached,
                     needed: self.inner.settings.quorum.majority(),
                     nodes: extending.failures.into_list(),
                 })
             }
+            (None, ExtendStep::Wait) => return,
         };
         if let Some(done) = extending.done {
             // Whoever asked may have gone away.
@@ -282,6 +281,6 @@ impl Holding<'_> {
         };
         let valid_until = self.status.borrow().valid_until;
         let enough = end.saturating_duration_since(now) + validity::drift(ttl) + 2 * TICK;
-        (valid_until < end + TICK).then(|| ttl.min(enough))
+        (valid_until < end + TICK).then(|| ttl.min(whole_millis(enough)))
     }
 }

@@ -67,6 +67,7 @@ impl LeaseTask {
         // A node that was given up on keeps its release; there is nobody left to hear of it.
         self.forget_old_releases(now);
         let phase = self.tally.next_phase();
+        let gone_at = claim.gone_at();
         let round = claim.release(&self.tally);
         let nodes = self.inner.nodes.len();
         self.releases.push(Release {
@@ -74,6 +75,7 @@ impl LeaseTask {
             round,
             due: Some(now + self.inner.settings.node_timeout),
             failures: Failures::none(nodes),
+            gone_at,
         });
     }
 
@@ -134,7 +136,7 @@ impl LeaseTask {
             if over {
                 let nodes = release.round.unreleased();
                 let names = nodes.map(|node| Arc::clone(inner.nodes[node].name()));
-                ticket.set_unconfirmed(names, keys);
+                ticket.set_unconfirmed(names, keys, release.gone_at);
             }
             !over
         });

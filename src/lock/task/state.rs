@@ -37,6 +37,8 @@ pub(super) struct Release {
     /// When the silent nodes are given up on; `None` once they are.
     pub(super) due: Option<Instant>,
     pub(super) failures: Failures,
+    /// When nothing can be left to release.
+    pub(super) gone_at: Instant,
 }
 
 /// Why nodes did not vote in a phase, by node.

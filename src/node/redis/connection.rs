@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{AsyncConnectionConfig, IntoConnectionInfo, RedisError};
+use deadpool_redis::redis::{
+    AsyncConnectionConfig, ConnectionAddr, IntoConnectionInfo, RedisError,
+};
 use deadpool_redis::{Connection, Manager, Pool, Runtime};
 use tokio::time::timeout;
 
@@ -29,7 +31,10 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
         .into_connection_info()
         .map_err(|error| describe(&error))?;
     // Host names have no case, and the same server twice must be seen to be that.
-    let name = info.addr().to_string().to_lowercase().into();
+    let name = match info.addr() {
+        ConnectionAddr::Unix(path) => path.display().to_string(),
+        network => network.to_string().to_lowercase(),
+    };
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(connect_timeout))
         .set_response_timeout(None);
@@ -39,7 +44,10 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
         .runtime(Runtime::Tokio1)
         .build()
         .map_err(|error| error.to_string())?;
-    Ok(Endpoint { name, pool })
+    Ok(Endpoint {
+        name: name.into(),
+        pool,
+    })
 }
 
 /// A connection that is ready for lock commands.

@@ -33,8 +33,8 @@ const MAX_BATCH: usize = 128;
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Pause between two attempts to reach a server that does not answer.
 const PROBE_PAUSE: Duration = Duration::from_millis(150);
-/// Longest attempt to reach a server that was reached before; with the pause, it bounds how long
-/// after its recovery the server is back.
+/// How long an attempt to reach a server may take at least; with the pause, it bounds how long
+/// after its recovery a server is back that was reached before.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
@@ -60,7 +60,11 @@ struct Lane {
     /// Until when the server may not vote, as far as is known; then it is asked again.
     quarantined_until: Option<Instant>,
     last_sent: Instant,
-    was_connected: bool,
+    opening_began: Instant,
+    /// How long the last successful attempt to connect took.
+    opening_took: Option<Duration>,
+    /// Attempts since then.
+    openings: u32,
 }
 
 /// The connection in use.
@@ -97,7 +101,9 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) -> mpsc::UnboundedSen
         candidate: None,
         quarantined_until: None,
         last_sent: Instant::now(),
-        was_connected: false,
+        opening_began: Instant::now(),
+        opening_took: None,
+        openings: 0,
     };
     runtime.spawn(lane.run(jobs));
     sender
@@ -336,7 +342,8 @@ impl Lane {
             connection,
             generation,
         });
-        self.was_connected = true;
+        self.opening_took = Some(self.opening_began.elapsed());
+        self.openings = 0;
         self.candidate = None;
         self.retry_at = None;
         if left.is_zero() {
@@ -344,8 +351,9 @@ impl Lane {
             self.note_up();
         } else {
             self.note_quarantined(Instant::now() + left);
-            self.refuse_parked();
         }
+        // Those that waited for a server that turns out not to have a vote.
+        self.refuse_parked();
         self.send_parked();
     }
 
@@ -385,16 +393,26 @@ impl Lane {
 
     fn start_opening(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let was_connected = self.was_connected;
+        let limit = self.opening_limit();
         self.retry_at = None;
+        self.opening_began = Instant::now();
+        self.openings += 1;
         self.opening = Some(Box::pin(async move {
-            if !was_connected {
-                return open(&shared).await;
-            }
-            tokio::time::timeout(PROBE_LIMIT, open(&shared))
+            tokio::time::timeout(limit, open(&shared))
                 .await
-                .unwrap_or_else(|_| Err(format!("no connection within {PROBE_LIMIT:?}").into()))
+                .unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
         }));
+    }
+
+    /// Returns how long an attempt to connect may take. Short, once it is known how long it takes,
+    /// so that a server is back soon after its recovery; now and then as long as it is allowed to,
+    /// for one that has become slower.
+    fn opening_limit(&self) -> Duration {
+        let longest = self.shared.timeouts.connect;
+        match self.opening_took {
+            Some(took) if self.openings % 8 != 7 => PROBE_LIMIT.max(2 * took).min(longest),
+            _ => longest,
+        }
     }
 
     /// Fails the requests that waited for a connection; releases go on waiting.

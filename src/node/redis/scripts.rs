@@ -117,7 +117,8 @@ pub(super) fn answer(
         Request::Ping => Some(Reply::Released),
         Request::Command(packet) => decode(packet, &value),
     };
-    reply.ok_or_else(|| refused("a reply that is none of a lock script's".into()))
+    let reply = reply.ok_or_else(|| refused("a reply that is none of a lock script's".into()))?;
+    NodeFailure::vote(node, reply)
 }
 
 /// Whether a server's reply says that it does not know a script that was loaded.
