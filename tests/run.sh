@@ -13,6 +13,11 @@ main() {
     provide_other_clients
     say "running: cargo test --all-features --no-fail-fast${*:+ $*}"
     cargo test --all-features --no-fail-fast "$@"
+    if [ "$#" -eq 0 ]; then
+        # Optimised: the model checker walks through millions of states.
+        say "running: cargo test --release --all-features --test model"
+        cargo test --release --all-features --test model
+    fi
     [ -z "$skipped" ] || say "$skipped"
     say "all tests passed"
 }
