@@ -19,7 +19,7 @@
 //!
 //! # Running it
 //!
-//! `cargo test --test model` explores what fits into a minute or two, and says on standard error
+//! `cargo test --release --all-features --test model` explores what fits into a minute or two, and says on standard error
 //! how many states that were. `TOWER_REDLOCK_MODEL=traces` also prints the steps of each defect;
 //! `TOWER_REDLOCK_MODEL=large` adds runs with more acquisitions and nodes,
 //! all bounded; see `far_more_states_hold_too_when_asked_for`, to be run alone, by its name.
