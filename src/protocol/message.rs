@@ -60,6 +60,8 @@ pub enum Reply {
     Lost,
     /// To release: none of the keys is this owner's now.
     Released,
+    /// To acquire and to confirm: the node lost its memory since the client was told its generation.
+    Amnesia,
     /// To acquire: the fence has reached [`FencingToken::MAX`](crate::FencingToken::MAX).
     Overflow,
 }

@@ -26,14 +26,15 @@
 //! # Map
 //!
 //! [`LockKey`] and [`Namespace`] say what is locked and how it is called on the nodes,
-//! [`message`] what is asked and answered, [`Store`] what a node does, [`round`] what a client
-//! concludes, [`Retry`] when it tries again.
+//! [`message`] what is asked and answered, [`Store`] what a node does, [`admission`] whether it may,
+//! [`round`] what a client concludes, [`Retry`] when it tries again.
 //!
 //! This module is public so that the protocol can be checked by the code that runs it. It follows
 //! the protocol and may change with it in a minor release.
 //!
 //! [Redlock description]: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
 
+pub mod admission;
 mod fence;
 mod key;
 pub mod message;

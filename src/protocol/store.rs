@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::protocol::admission::Generation;
 use crate::protocol::fence::FencingToken;
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::names::KeyNames;
@@ -17,6 +18,8 @@ use crate::protocol::owner::OwnerToken;
 pub struct Store {
     locks: BTreeMap<Arc<[u8]>, Lock>,
     fences: BTreeMap<Arc<[u8]>, Fence>,
+    /// Begun by the first client that asks for it; nodes that cannot lose their memory need none.
+    generation: Option<Generation>,
     /// Entries at which the expired ones are dropped; keeps the cost of that amortised.
     sweep_at: usize,
 }
@@ -40,6 +43,24 @@ impl Store {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Returns which memory this is, and begins a generation if there is none or it is another
+    /// process's. In one step, so that the stamp is the node's own: a clock that is read before a
+    /// separate write would let a node that is wiped in between look old at once.
+    pub fn admit(&mut self, random: &OwnerToken, run_id: &str, now: Duration) -> Generation {
+        let ours = self.generation.take().filter(|known| known.is_of(run_id));
+        let generation = ours.unwrap_or_else(|| Generation::new(random, now, run_id));
+        self.generation.insert(generation).clone()
+    }
+
+    /// Carries out one request of a client that was told `generation`, atomically. A release is
+    /// carried out whatever happened to the memory.
+    pub fn apply_in(&mut self, generation: &Generation, command: &Command, now: Duration) -> Reply {
+        if command.op != Op::Release && self.generation.as_ref() != Some(generation) {
+            return Reply::Amnesia;
+        }
+        self.apply(command, now)
     }
 
     /// Carries out one request, atomically.
@@ -67,6 +88,12 @@ impl Store {
             .values()
             .filter(|lock| lock.expires > now)
             .count()
+    }
+
+    /// Returns whose a lock is at `now`, if it is anybody's.
+    #[must_use]
+    pub fn holder(&self, name: &KeyNames, now: Duration) -> Option<&OwnerToken> {
+        self.lock(name, now).map(|lock| &lock.owner)
     }
 
     fn acquire(
@@ -321,6 +348,36 @@ mod tests {
         assert_eq!(a.acquire(&mut store, max, NOW), Reply::Granted(max));
         store.apply(&a.command(Op::Release), NOW);
         assert_eq!(a.acquire(&mut store, 1, NOW), Reply::Overflow);
+    }
+
+    #[test]
+    fn a_generation_ends_with_the_memory_and_with_the_process() {
+        let (mut store, random) = (Store::new(), |id| OwnerToken::from_random([id; 16]));
+        let first = store.admit(&random(1), "a", NOW);
+        assert_eq!(store.admit(&random(2), "a", NOW + TTL), first);
+        assert_eq!(first.age(NOW + TTL), TTL);
+        // The same data in another process, as after a restart with persistence.
+        let second = store.admit(&random(3), "b", NOW);
+        assert_ne!(second, first);
+        assert_ne!(Store::new().admit(&random(4), "b", NOW), second);
+    }
+
+    #[test]
+    fn a_node_that_forgot_votes_for_nobody_who_does_not_know_it_and_still_releases() {
+        let (mut store, a) = (Store::new(), client(1, &["k"]));
+        let generation = store.admit(&OwnerToken::from_random([1; 16]), "run", NOW);
+        let acquire = a.command(Op::Acquire {
+            proposal: Some(5),
+            ttl: TTL,
+            retention: RETENTION,
+        });
+        let granted = store.apply_in(&generation, &acquire, NOW);
+        assert_eq!(granted, Reply::Granted(5));
+        store = Store::new();
+        store.admit(&OwnerToken::from_random([2; 16]), "run", NOW);
+        assert_eq!(store.apply_in(&generation, &acquire, NOW), Reply::Amnesia);
+        let release = a.command(Op::Release);
+        assert_eq!(store.apply_in(&generation, &release, NOW), Reply::Released);
     }
 
     #[test]

@@ -22,10 +22,10 @@ use tokio::time::{Instant, sleep_until};
 use crate::node::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, describe, open};
-use crate::node::redis::scripts::{
-    answer, ends_with_generation, is_amnesia, is_noscript, load_all, wire,
-};
+use crate::node::redis::scripts::{answer, ends_with_generation, is_noscript, load_all, wire};
 use crate::node::redis::{Reachability, Shared};
+use crate::protocol::admission::Generation;
+use crate::protocol::message::Reply;
 
 /// Most jobs that travel in one pipeline.
 const MAX_BATCH: usize = 128;
@@ -71,7 +71,7 @@ struct Lane {
 struct Link {
     connection: MultiplexedConnection,
     /// The generation of the server, which votes on this connection must be of.
-    generation: Option<Arc<str>>,
+    generation: Option<Generation>,
 }
 
 struct Batch {
@@ -187,7 +187,7 @@ impl Lane {
         let generation_key = guard.map(|guard| &*guard.generation_key);
         let mut command = wire(request, generation_key).clone();
         if ends_with_generation(request) {
-            command.arg(link.generation.as_deref());
+            command.arg(link.generation.as_ref().map(Generation::as_str));
         }
         command
     }
@@ -243,12 +243,11 @@ impl Lane {
                 self.parked.push_back(job);
                 continue;
             }
-            if is_amnesia(&job.request, &value) {
+            let mut outcome = answer(&job.request, value, &self.shared.name);
+            if outcome == Ok(Reply::Amnesia) {
                 forgot_all = true;
-                job.ballot.cast(Err(self.forgot()));
-                continue;
+                outcome = Err(self.forgot());
             }
-            let outcome = answer(&job.request, value, &self.shared.name);
             job.ballot.cast(outcome);
         }
         if on_this_link && self.shared.is_down() && !self.is_silent() {
@@ -268,7 +267,7 @@ impl Lane {
 
     /// The failure of a request to a server that lost its memory since it was admitted.
     fn forgot(&self) -> NodeFailure {
-        let window = self.shared.guard.as_ref().map(|guard| guard.window);
+        let window = self.shared.guard.as_ref().map(|guard| guard.window());
         NodeFailure::Quarantined {
             node: Arc::clone(&self.shared.name),
             left: window.unwrap_or_default(),
@@ -278,7 +277,7 @@ impl Lane {
     /// Admits the server again, on a new connection; until then it does not vote.
     fn on_amnesia(&mut self) {
         if let Some(guard) = &self.shared.guard {
-            self.note_quarantined(Instant::now() + guard.window);
+            self.note_quarantined(Instant::now() + guard.window());
             if !self.is_probing() {
                 self.start_opening();
             }

@@ -126,12 +126,6 @@ pub(super) fn is_noscript(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
-/// Whether a server's reply says that it lost its memory since its generation was seen.
-pub(super) fn is_amnesia(request: &Request, value: &Value) -> bool {
-    ends_with_generation(request)
-        && matches!(value, Value::Array(parts) if *parts == [Value::Int(3)])
-}
-
 fn encode(command: &Command, generation_key: Option<&[u8]>) -> Cmd {
     let Command { names, owner, op } = command;
     let (scripts, owner, single) = (&*SCRIPTS, owner.as_str(), names.len() == 1);
@@ -218,6 +212,7 @@ fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
                     .map(std::time::Duration::from_millis),
             }),
             (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
+            (Op::Acquire { .. } | Op::Confirm { .. }, [Value::Int(3)]) => Some(Reply::Amnesia),
             (Op::Confirm { .. }, [Value::Int(1), number]) => Some(Reply::At(parse(number)?)),
             (Op::Confirm { .. }, [Value::Int(0)]) => Some(Reply::Lost),
             (Op::Release, [Value::Int(1)]) => Some(Reply::Released),

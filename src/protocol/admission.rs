@@ -1,0 +1,253 @@
+//! Admission: which node may vote, by what it says of itself on each new connection.
+//!
+//! A node that lost its memory may have forgotten locks that are still valid, so it must stay out
+//! until all of them are over ("delayed restarts" in the [Redlock description]). Nobody has to see
+//! to that: every client asks every node, on every connection, since when it has its memory, and
+//! sends the answer with every request for a vote, so that the node can tell when it is out of date.
+//!
+//! [Redlock description]: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::protocol::owner::OwnerToken;
+
+/// The memory that a node has: it is the same as long as the node forgets nothing.
+///
+/// Random bits, the seconds and microseconds of its beginning by the node's own clock, and the run
+/// id of the process, with colons between. A node stores it under a key of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Generation(Arc<str>);
+
+impl Generation {
+    /// Begins a generation.
+    #[must_use]
+    pub fn new(random: &OwnerToken, began: Duration, run_id: &str) -> Self {
+        let (random, seconds, micros) = (random.as_str(), began.as_secs(), began.subsec_micros());
+        Self(format!("{random}:{seconds}:{micros}:{run_id}").into())
+    }
+
+    /// Reads what a node has stored; `None` if it is no generation.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let generation = Self(text.into());
+        generation.began()?;
+        Some(generation)
+    }
+
+    /// Returns the generation as nodes store it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns whether it belongs to the process with this run id. A restart, a promoted replica
+    /// and an old backup bring back a generation that does not.
+    #[must_use]
+    pub fn is_of(&self, run_id: &str) -> bool {
+        self.0.rsplit(':').next() == Some(run_id)
+    }
+
+    /// Returns its age at `now`, both by the node's own clock.
+    #[must_use]
+    pub fn age(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.began().unwrap_or(now))
+    }
+
+    fn began(&self) -> Option<Duration> {
+        let mut fields = self.0.split(':').skip(1);
+        let seconds = Duration::from_secs(fields.next()?.parse().ok()?);
+        seconds.checked_add(Duration::from_micros(fields.next()?.parse().ok()?))
+    }
+}
+
+/// What a node says of itself on a connection before it is asked for a vote there.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Introduction {
+    /// The name of the process.
+    pub run_id: Arc<str>,
+    /// The name of the data set that it replicates.
+    pub replication_id: Arc<str>,
+    /// For how long the process runs, in whole seconds.
+    pub uptime: Duration,
+    /// The memory that it has.
+    pub generation: Generation,
+    /// Its clock when it told the generation.
+    pub now: Duration,
+}
+
+/// What one client knows of its nodes, by their names.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Admissions {
+    window: Duration,
+    nodes: BTreeMap<Arc<str>, Known>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Known {
+    run_id: Arc<str>,
+    replication_id: Arc<str>,
+    generation: Generation,
+    /// When this client saw the node lose its memory, by its own clock.
+    lost_memory: Option<Duration>,
+}
+
+impl Admissions {
+    /// A client that keeps nodes out for `window` after they lost their memory, which must be longer
+    /// than any lock lives.
+    #[must_use]
+    pub fn new(window: Duration) -> Self {
+        Self {
+            window,
+            nodes: BTreeMap::new(),
+        }
+    }
+
+    /// Returns how long nodes are kept out.
+    #[must_use]
+    pub fn window(&self) -> Duration {
+        self.window
+    }
+
+    /// Notes what `node` said of itself on a new connection, and returns for how long it may not
+    /// vote on it; then it must be asked again. `now` is the client's own monotonic clock.
+    pub fn admit(&mut self, node: &Arc<str>, said: Introduction, now: Duration) -> Duration {
+        let by_generation = self.window.saturating_sub(said.generation.age(said.now));
+        // In whole seconds, of which the first may be short.
+        let rounding = Duration::from_nanos(999_999_999);
+        let least_uptime = Duration::from_secs((self.window + rounding).as_secs() + 1);
+        let by_uptime = least_uptime.saturating_sub(said.uptime);
+        let known = self.nodes.get(node);
+        let forgot = known.is_some_and(|known| {
+            known.run_id != said.run_id
+                || known.replication_id != said.replication_id
+                || known.generation != said.generation
+        });
+        // A second line, against steps of the node's clock.
+        let lost_memory = if forgot {
+            Some(now)
+        } else {
+            known.and_then(|known| known.lost_memory)
+        };
+        let by_own_clock = lost_memory.map_or(Duration::ZERO, |at| {
+            self.window.saturating_sub(now.saturating_sub(at))
+        });
+        let known = Known {
+            run_id: said.run_id,
+            replication_id: said.replication_id,
+            generation: said.generation,
+            lost_memory,
+        };
+        self.nodes.insert(Arc::clone(node), known);
+        by_generation.max(by_uptime).max(by_own_clock)
+    }
+
+    /// Returns the node that is the same one as `node`, or a copy of it, if there is one: neither
+    /// may vote, because together they would be one memory with two votes.
+    #[must_use]
+    pub fn twin_of(&self, node: &str) -> Option<&Arc<str>> {
+        let known = self.nodes.get(node)?;
+        let mut others = self.nodes.iter().filter(|(name, _)| &***name != node);
+        let (name, _) = others.find(|(_, other)| other.is_twin_of(known))?;
+        Some(name)
+    }
+
+    /// Returns whether any two nodes are one.
+    #[must_use]
+    pub fn have_twins(&self) -> bool {
+        self.nodes.keys().any(|node| self.twin_of(node).is_some())
+    }
+}
+
+impl Known {
+    fn is_twin_of(&self, other: &Self) -> bool {
+        self.run_id == other.run_id || self.generation == other.generation
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn generation(id: u8, run_id: &str) -> Generation {
+        Generation::new(&OwnerToken::from_random([id; 16]), secs(1_000), run_id)
+    }
+
+    fn said(run_id: &str, uptime: u64, generation: &Generation, age: u64) -> Introduction {
+        Introduction {
+            run_id: run_id.into(),
+            replication_id: "data".into(),
+            uptime: secs(uptime),
+            generation: generation.clone(),
+            now: secs(1_000 + age),
+        }
+    }
+
+    #[test]
+    fn the_age_of_a_generation_is_by_the_nodes_clock() {
+        let generation = Generation::parse("r:100:999999:run").unwrap();
+        let now = secs(101) + Duration::from_micros(1);
+        assert_eq!(generation.age(now), Duration::from_micros(2));
+        assert_eq!(generation.age(secs(5)), Duration::ZERO);
+        assert!(generation.is_of("run") && !generation.is_of("other"));
+        assert_eq!(Generation::parse(generation.as_str()), Some(generation));
+        for text in [
+            "",
+            "x",
+            "r:1",
+            "r:x:1:run",
+            "r:18446744073709551615:999999999:run",
+        ] {
+            assert_eq!(Generation::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_node_votes_when_its_generation_its_uptime_and_this_client_say_so() {
+        let (mut guard, node): (_, Arc<str>) = (Admissions::new(secs(20)), "n".into());
+        let g = generation(1, "a");
+        assert_eq!(
+            guard.admit(&node, said("a", 100, &g, 100), secs(0)),
+            secs(0)
+        );
+        assert_eq!(guard.admit(&node, said("a", 20, &g, 100), secs(0)), secs(1));
+        assert_eq!(guard.admit(&node, said("a", 100, &g, 5), secs(0)), secs(15));
+        // Another process, whose clocks say that it is old: this client knows better.
+        let old = said("b", 100, &g, 100);
+        assert_eq!(guard.admit(&node, old.clone(), secs(0)), secs(20));
+        assert_eq!(guard.admit(&node, old.clone(), secs(19)), secs(1));
+        assert_eq!(guard.admit(&node, old, secs(20)), secs(0));
+        // Another data set, in the same process.
+        let mut promoted = said("b", 100, &g, 100);
+        promoted.replication_id = "other data".into();
+        assert_eq!(guard.admit(&node, promoted, secs(30)), secs(20));
+    }
+
+    #[test]
+    fn a_window_of_no_whole_seconds_is_rounded_up_for_the_uptime() {
+        let window = Duration::from_millis(2_001);
+        let (mut guard, node): (_, Arc<str>) = (Admissions::new(window), "n".into());
+        let g = generation(1, "a");
+        assert_eq!(guard.admit(&node, said("a", 3, &g, 100), secs(0)), secs(1));
+        assert_eq!(guard.admit(&node, said("a", 4, &g, 100), secs(0)), secs(0));
+    }
+
+    #[test]
+    fn one_node_under_two_names_is_noticed_under_both() {
+        let mut guard = Admissions::new(secs(20));
+        let (a, b, c): (Arc<str>, Arc<str>, Arc<str>) = ("a".into(), "b".into(), "c".into());
+        let (g1, g2) = (generation(1, "same"), generation(2, "same"));
+        guard.admit(&a, said("same", 100, &g1, 0), secs(0));
+        assert!(guard.twin_of("a").is_none() && !guard.have_twins());
+        guard.admit(&b, said("same", 100, &g2, 0), secs(0));
+        guard.admit(&c, said("other", 100, &g2, 0), secs(0));
+        assert_eq!(guard.twin_of("a"), Some(&b));
+        assert!(guard.twin_of("b").is_some() && guard.twin_of("c").is_some());
+        assert!(guard.have_twins());
+    }
+}
