@@ -37,8 +37,11 @@ pub mod key {
     pub use crate::middleware::key::{Extension, Header, Query, extension, from_fn, header, query};
 }
 
-/// Tools for tests: embedded nodes whose answers can be delayed, lost or forged.
+/// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and what a
+/// simulation of several processes needs.
 #[cfg(feature = "test-util")]
 pub mod test_util {
     pub use crate::node::scripted::{Gate, OpKind, ScriptedNodes};
+    pub use crate::node::wired::{Parcel, Wire};
+    pub use crate::node::world::World;
 }

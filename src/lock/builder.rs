@@ -70,6 +70,8 @@ enum Source {
     Pool(deadpool_redis::Pool),
     #[cfg(feature = "test-util")]
     Scripted(crate::node::scripted::ScriptedNodes),
+    #[cfg(feature = "test-util")]
+    Wired(usize, Arc<dyn crate::node::wired::Wire>),
 }
 
 impl RedlockBuilder {
@@ -129,6 +131,13 @@ impl RedlockBuilder {
     #[cfg(feature = "test-util")]
     pub fn scripted(mut self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
         self.sources.push(Source::Scripted(nodes.clone()));
+        self
+    }
+
+    /// Adds `count` nodes at the end of a wire that a simulation carries requests over.
+    #[cfg(feature = "test-util")]
+    pub fn wired(mut self, count: usize, wire: Arc<dyn crate::node::wired::Wire>) -> Self {
+        self.sources.push(Source::Wired(count, wire));
         self
     }
 
@@ -364,6 +373,13 @@ impl RedlockBuilder {
                         Arc::<crate::node::scripted::ScriptedNode>::clone(node)
                     }));
                 }
+                #[cfg(feature = "test-util")]
+                Source::Wired(count, wire) => {
+                    nodes.extend((0..*count).map(|index| -> Arc<dyn Node> {
+                        let wire = Arc::clone(wire);
+                        Arc::new(crate::node::wired::WiredNode::new(index, wire))
+                    }));
+                }
             }
         }
         Ok(nodes)
@@ -416,6 +432,8 @@ impl Source {
             Self::Url(_) | Self::Pool(_) => 1,
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => nodes.nodes.len(),
+            #[cfg(feature = "test-util")]
+            Self::Wired(count, _) => *count,
         }
     }
 }
@@ -431,6 +449,8 @@ impl fmt::Debug for Source {
             Self::Pool(_) => f.write_str("Pool(..)"),
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => write!(f, "Scripted({})", nodes.nodes.len()),
+            #[cfg(feature = "test-util")]
+            Self::Wired(count, _) => write!(f, "Wired({count})"),
         }
     }
 }

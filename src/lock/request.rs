@@ -180,6 +180,7 @@ async fn take_turn(
     }
     waiting.begin()?;
     tokio::select! {
+        biased;
         turn = inner.front.take(keys) => Ok(turn),
         () = sleep_until(deadline) => Err(LockError::Contended {
             retry_after: inner.front.retry_after(keys),

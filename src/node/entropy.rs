@@ -4,6 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
+#[cfg(feature = "test-util")]
+use crate::node::world::World;
+
 /// The highest number this process has proposed for any key.
 static LAST_PROPOSAL: AtomicU64 = AtomicU64::new(0);
 
@@ -15,6 +18,11 @@ static LAST_PROPOSAL: AtomicU64 = AtomicU64::new(0);
 /// anybody's lock.
 pub(crate) fn unguessable() -> [u8; 16] {
     let mut bytes = [0; 16];
+    #[cfg(feature = "test-util")]
+    if let Some(random) = World::random() {
+        bytes[..8].copy_from_slice(&random.to_le_bytes());
+        return bytes;
+    }
     getrandom::fill(&mut bytes).expect("the operating system provides random numbers");
     bytes
 }
@@ -36,6 +44,10 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
 /// Wall clock, because a node that lost its memory must be left behind by the numbers of all who
 /// come later, whatever process they run in; nothing else in the crate reads it.
 pub(crate) fn next_proposal() -> u64 {
+    #[cfg(feature = "test-util")]
+    if let Some(proposal) = World::next_proposal() {
+        return proposal;
+    }
     let now = wall_clock_micros();
     let before = LAST_PROPOSAL
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| {

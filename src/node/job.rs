@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "test-util"))]
 use crate::protocol::message::Op;
 use crate::protocol::message::{Command, Reply};
 
@@ -20,7 +20,7 @@ pub(crate) struct Job {
     pub(crate) ballot: Ballot,
     /// When the request is of no use any more: a release, when its key has expired anyway.
     #[cfg_attr(
-        not(feature = "redis"),
+        not(any(feature = "redis", feature = "test-util")),
         expect(dead_code, reason = "embedded nodes answer at once")
     )]
     pub(crate) useful_until: Instant,
@@ -35,7 +35,7 @@ pub(crate) enum Request {
 }
 
 /// For nodes that keep jobs waiting.
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "test-util"))]
 impl Job {
     /// Whether this is a release, which must reach the node whatever else happens.
     pub(crate) fn is_release(&self) -> bool {
@@ -130,7 +130,7 @@ impl Ballot {
     }
 
     /// Whether the phase of this ballot is still being voted on.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "test-util"))]
     pub(crate) fn is_open(&self) -> bool {
         self.0.as_ref().is_some_and(|open| {
             open.tally.phase.load(Ordering::Acquire) == open.phase && !open.tally.votes.is_closed()

@@ -12,6 +12,10 @@ mod job;
 pub(crate) mod redis;
 #[cfg(feature = "test-util")]
 pub(crate) mod scripted;
+#[cfg(feature = "test-util")]
+pub(crate) mod wired;
+#[cfg(feature = "test-util")]
+pub(crate) mod world;
 
 use std::fmt;
 use std::sync::Arc;

@@ -75,11 +75,12 @@ impl LeaseTask {
                 return Err(Stopped::Failed(LockError::Contended { retry_after }));
             };
             tokio::select! {
-                () = sleep(delay.max(TICK)) => {}
+                biased;
                 () = grant.closed() => return Err(Stopped::Abandoned),
                 () = reached(&mut self.stage, Stage::Draining) => {
                     return Err(Stopped::Failed(LockError::Closed));
                 }
+                () = sleep(delay.max(TICK)) => {}
             }
         }
     }
