@@ -1,0 +1,322 @@
+//! The history of a simulation, and what must be true of it.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tower_redlock::protocol::LockKeys;
+use tower_redlock::{
+    ExtendError, FencingToken, LockError, LockGuard, LockHandle, LostReason, ReleaseError, Released,
+};
+
+/// What happened, as all who take part in it write it down.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct History(Arc<Mutex<Book>>);
+
+/// The number of a lease in its history.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LeaseId(usize);
+
+#[derive(Debug, Default)]
+struct Book {
+    leases: Vec<Lease>,
+    lines: Vec<String>,
+    /// What was seen to be wrong while it happened.
+    wrong: Vec<String>,
+    counts: Counts,
+}
+
+/// How often what happened.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) granted: usize,
+    pub(crate) contended: usize,
+    pub(crate) unavailable: usize,
+    pub(crate) otherwise_refused: usize,
+    pub(crate) abandoned: usize,
+    pub(crate) extended: usize,
+    pub(crate) expired: usize,
+    pub(crate) gone: usize,
+}
+
+#[derive(Debug)]
+struct Lease {
+    process: usize,
+    keys: LockKeys,
+    token: FencingToken,
+    /// Before the first request of the attempt was sent.
+    began: Duration,
+    granted: Duration,
+    /// The end of its validity as its holders last saw it.
+    valid_until: Duration,
+    /// When its holder gave it back, or was killed.
+    ended: Option<Duration>,
+    killed: bool,
+    lost: Option<(Duration, LostReason)>,
+    handle: LockHandle,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.granted += other.granted;
+        self.contended += other.contended;
+        self.unavailable += other.unavailable;
+        self.otherwise_refused += other.otherwise_refused;
+        self.abandoned += other.abandoned;
+        self.extended += other.extended;
+        self.expired += other.expired;
+        self.gone += other.gone;
+    }
+}
+
+impl History {
+    pub(crate) fn granted(
+        &self,
+        process: usize,
+        keys: &LockKeys,
+        guard: &LockGuard,
+        began: Duration,
+        now: Duration,
+    ) -> LeaseId {
+        let mut book = self.book();
+        let id = LeaseId(book.leases.len());
+        let token = guard.fencing_token().expect("fencing is on");
+        book.counts.granted += 1;
+        book.note(
+            now,
+            process,
+            format_args!("lock {} {keys:?} token {token}", id.0),
+        );
+        book.leases.push(Lease {
+            process,
+            keys: keys.clone(),
+            token,
+            began,
+            granted: now,
+            valid_until: now + guard.valid_for(),
+            ended: None,
+            killed: false,
+            lost: None,
+            handle: guard.handle(),
+        });
+        id
+    }
+
+    pub(crate) fn refused(&self, process: usize, now: Duration, error: &LockError) {
+        let mut book = self.book();
+        match error {
+            LockError::Contended { .. } => book.counts.contended += 1,
+            LockError::Unavailable { .. } => book.counts.unavailable += 1,
+            _ => book.counts.otherwise_refused += 1,
+        }
+        book.note(now, process, format_args!("refused: {error}"));
+    }
+
+    pub(crate) fn abandoned(&self, process: usize, now: Duration) {
+        let mut book = self.book();
+        book.counts.abandoned += 1;
+        book.note(now, process, format_args!("gave up waiting"));
+    }
+
+    pub(crate) fn extended(
+        &self,
+        LeaseId(lease): LeaseId,
+        now: Duration,
+        ttl: Duration,
+        outcome: &Result<(), ExtendError>,
+    ) {
+        let mut book = self.book();
+        book.counts.extended += usize::from(outcome.is_ok());
+        let process = book.leases[lease].process;
+        book.note(
+            now,
+            process,
+            format_args!("lock {lease} extended by {ttl:?}: {outcome:?}"),
+        );
+    }
+
+    /// Notes that a holder is going to give its lock back.
+    pub(crate) fn ended(&self, LeaseId(lease): LeaseId, now: Duration) {
+        let mut book = self.book();
+        book.look(lease, now);
+        book.leases[lease].ended = Some(now);
+        let process = book.leases[lease].process;
+        book.note(now, process, format_args!("lock {lease} given back"));
+    }
+
+    pub(crate) fn released(
+        &self,
+        LeaseId(lease): LeaseId,
+        now: Duration,
+        outcome: &Result<Released, ReleaseError>,
+    ) {
+        let mut book = self.book();
+        let process = book.leases[lease].process;
+        book.note(
+            now,
+            process,
+            format_args!("lock {lease} released: {outcome:?}"),
+        );
+    }
+
+    pub(crate) fn lost(&self, LeaseId(lease): LeaseId, now: Duration, reason: LostReason) {
+        let mut book = self.book();
+        let process = book.leases[lease].process;
+        match reason {
+            LostReason::Expired => book.counts.expired += 1,
+            LostReason::Gone => book.counts.gone += 1,
+            _ => {}
+        }
+        book.leases[lease].lost = Some((now, reason));
+        book.note(now, process, format_args!("lock {lease} lost: {reason}"));
+    }
+
+    /// Looks at the validity of a process's locks. To be called in its runtime.
+    pub(crate) fn look(&self, process: usize, now: Duration) {
+        let mut book = self.book();
+        for lease in 0..book.leases.len() {
+            if book.leases[lease].process == process {
+                book.look(lease, now);
+            }
+        }
+    }
+
+    pub(crate) fn kill(&self, process: usize, now: Duration) {
+        let mut book = self.book();
+        for lease in &mut book.leases {
+            if lease.process == process && lease.ended.is_none() {
+                lease.ended = Some(now);
+                lease.killed = true;
+            }
+        }
+        book.note(now, process, format_args!("killed"));
+    }
+
+    pub(crate) fn say(&self, now: Duration, what: fmt::Arguments<'_>) {
+        let line = format!("{now:>9?}      {what}");
+        self.book().lines.push(line);
+    }
+
+    pub(crate) fn wrong(&self, what: String) {
+        self.book().wrong.push(what);
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.book().counts
+    }
+
+    /// Returns all that happened, in the order in which it was written down.
+    pub(crate) fn text(&self) -> String {
+        self.book().lines.join("\n")
+    }
+
+    /// Returns what is wrong with it. `exclusive`: two holders must never both be valid.
+    /// `pauses`: when which process stood still.
+    pub(crate) fn violations(
+        &self,
+        exclusive: bool,
+        pauses: &[(usize, Duration, Duration)],
+    ) -> Vec<String> {
+        let book = self.book();
+        let mut found = book.wrong.clone();
+        for (index, lease) in book.leases.iter().enumerate() {
+            found.extend(lease.told_late(index, pauses));
+            for (other_index, other) in book.leases.iter().enumerate().skip(index + 1) {
+                if !lease.intersects(other) {
+                    continue;
+                }
+                let pair = format!("locks {index} and {other_index}");
+                if lease.token == other.token {
+                    found.push(format!("{pair} have the same token {}", lease.token));
+                }
+                for (first, second) in [(lease, other), (other, lease)] {
+                    if first.granted < second.began && first.token > second.token {
+                        let tokens = (first.token, second.token);
+                        found.push(format!("{pair}: tokens in the wrong order: {tokens:?}"));
+                    }
+                }
+                let both_from = lease.granted.max(other.granted);
+                let both_until = lease.end().min(other.end());
+                if exclusive && both_from < both_until {
+                    found.push(format!(
+                        "{pair} are both valid from {both_from:?} to {both_until:?}"
+                    ));
+                }
+            }
+        }
+        found
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Book {
+    fn note(&mut self, now: Duration, process: usize, what: fmt::Arguments<'_>) {
+        self.lines.push(format!("{now:>9?} p{process}   {what}"));
+    }
+
+    fn look(&mut self, index: usize, now: Duration) {
+        let lease = &mut self.leases[index];
+        if lease.ended.is_some() {
+            return;
+        }
+        let left = lease.handle.valid_for();
+        if left.is_zero() {
+            return;
+        }
+        let valid_until = now + left;
+        match valid_until.cmp(&lease.valid_until) {
+            Ordering::Less => self.wrong.push(format!(
+                "lock {index}: its validity was cut from {:?} to {valid_until:?}",
+                lease.valid_until
+            )),
+            Ordering::Equal => {}
+            Ordering::Greater => {
+                lease.valid_until = valid_until;
+                let process = lease.process;
+                self.note(
+                    now,
+                    process,
+                    format_args!("lock {index} valid until {valid_until:?}"),
+                );
+            }
+        }
+    }
+}
+
+impl Lease {
+    /// Returns until when somebody may have relied on it.
+    fn end(&self) -> Duration {
+        let ends = [self.ended, self.lost.map(|(at, _)| at)];
+        let ends = ends.into_iter().flatten();
+        ends.fold(self.valid_until, Duration::min)
+    }
+
+    fn intersects(&self, other: &Self) -> bool {
+        let (ours, theirs) = (self.keys.as_slice(), other.keys.as_slice());
+        ours.iter().any(|key| theirs.contains(key))
+    }
+
+    /// Returns what is wrong if the end of the validity was told too late, or not at all.
+    fn told_late(&self, index: usize, pauses: &[(usize, Duration, Duration)]) -> Option<String> {
+        if self.killed || self.ended.is_some_and(|at| at <= self.valid_until) {
+            return None;
+        }
+        let mut due = self.valid_until;
+        // A process that stands still can tell nothing until it goes on.
+        for (process, from, to) in pauses {
+            if *process == self.process && *from <= due && due < *to {
+                due = *to;
+            }
+        }
+        match self.lost {
+            Some((at, _)) if at <= due => None,
+            told => Some(format!(
+                "lock {index}: its loss was due at {due:?}, told: {told:?}"
+            )),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Plans: what a simulation consists of and what is going to happen in it, drawn from its seed.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+/// The longest ttl that any lock is asked for with.
+pub(crate) const MAX_TTL: Duration = ms(1_000);
+/// How long a node that lost its memory stays out.
+pub(crate) const WINDOW: Duration = ms(3_000);
+pub(crate) const NODE_TIMEOUT: Duration = ms(50);
+/// How far wall clocks are apart at most: less than `WINDOW - MAX_TTL`.
+const MAX_SKEW: Duration = ms(1_500);
+/// How far a node's clock steps at most: with the skew still less than `WINDOW - MAX_TTL`.
+const MAX_STEP: Duration = ms(400);
+/// How much faster or slower than a client's a node's clock runs at most, in millionths.
+const MAX_DRIFT: i64 = 9_000;
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// One simulation.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) nodes: Vec<NodePlan>,
+    pub(crate) processes: Vec<ProcessPlan>,
+    pub(crate) network: NetworkPlan,
+    /// What goes wrong when, in no order.
+    pub(crate) faults: Vec<(Duration, Fault)>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct NodePlan {
+    /// By how many millionths its clock is too fast.
+    pub(crate) drift: i64,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct ProcessPlan {
+    /// How far its wall clock is ahead.
+    pub(crate) skew: Duration,
+    /// How many locks each of its users asks for.
+    pub(crate) users: Vec<usize>,
+}
+
+/// How bad the network is: in how many of a thousand messages what happens.
+#[derive(Debug, Clone)]
+pub(crate) struct NetworkPlan {
+    pub(crate) delay: Duration,
+    pub(crate) slow: u32,
+    pub(crate) slow_delay: Duration,
+    pub(crate) lost: u32,
+    pub(crate) repeated: u32,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// A node goes down, with or without its memory.
+    Crash {
+        node: usize,
+        keeps: bool,
+        down_for: Duration,
+    },
+    /// Nodes forget everything and go on.
+    Flush { nodes: Vec<usize> },
+    /// The clocks of nodes step forward: locks expire early.
+    Step { nodes: Vec<usize>, by: Duration },
+    /// Nothing passes between a process and some nodes.
+    Partition {
+        process: usize,
+        nodes: Vec<usize>,
+        lasts: Duration,
+    },
+    /// A connection breaks; what is on its way may still arrive.
+    Break { process: usize, node: usize },
+    /// A process stands still while time goes on.
+    Pause { process: usize, lasts: Duration },
+    /// A process ends without a word.
+    Kill { process: usize },
+}
+
+impl Plan {
+    pub(crate) fn from_seed(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let nodes: Vec<_> = (0..if rng.u8(..4) == 0 { 5 } else { 3 })
+            .map(|_| NodePlan {
+                drift: rng.i64(-MAX_DRIFT..=MAX_DRIFT),
+            })
+            .collect();
+        let processes: Vec<_> = (0..rng.usize(2..=3))
+            .map(|_| ProcessPlan {
+                skew: up_to(&mut rng, MAX_SKEW),
+                users: (0..rng.usize(1..=2)).map(|_| rng.usize(3..=8)).collect(),
+            })
+            .collect();
+        let network = NetworkPlan::draw(&mut rng);
+        let faults = match rng.u8(..8) {
+            // What must hold without any is more than what holds with them.
+            0 => Vec::new(),
+            _ => (0..rng.usize(1..=8))
+                .map(|_| {
+                    let at = up_to(&mut rng, ms(5_000));
+                    (at, Fault::draw(&mut rng, nodes.len(), processes.len()))
+                })
+                .collect(),
+        };
+        Self {
+            nodes,
+            processes,
+            network,
+            faults,
+        }
+    }
+
+    /// Whether the clocks run so that two holders must never both be within their validity.
+    pub(crate) fn clocks_are_steady(&self) -> bool {
+        let step = |fault: &(Duration, Fault)| matches!(fault.1, Fault::Step { .. });
+        !self.faults.iter().any(step)
+    }
+}
+
+impl NetworkPlan {
+    fn draw(rng: &mut Rng) -> Self {
+        let delay = ms(rng.u64(1..=8));
+        let perfect = Self {
+            delay,
+            slow: 0,
+            slow_delay: delay,
+            lost: 0,
+            repeated: 0,
+        };
+        match rng.u8(..4) {
+            0 => perfect,
+            1 => Self {
+                slow: rng.u32(20..=300),
+                slow_delay: ms(rng.u64(20..=60)),
+                ..perfect
+            },
+            _ => Self {
+                slow: rng.u32(0..=200),
+                slow_delay: ms(rng.u64(20..=700)),
+                lost: rng.u32(0..=20),
+                repeated: rng.u32(0..=50),
+                ..perfect
+            },
+        }
+    }
+}
+
+impl Fault {
+    fn draw(rng: &mut Rng, nodes: usize, processes: usize) -> Self {
+        let (node, process) = (rng.usize(..nodes), rng.usize(..processes));
+        match rng.u8(..16) {
+            0 | 1 => Self::Crash {
+                node,
+                keeps: rng.bool(),
+                down_for: up_to(rng, ms(1_500)),
+            },
+            2..=4 => {
+                let flushed = rng.usize(1..=nodes);
+                Self::Flush {
+                    nodes: rng.choose_multiple(0..nodes, flushed),
+                }
+            }
+            5 => {
+                let stepped = rng.usize(1..=nodes);
+                Self::Step {
+                    nodes: rng.choose_multiple(0..nodes, stepped),
+                    by: up_to(rng, MAX_STEP),
+                }
+            }
+            6..=9 => {
+                let cut_off = rng.usize(1..=nodes);
+                Self::Partition {
+                    process,
+                    nodes: rng.choose_multiple(0..nodes, cut_off),
+                    lasts: up_to(rng, ms(2_500)),
+                }
+            }
+            10 | 11 => Self::Break { process, node },
+            12..=14 => Self::Pause {
+                process,
+                lasts: up_to(rng, ms(2_500)),
+            },
+            _ => Self::Kill { process },
+        }
+    }
+}
+
+/// Draws a duration of whole milliseconds: simulated time has no smaller unit.
+pub(crate) fn up_to(rng: &mut Rng, longest: Duration) -> Duration {
+    let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
+    ms(rng.u64(1..=longest.max(1)))
+}
+
+/// Draws whether something happens that does in so many of a thousand cases.
+pub(crate) fn happens(rng: &mut Rng, per_mille: u32) -> bool {
+    rng.u32(..1_000) < per_mille
+}
