@@ -40,6 +40,8 @@ pub(crate) struct NodePlan {
 pub(crate) struct ProcessPlan {
     /// How far its wall clock is ahead.
     pub(crate) skew: Duration,
+    /// Whether it renews its locks.
+    pub(crate) renews: bool,
     /// How many locks each of its users asks for.
     pub(crate) users: Vec<usize>,
 }
@@ -91,6 +93,7 @@ impl Plan {
         let processes: Vec<_> = (0..rng.usize(2..=3))
             .map(|_| ProcessPlan {
                 skew: up_to(&mut rng, MAX_SKEW),
+                renews: rng.u8(..3) > 0,
                 users: (0..rng.usize(1..=2)).map(|_| rng.usize(3..=8)).collect(),
             })
             .collect();

@@ -76,6 +76,7 @@ impl Process {
             .wired(plan.nodes.len(), Arc::new(line))
             .ttl(MAX_TTL)
             .node_timeout(NODE_TIMEOUT)
+            .renew(plan.processes[index].renews)
             .restart_guard(RestartGuard::Off)
             .build()
             .expect("the settings are valid");
@@ -162,8 +163,11 @@ impl Process {
         self.users.is_empty()
     }
 
+    /// Begins to end the process in order, if that has not begun.
     pub(crate) fn start_drain(&mut self) {
-        let Some(runtime) = &self.runtime else { return };
+        let Some(runtime) = self.runtime.as_ref().filter(|_| self.drained.is_none()) else {
+            return;
+        };
         let (tell, drained) = oneshot::channel();
         let redlock = self.redlock.clone();
         runtime.spawn(async move {

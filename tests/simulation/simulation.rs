@@ -8,7 +8,7 @@ use tower_redlock::protocol::{KeyNames, LockKeys, Namespace};
 
 use crate::history::{Counts, History};
 use crate::network::Network;
-use crate::plan::{Fault, MAX_TTL, NODE_TIMEOUT, Plan, ms};
+use crate::plan::{Fault, MAX_TTL, Plan, ms};
 use crate::process::Process;
 
 /// How far time goes on at most before everybody must be done.
@@ -72,71 +72,47 @@ pub(crate) fn simulate(seed: u64) -> Outcome {
 }
 
 impl Simulation {
-    /// Lets all users do what they want.
+    /// Lets all users do what they want, and every process end when its users have.
     fn work(&mut self) {
-        while !self
-            .processes
-            .iter_mut()
-            .all(|process| !process.is_alive() || process.is_done())
-        {
+        let mut working: Vec<usize> = (0..self.processes.len()).collect();
+        while !working.is_empty() {
             if self.now > LONGEST {
                 self.history
-                    .wrong("the users do not come to an end".to_owned());
+                    .wrong(format!("processes {working:?} do not end"));
                 return;
             }
-            self.go_on(self.now + ms(50));
+            working.retain(|index| self.is_working(*index));
+            self.go_on(self.now + ms(10));
         }
     }
 
-    /// Ends everything in order, and looks at what is left.
-    fn wind_up(&mut self) {
-        self.network.state().heal();
-        let connected = self.now + ms(2_500);
-        self.go_on(connected);
-        for process in &mut self.processes {
+    /// Drains a process once it is done, and looks at what is left when it is drained.
+    fn is_working(&mut self, index: usize) -> bool {
+        let process = &mut self.processes[index];
+        if !process.is_alive() {
+            return false;
+        }
+        if process.is_done() {
             process.start_drain();
         }
-        let mut drained = vec![None; self.processes.len()];
-        let last = self.now + ms(6_000);
-        while self.now < last {
-            for (process, drained) in self.processes.iter_mut().zip(&mut drained) {
-                if drained.is_none() {
-                    *drained = process.drained();
-                }
-            }
-            let over = |(process, drained): (&Process, &Option<_>)| {
-                !process.is_alive() || drained.is_some()
-            };
-            if self.processes.iter().zip(&drained).all(over) {
-                break;
-            }
-            self.go_on(self.now + ms(10));
-        }
-        // What was sent has arrived by now.
-        self.go_on(self.now + 2 * NODE_TIMEOUT);
-        for (index, process) in self.processes.iter().enumerate() {
-            if !process.is_alive() {
-                continue;
-            }
-            let Some(drained) = &drained[index] else {
-                self.history
-                    .wrong(format!("process {index} does not drain"));
-                continue;
-            };
-            if process.tasks() > 0 {
-                let tasks = process.tasks();
-                self.history
-                    .wrong(format!("process {index} has {tasks} tasks left"));
-            }
-            for (node, _) in self.held_by(index) {
-                let name = format!("wired-{node}");
-                let told = drained.unconfirmed.iter().any(|left| *left.node == *name);
-                if !told {
-                    self.history
-                        .wrong(format!("process {index} left a lock on node {node}"));
-                }
+        let Some(drained) = process.drained() else {
+            return true;
+        };
+        self.history
+            .say(self.now, format_args!("process {index}: {drained:?}"));
+        for node in self.held_by(index) {
+            let name = format!("wired-{node}");
+            if !drained.unconfirmed.iter().any(|left| *left.node == *name) {
+                let what = format!("process {index} left a lock on node {node}");
+                self.history.wrong(what);
             }
         }
+        false
+    }
+
+    /// Looks at what is left when the network is well and time has gone on.
+    fn wind_up(&mut self) {
+        self.network.state().heal();
         while !self.network.state().is_quiet() && self.now < 2 * LONGEST {
             self.go_on(self.now + ms(50));
         }
@@ -145,12 +121,20 @@ impl Simulation {
         if left > 0 {
             self.history.wrong(format!("{left} locks never expire"));
         }
+        for (index, process) in self.processes.iter().enumerate() {
+            let tasks = process.tasks();
+            if tasks > 0 {
+                self.history
+                    .wrong(format!("process {index} has {tasks} tasks left"));
+            }
+        }
     }
 
-    fn held_by(&self, process: usize) -> Vec<(usize, usize)> {
-        let mut held = self.network.state().held(&self.keys);
-        held.retain(|(_, holder)| *holder == process);
-        held
+    /// Returns the nodes on which a process has locks.
+    fn held_by(&self, process: usize) -> Vec<usize> {
+        let held = self.network.state().held(&self.keys).into_iter();
+        let held = held.filter(|(_, holder)| *holder == process);
+        held.map(|(node, _)| node).collect()
     }
 
     /// Lets time go on, everywhere and in order.
