@@ -14,9 +14,9 @@ main() {
     say "running: cargo test --all-features --no-fail-fast${*:+ $*}"
     cargo test --all-features --no-fail-fast "$@"
     if [ "$#" -eq 0 ]; then
-        # Optimised: the model checker walks through millions of states.
-        say "running: cargo test --release --all-features --test model"
-        cargo test --release --all-features --test model
+        # Optimised: they walk through millions of states.
+        say "running: cargo test --release --all-features --test model --test simulation"
+        cargo test --release --all-features --test model --test simulation
     fi
     [ -z "$skipped" ] || say "$skipped"
     say "all tests passed"
