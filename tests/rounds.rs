@@ -27,6 +27,7 @@ const fn at(number: u64) -> Answer {
 
 const HELD: Answer = Answer::Replied(Reply::Held { expires_in: None });
 const LOST: Answer = Answer::Replied(Reply::Lost);
+const AMNESIA: Answer = Answer::Replied(Reply::Amnesia);
 
 fn quorum(nodes: usize) -> Quorum {
     Quorum::new(nodes).expect("at least one node")
@@ -467,7 +468,10 @@ impl Journal {
         let able = (0..self.nodes).filter(|node| {
             self.may_hold(*node)
                 && (with_lost || !self.lost.contains(node))
-                && self.confirmed.get(node) != Some(&Answer::Failed)
+                && !matches!(
+                    self.confirmed.get(node).copied(),
+                    Some(Answer::Failed | AMNESIA)
+                )
         });
         self.step < 3 && highest > self.target && able.count() >= majority(self.nodes)
     }
@@ -476,8 +480,7 @@ impl Journal {
 fn number_of(answer: Answer) -> Option<u64> {
     match answer {
         Answer::Replied(Reply::Granted(number) | Reply::At(number)) => Some(number),
-        Answer::Replied(Reply::Held { .. } | Reply::Lost | Reply::Released | Reply::Overflow)
-        | Answer::Failed => None,
+        Answer::Replied(_) | Answer::Failed => None,
     }
 }
 
@@ -492,6 +495,7 @@ fn answer_to(request: Pending, dice: u16) -> Answer {
         (1.., 0..=8) => at(request.target),
         (1.., 9..=11) => at(request.target + small),
         (1.., 12..=13) => LOST,
+        _ if dice & 64 == 0 => AMNESIA,
         _ => Answer::Failed,
     }
 }
