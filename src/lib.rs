@@ -34,7 +34,10 @@ pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenE
 pub mod key {
     #[cfg(feature = "axum")]
     pub use crate::extract::{Path, path};
-    pub use crate::middleware::key::{Extension, Header, Query, extension, from_fn, header, query};
+    pub use crate::middleware::key::{
+        Cookie, Each, Extension, Hashed, Header, Host, Literal, Map, Method, Or, Query, When,
+        cookie, each, extension, from_fn, header, host, literal, method, query,
+    };
 }
 
 /// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and what a

@@ -13,11 +13,11 @@ use http_body_util::Full;
 use tower::Layer;
 
 use crate::lock::{BuildError, LockFuture, Redlock, Waiters, check_ttl};
-use crate::middleware::key::KeyExtractor;
+use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::{Rejection, RejectionResponse, RequestKind, default_response};
 use crate::middleware::routed::matched_no_route;
 use crate::middleware::service::RedlockService;
-use crate::protocol::{KeyError, LockKey, LockKeys};
+use crate::protocol::{KeyError, LockKeys};
 
 /// Layer that applies the [`RedlockService`] middleware: a lock per resource around a service.
 ///
@@ -285,7 +285,7 @@ impl Config {
             rejection
         })?;
         match keys {
-            Some(keys) if !names_nothing(&keys) => Ok(Some(keys)),
+            Some(keys) if present(&keys) => Ok(Some(keys)),
             _ if matched_no_route(parts) => Ok(None),
             _ => match self.missing_key {
                 OnMissingKey::Pass => Ok(None),
@@ -329,9 +329,4 @@ fn is_safe(method: &Method) -> bool {
         method.as_str(),
         "GET" | "HEAD" | "OPTIONS" | "TRACE" | "QUERY"
     )
-}
-
-/// Whether the keys are none, or one of them is empty, which must not become everybody's lock.
-fn names_nothing(keys: &LockKeys) -> bool {
-    keys.as_slice().is_empty() || keys.as_slice().iter().any(LockKey::is_empty)
 }

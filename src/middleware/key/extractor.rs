@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use crate::middleware::key::{Hashed, Map, Or, When};
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
 /// Says which resource a request is about, from its head.
@@ -31,6 +32,71 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// [`KeyError`] if the request names a resource in a way that cannot be used: an error of the
     /// client, or of the set-up ([`KeyError::Misconfigured`]).
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError>;
+
+    /// Puts a literal part in front: the same as the tuple `(literal, self)`.
+    fn prefix(self, literal: &'static str) -> (&'static str, Self)
+    where
+        Self: Sized,
+    {
+        (literal, self)
+    }
+
+    /// Makes a composite key of this part and another: the same as the tuple `(self, other)`.
+    fn and<E: KeyExtractor>(self, other: E) -> (Self, E)
+    where
+        Self: Sized,
+    {
+        (self, other)
+    }
+
+    /// Changes every key by a function of anything [`IntoKeys`] takes, such as to lower case.
+    fn map<F, K>(self, map: F) -> Map<Self, F>
+    where
+        Self: Sized,
+        F: Fn(LockKey) -> K + Send + Sync + 'static,
+        K: IntoKeys + 'static,
+    {
+        Map { inner: self, map }
+    }
+
+    /// Replaces every key by its SHA-256 in hexadecimal digits: for secrets and personal data,
+    /// which would be seen on the nodes otherwise.
+    fn hashed(self) -> Hashed<Self>
+    where
+        Self: Sized,
+    {
+        Hashed(self)
+    }
+
+    /// Takes the key from `other` if this names no resource. An error here stays one.
+    fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
+    where
+        Self: Sized,
+    {
+        Or(self, other)
+    }
+
+    /// Names a resource only for the requests that `applies` says yes to.
+    ///
+    /// The others have no key then, and are refused by default: follow it with
+    /// [`or`](Self::or), or set [`missing_key`](crate::RedlockLayer::missing_key).
+    fn when<F>(self, applies: F) -> When<Self, F>
+    where
+        Self: Sized,
+        F: Fn(&Parts) -> bool + Send + Sync + 'static,
+    {
+        When {
+            inner: self,
+            applies,
+        }
+    }
+}
+
+/// Whether keys name something: there is one, and none is empty. An empty key must not become a
+/// lock for all who have none.
+pub(in crate::middleware) fn present(keys: &LockKeys) -> bool {
+    let keys = keys.as_slice();
+    !keys.is_empty() && !keys.iter().any(LockKey::is_empty)
 }
 
 /// What a closure may return as the key of a request: a key, a `String`, several keys, or any of
@@ -151,12 +217,10 @@ impl Default for Composite {
 impl Composite {
     /// Appends a part to every key; returns false if the part is missing.
     fn push(&mut self, part: Option<LockKeys>) -> Result<bool, KeyError> {
-        let Some(part) = part else { return Ok(false) };
-        let part = part.as_slice();
-        // An empty part is a missing one: it must not become a lock for all who have none.
-        if part.is_empty() || part.iter().any(LockKey::is_empty) {
+        let Some(part) = part.filter(present) else {
             return Ok(false);
-        }
+        };
+        let part = part.as_slice();
         let count = self.0.len() * part.len();
         if count > LockKeys::MAX {
             return Err(KeyError::TooMany {

@@ -8,10 +8,11 @@ use http::request::Parts;
 use crate::middleware::key::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// Takes the key from the request header `name`, byte for byte.
+/// Takes the key from the request header `name`: bare, byte for byte, or a structured-field string
+/// (`"order 7"`, RFC 9651, section 3.3.3), which is the same key as its text.
 ///
-/// Missing or empty: the request names no resource. Sent more than once, or not UTF-8: the request
-/// is malformed. Header values are the client's choice: put a literal beside it
+/// Missing or empty: the request names no resource. Sent more than once, not UTF-8, or begun with a
+/// quote and no such string: the request is malformed. Header values are the client's choice: put a literal beside it
 /// (`("upload", key::header("x-upload-id"))`), and authentication in front of it.
 ///
 /// # Panics
@@ -45,7 +46,25 @@ impl KeyExtractor for Header {
             return Err(malformed("is sent more than once"));
         }
         let text = std::str::from_utf8(value.as_bytes()).map_err(|_| malformed("is not UTF-8"))?;
-        Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
+        let key = match text.strip_prefix('"') {
+            Some(rest) => unquote(rest).ok_or_else(|| malformed("is an unfinished string"))?,
+            None => text.to_owned(),
+        };
+        Ok((!key.is_empty()).then(|| LockKey::from(key).into()))
+    }
+}
+
+/// Reads what is behind the first quote of a structured-field string.
+fn unquote(quoted: &str) -> Option<String> {
+    let mut text = String::new();
+    let mut chars = quoted.chars();
+    loop {
+        match chars.next()? {
+            '"' => return chars.as_str().is_empty().then_some(text),
+            '\\' => text.push(chars.next().filter(|next| matches!(next, '"' | '\\'))?),
+            plain @ ' '..='~' => text.push(plain),
+            _ => return None,
+        }
     }
 }
 
@@ -69,6 +88,28 @@ mod tests {
         assert_eq!(extract(&[b"a b"]), Ok(Some(LockKey::from("a b").into())));
         assert_eq!(extract(&[]), Ok(None));
         assert_eq!(extract(&[b""]), Ok(None));
+    }
+
+    #[test]
+    fn a_quoted_header_is_its_text() {
+        let key = |key: &str| Ok(Some(LockKey::from(key).into()));
+        assert_eq!(extract(&[b"\"a b\""]), key("a b"));
+        assert_eq!(extract(&[br#""a\"\\""#]), key("a\"\\"));
+        assert_eq!(extract(&[b"\"\""]), Ok(None));
+        assert_eq!(extract(&[b"a\"b"]), key("a\"b"));
+        for unfinished in [
+            r#"""#,
+            r#""a"#,
+            r#""a\""#,
+            r#""a\b""#,
+            r#""a"b"#,
+            r#""a";p=1"#,
+        ] {
+            assert!(matches!(
+                extract(&[unfinished.as_bytes()]),
+                Err(KeyError::Malformed(_))
+            ));
+        }
     }
 
     #[test]

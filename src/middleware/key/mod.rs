@@ -1,11 +1,24 @@
 //! Lock keys from requests: the trait, what implements it, and the keys that need only `http`.
 
+mod combinators;
+mod cookie;
+mod each;
 mod extension;
 mod extractor;
 mod header;
+mod host;
+mod literal;
+mod method;
 mod query;
 
+pub use combinators::{Hashed, Map, Or, When};
+pub use cookie::{Cookie, cookie};
+pub use each::{Each, each};
 pub use extension::{Extension, extension};
+pub(in crate::middleware) use extractor::present;
 pub use extractor::{IntoKeys, KeyExtractor, from_fn};
 pub use header::{Header, header};
+pub use host::{Host, host};
+pub use literal::{Literal, literal};
+pub use method::{Method, method};
 pub use query::{Query, query};

@@ -1,0 +1,160 @@
+//! What extractors are made into: with a prefix, mapped, hashed, on a condition, or with another.
+
+use std::fmt;
+
+use http::request::Parts;
+
+use crate::middleware::key::extractor::present;
+use crate::middleware::key::{IntoKeys, KeyExtractor};
+use crate::node::sha256;
+use crate::protocol::{KeyError, LockKey, LockKeys};
+
+/// Extractor of [`KeyExtractor::map`].
+#[derive(Clone)]
+pub struct Map<E, F> {
+    pub(super) inner: E,
+    pub(super) map: F,
+}
+
+impl<E, F, K> KeyExtractor for Map<E, F>
+where
+    E: KeyExtractor,
+    F: Fn(LockKey) -> K + Send + Sync + 'static,
+    K: IntoKeys + 'static,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        let Some(keys) = self.inner.extract(parts)?.filter(present) else {
+            return Ok(None);
+        };
+        let mut mapped = Vec::new();
+        for key in keys.as_slice() {
+            let Some(keys) = (self.map)(key.clone()).into_keys()? else {
+                return Ok(None);
+            };
+            mapped.extend_from_slice(keys.as_slice());
+        }
+        Ok(Some(mapped.into_iter().collect()))
+    }
+}
+
+/// By hand: closures show nothing.
+impl<E: fmt::Debug, F> fmt::Debug for Map<E, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Map").field(&self.inner).finish()
+    }
+}
+
+/// Extractor of [`KeyExtractor::hashed`].
+#[derive(Debug, Clone)]
+pub struct Hashed<E>(pub(super) E);
+
+impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        let Some(keys) = self.0.extract(parts)?.filter(present) else {
+            return Ok(None);
+        };
+        let hashed = keys.as_slice().iter().map(|key| {
+            let digest = sha256(key.as_bytes());
+            let hex = digest.iter().map(|byte| format!("{byte:02x}"));
+            LockKey::from(hex.collect::<String>())
+        });
+        Ok(Some(hashed.collect()))
+    }
+}
+
+/// Extractor of [`KeyExtractor::or`].
+#[derive(Debug, Clone)]
+pub struct Or<A, B>(pub(super) A, pub(super) B);
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        match self.0.extract(parts)?.filter(present) {
+            Some(keys) => Ok(Some(keys)),
+            None => self.1.extract(parts),
+        }
+    }
+}
+
+/// Extractor of [`KeyExtractor::when`].
+#[derive(Clone)]
+pub struct When<E, F> {
+    pub(super) inner: E,
+    pub(super) applies: F,
+}
+
+impl<E, F> KeyExtractor for When<E, F>
+where
+    E: KeyExtractor,
+    F: Fn(&Parts) -> bool + Send + Sync + 'static,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        if (self.applies)(parts) {
+            self.inner.extract(parts)
+        } else {
+            Ok(None)
+        }
+    }
+}
+
+/// By hand: closures show nothing.
+impl<E: fmt::Debug, F> fmt::Debug for When<E, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("When").field(&self.inner).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::middleware::key::{header, query};
+
+    fn parts(target: &str) -> Parts {
+        let request = http::Request::get(target).header("x-tenant", "T");
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn keys<K: Into<LockKey>>(key: K) -> Result<Option<LockKeys>, KeyError> {
+        Ok(Some(key.into().into()))
+    }
+
+    #[test]
+    fn combinators_make_the_keys_that_their_names_say() {
+        let parts = parts("/?id=A");
+        let id = || query("id");
+        let lower = |key: LockKey| key.as_bytes().to_ascii_lowercase();
+        assert_eq!(id().map(lower).extract(&parts), keys("a"));
+        assert_eq!(
+            id().prefix("account").extract(&parts),
+            keys(("account", "A"))
+        );
+        assert_eq!(
+            id().and(header("x-tenant")).extract(&parts),
+            keys(("A", "T"))
+        );
+        let digest = "559aead08264d5795d3909718cdd05abd49572e84fe55590eef31a88a08fdffd";
+        assert_eq!(id().hashed().extract(&parts), keys(digest));
+        assert_eq!(query("no").or(id()).extract(&parts), keys("A"));
+        assert_eq!(id().or(query("no")).extract(&parts), keys("A"));
+        assert_eq!(id().when(|_| true).extract(&parts), keys("A"));
+        assert_eq!(id().when(|_| false).extract(&parts), Ok(None));
+    }
+
+    #[test]
+    fn what_is_missing_stays_missing() {
+        let parts = parts("/?id=");
+        let id = || query("id");
+        assert_eq!(id().hashed().extract(&parts), Ok(None));
+        assert_eq!(id().prefix("account").extract(&parts), Ok(None));
+        assert_eq!(id().map(|key| key).extract(&parts), Ok(None));
+        assert_eq!("".hashed().extract(&parts), Ok(None));
+        assert_eq!("".or("other").extract(&parts), keys("other"));
+        let nothing = |_: LockKey| None::<LockKey>;
+        assert_eq!("a".map(nothing).extract(&parts), Ok(None));
+    }
+
+    #[test]
+    fn an_error_is_not_an_absence() {
+        let parts = parts("/?id=1&id=2");
+        assert!(query("id").or("other").extract(&parts).is_err());
+    }
+}

@@ -1,0 +1,88 @@
+//! Keys from a cookie.
+
+use http::header::COOKIE;
+use http::request::Parts;
+
+use crate::middleware::key::KeyExtractor;
+use crate::protocol::{KeyError, LockKey, LockKeys};
+
+/// Takes the key from the cookie `name`, as it was sent (RFC 6265, section 4.2.1), without the
+/// quotes that it may stand in.
+///
+/// Missing or empty: the request names no resource. Sent more than once, or not UTF-8: the request
+/// is malformed. A session cookie is a secret, which would show up on the nodes: take its hash
+/// ([`hashed`](KeyExtractor::hashed)).
+#[must_use]
+pub fn cookie(name: &'static str) -> Cookie {
+    Cookie { name }
+}
+
+/// Extractor of [`cookie`].
+#[derive(Debug, Clone)]
+pub struct Cookie {
+    name: &'static str,
+}
+
+impl KeyExtractor for Cookie {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        let malformed = |what: &str| KeyError::malformed(format!("cookie `{}` {what}", self.name));
+        // HTTP/2 may send every cookie in a header of its own (RFC 9113, section 8.2.3).
+        let headers = parts.headers.get_all(COOKIE).iter();
+        let pairs = headers.flat_map(|header| header.as_bytes().split(|byte| *byte == b';'));
+        let mut values = pairs.filter_map(|pair| {
+            let pair = pair.trim_ascii();
+            let value = pair.strip_prefix(self.name.as_bytes())?;
+            value.trim_ascii_start().strip_prefix(b"=")
+        });
+        let Some(value) = values.next() else {
+            return Ok(None);
+        };
+        if values.next().is_some() {
+            return Err(malformed("is sent more than once"));
+        }
+        let text = str::from_utf8(value.trim_ascii()).map_err(|_| malformed("is not UTF-8"))?;
+        let quoted = text
+            .strip_prefix('"')
+            .and_then(|text| text.strip_suffix('"'));
+        let text = quoted.unwrap_or(text);
+        Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderValue, Request};
+
+    use super::*;
+
+    fn extract(headers: &[&[u8]]) -> Result<Option<LockKeys>, KeyError> {
+        let mut request = Request::new(());
+        for value in headers {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            request.headers_mut().append(COOKIE, value);
+        }
+        cookie("id").extract(&request.into_parts().0)
+    }
+
+    #[test]
+    fn a_cookie_is_found_among_others() {
+        let key = |key: &str| Ok(Some(LockKey::from(key).into()));
+        assert_eq!(extract(&[b"a=1; id=7; b=2"]), key("7"));
+        assert_eq!(extract(&[b"a=1", b"id=a=b"]), key("a=b"));
+        assert_eq!(extract(&[b"id=\"7\""]), key("7"));
+    }
+
+    #[test]
+    fn missing_and_empty_cookies_name_nothing() {
+        for value in ["", "a=1", "id", "id=", "id=\"\"", "xid=7", "ID=7", "idx=7"] {
+            assert_eq!(extract(&[value.as_bytes()]), Ok(None), "{value}");
+        }
+    }
+
+    #[test]
+    fn ambiguous_and_unreadable_cookies_are_malformed() {
+        for headers in [[b"id=1; id=2".as_slice()], [b"id=\xff"]] {
+            assert!(matches!(extract(&headers), Err(KeyError::Malformed(_))));
+        }
+    }
+}
