@@ -18,14 +18,16 @@ pub mod protocol;
 
 #[cfg(feature = "redis")]
 pub use deadpool_redis;
+#[cfg(feature = "axum")]
+pub use extract::{LockHandleRejection, LockRefused, LockResource, Locked, LockedRejection};
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
-    LockHandle, LockRequest, Lost, LostReason, NodeHealth, Redlock, RedlockBuilder, ReleaseError,
-    Released, RestartGuard, Unconfirmed,
+    LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Redlock, RedlockBuilder,
+    ReleaseError, Released, RestartGuard, Unconfirmed,
 };
 pub use middleware::{
-    IntoKeys, KeyExtractor, LockBody, LockLostError, OnLost, OnMissingKey, OnUnavailable,
-    RedlockLayer, Rejection, RejectionResponse, ReleaseAt, RequestKind, Unprotected,
+    IntoKeys, KeyExtractor, LockBody, LockHandles, LockLostError, OnLost, OnMissingKey,
+    OnUnavailable, RedlockLayer, Rejection, RejectionResponse, ReleaseAt, RequestKind, Unprotected,
 };
 pub use node::{NodeFailure, NodeState};
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
@@ -33,7 +35,7 @@ pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenE
 /// Where lock keys come from: one function per place in a request.
 pub mod key {
     #[cfg(feature = "axum")]
-    pub use crate::extract::{Path, path};
+    pub use crate::extract::{MatchedPath, Path, TypedPath, matched_path, path, typed_path};
     pub use crate::middleware::key::{
         Cookie, Each, Extension, Hashed, Header, Host, Literal, Map, Method, Or, Query, When,
         cookie, each, extension, from_fn, header, host, literal, method, query,

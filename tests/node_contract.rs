@@ -292,6 +292,7 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
                 Reply::Lost => "lost",
                 Reply::Released => "released",
                 Reply::Overflow => "overflow",
+                Reply::Amnesia => "amnesia",
             });
         }
     }

@@ -1,5 +1,15 @@
-//! What only axum's router knows about a request.
+//! What only axum knows about a request: its route, and what a handler's arguments are about.
 
+mod handle;
+mod locked;
+mod matched_path;
 mod path;
+mod resource;
+mod typed_path;
 
+pub use handle::LockHandleRejection;
+pub use locked::{LockRefused, Locked, LockedRejection};
+pub use matched_path::{MatchedPath, matched_path};
 pub use path::{Path, path};
+pub use resource::LockResource;
+pub use typed_path::{TypedPath, typed_path};

@@ -36,22 +36,27 @@ impl KeyExtractor for Path {
         let params = raw_path_params(parts)?;
         let mut params = params.iter().flat_map(RawPathParams::iter);
         let Some((_, value)) = params.find(|(found, _)| *found == name) else {
-            let matched = parts.extensions.get::<MatchedPath>();
-            let routed = parts.extensions.get::<OriginalUri>();
-            return match (matched, routed) {
-                (Some(route), _) => Err(KeyError::misconfigured(format!(
+            return match parts.extensions.get::<MatchedPath>() {
+                Some(route) => Err(KeyError::misconfigured(format!(
                     "the route `{}` has no path parameter `{name}`",
                     route.as_str()
                 ))),
-                // A nested service, or no route at all; the layer tells.
-                (None, Some(_)) => Ok(None),
-                (None, None) => Err(KeyError::misconfigured(format!(
-                    "key::path(\"{name}\") stands outside of any axum router; apply the layer with `Router::route_layer` or `Router::layer`"
-                ))),
+                None => unrouted(parts, "key::path()"),
             };
         };
         Ok((!value.is_empty()).then(|| LockKey::from(value).into()))
     }
+}
+
+/// What becomes of a request that no route is known of, for an extractor that needs one.
+pub(super) fn unrouted(parts: &Parts, extractor: &str) -> Result<Option<LockKeys>, KeyError> {
+    if parts.extensions.get::<OriginalUri>().is_some() {
+        // A nested service, or no route at all; the layer tells.
+        return Ok(None);
+    }
+    Err(KeyError::misconfigured(format!(
+        "{extractor} stands outside of any axum router; apply the layer with `Router::route_layer` or `Router::layer`"
+    )))
 }
 
 /// Reads what axum's router found. axum 0.8 has no synchronous way to it, so its extractor, which

@@ -19,6 +19,8 @@ use crate::protocol::{FencingToken, LockKey};
 #[must_use = "dropping the guard releases the lock at once"]
 pub struct LockGuard {
     share: Share,
+    /// Locks that the same request took before, and that belong to what this guard is for.
+    beside: Vec<Self>,
 }
 
 /// How a release ended.
@@ -33,7 +35,16 @@ pub enum Released {
 
 impl LockGuard {
     pub(super) fn new(share: Share) -> Self {
-        Self { share }
+        Self {
+            share,
+            beside: Vec::new(),
+        }
+    }
+
+    /// Makes this guard keep other locks too, and be valid only as long as all of them.
+    pub(crate) fn beside(mut self, others: Vec<Self>) -> Self {
+        self.beside.extend(others);
+        self
     }
 
     /// Returns the key; of several, the first in ascending order.
@@ -62,7 +73,8 @@ impl LockGuard {
     /// only a storage that checks the fencing token is safe from that.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        self.share.lease().valid_for()
+        let others = self.beside.iter().map(Self::valid_for);
+        others.fold(self.share.lease().valid_for(), Duration::min)
     }
 
     /// Returns whether [`valid_for`](Self::valid_for) is more than zero: a comparison with the
@@ -78,7 +90,8 @@ impl LockGuard {
     /// of the validity, never after it, when a majority could not be reached to renew it or
     /// `max_hold` is over. From then on [`valid_for`](Self::valid_for) is zero.
     pub fn lost(&self) -> Lost {
-        self.share.lease().lost()
+        let others = self.beside.iter().map(Self::lost);
+        others.fold(self.share.lease().lost(), Lost::or)
     }
 
     /// Sets the ttl of the lock from now on, also for later renewals, and extends it by that now.
@@ -111,8 +124,10 @@ impl LockGuard {
     ///
     /// Dropping the future drops only the waiting; the release happens.
     pub async fn release(self) -> Result<Released, ReleaseError> {
-        let lease = Arc::clone(self.share.lease());
-        if !self.share.leave() {
+        let Self { share, beside } = self;
+        drop(beside);
+        let lease = Arc::clone(share.lease());
+        if !share.leave() {
             return Ok(Released::Shared);
         }
         let mut status = lease.status.clone();

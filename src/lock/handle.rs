@@ -8,6 +8,7 @@ use crate::lock::error::ExtendError;
 use crate::lock::guard::LockGuard;
 use crate::lock::lease::Lease;
 use crate::lock::lost::Lost;
+use crate::lock::redlock::Redlock;
 use crate::protocol::{FencingToken, LockKey};
 
 /// A view of a lock that holds no share of it: cheap to clone, harmless to keep.
@@ -21,6 +22,16 @@ pub struct LockHandle {
 impl LockHandle {
     pub(super) fn new(lease: Arc<Lease>) -> Self {
         Self { lease }
+    }
+
+    /// Whether it is a lock of this service; another has other nodes or another namespace.
+    pub(crate) fn is_of(&self, redlock: &Redlock) -> bool {
+        redlock.is_service(&self.lease.service)
+    }
+
+    /// Whether both are of one lock.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.lease, &other.lease)
     }
 
     /// Returns all keys of the lock in ascending order; never empty.

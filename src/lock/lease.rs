@@ -9,12 +9,16 @@ use tokio::time::Instant;
 
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{Lost, LostReason};
+use crate::lock::redlock::Inner;
+use crate::lock::registry::Registry;
 use crate::lock::settings::whole_millis;
 use crate::protocol::{FencingToken, LockKeys, validity};
 
 /// One held lock, as its holders see it.
 #[derive(Debug)]
 pub(super) struct Lease {
+    /// The lock service that it is a lock of.
+    pub(super) service: Arc<Registry>,
     pub(super) keys: LockKeys,
     pub(super) token: Option<FencingToken>,
     pub(super) max_ttl: Duration,
@@ -51,17 +55,18 @@ pub(super) struct Share(Arc<Lease>);
 
 impl Lease {
     pub(super) fn new(
+        inner: &Inner,
         keys: LockKeys,
         token: Option<FencingToken>,
-        (node_timeout, max_ttl): (Duration, Duration),
         status: watch::Receiver<Status>,
         extensions: mpsc::UnboundedSender<Extension>,
     ) -> (Arc<Self>, Share) {
         let lease = Arc::new(Self {
+            service: Arc::clone(&inner.registry),
             keys,
             token,
-            max_ttl,
-            node_timeout,
+            max_ttl: inner.settings.max_ttl,
+            node_timeout: inner.settings.node_timeout,
             status,
             extensions,
             shares: AtomicUsize::new(1),

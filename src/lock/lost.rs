@@ -1,7 +1,7 @@
 //! How a holder learns that its lock is gone.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -57,6 +57,17 @@ impl Lost {
                 drop(status.changed().await);
             }
         }))
+    }
+
+    /// Resolves with whichever lock is lost first.
+    pub(super) fn or(self, other: Self) -> Self {
+        let (mut first, mut second) = (self, other);
+        Self(Box::pin(poll_fn(move |context| {
+            match Pin::new(&mut first).poll(context) {
+                Poll::Ready(reason) => Poll::Ready(reason),
+                Poll::Pending => Pin::new(&mut second).poll(context),
+            }
+        })))
     }
 }
 

@@ -117,6 +117,11 @@ impl Redlock {
         }))
     }
 
+    /// Whether this is the service with this registry.
+    pub(super) fn is_service(&self, registry: &Arc<Registry>) -> bool {
+        Arc::ptr_eq(&self.0.registry, registry)
+    }
+
     /// The longest ttl that may be asked for.
     pub(crate) fn max_ttl(&self) -> Duration {
         self.0.settings.max_ttl

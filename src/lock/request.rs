@@ -111,6 +111,21 @@ impl IntoFuture for LockRequest {
 #[must_use = "futures do nothing unless awaited"]
 pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
 
+impl LockFuture {
+    /// A lock that is held already.
+    pub(crate) fn ready(guard: LockGuard) -> Self {
+        Self(Box::pin(std::future::ready(Ok(guard))))
+    }
+
+    /// Makes the guard keep other locks too.
+    pub(crate) fn beside(self, others: Vec<LockGuard>) -> Self {
+        if others.is_empty() {
+            return self;
+        }
+        Self(Box::pin(async move { Ok(self.await?.beside(others)) }))
+    }
+}
+
 impl Future for LockFuture {
     type Output = Result<LockGuard, LockError>;
 

@@ -15,7 +15,8 @@ use tower::{BoxError, Service};
 
 use crate::lock::{LockError, LockFuture, LockGuard, Lost};
 use crate::middleware::body::{Hold, LockBody, Releasing, declared_length};
-use crate::middleware::layer::{Config, OnLost, OnUnavailable, ReleaseAt, Unprotected};
+use crate::middleware::held::LockHandles;
+use crate::middleware::layer::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
 use crate::middleware::rejection::{Rejection, RequestKind};
 
 /// Response future for [`RedlockService`](crate::middleware::RedlockService).
@@ -133,7 +134,9 @@ where
                     let guard = match outcome {
                         Ok(guard) => Some(guard),
                         Err(error) if call.config.proceeds_despite(&error) => {
-                            call.request.extensions_mut().insert(Unprotected);
+                            let extensions = call.request.extensions_mut();
+                            extensions.insert(Unprotected);
+                            extensions.insert(NotLocked::Unavailable);
                             None
                         }
                         Err(error) => return Poll::Ready(Ok(call.refuse(error))),
@@ -233,6 +236,7 @@ where
         } = self;
         let (mut parts, body) = request.into_parts();
         if let Some(guard) = &guard {
+            LockHandles::of(&mut parts.extensions).add(guard.handle());
             parts.extensions.insert(guard.handle());
             if let (Some(name), Some(value)) = (&config.forward_token, token_of(guard)) {
                 parts.headers.insert(name, value);

@@ -1,7 +1,6 @@
 //! The layer and its settings.
 
 use std::fmt;
-use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use http_body_util::Full;
 use tower::Layer;
 
 use crate::lock::{BuildError, LockFuture, Redlock, Waiters, check_ttl};
+use crate::middleware::held::LockHandles;
 use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::{Rejection, RejectionResponse, RequestKind, default_response};
 use crate::middleware::routed::matched_no_route;
@@ -109,6 +109,15 @@ pub enum OnLost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unprotected;
+
+/// Why the layer let a request pass without a lock; in the request's extensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotLocked {
+    Method,
+    Skipped,
+    NoKey,
+    Unavailable,
+}
 
 impl RedlockLayer {
     /// Makes a layer that locks what `key` finds in each request.
@@ -270,14 +279,17 @@ impl fmt::Debug for RedlockLayer {
 type DefaultResponse = fn(&Rejection, &RequestKind) -> Response<Full<Bytes>>;
 
 impl Config {
-    /// Returns the keys to lock for a request; `None` if it passes through unlocked.
-    pub(super) fn keys(&self, parts: &Parts) -> Result<Option<LockKeys>, Rejection> {
+    /// Returns the keys to lock for a request, or why it passes through unlocked.
+    pub(super) fn keys(&self, parts: &Parts) -> Result<Result<LockKeys, NotLocked>, Rejection> {
         let locked = match &self.methods {
             Some(methods) => methods.contains(&parts.method),
             None => !is_safe(&parts.method),
         };
-        if !locked || self.skip.as_ref().is_some_and(|skip| skip(parts)) {
-            return Ok(None);
+        if !locked {
+            return Ok(Err(NotLocked::Method));
+        }
+        if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
+            return Ok(Err(NotLocked::Skipped));
         }
         let keys = self.key.extract(parts).map_err(|error| {
             let rejection = Rejection::of_key(error);
@@ -285,24 +297,24 @@ impl Config {
             rejection
         })?;
         match keys {
-            Some(keys) if present(&keys) => Ok(Some(keys)),
-            _ if matched_no_route(parts) => Ok(None),
+            Some(keys) if present(&keys) => Ok(Ok(keys)),
+            _ if matched_no_route(parts) => Ok(Err(NotLocked::NoKey)),
             _ => match self.missing_key {
-                OnMissingKey::Pass => Ok(None),
+                OnMissingKey::Pass => Ok(Err(NotLocked::NoKey)),
                 OnMissingKey::Reject => Err(Rejection::KeyMissing),
             },
         }
     }
 
-    pub(super) fn lock(&self, keys: LockKeys) -> LockFuture {
-        let request = self.redlock.lock_keys(keys);
-        let request = request.wait(self.wait).max_hold(self.max_hold);
-        let request = request.waiters(self.waiters.clone());
-        match self.ttl {
-            Some(ttl) => request.ttl(ttl),
-            None => request,
-        }
-        .into_future()
+    pub(super) fn lock(&self, keys: LockKeys, held: &LockHandles) -> LockFuture {
+        held.lock(&self.redlock, keys, |request| {
+            let request = request.wait(self.wait).max_hold(self.max_hold);
+            let request = request.waiters(self.waiters.clone());
+            match self.ttl {
+                Some(ttl) => request.ttl(ttl),
+                None => request,
+            }
+        })
     }
 
     /// Builds the response for a refusal, which is also put into its extensions.

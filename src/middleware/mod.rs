@@ -24,6 +24,7 @@
 
 mod body;
 mod future;
+mod held;
 pub(crate) mod key;
 mod layer;
 mod rejection;
@@ -32,7 +33,12 @@ mod service;
 
 pub use body::{LockBody, LockLostError};
 pub use future::ResponseFuture;
+pub use held::LockHandles;
 pub use key::{IntoKeys, KeyExtractor};
+#[cfg(feature = "axum")]
+pub(crate) use layer::NotLocked;
 pub use layer::{OnLost, OnMissingKey, OnUnavailable, RedlockLayer, ReleaseAt, Unprotected};
+#[cfg(feature = "axum")]
+pub(crate) use rejection::refusal;
 pub use rejection::{Rejection, RejectionResponse, RequestKind};
 pub use service::RedlockService;

@@ -1,5 +1,6 @@
 //! Refusals: what they are, and how they look over HTTP and gRPC.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -37,6 +38,19 @@ pub enum Rejection {
     KeyInvalid(KeyError),
     /// The service is set up wrongly; no request can be served.
     Misconfigured(KeyError),
+}
+
+/// With status 423 for a lock that somebody else holds.
+impl From<LockError> for Rejection {
+    fn from(error: LockError) -> Self {
+        Self::of(error, StatusCode::LOCKED)
+    }
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.detail())
+    }
 }
 
 /// What kind of client a refusal goes to.
@@ -125,7 +139,7 @@ impl Rejection {
         Some(Duration::from_secs(seconds.max(1)))
     }
 
-    /// The refusal that an error of the lock is.
+    /// The refusal that an error of the lock is, with a status for contention.
     pub(super) fn of(error: LockError, contended: StatusCode) -> Self {
         match error {
             LockError::Contended { retry_after } => Self::Contended {
@@ -202,6 +216,14 @@ impl RequestKind {
         });
         if is_grpc { Self::Grpc } else { Self::Http }
     }
+}
+
+/// Builds the default response for a refusal, with the refusal in its extensions.
+#[cfg(feature = "axum")]
+pub(crate) fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
+    let mut response = default_response(&rejection, &to);
+    response.extensions_mut().insert(rejection);
+    response
 }
 
 /// The default: `application/problem+json` (RFC 9457) with a stable `code` member, or a gRPC

@@ -11,6 +11,7 @@ use tower::{BoxError, Service};
 
 use crate::middleware::body::LockBody;
 use crate::middleware::future::ResponseFuture;
+use crate::middleware::held::LockHandles;
 use crate::middleware::layer::Config;
 use crate::middleware::rejection::RequestKind;
 
@@ -70,12 +71,14 @@ where
                 let refusal = config.refuse(rejection, RequestKind::of(&parts));
                 ResponseFuture::refused(refusal)
             }
-            Ok(None) => {
+            Ok(Err(passed)) => {
+                parts.extensions.insert(passed);
                 let request = Request::from_parts(parts, body);
                 ResponseFuture::passing(self.inner.call(request))
             }
-            Ok(Some(keys)) => {
-                let lock = config.lock(keys);
+            Ok(Ok(keys)) => {
+                let held = LockHandles::of(&mut parts.extensions);
+                let lock = config.lock(keys, &held);
                 // The instance that was made ready is the one that must be called; its clone is
                 // not ready.
                 let clone = self.inner.clone();

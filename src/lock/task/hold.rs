@@ -69,11 +69,7 @@ impl LeaseTask {
         turn.set_holder(&seen);
         self.ticket.set_held();
         let (wishes, mut extensions) = mpsc::unbounded_channel();
-        let limits = (
-            self.inner.settings.node_timeout,
-            self.inner.settings.max_ttl,
-        );
-        let (lease, share) = Lease::new(self.keys.clone(), token, limits, seen, wishes);
+        let (lease, share) = Lease::new(&self.inner, self.keys.clone(), token, seen, wishes);
         claim.lease = Some(Arc::clone(&lease));
         // A caller that has gone away drops the guard, and with it the only share.
         drop(grant.send(Ok(LockGuard::new(share))));

@@ -1,0 +1,33 @@
+//! Keys from the route that matched.
+
+use axum::extract::MatchedPath as Matched;
+use http::request::Parts;
+
+use crate::extract::path::unrouted;
+use crate::middleware::KeyExtractor;
+use crate::protocol::{KeyError, LockKey, LockKeys};
+
+/// Takes the path of the matched axum route, as it was written (`/accounts/{id}`): one lock per
+/// route, or with other parts a key that no other route has.
+///
+/// A layer that stands outside of any axum router is a mistake in the program: 500
+/// `misconfigured`.
+#[must_use]
+pub fn matched_path() -> MatchedPath {
+    MatchedPath { _private: () }
+}
+
+/// Extractor of [`matched_path`].
+#[derive(Debug, Clone)]
+pub struct MatchedPath {
+    _private: (),
+}
+
+impl KeyExtractor for MatchedPath {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        match parts.extensions.get::<Matched>() {
+            Some(matched) => Ok(Some(LockKey::from(matched.as_str()).into())),
+            None => unrouted(parts, "key::matched_path()"),
+        }
+    }
+}

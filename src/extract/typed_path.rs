@@ -1,0 +1,88 @@
+//! Keys from path parameters as the handler reads them.
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequestParts, MatchedPath, Path};
+use http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use crate::extract::LockResource;
+use crate::extract::path::unrouted;
+use crate::middleware::KeyExtractor;
+use crate::protocol::{KeyError, LockKeys};
+
+/// Takes the keys that the path parameters name once they are read as `T`, so that the layer locks
+/// exactly what [`Locked<Path<T>>`](crate::Locked) would: `/orders/7` and `/orders/07` are one
+/// resource if `T` is a number.
+///
+/// Parameters that are no `T`: the request is malformed. Only the keys are taken, not the options.
+///
+/// ```
+/// use serde::Deserialize;
+/// use tower_redlock::{LockKey, LockKeys, LockResource, key};
+///
+/// #[derive(Deserialize)]
+/// struct OrderId(u64);
+///
+/// impl LockResource for OrderId {
+///     fn lock_keys(&self) -> LockKeys {
+///         LockKey::from(("order", self.0.to_string())).into()
+///     }
+/// }
+///
+/// let by_order = key::typed_path::<OrderId>();
+/// # let _: &dyn tower_redlock::KeyExtractor = &by_order;
+/// ```
+#[must_use]
+pub fn typed_path<T>() -> TypedPath<T>
+where
+    T: DeserializeOwned + LockResource + Send + 'static,
+{
+    TypedPath(PhantomData)
+}
+
+/// Extractor of [`typed_path`].
+pub struct TypedPath<T>(PhantomData<fn() -> T>);
+
+impl<T> KeyExtractor for TypedPath<T>
+where
+    T: DeserializeOwned + LockResource + Send + 'static,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        // axum 0.8 has no synchronous way to it, so its extractor, which waits for nothing, is
+        // polled once on a copy of the extensions.
+        let (mut scratch, ()) = http::Request::new(()).into_parts();
+        scratch.extensions = parts.extensions.clone();
+        let extracting = pin!(Path::<T>::from_request_parts(&mut scratch, &()));
+        match extracting.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(Path(resource))) => Ok(Some(resource.lock_keys())),
+            Poll::Ready(Err(PathRejection::FailedToDeserializePathParams(failed)))
+                if failed.status().is_client_error() =>
+            {
+                Err(KeyError::malformed("the path parameters are no resource's"))
+            }
+            Poll::Ready(Err(error)) if parts.extensions.get::<MatchedPath>().is_some() => {
+                Err(KeyError::misconfigured(error.body_text()))
+            }
+            Poll::Ready(Err(_)) | Poll::Pending => unrouted(parts, "key::typed_path()"),
+        }
+    }
+}
+
+/// By hand: derived ones would ask for `T: Clone`.
+impl<T> Clone for TypedPath<T> {
+    fn clone(&self) -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T> fmt::Debug for TypedPath<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TypedPath<{}>", std::any::type_name::<T>())
+    }
+}

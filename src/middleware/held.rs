@@ -1,0 +1,74 @@
+//! The locks of one request, so that its layers and extractors share them instead of colliding.
+
+use std::future::IntoFuture;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::Extensions;
+
+use crate::lock::{LockFuture, LockGuard, LockHandle, LockRequest, Redlock};
+use crate::protocol::{LockKey, LockKeys};
+
+/// Handles of all locks that were taken for a request, outermost first: by the layers of a stack
+/// and by [`Locked`](crate::Locked) extractors. Some may have been released since.
+#[derive(Debug, Clone, Default)]
+pub struct LockHandles(Arc<Mutex<Vec<LockHandle>>>);
+
+impl LockHandles {
+    /// Returns the handles.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<LockHandle> {
+        self.handles().clone()
+    }
+
+    /// Returns the locks of a request, none at first. Clones of the extensions have the same.
+    pub(crate) fn of(extensions: &mut Extensions) -> Self {
+        extensions.get_or_insert_default::<Self>().clone()
+    }
+
+    /// Notes a lock that was taken for the request.
+    pub(crate) fn add(&self, handle: LockHandle) {
+        let mut handles = self.handles();
+        if !handles.iter().any(|known| known.is_same(&handle)) {
+            handles.push(handle);
+        }
+    }
+
+    /// Asks for what of `keys` the request does not hold yet, and shares the rest.
+    ///
+    /// A request that holds a lock waits for another only if all that it asks for sorts after all
+    /// that it holds, and tries once otherwise; so requests cannot wait for each other in a circle.
+    pub(crate) fn lock(
+        &self,
+        redlock: &Redlock,
+        keys: LockKeys,
+        ask: impl FnOnce(LockRequest) -> LockRequest,
+    ) -> LockFuture {
+        let handles = self.handles().clone();
+        let ours = handles.iter().filter(|handle| handle.is_of(redlock));
+        let held: Vec<LockGuard> = ours.filter_map(|handle| handle.detach().ok()).collect();
+        if held.is_empty() {
+            return ask(redlock.lock_keys(keys)).into_future();
+        }
+        let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
+        let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
+        let last_held = held.iter().flat_map(LockGuard::keys).max().cloned();
+        let in_order = last_held.as_ref() < missing.as_slice().first();
+        let wanted =
+            |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
+        let mut shared: Vec<LockGuard> = held.into_iter().filter(wanted).collect();
+        if missing.as_slice().is_empty() && !shared.is_empty() {
+            let first = shared.remove(0);
+            return LockFuture::ready(first.beside(shared));
+        }
+        let mut request = ask(redlock.lock_keys(missing));
+        if !in_order {
+            request = request.wait(Duration::ZERO);
+        }
+        request.into_future().beside(shared)
+    }
+
+    fn handles(&self) -> MutexGuard<'_, Vec<LockHandle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

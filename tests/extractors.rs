@@ -1,0 +1,438 @@
+//! The extractors: locks by a handler's own signature, shares of one lock, and what layers tell.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRef, Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+use tower::{Service, ServiceExt};
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::{
+    LockHandle, LockHandles, LockKey, LockKeys, LockOptions, LockResource, Locked, LockedRejection,
+    OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, key,
+};
+
+#[derive(Debug, Deserialize)]
+struct OrderId(u64);
+
+impl LockResource for OrderId {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(("order", self.0.to_string())).into()
+    }
+}
+
+/// Two accounts, locked together, for which one waits.
+#[derive(Debug, Clone, Deserialize)]
+struct Transfer {
+    from: String,
+    to: String,
+}
+
+impl LockResource for Transfer {
+    fn lock_keys(&self) -> LockKeys {
+        [("account", &self.from), ("account", &self.to)]
+            .into_iter()
+            .collect()
+    }
+
+    fn options(&self) -> LockOptions {
+        LockOptions::default().wait(secs(2)).ttl(secs(5))
+    }
+}
+
+#[derive(Clone, FromRef)]
+struct AppState {
+    redlock: Redlock,
+}
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    Redlock::builder().scripted(nodes).build().unwrap()
+}
+
+async fn send(app: &Router, method: &str, target: &str) -> (StatusCode, String) {
+    let request = Request::builder().method(method).uri(target);
+    let response = app
+        .clone()
+        .oneshot(request.body(Body::empty()).unwrap())
+        .await;
+    text(response.unwrap()).await
+}
+
+async fn text(response: Response) -> (StatusCode, String) {
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+/// Waits until no node holds a lock: what is dropped is released in the background.
+async fn until_free(nodes: &ScriptedNodes) {
+    while nodes.locks().iter().any(|locks| *locks > 0) {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn ship(Locked(guard, Path(id)): Locked<Path<OrderId>>) -> Response {
+    assert!(guard.is_valid() && guard.fencing_token().is_some());
+    let response = format!("{} {:?}", id.0, guard.keys()).into_response();
+    guard.hold_until_sent(response).into_response()
+}
+
+fn shop(redlock: &Redlock) -> Router {
+    let redlock = redlock.clone();
+    Router::new()
+        .route("/orders/{id}/ship", post(ship))
+        .with_state(AppState { redlock })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_is_called_under_the_lock_that_its_arguments_name() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let app = shop(&redlock);
+    let (status, body) = send(&app, "POST", "/orders/7/ship").await;
+    assert_eq!(status, StatusCode::OK);
+    let expected = LockKey::from(("order", "7"));
+    assert_eq!(body, format!("7 {:?}", [expected]));
+    assert_eq!(
+        nodes.locks(),
+        [0, 0, 0],
+        "the body did not wait for the release"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_lock_is_refused_like_by_the_layer_and_the_handler_not_called() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let guard = redlock.try_lock(("order", "7")).await.unwrap();
+    let (status, body) = send(&shop(&redlock), "POST", "/orders/07/ship").await;
+    assert_eq!(status, StatusCode::LOCKED);
+    assert!(body.contains("lock-contended"), "{body}");
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_extracted_is_not_locked() {
+    let nodes = ScriptedNodes::new(3);
+    let (status, _) = send(&shop(&redlock(&nodes)), "POST", "/orders/x/ship").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_can_look_at_the_refusal_itself() {
+    async fn handler(locked: Result<Locked<Path<OrderId>>, LockedRejection<impl Sized>>) -> String {
+        match locked {
+            Ok(_) => "locked".to_owned(),
+            Err(LockedRejection::Lock(refused)) => {
+                let contended = matches!(refused.rejection(), Rejection::Contended { .. });
+                format!("contended: {contended}")
+            }
+            Err(_) => "no order".to_owned(),
+        }
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let handler = |locked: Result<Locked<Path<OrderId>>, LockedRejection<_>>| handler(locked);
+    let app = Router::new()
+        .route("/orders/{id}", post(handler))
+        .with_state(redlock.clone());
+    assert_eq!(send(&app, "POST", "/orders/7").await.1, "locked");
+    until_free(&nodes).await;
+    let guard = redlock.try_lock(("order", "7")).await.unwrap();
+    assert_eq!(send(&app, "POST", "/orders/7").await.1, "contended: true");
+    assert_eq!(send(&app, "POST", "/orders/x").await.1, "no order");
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optional_lock_is_missing_only_if_what_it_is_for_is() {
+    async fn handler(locked: Option<Locked<Extension<Transfer>>>) -> String {
+        format!("{:?}", locked.map(|Locked(guard, _)| guard.keys().len()))
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let app = Router::new()
+        .route("/", post(handler))
+        .with_state(redlock.clone());
+    assert_eq!(send(&app, "POST", "/").await.1, "None");
+    let transfer = Transfer {
+        from: "a".into(),
+        to: "b".into(),
+    };
+    let app = app.layer(Extension(transfer));
+    assert_eq!(send(&app, "POST", "/").await.1, "Some(2)");
+    until_free(&nodes).await;
+    let guard = redlock.try_lock(("account", "b")).await.unwrap();
+    assert_eq!(send(&app, "POST", "/").await.0, StatusCode::LOCKED);
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_says_how_long_to_wait_for_it() {
+    async fn transfer(Locked(guard, Query(_)): Locked<Query<Transfer>>) -> String {
+        format!("{:?}", guard.valid_for() < secs(5))
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let app = Router::new()
+        .route("/transfer", post(transfer))
+        .with_state(redlock.clone());
+    let guard = redlock.try_lock(("account", "a")).await.unwrap();
+    tokio::spawn(async move {
+        sleep(secs(1)).await;
+        drop(guard);
+    });
+    let (status, body) = send(&app, "POST", "/transfer?from=b&to=a").await;
+    assert_eq!((status, &*body), (StatusCode::OK, "true"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_and_an_extractor_on_one_key_share_one_lock() {
+    async fn handler(
+        handle: LockHandle,
+        handles: LockHandles,
+        Locked(guard, _): Locked<Path<OrderId>>,
+    ) -> String {
+        assert_eq!(guard.fencing_token(), handle.fencing_token());
+        assert_eq!(handles.to_vec().len(), 1);
+        // The layer's share keeps the lock.
+        drop(guard);
+        assert!(handle.is_valid());
+        "shared".to_owned()
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let by_order = key::typed_path::<OrderId>();
+    let app = Router::new()
+        .route("/orders/{id}", post(handler))
+        .route_layer(RedlockLayer::new(redlock.clone(), by_order))
+        .route_layer(RedlockLayer::new(
+            redlock.clone(),
+            ("order", key::path("id")),
+        ))
+        .with_state(redlock);
+    let (status, body) = send(&app, "POST", "/orders/7").await;
+    assert_eq!((status, &*body), (StatusCode::OK, "shared"));
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
+    assert_eq!(nodes.sent(0, OpKind::Release), 1);
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_a_request_does_not_hold_yet_is_locked() {
+    async fn handler(handles: LockHandles, Locked(guard, _): Locked<Query<Transfer>>) -> String {
+        let held: usize = handles
+            .to_vec()
+            .iter()
+            .map(|handle| handle.keys().len())
+            .sum();
+        assert_eq!(guard.keys(), [LockKey::from(("account", "b"))]);
+        format!("{held}")
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let app = Router::new()
+        .route("/transfer", post(handler))
+        .route_layer(RedlockLayer::new(
+            redlock.clone(),
+            ("account", key::query("from")),
+        ))
+        .with_state(redlock);
+    let (status, body) = send(&app, "POST", "/transfer?from=a&to=b").await;
+    assert_eq!((status, &*body), (StatusCode::OK, "2"));
+    until_free(&nodes).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_key_of_another_service_is_another_lock() {
+    async fn handler(handles: LockHandles, _: Locked<Path<OrderId>>) -> String {
+        format!("{}", handles.to_vec().len())
+    }
+    let nodes = ScriptedNodes::new(3);
+    let others = Redlock::in_memory(1);
+    let app = Router::new()
+        .route("/orders/{id}", post(handler))
+        .route_layer(RedlockLayer::new(others, ("order", key::path("id"))))
+        .with_state(redlock(&nodes));
+    assert_eq!(send(&app, "POST", "/orders/7").await.1, "2");
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
+}
+
+/// Two routes that take the same two keys in opposite orders, with a wait for each.
+#[tokio::test(start_paused = true)]
+async fn requests_do_not_wait_for_each_other_in_a_circle() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let layer = |key: &'static str| RedlockLayer::new(redlock.clone(), key).wait(secs(3));
+    let handler = || async { sleep(Duration::from_millis(100)).await };
+    let app = Router::new()
+        .route("/ab", post(handler).layer((layer("a"), layer("b"))))
+        .route("/ba", post(handler).layer((layer("b"), layer("a"))));
+    let mut served = 0;
+    for _ in 0..20 {
+        let began = Instant::now();
+        let requests = ["/ab", "/ba", "/ab", "/ba"].map(|target| {
+            let app = app.clone();
+            async move { send(&app, "POST", target).await.0 }
+        });
+        for status in futures_util::future::join_all(requests).await {
+            served += usize::from(status == StatusCode::OK);
+            assert!([StatusCode::OK, StatusCode::LOCKED].contains(&status));
+        }
+        assert!(began.elapsed() < secs(7), "a request outlasted its waits");
+    }
+    assert!(served >= 20, "{served} of 80");
+    until_free(&nodes).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_without_a_lock_is_told_what_is_missing() {
+    async fn handler(handle: LockHandle) -> String {
+        format!("{:?}", handle.keys())
+    }
+    let nodes = ScriptedNodes::new(3);
+    let layer = RedlockLayer::new(redlock(&nodes), key::query("id"))
+        .missing_key(OnMissingKey::Pass)
+        .on_unavailable(OnUnavailable::Proceed)
+        .skip(|parts| parts.headers.contains_key("x-skip"));
+    let bare: Router = Router::new().route("/", get(handler).post(handler));
+    let layered = bare.clone().layer(layer);
+    let told = async |app: &Router, method: &str, target: &str| {
+        let request = Request::builder().method(method).uri(target);
+        let request = request.body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        response.extensions().get::<Rejection>().unwrap().clone()
+    };
+    for (app, method, target, expected) in [
+        (&bare, "POST", "/?id=7", "no RedlockLayer"),
+        (&layered, "GET", "/?id=7", "does not lock"),
+        (&layered, "POST", "/", "names no resource"),
+    ] {
+        let Rejection::Misconfigured(error) = told(app, method, target).await else {
+            panic!("not misconfigured");
+        };
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    assert_eq!(send(&layered, "POST", "/?id=7").await.0, StatusCode::OK);
+    for node in 0..2 {
+        nodes.set(node, tower_redlock::test_util::Gate::Down);
+    }
+    let Rejection::Misconfigured(error) = told(&layered, "POST", "/?id=8").await else {
+        panic!("not misconfigured");
+    };
+    assert!(error.to_string().contains("without a quorum"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn handlers_are_tested_without_a_layer() {
+    async fn handler(handle: LockHandle) -> String {
+        handle.fencing_token().unwrap().to_string()
+    }
+    async fn optional(handle: Option<LockHandle>) -> String {
+        format!("{}", handle.is_some())
+    }
+    let guard = Redlock::in_memory(1).lock("anything").await.unwrap();
+    let app: Router = Router::new()
+        .route("/", post(handler))
+        .layer(Extension(guard.handle()))
+        .route("/optional", post(optional));
+    let token = guard.fencing_token().unwrap().to_string();
+    assert_eq!(send(&app, "POST", "/").await.1, token);
+    assert_eq!(send(&app, "POST", "/optional").await.1, "false");
+    // A handler is a function: its arguments can be made by hand.
+    let guard = Redlock::in_memory(1).lock(("order", "7")).await.unwrap();
+    let response = ship(Locked(guard, Path(OrderId(7)))).await;
+    assert_eq!(response.status(), StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_matched_path_is_the_route_and_not_the_target() {
+    async fn handler(handle: LockHandle) -> String {
+        format!("{:?}", handle.keys())
+    }
+    let nodes = ScriptedNodes::new(3);
+    let layer = RedlockLayer::new(redlock(&nodes), key::matched_path());
+    let app: Router = Router::new()
+        .route("/orders/{id}", post(handler))
+        .layer(layer.clone());
+    let expected = format!("{:?}", [LockKey::from("/orders/{id}")]);
+    assert_eq!(send(&app, "POST", "/orders/7").await.1, expected);
+    assert_eq!(
+        send(&app, "POST", "/nowhere").await.0,
+        StatusCode::NOT_FOUND
+    );
+    let mut outside = tower::Layer::layer(&layer, app.into_service());
+    let request = Request::post("/orders/7").body(Body::empty()).unwrap();
+    let response = outside.ready().await.unwrap().call(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_typed_path_refuses_what_is_no_resource() {
+    let nodes = ScriptedNodes::new(3);
+    let layer = RedlockLayer::new(redlock(&nodes), key::typed_path::<OrderId>());
+    let app: Router = Router::new()
+        .route("/orders/{id}", post(async || "ok"))
+        .route("/no/parameters", post(async || "ok"))
+        .layer(layer);
+    assert_eq!(send(&app, "POST", "/orders/7").await.0, StatusCode::OK);
+    assert_eq!(
+        send(&app, "POST", "/orders/x").await.0,
+        StatusCode::BAD_REQUEST
+    );
+    let (status, _) = send(&app, "POST", "/no/parameters").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(
+        send(&app, "POST", "/nowhere").await.0,
+        StatusCode::NOT_FOUND
+    );
+}
+
+/// A state that is no resource of its own can be one too.
+#[derive(Clone)]
+struct Report(&'static str);
+
+impl LockResource for Report {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(self.0).into()
+    }
+}
+
+#[derive(Clone, FromRef)]
+struct ReportState {
+    redlock: Redlock,
+    report: Report,
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_of_the_state_can_be_what_is_locked() {
+    async fn handler(Locked(guard, State(_)): Locked<State<Report>>) -> String {
+        format!("{:?}", guard.key())
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let state = |report| ReportState {
+        redlock: redlock.clone(),
+        report: Report(report),
+    };
+    let app = Router::new().route("/", post(handler));
+    let named = app.clone().with_state(state("nightly"));
+    assert_eq!(send(&named, "POST", "/").await.1, "LockKey(\"nightly\")");
+    let (status, body) = send(&app.with_state(state("")), "POST", "/").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(body.contains("key-missing"), "{body}");
+}
