@@ -19,14 +19,19 @@
 //!
 //! # Running it
 //!
-//! `cargo test --release --all-features --test model` explores what fits into a minute or two, and says on standard error
-//! how many states that were. `TOWER_REDLOCK_MODEL=traces` also prints the steps of each defect;
-//! `TOWER_REDLOCK_MODEL=large` adds runs with more acquisitions and nodes,
-//! all bounded; see `far_more_states_hold_too_when_asked_for`, to be run alone, by its name.
+//! `cargo test --release --all-features --test model` explores what fits into a minute or two, and
+//! says on standard error how many states that were. `TOWER_REDLOCK_MODEL=traces` also prints the
+//! steps of each defect. `TOWER_REDLOCK_MODEL=large` makes the tests named `far_more_…` do
+//! something: more acquisitions and nodes, for a quarter of an hour, two at a time because of the
+//! memory that they take:
+//!
+//! ```sh
+//! TOWER_REDLOCK_MODEL=large cargo test --release --all-features --test model far_more -- --test-threads 2
+//! ```
 //!
 //! *Bounded* runs stop at a number of states, nearest ones first, and prove only that no shorter
 //! trace goes wrong. Not modelled at all: the admission of real servers (the guard's rule is, its
-//! code is not), clocks that disagree, more than one loss of memory, and hand-over.
+//! code is not), clients' clocks that disagree, and hand-over.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -38,7 +43,7 @@ use tokio::time::Instant;
 
 use crate::asynchronous::{Async, Bounds, F1, F2, F3, F4};
 use crate::space::Variant;
-use crate::timed::{EXCLUSION, ORDER, Timed, UNIQUE};
+use crate::timed::{EXCLUSION, Fault, ORDER, Timed, UNIQUE};
 
 mod asynchronous;
 mod space;
@@ -234,38 +239,64 @@ fn tokens_from_five_nodes_are_unique_and_ordered() {
 }
 
 #[test]
-fn far_more_states_hold_too_when_asked_for() {
-    if !mode("large") {
-        return;
+fn far_more_states_of_three_acquisitions_hold_too_when_asked_for() {
+    if mode("large") {
+        let name = "3 acquisitions, equal proposals";
+        holds_within(FAR_MORE, name, Async::<3>::new(Bounds::one_key(3, 1)));
+        let name = "3 acquisitions of 1..2";
+        holds_within(FAR_MORE, name, Async::<3>::new(Bounds::one_key(3, 2)));
     }
-    let bounds = Bounds::one_key(3, 1);
-    holds_within(
-        60_000_000,
-        "3 acquisitions, equal proposals",
-        Async::<3>::new(bounds),
-    );
-    let bounds = Bounds::one_key(3, 2);
-    holds_within(
-        60_000_000,
-        "3 acquisitions of 1..2",
-        Async::<3>::new(bounds),
-    );
-    let bounds = Bounds::one_key(2, 2);
-    holds_within(
-        60_000_000,
-        "5 nodes, 2 acquisitions of 1..2",
-        Async::<5>::new(bounds),
-    );
-    let bounds = Bounds {
-        duplicates: 2,
-        storage: true,
-        ..Bounds::one_key(2, 3)
-    };
-    holds_within(
-        60_000_000,
-        "2 acquisitions of 1..3, 2 duplicates, storage",
-        Async::<3>::new(bounds),
-    );
+}
+
+#[test]
+fn far_more_states_of_repeated_acquires_hold_too_when_asked_for() {
+    if mode("large") {
+        let bounds = Bounds {
+            duplicates: 2,
+            storage: true,
+            ..Bounds::one_key(2, 3)
+        };
+        let name = "2 acquisitions of 1..3, 2 duplicates, storage";
+        holds_within(FAR_MORE, name, Async::<3>::new(bounds));
+    }
+}
+
+#[test]
+fn far_more_states_of_unequal_sets_hold_too_when_asked_for() {
+    if mode("large") {
+        let bounds = Bounds::of_sets(vec![vec![0, 1], vec![0], vec![1]], 1);
+        let name = "{x,y} {x} {y}, equal proposals";
+        holds_within(FAR_MORE, name, Async::<3>::new(bounds));
+    }
+}
+
+#[test]
+fn far_more_states_of_five_nodes_hold_too_when_asked_for() {
+    if mode("large") {
+        let name = "5 nodes, 2 acquisitions of 1..2";
+        holds_within(FAR_MORE, name, Async::<5>::new(Bounds::one_key(2, 2)));
+    }
+}
+
+#[test]
+fn far_more_states_of_the_guard_hold_too_when_asked_for() {
+    if mode("large") {
+        let name = "guard, copy of another node";
+        holds_within(FAR_MORE, name, Timed::new(copied()));
+        let name = "guard longer by the clock step";
+        let bounds = timed::Bounds {
+            guard: 3,
+            ..stepping()
+        };
+        holds_within(FAR_MORE, name, Timed::new(bounds));
+        let bounds = timed::Bounds {
+            faults: 2,
+            kinds: &[Fault::Flush, Fault::Restart, Fault::Rollback],
+            ..guarded()
+        };
+        let name = "guard, 2 of flush, restart, restart with old data";
+        holds_within(FAR_MORE, name, Timed::new(bounds));
+    }
 }
 
 #[test]
@@ -328,7 +359,9 @@ fn timed() -> timed::Bounds {
         ttls: [2, 2],
         extensions: Vec::new(),
         horizon: 4,
-        wipes: 0,
+        faults: 0,
+        kinds: &[],
+        steps: 0,
         guard: 0,
         delayed_restart: false,
     }
@@ -337,9 +370,26 @@ fn timed() -> timed::Bounds {
 /// One node loses its memory, and clients ask it no more for as long as a ttl.
 fn guarded() -> timed::Bounds {
     timed::Bounds {
-        wipes: 1,
+        faults: 1,
+        kinds: &[Fault::Flush],
         guard: 2,
         ..timed()
+    }
+}
+
+/// One node becomes a copy of another.
+fn copied() -> timed::Bounds {
+    timed::Bounds {
+        kinds: &[Fault::Copy],
+        ..guarded()
+    }
+}
+
+/// One node loses its memory, and the clock of one jumps ahead.
+fn stepping() -> timed::Bounds {
+    timed::Bounds {
+        steps: 1,
+        ..guarded()
     }
 }
 
@@ -370,9 +420,22 @@ fn a_guard_of_one_ttl_makes_up_for_lost_memory_and_a_shorter_one_does_not() {
 }
 
 #[test]
+fn a_guard_makes_up_for_every_way_in_which_a_node_loses_its_memory() {
+    for (name, kinds) in [
+        ("guard, restart", &[Fault::Restart]),
+        ("guard, restart with old data", &[Fault::Rollback]),
+    ] {
+        holds(name, Timed::new(timed::Bounds { kinds, ..guarded() }));
+    }
+    let name = "guard, copy of another node";
+    holds_within(4_000_000, name, Timed::new(copied()));
+}
+
+#[test]
 fn a_restart_delayed_by_one_ttl_makes_up_for_lost_memory_if_validity_is_tested() {
     let bounds = timed::Bounds {
         delayed_restart: true,
+        kinds: &[Fault::Restart],
         ..guarded()
     };
     holds("delayed restart", Timed::new(bounds.clone()));
@@ -438,6 +501,35 @@ fn t14_an_age_counted_from_noticing_lets_a_fresh_client_in() {
 }
 
 #[test]
+fn t15_without_the_rule_of_uptime_a_generation_that_survives_lets_its_node_vote_at_once() {
+    let bounds = timed::Bounds {
+        variant: Variant::NoUptimeRule,
+        kinds: &[Fault::Rollback],
+        ..guarded()
+    };
+    breaks("T15 no uptime rule", Timed::new(bounds), &[EXCLUSION]);
+}
+
+#[test]
+fn t16_an_admission_that_outlives_its_connection_lets_another_process_vote() {
+    let bounds = timed::Bounds {
+        variant: Variant::CachesAdmission,
+        kinds: &[Fault::Rollback],
+        ..guarded()
+    };
+    breaks("T16 cached admission", Timed::new(bounds), &[EXCLUSION]);
+}
+
+#[test]
+fn t17_a_guard_must_exceed_the_ttl_by_what_a_nodes_clock_may_jump() {
+    let bounds = stepping();
+    breaks("T17 clock step", Timed::new(bounds.clone()), &[EXCLUSION]);
+    let bounds = timed::Bounds { guard: 3, ..bounds };
+    let name = "guard longer by the clock step";
+    holds_within(6_000_000, name, Timed::new(bounds));
+}
+
+#[test]
 fn t18_a_stamp_read_in_a_step_of_its_own_is_old_at_birth() {
     let bounds = timed::Bounds {
         variant: Variant::StampOutside,
@@ -445,3 +537,15 @@ fn t18_a_stamp_read_in_a_step_of_its_own_is_old_at_birth() {
     };
     breaks("T18 stamp outside", Timed::new(bounds), &[EXCLUSION]);
 }
+
+#[test]
+fn t19_a_generation_of_any_process_lets_a_copy_vote_at_once() {
+    let bounds = timed::Bounds {
+        variant: Variant::GenerationOfAnyProcess,
+        ..copied()
+    };
+    breaks("T19 generation of a copy", Timed::new(bounds), &[EXCLUSION]);
+}
+
+/// How many states the large runs explore, counting those met again.
+const FAR_MORE: usize = 60_000_000;

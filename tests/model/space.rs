@@ -40,8 +40,15 @@ pub(crate) enum Variant {
     NoCompare,
     /// T14: the age of a node counts, for each client, from when that client noticed.
     AgeFromNotice,
+    /// T15: a node votes as soon as its generation is old enough, whatever process made it and
+    /// however young the one that runs.
+    NoUptimeRule,
+    /// T16: what a node said on one connection goes for the next one, too.
+    CachesAdmission,
     /// T18: the stamp of a generation is read in a step of its own before it is set.
     StampOutside,
+    /// T19: a generation goes for every process that has it.
+    GenerationOfAnyProcess,
 }
 
 /// What a client hears from a node; replies without what takes no part in safety.

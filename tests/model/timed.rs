@@ -5,9 +5,11 @@
 //! which they begin, as wall clocks do.
 //!
 //! The guard is a node's *generation*: made, with the node's own time as its stamp, by the first
-//! client that finds none; read by every client when it connects; sent with every request, and
-//! compared by the node. A client asks no node whose generation is younger than [`Bounds::guard`].
-//! The guard as shipped speaks to servers, so what stands here is its rule and not its code.
+//! client that finds none, or one that another process made; read by every client on every new
+//! connection; sent with every request, and compared by the node. A client asks no node whose
+//! generation or whose process is younger than [`Bounds::guard`].
+//! The guard as shipped speaks to servers, so what stands here is its rule and not its code; of its
+//! second line, what a client saw itself, nothing is assumed.
 
 use stateright::{Model, Property};
 use tower_redlock::protocol::validity;
@@ -23,7 +25,11 @@ const EXTENSIONS: usize = 2;
 const EXTEND: u8 = 4;
 
 /// The generation that all nodes have had for ever.
-const OLD: Generation = Generation { id: 1, stamp: 0 };
+const OLD: Generation = Generation {
+    id: 1,
+    stamp: 0,
+    foreign: false,
+};
 
 /// Ages are counted from this tick; the old generation is older than any guard asks.
 const START: u8 = 8;
@@ -38,26 +44,46 @@ pub(crate) struct Bounds {
     pub(crate) extensions: Vec<u8>,
     /// How many ticks there are.
     pub(crate) horizon: u8,
-    /// How many nodes lose their memory.
-    pub(crate) wipes: u8,
+    /// How often a node loses its memory, and in which ways.
+    pub(crate) faults: u8,
+    pub(crate) kinds: &'static [Fault],
+    /// How often the clock of a node jumps one tick ahead.
+    pub(crate) steps: u8,
     /// How long a node that lost its memory stays out; 0 for no guard.
     pub(crate) guard: u8,
     /// The node itself stays out so long, as with a delayed restart; there are no generations.
     pub(crate) delayed_restart: bool,
 }
 
-/// Which memory a node has: a number, 0 for none yet, and since when.
+/// How a node loses its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// As by `FLUSHALL`: all is gone, while the process and its connections live on.
+    Flush,
+    /// Another process, without data.
+    Restart,
+    /// Another process, with data from before all locks: the generation is there.
+    Rollback,
+    /// The data of another node, as a replica gets it, while process and connections live on.
+    Copy,
+}
+
+/// Which memory a node has: a number, 0 for none yet, and since when by the node's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Generation {
     id: u8,
     stamp: u8,
+    /// Another process than the one that runs now made it.
+    foreign: bool,
 }
 
 /// What passes between one client and one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Link {
-    /// What the client was told when it connected; it counts the age from the stamp.
-    known: Generation,
+    /// The generation that the client was told when it connected; 0 without a connection.
+    known: u8,
+    /// The tick from which on it asks the node for its vote; 0 if that was at once.
+    from: u8,
     calls: [Call; 1 + PHASES + EXTENSIONS],
     /// The generation that went with each call.
     sent: [u8; 1 + PHASES + EXTENSIONS],
@@ -67,6 +93,11 @@ struct Link {
 struct Column {
     store: u32,
     generation: Generation,
+    /// How many generations there were.
+    made: u8,
+    /// When the process began, and how far its clock is ahead.
+    started: u8,
+    ahead: u8,
     links: [Link; CLIENTS],
 }
 
@@ -105,7 +136,8 @@ pub(crate) struct State {
     now: u8,
     nodes: [Column; NODES],
     clients: [Client; CLIENTS],
-    wipes: u8,
+    faults: u8,
+    steps: u8,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -137,7 +169,13 @@ pub(crate) enum Action {
     Extend {
         client: u8,
     },
-    Wipe {
+    Lose {
+        node: u8,
+        fault: Fault,
+        /// Whose copy the node becomes.
+        source: u8,
+    },
+    Step {
         node: u8,
     },
 }
@@ -153,6 +191,13 @@ pub(crate) struct Timed {
 pub(crate) const EXCLUSION: &str = "two acquisitions are never valid at once";
 pub(crate) const UNIQUE: &str = "tokens are unique";
 pub(crate) const ORDER: &str = "tokens increase in real-time order";
+
+impl Column {
+    /// Whether an age of this node is still counted.
+    fn is_young(&self) -> bool {
+        self.generation.stamp > 0 || self.started > 0
+    }
+}
 
 impl Timed {
     pub(crate) fn new(bounds: Bounds) -> Self {
@@ -192,8 +237,7 @@ impl Timed {
     fn run(&self, state: &State, client: u8, node: u8, phase: u8) -> (u32, Heard) {
         let column = &state.nodes[usize::from(node)];
         let sent = column.links[usize::from(client)].sent[usize::from(phase)];
-        let generations = self.bounds.guard > 0 && !self.bounds.delayed_restart;
-        let compares = generations && self.bounds.variant != Variant::NoCompare;
+        let compares = self.generations() && self.bounds.variant != Variant::NoCompare;
         if compares && sent != column.generation.id {
             return (column.store, Heard::Failed);
         }
@@ -201,34 +245,102 @@ impl Timed {
         self.nodes.ask(column.store, client, ask, state.now)
     }
 
-    /// Sends one call to one node, unless its memory is too young.
-    fn send(&self, state: &mut State, client: usize, node: usize, phase: u8) -> bool {
+    /// Sends one call to one node, unless there is no connection or its memory is too young.
+    fn send(state: &mut State, client: usize, node: usize, phase: u8) -> bool {
         let link = &mut state.nodes[node].links[client];
-        let old_enough =
-            self.bounds.delayed_restart || state.now - link.known.stamp >= self.bounds.guard;
-        if old_enough {
+        let may_vote = link.known != 0 && state.now >= link.from;
+        if may_vote {
             link.calls[usize::from(phase)] = Call::Sent;
-            link.sent[usize::from(phase)] = link.known.id;
+            link.sent[usize::from(phase)] = link.known;
         }
-        old_enough
+        may_vote
+    }
+
+    /// Whether nodes have generations.
+    fn generations(&self) -> bool {
+        self.bounds.guard > 0 && !self.bounds.delayed_restart
     }
 
     /// A client connects to a node and reads its generation, which it makes if there is none.
-    fn admit(&self, column: &mut Column, client: usize, now: u8, stamp: u8) {
-        let found = column.generation.id != 0;
+    ///
+    /// The stamp is the node's own time, unless the client had read that before.
+    fn admit(&self, column: &mut Column, client: usize, now: u8, looked: Option<u8>) {
+        let variant = self.bounds.variant;
+        let clock = now + column.ahead;
+        let unbound = matches!(
+            variant,
+            Variant::NoUptimeRule | Variant::GenerationOfAnyProcess
+        );
+        let found = column.generation.id != 0 && (unbound || !column.generation.foreign);
         if !found {
-            column.generation = Generation { id: 2, stamp };
-        }
-        let known = &mut column.links[client].known;
-        let noticed = known.id != 0 || !found;
-        *known = column.generation;
-        if self.bounds.variant == Variant::AgeFromNotice {
-            // It knows nothing of what it did not notice itself.
-            known.stamp = if noticed && known.id != OLD.id {
-                now
-            } else {
-                0
+            column.made += 1;
+            column.generation = Generation {
+                id: column.made,
+                stamp: looked.unwrap_or(clock),
+                foreign: false,
             };
+        }
+        let young = |since: u8| {
+            self.bounds
+                .guard
+                .saturating_sub(clock.saturating_sub(since))
+        };
+        let link = &mut column.links[client];
+        let noticed = link.known != 0 || !found;
+        let left = match variant {
+            // It knows nothing of what it did not notice itself.
+            Variant::AgeFromNotice if noticed && column.generation.id != OLD.id => {
+                self.bounds.guard
+            }
+            Variant::AgeFromNotice => 0,
+            Variant::NoUptimeRule => young(column.generation.stamp),
+            _ => young(column.generation.stamp).max(young(column.started)),
+        };
+        link.known = column.generation.id;
+        link.from = if left == 0 { 0 } else { now + left };
+    }
+
+    fn lose(&self, state: &mut State, node: u8, fault: Fault, source: u8) {
+        let now = state.now;
+        let source = state.nodes[usize::from(source)];
+        let column = &mut state.nodes[usize::from(node)];
+        column.store = match fault {
+            Fault::Copy => source.store,
+            Fault::Flush | Fault::Restart | Fault::Rollback => self.nodes.empty(),
+        };
+        if matches!(fault, Fault::Restart | Fault::Rollback) {
+            column.started = now + column.ahead;
+        }
+        if !self.generations() {
+            return;
+        }
+        match fault {
+            Fault::Flush | Fault::Restart => column.generation = Generation::default(),
+            Fault::Rollback => column.generation.foreign = column.generation.id != 0,
+            Fault::Copy if source.generation.id == 0 => column.generation = Generation::default(),
+            // To this node's clients it is one that they have never seen.
+            Fault::Copy => {
+                column.made += 1;
+                column.generation = Generation {
+                    id: column.made,
+                    stamp: source.generation.stamp,
+                    foreign: true,
+                };
+            }
+        }
+        if matches!(fault, Fault::Restart | Fault::Rollback) {
+            for link in &mut column.links {
+                if self.bounds.variant != Variant::CachesAdmission {
+                    (link.known, link.from) = (0, 0);
+                }
+                for call in &mut link.calls {
+                    *call = match *call {
+                        Call::Sent => Call::Ran(Heard::Failed),
+                        Call::Deaf => Call::None,
+                        other => other,
+                    };
+                }
+            }
         }
     }
 
@@ -271,7 +383,7 @@ impl Timed {
                 state.clients[me].targets[usize::from(phase) - 1] = target;
                 let nodes = self.rounds.unconfirmed(round);
                 for node in (0..NODES).filter(|node| nodes >> node & 1 == 1) {
-                    self.send(state, me, node, phase);
+                    Self::send(state, me, node, phase);
                 }
             }
             Step::Granted(token) => {
@@ -306,7 +418,40 @@ impl Timed {
         }
     }
 
+    /// Forgets what cannot matter any more: ages that suffice, quarantines that are over, and
+    /// the generations of calls that are over, but for what a property asks.
+    fn tidy(&self, state: &mut State) {
+        let now = state.now;
+        for column in &mut state.nodes {
+            let old = now + column.ahead - self.bounds.guard;
+            for since in [&mut column.generation.stamp, &mut column.started] {
+                if *since <= old {
+                    *since = 0;
+                }
+            }
+            if !column.is_young() {
+                column.ahead = 0;
+            }
+            for link in &mut column.links {
+                if link.from <= now {
+                    link.from = 0;
+                }
+                for (phase, call) in link.calls.iter().enumerate() {
+                    let over = match call {
+                        Call::None => true,
+                        Call::Ran(_) | Call::Read(_) => phase > 0,
+                        Call::Sent | Call::Deaf => false,
+                    };
+                    if over {
+                        link.sent[phase] = 0;
+                    }
+                }
+            }
+        }
+    }
+
     fn sorted(&self, mut state: State) -> State {
+        self.tidy(&mut state);
         if state.nodes.is_sorted() {
             return state;
         }
@@ -327,9 +472,7 @@ impl Timed {
             if node > 0 && state.nodes[usize::from(node) - 1] == *column {
                 continue;
             }
-            if self.bounds.delayed_restart
-                && state.now - column.generation.stamp < self.bounds.guard
-            {
+            if self.bounds.delayed_restart && state.now - column.started < self.bounds.guard {
                 continue;
             }
             for (phase, call) in (0_u8..).zip(&link.calls) {
@@ -347,8 +490,14 @@ impl Timed {
                     });
                 }
             }
-            let stale = link.known.id != 0 && link.known.id != column.generation.id;
-            if stale && self.bounds.guard > 0 && !self.bounds.delayed_restart {
+            let away = matches!(
+                state.clients[usize::from(client)].stage,
+                Stage::Away | Stage::Looked
+            );
+            let stale = link.known != column.generation.id;
+            // Looking again before the time is of use only if the node's clock jumped.
+            let early = link.from > state.now && column.ahead > 0;
+            if self.generations() && !away && (stale || early) {
                 actions.push(Action::Reconnect { client, node });
             }
         }
@@ -361,13 +510,9 @@ impl Model for Timed {
 
     fn init_states(&self) -> Vec<State> {
         // Without generations there is nothing to learn by connecting.
-        let connected = self.bounds.guard == 0 || self.bounds.delayed_restart;
+        let connected = !self.generations();
         let link = Link {
-            known: if connected {
-                OLD
-            } else {
-                Generation::default()
-            },
+            known: if connected { OLD.id } else { 0 },
             ..Link::default()
         };
         let client = Client {
@@ -381,13 +526,17 @@ impl Model for Timed {
         let column = Column {
             store: self.nodes.empty(),
             generation: OLD,
+            made: OLD.id,
+            started: 0,
+            ahead: 0,
             links: [link; CLIENTS],
         };
         vec![State {
             now: START,
             nodes: [column; NODES],
             clients: [client; CLIENTS],
-            wipes: self.bounds.wipes,
+            faults: self.bounds.faults,
+            steps: self.bounds.steps,
         }]
     }
 
@@ -438,8 +587,23 @@ impl Model for Timed {
             }
             self.requests(state, client, actions);
         }
-        if state.wipes > 0 {
-            actions.extend((0..).take(NODES).map(|node| Action::Wipe { node }));
+        for (node, column) in (0..).zip(&state.nodes) {
+            // To what is old enough, and to a stamp that is not made yet, a jump is nothing.
+            if state.steps > 0 && column.is_young() {
+                actions.push(Action::Step { node });
+            }
+            for &fault in self.bounds.kinds {
+                let sources = (0..).take(NODES);
+                let sources = sources.filter(|source| (fault == Fault::Copy) == (*source != node));
+                let lose = |source| Action::Lose {
+                    node,
+                    fault,
+                    source,
+                };
+                if state.faults > 0 {
+                    actions.extend(sources.map(lose));
+                }
+            }
         }
     }
 
@@ -456,22 +620,22 @@ impl Model for Timed {
             Action::Connect { client } => {
                 let me = usize::from(client);
                 let looked = state.clients[me].stage == Stage::Looked;
-                let stamp = if looked { state.clients[me].began } else { now };
+                let looked = looked.then_some(state.clients[me].began);
                 for column in &mut state.nodes {
-                    self.admit(column, me, now, stamp);
+                    self.admit(column, me, now, looked);
                 }
                 state.clients[me].stage = Stage::Connected;
                 state.clients[me].began = 0;
             }
             Action::Reconnect { client, node } => {
                 let column = &mut state.nodes[usize::from(node)];
-                self.admit(column, usize::from(client), now, now);
+                self.admit(column, usize::from(client), now, None);
             }
             Action::Begin { client } => {
                 let me = usize::from(client);
                 let mut round = self.rounds.begin(None);
                 for (index, node) in (0..NODES).zip(0_u8..) {
-                    if !self.send(&mut state, me, index, 0) {
+                    if !Self::send(&mut state, me, index, 0) {
                         let heard = Heard::Failed;
                         (round, _) = self.rounds.tell(
                             round,
@@ -514,17 +678,20 @@ impl Model for Timed {
                 client.extending = true;
                 client.round = self.rounds.begin(Some(client.token));
                 for node in 0..NODES {
-                    self.send(&mut state, me, node, EXTEND + number);
+                    Self::send(&mut state, me, node, EXTEND + number);
                 }
             }
-            Action::Wipe { node } => {
-                state.wipes -= 1;
-                let column = &mut state.nodes[usize::from(node)];
-                column.store = self.nodes.empty();
-                column.generation = match self.bounds.delayed_restart {
-                    true => Generation { stamp: now, ..OLD },
-                    false => Generation::default(),
-                };
+            Action::Lose {
+                node,
+                fault,
+                source,
+            } => {
+                state.faults -= 1;
+                self.lose(&mut state, node, fault, source);
+            }
+            Action::Step { node } => {
+                state.steps -= 1;
+                state.nodes[usize::from(node)].ahead += 1;
             }
         }
         Some(self.sorted(state))
@@ -557,13 +724,13 @@ impl Model for Timed {
                 },
             ));
         }
-        if self.bounds.wipes > 0 && self.bounds.guard > 0 && !self.bounds.delayed_restart {
+        if self.bounds.faults > 0 && self.generations() {
             properties.push(Property::sometimes(
                 "a node that lost its memory votes again",
                 |_, state: &State| {
                     state.nodes.iter().any(|node| {
                         let votes = |link: &Link| {
-                            link.sent[0] == 2 && matches!(link.calls[0], Call::Read(_))
+                            link.sent[0] > OLD.id && matches!(link.calls[0], Call::Read(_))
                         };
                         node.links.iter().any(votes)
                     })
