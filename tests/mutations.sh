@@ -19,6 +19,10 @@ use_group() {
             command=(cargo test --release --all-features --test model)
             evidence=': violated: '
             ;;
+        simulation)
+            command=(cargo test --release --all-features --test simulation)
+            evidence=': violated: '
+            ;;
         *) fail "tests/mutations.sh does not say what group $1 runs" ;;
     esac
 }
