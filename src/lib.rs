@@ -26,8 +26,9 @@ pub use lock::{
     ReleaseError, Released, RestartGuard, Unconfirmed,
 };
 pub use middleware::{
-    IntoKeys, KeyExtractor, LockBody, LockHandles, LockLostError, OnLost, OnMissingKey,
-    OnUnavailable, RedlockLayer, Rejection, RejectionResponse, ReleaseAt, RequestKind, Unprotected,
+    BufferBodyLayer, BufferedBody, IntoKeys, KeyExtractor, LockBody, LockHandles, LockLostError,
+    OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection, RejectionResponse, ReleaseAt,
+    RequestKind, Unprotected,
 };
 pub use node::{NodeFailure, NodeState};
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
@@ -40,6 +41,9 @@ pub mod key {
         Cookie, Each, Extension, Hashed, Header, Host, Literal, Map, Method, Or, Query, When,
         cookie, each, extension, from_fn, header, host, literal, method, query,
     };
+    pub use crate::middleware::key::{FormField, form_field};
+    #[cfg(feature = "json")]
+    pub use crate::middleware::key::{JsonPointer, json_pointer};
 }
 
 /// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and what a

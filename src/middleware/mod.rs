@@ -23,6 +23,7 @@
 //! concurrency limit, no slot of a buffer); it asks for it again once it has the lock.
 
 mod body;
+mod buffer;
 mod future;
 mod held;
 pub(crate) mod key;
@@ -32,6 +33,9 @@ mod routed;
 mod service;
 
 pub use body::{LockBody, LockLostError};
+pub use buffer::{
+    BufferBodyFuture, BufferBodyLayer, BufferBodyService, BufferedBody, BufferedRequestBody,
+};
 pub use future::ResponseFuture;
 pub use held::LockHandles;
 pub use key::{IntoKeys, KeyExtractor};

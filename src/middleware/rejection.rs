@@ -36,6 +36,8 @@ pub enum Rejection {
     KeyMissing,
     /// The request names the resource in a way that cannot be used.
     KeyInvalid(KeyError),
+    /// The body is larger than the service reads before it takes a lock.
+    BodyTooLarge,
     /// The service is set up wrongly; no request can be served.
     Misconfigured(KeyError),
 }
@@ -100,6 +102,7 @@ impl Rejection {
             Self::Contended { status, .. } => *status,
             Self::Failed(_) | Self::Lost(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::KeyMissing | Self::KeyInvalid(_) => StatusCode::BAD_REQUEST,
+            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -116,6 +119,7 @@ impl Rejection {
             Self::Lost(_) => "lock-lost",
             Self::KeyMissing => "key-missing",
             Self::KeyInvalid(_) => "key-invalid",
+            Self::BodyTooLarge => "body-too-large",
             Self::Misconfigured(_) => "misconfigured",
         }
     }
@@ -131,9 +135,11 @@ impl Rejection {
                 nodes,
             }) => until_majority(*reached, *needed, nodes),
             Self::Failed(_) => Duration::ZERO,
-            Self::Lost(_) | Self::KeyMissing | Self::KeyInvalid(_) | Self::Misconfigured(_) => {
-                return None;
-            }
+            Self::Lost(_)
+            | Self::KeyMissing
+            | Self::KeyInvalid(_)
+            | Self::BodyTooLarge
+            | Self::Misconfigured(_) => return None,
         };
         let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
         Some(Duration::from_secs(seconds.max(1)))
@@ -179,6 +185,7 @@ impl Rejection {
             Self::Lost(_) => "the lock was lost while the request was being served".into(),
             Self::KeyMissing => "the request does not name the resource to lock".into(),
             Self::KeyInvalid(error) => error.to_string(),
+            Self::BodyTooLarge => "the body is larger than this resource takes".into(),
             Self::Misconfigured(_) => "the service is set up wrongly; see its log".into(),
         }
     }
@@ -190,6 +197,7 @@ impl Rejection {
             Self::Failed(_) => "Lock not available",
             Self::Lost(_) => "Lock lost",
             Self::KeyMissing | Self::KeyInvalid(_) => "Resource key missing or invalid",
+            Self::BodyTooLarge => "Body too large",
             Self::Misconfigured(_) => "Service misconfigured",
         }
     }
@@ -200,6 +208,7 @@ impl Rejection {
             Self::Contended { .. } | Self::Lost(_) => "10", // ABORTED
             Self::Failed(_) => "14",                        // UNAVAILABLE
             Self::KeyMissing | Self::KeyInvalid(_) => "3",  // INVALID_ARGUMENT
+            Self::BodyTooLarge => "8",                      // RESOURCE_EXHAUSTED
             Self::Misconfigured(_) => "13",                 // INTERNAL
         }
     }
@@ -219,7 +228,6 @@ impl RequestKind {
 }
 
 /// Builds the default response for a refusal, with the refusal in its extensions.
-#[cfg(feature = "axum")]
 pub(crate) fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
     let mut response = default_response(&rejection, &to);
     response.extensions_mut().insert(rejection);

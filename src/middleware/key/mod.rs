@@ -1,5 +1,6 @@
 //! Lock keys from requests: the trait, what implements it, and the keys that need only `http`.
 
+mod body;
 mod combinators;
 mod cookie;
 mod each;
@@ -11,6 +12,9 @@ mod literal;
 mod method;
 mod query;
 
+pub use body::{FormField, form_field};
+#[cfg(feature = "json")]
+pub use body::{JsonPointer, json_pointer};
 pub use combinators::{Hashed, Map, Or, When};
 pub use cookie::{Cookie, cookie};
 pub use each::{Each, each};

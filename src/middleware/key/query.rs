@@ -26,22 +26,27 @@ pub struct Query {
 
 impl KeyExtractor for Query {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        let malformed =
-            |what: &str| KeyError::malformed(format!("query parameter `{}` {what}", self.name));
-        let pairs = parts.uri.query().unwrap_or_default().split('&');
-        let mut values = pairs
-            .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
-            .filter(|(name, _)| *decode(name) == *self.name.as_bytes())
-            .map(|(_, value)| decode(value));
-        let Some(value) = values.next() else {
-            return Ok(None);
-        };
-        if values.next().is_some() {
-            return Err(malformed("is given more than once"));
-        }
-        let text = std::str::from_utf8(&value).map_err(|_| malformed("is not UTF-8"))?;
-        Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
+        let query = parts.uri.query().unwrap_or_default();
+        form_value(query, self.name, "query parameter")
     }
+}
+
+/// Finds the one value of a name in the `application/x-www-form-urlencoded` form.
+pub(super) fn form_value(form: &str, name: &str, what: &str) -> Result<Option<LockKeys>, KeyError> {
+    let malformed = |problem: &str| KeyError::malformed(format!("{what} `{name}` {problem}"));
+    let mut values = form
+        .split('&')
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        .filter(|(found, _)| *decode(found) == *name.as_bytes())
+        .map(|(_, value)| decode(value));
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    if values.next().is_some() {
+        return Err(malformed("is given more than once"));
+    }
+    let text = str::from_utf8(&value).map_err(|_| malformed("is not UTF-8"))?;
+    Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
 }
 
 /// Decodes one side of a pair of the `application/x-www-form-urlencoded` form.

@@ -1,0 +1,50 @@
+//! The body of a request once it has been read.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+
+/// A request body that has been read: the same bytes, in one frame, and the same trailers.
+#[derive(Debug, Clone, Default)]
+pub struct BufferedRequestBody {
+    bytes: Bytes,
+    trailers: Option<HeaderMap>,
+}
+
+impl BufferedRequestBody {
+    pub(super) fn new(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self { bytes, trailers }
+    }
+}
+
+impl Body for BufferedRequestBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if !self.bytes.is_empty() {
+            let bytes = std::mem::take(&mut self.bytes);
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        }
+        Poll::Ready(
+            self.trailers
+                .take()
+                .map(|trailers| Ok(Frame::trailers(trailers))),
+        )
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_empty() && self.trailers.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.len() as u64)
+    }
+}

@@ -1,0 +1,176 @@
+//! The response future: read the body, then call.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::combinators::Collect;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use pin_project::pin_project;
+use tower::{BoxError, Service};
+
+use crate::middleware::body::LockBody;
+use crate::middleware::buffer::body::BufferedRequestBody;
+use crate::middleware::buffer::layer::BufferedBody;
+use crate::middleware::rejection::{Rejection, RequestKind, refusal};
+use crate::protocol::KeyError;
+
+/// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
+#[pin_project]
+pub struct BufferBodyFuture<S, ReqBody>
+where
+    S: Service<Request<BufferedRequestBody>>,
+    ReqBody: Body,
+    ReqBody::Error: Into<BoxError>,
+{
+    #[pin]
+    state: State<S, ReqBody, S::Future>,
+}
+
+#[pin_project(project = StateProjection)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a future is in its largest states most of the time"
+)]
+enum State<S, ReqBody, F>
+where
+    ReqBody: Body,
+    ReqBody::Error: Into<BoxError>,
+{
+    Refused(Option<(Rejection, RequestKind)>),
+    Reading {
+        #[pin]
+        body: Collect<Limited<ReqBody>>,
+        call: Option<Call<S>>,
+    },
+    Readying {
+        request: Option<Request<BufferedRequestBody>>,
+        call: Option<Call<S>>,
+    },
+    Running(#[pin] F),
+}
+
+/// A call that waits for its body.
+struct Call<S> {
+    parts: Option<Parts>,
+    inner: S,
+    is_ready: bool,
+}
+
+impl<S, ReqBody> BufferBodyFuture<S, ReqBody>
+where
+    S: Service<Request<BufferedRequestBody>>,
+    ReqBody: Body,
+    ReqBody::Error: Into<BoxError>,
+{
+    pub(super) fn too_large(kind: RequestKind) -> Self {
+        Self {
+            state: State::Refused(Some((Rejection::BodyTooLarge, kind))),
+        }
+    }
+
+    pub(super) fn reading(
+        body: ReqBody,
+        limit: usize,
+        parts: Parts,
+        inner: S,
+        is_ready: bool,
+    ) -> Self {
+        let call = Call {
+            parts: Some(parts),
+            inner,
+            is_ready,
+        };
+        Self {
+            state: State::Reading {
+                body: Limited::new(body, limit).collect(),
+                call: Some(call),
+            },
+        }
+    }
+}
+
+impl<S, ReqBody, ResBody> Future for BufferBodyFuture<S, ReqBody>
+where
+    S: Service<Request<BufferedRequestBody>, Response = Response<ResBody>>,
+    ReqBody: Body<Data = Bytes>,
+    ReqBody::Error: Into<BoxError>,
+    ResBody: Body<Data = Bytes>,
+    ResBody::Error: Into<BoxError>,
+{
+    type Output = Result<Response<LockBody<ResBody>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                StateProjection::Refused(refused) => {
+                    let (rejection, kind) = take(refused);
+                    let response = refusal(rejection, kind);
+                    return Poll::Ready(Ok(response.map(LockBody::refusal)));
+                }
+                StateProjection::Reading { body, call } => {
+                    let read = ready!(body.poll(context));
+                    let mut call = take(call);
+                    let mut parts = take(&mut call.parts);
+                    match read {
+                        Ok(collected) => {
+                            let trailers = collected.trailers().cloned();
+                            let bytes = collected.to_bytes();
+                            parts.extensions.insert(BufferedBody(bytes.clone()));
+                            let body = BufferedRequestBody::new(bytes, trailers);
+                            State::Readying {
+                                request: Some(Request::from_parts(parts, body)),
+                                call: Some(call),
+                            }
+                        }
+                        Err(error) => {
+                            let rejection = if error.is::<LengthLimitError>() {
+                                Rejection::BodyTooLarge
+                            } else {
+                                let what = format!("the body could not be read: {error}");
+                                Rejection::KeyInvalid(KeyError::malformed(what))
+                            };
+                            State::Refused(Some((rejection, RequestKind::of(&parts))))
+                        }
+                    }
+                }
+                StateProjection::Readying { request, call } => {
+                    if let Some(call) = call
+                        && !call.is_ready
+                    {
+                        ready!(call.inner.poll_ready(context))?;
+                    }
+                    State::Running(take(call).inner.call(take(request)))
+                }
+                StateProjection::Running(inner) => {
+                    let response = ready!(inner.poll(context))?;
+                    return Poll::Ready(Ok(response.map(LockBody::unlocked)));
+                }
+            };
+            state.set(next);
+        }
+    }
+}
+
+impl<S, ReqBody> fmt::Debug for BufferBodyFuture<S, ReqBody>
+where
+    S: Service<Request<BufferedRequestBody>>,
+    ReqBody: Body,
+    ReqBody::Error: Into<BoxError>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferBodyFuture").finish_non_exhaustive()
+    }
+}
+
+/// Takes what a state holds until the one transition that needs it.
+fn take<T>(slot: &mut Option<T>) -> T {
+    slot.take()
+        .expect("a future is not polled after it is done")
+}

@@ -1,0 +1,213 @@
+//! Keys from a body that a `BufferBodyLayer` has read.
+
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+
+use crate::middleware::buffer::BufferedBody;
+use crate::middleware::key::KeyExtractor;
+use crate::middleware::key::query::form_value;
+use crate::protocol::{KeyError, LockKeys};
+
+/// Takes the key from the field `name` of a form that was sent as the body
+/// (`application/x-www-form-urlencoded`), decoded.
+///
+/// Missing or empty: the request names no resource. Given more than once, not UTF-8 when decoded,
+/// or a body of another content type: the request is malformed. Without a
+/// [`BufferBodyLayer`](crate::BufferBodyLayer) outside of the lock's layer: 500 `misconfigured`.
+#[must_use]
+pub fn form_field(name: &'static str) -> FormField {
+    FormField { name }
+}
+
+/// Extractor of [`form_field`].
+#[derive(Debug, Clone)]
+pub struct FormField {
+    name: &'static str,
+}
+
+impl KeyExtractor for FormField {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        let body = buffered(parts, "key::form_field")?;
+        if content_type(parts) != "application/x-www-form-urlencoded" {
+            return Err(KeyError::malformed(
+                "the body is not application/x-www-form-urlencoded",
+            ));
+        }
+        let form = str::from_utf8(&body.0);
+        let form = form.map_err(|_| KeyError::malformed("the form is not UTF-8"))?;
+        form_value(form, self.name, "form field")
+    }
+}
+
+/// Takes the key from the value that a JSON pointer (RFC 6901) names in the body: a string, or an
+/// integer by its digits.
+///
+/// Missing, null or empty: the request names no resource. Anything else than a string or an integer
+/// of 64 bits, a body that is no JSON, or one of another content type than `application/json` and
+/// `application/*+json`: the request is malformed. Of a member that is there more than once the last
+/// is taken; refuse such bodies in the handler, as `serde`'s derived types do. Without a
+/// [`BufferBodyLayer`](crate::BufferBodyLayer) outside of the lock's layer: 500 `misconfigured`.
+///
+/// # Panics
+///
+/// If `pointer` is not empty and does not begin with `/`.
+///
+/// ```
+/// use tower_redlock::key;
+///
+/// let both_accounts = (
+///     "account",
+///     key::each(key::json_pointer("/from"), key::json_pointer("/to")),
+/// );
+/// # let _: &dyn tower_redlock::KeyExtractor = &both_accounts;
+/// ```
+#[cfg(feature = "json")]
+#[must_use]
+pub fn json_pointer(pointer: &'static str) -> JsonPointer {
+    assert!(
+        pointer.is_empty() || pointer.starts_with('/'),
+        "a JSON pointer is empty or begins with `/`"
+    );
+    JsonPointer { pointer }
+}
+
+/// Extractor of [`json_pointer`].
+#[cfg(feature = "json")]
+#[derive(Debug, Clone)]
+pub struct JsonPointer {
+    pointer: &'static str,
+}
+
+#[cfg(feature = "json")]
+impl KeyExtractor for JsonPointer {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        use serde_json::Value;
+
+        use crate::protocol::LockKey;
+
+        let body = buffered(parts, "key::json_pointer")?;
+        let content_type = content_type(parts);
+        let subtype = content_type
+            .strip_prefix("application/")
+            .unwrap_or_default();
+        if subtype != "json" && !subtype.ends_with("+json") {
+            return Err(KeyError::malformed("the body is not application/json"));
+        }
+        let json: Value = serde_json::from_slice(&body.0)
+            .map_err(|error| KeyError::malformed(format!("the body is no JSON: {error}")))?;
+        let key = match json.pointer(self.pointer) {
+            None | Some(Value::Null) => return Ok(None),
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Number(number)) if !number.is_f64() => number.to_string(),
+            Some(_) => {
+                return Err(KeyError::malformed(format!(
+                    "`{}` is neither a string nor an integer",
+                    self.pointer
+                )));
+            }
+        };
+        Ok((!key.is_empty()).then(|| LockKey::from(key).into()))
+    }
+}
+
+fn buffered<'a>(parts: &'a Parts, extractor: &str) -> Result<&'a BufferedBody, KeyError> {
+    parts.extensions.get().ok_or_else(|| {
+        KeyError::misconfigured(format!(
+            "{extractor} reads the body, which no BufferBodyLayer has read; apply one outside of the RedlockLayer"
+        ))
+    })
+}
+
+/// Returns the content type without its parameters, in lower case.
+fn content_type(parts: &Parts) -> String {
+    let value = parts.headers.get(CONTENT_TYPE);
+    let text = value
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    let essence = text.split(';').next().unwrap_or_default();
+    essence.trim().to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::Request;
+
+    use super::*;
+    use crate::protocol::LockKey;
+
+    fn parts(content_type: &str, body: &'static [u8]) -> Parts {
+        let request = Request::post("/").header(CONTENT_TYPE, content_type);
+        let mut parts = request.body(()).unwrap().into_parts().0;
+        parts
+            .extensions
+            .insert(BufferedBody(Bytes::from_static(body)));
+        parts
+    }
+
+    fn key(key: &str) -> Result<Option<LockKeys>, KeyError> {
+        Ok(Some(LockKey::from(key).into()))
+    }
+
+    #[test]
+    fn a_form_field_is_decoded() {
+        let form = "application/x-www-form-urlencoded";
+        let extract = |body| form_field("id").extract(&parts(form, body));
+        assert_eq!(extract(b"a=1&id=%41+b"), key("A b"));
+        assert_eq!(extract(b"a=1"), Ok(None));
+        assert_eq!(extract(b""), Ok(None));
+        for body in [b"id=1&id=2".as_slice(), b"id=%ff", b"\xff"] {
+            assert!(matches!(extract(body), Err(KeyError::Malformed(_))));
+        }
+    }
+
+    #[test]
+    fn a_body_of_another_type_is_malformed_and_an_unread_one_a_mistake() {
+        for content_type in ["", "text/plain", "multipart/form-data", "application/jsonx"] {
+            let parts = parts(content_type, b"id=1");
+            assert!(matches!(
+                form_field("id").extract(&parts),
+                Err(KeyError::Malformed(_))
+            ));
+            #[cfg(feature = "json")]
+            assert!(matches!(
+                json_pointer("/id").extract(&parts),
+                Err(KeyError::Malformed(_))
+            ));
+        }
+        let unread = Request::post("/").body(()).unwrap().into_parts().0;
+        let refused = form_field("id").extract(&unread);
+        assert!(matches!(refused, Err(KeyError::Misconfigured(_))));
+    }
+
+    #[cfg(feature = "json")]
+    #[test]
+    fn a_json_value_is_a_string_or_an_integer() {
+        let extract = |body| {
+            json_pointer("/a/0/id").extract(&parts("application/ld+json; charset=utf-8", body))
+        };
+        assert_eq!(extract(br#"{"a":[{"id":"x y"}]}"#), key("x y"));
+        assert_eq!(extract(br#"{"a":[{"id":7}]}"#), key("7"));
+        assert_eq!(extract(br#"{"a":[{"id":-7}]}"#), key("-7"));
+        let largest = br#"{"a":[{"id":18446744073709551615}]}"#;
+        assert_eq!(extract(largest), key("18446744073709551615"));
+        for nothing in [
+            br#"{"a":[{"id":""}]}"#.as_slice(),
+            br#"{"a":[{"id":null}]}"#,
+            br#"{"a":[]}"#,
+            b"7",
+        ] {
+            assert_eq!(extract(nothing), Ok(None));
+        }
+        for malformed in [
+            br#"{"a":[{"id":1.5}]}"#.as_slice(),
+            br#"{"a":[{"id":18446744073709551616}]}"#,
+            br#"{"a":[{"id":true}]}"#,
+            br#"{"a":[{"id":[7]}]}"#,
+            br#"{"a":"#,
+            b"",
+        ] {
+            assert!(matches!(extract(malformed), Err(KeyError::Malformed(_))));
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Bodies that are read before the lock is taken: keys from them, limits, and the same bytes again.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::post;
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
+use proptest::prelude::*;
+use tokio::sync::mpsc;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_redlock::middleware::BufferedRequestBody;
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::{
+    BufferBodyLayer, BufferedBody, LockHandle, LockKey, Redlock, RedlockLayer, Rejection, key,
+};
+
+const LIMIT: usize = 64;
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    Redlock::builder().scripted(nodes).build().unwrap()
+}
+
+/// Answers with the keys that the request holds and the body that it came with.
+async fn echo(handle: LockHandle, body: Bytes) -> String {
+    format!("{:?} {}", handle.keys(), body.escape_ascii())
+}
+
+fn app(nodes: &ScriptedNodes) -> Router {
+    let both = key::each(key::json_pointer("/from"), key::json_pointer("/to"));
+    let transfers = RedlockLayer::new(redlock(nodes), ("account", both));
+    let field = ("account", key::form_field("id"));
+    let forms = RedlockLayer::new(redlock(nodes), field);
+    let buffer = BufferBodyLayer::new(LIMIT);
+    Router::new()
+        .route("/transfer", post(echo).layer((buffer, transfers)))
+        .route("/form", post(echo).layer((buffer, forms.clone())))
+        .route("/unbuffered", post(echo).layer(forms))
+}
+
+async fn send(
+    app: &Router,
+    target: &str,
+    content_type: &str,
+    body: impl Into<Body>,
+) -> (StatusCode, String) {
+    let request = Request::post(target).header(CONTENT_TYPE, content_type);
+    let request = request.body(body.into()).unwrap();
+    let response = app.clone().oneshot(request).await.unwrap();
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transfer_locks_both_accounts_that_its_body_names() {
+    let nodes = ScriptedNodes::new(3);
+    let body = r#"{"from":"b","to":"a"}"#;
+    let (status, seen) = send(&app(&nodes), "/transfer", "application/json", body).await;
+    let keys = [("account", "a"), ("account", "b")].map(LockKey::from);
+    assert_eq!(status, StatusCode::OK);
+    let body = body.as_bytes().escape_ascii();
+    assert_eq!(seen, format!("{keys:?} {body}"));
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_names_nothing_or_badly_is_refused_without_asking_a_node() {
+    let nodes = ScriptedNodes::new(3);
+    let app = app(&nodes);
+    let form = "application/x-www-form-urlencoded";
+    for (target, content_type, body, code) in [
+        (
+            "/transfer",
+            "application/json",
+            r#"{"from":"a"}"#,
+            "key-missing",
+        ),
+        (
+            "/transfer",
+            "application/json",
+            r#"{"from":"a","to":""}"#,
+            "key-missing",
+        ),
+        ("/transfer", "application/json", "{", "key-invalid"),
+        ("/transfer", "application/json", "", "key-invalid"),
+        (
+            "/transfer",
+            "text/plain",
+            r#"{"from":"a","to":"b"}"#,
+            "key-invalid",
+        ),
+        ("/form", form, "x=1", "key-missing"),
+        ("/form", form, "id=1&id=2", "key-invalid"),
+        ("/form", "application/json", "id=1", "key-invalid"),
+    ] {
+        let (status, problem) = send(&app, target, content_type, body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+        assert!(problem.contains(code), "{body}: {problem}");
+    }
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_nobody_has_read_is_a_mistake_in_the_program() {
+    let nodes = ScriptedNodes::new(3);
+    let form = "application/x-www-form-urlencoded";
+    let (status, problem) = send(&app(&nodes), "/unbuffered", form, "id=1").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(problem.contains("misconfigured"), "{problem}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_over_the_limit_is_refused_declared_or_not() {
+    let nodes = ScriptedNodes::new(3);
+    let app = app(&nodes);
+    let form = "application/x-www-form-urlencoded";
+    let of = |length| format!("id={}", "x".repeat(length - 3));
+    let chunked = |length| {
+        let frame = Ok::<_, Infallible>(Bytes::from(of(length)));
+        Body::from_stream(stream::iter([frame]))
+    };
+    for (body, expected) in [
+        (Body::from(of(LIMIT)), StatusCode::OK),
+        (Body::from(of(LIMIT + 1)), StatusCode::PAYLOAD_TOO_LARGE),
+        (chunked(LIMIT), StatusCode::OK),
+        (chunked(LIMIT + 1), StatusCode::PAYLOAD_TOO_LARGE),
+    ] {
+        let (status, text) = send(&app, "/form", form, body).await;
+        assert_eq!(status, expected);
+        let told = text.contains("body-too-large");
+        assert_eq!(told, expected != StatusCode::OK, "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_breaks_off_is_refused_and_not_locked_on() {
+    let nodes = ScriptedNodes::new(3);
+    let broken = stream::iter([Ok(Bytes::from_static(b"id=1")), Err("reset by peer")]);
+    let form = "application/x-www-form-urlencoded";
+    let (status, problem) = send(&app(&nodes), "/form", form, Body::from_stream(broken)).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(problem.contains("key-invalid"), "{problem}");
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+}
+
+/// A body that is sent piece by piece, as the test says.
+fn slow_body() -> (mpsc::UnboundedSender<Bytes>, Body) {
+    let (pieces, mut received) = mpsc::unbounded_channel::<Bytes>();
+    let frames = stream::poll_fn(move |context| {
+        received
+            .poll_recv(context)
+            .map(|piece| piece.map(Ok::<_, Infallible>))
+    });
+    (pieces, Body::from_stream(frames))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_upload_holds_no_lock_and_no_place_of_the_inner_service() {
+    let nodes = ScriptedNodes::new(3);
+    let key = ("account", key::form_field("id"));
+    let mut service = ServiceBuilder::new()
+        .layer(BufferBodyLayer::new(LIMIT))
+        .layer(RedlockLayer::new(redlock(&nodes), key))
+        .concurrency_limit(1)
+        .service(service_fn(async |_: Request<BufferedRequestBody>| {
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        }));
+    let request = |body| {
+        let form = "application/x-www-form-urlencoded";
+        Request::post("/").header(CONTENT_TYPE, form).body(body)
+    };
+    let (pieces, body) = slow_body();
+    let request_of_slow = request(body).unwrap();
+    let ready = ServiceExt::<Request<Body>>::ready(&mut service).await;
+    let slow = tokio::spawn(ready.unwrap().call(request_of_slow));
+    pieces.send(Bytes::from_static(b"id=")).unwrap();
+    tokio::time::sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+    let fast = request(Body::from("id=7")).unwrap();
+    let ready = ServiceExt::<Request<Body>>::ready(&mut service).await;
+    let response = ready.unwrap().call(fast).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    drop(response);
+    pieces.send(Bytes::from_static(b"7")).unwrap();
+    drop(pieces);
+    assert_eq!(slow.await.unwrap().unwrap().status(), StatusCode::OK);
+}
+
+/// What the inner service got: the bytes and trailers of the body, and what the extension says.
+type Got = (Bytes, Option<HeaderMap>, Bytes);
+
+/// Sends frames through the layer.
+async fn through(frames: Vec<Bytes>, trailers: Option<HeaderMap>) -> Got {
+    let (got, mut received) = mpsc::unbounded_channel::<Got>();
+    let inner = service_fn(move |request: Request<BufferedRequestBody>| {
+        let got = got.clone();
+        async move {
+            assert_eq!(request.extensions().get(), Some(&"kept"));
+            assert_eq!(request.headers()["x-kept"], "too");
+            let whole = request
+                .extensions()
+                .get::<BufferedBody>()
+                .unwrap()
+                .0
+                .clone();
+            let body = request.into_body().collect().await.unwrap();
+            let trailers = body.trailers().cloned();
+            got.send((body.to_bytes(), trailers, whole)).unwrap();
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        }
+    });
+    let frames = frames.into_iter().map(Frame::data);
+    let frames = frames.chain(trailers.map(Frame::trailers));
+    let body = StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
+    let mut request = Request::post("/")
+        .header("x-kept", "too")
+        .body(body)
+        .unwrap();
+    request.extensions_mut().insert("kept");
+    let layered = BufferBodyLayer::new(1 << 20).layer(inner);
+    let response = layered.oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    received.recv().await.unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_inner_service_reads_the_bytes_and_trailers_that_were_sent(
+        frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..64), 0..6),
+        with_trailers: bool,
+    ) {
+        let trailers = with_trailers.then(|| {
+            let value = HeaderValue::from_static("0");
+            HeaderMap::from_iter([("grpc-status".parse().unwrap(), value)])
+        });
+        let sent: Vec<u8> = frames.concat();
+        let frames = frames.into_iter().map(Bytes::from).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (read, read_trailers, whole) = runtime.block_on(through(frames, trailers.clone()));
+        prop_assert_eq!(&read, &sent);
+        prop_assert_eq!(&whole, &sent);
+        prop_assert_eq!(read_trailers, trailers);
+    }
+
+    #[test]
+    fn no_body_makes_a_key_extractor_panic_or_lock_on_nothing(
+        body in prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..64),
+            r#"\{"id":("[a-z]{0,3}"|-?[0-9]{1,25}|null|true|\[\]|[0-9]\.[0-9])\}"#.prop_map(String::into_bytes),
+            "(id=[a-z%+]{0,4}&?){0,3}".prop_map(String::into_bytes),
+        ],
+        content_type in prop_oneof![
+            Just("application/json"),
+            Just("application/x-www-form-urlencoded"),
+            "[ -~]{0,20}".prop_map(|text| Box::leak(text.into_boxed_str()) as &str),
+        ],
+    ) {
+        use tower_redlock::KeyExtractor;
+
+        let request = Request::post("/").header(CONTENT_TYPE, content_type);
+        let Ok(request) = request.body(()) else { return Ok(()) };
+        let mut parts = request.into_parts().0;
+        parts.extensions.insert(BufferedBody(body.into()));
+        for found in [
+            key::json_pointer("/id").extract(&parts),
+            key::form_field("id").extract(&parts),
+        ] {
+            if let Ok(Some(keys)) = found {
+                prop_assert!(keys.as_slice().iter().all(|key| !key.is_empty()));
+            }
+        }
+    }
+}
+
+/// A body that declares more than it may have and fails the test when it is read.
+struct Unread;
+
+impl http_body::Body for Unread {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        panic!("the body is read");
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(LIMIT as u64 + 1)
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_declares_too_much_is_not_read() {
+    let inner = service_fn(async |_: Request<BufferedRequestBody>| {
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+    });
+    let request = Request::post("/").header(CONTENT_LENGTH, LIMIT + 1);
+    let layered = BufferBodyLayer::new(LIMIT).layer(inner);
+    let response = layered
+        .oneshot(request.body(Unread).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    let rejection = response.extensions().get::<Rejection>();
+    assert_eq!(rejection, Some(&Rejection::BodyTooLarge));
+}
