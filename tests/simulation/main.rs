@@ -83,7 +83,7 @@ fn whatever_the_seed_locks_exclude_tokens_are_ordered_and_nothing_is_left() {
             total.faults,
         ];
         assert!(
-            all.iter().all(|count| *count > 1_000),
+            all.iter().all(|count| *count > 50),
             "too tame: {total:?}"
         );
     }
