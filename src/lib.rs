@@ -26,9 +26,9 @@ pub use lock::{
     ReleaseError, Released, RestartGuard, Unconfirmed,
 };
 pub use middleware::{
-    BufferBodyLayer, BufferedBody, IntoKeys, KeyExtractor, LockBody, LockHandles, LockLostError,
-    OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection, RejectionResponse, ReleaseAt,
-    RequestKind, Unprotected,
+    BufferBodyLayer, BufferedBody, Cancel, IntoKeys, KeyExtractor, LockBody, LockHandles,
+    LockLostError, OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection, RejectionResponse,
+    ReleaseAt, RequestKind, RunToCompletion, Unprotected,
 };
 pub use node::{NodeFailure, NodeState};
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};

@@ -15,6 +15,7 @@ use tower::{BoxError, Service};
 
 use crate::lock::{LockError, LockFuture, LockGuard, Lost};
 use crate::middleware::body::{Hold, LockBody, Releasing, declared_length};
+use crate::middleware::disconnect::Outlive;
 use crate::middleware::held::LockHandles;
 use crate::middleware::layer::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
 use crate::middleware::rejection::{Rejection, RequestKind};
@@ -238,6 +239,12 @@ where
         if let Some(guard) = &guard {
             LockHandles::of(&mut parts.extensions).add(guard.handle());
             parts.extensions.insert(guard.handle());
+            if config.runs_to_completion {
+                parts.extensions.insert(Outlive {
+                    lock: guard.handle(),
+                    abort_if_lost: config.on_lost == OnLost::Abort,
+                });
+            }
             if let (Some(name), Some(value)) = (&config.forward_token, token_of(guard)) {
                 parts.headers.insert(name, value);
             }

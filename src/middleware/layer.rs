@@ -1,6 +1,7 @@
 //! The layer and its settings.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use http_body_util::Full;
 use tower::Layer;
 
 use crate::lock::{BuildError, LockFuture, Redlock, Waiters, check_ttl};
+use crate::middleware::disconnect::{Cancel, RunToCompletion, RunToCompletionService};
 use crate::middleware::held::LockHandles;
 use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::{Rejection, RejectionResponse, RequestKind, default_response};
@@ -37,8 +39,9 @@ use crate::protocol::{KeyError, LockKeys};
 /// ```
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
-pub struct RedlockLayer {
+pub struct RedlockLayer<D = Cancel> {
     config: Config,
+    on_disconnect: PhantomData<D>,
 }
 
 /// What the service does with each request; shared by all clones of it.
@@ -62,6 +65,7 @@ pub(super) struct Config {
     pub(super) forward_token: Option<HeaderName>,
     pub(super) expose_token: Option<HeaderName>,
     misconfiguration_logged: Arc<AtomicBool>,
+    pub(super) runs_to_completion: bool,
 }
 
 /// What to do with a request that does not name a resource.
@@ -142,10 +146,14 @@ impl RedlockLayer {
                 forward_token: None,
                 expose_token: None,
                 misconfiguration_logged: Arc::default(),
+                runs_to_completion: false,
             },
+            on_disconnect: PhantomData,
         }
     }
+}
 
+impl<D> RedlockLayer<D> {
     /// Sets the ttl of the locks. Default: that of the [`Redlock`].
     ///
     /// # Errors
@@ -233,6 +241,38 @@ impl RedlockLayer {
         self
     }
 
+    /// Lets a handler that has begun run to its end when its client goes away. Default:
+    /// [`Cancel`], it is dropped.
+    ///
+    /// Asks that the inner service's future, response and error be `Send + 'static`; this one's
+    /// future is not:
+    ///
+    /// ```compile_fail,E0277
+    /// # use std::{convert::Infallible, rc::Rc};
+    /// # use http::{Request, Response};
+    /// # use http_body_util::Full;
+    /// # use tower::{Layer, Service, service_fn};
+    /// # use tower_redlock::{Redlock, RedlockLayer, RunToCompletion};
+    /// let inner = service_fn(async |_: Request<()>| {
+    ///     let local = Rc::new(());
+    ///     tokio::task::yield_now().await;
+    ///     drop(local);
+    ///     Ok::<_, Infallible>(Response::new(Full::<bytes::Bytes>::default()))
+    /// });
+    /// let layer = RedlockLayer::new(Redlock::in_memory(1), "key");
+    /// let layer = layer.on_disconnect(RunToCompletion); // compiles without this line
+    /// layer.layer(inner).call(Request::new(()));
+    /// ```
+    pub fn on_disconnect(self, _: RunToCompletion) -> RedlockLayer<RunToCompletion> {
+        RedlockLayer {
+            config: Config {
+                runs_to_completion: true,
+                ..self.config
+            },
+            on_disconnect: PhantomData,
+        }
+    }
+
     /// Sets the status for a lock that somebody else holds. Default: 423 Locked.
     pub fn contended_status(mut self, status: StatusCode) -> Self {
         self.config.contended_status = status;
@@ -260,7 +300,7 @@ impl RedlockLayer {
     }
 }
 
-impl<S> Layer<S> for RedlockLayer {
+impl<S> Layer<S> for RedlockLayer<Cancel> {
     type Service = RedlockService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
@@ -268,7 +308,16 @@ impl<S> Layer<S> for RedlockLayer {
     }
 }
 
-impl fmt::Debug for RedlockLayer {
+impl<S> Layer<S> for RedlockLayer<RunToCompletion> {
+    type Service = RedlockService<RunToCompletionService<S>>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let inner = RunToCompletionService::new(inner);
+        RedlockService::new(inner, Arc::new(self.config.clone()))
+    }
+}
+
+impl<D> fmt::Debug for RedlockLayer<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedlockLayer")
             .field("redlock", &self.config.redlock)

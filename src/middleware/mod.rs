@@ -24,6 +24,7 @@
 
 mod body;
 mod buffer;
+mod disconnect;
 mod future;
 mod held;
 pub(crate) mod key;
@@ -36,6 +37,7 @@ pub use body::{LockBody, LockLostError};
 pub use buffer::{
     BufferBodyFuture, BufferBodyLayer, BufferBodyService, BufferedBody, BufferedRequestBody,
 };
+pub use disconnect::{Cancel, RunToCompletion, RunToCompletionFuture, RunToCompletionService};
 pub use future::ResponseFuture;
 pub use held::LockHandles;
 pub use key::{IntoKeys, KeyExtractor};

@@ -82,10 +82,7 @@ fn whatever_the_seed_locks_exclude_tokens_are_ordered_and_nothing_is_left() {
             counts.gone,
             total.faults,
         ];
-        assert!(
-            all.iter().all(|count| *count > 50),
-            "too tame: {total:?}"
-        );
+        assert!(all.iter().all(|count| *count > 50), "too tame: {total:?}");
     }
 }
 
