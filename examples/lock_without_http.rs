@@ -23,6 +23,9 @@ use std::time::Duration;
 
 use tower_redlock::{LockError, Redlock, RestartGuard};
 
+/// How long to wait at the end for nodes that are slow.
+const GRACE: Duration = Duration::from_secs(1);
+
 #[tokio::main]
 async fn main() -> Result<ExitCode, Box<dyn Error>> {
     let mut args = env::args().skip(1);
@@ -36,7 +39,19 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     let (hold, wait) = (millis(1_000)?, millis(0)?);
 
     let redlock = redlock()?;
-    let guard = match redlock.lock(&key).wait(wait).await {
+    let status = hold_lock(&redlock, &key, hold, wait).await;
+    // A majority knows that the lock is free; the slowest node shall hear of it too.
+    redlock.drain(GRACE).await;
+    status
+}
+
+async fn hold_lock(
+    redlock: &Redlock,
+    key: &str,
+    hold: Duration,
+    wait: Duration,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let guard = match redlock.lock(key).wait(wait).await {
         Ok(guard) => guard,
         Err(LockError::Contended { .. }) => {
             println!("contended {key}");

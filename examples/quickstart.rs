@@ -1,4 +1,4 @@
-//! An axum service whose requests hold a lock per account.
+//! An axum service whose requests hold a lock per account, or per order.
 //!
 //! Run with
 //!
@@ -25,14 +25,19 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{FromRef, Path, Query, State};
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tower_redlock::{LockHandle, NodeState, Redlock, RedlockLayer, RestartGuard, key};
+use tower_redlock::{
+    LockHandle, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
+    RestartGuard, key,
+};
 
 /// How long requests may go on after Ctrl-C or SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
@@ -40,39 +45,65 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Balances by account. Every account starts with 100.
 type Balances = Arc<Mutex<HashMap<String, u64>>>;
 
+#[derive(Clone, FromRef)]
+struct AppState {
+    redlock: Redlock,
+    balances: Balances,
+}
+
 fn app(redlock: Redlock) -> Router {
+    let state = AppState {
+        redlock: redlock.clone(),
+        balances: Balances::default(),
+    };
     Router::new()
         .route("/accounts/{id}/withdraw", post(withdraw))
         // Around the routes above: one lock per account, and different accounts go on side by side.
-        .route_layer(RedlockLayer::new(
-            redlock.clone(),
-            ("account", key::path("id")),
-        ))
+        .route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))))
         .route("/accounts/{id}", get(balance))
-        .with_state(Balances::default())
-        .route("/healthz", get(healthz).with_state(redlock))
+        // Locked by the handler's own signature.
+        .route("/orders/{id}/ship", post(ship))
+        .route("/healthz", get(healthz))
+        .with_state(state)
 }
 
-#[derive(Debug)]
+#[derive(Deserialize)]
 struct Withdrawal {
+    #[serde(default = "one")]
     amount: u64,
-    hold: Duration,
+}
+
+#[derive(Deserialize)]
+struct Hold {
+    /// How long to think between reading and writing, in milliseconds.
+    #[serde(default = "two_hundred")]
+    hold_ms: u64,
+}
+
+impl Hold {
+    async fn think(&self) {
+        tokio::time::sleep(Duration::from_millis(self.hold_ms)).await;
+    }
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn two_hundred() -> u64 {
+    200
 }
 
 /// Reads, thinks for a while, and writes: without the lock, two at once would lose one.
 async fn withdraw(
     State(balances): State<Balances>,
     Path(account): Path<String>,
-    Query(query): Query<HashMap<String, u64>>,
-    Extension(lock): Extension<LockHandle>,
+    Query(withdrawal): Query<Withdrawal>,
+    Query(hold): Query<Hold>,
+    lock: LockHandle,
 ) -> (StatusCode, Json<Value>) {
-    let number = |name, default| query.get(name).copied().unwrap_or(default);
-    let withdrawal = Withdrawal {
-        amount: number("amount", 1),
-        hold: Duration::from_millis(number("hold_ms", 200)),
-    };
     let before = read(&balances, &account);
-    tokio::time::sleep(withdrawal.hold).await;
+    hold.think().await;
     let Some(balance) = before.checked_sub(withdrawal.amount) else {
         let problem = json!({"code": "insufficient-funds", "account": account, "balance": before});
         return (StatusCode::CONFLICT, Json(problem));
@@ -83,6 +114,28 @@ async fn withdraw(
     let token = lock.fencing_token().map(|token| token.as_u64());
     let done = json!({"account": account, "balance": balance, "fencing_token": token});
     (StatusCode::OK, Json(done))
+}
+
+#[derive(Debug, Deserialize)]
+struct OrderId(u64);
+
+impl LockResource for OrderId {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(("order", self.0.to_string())).into()
+    }
+}
+
+/// Is called only while it holds the lock of its order, which the response's last piece gives back.
+async fn ship(
+    Locked(guard, Path(order)): Locked<Path<OrderId>>,
+    Query(hold): Query<Hold>,
+) -> Response {
+    hold.think().await;
+    let token = guard.fencing_token().map(|token| token.as_u64());
+    let done = json!({"order": order.0, "shipped": true, "fencing_token": token});
+    guard
+        .hold_until_sent(Json(done).into_response())
+        .into_response()
 }
 
 async fn balance(State(balances): State<Balances>, Path(account): Path<String>) -> Json<Value> {
@@ -209,6 +262,9 @@ Listening on http://{address}, locking over {nodes}. Try:
 
   # two at once: the second is refused with 423 and Retry-After
   curl -s -X POST 'http://{address}/accounts/bob/withdraw?amount=5&hold_ms=2000' & sleep 0.5; curl -i -X POST 'http://{address}/accounts/bob/withdraw?amount=5'; wait
+
+  # an order is shipped under its own lock
+  curl -i -X POST http://{address}/orders/7/ship
 
   # the balance, not locked
   curl -s http://{address}/accounts/alice

@@ -62,7 +62,7 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     )));
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let [withdraw, two_at_once, balance, health] = lines[..] else {
+    let [withdraw, two_at_once, ship, balance, health] = lines[..] else {
         panic!("other curl lines than this test knows: {lines:#?}");
     };
 
@@ -80,6 +80,14 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     assert!(two.to_lowercase().contains("\r\nretry-after: "), "{two}");
     assert!(two.contains(r#""code":"lock-contended""#), "{two}");
     assert_eq!(two.matches(r#""balance":95"#).count(), 1, "{two}");
+
+    let shipped = paste(ship);
+    assert!(shipped.starts_with("HTTP/1.1 200"), "{shipped}");
+    assert_eq!(body(&shipped)["order"], 7);
+    let held = format!("curl -s -X POST '{url}/orders/8/ship?hold_ms=2000' & sleep 0.5;");
+    let two = paste(&format!("{held} curl -i -X POST {url}/orders/08/ship; wait"));
+    assert_eq!(two.matches("HTTP/1.1 423").count(), 1, "{two}");
+    assert_eq!(two.matches(r#""shipped":true"#).count(), 1, "{two}");
 
     let balance: Value = serde_json::from_str(&paste(balance)).unwrap();
     assert_eq!(
