@@ -85,7 +85,9 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     assert!(shipped.starts_with("HTTP/1.1 200"), "{shipped}");
     assert_eq!(body(&shipped)["order"], 7);
     let held = format!("curl -s -X POST '{url}/orders/8/ship?hold_ms=2000' & sleep 0.5;");
-    let two = paste(&format!("{held} curl -i -X POST {url}/orders/08/ship; wait"));
+    let two = paste(&format!(
+        "{held} curl -i -X POST {url}/orders/08/ship; wait"
+    ));
     assert_eq!(two.matches("HTTP/1.1 423").count(), 1, "{two}");
     assert_eq!(two.matches(r#""shipped":true"#).count(), 1, "{two}");
 

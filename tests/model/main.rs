@@ -30,8 +30,8 @@
 //! ```
 //!
 //! *Bounded* runs stop at a number of states, nearest ones first, and prove only that no shorter
-//! trace goes wrong. Not modelled at all: the admission of real servers (the guard's rule is, its
-//! code is not), clients' clocks that disagree, and hand-over.
+//! trace goes wrong. Not modelled at all: how servers are asked what the restart guard's rules need
+//! to know, clients' clocks that disagree, and hand-over.
 
 use std::fmt::Debug;
 use std::hash::Hash;

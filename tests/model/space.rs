@@ -68,7 +68,9 @@ impl Heard {
             Reply::Held { .. } => Self::Held,
             Reply::At(number) => Self::At(small(number)),
             Reply::Lost => Self::Lost,
-            Reply::Released | Reply::Overflow => unreachable!("{reply:?} in the model"),
+            Reply::Released | Reply::Overflow | Reply::Amnesia => {
+                unreachable!("{reply:?} in the model")
+            }
         }
     }
 

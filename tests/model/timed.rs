@@ -8,11 +8,14 @@
 //! client that finds none, or one that another process made; read by every client on every new
 //! connection; sent with every request, and compared by the node. A client asks no node whose
 //! generation or whose process is younger than [`Bounds::guard`].
-//! The guard as shipped speaks to servers, so what stands here is its rule and not its code; of its
-//! second line, what a client saw itself, nothing is assumed.
+//! How long a node stays out is decided by the rules as shipped, [`Admissions`], of a client that has
+//! never seen the node before: of their second line, what a client saw itself, nothing is assumed.
+
+use std::time::Duration;
 
 use stateright::{Model, Property};
-use tower_redlock::protocol::validity;
+use tower_redlock::protocol::admission::{self, Admissions, Introduction};
+use tower_redlock::protocol::{OwnerToken, validity};
 
 use crate::space::{Ask, Call, Heard, Nodes, Rounds, Step, Told, Variant, ticks};
 
@@ -280,11 +283,7 @@ impl Timed {
                 foreign: false,
             };
         }
-        let young = |since: u8| {
-            self.bounds
-                .guard
-                .saturating_sub(clock.saturating_sub(since))
-        };
+        let age = |since: u8| Duration::from_secs(u64::from(clock.saturating_sub(since)));
         let link = &mut column.links[client];
         let noticed = link.known != 0 || !found;
         let left = match variant {
@@ -293,11 +292,35 @@ impl Timed {
                 self.bounds.guard
             }
             Variant::AgeFromNotice => 0,
-            Variant::NoUptimeRule => young(column.generation.stamp),
-            _ => young(column.generation.stamp).max(young(column.started)),
+            Variant::NoUptimeRule => self.left(age(column.generation.stamp), Duration::MAX),
+            // A process that tells its uptime in whole seconds may tell almost one too many.
+            _ => {
+                let uptime = age(column.started) + Duration::from_secs(1);
+                self.left(age(column.generation.stamp), uptime)
+            }
         };
         link.known = column.generation.id;
         link.from = if left == 0 { 0 } else { now + left };
+    }
+
+    /// Returns how long a node with a memory and a process of these ages stays out, by the rules as
+    /// shipped, of a client that has never seen it before. A tick is a second.
+    fn left(&self, age: Duration, uptime: Duration) -> u8 {
+        let generation = admission::Generation::new(
+            &OwnerToken::from_random([0; 16]),
+            Duration::ZERO,
+            "process",
+        );
+        let said = Introduction {
+            run_id: "process".into(),
+            replication_id: "data".into(),
+            uptime,
+            generation,
+            now: age,
+        };
+        let window = Duration::from_secs(self.bounds.guard.into());
+        let left = Admissions::new(window).admit(&"node".into(), said, Duration::ZERO);
+        u8::try_from(left.as_secs()).expect("a window is a few ticks")
     }
 
     fn lose(&self, state: &mut State, node: u8, fault: Fault, source: u8) {
