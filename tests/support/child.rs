@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -27,7 +27,25 @@ impl ChildProcess {
     /// It inherits the environment of the test, but for `LISTEN` and all `REDLOCK_*`.
     #[track_caller]
     pub fn start(program: impl AsRef<Path>, args: &[&str], envs: &[(&str, &str)]) -> Self {
-        let program = program.as_ref();
+        Self::spawn(program.as_ref(), args, envs, Stdio::null())
+    }
+
+    /// Starts a program like [`ChildProcess::start`], to be talked to on its stdin.
+    ///
+    /// Its stdin ends with the test, so that it does not outlive a test that was killed.
+    #[track_caller]
+    pub fn start_to_talk(
+        program: impl AsRef<Path>,
+        args: &[&str],
+        envs: &[(&str, &str)],
+    ) -> (Self, ChildStdin) {
+        let mut process = Self::spawn(program.as_ref(), args, envs, Stdio::piped());
+        let stdin = process.child.stdin.take().expect("stdin is piped");
+        (process, stdin)
+    }
+
+    #[track_caller]
+    fn spawn(program: &Path, args: &[&str], envs: &[(&str, &str)], stdin: Stdio) -> Self {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             if name == "LISTEN" || name.to_string_lossy().starts_with("REDLOCK_") {
@@ -37,7 +55,7 @@ impl ChildProcess {
         let child = command
             .args(args)
             .envs(envs.iter().copied())
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();

@@ -21,6 +21,8 @@ use crate::support::resp::{Connection, Reply};
 pub struct RedisServer {
     port: u16,
     dir: PathBuf,
+    /// Added to the environment at every start.
+    envs: Vec<(String, String)>,
     /// `None` while the server is killed.
     child: Option<Child>,
     stopped: AtomicBool,
@@ -36,9 +38,16 @@ impl RedisServer {
 
     /// Starts a server that does not answer yet, so that several can start at the same time.
     pub fn launch() -> Self {
+        Self::launch_with(&[])
+    }
+
+    /// Starts a server like [`RedisServer::launch`], with additional environment variables.
+    pub fn launch_with(envs: &[(&str, &str)]) -> Self {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let mut server = Self {
             port: free_port(),
             dir: temp_dir(),
+            envs: envs.iter().map(own).collect(),
             child: None,
             stopped: AtomicBool::new(false),
         };
@@ -181,6 +190,7 @@ impl RedisServer {
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
             .args(["--loglevel", "warning", "--dir"])
             .arg(&self.dir)
+            .envs(self.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a file handle can be cloned"))
             .stderr(log)
