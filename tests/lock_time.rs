@@ -756,6 +756,27 @@ async fn split_votes_end_with_exactly_one_winner_though_nobody_waits() {
     );
 }
 
+/// One node is the holder's, one is down, and the third grants: that is what a split vote looks like.
+#[tokio::test(start_paused = true)]
+async fn what_looks_like_a_split_vote_delays_a_refusal_by_one_node_timeout_and_no_more() {
+    let mut longest = Duration::ZERO;
+    for _ in 0..200 {
+        let nodes = ScriptedNodes::new(3);
+        Foreign::new("k").acquire(&nodes, 0, secs(10));
+        nodes.set(1, Gate::Down);
+        let redlock = builder(&nodes).build().unwrap();
+        let asked = Instant::now();
+        let refused = redlock.try_lock("k").await;
+        assert!(
+            matches!(refused, Err(LockError::Contended { .. })),
+            "{refused:?}"
+        );
+        longest = longest.max(asked.elapsed());
+    }
+    // And one tick of the timer.
+    assert!(longest <= ms(50) + ms(1), "{longest:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn of_many_that_collide_without_waiting_exactly_one_wins() {
     let rounds: usize = 100;

@@ -65,7 +65,9 @@ impl LeaseTask {
                 // Timers know no less than a tick: shorter delays would all be the same, and on a
                 // paused clock there would be none at all.
                 let round_trip = (now - asked).max(TICK);
-                jitter(|random| Retry::split_delay(splits - 1, round_trip, random))
+                let delay = jitter(|random| Retry::split_delay(splits - 1, round_trip, random));
+                // They double: the last would take longer than all before it.
+                delay.min(began + settings.node_timeout - now)
             } else if now < deadline {
                 waiting.begin().map_err(Stopped::Failed)?;
                 polls += 1;
