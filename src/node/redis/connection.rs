@@ -1,5 +1,7 @@
 //! Connections: where a node is, and how a connection becomes one that may be voted on.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +10,7 @@ use deadpool_redis::redis::{
     AsyncConnectionConfig, ConnectionAddr, IntoConnectionInfo, RedisError,
 };
 use deadpool_redis::{Connection, Manager, Pool, Runtime};
+use futures_util::FutureExt;
 use tokio::time::timeout;
 
 use crate::node::redis::Shared;
@@ -85,9 +88,18 @@ pub(super) async fn open(shared: &Shared) -> Result<Opened, Arc<str>> {
             admission,
         })
     };
-    timeout(limit, opening)
+    // Connecting runs code of others: a TLS library without a crypto provider panics, and so may the
+    // hooks of a pool. The lane must live on, or the requests of this node would never learn why.
+    // Nothing is seen half-changed: the pool takes back its permit, the guard's lock heals.
+    match AssertUnwindSafe(timeout(limit, opening))
+        .catch_unwind()
         .await
-        .unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
+    {
+        Ok(opened) => {
+            opened.unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
+        }
+        Err(panic) => Err(describe_panic(&*panic).into()),
+    }
 }
 
 /// Describes an error of redis-rs in one line. Its text has no URL and no credentials.
@@ -100,4 +112,12 @@ fn describe_pool(error: &deadpool_redis::PoolError) -> String {
         deadpool_redis::PoolError::Backend(error) => describe(error),
         other => other.to_string(),
     }
+}
+
+/// Describes a panic in one line; those of rustls have several.
+fn describe_panic(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    let words: Vec<&str> = text.unwrap_or("no message").split_whitespace().collect();
+    format!("connecting panicked: {}", words.join(" "))
 }
