@@ -266,7 +266,13 @@ async fn a_server_that_denies_info_does_not_vote_and_the_error_says_why() {
     server.command(&["ACL", "SETUSER", "default", "-info"]);
     let redlock = builder([server.url()]).build().unwrap();
     let refused = redlock.try_lock("k").await.unwrap_err();
-    assert!(refused.to_string().contains("INFO"), "{refused}");
+    let refused = refused.to_string();
+    assert!(refused.contains("INFO was refused"), "{refused}");
+    assert!(refused.contains(&server.addr().to_string()), "{refused}");
+    assert!(
+        refused.contains("its user needs") && refused.contains("+info"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -104,7 +104,19 @@ pub(super) async fn open(shared: &Shared) -> Result<Opened, Arc<str>> {
 
 /// Describes an error of redis-rs in one line. Its text has no URL and no credentials.
 pub(super) fn describe(error: &RedisError) -> String {
-    error.to_string()
+    with_remedy(error.to_string())
+}
+
+/// Adds to an error of the server what to do about it, if the node's user lacks a right.
+///
+/// Of a command in a script, servers before 7.2 do not say which it was that they refused.
+pub(super) fn with_remedy(why: String) -> String {
+    let denied = DENIED.iter().any(|denied| why.contains(denied));
+    if denied {
+        format!("{why}; its user needs {RIGHTS}, on all keys of the namespace")
+    } else {
+        why
+    }
 }
 
 fn describe_pool(error: &deadpool_redis::PoolError) -> String {
@@ -121,3 +133,14 @@ fn describe_panic(panic: &(dyn Any + Send)) -> String {
     let words: Vec<&str> = text.unwrap_or("no message").split_whitespace().collect();
     format!("connecting panicked: {}", words.join(" "))
 }
+
+/// How a server, or redis-rs for it, says that a user lacks a right; the last two from scripts.
+const DENIED: [&str; 4] = [
+    "NOPERM",
+    "NoPerm",
+    "The user executing the script can't",
+    "ACL failure in script",
+];
+
+/// What is sent to a server, by itself and in scripts.
+const RIGHTS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +pttl +pexpire +time";

@@ -9,6 +9,7 @@ use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{RedisError, Value, cmd};
 use tokio::time::Instant;
 
+use crate::node::redis::connection::{describe, with_remedy};
 use crate::node::redis::scripts;
 use crate::node::unguessable;
 use crate::protocol::OwnerToken;
@@ -184,17 +185,16 @@ fn read_stamp(stamp: &Value) -> Option<(Generation, Duration)> {
 }
 
 fn refused(what: &str, error: &RedisError) -> Arc<str> {
-    format!(
-        "{what} was refused ({error}); the restart guard needs INFO, EVALSHA, TIME, GET and SET"
-    )
-    .into()
+    let why = describe(error);
+    format!("{what} was refused ({why}); the restart guard needs it").into()
 }
 
 fn unreadable(stamp: &Value) -> Arc<str> {
     match stamp {
         Value::ServerError(error) => {
-            let why = error.details().unwrap_or_default();
-            format!("the admission was refused ({} {why})", error.code()).into()
+            let details = error.details().unwrap_or_default();
+            let why = with_remedy(format!("{} {details}", error.code()));
+            format!("the admission was refused ({why})").into()
         }
         _ => "the generation key holds something else; set another namespace".into(),
     }

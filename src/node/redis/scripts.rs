@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, LazyLock};
 
-use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Cmd, Pipeline, RedisError, Script, Value, cmd};
 
 use crate::node::NodeFailure;
 use crate::node::job::{Packet, Request};
+use crate::node::redis::connection::with_remedy;
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::{FencingToken, KeyNames};
 
@@ -47,7 +48,14 @@ impl Lua {
 
 /// Loads all scripts, so that lock commands can name them by hash.
 pub(super) async fn load(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-    load_all().query_async(connection).await
+    let scripts = load_all();
+    let loaded = connection
+        .req_packed_commands(&scripts, 0, scripts.len())
+        .await?;
+    // What is refused is refused for all of them; once is enough.
+    loaded
+        .into_iter()
+        .try_for_each(|value| value.extract_error().map(drop))
 }
 
 /// The pipeline that loads all scripts; also sent when a server forgot them.
@@ -111,7 +119,8 @@ pub(super) fn answer(
     };
     if let Value::ServerError(error) = value {
         let details = error.details().unwrap_or_default();
-        return Err(refused(format!("{} {details}", error.code())));
+        let why = format!("{} {details}", error.code());
+        return Err(refused(with_remedy(why)));
     }
     let reply = match request {
         Request::Ping => Some(Reply::Released),
