@@ -115,6 +115,57 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     );
 }
 
+/// Also that the answers are those that the example's own documentation shows.
+#[test]
+fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
+    if !has_curl() {
+        return;
+    }
+    let listen = format!("127.0.0.1:{}", free_port());
+    let envs = [("LISTEN", listen.as_str())];
+    let server = ChildProcess::start(example_path("fenced_writes"), &[], &envs);
+    server.wait_for_line("Ctrl-C stops it", PATIENCE);
+    let said = server.stdout();
+    let lines = said.lines().map(str::trim);
+    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
+    let (documented, promised) = documented_curl_lines("http://127.0.0.1:3000", &listen);
+    assert_eq!(lines, documented);
+
+    let answers: Vec<Value> = lines.iter().map(|line| body(&paste(line))).collect();
+    let token = answers[0]["fencing_token"].to_string();
+    for (answer, promised) in answers.iter().zip(promised) {
+        let promised = promised.replace("1763659999000000", &token);
+        assert_eq!(answer.to_string(), promised);
+    }
+
+    let again = body(&paste(lines[0]));
+    let newer = again["fencing_token"].to_string();
+    assert_eq!(
+        (again["balance"].as_u64(), newer > token),
+        (Some(110), true)
+    );
+    // The first holder, and then the one who was here last.
+    for (token, status, balance) in [(token, 409, 110), (newer, 200, 115)] {
+        let by_token = lines[1].replace("token=1", &format!("token={token}"));
+        let response = paste(&by_token.replace("-s", "-si"));
+        assert!(
+            response.starts_with(&format!("HTTP/1.1 {status}")),
+            "{response}"
+        );
+        assert_eq!(body(&paste(lines[2]))["balance"], balance);
+    }
+}
+
+/// The commands in the header of `fenced_writes`, and the answers that it shows below them.
+fn documented_curl_lines(shown: &str, listen: &str) -> (Vec<String>, Vec<&'static str>) {
+    let header = include_str!("../examples/fenced_writes.rs").lines();
+    let lines = header.filter_map(|line| line.strip_prefix("//! "));
+    let starting = |start: &'static str| lines.clone().filter(move |line| line.starts_with(start));
+    let here = format!("http://{listen}");
+    let commands = starting("curl ").map(|line| line.replace(shown, &here));
+    (commands.collect(), starting("{").collect())
+}
+
 #[tokio::test]
 async fn the_quickstart_shares_its_locks_over_redis_nodes_and_tells_when_they_are_gone() {
     let mut cluster = Cluster::start(3);
