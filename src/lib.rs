@@ -6,11 +6,14 @@
 //!
 //! [`Redlock`] and its [`LockGuard`] are the lock; [`RedlockLayer`] is the middleware and [`key`]
 //! where its keys come from. [`middleware`] has the services, futures and bodies that one rarely
-//! names, [`protocol`] the algorithm as pure data, with the argument why tokens are unique.
+//! names, [`protocol`] the algorithm as pure data, with the argument why tokens are unique. [`guide`]
+//! has chapters: [what the lock is for](guide::what_is_this_lock_for), and how to
+//! [operate the nodes](guide::operating_the_nodes).
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "axum")]
 mod extract;
+pub mod guide;
 mod lock;
 pub mod middleware;
 mod node;

@@ -98,7 +98,8 @@ impl RedlockBuilder {
     /// TLS (feature `tls-rustls`), `unix://path`.
     ///
     /// It must be an independent master, spoken to directly: not a replica, a cluster node or a
-    /// proxy that fails over. Every client must name the same servers. Smallest version: 6.2.
+    /// proxy that fails over. Every client must name the same servers. Smallest version: 6.2. Rights,
+    /// certificates and more: [operating the nodes](crate::guide::operating_the_nodes).
     #[cfg(feature = "redis")]
     pub fn url(mut self, url: impl AsRef<str>) -> Self {
         self.sources.push(Source::Url(url.as_ref().to_owned()));
