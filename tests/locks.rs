@@ -13,6 +13,8 @@ use tower_redlock::{
 
 fn builder(cluster: &Cluster) -> RedlockBuilder {
     Redlock::builder()
+        // Not what is tested: a busy machine may be slow.
+        .node_timeout(Duration::from_millis(500))
         .urls(cluster.urls())
         .restart_guard(RestartGuard::Off)
 }
