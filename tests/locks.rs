@@ -231,7 +231,9 @@ async fn a_node_that_comes_back_votes_again() {
 #[tokio::test]
 async fn a_lock_that_was_extended_by_less_is_released_on_every_node() {
     let cluster = Cluster::start(3);
-    let redlock = builder(&cluster).renew(false).build().unwrap();
+    let builder = builder(&cluster).renew(false);
+    let redlock = builder.node_timeout(Duration::from_millis(90));
+    let redlock = redlock.build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
     guard.extend(Duration::from_millis(100)).await.unwrap();
     guard.extend(Duration::from_millis(100)).await.unwrap();
