@@ -141,6 +141,10 @@ where
     let locking = held.lock(&redlock, keys, |request| {
         let request = request.wait(options.wait.unwrap_or_default());
         let request = request.max_hold(options.max_hold.unwrap_or(MAX_HOLD));
+        let request = match options.label {
+            Some(label) => request.label(label),
+            None => request,
+        };
         match options.ttl {
             Some(ttl) => request.ttl(ttl),
             None => request,

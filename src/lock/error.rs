@@ -58,6 +58,20 @@ pub enum LockError {
     Closed,
 }
 
+impl LockError {
+    /// The name of the case in spans and metrics.
+    pub(super) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Contended { .. } => "contended",
+            Self::Unavailable { .. } => "unavailable",
+            Self::Expired { .. } => "expired",
+            Self::Overloaded { .. } => "overloaded",
+            Self::TtlTooLong { .. } | Self::TtlTooShort { .. } | Self::Key(_) => "invalid",
+            Self::Closed => "closed",
+        }
+    }
+}
+
 impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -28,6 +28,19 @@ pub enum LostReason {
     Abandoned,
 }
 
+impl LostReason {
+    /// The name of the case in metrics.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Gone => "gone",
+            Self::Expired => "expired",
+            Self::MaxHold => "max_hold",
+            Self::Released => "released",
+            Self::Abandoned => "abandoned",
+        }
+    }
+}
+
 impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -18,6 +18,7 @@ mod health;
 mod lease;
 mod lost;
 mod options;
+mod record;
 mod redlock;
 mod registry;
 mod request;

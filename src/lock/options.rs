@@ -17,6 +17,7 @@ pub struct LockOptions {
     pub(crate) ttl: Option<Duration>,
     pub(crate) wait: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) label: Option<&'static str>,
 }
 
 impl LockOptions {
@@ -35,6 +36,13 @@ impl LockOptions {
     /// Sets after what time the lock is not renewed any more. Default: 60 s.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Sets what kind of resource this is, for spans and metrics, which never show a key. Default:
+    /// `unnamed`.
+    pub fn label(mut self, label: &'static str) -> Self {
+        self.label = Some(label);
         self
     }
 }

@@ -10,7 +10,7 @@ use crate::lock::health::{self, Health};
 use crate::lock::registry::{Drained, Registry};
 use crate::lock::request::LockRequest;
 use crate::lock::settings::Settings;
-use crate::node::Node;
+use crate::node::{Node, telemetry};
 use crate::protocol::{LockKey, LockKeys};
 
 /// Distributed locks over a quorum of independent nodes; cheap to clone, clones are the same.
@@ -109,6 +109,7 @@ impl Redlock {
     }
 
     pub(super) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Self {
+        telemetry::describe();
         Self(Arc::new(Inner {
             nodes,
             settings,

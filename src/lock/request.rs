@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
+use tracing::Instrument;
 
 use crate::lock::error::LockError;
 use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
+use crate::lock::record::Asking;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Stage;
 use crate::lock::settings::{Options, after};
 use crate::lock::task::{self, Order};
-use crate::lock::waiters::{Waiters, Waiting};
+use crate::lock::waiters::{Waited, Waiters, Waiting};
 use crate::node::sha256;
 use crate::protocol::LockKeys;
 
@@ -74,6 +76,13 @@ impl LockRequest {
     /// Sets after what time the lock is not renewed any more. Default: the builder's.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.options.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Sets what kind of resource this is, for spans and metrics, which never show a key; so it
+    /// must not be made of one. Default: `unnamed`.
+    pub fn label(mut self, label: &'static str) -> Self {
+        self.options.label = Some(label);
         self
     }
 
@@ -141,6 +150,19 @@ impl fmt::Debug for LockFuture {
 }
 
 async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
+    let nodes = request.inner.nodes.len();
+    let asking = Asking::new(request.options.label, nodes);
+    let waited = Waited::default();
+    let outcome = ask(request, &asking, &waited).await;
+    asking.tell(&outcome, waited.so_far());
+    outcome
+}
+
+async fn ask(
+    request: LockRequest,
+    asking: &Asking,
+    waited: &Waited,
+) -> Result<LockGuard, LockError> {
     let LockRequest {
         inner,
         keys,
@@ -152,7 +174,8 @@ async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
     let wait = options.wait.unwrap_or(settings.wait);
     let deadline = after(Instant::now(), wait);
     let caps = [settings.waiters.clone(), options.waiters.clone()];
-    let mut waiting = Waiting::new(caps.into_iter().flatten().collect());
+    let caps = caps.into_iter().flatten().collect();
+    let mut waiting = Waiting::new(caps, waited.clone());
     let turn = take_turn(&inner, &keys, wait, deadline, &mut waiting).await?;
     let ticket = inner.registry.enter(&keys).ok_or(LockError::Closed)?;
     let order = Order {
@@ -164,10 +187,11 @@ async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
         turn,
         waiting,
         ticket,
+        label: asking.label(),
         inner: Arc::clone(&inner),
     };
     let (grant, granted) = oneshot::channel();
-    tokio::spawn(task::run(order, grant));
+    tokio::spawn(task::run(order, grant).instrument(asking.span().clone()));
     // Nobody answers if the task panicked or the runtime shuts down.
     granted.await.unwrap_or(Err(LockError::Closed))
 }

@@ -33,6 +33,7 @@ pub(super) struct Options {
     pub(super) wait: Option<Duration>,
     pub(super) max_hold: Option<Duration>,
     pub(super) waiters: Option<Arc<Waiters>>,
+    pub(super) label: Option<&'static str>,
 }
 
 impl Settings {

@@ -1,9 +1,13 @@
 //! A cap on how many calls wait for locks at once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::lock::error::LockError;
+use crate::node::telemetry::Counted;
 
 /// Counts the calls that wait, over a whole [`Redlock`](crate::Redlock) or one layer.
 #[derive(Debug)]
@@ -17,6 +21,20 @@ pub(crate) struct Waiters {
 pub(super) struct Waiting {
     caps: Vec<Arc<Waiters>>,
     taken: usize,
+    waited: Waited,
+    /// While it waits.
+    counted: Option<Counted>,
+}
+
+/// Since when a call has waited, if it has; clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Waited(Arc<OnceLock<Instant>>);
+
+impl Waited {
+    /// Returns for how long the call has waited; `None` if it never began to.
+    pub(super) fn so_far(&self) -> Option<Duration> {
+        self.0.get().map(Instant::elapsed)
+    }
 }
 
 impl Waiters {
@@ -29,8 +47,13 @@ impl Waiters {
 }
 
 impl Waiting {
-    pub(super) fn new(caps: Vec<Arc<Waiters>>) -> Self {
-        Self { caps, taken: 0 }
+    pub(super) fn new(caps: Vec<Arc<Waiters>>, waited: Waited) -> Self {
+        Self {
+            caps,
+            taken: 0,
+            waited,
+            counted: None,
+        }
     }
 
     /// Begins to wait; does nothing if this call waits already.
@@ -42,6 +65,8 @@ impl Waiting {
             }
             self.taken += 1;
         }
+        self.waited.0.get_or_init(Instant::now);
+        self.counted.get_or_insert_with(Counted::waiter);
         Ok(())
     }
 }

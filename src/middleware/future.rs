@@ -19,6 +19,7 @@ use crate::middleware::disconnect::Outlive;
 use crate::middleware::held::LockHandles;
 use crate::middleware::layer::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
 use crate::middleware::rejection::{Rejection, RequestKind};
+use crate::node::telemetry;
 
 /// Response future for [`RedlockService`](crate::middleware::RedlockService).
 ///
@@ -281,6 +282,7 @@ impl Config {
             && matches!(error, LockError::Unavailable { .. });
         if proceeds {
             tracing::warn!(%error, "redlock request served WITHOUT its lock");
+            telemetry::unprotected(self.label.unwrap_or("unnamed"));
         }
         proceeds
     }

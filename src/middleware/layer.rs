@@ -49,6 +49,7 @@ pub struct RedlockLayer<D = Cancel> {
 pub(super) struct Config {
     redlock: Redlock,
     key: Arc<dyn KeyExtractor>,
+    pub(super) label: Option<&'static str>,
     methods: Option<Arc<[Method]>>,
     skip: Option<Arc<dyn Fn(&Parts) -> bool + Send + Sync>>,
     ttl: Option<Duration>,
@@ -129,6 +130,7 @@ impl RedlockLayer {
         Self {
             config: Config {
                 redlock,
+                label: key.label(),
                 key: Arc::new(key),
                 methods: None,
                 skip: None,
@@ -238,6 +240,13 @@ impl<D> RedlockLayer<D> {
     /// Sets what happens when the lock is lost. Default: [`OnLost::Abort`].
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.config.on_lost = on_lost;
+        self
+    }
+
+    /// Sets what kind of resource is locked, for spans and metrics, which never show a key. Default:
+    /// the first literal part of the key, or `unnamed`.
+    pub fn label(mut self, label: &'static str) -> Self {
+        self.config.label = Some(label);
         self
     }
 
@@ -359,6 +368,10 @@ impl Config {
         held.lock(&self.redlock, keys, |request| {
             let request = request.wait(self.wait).max_hold(self.max_hold);
             let request = request.waiters(self.waiters.clone());
+            let request = match self.label {
+                Some(label) => request.label(label),
+                None => request,
+            };
             match self.ttl {
                 Some(ttl) => request.ttl(ttl),
                 None => request,

@@ -34,6 +34,21 @@ pub(crate) enum Request {
     Ping,
 }
 
+#[cfg(feature = "redis")]
+impl Request {
+    /// Returns the name of its kind in metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Command(packet) => match packet.command.op {
+                Op::Acquire { .. } => "acquire",
+                Op::Confirm { .. } => "confirm",
+                Op::Release => "release",
+            },
+            Self::Ping => "ping",
+        }
+    }
+}
+
 /// For nodes that keep jobs waiting.
 #[cfg(any(feature = "redis", feature = "test-util"))]
 impl Job {

@@ -12,6 +12,7 @@ mod job;
 pub(crate) mod redis;
 #[cfg(feature = "test-util")]
 pub(crate) mod scripted;
+pub(crate) mod telemetry;
 #[cfg(feature = "test-util")]
 pub(crate) mod wired;
 #[cfg(feature = "test-util")]

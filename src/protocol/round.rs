@@ -170,6 +170,12 @@ impl AcquireRound {
             .map(|(index, _)| index)
     }
 
+    /// Returns how many nodes have answered exactly `token` so far.
+    #[must_use]
+    pub fn acknowledged(&self, token: u64) -> usize {
+        self.count(|node| node.is_exactly(token))
+    }
+
     /// Returns the nodes from which an answer to the current step is still outstanding.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
         self.nodes

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
+use tracing::Span;
 
 use crate::lock::claim::{Claim, jitter};
 use crate::lock::error::LockError;
@@ -157,6 +158,7 @@ impl LeaseTask {
                     claim.send(confirm, self.ttl, &self.tally, round.unconfirmed());
                 }
                 AcquireStep::Granted(number) => {
+                    Span::current().record("quorum.granted", round.acknowledged(number));
                     // After the last counted answer, and by the monotonic clock.
                     let elapsed = began.elapsed();
                     let Some(left) = validity::remaining(self.ttl, elapsed) else {

@@ -12,12 +12,13 @@ use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
 use crate::lock::lease::{Extension, Lease, Status};
 use crate::lock::lost::LostReason;
+use crate::lock::record::HeldRecord;
 use crate::lock::registry::Stage;
 use crate::lock::settings::{after, whole_millis};
 use crate::lock::task::acquire::Acquired;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{Failures, LeaseTask, TICK, reached};
-use crate::node::Vote;
+use crate::node::{Vote, telemetry};
 use crate::protocol::message::Op;
 use crate::protocol::round::{ExtendRound, ExtendStep};
 use crate::protocol::{FencingToken, validity};
@@ -68,6 +69,7 @@ impl LeaseTask {
         });
         turn.set_holder(&seen);
         self.ticket.set_held();
+        let record = HeldRecord::new(self.label);
         let (wishes, mut extensions) = mpsc::unbounded_channel();
         let (lease, share) = Lease::new(&self.inner, self.keys.clone(), token, seen, wishes);
         claim.lease = Some(Arc::clone(&lease));
@@ -112,6 +114,7 @@ impl LeaseTask {
             }
         }
         drop(holding);
+        drop(record);
         self.release(claim, turn, &status).await;
     }
 
@@ -247,6 +250,7 @@ impl Holding<'_> {
     fn lose(&mut self, reason: LostReason) {
         self.renew_at = None;
         self.status.send_modify(|status| status.lost = Some(reason));
+        telemetry::lost(reason.name());
         tracing::warn!(%reason, "redlock lock lost while it was held");
     }
 

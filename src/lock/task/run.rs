@@ -33,6 +33,8 @@ pub(in crate::lock) struct Order {
     pub(in crate::lock) turn: Turn,
     pub(in crate::lock) waiting: Waiting,
     pub(in crate::lock) ticket: Ticket,
+    /// What the lock is called in metrics.
+    pub(in crate::lock) label: &'static str,
 }
 
 /// Runs a lock from its first request to its last.
@@ -47,6 +49,7 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
         turn,
         waiting,
         ticket,
+        label,
     } = order;
     let (tally, votes) = Tally::new();
     let mut task = LeaseTask {
@@ -59,6 +62,7 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
         votes,
         releases: Vec::new(),
         ticket,
+        label,
     };
     match task.acquire(deadline, waiting, &mut grant).await {
         Ok(acquired) => task.hold(acquired, max_hold, turn, grant).await,

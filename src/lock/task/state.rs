@@ -28,6 +28,7 @@ pub(super) struct LeaseTask {
     pub(super) releases: Vec<Release>,
     pub(super) stage: watch::Receiver<Stage>,
     pub(super) ticket: Ticket,
+    pub(super) label: &'static str,
 }
 
 /// A release under way.

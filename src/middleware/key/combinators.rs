@@ -35,6 +35,10 @@ where
         }
         Ok(Some(mapped.into_iter().collect()))
     }
+
+    fn label(&self) -> Option<&'static str> {
+        self.inner.label()
+    }
 }
 
 /// By hand: closures show nothing.
@@ -60,6 +64,10 @@ impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
         });
         Ok(Some(hashed.collect()))
     }
+
+    fn label(&self) -> Option<&'static str> {
+        self.0.label()
+    }
 }
 
 /// Extractor of [`KeyExtractor::or`].
@@ -72,6 +80,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             Some(keys) => Ok(Some(keys)),
             None => self.1.extract(parts),
         }
+    }
+
+    fn label(&self) -> Option<&'static str> {
+        self.0.label().or_else(|| self.1.label())
     }
 }
 
@@ -93,6 +105,10 @@ where
         } else {
             Ok(None)
         }
+    }
+
+    fn label(&self) -> Option<&'static str> {
+        self.inner.label()
     }
 }
 

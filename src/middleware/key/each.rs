@@ -36,6 +36,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Each<A, B> {
         let both = first.as_slice().iter().chain(second.as_slice());
         Ok(Some(both.cloned().collect()))
     }
+
+    fn label(&self) -> Option<&'static str> {
+        self.0.label().or_else(|| self.1.label())
+    }
 }
 
 #[cfg(test)]

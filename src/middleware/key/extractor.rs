@@ -33,6 +33,12 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// client, or of the set-up ([`KeyError::Misconfigured`]).
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError>;
 
+    /// Returns what kind of resource the keys are of, for spans and metrics, which never show a key:
+    /// the first literal part, if there is one.
+    fn label(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Puts a literal part in front: the same as the tuple `(literal, self)`.
     fn prefix(self, literal: &'static str) -> (&'static str, Self)
     where
@@ -170,11 +176,19 @@ impl KeyExtractor for &'static str {
     fn extract(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
         self.into_keys()
     }
+
+    fn label(&self) -> Option<&'static str> {
+        Some(self)
+    }
 }
 
 impl KeyExtractor for Arc<dyn KeyExtractor> {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         (**self).extract(parts)
+    }
+
+    fn label(&self) -> Option<&'static str> {
+        (**self).label()
     }
 }
 
@@ -191,6 +205,12 @@ macro_rules! composite {
                     }
                 )+
                 Ok(Some(composite.into_keys()))
+            }
+
+            #[allow(non_snake_case, reason = "the type parameters name the values too")]
+            fn label(&self) -> Option<&'static str> {
+                let ($($part,)+) = self;
+                [$($part.label()),+].into_iter().flatten().next()
             }
         }
     };

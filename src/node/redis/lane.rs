@@ -19,11 +19,11 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::node::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, describe, open};
 use crate::node::redis::scripts::{answer, ends_with_generation, is_noscript, load_all, wire};
 use crate::node::redis::{Reachability, Shared};
+use crate::node::{NodeFailure, telemetry};
 use crate::protocol::admission::Generation;
 use crate::protocol::message::Reply;
 
@@ -232,7 +232,7 @@ impl Lane {
             // Its jobs were dealt with when its connection was given up.
             Err(_) => return,
         };
-        let Some(Batch { jobs, .. }) = self.unanswered.remove(&batch) else {
+        let Some(Batch { jobs, sent }) = self.unanswered.remove(&batch) else {
             return;
         };
         let forgot_scripts = values.iter().any(is_noscript);
@@ -243,6 +243,7 @@ impl Lane {
                 self.parked.push_back(job);
                 continue;
             }
+            telemetry::node_call(&self.shared.name, job.request.name(), sent.elapsed());
             let mut outcome = answer(&job.request, value, &self.shared.name);
             if outcome == Ok(Reply::Amnesia) {
                 forgot_all = true;
@@ -511,6 +512,7 @@ impl Lane {
             let node = &*self.shared.name;
             tracing::info!(node, down_for = ?since.elapsed(), "redlock node is up again");
         }
+        telemetry::node_up(&self.shared.name, self.quarantined_until.is_none());
         *reachability = match self.quarantined_until {
             Some(until) => Reachability::Quarantined { until },
             None => Reachability::Up,
@@ -527,10 +529,12 @@ impl Lane {
                 "redlock node has not had its memory for long enough to vote; see restart_guard"
             );
         }
+        telemetry::node_up(&self.shared.name, false);
         *self.shared.reachability() = Reachability::Quarantined { until };
     }
 
     fn note_down(&self, why: &Arc<str>) {
+        telemetry::node_up(&self.shared.name, false);
         let mut reachability = self.shared.reachability();
         let since = match &*reachability {
             Reachability::Down { since, .. } => *since,
