@@ -128,7 +128,8 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
     let said = server.stdout();
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let (documented, promised) = documented_curl_lines("http://127.0.0.1:3000", &listen);
+    let source = include_str!("../examples/fenced_writes.rs");
+    let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
 
     let answers: Vec<Value> = lines.iter().map(|line| body(&paste(line))).collect();
@@ -156,9 +157,48 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
     }
 }
 
-/// The commands in the header of `fenced_writes`, and the answers that it shows below them.
-fn documented_curl_lines(shown: &str, listen: &str) -> (Vec<String>, Vec<&'static str>) {
-    let header = include_str!("../examples/fenced_writes.rs").lines();
+#[tokio::test]
+async fn transfers_in_both_directions_lose_no_money() {
+    if !has_curl() {
+        return;
+    }
+    let listen = format!("127.0.0.1:{}", free_port());
+    let envs = [("LISTEN", listen.as_str())];
+    let server = ChildProcess::start(example_path("transfer"), &[], &envs);
+    server.wait_for_line("Ctrl-C stops it", PATIENCE);
+    let said = server.stdout();
+    let lines = said.lines().map(str::trim);
+    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
+    let source = include_str!("../examples/transfer.rs");
+    let (documented, promised) = documented_curl_lines(source, &listen);
+    assert_eq!(lines, documented);
+    for (line, promised) in lines.iter().zip(promised) {
+        assert_eq!(paste(line), promised);
+    }
+    let addr = listen.parse().unwrap();
+    let transfers = (0..20).map(|number| {
+        let (from, to) = [("alice", "bob"), ("bob", "alice")][number % 2];
+        let transfer = format!(r#"{{"from":"{from}","to":"{to}","amount":{number}}}"#);
+        async move {
+            let headers = [("content-type", "application/json")];
+            let body = transfer.as_bytes();
+            support::http::request(addr, "POST", "/transfers", &headers, body).await
+        }
+    });
+    for response in futures_util::future::join_all(transfers).await {
+        // Refused, if others were there for a second.
+        assert!([200, 423].contains(&response.status), "{}", response.text());
+        if response.status == 200 {
+            let both = response.json();
+            let sum = both["alice"].as_u64().unwrap() + both["bob"].as_u64().unwrap();
+            assert_eq!(sum, 200, "{both}");
+        }
+    }
+}
+
+/// The commands in an example's header, and the answers that it shows below them.
+fn documented_curl_lines(source: &'static str, listen: &str) -> (Vec<String>, Vec<&'static str>) {
+    let (header, shown) = (source.lines(), "http://127.0.0.1:3000");
     let lines = header.filter_map(|line| line.strip_prefix("//! "));
     let starting = |start: &'static str| lines.clone().filter(move |line| line.starts_with(start));
     let here = format!("http://{listen}");
