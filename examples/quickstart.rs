@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_redlock::{
     LockHandle, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
-    RestartGuard, key,
+    RestartGuard, health_router, key,
 };
 
 /// How long requests may go on after Ctrl-C or SIGTERM.
@@ -59,12 +59,15 @@ fn app(redlock: Redlock) -> Router {
     Router::new()
         .route("/accounts/{id}/withdraw", post(withdraw))
         // Around the routes above: one lock per account, and different accounts go on side by side.
-        .route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))))
+        .route_layer(RedlockLayer::new(
+            redlock.clone(),
+            ("account", key::path("id")),
+        ))
         .route("/accounts/{id}", get(balance))
         // Locked by the handler's own signature.
         .route("/orders/{id}/ship", post(ship))
-        .route("/healthz", get(healthz))
         .with_state(state)
+        .nest("/healthz", health_router(redlock))
 }
 
 #[derive(Deserialize)]
@@ -146,33 +149,6 @@ async fn balance(State(balances): State<Balances>, Path(account): Path<String>) 
 fn read(balances: &Balances, account: &str) -> u64 {
     let all = balances.lock().unwrap_or_else(PoisonError::into_inner);
     all.get(account).copied().unwrap_or(100)
-}
-
-/// Ready while a majority of the lock nodes answers.
-async fn healthz(State(redlock): State<Redlock>) -> (StatusCode, Json<Value>) {
-    let health = redlock.health().await;
-    let nodes: Vec<Value> = health.nodes.iter().map(node_as_json).collect();
-    let status = if health.has_quorum() {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
-    let report = json!({"quorum": health.has_quorum(), "needed": health.needed, "nodes": nodes});
-    (status, Json(report))
-}
-
-fn node_as_json(health: &tower_redlock::NodeHealth) -> Value {
-    let micros = health.latency.map(|latency| latency.as_micros());
-    match &health.state {
-        NodeState::Up => json!({"node": &*health.node, "state": "up", "latency_us": micros}),
-        NodeState::Quarantined { left } => {
-            json!({"node": &*health.node, "state": "quarantined", "seconds_left": left.as_secs()})
-        }
-        NodeState::Unreachable { why, .. } => {
-            json!({"node": &*health.node, "state": "unreachable", "why": &**why})
-        }
-        _ => json!({"node": &*health.node, "state": "unknown"}),
-    }
 }
 
 /// Three embedded nodes, or the Redis servers that `REDLOCK_URLS` names.

@@ -22,11 +22,13 @@ pub mod protocol;
 #[cfg(feature = "redis")]
 pub use deadpool_redis;
 #[cfg(feature = "axum")]
-pub use extract::{LockHandleRejection, LockRefused, LockResource, Locked, LockedRejection};
+pub use extract::{
+    LockHandleRejection, LockRefused, LockResource, Locked, LockedRejection, health_router,
+};
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
-    LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Redlock, RedlockBuilder,
-    ReleaseError, Released, RestartGuard, Unconfirmed,
+    LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness, Redlock,
+    RedlockBuilder, ReleaseError, Released, RestartGuard, Unconfirmed,
 };
 pub use middleware::{
     BufferBodyLayer, BufferedBody, Cancel, IntoKeys, KeyExtractor, LockBody, LockHandles,

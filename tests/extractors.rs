@@ -14,10 +14,10 @@ use http_body_util::BodyExt;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceExt};
-use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     LockHandle, LockHandles, LockKey, LockKeys, LockOptions, LockResource, Locked, LockedRejection,
-    OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, key,
+    OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, health_router, key,
 };
 
 #[derive(Debug, Deserialize)]
@@ -329,7 +329,7 @@ async fn a_handler_without_a_lock_is_told_what_is_missing() {
     }
     assert_eq!(send(&layered, "POST", "/?id=7").await.0, StatusCode::OK);
     for node in 0..2 {
-        nodes.set(node, tower_redlock::test_util::Gate::Down);
+        nodes.set(node, Gate::Down);
     }
     let Rejection::Misconfigured(error) = told(&layered, "POST", "/?id=8").await else {
         panic!("not misconfigured");
@@ -435,4 +435,28 @@ async fn a_part_of_the_state_can_be_what_is_locked() {
     let (status, body) = send(&app.with_state(state("")), "POST", "/").await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert!(body.contains("key-missing"), "{body}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_health_router_tells_a_quorum_from_none_and_names_the_nodes() {
+    let nodes = ScriptedNodes::new(3);
+    let app = Router::new().nest("/healthz", health_router(redlock(&nodes)));
+    for (down, expected, status) in [
+        (0, StatusCode::OK, "ready"),
+        (1, StatusCode::OK, "degraded"),
+        (2, StatusCode::SERVICE_UNAVAILABLE, "down"),
+    ] {
+        for node in 0..down {
+            nodes.set(node, Gate::Failing);
+        }
+        let (code, body) = send(&app, "GET", "/healthz").await;
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(code, expected);
+        assert_eq!(body["status"], status);
+        assert_eq!(body["quorum"], expected == StatusCode::OK);
+        assert_eq!(body["needed"], 2);
+        let states = (0..3).map(|node| body["nodes"][node]["state"] == "up");
+        assert_eq!(states.filter(|up| *up).count(), 3 - down);
+        assert_eq!(body["nodes"][2]["node"], "embedded-2");
+    }
 }

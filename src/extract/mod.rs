@@ -1,6 +1,7 @@
 //! What only axum knows about a request: its route, and what a handler's arguments are about.
 
 mod handle;
+mod health;
 mod locked;
 mod matched_path;
 mod path;
@@ -8,6 +9,7 @@ mod resource;
 mod typed_path;
 
 pub use handle::LockHandleRejection;
+pub use health::health_router;
 pub use locked::{LockRefused, Locked, LockedRejection};
 pub use matched_path::{MatchedPath, matched_path};
 pub use path::{Path, path};

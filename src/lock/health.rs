@@ -1,5 +1,6 @@
 //! How the nodes are.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +34,49 @@ pub struct NodeHealth {
     pub latency: Option<Duration>,
 }
 
+/// Whether locks can be had, and if not, why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Readiness {
+    /// All nodes may vote.
+    Ready,
+    /// A majority of the nodes may vote, but not all: locks are to be had, and a node needs a look.
+    Degraded,
+    /// A majority would be there, but some of it may not vote yet: see
+    /// [`restart_guard`](crate::RedlockBuilder::restart_guard).
+    Quarantined,
+    /// A majority does not answer.
+    Down,
+}
+
+impl fmt::Display for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready => "ready",
+            Self::Degraded => "degraded",
+            Self::Quarantined => "quarantined",
+            Self::Down => "down",
+        })
+    }
+}
+
 impl Health {
+    /// Returns whether locks can be had, and if not, why.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        let quarantined = |node: &&NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
+        let quarantined = self.nodes.iter().filter(quarantined).count();
+        if self.up() == self.nodes.len() {
+            Readiness::Ready
+        } else if self.has_quorum() {
+            Readiness::Degraded
+        } else if self.up() + quarantined >= self.needed {
+            Readiness::Quarantined
+        } else {
+            Readiness::Down
+        }
+    }
+
     /// Returns whether a majority of the nodes may vote, so that locks can be had.
     #[must_use]
     pub fn has_quorum(&self) -> bool {
@@ -99,5 +142,53 @@ fn unreachable(known: NodeState, why: Arc<str>) -> NodeState {
             since: Duration::ZERO,
         },
         known => known,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readiness_tells_a_quorum_without_spares_from_none_and_why() {
+        let quarantined = || NodeState::Quarantined {
+            left: Duration::from_secs(1),
+        };
+        let down = || NodeState::Unreachable {
+            why: "gone".into(),
+            since: Duration::ZERO,
+        };
+        for (states, expected) in [
+            (
+                [NodeState::Up, NodeState::Up, NodeState::Up],
+                Readiness::Ready,
+            ),
+            ([NodeState::Up, NodeState::Up, down()], Readiness::Degraded),
+            (
+                [NodeState::Up, NodeState::Up, quarantined()],
+                Readiness::Degraded,
+            ),
+            (
+                [NodeState::Up, down(), quarantined()],
+                Readiness::Quarantined,
+            ),
+            (
+                [quarantined(), quarantined(), quarantined()],
+                Readiness::Quarantined,
+            ),
+            ([down(), down(), quarantined()], Readiness::Down),
+            ([NodeState::Up, down(), down()], Readiness::Down),
+        ] {
+            let nodes = states.into_iter().map(|state| NodeHealth {
+                node: "n".into(),
+                state,
+                latency: None,
+            });
+            let health = Health {
+                nodes: nodes.collect(),
+                needed: 2,
+            };
+            assert_eq!(health.readiness(), expected, "{health:?}");
+        }
     }
 }

@@ -31,7 +31,7 @@ pub use builder::{BuildError, RedlockBuilder, RestartGuard};
 pub use error::{ExtendError, LockError, ReleaseError};
 pub use guard::{LockGuard, Released};
 pub use handle::{AlreadyReleased, LockHandle};
-pub use health::{Health, NodeHealth};
+pub use health::{Health, NodeHealth, Readiness};
 pub use lost::{Lost, LostReason};
 pub use options::LockOptions;
 pub use redlock::Redlock;

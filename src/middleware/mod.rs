@@ -44,7 +44,7 @@ pub use key::{IntoKeys, KeyExtractor};
 #[cfg(feature = "axum")]
 pub(crate) use layer::NotLocked;
 pub use layer::{OnLost, OnMissingKey, OnUnavailable, RedlockLayer, ReleaseAt, Unprotected};
-#[cfg(feature = "axum")]
-pub(crate) use rejection::refusal;
 pub use rejection::{Rejection, RejectionResponse, RequestKind};
+#[cfg(feature = "axum")]
+pub(crate) use rejection::{escape_json, refusal};
 pub use service::RedlockService;

@@ -296,7 +296,8 @@ fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection) {
     }
 }
 
-fn escape_json(text: &str) -> String {
+/// Escapes a text for a JSON string.
+pub(crate) fn escape_json(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, c| {
         match c {
             '"' | '\\' => escaped.extend(['\\', c]),

@@ -1,0 +1,75 @@
+//! The health of the nodes as a response, and a router that answers it.
+
+use axum::Router;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, StatusCode};
+
+use crate::lock::{Health, NodeHealth, Redlock};
+use crate::middleware::escape_json;
+use crate::node::NodeState;
+
+/// Makes a router that answers `GET /` with the [`Health`] of the nodes, for a load balancer or an
+/// orchestrator to ask: 200 while locks can be had, else 503.
+///
+/// Nest it where nobody else can reach it: it shows the addresses of the nodes.
+///
+/// ```
+/// use axum::Router;
+/// use tower_redlock::{Redlock, health_router};
+///
+/// let redlock = Redlock::in_memory(3);
+/// let app: Router = Router::new().nest("/healthz", health_router(redlock));
+/// ```
+pub fn health_router(redlock: Redlock) -> Router {
+    let health = move || {
+        let redlock = redlock.clone();
+        async move { redlock.health().await }
+    };
+    Router::new().route("/", get(health))
+}
+
+/// JSON with `status` (a [`Readiness`](crate::Readiness) in lower case), `quorum`, `needed` and
+/// `nodes`; 200 while a majority may vote, else 503. Not to be cached.
+impl IntoResponse for Health {
+    fn into_response(self) -> Response {
+        let nodes: Vec<String> = self.nodes.iter().map(node).collect();
+        let body = format!(
+            r#"{{"status":"{}","quorum":{},"needed":{},"nodes":[{}]}}"#,
+            self.readiness(),
+            self.has_quorum(),
+            self.needed,
+            nodes.join(",")
+        );
+        let status = if self.has_quorum() {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        let headers = [
+            (CONTENT_TYPE, HeaderValue::from_static("application/json")),
+            (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        ];
+        (status, headers, body).into_response()
+    }
+}
+
+fn node(health: &NodeHealth) -> String {
+    let state = match &health.state {
+        NodeState::Up => {
+            let latency = health.latency.unwrap_or_default().as_micros();
+            format!(r#""state":"up","latency_us":{latency}"#)
+        }
+        NodeState::Quarantined { left } => {
+            let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+            format!(r#""state":"quarantined","seconds_left":{seconds}"#)
+        }
+        NodeState::Unreachable { why, since } => format!(
+            r#""state":"unreachable","since_seconds":{},"why":"{}""#,
+            since.as_secs(),
+            escape_json(why)
+        ),
+    };
+    format!(r#"{{"node":"{}",{state}}}"#, escape_json(&health.node))
+}
