@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::lock::lease::Lease;
 use crate::lock::redlock::Inner;
-use crate::node::{Job, Packet, Request, Tally, random_u64, unguessable};
+use crate::node::{Job, Packet, Request, Tally, unguessable};
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{KeyNames, OwnerToken};
@@ -117,9 +117,4 @@ impl Drop for Claim {
             self.send_release(&tally);
         }
     }
-}
-
-/// Draws the delay before another attempt.
-pub(super) fn jitter(delay: impl FnOnce(u64) -> Duration) -> Duration {
-    delay(random_u64())
 }

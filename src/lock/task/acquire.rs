@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::Span;
 
-use crate::lock::claim::{Claim, jitter};
+use crate::lock::claim::Claim;
 use crate::lock::error::LockError;
 use crate::lock::registry::Stage;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{Failures, LeaseTask, TICK, reached};
 use crate::lock::waiters::Waiting;
-use crate::node::{NodeFailure, Vote, next_proposal};
+use crate::node::{NodeFailure, Vote, next_proposal, random_u64};
 use crate::protocol::message::Op;
 use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal, RefusalKind};
 use crate::protocol::{FencingToken, Retry, validity};
@@ -66,13 +66,13 @@ impl LeaseTask {
                 // Timers know no less than a tick: shorter delays would all be the same, and on a
                 // paused clock there would be none at all.
                 let round_trip = (now - asked).max(TICK);
-                let delay = jitter(|random| Retry::split_delay(splits - 1, round_trip, random));
+                let delay = Retry::split_delay(splits - 1, round_trip, random_u64());
                 // They double: the last would take longer than all before it.
                 delay.min(began + settings.node_timeout - now)
             } else if now < deadline {
                 waiting.begin().map_err(Stopped::Failed)?;
                 polls += 1;
-                let delay = jitter(|random| settings.retry.delay(polls - 1, retry_after, random));
+                let delay = settings.retry.delay(polls - 1, retry_after, random_u64());
                 delay.min(deadline - now)
             } else {
                 return Err(Stopped::Failed(LockError::Contended { retry_after }));
@@ -181,13 +181,13 @@ impl LeaseTask {
                         claim.excuse(node);
                     }
                     self.give_up(claim);
-                    return Err(self.missed(refusal, failures));
+                    return Err(self.missed(refusal, &failures));
                 }
             }
         }
     }
 
-    fn missed(&self, refusal: Refusal, failures: Failures) -> Missed {
+    fn missed(&self, refusal: Refusal, failures: &Failures) -> Missed {
         match refusal.kind {
             RefusalKind::Contended { expires_in } => Missed::Contended {
                 retry_after: expires_in,
@@ -196,7 +196,7 @@ impl LeaseTask {
             RefusalKind::Unavailable => Missed::Stopped(Stopped::Failed(LockError::Unavailable {
                 reached: refusal.reached,
                 needed: self.inner.settings.quorum.majority(),
-                nodes: failures.into_list(),
+                nodes: failures.list(),
             })),
         }
     }

@@ -220,7 +220,7 @@ impl LeaseTask {
                 Err(ExtendError::Unavailable {
                     reached,
                     needed: self.inner.settings.quorum.majority(),
-                    nodes: extending.failures.into_list(),
+                    nodes: extending.failures.list(),
                 })
             }
             (None, ExtendStep::Wait) => return,

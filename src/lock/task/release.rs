@@ -48,7 +48,7 @@ impl LeaseTask {
                     break Err(ReleaseError::Unavailable {
                         reached: release.round.released(),
                         needed: self.inner.settings.quorum.majority(),
-                        nodes: release.failures.clone_list(),
+                        nodes: release.failures.list(),
                     });
                 }
             }

@@ -73,11 +73,7 @@ impl Failures {
         }
     }
 
-    pub(super) fn into_list(self) -> Vec<NodeFailure> {
-        self.0.into_iter().flatten().collect()
-    }
-
-    pub(super) fn clone_list(&self) -> Vec<NodeFailure> {
+    pub(super) fn list(&self) -> Vec<NodeFailure> {
         self.0.iter().flatten().cloned().collect()
     }
 }
