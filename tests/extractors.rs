@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{FromRef, Path, Query, State};
+use axum::extract::{FromRef, FromRequestParts, Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use http::request::Parts;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde::Deserialize;
@@ -253,6 +255,35 @@ async fn only_what_a_request_does_not_hold_yet_is_locked() {
         .with_state(redlock);
     let (status, body) = send(&app, "POST", "/transfer?from=a&to=b").await;
     assert_eq!((status, &*body), (StatusCode::OK, "2"));
+    until_free(&nodes).await;
+}
+
+/// An extractor that takes longer than a lock lasts.
+struct SlowBody;
+
+impl<S: Send + Sync> FromRequestParts<S> for SlowBody {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        sleep(secs(60)).await;
+        Ok(Self)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_the_request_lost_meanwhile_is_not_shared() {
+    async fn handler(_: SlowBody, Locked(guard, _): Locked<Path<OrderId>>) -> String {
+        format!("{}", guard.is_valid())
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
+    let app = Router::new()
+        .route("/orders/{id}", post(handler))
+        .route_layer(layer.on_lost(OnLost::Notify).max_hold(secs(5)))
+        .with_state(redlock);
+    let (status, body) = send(&app, "POST", "/orders/7").await;
+    assert_ne!((status, &*body), (StatusCode::OK, "false"));
     until_free(&nodes).await;
 }
 

@@ -46,6 +46,8 @@ impl LockHandles {
     ) -> LockFuture {
         let handles = self.handles().clone();
         let ours = handles.iter().filter(|handle| handle.is_of(redlock));
+        // A share of a lock that is lost would let a handler begin without one.
+        let ours = ours.filter(|handle| handle.is_valid());
         let held: Vec<LockGuard> = ours.filter_map(|handle| handle.detach().ok()).collect();
         if held.is_empty() {
             return ask(redlock.lock_keys(keys)).into_future();
