@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockHandle, OnLost, Redlock, RedlockLayer, RunToCompletion};
+use tower_redlock::{LockHandle, LockKeys, OnLost, Redlock, RedlockLayer, RunToCompletion};
 
 const WORK: Duration = Duration::from_secs(30);
 const TTL: Duration = Duration::from_secs(3);
@@ -128,6 +129,26 @@ async fn a_lock_lost_under_a_client_that_stays_is_answered_with_503() {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     sleep(2 * WORK).await;
     assert!(!done.load(Ordering::Relaxed), "the handler goes on");
+}
+
+/// The inner layer's second key is new, its first is shared with the outer layer, which cancels.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_runs_on_keeps_also_the_locks_that_its_layer_shares() {
+    let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
+    let redlock = Redlock::builder()
+        .scripted(&nodes)
+        .ttl(TTL)
+        .build()
+        .unwrap();
+    let both = |_: &Parts| ["a", "b"].into_iter().collect::<LockKeys>();
+    let inner = RedlockLayer::new(redlock.clone(), both).on_disconnect(RunToCompletion);
+    let service = (RedlockLayer::new(redlock, "a"), inner).layer(handler(&done));
+    let gone = timeout(Duration::from_secs(1), service.oneshot(post())).await;
+    assert!(gone.is_err());
+    sleep(WORK - Duration::from_secs(2)).await;
+    assert_eq!(nodes.locks(), [2, 2, 2]);
+    until(|| done.load(Ordering::Relaxed)).await;
+    until(|| nodes.locks() == [0, 0, 0]).await;
 }
 
 #[tokio::test(start_paused = true)]

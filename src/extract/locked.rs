@@ -153,7 +153,7 @@ where
     async move {
         match locking.await {
             Ok(guard) => {
-                held.add(guard.handle());
+                held.add(&guard.handle());
                 Ok(guard)
             }
             Err(error) => Err(LockRefused {

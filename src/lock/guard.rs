@@ -147,7 +147,9 @@ impl LockGuard {
     /// Returns a handle, which tells about the lock but does not hold it.
     #[must_use]
     pub fn handle(&self) -> LockHandle {
-        LockHandle::new(Arc::clone(self.share.lease()))
+        let others = self.beside.iter();
+        let others = others.map(|guard| Arc::clone(guard.share.lease()));
+        LockHandle::new(Arc::clone(self.share.lease()), others.collect())
     }
 }
 

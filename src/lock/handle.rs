@@ -17,11 +17,18 @@ use crate::protocol::{FencingToken, LockKey};
 #[derive(Clone)]
 pub struct LockHandle {
     lease: Arc<Lease>,
+    /// Locks that the same request took before, and that belong to what this handle is for.
+    beside: Vec<Arc<Lease>>,
 }
 
 impl LockHandle {
-    pub(super) fn new(lease: Arc<Lease>) -> Self {
-        Self { lease }
+    pub(super) fn new(lease: Arc<Lease>, beside: Vec<Arc<Lease>>) -> Self {
+        Self { lease, beside }
+    }
+
+    /// Without the locks beside it.
+    pub(crate) fn alone(&self) -> Self {
+        Self::new(Arc::clone(&self.lease), Vec::new())
     }
 
     /// Whether it is a lock of this service; another has other nodes or another namespace.
@@ -49,7 +56,8 @@ impl LockHandle {
     /// Returns how much longer the lock is certainly held; see [`LockGuard::valid_for`].
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        self.lease.valid_for()
+        let others = self.beside.iter().map(|lease| lease.valid_for());
+        others.fold(self.lease.valid_for(), Duration::min)
     }
 
     /// Returns whether the lock is certainly held; see [`LockGuard::is_valid`].
@@ -60,7 +68,8 @@ impl LockHandle {
 
     /// Returns a future that resolves when the lock is lost or released; see [`LockGuard::lost`].
     pub fn lost(&self) -> Lost {
-        self.lease.lost()
+        let others = self.beside.iter().map(|lease| lease.lost());
+        others.fold(self.lease.lost(), Lost::or)
     }
 
     /// Extends the lock; see [`LockGuard::extend`].
@@ -73,6 +82,9 @@ impl LockHandle {
     ///
     /// As [`LockGuard::extend`].
     pub async fn extend(&self, ttl: Duration) -> Result<(), ExtendError> {
+        for lease in &self.beside {
+            lease.extend(ttl).await?;
+        }
         self.lease.extend(ttl).await
     }
 
@@ -85,10 +97,9 @@ impl LockHandle {
     ///
     /// [`AlreadyReleased`] if the last share is gone.
     pub fn detach(&self) -> Result<LockGuard, AlreadyReleased> {
-        self.lease
-            .share()
-            .map(LockGuard::new)
-            .ok_or(AlreadyReleased)
+        let share = |lease: &Arc<Lease>| lease.share().map(LockGuard::new).ok_or(AlreadyReleased);
+        let others: Result<_, _> = self.beside.iter().map(share).collect();
+        Ok(share(&self.lease)?.beside(others?))
     }
 }
 

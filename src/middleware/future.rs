@@ -238,7 +238,7 @@ where
         } = self;
         let (mut parts, body) = request.into_parts();
         if let Some(guard) = &guard {
-            LockHandles::of(&mut parts.extensions).add(guard.handle());
+            LockHandles::of(&mut parts.extensions).add(&guard.handle());
             parts.extensions.insert(guard.handle());
             if config.runs_to_completion {
                 parts.extensions.insert(Outlive {

@@ -27,10 +27,11 @@ impl LockHandles {
     }
 
     /// Notes a lock that was taken for the request.
-    pub(crate) fn add(&self, handle: LockHandle) {
+    pub(crate) fn add(&self, handle: &LockHandle) {
         let mut handles = self.handles();
-        if !handles.iter().any(|known| known.is_same(&handle)) {
-            handles.push(handle);
+        if !handles.iter().any(|known| known.is_same(handle)) {
+            // What is beside it is here already, by itself.
+            handles.push(handle.alone());
         }
     }
 
