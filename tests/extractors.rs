@@ -258,6 +258,39 @@ async fn only_what_a_request_does_not_hold_yet_is_locked() {
     until_free(&nodes).await;
 }
 
+/// The second extractor takes one account, and shares the other with the first.
+#[tokio::test(start_paused = true)]
+async fn a_guard_extends_and_releases_all_that_it_keeps() {
+    #[derive(Deserialize)]
+    struct From {
+        from: String,
+    }
+    impl LockResource for From {
+        fn lock_keys(&self) -> LockKeys {
+            LockKey::from(("account", &*self.from)).into()
+        }
+    }
+    async fn handler(
+        Locked(first, _): Locked<Query<From>>,
+        Locked(both, _): Locked<Query<Transfer>>,
+    ) -> String {
+        drop(first);
+        both.extend(secs(20)).await.unwrap();
+        let extended = both.valid_for() > secs(15);
+        let handle = both.handle();
+        let released = both.release().await;
+        format!("{extended} {released:?} {}", handle.is_valid())
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).max_ttl(secs(20));
+    let app = Router::new()
+        .route("/transfer", post(handler))
+        .with_state(redlock.build().unwrap());
+    let (_, body) = send(&app, "POST", "/transfer?from=a&to=b").await;
+    assert_eq!(body, "true Ok(Freed) false");
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
 /// An extractor that takes longer than a lock lasts.
 struct SlowBody;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::handle::LockHandle;
-use crate::lock::lease::{Share, Status};
+use crate::lock::lease::{Lease, Share, Status};
 use crate::lock::lost::{Lost, LostReason};
 use crate::protocol::{FencingToken, LockKey};
 
@@ -108,6 +108,9 @@ impl LockGuard {
     /// Dropping the future does not undo the extension: it may take effect or not. The lock is
     /// never shortened by it.
     pub async fn extend(&self, ttl: Duration) -> Result<(), ExtendError> {
+        for other in &self.beside {
+            other.share.lease().extend(ttl).await?;
+        }
         self.share.lease().extend(ttl).await
     }
 
@@ -125,23 +128,21 @@ impl LockGuard {
     /// Dropping the future drops only the waiting; the release happens.
     pub async fn release(self) -> Result<Released, ReleaseError> {
         let Self { share, beside } = self;
-        drop(beside);
-        let lease = Arc::clone(share.lease());
-        if !share.leave() {
-            return Ok(Released::Shared);
+        let beside = beside.into_iter().map(|guard| guard.share);
+        // All are given back before the first is waited for: this future may be dropped.
+        let left: Vec<_> = beside.chain([share]).map(leave).collect();
+        let mut outcome = Ok(Released::Freed);
+        for (lease, was_last) in left {
+            let released = if was_last {
+                released(&lease).await.map(|()| Released::Freed)
+            } else {
+                Ok(Released::Shared)
+            };
+            if released != Ok(Released::Freed) && outcome.is_ok() {
+                outcome = released;
+            }
         }
-        let mut status = lease.status.clone();
-        let ended = status.wait_for(|status| status.released.is_some()).await;
-        let outcome = ended.ok().and_then(|status| status.released.clone());
-        match outcome {
-            Some(outcome) => outcome.map(|()| Released::Freed),
-            // The task died. That it had begun the release says nothing about the nodes.
-            None => Err(ReleaseError::Lost(
-                Status::over(&lease.status)
-                    .filter(|reason| *reason != LostReason::Released)
-                    .unwrap_or(LostReason::Abandoned),
-            )),
-        }
+        outcome
     }
 
     /// Returns a handle, which tells about the lock but does not hold it.
@@ -161,4 +162,26 @@ impl fmt::Debug for LockGuard {
             .field("valid_for", &self.valid_for())
             .finish()
     }
+}
+
+/// Gives a share back, and says of what and whether it was the last.
+fn leave(share: Share) -> (Arc<Lease>, bool) {
+    let lease = Arc::clone(share.lease());
+    let was_last = share.leave();
+    (lease, was_last)
+}
+
+/// Waits until a majority has released a lock whose last share is gone.
+async fn released(lease: &Lease) -> Result<(), ReleaseError> {
+    let mut status = lease.status.clone();
+    let ended = status.wait_for(|status| status.released.is_some()).await;
+    let outcome = ended.ok().and_then(|status| status.released.clone());
+    // The task died. That it had begun the release says nothing about the nodes.
+    outcome.unwrap_or_else(|| {
+        Err(ReleaseError::Lost(
+            Status::over(&lease.status)
+                .filter(|reason| *reason != LostReason::Released)
+                .unwrap_or(LostReason::Abandoned),
+        ))
+    })
 }
