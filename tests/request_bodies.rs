@@ -15,7 +15,7 @@ use futures_util::stream;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::{BodyExt, Full, Limited, StreamBody};
 use proptest::prelude::*;
 use tokio::sync::mpsc;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
@@ -142,6 +142,17 @@ async fn a_body_over_the_limit_is_refused_declared_or_not() {
         let told = text.contains("body-too-large");
         assert_eq!(told, expected != StatusCode::OK, "{text}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_over_the_limit_of_an_outer_layer_is_too_large_as_well() {
+    let frame = Ok::<_, Infallible>(Bytes::from_static(b"id=1234567"));
+    let limited = Limited::new(Body::from_stream(stream::iter([frame])), 5);
+    let form = "application/x-www-form-urlencoded";
+    let app = app(&ScriptedNodes::new(3));
+    let (status, problem) = send(&app, "/form", form, Body::new(limited)).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert!(problem.contains("body-too-large"), "{problem}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,9 @@
 //! The response future: read the body, then call.
 
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::iter;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -130,7 +132,7 @@ where
                             }
                         }
                         Err(error) => {
-                            let rejection = if error.is::<LengthLimitError>() {
+                            let rejection = if is_over_a_limit(&*error) {
                                 Rejection::BodyTooLarge
                             } else {
                                 let what = format!("the body could not be read: {error}");
@@ -167,6 +169,12 @@ where
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BufferBodyFuture").finish_non_exhaustive()
     }
+}
+
+/// Whether a body is over the limit, or over that of a layer further out, whose error is wrapped.
+fn is_over_a_limit(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = iter::successors(Some(error), |error| (*error).source());
+    causes.any(|error| error.is::<LengthLimitError>())
 }
 
 /// Takes what a state holds until the one transition that needs it.
