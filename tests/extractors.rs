@@ -19,7 +19,7 @@ use tower::{Service, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     LockHandle, LockHandles, LockKey, LockKeys, LockOptions, LockResource, Locked, LockedRejection,
-    OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, health_router, key,
+    OnLost, OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, health_router, key,
 };
 
 #[derive(Debug, Deserialize)]
