@@ -524,3 +524,77 @@ async fn the_health_router_tells_a_quorum_from_none_and_names_the_nodes() {
         assert_eq!(body["nodes"][2]["node"], "embedded-2");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn every_key_of_a_request_has_the_token_with_which_it_was_locked() {
+    async fn handler(layer: LockHandle, Locked(guard, _): Locked<Query<Transfer>>) -> String {
+        let [a, b, c] = ["a", "b", "c"].map(|id| LockKey::from(("account", id)));
+        assert_eq!(guard.fencing_token_of(&a), layer.fencing_token());
+        assert_eq!(guard.fencing_token_of(&b), guard.fencing_token());
+        assert_eq!(guard.handle().fencing_token_of(&a), layer.fencing_token());
+        assert_ne!(guard.fencing_token(), layer.fencing_token());
+        format!("{:?}", guard.fencing_token_of(&c))
+    }
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let by_from = ("account", key::query("from"));
+    let app = Router::new()
+        .route("/transfer", post(handler))
+        .route_layer(RedlockLayer::new(redlock.clone(), by_from))
+        .with_state(redlock);
+    assert_eq!(send(&app, "POST", "/transfer?from=a&to=b").await.1, "None");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_layers_lock_is_not_taken_for_the_one_that_is_not_there() {
+    async fn handler(handle: Option<LockHandle>) -> String {
+        format!("{:?}", handle.map(|handle| handle.keys().to_vec()))
+    }
+    let nodes = ScriptedNodes::new(3);
+    let inner = RedlockLayer::new(redlock(&nodes), ("account", key::query("id")))
+        .on_unavailable(OnUnavailable::Proceed)
+        .missing_key(OnMissingKey::Pass);
+    let outer = RedlockLayer::new(Redlock::in_memory(1), "tenant");
+    let app: Router = Router::new()
+        .route("/", post(handler))
+        .layer(inner)
+        .layer(outer);
+    assert_eq!(send(&app, "POST", "/").await.1, "None");
+    for node in 0..3 {
+        nodes.set(node, Gate::Down);
+    }
+    assert_eq!(send(&app, "POST", "/?id=7").await.1, "None");
+}
+
+/// Two routes that lock in two services in opposite orders: there is no order between services.
+#[tokio::test(start_paused = true)]
+async fn requests_do_not_wait_in_a_circle_over_two_services() {
+    let (one, other) = (Redlock::in_memory(3), Redlock::in_memory(3));
+    let a = RedlockLayer::new(one, "a").wait(secs(30));
+    let b = RedlockLayer::new(other, "b").wait(secs(30));
+    let handler = || async { sleep(Duration::from_millis(100)).await };
+    let app = Router::new()
+        .route("/ab", post(handler).layer((a.clone(), b.clone())))
+        .route("/ba", post(handler).layer((b, a)));
+    let began = Instant::now();
+    let (first, second) = tokio::join!(send(&app, "POST", "/ab"), send(&app, "POST", "/ba"));
+    assert!([first.0, second.0].contains(&StatusCode::LOCKED));
+    assert!(began.elapsed() < secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_path_parameter_that_nesting_made_ambiguous_is_a_mistake() {
+    let layer = RedlockLayer::new(Redlock::in_memory(1), ("account", key::path("id")));
+    let accounts = Router::new()
+        .route("/accounts/{id}", post(async || "ok"))
+        .layer(layer);
+    let app: Router = Router::new()
+        .nest("/tenants/{id}", accounts.clone())
+        .nest("/of/{tenant}", accounts);
+    let (status, body) = send(&app, "POST", "/tenants/1/accounts/7").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(body.contains("misconfigured"), "{body}");
+    assert_eq!(
+        send(&app, "POST", "/of/1/accounts/7").await.0,
+        StatusCode::OK
+    );
+}

@@ -17,7 +17,10 @@ const MAX_HOLD: Duration = Duration::from_secs(60);
 ///
 /// Like the layer it fails fast: when somebody else holds the lock, the handler is not called and
 /// the client gets 423. A lock that a layer or an extractor before it took for the same request is
-/// shared.
+/// shared as it was taken: the resource's own options do not apply to it.
+///
+/// The lock is held from here on, also while an extractor behind it reads the body: put a
+/// [`BufferBodyLayer`](crate::BufferBodyLayer) outside if uploads may be slow.
 ///
 /// ```
 /// use axum::extract::{FromRef, Path};
@@ -156,10 +159,13 @@ where
                 held.add(&guard.handle());
                 Ok(guard)
             }
-            Err(error) => Err(LockRefused {
-                rejection: Rejection::from(error),
-                kind,
-            }),
+            Err(error) => {
+                let rejection = Rejection::from(error.clone());
+                if matches!(rejection, Rejection::Misconfigured(_)) {
+                    tracing::error!(%error, "redlock handler asks for a lock that there cannot be");
+                }
+                Err(LockRefused { rejection, kind })
+            }
         }
     }
 }

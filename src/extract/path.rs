@@ -15,7 +15,8 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 ///
 /// Empty: the request names no resource. Not UTF-8 when decoded: the request is malformed. A route
 /// that has no such parameter, or a layer that stands outside of any axum router, is a mistake in
-/// the program: 500 `misconfigured`, never an unlocked handler.
+/// the program: 500 `misconfigured`, never an unlocked handler. Around `nest_service` the layer sees no
+/// parameter of the routes in there: 400 `key-missing`.
 ///
 /// Path parameters say nothing about the route they are in: put a literal beside them
 /// (`("account", key::path("id"))`), or `/accounts/7` and `/orders/7` are one resource.
@@ -44,6 +45,12 @@ impl KeyExtractor for Path {
                 None => unrouted(parts, "key::path()"),
             };
         };
+        // The outer of two nested routers would win, and the inner's resources be one.
+        if params.any(|(found, _)| found == name) {
+            return Err(KeyError::misconfigured(format!(
+                "the path parameter `{name}` is there twice, by nesting; give them different names"
+            )));
+        }
         Ok((!value.is_empty()).then(|| LockKey::from(value).into()))
     }
 }

@@ -20,7 +20,8 @@ use crate::protocol::{KeyError, LockKeys};
 /// exactly what [`Locked<Path<T>>`](crate::Locked) would: `/orders/7` and `/orders/07` are one
 /// resource if `T` is a number.
 ///
-/// Parameters that are no `T`: the request is malformed. Only the keys are taken, not the options.
+/// Parameters that are no `T`: the request is malformed, and so is every request if two nested
+/// routers have a parameter of the same name. Only the keys are taken, not the options.
 ///
 /// ```
 /// use serde::Deserialize;

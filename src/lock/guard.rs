@@ -54,15 +54,32 @@ impl LockGuard {
     }
 
     /// Returns all keys of the lock in ascending order; never empty.
+    ///
+    /// Keys that the same request had locked before, by a layer say, are not among them: they are
+    /// shared, and a lock of their own with a token of its own.
     #[must_use]
     pub fn keys(&self) -> &[LockKey] {
         self.share.lease().keys.as_slice()
     }
 
-    /// Returns the fencing token, for the storage to check; `None` only when fencing is off.
+    /// Returns the fencing token of [`keys`](Self::keys), for the storage to check; `None` only when
+    /// fencing is off.
     #[must_use]
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.share.lease().token
+    }
+
+    /// Returns the fencing token for writes to what `key` names, also if the request had locked that
+    /// before; `None` if the guard does not hold it, or fencing is off.
+    ///
+    /// Tokens are in order key by key: what is shared has the token with which it was locked.
+    #[must_use]
+    pub fn fencing_token_of(&self, key: &LockKey) -> Option<FencingToken> {
+        let leases = self.beside.iter().map(|guard| guard.share.lease());
+        let mut leases = leases.chain([self.share.lease()]);
+        leases
+            .find(|lease| lease.keys.as_slice().contains(key))?
+            .token
     }
 
     /// Returns how much longer the lock is certainly held, on the monotonic clock.
@@ -101,7 +118,8 @@ impl LockGuard {
     /// # Errors
     ///
     /// [`ExtendError`] if the ttl is over `max_ttl` or too short, if the lock is lost, or if no
-    /// majority confirmed the extension. The lock is then exactly as valid as before.
+    /// majority confirmed the extension. The lock is then exactly as valid as before; of locks that
+    /// the request shares, some may live longer by then.
     ///
     /// # Cancel safety
     ///

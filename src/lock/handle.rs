@@ -53,6 +53,16 @@ impl LockHandle {
         self.lease.token
     }
 
+    /// Returns the fencing token for writes to what `key` names; see
+    /// [`LockGuard::fencing_token_of`].
+    #[must_use]
+    pub fn fencing_token_of(&self, key: &LockKey) -> Option<FencingToken> {
+        let mut leases = self.beside.iter().chain([&self.lease]);
+        leases
+            .find(|lease| lease.keys.as_slice().contains(key))?
+            .token
+    }
+
     /// Returns how much longer the lock is certainly held; see [`LockGuard::valid_for`].
     #[must_use]
     pub fn valid_for(&self) -> Duration {

@@ -13,7 +13,7 @@ use http_body_util::Full;
 use pin_project::pin_project;
 use tower::{BoxError, Service};
 
-use crate::lock::{LockError, LockFuture, LockGuard, Lost};
+use crate::lock::{LockError, LockFuture, LockGuard, LockHandle, Lost};
 use crate::middleware::body::{Hold, LockBody, Releasing, declared_length};
 use crate::middleware::disconnect::Outlive;
 use crate::middleware::held::LockHandles;
@@ -139,6 +139,8 @@ where
                             let extensions = call.request.extensions_mut();
                             extensions.insert(Unprotected);
                             extensions.insert(NotLocked::Unavailable);
+                            // Another layer's lock must not be taken for the one that is not there.
+                            extensions.remove::<LockHandle>();
                             None
                         }
                         Err(error) => return Poll::Ready(Ok(call.refuse(error))),

@@ -11,6 +11,10 @@ use crate::protocol::{LockKey, LockKeys};
 
 /// Handles of all locks that were taken for a request, outermost first: by the layers of a stack
 /// and by [`Locked`](crate::Locked) extractors. Some may have been released since.
+///
+/// They are in the extensions of the request, and what is made from a clone of these is the same
+/// request: it shares its locks. A handler that makes requests of its own from those extensions, to
+/// run at once, and wants them to exclude each other takes `LockHandles` out of them first.
 #[derive(Debug, Clone, Default)]
 pub struct LockHandles(Arc<Mutex<Vec<LockHandle>>>);
 
@@ -38,25 +42,29 @@ impl LockHandles {
     /// Asks for what of `keys` the request does not hold yet, and shares the rest.
     ///
     /// A request that holds a lock waits for another only if all that it asks for sorts after all
-    /// that it holds, and tries once otherwise; so requests cannot wait for each other in a circle.
+    /// that it holds, in the same service, and tries once otherwise; so requests cannot wait for each
+    /// other in a circle.
     pub(crate) fn lock(
         &self,
         redlock: &Redlock,
         keys: LockKeys,
         ask: impl FnOnce(LockRequest) -> LockRequest,
     ) -> LockFuture {
-        let handles = self.handles().clone();
-        let ours = handles.iter().filter(|handle| handle.is_of(redlock));
+        let mut handles = self.handles().clone();
         // A share of a lock that is lost would let a handler begin without one.
-        let ours = ours.filter(|handle| handle.is_valid());
-        let held: Vec<LockGuard> = ours.filter_map(|handle| handle.detach().ok()).collect();
-        if held.is_empty() {
+        handles.retain(LockHandle::is_valid);
+        if handles.is_empty() {
             return ask(redlock.lock_keys(keys)).into_future();
         }
+        let (ours, others): (Vec<_>, Vec<_>) =
+            handles.iter().partition(|handle| handle.is_of(redlock));
+        let held = ours.into_iter().filter_map(|handle| handle.detach().ok());
+        let held: Vec<LockGuard> = held.collect();
         let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
         let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
         let last_held = held.iter().flat_map(LockGuard::keys).max().cloned();
-        let in_order = last_held.as_ref() < missing.as_slice().first();
+        // Of different services there is no order.
+        let in_order = others.is_empty() && last_held.as_ref() < missing.as_slice().first();
         let wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
         let mut shared: Vec<LockGuard> = held.into_iter().filter(wanted).collect();

@@ -155,7 +155,7 @@ impl Rejection {
             LockError::Key(error) => Self::of_key(error),
             // Layers check their ttl at start-up; what is left is a Redlock with another maximum.
             LockError::TtlTooLong { .. } | LockError::TtlTooShort { .. } => {
-                Self::Misconfigured(KeyError::misconfigured("the ttl of the layer is wrong"))
+                Self::Misconfigured(KeyError::misconfigured("the ttl of the lock is wrong"))
             }
             error => Self::Failed(error),
         }

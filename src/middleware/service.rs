@@ -9,10 +9,11 @@ use http::{Request, Response};
 use http_body::Body;
 use tower::{BoxError, Service};
 
+use crate::lock::LockHandle;
 use crate::middleware::body::LockBody;
 use crate::middleware::future::ResponseFuture;
 use crate::middleware::held::LockHandles;
-use crate::middleware::layer::Config;
+use crate::middleware::layer::{Config, NotLocked};
 use crate::middleware::rejection::RequestKind;
 
 /// Middleware that holds a lock while the inner service works on a request.
@@ -73,6 +74,10 @@ where
             }
             Ok(Err(passed)) => {
                 parts.extensions.insert(passed);
+                if passed == NotLocked::NoKey {
+                    // Another layer's lock must not be taken for the one that is not there.
+                    parts.extensions.remove::<LockHandle>();
+                }
                 let request = Request::from_parts(parts, body);
                 ResponseFuture::passing(self.inner.call(request))
             }

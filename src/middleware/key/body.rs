@@ -98,7 +98,7 @@ impl KeyExtractor for JsonPointer {
         let key = match json.pointer(self.pointer) {
             None | Some(Value::Null) => return Ok(None),
             Some(Value::String(text)) => text.clone(),
-            Some(Value::Number(number)) if !number.is_f64() => number.to_string(),
+            Some(Value::Number(number)) if number.is_i64() || number.is_u64() => number.to_string(),
             Some(_) => {
                 return Err(KeyError::malformed(format!(
                     "`{}` is neither a string nor an integer",
