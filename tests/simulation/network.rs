@@ -40,8 +40,8 @@ pub(crate) struct State {
     attempts: BTreeMap<OwnerToken, Attempt>,
     /// The last attempt of a process for the same locks.
     latest: BTreeMap<(usize, Vec<Arc<[u8]>>), OwnerToken>,
-    /// Attempts that a request was carried out for behind their release: such a lock stays until
-    /// it expires, which nobody can help.
+    /// Attempts that a request was carried out for behind their release, or later than anybody looks
+    /// for it: such a lock stays until it expires, which nobody can help.
     overtaken: BTreeSet<(usize, OwnerToken)>,
     /// How many faults had an effect.
     pub(crate) faults: usize,
@@ -123,6 +123,7 @@ struct To {
 #[derive(Debug, Clone)]
 struct Request {
     to: To,
+    sent: Duration,
     command: Command,
     generation: Generation,
     /// Carried out once more than it was sent; nobody waits for the answer.
@@ -194,9 +195,9 @@ impl Network {
             node.store
                 .admit(&random, &node.run_id(index), Duration::ZERO);
         }
-        for process in 0..plan.processes.len() {
+        for (process, its) in plan.processes.iter().enumerate() {
             for node in 0..plan.nodes.len() {
-                state.at(Duration::ZERO, Event::Open { process, node });
+                state.at(its.starts, Event::Open { process, node });
             }
         }
         for (at, fault) in &plan.faults {
@@ -337,6 +338,7 @@ impl State {
         };
         let request = Request {
             to,
+            sent: now,
             command,
             generation,
             repeated: false,
@@ -385,15 +387,22 @@ impl State {
         let now = self.nodes[node].clock(self.now);
         let Request {
             to,
+            sent,
             command,
             generation,
             repeated,
         } = request;
         let reply = self.nodes[node].store.apply_in(&generation, &command, now);
-        if !in_use || repeated {
-            if matches!(reply, Reply::Granted(_) | Reply::At(_)) {
-                self.overtaken.insert((node, command.owner));
-            }
+        let stale = !in_use || repeated;
+        // A client expects that a request is not on its way for longer than the lock lives.
+        let late = match command.op {
+            Op::Acquire { ttl, .. } | Op::Confirm { ttl, .. } => self.now > sent + ttl,
+            Op::Release => false,
+        };
+        if (stale || late) && matches!(reply, Reply::Granted(_) | Reply::At(_)) {
+            self.overtaken.insert((node, command.owner));
+        }
+        if stale {
             return;
         }
         let delay = self.delay();

@@ -38,6 +38,8 @@ pub(crate) struct NodePlan {
 
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessPlan {
+    /// When it is started: one that comes late has never seen the nodes before.
+    pub(crate) starts: Duration,
     /// How far its wall clock is ahead.
     pub(crate) skew: Duration,
     /// Whether it renews its locks.
@@ -90,15 +92,16 @@ impl Plan {
                 drift: rng.i64(-MAX_DRIFT..=MAX_DRIFT),
             })
             .collect();
-        let processes: Vec<_> = (0..rng.usize(2..=3))
+        let mut processes: Vec<_> = (0..rng.usize(2..=3))
             .map(|_| ProcessPlan {
+                starts: Duration::ZERO,
                 skew: up_to(&mut rng, MAX_SKEW),
                 renews: rng.u8(..3) > 0,
                 users: (0..rng.usize(1..=2)).map(|_| rng.usize(3..=8)).collect(),
             })
             .collect();
         let network = NetworkPlan::draw(&mut rng);
-        let faults = match rng.u8(..8) {
+        let mut faults: Vec<_> = match rng.u8(..8) {
             // What must hold without any is more than what holds with them.
             0 => Vec::new(),
             _ => (0..rng.usize(1..=8))
@@ -108,6 +111,21 @@ impl Plan {
                 })
                 .collect(),
         };
+        // More than one could add up to more than a guard may bear.
+        let mut stepped = false;
+        faults.retain(|(_, fault)| {
+            let steps = matches!(fault, Fault::Step { .. });
+            !(steps && std::mem::replace(&mut stepped, true))
+        });
+        // Whoever comes late comes when it is most dangerous, if there is such an instant.
+        let flush = |fault: &&(Duration, Fault)| matches!(fault.1, Fault::Flush { .. });
+        let flushed = faults.iter().find(flush).map(|(at, _)| *at);
+        for process in processes.iter_mut().skip(1) {
+            if rng.bool() {
+                let early = up_to(&mut rng, ms(500));
+                process.starts = flushed.unwrap_or_default() + early;
+            }
+        }
         Self {
             nodes,
             processes,

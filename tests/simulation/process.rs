@@ -90,8 +90,9 @@ impl Process {
                 rng: rng.fork(),
             };
             let (done, is_done) = oneshot::channel();
-            let wishes = *wishes;
+            let (wishes, starts) = (*wishes, plan.processes[index].starts);
             tokio::spawn(async move {
+                sleep(starts).await;
                 user.live(wishes).await;
                 drop(done);
             });
