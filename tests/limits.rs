@@ -71,7 +71,7 @@ async fn servers_without_memory_renew_extend_and_release_what_is_held_and_refuse
     let cluster = Cluster::start(3);
     for fencing in [true, false] {
         let builder = || {
-            let ttl = Duration::from_millis(900);
+            let ttl = Duration::from_millis(1_500);
             builder(&cluster).fencing(fencing).ttl(ttl)
         };
         let (ours, theirs) = (builder().build().unwrap(), builder().build().unwrap());
@@ -109,8 +109,8 @@ async fn servers_without_memory_renew_extend_and_release_what_is_held_and_refuse
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert!(one.is_valid() && set.is_valid());
-        one.extend(Duration::from_millis(800)).await.unwrap();
-        set.extend(Duration::from_millis(800)).await.unwrap();
+        one.extend(Duration::from_millis(1_400)).await.unwrap();
+        set.extend(Duration::from_millis(1_400)).await.unwrap();
         assert_eq!([one.fencing_token(), set.fencing_token()], tokens);
         assert_eq!(one.release().await, Ok(Released::Freed));
         assert!(theirs.try_lock("one").await.is_err(), "there is no memory");

