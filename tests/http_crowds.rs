@@ -1,0 +1,190 @@
+//! Many requests at once: waiters that hold nothing but their place, and ten thousand that go away.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fastrand::Rng;
+use futures_util::stream;
+use http::{Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
+use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
+use tower::limit::ConcurrencyLimit;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{Redlock, RedlockLayer, Rejection, ReleaseAt, RunToCompletion, key};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn post(target: &str) -> Request<()> {
+    Request::post(target).body(()).unwrap()
+}
+
+async fn answer(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new("done".into()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_waiters_hold_no_place_of_the_inner_service_and_the_next_is_too_many() {
+    const WAITERS: usize = 1_000;
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let layer = RedlockLayer::new(redlock.clone(), key::query("id"));
+    let layer = layer.wait(Duration::from_secs(60)).max_waiters(WAITERS);
+    let service = layer.layer(ConcurrencyLimit::new(service_fn(answer), 1));
+    let guard = redlock.lock("hot").await.unwrap();
+    let call = |target| service.clone().oneshot(post(target));
+    let waiting: Vec<_> = (0..WAITERS)
+        .map(|_| tokio::spawn(call("/?id=hot")))
+        .collect();
+    sleep(ms(10)).await;
+
+    let served = timeout(ms(100), call("/?id=cold")).await.unwrap().unwrap();
+    assert_eq!(served.status(), StatusCode::OK);
+    drop(served);
+    let refused = call("/?id=hot").await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let rejection = refused.extensions().get::<Rejection>().unwrap();
+    assert_eq!(rejection.code(), "lock-overloaded");
+
+    // A place that is given up is free at once.
+    waiting[WAITERS / 2].abort();
+    sleep(ms(1)).await;
+    let mut late = Box::pin(call("/?id=hot"));
+    assert!(timeout(ms(10), &mut late).await.is_err(), "it waits");
+    drop(late);
+
+    drop(guard);
+    let mut served = 0;
+    for waiter in waiting {
+        let Ok(response) = waiter.await else { continue };
+        let response = response.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        response.into_body().collect().await.unwrap();
+        served += 1;
+    }
+    assert_eq!(served, WAITERS - 1);
+    assert_eq!(redlock.drain(Duration::from_secs(1)).await.held, []);
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+/// An inner service that takes its time, streams some of its answers, and counts who is in it.
+fn inner(
+    inside: &Arc<AtomicUsize>,
+) -> impl Service<
+    Request<()>,
+    Response = Response<http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>>,
+    Error = Infallible,
+    Future: Send + 'static,
+> + Clone
++ use<> {
+    let inside = Arc::clone(inside);
+    service_fn(move |request: Request<()>| {
+        let inside = Arc::clone(&inside);
+        async move {
+            assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two are inside");
+            let here = Inside(inside);
+            sleep(ms(3)).await;
+            drop(here);
+            let streams = request.uri().path() == "/stream";
+            let body = if streams {
+                let frames = stream::unfold(0_u8, |sent| async move {
+                    sleep(ms(1)).await;
+                    let frame = Ok(Frame::data(Bytes::from_static(b"piece")));
+                    (sent < 3).then_some((frame, sent + 1))
+                });
+                StreamBody::new(frames).boxed_unsync()
+            } else {
+                Full::from("done").boxed_unsync()
+            };
+            Ok(Response::new(body))
+        }
+    })
+}
+
+/// Counts out also when the handler is dropped.
+struct Inside(Arc<AtomicUsize>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_ten_thousand_requests_that_go_away_anywhere_nothing_is_left() {
+    const REQUESTS: usize = 10_000;
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = Rng::with_seed(seed);
+    let nodes = ScriptedNodes::new(3);
+    for (node, op, delay) in [
+        (0, OpKind::Acquire, 1),
+        (1, OpKind::Acquire, 2),
+        (1, OpKind::Release, 3),
+        (2, OpKind::Acquire, 7),
+        (2, OpKind::Release, 1),
+    ] {
+        nodes.set_for(node, op, Gate::Slow(ms(delay)));
+    }
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let inside = Arc::default();
+    let layer = RedlockLayer::new(redlock.clone(), "hot").wait(ms(20));
+    let head = layer.clone().release_at(ReleaseAt::ResponseHead);
+    let hasty = layer.clone().await_release(false);
+    let (layer, head, hasty) = (
+        layer.layer(inner(&inside)),
+        head.layer(inner(&inside)),
+        hasty.layer(inner(&inside)),
+    );
+    let (mut done, mut tasks) = (0, Vec::new());
+    for number in 0..REQUESTS {
+        let service = [&layer, &head, &hasty][rng.usize(..3)].clone();
+        let target = ["/", "/stream"][rng.usize(..2)];
+        let patience = Duration::from_micros(rng.u64(0..30_000));
+        tasks.push(tokio::spawn(timeout(patience, async move {
+            let response = service.oneshot(post(target)).await.unwrap();
+            response.into_body().collect().await.map(drop).unwrap();
+        })));
+        // A few at a time.
+        if number % 4 == 3 {
+            for task in tasks.drain(..) {
+                done += usize::from(task.await.unwrap().is_ok());
+            }
+        }
+    }
+    assert!(done > REQUESTS / 10 && done < REQUESTS, "{done} were done");
+    let drained = redlock.drain(Duration::from_secs(1)).await;
+    assert_eq!((drained.held, drained.unconfirmed), (vec![], vec![]));
+    sleep(ms(10)).await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    // The slow nodes have a task each.
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), 3);
+}
+
+/// The same with handlers that run on; they end all the same.
+#[tokio::test(start_paused = true)]
+async fn handlers_that_run_on_end_too() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let inside = Arc::default();
+    let layer = RedlockLayer::new(redlock.clone(), "hot").wait(ms(20));
+    let service = layer.on_disconnect(RunToCompletion).layer(inner(&inside));
+    for micros in 0..1_000 {
+        let patience = Duration::from_micros(10 * micros);
+        let call = service.clone().oneshot(post("/"));
+        drop(timeout(patience, call).await);
+    }
+    let drained = redlock.drain(Duration::from_secs(1)).await;
+    assert_eq!((drained.held, drained.unconfirmed), (vec![], vec![]));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), 0);
+}
