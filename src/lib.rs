@@ -43,10 +43,9 @@ pub mod key {
     #[cfg(feature = "axum")]
     pub use crate::extract::{MatchedPath, Path, TypedPath, matched_path, path, typed_path};
     pub use crate::middleware::key::{
-        Cookie, Each, Extension, Hashed, Header, Host, Literal, Map, Method, Or, Query, When,
-        cookie, each, extension, from_fn, header, host, literal, method, query,
+        Cookie, Each, Extension, FormField, Hashed, Header, Host, Literal, Map, Method, Or, Query,
+        When, cookie, each, extension, form_field, from_fn, header, host, literal, method, query,
     };
-    pub use crate::middleware::key::{FormField, form_field};
     #[cfg(feature = "json")]
     pub use crate::middleware::key::{JsonPointer, json_pointer};
 }

@@ -27,12 +27,14 @@ fn redlock(nodes: &ScriptedNodes) -> Redlock {
 fn recorded(test: impl Future<Output = ()>) -> BTreeMap<String, u64> {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build();
-    metrics::with_local_recorder(&recorder, || runtime.unwrap().block_on(test));
+    let runtime = paused_runtime();
+    metrics::with_local_recorder(&recorder, || runtime.block_on(test));
     numbers(&snapshotter)
+}
+
+fn paused_runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().start_paused(true).build().unwrap()
 }
 
 fn numbers(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
@@ -105,11 +107,8 @@ fn held_locks_and_waiters_are_counted_while_they_are_there() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build();
-        runtime.unwrap().block_on(async {
+        let runtime = paused_runtime();
+        runtime.block_on(async {
             let redlock = redlock(&ScriptedNodes::new(3));
             let guards = [redlock.lock("a"), redlock.lock("b")];
             let [a, b] = guards.map(IntoFuture::into_future);
@@ -202,11 +201,8 @@ fn a_lock_is_one_span_that_tells_how_it_went_and_never_its_key() {
     let spans = Spans::default();
     let subscriber = tracing_subscriber::registry().with(spans.clone());
     let token = tracing::subscriber::with_default(subscriber, || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build();
-        runtime.unwrap().block_on(async {
+        let runtime = paused_runtime();
+        runtime.block_on(async {
             let redlock = redlock(&ScriptedNodes::new(3));
             let guard = redlock.lock("secret").label("job").await.unwrap();
             let token = guard.fencing_token().unwrap();

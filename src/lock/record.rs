@@ -10,9 +10,6 @@ use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::node::telemetry::{self, Counted};
 
-/// The label of locks that were given none.
-const UNNAMED: &str = "unnamed";
-
 /// A lock that is being asked for. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
 pub(super) struct Asking {
@@ -24,7 +21,7 @@ pub(super) struct Asking {
 
 impl Asking {
     pub(super) fn new(label: Option<&'static str>, nodes: usize) -> Self {
-        let label = label.unwrap_or(UNNAMED);
+        let label = label.unwrap_or(telemetry::UNNAMED);
         let span = info_span!(
             "redlock.lock",
             resource = label,

@@ -284,7 +284,7 @@ impl Config {
             && matches!(error, LockError::Unavailable { .. });
         if proceeds {
             tracing::warn!(%error, "redlock request served WITHOUT its lock");
-            telemetry::unprotected(self.label.unwrap_or("unnamed"));
+            telemetry::unprotected(self.label.unwrap_or(telemetry::UNNAMED));
         }
         proceeds
     }
@@ -325,7 +325,7 @@ fn has_body<B: Body>(response: &Response<B>, method: &Method) -> bool {
 }
 
 /// Takes what a state holds until the one transition that needs it.
-fn take<T>(slot: &mut Option<T>) -> T {
+pub(super) fn take<T>(slot: &mut Option<T>) -> T {
     slot.take()
         .expect("a future is not polled after it is done")
 }

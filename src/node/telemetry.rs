@@ -10,6 +10,9 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
+/// The label of locks that were given none.
+pub(crate) const UNNAMED: &str = "unnamed";
+
 /// Tells the recorder what the metrics are.
 #[cfg(feature = "metrics")]
 pub(crate) fn describe() {

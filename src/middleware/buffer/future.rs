@@ -19,6 +19,7 @@ use tower::{BoxError, Service};
 use crate::middleware::body::LockBody;
 use crate::middleware::buffer::body::BufferedRequestBody;
 use crate::middleware::buffer::layer::BufferedBody;
+use crate::middleware::future::take;
 use crate::middleware::rejection::{Rejection, RequestKind, refusal};
 use crate::protocol::KeyError;
 
@@ -175,10 +176,4 @@ where
 fn is_over_a_limit(error: &(dyn Error + 'static)) -> bool {
     let mut causes = iter::successors(Some(error), |error| (*error).source());
     causes.any(|error| error.is::<LengthLimitError>())
-}
-
-/// Takes what a state holds until the one transition that needs it.
-fn take<T>(slot: &mut Option<T>) -> T {
-    slot.take()
-        .expect("a future is not polled after it is done")
 }

@@ -25,7 +25,6 @@ pub(crate) struct Guard {
     have_twins: AtomicBool,
     /// Set at first use: the guard may be built before the runtime whose clock it follows.
     epoch: OnceLock<Instant>,
-    window: Duration,
 }
 
 #[derive(Debug)]
@@ -66,13 +65,12 @@ impl Guard {
             known: Mutex::new(known),
             have_twins: AtomicBool::new(false),
             epoch: OnceLock::new(),
-            window,
         })
     }
 
     /// Returns how long a server that lost its memory stays out.
     pub(super) fn window(&self) -> Duration {
-        self.window
+        self.known().admissions.window()
     }
 
     /// Asks a server, on the very connection that is going to be used, whether it may vote.

@@ -235,6 +235,7 @@ impl Lane {
         let Some(Batch { jobs, sent }) = self.unanswered.remove(&batch) else {
             return;
         };
+        let took = sent.elapsed();
         let forgot_scripts = values.iter().any(is_noscript);
         let mut forgot_all = false;
         for (job, value) in jobs.into_iter().zip(values) {
@@ -243,7 +244,7 @@ impl Lane {
                 self.parked.push_back(job);
                 continue;
             }
-            telemetry::node_call(&self.shared.name, job.request.name(), sent.elapsed());
+            telemetry::node_call(&self.shared.name, job.request.name(), took);
             let mut outcome = answer(&job.request, value, &self.shared.name);
             if outcome == Ok(Reply::Amnesia) {
                 forgot_all = true;
