@@ -26,6 +26,7 @@ mod body;
 mod buffer;
 mod disconnect;
 mod future;
+mod grpc;
 mod held;
 pub(crate) mod key;
 mod layer;

@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 
 use crate::lock::{LockError, LostReason};
+use crate::middleware::grpc;
 use crate::node::NodeFailure;
 use crate::protocol::KeyError;
 
@@ -125,10 +126,14 @@ impl Rejection {
     }
 
     /// Returns when trying again makes sense, if it does: whole seconds, rounded up, at least one.
+    ///
+    /// For a lock that somebody else holds this is what is left of its ttl, but at most a minute:
+    /// most holders are done long before that, and the ttl may be another Redlock client's. Clients
+    /// should add some randomness, lest all of them come back at once.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let left = match self {
-            Self::Contended { retry_after, .. } => retry_after.unwrap_or_default(),
+            Self::Contended { retry_after, .. } => retry_after.unwrap_or_default().min(LONGEST),
             Self::Failed(LockError::Unavailable {
                 reached,
                 needed,
@@ -201,29 +206,17 @@ impl Rejection {
             Self::Misconfigured(_) => "Service misconfigured",
         }
     }
-
-    /// The gRPC status code, by its number.
-    fn grpc_status(&self) -> &'static str {
-        match self {
-            Self::Contended { .. } | Self::Lost(_) => "10", // ABORTED
-            Self::Failed(_) => "14",                        // UNAVAILABLE
-            Self::KeyMissing | Self::KeyInvalid(_) => "3",  // INVALID_ARGUMENT
-            Self::BodyTooLarge => "8",                      // RESOURCE_EXHAUSTED
-            Self::Misconfigured(_) => "13",                 // INTERNAL
-        }
-    }
 }
 
 impl RequestKind {
     /// Tells by the content type.
     #[must_use]
     pub fn of(parts: &Parts) -> Self {
-        let content_type = parts.headers.get(CONTENT_TYPE);
-        let is_grpc = content_type.is_some_and(|value| {
-            let essence = value.as_bytes().strip_prefix(b"application/grpc");
-            essence.is_some_and(|rest| matches!(rest, [] | [b'+' | b';' | b' ', ..]))
-        });
-        if is_grpc { Self::Grpc } else { Self::Http }
+        if grpc::is_call(parts) {
+            Self::Grpc
+        } else {
+            Self::Http
+        }
     }
 }
 
@@ -243,7 +236,7 @@ pub(crate) fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<By
 pub(super) fn default_response(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
     match to {
         RequestKind::Http => problem_json(rejection),
-        RequestKind::Grpc => grpc_status(rejection),
+        RequestKind::Grpc => grpc::status(rejection),
     }
 }
 
@@ -264,18 +257,6 @@ fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
     response
 }
 
-/// A "trailers-only" response: everything in the head, no body.
-fn grpc_status(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::default());
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    let status = HeaderValue::from_static(rejection.grpc_status());
-    headers.insert("grpc-status", status);
-    headers.insert("grpc-message", HeaderValue::from_static(rejection.code()));
-    insert_retry_after(headers, rejection);
-    response
-}
-
 /// Returns when enough quarantined nodes may vote again; zero if nobody knows.
 fn until_majority(reached: usize, needed: usize, nodes: &[NodeFailure]) -> Duration {
     let mut left: Vec<Duration> = nodes
@@ -290,7 +271,7 @@ fn until_majority(reached: usize, needed: usize, nodes: &[NodeFailure]) -> Durat
     left.get(missing - 1).copied().unwrap_or_default()
 }
 
-fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection) {
+pub(super) fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection) {
     if let Some(retry_after) = rejection.retry_after() {
         headers.insert(RETRY_AFTER, retry_after.as_secs().into());
     }
@@ -307,6 +288,9 @@ pub(crate) fn escape_json(text: &str) -> String {
         escaped
     })
 }
+
+/// The longest that the holder of a lock is left alone.
+const LONGEST: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -327,6 +311,7 @@ mod tests {
             left.retry_after().unwrap().as_secs()
         };
         assert_eq!([0, 1, 1_000, 1_001, 9_999].map(seconds), [1, 1, 1, 2, 10]);
+        assert_eq!([60_000, 60_001, 3_600_000].map(seconds), [60; 3]);
         assert_eq!(contended(None).retry_after(), Some(Duration::from_secs(1)));
     }
 
@@ -347,35 +332,5 @@ mod tests {
     #[test]
     fn details_are_escaped() {
         assert_eq!(escape_json("a\"\\\n"), "a\\\"\\\\\\u000a");
-    }
-
-    #[test]
-    fn grpc_is_told_by_the_content_type() {
-        let kind = |content_type: &'static str| {
-            let request = http::Request::post("/").header(CONTENT_TYPE, content_type);
-            RequestKind::of(&request.body(()).unwrap().into_parts().0)
-        };
-        for grpc in [
-            "application/grpc",
-            "application/grpc+proto",
-            "application/grpc;a=b",
-        ] {
-            assert_eq!(kind(grpc), RequestKind::Grpc, "{grpc}");
-        }
-        for http in [
-            "application/json",
-            "application/grpcx",
-            "application/grpc-web",
-        ] {
-            assert_eq!(kind(http), RequestKind::Http, "{http}");
-        }
-    }
-
-    #[test]
-    fn grpc_gets_its_status_in_the_head_and_no_body() {
-        let response = default_response(&contended(None), &RequestKind::Grpc);
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(response.headers()["grpc-status"], "10");
-        assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(0));
     }
 }

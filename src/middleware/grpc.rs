@@ -1,0 +1,140 @@
+//! Refusals as gRPC clients read them.
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Response};
+use http_body_util::Full;
+
+use crate::middleware::rejection::{Rejection, insert_retry_after};
+
+/// Whether a request is a gRPC call, by its content type.
+pub(super) fn is_call(parts: &Parts) -> bool {
+    let content_type = parts.headers.get(CONTENT_TYPE);
+    content_type.is_some_and(|value| {
+        let essence = value.as_bytes().strip_prefix(b"application/grpc");
+        essence.is_some_and(|rest| matches!(rest, [] | [b'+' | b';' | b' ', ..]))
+    })
+}
+
+/// A "trailers-only" response: everything in the head, no body.
+pub(super) fn status(rejection: &Rejection) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert("grpc-status", code(rejection).into());
+    headers.insert("grpc-message", HeaderValue::from_static(rejection.code()));
+    insert_retry_after(headers, rejection);
+    insert_details(headers, rejection);
+    response
+}
+
+/// The status code of gRPC, by its number.
+fn code(rejection: &Rejection) -> u16 {
+    match rejection {
+        Rejection::Contended { .. } | Rejection::Lost(_) => ABORTED,
+        Rejection::Failed(_) => UNAVAILABLE,
+        Rejection::KeyMissing | Rejection::KeyInvalid(_) => INVALID_ARGUMENT,
+        Rejection::BodyTooLarge => RESOURCE_EXHAUSTED,
+        Rejection::Misconfigured(_) => INTERNAL,
+    }
+}
+
+#[cfg(not(feature = "grpc"))]
+fn insert_details(_: &mut HeaderMap, _: &Rejection) {}
+
+/// Says when to try again as the details of a `google.rpc.Status`, which clients that know its
+/// `RetryInfo` wait for by themselves.
+#[cfg(feature = "grpc")]
+fn insert_details(headers: &mut HeaderMap, rejection: &Rejection) {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD_NO_PAD;
+    use prost::Message;
+
+    let Some(retry_after) = rejection.retry_after() else {
+        return;
+    };
+    let retry_info = RetryInfo {
+        retry_delay: retry_after.try_into().ok(),
+    };
+    let status = Status {
+        code: code(rejection).into(),
+        message: rejection.code().into(),
+        details: vec![prost_types::Any {
+            type_url: "type.googleapis.com/google.rpc.RetryInfo".into(),
+            value: retry_info.encode_to_vec(),
+        }],
+    };
+    // "Implementations must emit un-padded values": gRPC over HTTP2, on binary headers.
+    let details = STANDARD_NO_PAD.encode(status.encode_to_vec());
+    let details = HeaderValue::try_from(details).expect("base64 is visible ASCII");
+    headers.insert("grpc-status-details-bin", details);
+}
+
+/// `google.rpc.Status`, of which `grpc-status-details-bin` is the encoding.
+#[cfg(feature = "grpc")]
+#[derive(Clone, PartialEq, prost::Message)]
+struct Status {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<prost_types::Any>,
+}
+
+/// `google.rpc.RetryInfo`.
+#[cfg(feature = "grpc")]
+#[derive(Clone, PartialEq, prost::Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<prost_types::Duration>,
+}
+
+const INVALID_ARGUMENT: u16 = 3;
+const RESOURCE_EXHAUSTED: u16 = 8;
+const ABORTED: u16 = 10;
+const INTERNAL: u16 = 13;
+const UNAVAILABLE: u16 = 14;
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, StatusCode};
+    use http_body::Body;
+
+    use super::*;
+
+    #[test]
+    fn grpc_is_told_by_the_content_type() {
+        let is_call = |content_type: &'static str| {
+            let request = Request::post("/").header(CONTENT_TYPE, content_type);
+            is_call(&request.body(()).unwrap().into_parts().0)
+        };
+        for grpc in [
+            "application/grpc",
+            "application/grpc+proto",
+            "application/grpc;a=b",
+        ] {
+            assert!(is_call(grpc), "{grpc}");
+        }
+        for http in [
+            "application/json",
+            "application/grpcx",
+            "application/grpc-web",
+        ] {
+            assert!(!is_call(http), "{http}");
+        }
+    }
+
+    #[test]
+    fn grpc_gets_its_status_in_the_head_and_no_body() {
+        let contended = Rejection::Contended {
+            status: StatusCode::LOCKED,
+            retry_after: None,
+        };
+        let response = status(&contended);
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["grpc-status"], "10");
+        assert_eq!(response.body().size_hint().exact(), Some(0));
+    }
+}
