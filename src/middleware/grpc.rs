@@ -103,6 +103,8 @@ mod tests {
     use http_body::Body;
 
     use super::*;
+    #[cfg(feature = "grpc")]
+    use crate::lock::LockError;
 
     #[test]
     fn grpc_is_told_by_the_content_type() {
@@ -136,5 +138,27 @@ mod tests {
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.headers()["grpc-status"], "10");
         assert_eq!(response.body().size_hint().exact(), Some(0));
+    }
+
+    #[cfg(feature = "grpc")]
+    #[test]
+    fn details_are_not_padded() {
+        // Codes of 13, 14 and 16 letters: one of the encodings needs it, whatever else is in there.
+        let contended = Rejection::Contended {
+            status: StatusCode::LOCKED,
+            retry_after: None,
+        };
+        let unavailable = LockError::Unavailable {
+            reached: 0,
+            needed: 2,
+            nodes: Vec::new(),
+        };
+        let closed = Rejection::Failed(LockError::Closed);
+        for rejection in [contended, Rejection::Failed(unavailable), closed] {
+            let response = status(&rejection);
+            let details = response.headers()["grpc-status-details-bin"].as_bytes();
+            assert!(details.len() > 60, "{rejection:?}");
+            assert!(!details.contains(&b'='), "{rejection:?}");
+        }
     }
 }
