@@ -371,7 +371,7 @@ impl RedlockBuilder {
                 #[cfg(feature = "test-util")]
                 Source::Scripted(scripted) => {
                     nodes.extend(scripted.nodes.iter().map(|node| -> Arc<dyn Node> {
-                        Arc::<crate::node::scripted::ScriptedNode>::clone(node)
+                        Arc::new(crate::node::scripted::ScriptedLane::to(node))
                     }));
                 }
                 #[cfg(feature = "test-util")]

@@ -149,8 +149,14 @@ struct Script {
     sent: BTreeMap<OpKind, usize>,
     /// Jobs that are never answered; dropping them would answer.
     unanswered: Vec<Job>,
+}
+
+/// One client's way to a scripted node. Another client's requests are not kept waiting by its own.
+#[derive(Debug)]
+pub(crate) struct ScriptedLane {
+    node: Arc<ScriptedNode>,
     /// The jobs that are on their way, in order, once there has been a slow one.
-    wire: Option<mpsc::UnboundedSender<(Instant, Job)>>,
+    wire: Mutex<Option<mpsc::UnboundedSender<(Instant, Job)>>>,
 }
 
 impl ScriptedNode {
@@ -162,7 +168,6 @@ impl ScriptedNode {
                 by_kind: BTreeMap::new(),
                 sent: BTreeMap::new(),
                 unanswered: Vec::new(),
-                wire: None,
             }),
         }
     }
@@ -170,47 +175,61 @@ impl ScriptedNode {
     fn script(&self) -> MutexGuard<'_, Script> {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl ScriptedLane {
+    pub(crate) fn to(node: &Arc<ScriptedNode>) -> Self {
+        Self {
+            node: Arc::clone(node),
+            wire: Mutex::default(),
+        }
+    }
 
     /// Puts a job on the wire, behind all that are on it.
-    fn post(&self, script: &mut Script, arrives: Instant, job: Job) {
-        let job = match &script.wire {
+    fn post(&self, delay: Duration, job: Job) {
+        let arrives = Instant::now() + delay;
+        let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
+        let job = match &*wire {
             Some(wire) => match wire.send((arrives, job)) {
                 Ok(()) => return,
                 Err(mpsc::error::SendError((_, job))) => job,
             },
+            None if delay.is_zero() => return self.node.store.submit(job),
             None => job,
         };
-        let (wire, mut jobs) = mpsc::unbounded_channel::<(Instant, Job)>();
-        let store = Arc::clone(&self.store);
+        let (sender, mut jobs) = mpsc::unbounded_channel::<(Instant, Job)>();
+        let store = Arc::clone(&self.node.store);
         tokio::spawn(async move {
             while let Some((arrives, job)) = jobs.recv().await {
                 tokio::time::sleep_until(arrives).await;
                 store.submit(job);
             }
         });
-        drop(wire.send((arrives, job)));
-        script.wire = Some(wire);
+        drop(sender.send((arrives, job)));
+        *wire = Some(sender);
     }
 }
 
-impl Node for ScriptedNode {
+impl Node for ScriptedLane {
     fn name(&self) -> &Arc<str> {
-        self.store.name()
+        self.node.store.name()
     }
 
     fn submit(&self, job: Job) {
         let kind = kind_of(&job);
-        let mut script = self.script();
+        let mut script = self.node.script();
         *script.sent.entry(kind).or_default() += 1;
         let gate = script.by_kind.get(&kind).copied().unwrap_or(script.gate);
         let node = Arc::clone(self.name());
         match gate {
-            Gate::Ready if script.wire.is_none() => {
+            Gate::Ready => {
                 drop(script);
-                self.store.submit(job);
+                self.post(Duration::ZERO, job);
             }
-            Gate::Ready => self.post(&mut script, Instant::now(), job),
-            Gate::Slow(delay) => self.post(&mut script, Instant::now() + delay, job),
+            Gate::Slow(delay) => {
+                drop(script);
+                self.post(delay, job);
+            }
             Gate::Failing => job.ballot.cast(Err(NodeFailure::Refused {
                 node,
                 why: "scripted failure".into(),
@@ -221,7 +240,7 @@ impl Node for ScriptedNode {
             })),
             Gate::Mute => {
                 if let Request::Command(packet) = &job.request {
-                    self.store.apply(&packet.command);
+                    self.node.store.apply(&packet.command);
                 }
                 script.unanswered.push(job);
             }
