@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{FromRef, FromRequestParts, Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Router};
+use axum::{Extension, Router, debug_handler};
 use http::request::Parts;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
@@ -85,6 +85,7 @@ async fn until_free(nodes: &ScriptedNodes) {
     }
 }
 
+#[debug_handler(state = AppState)]
 async fn ship(Locked(guard, Path(id)): Locked<Path<OrderId>>) -> Response {
     assert!(guard.is_valid() && guard.fencing_token().is_some());
     let response = format!("{} {:?}", id.0, guard.keys()).into_response();
@@ -161,6 +162,7 @@ async fn a_handler_can_look_at_the_refusal_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn an_optional_lock_is_missing_only_if_what_it_is_for_is() {
+    #[debug_handler(state = AppState)]
     async fn handler(locked: Option<Locked<Extension<Transfer>>>) -> String {
         format!("{:?}", locked.map(|Locked(guard, _)| guard.keys().len()))
     }
@@ -184,6 +186,7 @@ async fn an_optional_lock_is_missing_only_if_what_it_is_for_is() {
 
 #[tokio::test(start_paused = true)]
 async fn a_resource_says_how_long_to_wait_for_it() {
+    #[debug_handler(state = AppState)]
     async fn transfer(Locked(guard, Query(_)): Locked<Query<Transfer>>) -> String {
         format!("{:?}", guard.valid_for() < secs(5))
     }
@@ -235,6 +238,7 @@ async fn a_layer_and_an_extractor_on_one_key_share_one_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn only_what_a_request_does_not_hold_yet_is_locked() {
+    #[debug_handler(state = AppState)]
     async fn handler(handles: LockHandles, Locked(guard, _): Locked<Query<Transfer>>) -> String {
         let held: usize = handles
             .to_vec()
@@ -406,6 +410,7 @@ async fn handlers_are_tested_without_a_layer() {
     async fn handler(handle: LockHandle) -> String {
         handle.fencing_token().unwrap().to_string()
     }
+    #[debug_handler(state = AppState)]
     async fn optional(handle: Option<LockHandle>) -> String {
         format!("{}", handle.is_some())
     }

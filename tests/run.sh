@@ -17,6 +17,9 @@ main() {
         # Optimised: they walk through millions of states.
         say "running: cargo test --release --all-features --test model --test simulation"
         cargo test --release --all-features --test model --test simulation
+        say "running: cargo test --manifest-path tests/messages/Cargo.toml"
+        CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/messages" \
+            cargo test --manifest-path tests/messages/Cargo.toml
     fi
     [ -z "$skipped" ] || say "$skipped"
     say "all tests passed"
