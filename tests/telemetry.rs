@@ -197,13 +197,16 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<
 }
 
 #[test]
-fn a_lock_is_one_span_that_tells_how_it_went_and_never_its_key() {
+fn a_lock_is_one_span_that_tells_how_it_went_and_its_key_only_on_request() {
     let spans = Spans::default();
     let subscriber = tracing_subscriber::registry().with(spans.clone());
     let token = tracing::subscriber::with_default(subscriber, || {
         let runtime = paused_runtime();
         runtime.block_on(async {
-            let redlock = redlock(&ScriptedNodes::new(3));
+            let nodes = ScriptedNodes::new(3);
+            let told = Redlock::builder().scripted(&nodes).log_keys(true);
+            drop(told.build().unwrap().lock("public").await.unwrap());
+            let redlock = redlock(&nodes);
             let guard = redlock.lock("secret").label("job").await.unwrap();
             let token = guard.fencing_token().unwrap();
             assert!(redlock.try_lock("secret").label("job").await.is_err());
@@ -214,9 +217,10 @@ fn a_lock_is_one_span_that_tells_how_it_went_and_never_its_key() {
     });
     let spans = spans.0.lock().unwrap();
     let of_outcome = |outcome: &str| {
-        let mut found = spans
-            .values()
-            .filter(|span| span.get("outcome") == Some(&outcome.into()));
+        let mut found = spans.values().filter(|span| {
+            span.get("outcome") == Some(&outcome.into())
+                && span.get("resource") == Some(&"\"job\"".into())
+        });
         found.next().unwrap()
     };
     let granted = of_outcome("\"granted\"");
@@ -237,5 +241,8 @@ fn a_lock_is_one_span_that_tells_how_it_went_and_never_its_key() {
         );
     }
     assert!(!of_outcome("\"contended\"").contains_key("fencing_token"));
+    assert!(!granted.contains_key("key"));
     assert!(!format!("{spans:?}").contains("secret"));
+    let told = spans.values().find_map(|span| span.get("key"));
+    assert_eq!(told.unwrap(), r#"[LockKey("public")]"#);
 }

@@ -58,6 +58,7 @@ pub struct RedlockBuilder {
     fence_retention: Option<Duration>,
     restart_guard: RestartGuard,
     max_waiters: Option<usize>,
+    log_keys: bool,
 }
 
 /// Where nodes come from.
@@ -91,6 +92,7 @@ impl RedlockBuilder {
             fence_retention: None,
             restart_guard: RestartGuard::default(),
             max_waiters: None,
+            log_keys: false,
         }
     }
 
@@ -242,6 +244,14 @@ impl RedlockBuilder {
         self
     }
 
+    /// Sets whether the spans of locks show their keys, as the field `key`. Default: false.
+    ///
+    /// Keys are made of what clients send; an e-mail address or a session should not be in a log.
+    pub fn log_keys(mut self, log_keys: bool) -> Self {
+        self.log_keys = log_keys;
+        self
+    }
+
     /// Checks the settings and makes the lock service. Connects to nothing: a server that is down
     /// is no error.
     ///
@@ -327,6 +337,7 @@ impl RedlockBuilder {
             fencing: self.fencing,
             fence_retention: whole_millis(fence_retention),
             waiters: self.max_waiters.map(Waiters::new),
+            log_keys: self.log_keys,
         })
     }
 

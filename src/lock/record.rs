@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::field::{Empty, display};
+use tracing::field::{self, Empty};
 use tracing::{Span, info_span};
 
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::node::telemetry::{self, Counted};
+use crate::protocol::LockKeys;
 
 /// A lock that is being asked for. Dropped without an outcome, it was abandoned.
 #[derive(Debug)]
@@ -20,11 +21,12 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    pub(super) fn new(label: Option<&'static str>, nodes: usize) -> Self {
+    pub(super) fn new(label: Option<&'static str>, nodes: usize, key: Option<&LockKeys>) -> Self {
         let label = label.unwrap_or(telemetry::UNNAMED);
         let span = info_span!(
             "redlock.lock",
             resource = label,
+            key = key.map(field::debug),
             outcome = Empty,
             quorum.granted = Empty,
             quorum.nodes = nodes,
@@ -54,7 +56,7 @@ impl Asking {
         let name = match outcome {
             Ok(guard) => {
                 if let Some(token) = guard.fencing_token() {
-                    self.span.record("fencing_token", display(token));
+                    self.span.record("fencing_token", field::display(token));
                 }
                 "granted"
             }

@@ -151,7 +151,8 @@ impl fmt::Debug for LockFuture {
 
 async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
     let nodes = request.inner.nodes.len();
-    let asking = Asking::new(request.options.label, nodes);
+    let logged = request.inner.settings.log_keys.then_some(&request.keys);
+    let asking = Asking::new(request.options.label, nodes, logged);
     let waited = Waited::default();
     let outcome = ask(request, &asking, &waited).await;
     asking.tell(&outcome, waited.so_far());

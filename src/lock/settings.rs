@@ -24,6 +24,7 @@ pub(super) struct Settings {
     pub(super) fencing: bool,
     pub(super) fence_retention: Duration,
     pub(super) waiters: Option<Arc<Waiters>>,
+    pub(super) log_keys: bool,
 }
 
 /// How one lock is asked for; what is `None` is as the builder says.
