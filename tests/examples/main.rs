@@ -6,6 +6,7 @@
     reason = "what is not checked must not go unsaid"
 )]
 
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::io;
@@ -128,7 +129,7 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
     let said = server.stdout();
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let source = include_str!("../examples/fenced_writes.rs");
+    let source = include_str!("../../examples/fenced_writes.rs");
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
 
@@ -169,7 +170,7 @@ async fn transfers_in_both_directions_lose_no_money() {
     let said = server.stdout();
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let source = include_str!("../examples/transfer.rs");
+    let source = include_str!("../../examples/transfer.rs");
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
     for (line, promised) in lines.iter().zip(promised) {
