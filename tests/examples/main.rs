@@ -9,6 +9,9 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod documented;
+mod websocket;
+
 use std::io;
 use std::process::Command;
 use std::time::Duration;

@@ -1,0 +1,79 @@
+//! An example as a user meets it: started, and tried with the commands that it shows.
+
+use std::net::SocketAddr;
+
+use crate::support::{ChildProcess, example_path, free_port};
+use crate::{PATIENCE, has_curl, paste};
+
+/// A server that an example runs.
+pub(crate) struct Example {
+    process: ChildProcess,
+    pub(crate) addr: SocketAddr,
+}
+
+impl Example {
+    pub(crate) fn start(name: &str, envs: &[(&str, &str)]) -> Self {
+        let listen = format!("127.0.0.1:{}", free_port());
+        let envs = [envs, &[("LISTEN", listen.as_str())]].concat();
+        let process = ChildProcess::start(example_path(name), &[], &envs);
+        process.wait_for_line("Ctrl-C stops it.", PATIENCE);
+        let addr = listen.parse().unwrap();
+        Self { process, addr }
+    }
+
+    pub(crate) fn stdout(&self) -> String {
+        self.process.stdout()
+    }
+
+    /// Pastes the commands that the example prints, which are those of its header, and compares the
+    /// answers with those that the header shows.
+    ///
+    /// `elsewhere` are other addresses, as the header shows them and as they are.
+    pub(crate) fn answers_as_documented(&self, source: &str, elsewhere: &[(&str, &str)]) {
+        if !has_curl() {
+            return;
+        }
+        let here = self.addr.to_string();
+        let places = [elsewhere, &[("127.0.0.1:3000", here.as_str())]].concat();
+        let said = self.stdout();
+        let printed = said.lines().map(str::trim);
+        let printed: Vec<&str> = printed.filter(|line| line.starts_with("curl ")).collect();
+        let documented = transcript(source, &places);
+        let commands: Vec<&str> = documented.iter().map(|(line, _)| line.as_str()).collect();
+        assert_eq!(printed, commands);
+        assert!(!commands.is_empty());
+        for (command, answer) in &documented {
+            assert_eq!(masked(&paste(command)), masked(answer), "{command}");
+        }
+    }
+}
+
+/// The commands in the code blocks of an example's header, each with the lines below it up to the
+/// next empty one.
+fn transcript(source: &str, places: &[(&str, &str)]) -> Vec<(String, String)> {
+    let header = source.lines().map_while(|line| line.strip_prefix("//!"));
+    let header: Vec<&str> = header.map(str::trim).collect();
+    let blocks = header.split(|line| line.starts_with("```"));
+    let blocks = blocks.skip(1).step_by(2);
+    let shown = blocks.flat_map(|block| block.split(|line| line.is_empty()));
+    let commands = shown.filter_map(|lines| {
+        let (command, answer) = lines.split_first()?;
+        let answer = answer.iter().map(|line| format!("{line}\n"));
+        let mut command = (*command).to_owned();
+        for (shown, actual) in places {
+            command = command.replace(shown, actual);
+        }
+        command
+            .starts_with("curl ")
+            .then(|| (command, answer.collect()))
+    });
+    commands.collect()
+}
+
+/// Fencing tokens are other numbers each time.
+fn masked(text: &str) -> String {
+    let words = text.lines().flat_map(|line| line.split(' ').chain(["\n"]));
+    let is_token = |word: &str| word.len() >= 16 && word.bytes().all(|byte| byte.is_ascii_digit());
+    let words = words.map(|word| if is_token(word) { "TOKEN" } else { word });
+    words.collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,96 @@
+//! `websocket`: one editor per document, for as long as the socket is open and no longer.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+use crate::PATIENCE;
+use crate::documented::Example;
+use crate::support::Cluster;
+
+type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+/// Opens a socket, or returns the status with which it was refused.
+async fn open(addr: SocketAddr, document: &str) -> Result<Socket, u16> {
+    let url = format!("ws://{addr}/documents/{document}/edit");
+    match timeout(PATIENCE, connect_async(url)).await.unwrap() {
+        Ok((socket, _)) => Ok(socket),
+        Err(Error::Http(refusal)) => Err(refusal.status().as_u16()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+async fn next(socket: &mut Socket) -> Message {
+    let message = timeout(PATIENCE, socket.next()).await.unwrap();
+    message.expect("the socket is open").unwrap()
+}
+
+async fn says(socket: &mut Socket, expected: &str) {
+    assert_eq!(next(socket).await, Message::text(expected));
+}
+
+#[test]
+fn the_curl_lines_of_the_websocket_show_one_editor_refused() {
+    let example = Example::start("websocket", &[]);
+    example.answers_as_documented(include_str!("../../examples/websocket.rs"), &[]);
+}
+
+#[tokio::test]
+async fn a_document_has_one_editor_as_long_as_the_socket_is_open() {
+    let example = Example::start("websocket", &[]);
+    let mut first = open(example.addr, "7").await.unwrap();
+    says(&mut first, "").await;
+    first.send(Message::text("hello")).await.unwrap();
+    says(&mut first, "saved").await;
+    // The response of the upgrade was sent long ago, and with it ended the layer's share.
+    assert_eq!(open(example.addr, "7").await.err(), Some(423));
+    assert!(open(example.addr, "8").await.is_ok());
+
+    // Closed in order, it is free at once.
+    first.close(None).await.unwrap();
+    assert!(matches!(next(&mut first).await, Message::Close(_)));
+    let mut second = open(example.addr, "7").await.unwrap();
+    says(&mut second, "hello").await;
+    assert_eq!(open(example.addr, "7").await.err(), Some(423));
+
+    // Cut off, soon.
+    drop(second);
+    let third = async {
+        while let Err(status) = open(example.addr, "7").await {
+            assert_eq!(status, 423);
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, third).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_editor_whose_lock_is_lost_is_told_so() {
+    let cluster = Cluster::start(3);
+    let urls = cluster.urls().join(",");
+    let envs = [
+        ("REDLOCK_URLS", urls.as_str()),
+        ("REDLOCK_RESTART_GUARD", "off"),
+    ];
+    let example = Example::start("websocket", &envs);
+    let mut editor = open(example.addr, "7").await.unwrap();
+    says(&mut editor, "").await;
+
+    // Somebody deletes the lock on a majority and takes it; the next renewal finds out.
+    let keys = cluster.lock_keys();
+    for server in &cluster.servers[..2] {
+        server.command(&["SET", &keys[0], "somebody", "PX", "60000"]);
+    }
+    let Message::Close(Some(goodbye)) = next(&mut editor).await else {
+        panic!("the socket does not say why it ends");
+    };
+    assert_eq!(goodbye.code, CloseCode::Again);
+    assert!(goodbye.reason.contains("not held any more"), "{goodbye}");
+    assert_eq!(open(example.addr, "7").await.err(), Some(423));
+}
