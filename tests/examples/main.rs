@@ -10,6 +10,7 @@
 mod support;
 
 mod documented;
+mod hyper_server;
 mod websocket;
 
 use std::io;
