@@ -11,6 +11,7 @@ mod support;
 
 mod documented;
 mod hyper_server;
+mod reverse_proxy;
 mod websocket;
 
 use std::io;
