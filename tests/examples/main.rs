@@ -12,6 +12,7 @@ mod support;
 mod documented;
 mod hyper_server;
 mod reverse_proxy;
+mod testing_your_handlers;
 mod websocket;
 
 use std::io;
