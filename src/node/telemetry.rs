@@ -18,6 +18,7 @@ pub(crate) const UNNAMED: &str = "unnamed";
 pub(crate) fn describe() {
     describe_counter!(
         ACQUIRE_TOTAL,
+        Unit::Count,
         "Locks that were asked for, by what became of it"
     );
     describe_histogram!(
@@ -31,14 +32,23 @@ pub(crate) fn describe() {
         "How long calls waited because somebody else held the lock"
     );
     describe_histogram!(HOLD_SECONDS, Unit::Seconds, "How long locks were held");
-    describe_gauge!(HELD, "Locks that this process holds");
-    describe_gauge!(WAITERS, "Calls of this process that wait for a lock");
-    describe_counter!(LOST_TOTAL, "Locks that were lost while they were held");
+    describe_gauge!(HELD, Unit::Count, "Locks that this process holds");
+    describe_gauge!(
+        WAITERS,
+        Unit::Count,
+        "Calls of this process that wait for a lock"
+    );
+    describe_counter!(
+        LOST_TOTAL,
+        Unit::Count,
+        "Locks that were lost while they were held"
+    );
     describe_counter!(
         UNPROTECTED_TOTAL,
+        Unit::Count,
         "Requests that were served without their lock because no quorum was reachable"
     );
-    describe_gauge!(NODE_UP, "Whether a node answers and may vote");
+    describe_gauge!(NODE_UP, Unit::Count, "Whether a node answers and may vote");
     describe_histogram!(
         NODE_CALL_SECONDS,
         Unit::Seconds,
