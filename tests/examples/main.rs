@@ -25,6 +25,9 @@ use support::{ChildProcess, Cluster, example_path, free_port};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How the answers begin that examples show in their headers.
+const ANSWERS: [&str; 3] = ["{", "done", "redlock_"];
+
 /// Runs a line as a user would who pastes it into a terminal.
 fn paste(line: &str) -> String {
     let output = Command::new("sh").args(["-c", line]).output().unwrap();
@@ -203,14 +206,46 @@ async fn transfers_in_both_directions_lose_no_money() {
     }
 }
 
+/// Also that the answers are those that the example's own documentation shows.
+#[test]
+fn the_curl_lines_of_metrics_show_what_became_of_every_request() {
+    if !has_curl() {
+        return;
+    }
+    let listen = format!("127.0.0.1:{}", free_port());
+    let envs = [("LISTEN", listen.as_str())];
+    let server = ChildProcess::start(example_path("metrics"), &[], &envs);
+    server.wait_for_line("Ctrl-C stops it", PATIENCE);
+    let said = server.stdout();
+    let lines = said.lines().map(str::trim);
+    let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
+    let source = include_str!("../examples/metrics.rs");
+    let (documented, promised) = documented_curl_lines(source, &listen);
+    assert_eq!(lines, documented);
+    let answers: Vec<String> = lines.iter().map(|line| paste(line)).collect();
+    let answers = answers.iter().flat_map(|answer| answer.lines());
+    let answers: Vec<_> = answers.map(without_latencies).collect();
+    let promised: Vec<_> = promised.into_iter().map(without_latencies).collect();
+    assert_eq!(answers, promised);
+}
+
+/// How long nodes took to answer is never twice the same.
+fn without_latencies(answer: &str) -> String {
+    let mut parts = answer.split(r#""latency_us":"#);
+    let first = parts.next().into_iter();
+    let rest = parts.map(|rest| rest.trim_start_matches(|digit: char| digit.is_ascii_digit()));
+    first.chain(rest).collect()
+}
+
 /// The commands in an example's header, and the answers that it shows below them.
 fn documented_curl_lines(source: &'static str, listen: &str) -> (Vec<String>, Vec<&'static str>) {
-    let (header, shown) = (source.lines(), "http://127.0.0.1:3000");
-    let lines = header.filter_map(|line| line.strip_prefix("//! "));
-    let starting = |start: &'static str| lines.clone().filter(move |line| line.starts_with(start));
-    let here = format!("http://{listen}");
-    let commands = starting("curl ").map(|line| line.replace(shown, &here));
-    (commands.collect(), starting("{").collect())
+    let lines = source.lines().filter_map(|line| line.strip_prefix("//! "));
+    let (shown, here) = ("http://127.0.0.1:3000", format!("http://{listen}"));
+    let commands = lines.clone().filter(|line| line.starts_with("curl "));
+    let is_answer = |line: &&str| ANSWERS.iter().any(|start| line.starts_with(start));
+    let answers = lines.filter(is_answer).collect();
+    let commands = commands.map(|line| line.replace(shown, &here));
+    (commands.collect(), answers)
 }
 
 #[tokio::test]

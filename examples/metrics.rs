@@ -1,0 +1,120 @@
+//! A service that counts its locks, for Prometheus to scrape and Grafana to draw.
+//!
+//! Run with
+//!
+//! ```not_rust
+//! cargo run --example metrics
+//! ```
+//!
+//! and type what it prints:
+//!
+//! ```not_rust
+//! curl -s -X POST 'http://127.0.0.1:3000/accounts/alice/withdraw?hold_ms=20'
+//! done
+//!
+//! curl -s -o /dev/null -X POST 'http://127.0.0.1:3000/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -X POST http://127.0.0.1:3000/accounts/bob/withdraw; wait
+//! {"type":"tag:tower-redlock,2026:lock-contended","title":"Resource is locked","status":423,"detail":"another request holds the lock on this resource","code":"lock-contended"}
+//!
+//! curl -s http://127.0.0.1:3000/metrics | grep ^redlock_acquire_total | sort
+//! redlock_acquire_total{resource="account",outcome="contended"} 1
+//! redlock_acquire_total{resource="account",outcome="granted"} 2
+//!
+//! curl -s http://127.0.0.1:3000/healthz
+//! {"status":"ready","quorum":true,"needed":2,"nodes":[{"node":"embedded-0","state":"up","latency_us":22},{"node":"embedded-1","state":"up","latency_us":24},{"node":"embedded-2","state":"up","latency_us":25}]}
+//! ```
+//!
+//! `grafana_dashboard.json`, to be imported into Grafana, draws all of `/metrics`. Some of it needs
+//! Redis nodes: `LISTEN`, `REDLOCK_URLS` and `REDLOCK_RESTART_GUARD` are as in `quickstart`.
+
+#![allow(clippy::print_stdout, reason = "a program for people to look at")]
+
+use std::collections::HashMap;
+use std::env;
+use std::error::Error;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Query;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::net::TcpListener;
+use tower_redlock::{OnUnavailable, Redlock, RedlockLayer, RestartGuard, health_router, key};
+
+fn app(redlock: Redlock, metrics: PrometheusHandle) -> Router {
+    let account = RedlockLayer::new(redlock.clone(), ("account", key::path("id")))
+        .wait(Duration::from_millis(100));
+    // The same report twice at once is a waste, and better than none.
+    let report = RedlockLayer::new(redlock.clone(), ("report", key::path("id")))
+        .wait(Duration::from_secs(10))
+        .on_unavailable(OnUnavailable::Proceed);
+    let prometheus = [(CONTENT_TYPE, "text/plain; version=0.0.4")];
+    let scrape = || async move { (prometheus, metrics.render()) };
+    Router::new()
+        .route("/accounts/{id}/withdraw", post(work).layer(account))
+        .route("/reports/{id}", post(work).layer(report))
+        .route("/metrics", get(scrape))
+        .nest("/healthz", health_router(redlock))
+}
+
+async fn work(Query(query): Query<HashMap<String, u64>>) -> &'static str {
+    let hold_ms = query.get("hold_ms").copied().unwrap_or_default();
+    tokio::time::sleep(Duration::from_millis(hold_ms)).await;
+    "done\n"
+}
+
+/// Without buckets there would be summaries, whose quantiles cannot be added up over servers.
+fn recorder() -> Result<PrometheusHandle, BuildError> {
+    let seconds = Matcher::Suffix("_seconds".into());
+    PrometheusBuilder::new()
+        .set_buckets_for_metric(seconds, &BUCKETS)?
+        .install_recorder()
+}
+
+/// Three embedded nodes, or the Redis servers that `REDLOCK_URLS` names.
+fn redlock() -> Result<Redlock, Box<dyn Error>> {
+    let builder = Redlock::builder().ttl(Duration::from_secs(3));
+    let Ok(urls) = env::var("REDLOCK_URLS") else {
+        return Ok(builder.embedded(3).build()?);
+    };
+    let mut builder = builder.urls(urls.split(',').map(str::trim));
+    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
+        builder = builder.restart_guard(RestartGuard::Off);
+    }
+    Ok(builder.build()?)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    // Before the locks, which tell it what their metrics are.
+    let metrics = recorder()?;
+    let app = app(redlock()?, metrics);
+    let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
+    let listener = TcpListener::bind(listen).await?;
+    let address = listener.local_addr()?;
+    println!(
+        "\
+Listening on http://{address}. Try:
+
+  # a withdrawal, under the lock of its account
+  curl -s -X POST 'http://{address}/accounts/alice/withdraw?hold_ms=20'
+
+  # two at once: the second waits for 100 ms and is refused
+  curl -s -o /dev/null -X POST 'http://{address}/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -X POST http://{address}/accounts/bob/withdraw; wait
+
+  # what was counted
+  curl -s http://{address}/metrics | grep ^redlock_acquire_total | sort
+
+  # are the lock nodes there?
+  curl -s http://{address}/healthz
+
+Ctrl-C stops it."
+    );
+    // The end of a response waits for the release of its lock; see the README.
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
+    Ok(axum::serve(listener, app).await?)
+}
+
+/// In seconds, from the answer of a node near by to a slow request.
+const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
