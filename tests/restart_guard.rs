@@ -4,9 +4,15 @@ mod support;
 
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::Body;
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::Value;
 use support::{Cluster, RedisServer};
+use tower::ServiceExt;
 use tower_redlock::{
-    Health, LockError, NodeFailure, NodeState, Redlock, RedlockBuilder, RestartGuard,
+    Health, LockError, NodeFailure, NodeState, Redlock, RedlockBuilder, RestartGuard, health_router,
 };
 
 /// Short, so that the tests are; servers tell their uptime in whole seconds, so it takes one more.
@@ -78,6 +84,64 @@ async fn a_fresh_cluster_refuses_until_the_window_is_over_and_says_how_long() {
         .release()
         .await
         .unwrap();
+}
+
+/// All that a load balancer can be told, in the order in which a cluster may come to it.
+#[tokio::test]
+async fn readiness_goes_from_quarantined_over_ready_and_degraded_to_down() {
+    let mut cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    let health = health_router(redlock.clone());
+    let states = ready_until(&health, "quarantined", StatusCode::SERVICE_UNAVAILABLE).await;
+    assert_eq!(states, ["quarantined"; 3]);
+
+    let states = ready_until(&health, "ready", StatusCode::OK).await;
+    assert_eq!(states, ["up"; 3]);
+
+    cluster.servers[0].kill();
+    let states = ready_until(&health, "degraded", StatusCode::OK).await;
+    assert_eq!(states, ["unreachable", "up", "up"]);
+    assert!(redlock.try_lock("degraded").await.is_ok());
+
+    // It answers again and does not vote: with one that does not answer there is no majority.
+    cluster.servers[0].restart();
+    cluster.servers[1].kill();
+    let states = ready_until(&health, "quarantined", StatusCode::SERVICE_UNAVAILABLE).await;
+    assert_eq!(states, ["quarantined", "unreachable", "up"]);
+    assert!(redlock.try_lock("quarantined").await.is_err());
+
+    cluster.servers[2].kill();
+    let states = ready_until(&health, "down", StatusCode::SERVICE_UNAVAILABLE).await;
+    assert_eq!(states, ["quarantined", "unreachable", "unreachable"]);
+    assert!(redlock.try_lock("down").await.is_err());
+}
+
+/// Asks until the readiness is this one, and returns the nodes' states.
+async fn ready_until(health: &Router, readiness: &str, code: StatusCode) -> Vec<String> {
+    let asking = async {
+        loop {
+            let request = Request::get("/").body(Body::empty());
+            let request = request.expect("the request is valid");
+            let Ok(response) = health.clone().oneshot(request).await;
+            let status = response.status();
+            let body = response.into_body().collect().await;
+            let body = body.expect("the body is in memory").to_bytes();
+            let body: Value = serde_json::from_slice(&body).expect("it is JSON");
+            if body["status"] == readiness {
+                assert_eq!(
+                    (status, &body["quorum"]),
+                    (code, &Value::from(status == 200))
+                );
+                return body;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let asked = tokio::time::timeout(LONGEST, asking).await;
+    let body = asked.unwrap_or_else(|_| panic!("not {readiness} after {LONGEST:?}"));
+    let nodes = body["nodes"].as_array().expect("there are nodes");
+    let states = nodes.iter().filter_map(|node| node["state"].as_str());
+    states.map(str::to_owned).collect()
 }
 
 #[tokio::test]
