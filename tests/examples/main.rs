@@ -219,7 +219,7 @@ fn the_curl_lines_of_metrics_show_what_became_of_every_request() {
     let said = server.stdout();
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let source = include_str!("../examples/metrics.rs");
+    let source = include_str!("../../examples/metrics.rs");
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
     let answers: Vec<String> = lines.iter().map(|line| paste(line)).collect();
