@@ -1,0 +1,84 @@
+//! Clients that go away: under the handler, while they wait, and amid the body.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::post;
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http_body_util::BodyExt;
+use tokio::io::AsyncWriteExt;
+use tower_redlock::test_util::ScriptedNodes;
+
+use crate::server::{KEY, REQUEST, Server, TTL, lock_service, send};
+use crate::support::http::Client;
+
+#[tokio::test]
+async fn a_client_that_disconnects_under_the_handler_frees_the_lock() {
+    let working = Arc::default();
+    let server = Server::stuck(&working).await;
+    let at_work = || working.load(Ordering::Relaxed) == 1;
+    for half_close in [false, true] {
+        let mut client = send(server.addr, REQUEST).await;
+        server.wait_until("working", at_work).await;
+        assert_eq!(server.nodes.locks(), [1, 1, 1]);
+        if half_close {
+            client.shutdown().await.unwrap();
+        } else {
+            drop(client);
+        }
+        server.wait_until("stopped", || !at_work()).await;
+        server.wait_until_free().await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_disconnects_while_it_waits_gives_up_its_place() {
+    let nodes = ScriptedNodes::new(3);
+    let guard = lock_service(&nodes).lock(KEY).await.unwrap();
+    let begun = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&begun);
+    let server = Server::start(&nodes, |layer| {
+        let handler = move || {
+            seen.fetch_add(1, Ordering::Relaxed);
+            async {}
+        };
+        let layer = layer.wait(TTL);
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let waiting = send(server.addr, REQUEST).await;
+    server
+        .wait_until("waiting", || server.in_flight() == 1)
+        .await;
+    drop(waiting);
+    server.wait_until("gone", || server.in_flight() == 0).await;
+    guard.release().await.unwrap();
+    // Whoever waited would be before this one.
+    let mut client = Client::connect(server.addr).await;
+    assert_eq!(client.request("POST", "/", &[], b"").await.status, 200);
+    server.ends_clean().await;
+    assert_eq!(begun.load(Ordering::Relaxed), 1, "nobody waits any more");
+}
+
+#[tokio::test]
+async fn a_client_that_disconnects_amid_the_body_frees_the_lock() {
+    let first = || stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first"))]);
+    let handler = move || async move { Body::from_stream(first().chain(stream::pending())) };
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| {
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let mut client = Client::connect(server.addr).await;
+    let response = client.send("POST", "/", &[], b"").await.unwrap();
+    let mut body = response.into_body();
+    let frame = body.frame().await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), "first");
+    assert_eq!(server.nodes.locks(), [1, 1, 1]);
+    drop((client, body));
+    server.wait_until_free().await;
+}

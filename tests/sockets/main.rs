@@ -1,0 +1,17 @@
+//! Clients on real sockets: when the lock of a request is free, whatever becomes of its connection, and
+//! that nothing of it is left.
+//!
+//! The nodes are scripted ones in this process: what is shown is what hyper and axum do with the layer
+//! on the wire. Where a test says no other bound, a lock must be free within [`server::SOON`].
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod disconnect;
+mod http1;
+mod sequence;
+mod server;
+mod streams;
+mod uploads;

@@ -1,0 +1,156 @@
+//! The server under test, and what its nodes and its handlers know.
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{Redlock, RedlockLayer};
+
+/// Until when a lock must be free, unless a test says otherwise.
+pub(crate) const SOON: Duration = Duration::from_secs(1);
+
+/// Longer than any test; the ttl must free nothing here.
+pub(crate) const TTL: Duration = Duration::from_secs(60);
+
+/// The only key.
+pub(crate) const KEY: &str = "resource";
+
+/// A plain HTTP/1.1 request, as it is on the wire.
+pub(crate) const REQUEST: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n";
+
+/// An axum server, which speaks HTTP/1.1 and HTTP/2 with prior knowledge.
+pub(crate) struct Server {
+    pub(crate) nodes: ScriptedNodes,
+    pub(crate) redlock: Redlock,
+    pub(crate) addr: SocketAddr,
+    /// The requests whose response future is alive.
+    in_flight: Arc<AtomicUsize>,
+    serving: JoinHandle<()>,
+}
+
+impl Server {
+    pub(crate) async fn start(
+        nodes: &ScriptedNodes,
+        app: impl FnOnce(RedlockLayer) -> Router,
+    ) -> Self {
+        let redlock = lock_service(nodes);
+        let in_flight = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&in_flight);
+        let count = move |request: Request, next: Next| {
+            let here = Counted::new(&counted);
+            async move {
+                let response = next.run(request).await;
+                drop(here);
+                response
+            }
+        };
+        let app = app(RedlockLayer::new(redlock.clone(), KEY)).layer(from_fn(count));
+
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        // The pieces of a response would otherwise wait for each other's acknowledgement.
+        let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+        Self {
+            nodes: nodes.clone(),
+            redlock,
+            addr,
+            in_flight,
+            serving: tokio::spawn(async move { axum::serve(listener, app).await.unwrap() }),
+        }
+    }
+
+    /// A server whose handler counts those that work and never ends.
+    pub(crate) async fn stuck(working: &Arc<AtomicUsize>) -> Self {
+        let working = Arc::clone(working);
+        let handler = move || {
+            let working = Counted::new(&working);
+            async move {
+                let _working = working;
+                pending::<()>().await;
+            }
+        };
+        let nodes = ScriptedNodes::new(3);
+        Self::start(&nodes, |layer| {
+            Router::new().route("/", post(handler)).layer(layer)
+        })
+        .await
+    }
+
+    /// How many requests are in the layer or behind it, waiting or at work, without their bodies.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    pub(crate) async fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let waiting = async {
+            while !is_so() {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let in_time = timeout(SOON, waiting).await;
+        assert!(in_time.is_ok(), "not {what} after {SOON:?}");
+    }
+
+    pub(crate) async fn wait_until_free(&self) {
+        let nodes = &self.nodes;
+        self.wait_until("free", || nodes.locks() == [0, 0, 0]).await;
+    }
+
+    /// Shows that nothing is left: no key on any node, no request, no lease task.
+    pub(crate) async fn ends_clean(&self) {
+        self.wait_until_free().await;
+        self.wait_until("gone", || self.in_flight() == 0).await;
+        let drained = timeout(SOON, self.redlock.drain(2 * SOON)).await;
+        let drained = drained.expect("no lease task goes on");
+        assert!(drained.is_clean(), "{drained:?}");
+        assert_eq!(self.nodes.locks(), [0, 0, 0]);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Counts those that are there.
+pub(crate) struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    pub(crate) fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A lock service of another process over the same nodes.
+pub(crate) fn lock_service(nodes: &ScriptedNodes) -> Redlock {
+    let builder = Redlock::builder().scripted(nodes).ttl(TTL);
+    builder.build().unwrap()
+}
+
+/// Connects, sends bytes as they are, and leaves the rest to the test.
+pub(crate) async fn send(addr: SocketAddr, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
