@@ -13,5 +13,7 @@ mod disconnect;
 mod http1;
 mod sequence;
 mod server;
+mod shutdown;
 mod streams;
+mod timeouts;
 mod uploads;

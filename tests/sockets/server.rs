@@ -13,6 +13,7 @@ use axum::routing::post;
 use axum::serve::ListenerExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tower_redlock::test_util::ScriptedNodes;
@@ -20,6 +21,9 @@ use tower_redlock::{Redlock, RedlockLayer};
 
 /// Until when a lock must be free, unless a test says otherwise.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
+
+/// How long a test waits for what has no bound of its own.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longer than any test; the ttl must free nothing here.
 pub(crate) const TTL: Duration = Duration::from_secs(60);
@@ -37,6 +41,7 @@ pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
     /// The requests whose response future is alive.
     in_flight: Arc<AtomicUsize>,
+    stop: watch::Sender<()>,
     serving: JoinHandle<()>,
 }
 
@@ -62,12 +67,16 @@ impl Server {
         let addr = listener.local_addr().unwrap();
         // The pieces of a response would otherwise wait for each other's acknowledgement.
         let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+        let (stop, mut stopping) = watch::channel(());
+        let serving = axum::serve(listener, app)
+            .with_graceful_shutdown(async move { drop(stopping.changed().await) });
         Self {
             nodes: nodes.clone(),
             redlock,
             addr,
             in_flight,
-            serving: tokio::spawn(async move { axum::serve(listener, app).await.unwrap() }),
+            stop,
+            serving: tokio::spawn(async move { serving.await.unwrap() }),
         }
     }
 
@@ -117,6 +126,19 @@ impl Server {
         assert!(drained.is_clean(), "{drained:?}");
         assert_eq!(self.nodes.locks(), [0, 0, 0]);
     }
+
+    /// Tells the server to take no new connections and to finish the requests that it has.
+    pub(crate) fn shut_down(&self) {
+        self.stop.send_replace(());
+    }
+
+    /// Waits until the last connection is closed.
+    pub(crate) async fn wait_until_shut_down(&mut self) {
+        let ended = timeout(SOON, &mut self.serving).await;
+        ended
+            .expect("it ends when the last response is out")
+            .unwrap();
+    }
 }
 
 impl Drop for Server {
@@ -144,7 +166,8 @@ impl Drop for Counted {
 /// A lock service of another process over the same nodes.
 pub(crate) fn lock_service(nodes: &ScriptedNodes) -> Redlock {
     let builder = Redlock::builder().scripted(nodes).ttl(TTL);
-    builder.build().unwrap()
+    // Healthy nodes on a busy machine.
+    builder.node_timeout(SOON / 2).build().unwrap()
 }
 
 /// Connects, sends bytes as they are, and leaves the rest to the test.
