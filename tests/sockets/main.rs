@@ -11,6 +11,8 @@ mod support;
 
 mod disconnect;
 mod http1;
+mod http2;
+mod http2_client;
 mod sequence;
 mod server;
 mod shutdown;
