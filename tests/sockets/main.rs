@@ -18,4 +18,5 @@ mod server;
 mod shutdown;
 mod streams;
 mod timeouts;
+mod upgrades;
 mod uploads;
