@@ -107,7 +107,7 @@ impl AnyClient {
 async fn a_sequential_client_of_two_servers_does_not_meet_its_own_lock() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
-            let nodes = slow_to_release();
+            let nodes = ScriptedNodes::new(3);
             let app = |layer: RedlockLayer| {
                 let layer = layer
                     .release_at(release_at)
@@ -152,7 +152,7 @@ struct Rpc {
 #[tokio::test]
 async fn a_sequential_grpc_client_of_two_servers_does_not_meet_its_own_lock() {
     for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
-        let nodes = slow_to_release();
+        let nodes = ScriptedNodes::new(3);
         let app = |layer: RedlockLayer| {
             let layer = layer.release_at(release_at);
             Router::new().route("/", any(some_rpc)).layer(layer)
@@ -241,16 +241,13 @@ fn with_trailers(data: &'static [&str], name: &'static str, value: &'static str)
     )))
 }
 
-/// So slow that a client that did not wait for the release would meet it.
-fn slow_to_release() -> ScriptedNodes {
-    let nodes = ScriptedNodes::new(3);
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Release, Gate::Slow(Duration::from_millis(3)));
-    }
-    nodes
-}
-
+/// Two servers whose nodes hear of a release late, and of the other server's next lock at once: a client
+/// that did not wait for the release would meet it.
 async fn two_servers(nodes: &ScriptedNodes, app: impl Fn(RedlockLayer) -> Router) -> [Server; 2] {
+    for node in 0..3 {
+        let delay = Duration::from_millis(3);
+        nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
+    }
     [
         Server::start(nodes, &app).await,
         Server::start(nodes, &app).await,

@@ -17,7 +17,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tower_redlock::test_util::ScriptedNodes;
-use tower_redlock::{Redlock, RedlockLayer};
+use tower_redlock::{LockGuard, Redlock, RedlockLayer};
+
+use crate::support::http;
 
 /// Until when a lock must be free, unless a test says otherwise.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
@@ -97,6 +99,16 @@ impl Server {
         .await
     }
 
+    /// Takes the lock, in another process or in this server's.
+    pub(crate) async fn hold(&self, elsewhere: bool) -> LockGuard {
+        if elsewhere {
+            let theirs = lock_service(&self.nodes);
+            theirs.lock(KEY).await.unwrap()
+        } else {
+            self.redlock.lock(KEY).await.unwrap()
+        }
+    }
+
     /// How many requests are in the layer or behind it, waiting or at work, without their bodies.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
@@ -115,6 +127,12 @@ impl Server {
     pub(crate) async fn wait_until_free(&self) {
         let nodes = &self.nodes;
         self.wait_until("free", || nodes.locks() == [0, 0, 0]).await;
+    }
+
+    /// Shows that nobody else has the lock or a place before the next request.
+    pub(crate) async fn serves_the_next(&self) {
+        let next = timeout(SOON, http::request(self.addr, "POST", "/", &[], b"")).await;
+        assert_eq!(next.expect("nobody is before it").status, 200);
     }
 
     /// Shows that nothing is left: no key on any node, no request, no lease task.
@@ -163,7 +181,7 @@ impl Drop for Counted {
     }
 }
 
-/// A lock service of another process over the same nodes.
+/// A lock service over some nodes, as the servers have one each.
 pub(crate) fn lock_service(nodes: &ScriptedNodes) -> Redlock {
     let builder = Redlock::builder().scripted(nodes).ttl(TTL);
     // Healthy nodes on a busy machine.
