@@ -443,6 +443,9 @@ fn public_types_are_as_free_to_move_as_their_users_need() {
         ResponseFuture<Probe, Plain> => [Send + fmt::Debug + 'static],
         ResponseFuture<axum::routing::Route, Body> => [Send + 'static],
         LockBody<Plain> => [Send + Unpin + http_body::Body<Data = Bytes> + fmt::Debug + 'static],
+        // For `BodyExt::boxed`, and for the layers that make responses of their own, such as tower-http's
+        // CORS and timeouts.
+        LockBody<Plain> => [Sync + Default],
         LockBody<Body> => [Send + http_body::Body<Data = Bytes, Error = BoxError> + 'static],
         Rejection => [Clone + Send + Sync + fmt::Debug + 'static],
         Unprotected => [Copy + Send + Sync + 'static],

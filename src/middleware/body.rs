@@ -55,7 +55,7 @@ enum Stage {
 }
 
 /// A release under way, whose outcome is in the log.
-pub(super) struct Releasing(Pin<Box<dyn Future<Output = ()> + Send>>);
+pub(super) struct Releasing(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
 
 impl Releasing {
     pub(super) fn new(guard: LockGuard) -> Self {
@@ -99,6 +99,13 @@ impl<B> LockBody<B> {
         Self {
             kind: Kind::Refusal(body),
         }
+    }
+}
+
+/// A body without a lock: what layers further out put into the responses that they make themselves.
+impl<B: Default> Default for LockBody<B> {
+    fn default() -> Self {
+        Self::unlocked(B::default())
     }
 }
 
