@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::routing::post;
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, Limited, StreamBody};
@@ -110,6 +110,37 @@ async fn a_body_that_names_nothing_or_badly_is_refused_without_asking_a_node() {
         assert!(problem.contains(code), "{body}: {problem}");
     }
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+}
+
+/// What decodes it further in hands the handler another body than the one that was locked for.
+#[tokio::test(start_paused = true)]
+async fn an_encoded_body_is_refused_and_not_read_as_it_is() {
+    let nodes = ScriptedNodes::new(3);
+    for (target, content_type, body) in [
+        ("/transfer", "application/json", r#"{"from":"a","to":"b"}"#),
+        ("/form", "application/x-www-form-urlencoded", "id=1"),
+    ] {
+        let encoded = |encodings: &[&'static str]| {
+            let mut request = Request::post(target).header(CONTENT_TYPE, content_type);
+            for encoding in encodings {
+                request = request.header(CONTENT_ENCODING, *encoding);
+            }
+            app(&nodes).oneshot(request.body(Body::from(body)).unwrap())
+        };
+        for encodings in [
+            ["deflate"].as_slice(),
+            &["identity", "br"],
+            &["identity, br"],
+        ] {
+            let refused = encoded(encodings).await.unwrap();
+            assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{encodings:?}");
+            let code = refused.extensions().get().map(Rejection::code);
+            assert_eq!(code, Some("key-invalid"), "{encodings:?}");
+        }
+        let served = encoded(&["Identity"]).await.unwrap();
+        assert_eq!(served.status(), StatusCode::OK);
+    }
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 2);
 }
 
 #[tokio::test(start_paused = true)]

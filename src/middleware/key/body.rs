@@ -1,6 +1,6 @@
 //! Keys from a body that a `BufferBodyLayer` has read.
 
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::request::Parts;
 
 use crate::middleware::buffer::BufferedBody;
@@ -12,8 +12,9 @@ use crate::protocol::{KeyError, LockKeys};
 /// (`application/x-www-form-urlencoded`), decoded.
 ///
 /// Missing or empty: the request names no resource. Given more than once, not UTF-8 when decoded,
-/// or a body of another content type: the request is malformed. Without a
-/// [`BufferBodyLayer`](crate::BufferBodyLayer) outside of the lock's layer: 500 `misconfigured`.
+/// or a body of another content type or with a content encoding: the request is malformed; a layer
+/// that decodes bodies belongs outside of the [`BufferBodyLayer`](crate::BufferBodyLayer). Without
+/// one of those outside of the lock's layer: 500 `misconfigured`.
 #[must_use]
 pub fn form_field(name: &'static str) -> FormField {
     FormField { name }
@@ -43,10 +44,11 @@ impl KeyExtractor for FormField {
 /// integer by its digits.
 ///
 /// Missing, null or empty: the request names no resource. Anything else than a string or an integer
-/// of 64 bits, a body that is no JSON, or one of another content type than `application/json` and
-/// `application/*+json`: the request is malformed. Of a member that is there more than once the last
-/// is taken; refuse such bodies in the handler, as `serde`'s derived types do. Without a
-/// [`BufferBodyLayer`](crate::BufferBodyLayer) outside of the lock's layer: 500 `misconfigured`.
+/// of 64 bits, a body that is no JSON, one of another content type than `application/json` and
+/// `application/*+json`, or one with a content encoding: the request is malformed; a layer that
+/// decodes bodies belongs outside of the [`BufferBodyLayer`](crate::BufferBodyLayer). Of a member that
+/// is there more than once the last is taken; refuse such bodies in the handler, as `serde`'s derived
+/// types do. Without a `BufferBodyLayer` outside of the lock's layer: 500 `misconfigured`.
 ///
 /// # Panics
 ///
@@ -111,11 +113,22 @@ impl KeyExtractor for JsonPointer {
 }
 
 fn buffered<'a>(parts: &'a Parts, extractor: &str) -> Result<&'a BufferedBody, KeyError> {
-    parts.extensions.get().ok_or_else(|| {
+    let body = parts.extensions.get().ok_or_else(|| {
         KeyError::misconfigured(format!(
             "{extractor} reads the body, which no BufferBodyLayer has read; apply one outside of the RedlockLayer"
         ))
-    })
+    })?;
+    // Some bytes are a form, or JSON, both as they are and decoded: the lock would be on one
+    // resource and the handler on another.
+    if is_encoded(parts) {
+        return Err(KeyError::malformed("the body has a content encoding"));
+    }
+    Ok(body)
+}
+
+fn is_encoded(parts: &Parts) -> bool {
+    let mut encodings = parts.headers.get_all(CONTENT_ENCODING).iter();
+    encodings.any(|value| !value.is_empty() && !value.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// Returns the content type without its parameters, in lower case.
