@@ -12,8 +12,12 @@ use crate::middleware::rejection::{Rejection, insert_retry_after};
 pub(super) fn is_call(parts: &Parts) -> bool {
     let content_type = parts.headers.get(CONTENT_TYPE);
     content_type.is_some_and(|value| {
-        let essence = value.as_bytes().strip_prefix(b"application/grpc");
-        essence.is_some_and(|rest| matches!(rest, [] | [b'+' | b';' | b' ', ..]))
+        // Media types have no case (RFC 9110, section 8.3.1).
+        let split = value.as_bytes().split_at_checked(GRPC.len());
+        split.is_some_and(|(essence, rest)| {
+            essence.eq_ignore_ascii_case(GRPC)
+                && matches!(rest, [] | [b'+' | b';' | b' ' | b'\t', ..])
+        })
     })
 }
 
@@ -91,6 +95,8 @@ struct RetryInfo {
     retry_delay: Option<prost_types::Duration>,
 }
 
+const GRPC: &[u8] = b"application/grpc";
+
 const INVALID_ARGUMENT: u16 = 3;
 const RESOURCE_EXHAUSTED: u16 = 8;
 const ABORTED: u16 = 10;
@@ -116,6 +122,7 @@ mod tests {
             "application/grpc",
             "application/grpc+proto",
             "application/grpc;a=b",
+            "Application/gRPC+proto",
         ] {
             assert!(is_call(grpc), "{grpc}");
         }
