@@ -8,10 +8,10 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{FromRef, FromRequestParts, Path, Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use axum::{Extension, Router, debug_handler};
 use http::request::Parts;
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
@@ -557,13 +557,18 @@ async fn another_layers_lock_is_not_taken_for_the_one_that_is_not_there() {
     let nodes = ScriptedNodes::new(3);
     let inner = RedlockLayer::new(redlock(&nodes), ("account", key::query("id")))
         .on_unavailable(OnUnavailable::Proceed)
-        .missing_key(OnMissingKey::Pass);
+        .missing_key(OnMissingKey::Pass)
+        .skip(|parts| parts.uri.path() == "/skipped");
     let outer = RedlockLayer::new(Redlock::in_memory(1), "tenant");
+    let outer = outer.methods([Method::POST, Method::GET]);
     let app: Router = Router::new()
-        .route("/", post(handler))
+        .route("/", any(handler))
+        .route("/skipped", any(handler))
         .layer(inner)
         .layer(outer);
     assert_eq!(send(&app, "POST", "/").await.1, "None");
+    assert_eq!(send(&app, "GET", "/?id=7").await.1, "None");
+    assert_eq!(send(&app, "POST", "/skipped?id=7").await.1, "None");
     for node in 0..3 {
         nodes.set(node, Gate::Down);
     }

@@ -10,7 +10,8 @@ use crate::lock::LockHandle;
 use crate::middleware::{LockHandles, NotLocked, Rejection, RequestKind, refusal};
 use crate::protocol::KeyError;
 
-/// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler.
+/// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler; none if that
+/// let the request pass without a lock, also if layers further out have one: [`LockHandles`] has all.
 ///
 /// To test a handler without the layer, put a handle into the extensions:
 /// `router.layer(axum::Extension(guard.handle()))`, with a guard of

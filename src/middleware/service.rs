@@ -13,7 +13,7 @@ use crate::lock::LockHandle;
 use crate::middleware::body::LockBody;
 use crate::middleware::future::ResponseFuture;
 use crate::middleware::held::LockHandles;
-use crate::middleware::layer::{Config, NotLocked};
+use crate::middleware::layer::Config;
 use crate::middleware::rejection::RequestKind;
 
 /// Middleware that holds a lock while the inner service works on a request.
@@ -74,10 +74,8 @@ where
             }
             Ok(Err(passed)) => {
                 parts.extensions.insert(passed);
-                if passed == NotLocked::NoKey {
-                    // Another layer's lock must not be taken for the one that is not there.
-                    parts.extensions.remove::<LockHandle>();
-                }
+                // Another layer's lock must not be taken for the one that is not there.
+                parts.extensions.remove::<LockHandle>();
                 let request = Request::from_parts(parts, body);
                 ResponseFuture::passing(self.inner.call(request))
             }
