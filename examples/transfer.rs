@@ -74,8 +74,12 @@ async fn transfer(
     let from = from
         .checked_sub(transfer.amount)
         .ok_or(StatusCode::CONFLICT)?;
-    let changed = [(transfer.from, from), (transfer.to, to + transfer.amount)];
-    let changed = BTreeMap::from(changed);
+    let changed = if transfer.from == transfer.to {
+        // What is taken from it and what is given to it would be two sums; only one can be written.
+        BTreeMap::from([(transfer.from, to)])
+    } else {
+        BTreeMap::from([(transfer.from, from), (transfer.to, to + transfer.amount)])
+    };
     let mut balances = balances.lock().unwrap_or_else(PoisonError::into_inner);
     balances.extend(changed.clone());
     Ok(Json(changed))

@@ -205,6 +205,10 @@ async fn transfers_in_both_directions_lose_no_money() {
             assert_eq!(sum, 200, "{both}");
         }
     }
+    let to_itself = br#"{"from":"carol","to":"carol","amount":5}"#;
+    let headers = [("content-type", "application/json")];
+    let response = support::http::request(addr, "POST", "/transfers", &headers, to_itself).await;
+    assert_eq!(response.json()["carol"], 100);
 }
 
 /// Also that the answers are those that the example's own documentation shows.
