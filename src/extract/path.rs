@@ -18,6 +18,10 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// the program: 500 `misconfigured`, never an unlocked handler. Around `nest_service` the layer sees no
 /// parameter of the routes in there: 400 `key-missing`.
 ///
+/// The key is the text: a handler that reads it as a number takes `7`, `07` and `+7` for one resource,
+/// and these are three keys, of which the client chooses. Use
+/// [`typed_path`](crate::key::typed_path) there.
+///
 /// Path parameters say nothing about the route they are in: put a literal beside them
 /// (`("account", key::path("id"))`), or `/accounts/7` and `/orders/7` are one resource.
 #[must_use]
