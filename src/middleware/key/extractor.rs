@@ -151,9 +151,15 @@ impl<K: IntoKeys> IntoKeys for Result<K, KeyError> {
 /// ```
 /// use tower_redlock::key;
 ///
-/// let by_path = key::from_fn(|parts| parts.uri.path().to_owned());
-/// # let _: &dyn tower_redlock::KeyExtractor = &by_path;
+/// #[derive(Clone)]
+/// struct Tenant(u64);
+///
+/// let by_tenant = key::from_fn(|parts| Some(parts.extensions.get::<Tenant>()?.0.to_string()));
+/// # let _: &dyn tower_redlock::KeyExtractor = &by_tenant;
 /// ```
+///
+/// `parts.uri.path()` is no good key: within a nested router it lacks the prefix, so that `/a/7` and
+/// `/b/7` are one, and `/a/%37` is another than `/a/7`.
 pub fn from_fn<F, K>(extract: F) -> F
 where
     F: Fn(&Parts) -> K + Send + Sync + 'static,
