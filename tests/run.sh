@@ -18,7 +18,8 @@ main() {
         say "running: cargo test --release --all-features --test model --test simulation"
         cargo test --release --all-features --test model --test simulation
         say "running: cargo test --manifest-path tests/messages/Cargo.toml"
-        CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/messages" \
+        # Absolute, because its test runs cargo again from another folder.
+        CARGO_TARGET_DIR="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)/messages" \
             cargo test --manifest-path tests/messages/Cargo.toml
     fi
     [ -z "$skipped" ] || say "$skipped"
