@@ -1119,3 +1119,18 @@ async fn a_request_that_matched_no_route_passes_to_its_404() {
     }
     assert_eq!(calls.load(Ordering::Relaxed), 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_fallback_that_does_something_is_not_reached_without_a_key_if_it_must_not() {
+    let send = async |missing_key: OnMissingKey| {
+        let layer = RedlockLayer::new(Redlock::in_memory(3), key::header("x-key"));
+        let layer = layer.missing_key(missing_key);
+        let fallback = axum::routing::post(|| async { "done" }).layer(layer);
+        let app: axum::Router = axum::Router::new().fallback_service(fallback);
+        let anywhere = Request::post("/anywhere").body(axum::body::Body::empty());
+        app.oneshot(anywhere.unwrap()).await.unwrap().status()
+    };
+    assert_eq!(send(OnMissingKey::Reject).await, StatusCode::OK);
+    let refused = send(OnMissingKey::RejectAlways).await;
+    assert_eq!(refused, StatusCode::BAD_REQUEST);
+}

@@ -473,7 +473,11 @@ async fn a_mistake_in_the_program_is_logged_once_with_the_name_and_told_to_no_cl
     let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone());
     let _guard = subscriber.set_default();
     let service = Service::new();
-    let app = router().layer(service.layer(key::path("nonsense")));
+    let layer = service.layer(key::path("nonsense"));
+    let other = Router::new().route("/others/{other}", post(handler));
+    let app = router().merge(other).layer(layer);
+    let other = app.clone().oneshot(to("/others/7")).await.unwrap();
+    assert_eq!(other.status(), StatusCode::INTERNAL_SERVER_ERROR);
     for _ in 0..3 {
         let response = app.clone().oneshot(to("/things/7")).await.unwrap();
         let body = axum::body::to_bytes(response.into_body(), 10_000).await;
@@ -482,8 +486,9 @@ async fn a_mistake_in_the_program_is_logged_once_with_the_name_and_told_to_no_cl
         assert!(!body.contains("nonsense"), "{body}");
     }
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    assert_eq!(log.matches("nonsense").count(), 1, "{log}");
-    assert!(log.contains("/things/{id}"), "{log}");
+    for route in ["/things/{id}", "/others/{other}"] {
+        assert_eq!(log.matches(route).count(), 1, "{log}");
+    }
 }
 
 proptest! {

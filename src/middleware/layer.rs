@@ -1,9 +1,9 @@
 //! The layer and its settings.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::{Rejection, RejectionResponse, RequestKind, default_response};
 use crate::middleware::routed::matched_no_route;
 use crate::middleware::service::RedlockService;
-use crate::protocol::{KeyError, LockKeys};
+use crate::protocol::LockKeys;
 
 /// Layer that applies the [`RedlockService`] middleware: a lock per resource around a service.
 ///
@@ -65,7 +65,8 @@ pub(super) struct Config {
     rejection: Arc<dyn RejectionResponse>,
     pub(super) forward_token: Option<HeaderName>,
     pub(super) expose_token: Option<HeaderName>,
-    misconfiguration_logged: Arc<AtomicBool>,
+    /// The mistakes that were logged: as many as there are in the program.
+    misconfigurations: Arc<Mutex<BTreeSet<String>>>,
     pub(super) runs_to_completion: bool,
 }
 
@@ -74,7 +75,12 @@ pub(super) struct Config {
 #[non_exhaustive]
 pub enum OnMissingKey {
     /// Answer 400: a client must not be able to leave the lock out by leaving the key out.
+    ///
+    /// What matched no route of an axum router passes all the same, to its 404.
     Reject,
+    /// Answer 400 also to what matched no route: for a layer around a fallback that does something,
+    /// such as a proxy.
+    RejectAlways,
     /// Serve it without a lock.
     Pass,
 }
@@ -147,7 +153,7 @@ impl RedlockLayer {
                 rejection: Arc::new(default_response as DefaultResponse),
                 forward_token: None,
                 expose_token: None,
-                misconfiguration_logged: Arc::default(),
+                misconfigurations: Arc::default(),
                 runs_to_completion: false,
             },
             on_disconnect: PhantomData,
@@ -208,8 +214,8 @@ impl<D> RedlockLayer<D> {
 
     /// Sets what happens to a request that names no resource. Default: [`OnMissingKey::Reject`].
     ///
-    /// A request that matched no route of an axum router passes in any case, to the router's
-    /// fallback; so let no fallback do what needs a lock, or apply the layer with `route_layer`.
+    /// A request that matched no route of an axum router passes by default, to the router's fallback: if
+    /// that does what needs a lock, set [`OnMissingKey::RejectAlways`].
     pub fn missing_key(mut self, missing_key: OnMissingKey) -> Self {
         self.config.missing_key = missing_key;
         self
@@ -356,10 +362,10 @@ impl Config {
         })?;
         match keys {
             Some(keys) if present(&keys) => Ok(Ok(keys)),
-            _ if matched_no_route(parts) => Ok(Err(NotLocked::NoKey)),
             _ => match self.missing_key {
                 OnMissingKey::Pass => Ok(Err(NotLocked::NoKey)),
-                OnMissingKey::Reject => Err(Rejection::KeyMissing),
+                OnMissingKey::Reject if matched_no_route(parts) => Ok(Err(NotLocked::NoKey)),
+                OnMissingKey::Reject | OnMissingKey::RejectAlways => Err(Rejection::KeyMissing),
             },
         }
     }
@@ -386,16 +392,21 @@ impl Config {
         response
     }
 
-    /// Once per layer: every request meets it, and no client can do anything about it.
+    /// Each mistake once: every request like this one meets it, and no client can do anything about it.
     fn log_misconfiguration(&self, rejection: &Rejection) {
-        if let Rejection::Misconfigured(error) = rejection
-            && !self.misconfiguration_logged.swap(true, Ordering::Relaxed)
-        {
-            let error: &KeyError = error;
-            tracing::error!(%error, "redlock layer refuses every request");
+        let Rejection::Misconfigured(error) = rejection else {
+            return;
+        };
+        let known = self.misconfigurations.lock();
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        if known.len() < MOST_MISTAKES && known.insert(error.to_string()) {
+            tracing::error!(%error, "redlock layer refuses requests like this one");
         }
     }
 }
+
+/// How many mistakes are told apart, lest those of an extractor that names the request fill the log.
+const MOST_MISTAKES: usize = 32;
 
 /// Listed by hand: `Method::is_safe` changes with the version of `http`.
 fn is_safe(method: &Method) -> bool {
