@@ -16,6 +16,16 @@
 //! The last piece goes out apart from what is before it, so the server should set `TCP_NODELAY`:
 //! otherwise Nagle's algorithm holds it back until the client has acknowledged the rest.
 //!
+//! # Where it stands in a stack
+//!
+//! Outside of the lock: tracing, CORS (a browser cannot read a 423 without its headers), timeouts (they
+//! end the request and its lock), authentication, compression, and what decodes or reads bodies
+//! for keys. Inside: what must not be done by two at once, and no layer that collects whole
+//! responses, or the lock is held until it has.
+//!
+//! hyper notices that a client has gone away when it reads from the connection, which it does not while
+//! a further, pipelined request waits there unread: a handler then runs to its end under its lock.
+//!
 //! # Readiness
 //!
 //! The key is known only with the request, so the lock cannot be taken in `poll_ready`. While a
