@@ -2,14 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
-mod support;
-
 use std::net::SocketAddr;
-use std::process::Command;
 use std::time::Duration;
 
 use http::HeaderMap;
-use support::{ChildProcess, example_path, free_port};
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 use tonic::transport::server::TcpIncoming;
@@ -220,52 +216,6 @@ async fn a_lock_lost_under_the_call_aborts_it() {
     );
 }
 
-#[test]
-fn the_example_does_what_its_header_says() {
-    let listen = format!("127.0.0.1:{}", free_port());
-    let envs = [("LISTEN", listen.as_str())];
-    let start = |args: &[&str]| ChildProcess::start(example_path("grpc"), args, &envs);
-    let server = start(&[]);
-    server.wait_for_line("Ctrl-C stops it", PATIENCE);
-    let mut clients = [start(&["alice", "5"]), start(&["alice", "5"])];
-    let mut said = String::new();
-    for client in &mut clients {
-        let status = client.wait(PATIENCE);
-        assert!(status.success(), "{}", client.stderr());
-        said += &format!("{}\n", client.stdout());
-    }
-    let mut said: Vec<&str> = said.lines().collect();
-    said.sort_unstable();
-    // Waiting for as long as it is told, the second one needs no third attempt.
-    let [first, second, waited] = said[..] else {
-        panic!("{said:?}");
-    };
-    assert_eq!(first, "alice: balance 90");
-    assert_eq!(second, "alice: balance 95");
-    assert_eq!(waited, "alice: lock-contended, again in 2s");
-
-    let source = include_str!("../examples/grpc/main.rs");
-    let header: Vec<&str> = source
-        .lines()
-        .filter_map(|line| line.strip_prefix("//! "))
-        .collect();
-    for line in [first, second, waited] {
-        assert!(header.contains(&line), "{line}");
-    }
-    if Command::new("curl").arg("--version").output().is_err() {
-        return;
-    }
-    let begin = header
-        .iter()
-        .position(|line| line.starts_with("printf "))
-        .unwrap();
-    let line = header[begin].replace("127.0.0.1:3000", &listen);
-    let output = Command::new("sh").args(["-c", &line]).output().unwrap();
-    let output = String::from_utf8(output.stdout).unwrap();
-    let lines: Vec<&str> = output.lines().map(str::trim).collect();
-    assert_eq!(lines, header[begin + 1..begin + 3]);
-}
-
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
@@ -275,8 +225,6 @@ const TTL: Duration = Duration::from_secs(60);
 
 /// Until when the lock of a call that has ended must be free.
 const SOON: Duration = Duration::from_secs(1);
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 #[allow(warnings, reason = "generated")]
 mod bank {

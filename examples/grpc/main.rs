@@ -9,14 +9,13 @@
 //! and, in another terminal, withdraw twice at once:
 //!
 //! ```not_rust
-//! cargo run --example grpc -- alice 5 & cargo run --example grpc -- alice 5
+//! cargo run -q --example grpc -- alice 5 & cargo run -q --example grpc -- alice 5; wait
 //! alice: lock-contended, again in 2s
 //! alice: balance 95
 //! alice: balance 90
 //! ```
 //!
-//! The second client is told to wait by the `google.rpc.RetryInfo` of the refusal. What is on the
-//! wire shows curl, with an empty message, for a call without an account:
+//! `google.rpc.RetryInfo` tells the second client how long to wait. A call without an account, by curl:
 //!
 //! ```not_rust
 //! printf '\0\0\0\0\0' | curl -si --http2-prior-knowledge -H content-type:application/grpc -H te:trailers --data-binary @- http://127.0.0.1:3000/bank.Bank/Withdraw | grep grpc-
@@ -59,7 +58,7 @@ impl Bank for Balances {
         let account = call.metadata().get("account").cloned();
         let account = account.ok_or_else(|| Status::invalid_argument("no account"))?;
         let balance = *self.0.lock().await.entry(account.clone()).or_insert(100);
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         let balance = balance
             .checked_sub(call.get_ref().amount)
             .ok_or_else(|| Status::failed_precondition("insufficient funds"))?;

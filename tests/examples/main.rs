@@ -10,6 +10,7 @@
 mod support;
 
 mod documented;
+mod grpc;
 mod hyper_server;
 mod reverse_proxy;
 mod testing_your_handlers;

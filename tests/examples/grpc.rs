@@ -1,0 +1,48 @@
+//! `grpc`: two clients of which one waits as it is told, and what is on the wire.
+
+use crate::documented::Example;
+use crate::support::{ChildProcess, example_path};
+use crate::{PATIENCE, has_curl, paste};
+
+#[test]
+fn the_second_of_two_grpc_clients_waits_as_documented() {
+    let server = Example::start("grpc", &[]);
+    let listen = server.addr.to_string();
+    let envs = [("LISTEN", listen.as_str())];
+    let start = || ChildProcess::start(example_path("grpc"), &["alice", "5"], &envs);
+    let mut clients = [start(), start()];
+    let mut said = String::new();
+    for client in &mut clients {
+        let status = client.wait(PATIENCE);
+        assert!(status.success(), "{}", client.stderr());
+        said += &format!("{}\n", client.stdout());
+    }
+    // Waiting for as long as it is told, the second one needs no third attempt.
+    let mut said: Vec<&str> = said.lines().collect();
+    said.sort_unstable();
+    let mut documented: Vec<&str> = header()
+        .filter(|line| line.starts_with("alice: "))
+        .collect();
+    documented.sort_unstable();
+    assert_eq!(said, documented);
+}
+
+#[test]
+fn the_curl_line_of_grpc_shows_what_is_on_the_wire() {
+    if !has_curl() {
+        return;
+    }
+    let server = Example::start("grpc", &[]);
+    let mut lines = header().skip_while(|line| !line.starts_with("printf "));
+    let command = lines.next().unwrap();
+    let command = command.replace("127.0.0.1:3000", &server.addr.to_string());
+    let shown: Vec<&str> = lines.take_while(|line| *line != "```").collect();
+    let answer = paste(&command);
+    let answer: Vec<&str> = answer.lines().map(str::trim).collect();
+    assert_eq!(answer, shown);
+}
+
+fn header() -> impl Iterator<Item = &'static str> {
+    let source = include_str!("../../examples/grpc/main.rs");
+    source.lines().filter_map(|line| line.strip_prefix("//! "))
+}
