@@ -6,7 +6,7 @@
 //! cargo run --example hyper_server
 //! ```
 //!
-//! and type what it prints:
+//! and, in another terminal, type what it prints:
 //!
 //! ```not_rust
 //! curl -s -X POST 'http://127.0.0.1:3000/render?video=7' & sleep 0.5; curl -s -w '\n%{http_code}\n' -X POST 'http://127.0.0.1:3000/render?video=7'; wait

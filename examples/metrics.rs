@@ -6,20 +6,20 @@
 //! cargo run --example metrics
 //! ```
 //!
-//! and type what it prints:
+//! and, in another terminal, type what it prints:
 //!
 //! ```not_rust
 //! curl -s -X POST 'http://127.0.0.1:3000/accounts/alice/withdraw?hold_ms=20'
 //! done
 //!
-//! curl -s -o /dev/null -X POST 'http://127.0.0.1:3000/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -X POST http://127.0.0.1:3000/accounts/bob/withdraw; wait
+//! curl -s -o /dev/null -X POST 'http://127.0.0.1:3000/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -w '\n' -X POST http://127.0.0.1:3000/accounts/bob/withdraw; wait
 //! {"type":"tag:tower-redlock,2026:lock-contended","title":"Resource is locked","status":423,"detail":"another request holds the lock on this resource","code":"lock-contended"}
 //!
 //! curl -s http://127.0.0.1:3000/metrics | grep ^redlock_acquire_total | sort
 //! redlock_acquire_total{resource="account",outcome="contended"} 1
 //! redlock_acquire_total{resource="account",outcome="granted"} 2
 //!
-//! curl -s http://127.0.0.1:3000/healthz
+//! curl -s -w '\n' http://127.0.0.1:3000/healthz
 //! {"status":"ready","quorum":true,"needed":2,"nodes":[{"node":"embedded-0","state":"up","latency_us":22},{"node":"embedded-1","state":"up","latency_us":24},{"node":"embedded-2","state":"up","latency_us":25}]}
 //! ```
 //!
@@ -101,13 +101,13 @@ Listening on http://{address}. Try:
   curl -s -X POST 'http://{address}/accounts/alice/withdraw?hold_ms=20'
 
   # two at once: the second waits for 100 ms and is refused
-  curl -s -o /dev/null -X POST 'http://{address}/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -X POST http://{address}/accounts/bob/withdraw; wait
+  curl -s -o /dev/null -X POST 'http://{address}/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -w '\\n' -X POST http://{address}/accounts/bob/withdraw; wait
 
   # what was counted
   curl -s http://{address}/metrics | grep ^redlock_acquire_total | sort
 
   # are the lock nodes there?
-  curl -s http://{address}/healthz
+  curl -s -w '\\n' http://{address}/healthz
 
 Ctrl-C stops it."
     );

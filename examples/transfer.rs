@@ -6,13 +6,13 @@
 //! cargo run --example transfer
 //! ```
 //!
-//! and type what it prints:
+//! and, in another terminal, type what it prints:
 //!
 //! ```not_rust
-//! curl -s -X POST http://127.0.0.1:3000/transfers -H content-type:application/json -d '{"from":"alice","to":"bob","amount":5}'
+//! curl -s -w '\n' -X POST http://127.0.0.1:3000/transfers -H content-type:application/json -d '{"from":"alice","to":"bob","amount":5}'
 //! {"alice":95,"bob":105}
 //!
-//! curl -s -X POST http://127.0.0.1:3000/transfers -H content-type:application/json -d '{"from":"alice","amount":5}'
+//! curl -s -w '\n' -X POST http://127.0.0.1:3000/transfers -H content-type:application/json -d '{"from":"alice","amount":5}'
 //! {"type":"tag:tower-redlock,2026:key-missing","title":"Resource key missing or invalid","status":400,"detail":"the request does not name the resource to lock","code":"key-missing"}
 //! ```
 //!
@@ -103,9 +103,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "\
 Listening on http://{address}. Try:
 
-  curl -s -X POST http://{address}/transfers -H content-type:application/json -d '{{\"from\":\"alice\",\"to\":\"bob\",\"amount\":5}}'
+  curl -s -w '\\n' -X POST http://{address}/transfers -H content-type:application/json -d '{{\"from\":\"alice\",\"to\":\"bob\",\"amount\":5}}'
 
-  curl -s -X POST http://{address}/transfers -H content-type:application/json -d '{{\"from\":\"alice\",\"amount\":5}}'
+  curl -s -w '\\n' -X POST http://{address}/transfers -H content-type:application/json -d '{{\"from\":\"alice\",\"amount\":5}}'
 
 Ctrl-C stops it."
     );

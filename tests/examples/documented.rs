@@ -27,18 +27,14 @@ impl Example {
 
     /// Pastes the commands that the example prints, which are those of its header, and compares the
     /// answers with those that the header shows.
-    ///
-    /// `elsewhere` are other addresses, as the header shows them and as they are.
-    pub(crate) fn answers_as_documented(&self, source: &str, elsewhere: &[(&str, &str)]) {
+    pub(crate) fn answers_as_documented(&self, source: &str) {
         if !has_curl() {
             return;
         }
-        let here = self.addr.to_string();
-        let places = [elsewhere, &[("127.0.0.1:3000", here.as_str())]].concat();
         let said = self.stdout();
         let printed = said.lines().map(str::trim);
         let printed: Vec<&str> = printed.filter(|line| line.starts_with("curl ")).collect();
-        let documented = transcript(source, &places);
+        let documented = transcript(source, self.addr);
         let commands: Vec<&str> = documented.iter().map(|(line, _)| line.as_str()).collect();
         assert_eq!(printed, commands);
         assert!(!commands.is_empty());
@@ -50,7 +46,7 @@ impl Example {
 
 /// The commands in the code blocks of an example's header, each with the lines below it up to the
 /// next empty one.
-fn transcript(source: &str, places: &[(&str, &str)]) -> Vec<(String, String)> {
+fn transcript(source: &str, addr: SocketAddr) -> Vec<(String, String)> {
     let header = source.lines().map_while(|line| line.strip_prefix("//!"));
     let header: Vec<&str> = header.map(str::trim).collect();
     let blocks = header.split(|line| line.starts_with("```"));
@@ -59,10 +55,7 @@ fn transcript(source: &str, places: &[(&str, &str)]) -> Vec<(String, String)> {
     let commands = shown.filter_map(|lines| {
         let (command, answer) = lines.split_first()?;
         let answer = answer.iter().map(|line| format!("{line}\n"));
-        let mut command = (*command).to_owned();
-        for (shown, actual) in places {
-            command = command.replace(shown, actual);
-        }
+        let command = command.replace("127.0.0.1:3000", &addr.to_string());
         command
             .starts_with("curl ")
             .then(|| (command, answer.collect()))

@@ -6,7 +6,7 @@ use crate::support::http::Client;
 #[test]
 fn the_curl_lines_of_the_hyper_server_answer_as_documented() {
     let example = Example::start("hyper_server", &[]);
-    example.answers_as_documented(include_str!("../../examples/hyper_server.rs"), &[]);
+    example.answers_as_documented(include_str!("../../examples/hyper_server.rs"));
 }
 
 #[tokio::test]

@@ -165,8 +165,10 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
             response.starts_with(&format!("HTTP/1.1 {status}")),
             "{response}"
         );
-        assert_eq!(body(&paste(lines[2]))["balance"], balance);
+        assert_eq!(body(&response)["balance"], balance);
     }
+    let unknown = lines[0].replace("/alice/", "/nobody/");
+    assert!(paste(&unknown.replace("-s", "-si")).starts_with("HTTP/1.1 404"));
 }
 
 #[tokio::test]
@@ -185,7 +187,7 @@ async fn transfers_in_both_directions_lose_no_money() {
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
     for (line, promised) in lines.iter().zip(promised) {
-        assert_eq!(paste(line), promised);
+        assert_eq!(paste(line).trim_end(), promised);
     }
     let addr = listen.parse().unwrap();
     let transfers = (0..20).map(|number| {
