@@ -4,8 +4,13 @@
 //!
 //! ```not_rust
 //! cargo run --example graceful_shutdown
-//! curl -X POST 'http://127.0.0.1:3000/jobs/7?ms=3000' &    # a job that takes three seconds
-//! kill -TERM "$(pgrep -x graceful_shutdo)"                 # or Ctrl-C
+//! ```
+//!
+//! type what it prints in another terminal, and press Ctrl-C (or send SIGTERM) in the meantime:
+//!
+//! ```not_rust
+//! curl -s -X POST 'http://127.0.0.1:3000/jobs/7?ms=3000'
+//! done
 //! ```
 //!
 //! The job finishes, its caller gets its answer, and the process prints `drained: nothing left`.
@@ -58,7 +63,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(listen).await?;
-    println!("listening on http://{}", listener.local_addr()?);
+    let address = listener.local_addr()?;
+    println!(
+        "\
+Listening on http://{address}. Try:
+
+  # a job that takes three seconds
+  curl -s -X POST 'http://{address}/jobs/7?ms=3000'
+
+Ctrl-C stops it."
+    );
     let listener = listener.tap_io(|stream| {
         stream.set_nodelay(true).unwrap_or_default();
     });

@@ -3,12 +3,15 @@
 //! Run with
 //!
 //! ```not_rust
-//! cargo run --example lock_without_http -- KEY [HOLD_MS] [WAIT_MS]
+//! cargo run -q --example lock_without_http -- report
+//! acquired report token=1763659999000000
+//! released report
 //! ```
 //!
-//! It prints `acquired KEY token=N`, holds the lock for HOLD_MS (default 1000) and prints
-//! `released KEY`. Others hold it for longer than WAIT_MS (default 0): `contended KEY`, exit status
-//! 1. No majority of the nodes: `unavailable`, 2. Lost while held: `lost KEY`, 3.
+//! After `--` come KEY, HOLD_MS and WAIT_MS. It prints `acquired KEY token=N`, holds the lock for
+//! HOLD_MS (default 1000) and prints `released KEY`. Others hold it for longer than WAIT_MS
+//! (default 0): `contended KEY`, exit status 1. No majority of the nodes: `unavailable`, 2. Lost while
+//! held: `lost KEY`, 3.
 //!
 //! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones, which
 //! exclude nobody outside of the process. `REDLOCK_NAMESPACE` sets the namespace,

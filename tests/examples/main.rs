@@ -20,6 +20,7 @@ use std::io;
 use std::process::Command;
 use std::time::Duration;
 
+use documented::Example;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use support::{ChildProcess, Cluster, example_path, free_port};
@@ -214,6 +215,12 @@ async fn transfers_in_both_directions_lose_no_money() {
     assert_eq!(response.json()["carol"], 100);
 }
 
+#[test]
+fn the_curl_line_of_graceful_shutdown_answers_as_documented() {
+    let example = Example::start("graceful_shutdown", &[]);
+    example.answers_as_documented(include_str!("../../examples/graceful_shutdown.rs"));
+}
+
 /// Also that the answers are those that the example's own documentation shows.
 #[test]
 fn the_curl_lines_of_metrics_show_what_became_of_every_request() {
@@ -359,6 +366,21 @@ fn a_lock_without_http_ends_with_what_became_of_it() {
     let mut alone = lock_without_http(&cluster, &["other", "10"]);
     assert_eq!(exit_code(&mut alone), Some(2), "{}", alone.stderr());
     assert_eq!(alone.stdout(), "unavailable");
+}
+
+#[test]
+fn a_lock_without_http_prints_what_its_header_shows() {
+    let mut process = ChildProcess::start(example_path("lock_without_http"), &["report"], &[]);
+    assert_eq!(exit_code(&mut process), Some(0), "{}", process.stderr());
+    let header = include_str!("../../examples/lock_without_http.rs").lines();
+    let header = header.filter_map(|line| line.strip_prefix("//! "));
+    let shown = header.skip_while(|line| !line.ends_with("-- report"));
+    let shown: Vec<&str> = shown.skip(1).take_while(|line| *line != "```").collect();
+    let without_token = |text: &str| text.replace(|digit: char| digit.is_ascii_digit(), "");
+    assert_eq!(
+        without_token(&process.stdout()),
+        without_token(&shown.join("\n"))
+    );
 }
 
 #[test]
