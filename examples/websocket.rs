@@ -9,7 +9,7 @@
 //! and, in another terminal, type what it prints:
 //!
 //! ```not_rust
-//! curl -s -o /dev/null -w 'first: %{http_code}\n' -m 2 -H 'connection: upgrade' -H 'upgrade: websocket' -H 'sec-websocket-version: 13' -H 'sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==' http://127.0.0.1:3000/documents/7/edit & sleep 0.5; curl -s -w '\nsecond: %{http_code}\n' -H 'connection: upgrade' -H 'upgrade: websocket' -H 'sec-websocket-version: 13' -H 'sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==' http://127.0.0.1:3000/documents/7/edit; wait
+//! curl -s -o /dev/null -w 'first: %{http_code}\n' -m 2 -H 'connection: upgrade' -H 'upgrade: websocket' -H 'sec-websocket-version: 13' -H 'sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==' http://127.0.0.1:3000/documents/7/edit & sleep 0.5; curl -s -m 2 -w '\nsecond: %{http_code}\n' -H 'connection: upgrade' -H 'upgrade: websocket' -H 'sec-websocket-version: 13' -H 'sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==' http://127.0.0.1:3000/documents/7/edit; wait
 //! {"type":"tag:tower-redlock,2026:lock-contended","title":"Resource is locked","status":423,"detail":"another request holds the lock on this resource","code":"lock-contended"}
 //! second: 423
 //! first: 101
@@ -112,7 +112,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 Listening on http://{address}. Try:
 
   # two editors at once: the second is refused, as long as the first is there
-  curl -s -o /dev/null -w 'first: %{{http_code}}\\n' -m 2 {upgrade} http://{address}/documents/7/edit & sleep 0.5; curl -s -w '\\nsecond: %{{http_code}}\\n' {upgrade} http://{address}/documents/7/edit; wait
+  curl -s -o /dev/null -w 'first: %{{http_code}}\\n' -m 2 {upgrade} http://{address}/documents/7/edit & sleep 0.5; curl -s -m 2 -w '\\nsecond: %{{http_code}}\\n' {upgrade} http://{address}/documents/7/edit; wait
 
 Ctrl-C stops it."
     );
