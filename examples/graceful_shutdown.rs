@@ -54,6 +54,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let redlock = match env::var("REDLOCK_URLS") {
         Ok(urls) => Redlock::builder()
             .urls(urls.split(','))
+            // The last releases are worth waiting for.
+            .node_timeout(Duration::from_millis(300))
             .restart_guard(match env::var("REDLOCK_RESTART_GUARD").as_deref() {
                 Ok("off") => RestartGuard::Off,
                 _ => RestartGuard::Auto,
