@@ -74,6 +74,7 @@ impl Node {
                 retention,
             } => (1, Some(token), vec![ttl, retention]),
             Op::Release => (2, None, vec![]),
+            ref op => panic!("{op:?} is for keys that keep records"),
         };
         let mut keys: Vec<String> = locks.collect();
         if number.flatten().is_some() {
@@ -112,6 +113,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
             expires_in: u64::try_from(parts[1].as_int().unwrap())
                 .ok()
                 .map(Duration::from_millis),
+            fingerprint: None,
         },
         (Op::Acquire { .. }, 2, 1) => Reply::Overflow,
         (Op::Confirm { .. }, 1, 2) => Reply::At(number()),
@@ -208,15 +210,17 @@ impl Pair {
     fn ask(&mut self, command: &Command, as_set: bool, what: &str) -> Reply {
         let theirs = self.node.send(command, as_set).unwrap();
         let ours = self.store.apply(command, self.epoch.elapsed());
-        let same = match (ours, theirs) {
+        let same = match (&ours, &theirs) {
             (
                 Reply::Held {
                     expires_in: Some(ours),
+                    ..
                 },
                 Reply::Held {
                     expires_in: Some(theirs),
+                    ..
                 },
-            ) => ours.abs_diff(theirs) < TOLERANCE,
+            ) => ours.abs_diff(*theirs) < TOLERANCE,
             (ours, theirs) => ours == theirs,
         };
         assert!(
@@ -293,6 +297,7 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
                 Reply::Released => "released",
                 Reply::Overflow => "overflow",
                 Reply::Amnesia => "amnesia",
+                Reply::Done { .. } | Reply::NotDone | Reply::Intended => "a record",
             });
         }
     }
@@ -388,14 +393,32 @@ fn a_lock_without_expiry_is_held_without_a_time() {
         let names = names(&["k"]);
         node.call(&["SET", &text(&names[0].lock), "somebody"]);
         let reply = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
-        assert_eq!(reply, Ok(Reply::Held { expires_in: None }));
+        assert_eq!(
+            reply,
+            Ok(Reply::Held {
+                expires_in: None,
+                fingerprint: None
+            })
+        );
     }
     // Of several, one that never expires is the longest.
     node.call(&["SET", &text(&names(&["l"])[0].lock), "somebody", "EX", "9"]);
     let reply = node.send(&command(&["k", "l"], 1, acquire(1, STEP)), true);
-    assert_eq!(reply, Ok(Reply::Held { expires_in: None }));
+    assert_eq!(
+        reply,
+        Ok(Reply::Held {
+            expires_in: None,
+            fingerprint: None
+        })
+    );
     let reply = node.send(&command(&["l", "k"], 1, acquire(1, STEP)), true);
-    assert_eq!(reply, Ok(Reply::Held { expires_in: None }));
+    assert_eq!(
+        reply,
+        Ok(Reply::Held {
+            expires_in: None,
+            fingerprint: None
+        })
+    );
 }
 
 /// What somebody else may have put where the lock or the fence belongs.

@@ -1,6 +1,11 @@
 //! The protocol as pure data: what clients conclude from answers, against independent oracles, and
 //! what they may rely on when messages are lost, late and doubled.
 
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "an answer reads best where it is given"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +30,10 @@ const fn at(number: u64) -> Answer {
     Answer::Replied(Reply::At(number))
 }
 
-const HELD: Answer = Answer::Replied(Reply::Held { expires_in: None });
+const HELD: Answer = Answer::Replied(Reply::Held {
+    expires_in: None,
+    fingerprint: None,
+});
 const LOST: Answer = Answer::Replied(Reply::Lost);
 const AMNESIA: Answer = Answer::Replied(Reply::Amnesia);
 
@@ -48,7 +56,7 @@ fn majority(nodes: usize) -> usize {
 }
 
 /// All ways to give each of `nodes` nodes one of `kinds`.
-fn assignments<T: Copy>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
+fn assignments<T: Clone>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
     let mut all = vec![Vec::new()];
     for _ in 0..nodes {
         all = all
@@ -56,7 +64,7 @@ fn assignments<T: Copy>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
             .flat_map(|start| {
                 kinds
                     .iter()
-                    .map(move |kind| [start.as_slice(), &[*kind]].concat())
+                    .map(move |kind| [start.as_slice(), std::slice::from_ref(kind)].concat())
             })
             .collect();
     }
@@ -158,7 +166,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
         granted += usize::from(fates[node] == Fate::Granted);
         reached += usize::from(matches!(fates[node], Fate::Granted | Fate::Held));
         silent -= 1;
-        let step = round.on_acquire(node, answer);
+        let step = round.on_acquire(node, &answer);
         let context = || format!("{fates:?} in order {order:?} at node {node}: {step:?}");
         let found = verdict_of(step);
         assert_eq!(
@@ -211,21 +219,21 @@ fn every_split_of_up_to_five_nodes_is_decided_by_the_rule_as_early_as_it_allows(
 #[test]
 fn one_held_node_among_silent_ones_says_nothing_about_the_lock() {
     let mut round = AcquireRound::new(quorum(3));
-    assert_eq!(round.on_acquire(0, HELD), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(0, &HELD), AcquireStep::Wait);
     // Success is still possible here, and after the next answer it is not; but what is known then
     // is one node's word.
-    assert_eq!(round.on_acquire(1, Answer::Failed), AcquireStep::Wait);
-    let step = round.on_acquire(2, Answer::Failed);
+    assert_eq!(round.on_acquire(1, &Answer::Failed), AcquireStep::Wait);
+    let step = round.on_acquire(2, &Answer::Failed);
     assert_eq!(verdict_of(step), Verdict::Unavailable);
 }
 
 #[test]
 fn the_second_answer_of_a_node_is_not_a_second_vote() {
     let mut round = AcquireRound::new(quorum(3));
-    round.on_acquire(0, granted(7));
+    round.on_acquire(0, &granted(7));
     let before = round.clone();
     for answer in [granted(7), granted(9), HELD, Answer::Failed] {
-        assert_eq!(round.on_acquire(0, answer), AcquireStep::Wait);
+        assert_eq!(round.on_acquire(0, &answer), AcquireStep::Wait);
         assert_eq!(round, before);
     }
 }
@@ -243,7 +251,7 @@ proptest! {
         let mut round = AcquireRound::new(quorum(nodes));
         let mut last = AcquireStep::Wait;
         for node in expiries.len()..nodes {
-            last = round.on_acquire(node, Answer::Failed);
+            last = round.on_acquire(node, &Answer::Failed);
         }
         let mut known = Vec::new();
         for (node, expiry) in expiries.iter().enumerate() {
@@ -252,7 +260,7 @@ proptest! {
             }
             let expires_in = expiry.map(Duration::from_millis);
             known.push(expires_in);
-            last = round.on_acquire(node, Answer::Replied(Reply::Held { expires_in }));
+            last = round.on_acquire(node, &Answer::Replied(Reply::Held { expires_in, fingerprint: None }));
         }
         let AcquireStep::Refused(Refusal { kind: RefusalKind::Contended { expires_in }, .. }) = last
         else {
@@ -272,10 +280,10 @@ proptest! {
 /// A round of five nodes whose first three granted 5, 6 and 7; node 3 said held, node 4 nothing.
 fn unequal() -> AcquireRound {
     let mut round = AcquireRound::new(quorum(5));
-    assert_eq!(round.on_acquire(3, HELD), AcquireStep::Wait);
-    assert_eq!(round.on_acquire(0, granted(5)), AcquireStep::Wait);
-    assert_eq!(round.on_acquire(2, granted(7)), AcquireStep::Wait);
-    assert_eq!(round.on_acquire(1, granted(6)), AcquireStep::Confirm(7));
+    assert_eq!(round.on_acquire(3, &HELD), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(0, &granted(5)), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(2, &granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(1, &granted(6)), AcquireStep::Confirm(7));
     round
 }
 
@@ -293,26 +301,26 @@ fn the_second_phase_asks_the_silent_nodes_and_those_with_other_numbers() {
 #[test]
 fn the_second_phase_does_not_ask_a_node_that_failed() {
     let mut round = AcquireRound::new(quorum(3));
-    round.on_acquire(0, Answer::Failed);
-    round.on_acquire(1, granted(1));
-    assert_eq!(round.on_acquire(2, granted(2)), AcquireStep::Confirm(2));
+    round.on_acquire(0, &Answer::Failed);
+    round.on_acquire(1, &granted(1));
+    assert_eq!(round.on_acquire(2, &granted(2)), AcquireStep::Confirm(2));
     assert_eq!(asked(&round), [1]);
 }
 
 #[test]
 fn a_majority_of_exact_answers_of_both_phases_makes_the_token() {
     let mut round = unequal();
-    assert_eq!(round.on_confirm(0, 1, at(7)), AcquireStep::Wait);
-    assert_eq!(round.on_confirm(4, 1, at(7)), AcquireStep::Granted(7));
+    assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(4, 1, &at(7)), AcquireStep::Granted(7));
 }
 
 #[test]
 fn a_higher_number_is_not_counted_and_becomes_the_next_target() {
     let mut round = unequal();
-    assert_eq!(round.on_confirm(0, 1, at(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
     // Counting "at least seven" would be a token here.
-    assert_eq!(round.on_confirm(1, 1, at(9)), AcquireStep::Wait);
-    assert_eq!(round.on_confirm(4, 1, at(8)), AcquireStep::Confirm(9));
+    assert_eq!(round.on_confirm(1, 1, &at(9)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(4, 1, &at(8)), AcquireStep::Confirm(9));
     assert_eq!(round.step(), 2);
     // Also those that acknowledged the old target.
     assert_eq!(asked(&round), [0, 1, 2, 4]);
@@ -321,29 +329,29 @@ fn a_higher_number_is_not_counted_and_becomes_the_next_target() {
 #[test]
 fn answers_to_an_earlier_second_phase_are_ignored() {
     let mut round = unequal();
-    assert_eq!(round.on_confirm(0, 1, at(8)), AcquireStep::Wait);
-    assert_eq!(round.on_confirm(1, 1, at(8)), AcquireStep::Confirm(8));
+    assert_eq!(round.on_confirm(0, 1, &at(8)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(1, 1, &at(8)), AcquireStep::Confirm(8));
     assert_eq!(asked(&round), [0, 1, 2, 4]);
     let before = round.clone();
     for answer in [at(8), at(9), LOST, Answer::Failed] {
-        assert_eq!(round.on_confirm(0, 1, answer), AcquireStep::Wait);
+        assert_eq!(round.on_confirm(0, 1, &answer), AcquireStep::Wait);
         assert_eq!(round, before);
     }
-    round.on_confirm(0, 2, at(8));
-    round.on_confirm(1, 2, at(8));
-    assert_eq!(round.on_confirm(2, 2, at(8)), AcquireStep::Granted(8));
+    round.on_confirm(0, 2, &at(8));
+    round.on_confirm(1, 2, &at(8));
+    assert_eq!(round.on_confirm(2, 2, &at(8)), AcquireStep::Granted(8));
 }
 
 #[test]
 fn the_fourth_second_phase_does_not_happen() {
     let mut round = AcquireRound::new(quorum(2));
-    round.on_acquire(0, granted(1));
-    assert_eq!(round.on_acquire(1, granted(2)), AcquireStep::Confirm(2));
-    assert_eq!(round.on_confirm(0, 1, at(3)), AcquireStep::Confirm(3));
-    round.on_confirm(0, 2, at(3));
-    assert_eq!(round.on_confirm(1, 2, at(4)), AcquireStep::Confirm(4));
-    round.on_confirm(1, 3, at(4));
-    let step = round.on_confirm(0, 3, at(5));
+    round.on_acquire(0, &granted(1));
+    assert_eq!(round.on_acquire(1, &granted(2)), AcquireStep::Confirm(2));
+    assert_eq!(round.on_confirm(0, 1, &at(3)), AcquireStep::Confirm(3));
+    round.on_confirm(0, 2, &at(3));
+    assert_eq!(round.on_confirm(1, 2, &at(4)), AcquireStep::Confirm(4));
+    round.on_confirm(1, 3, &at(4));
+    let step = round.on_confirm(0, 3, &at(5));
     assert_eq!(verdict_of(step), Verdict::Contended);
     assert_eq!(round.step(), 3);
 }
@@ -351,36 +359,36 @@ fn the_fourth_second_phase_does_not_happen() {
 #[test]
 fn a_straggler_with_the_target_counts_without_being_confirmed() {
     let mut round = unequal();
-    assert_eq!(round.on_acquire(4, granted(7)), AcquireStep::Wait);
-    assert_eq!(round.on_confirm(1, 1, at(7)), AcquireStep::Granted(7));
+    assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(1, 1, &at(7)), AcquireStep::Granted(7));
 }
 
 #[test]
 fn a_straggler_with_its_own_confirmation_is_one_node() {
     let mut round = unequal();
-    assert_eq!(round.on_acquire(4, granted(7)), AcquireStep::Wait);
-    assert_eq!(round.on_confirm(4, 1, at(7)), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(4, 1, &at(7)), AcquireStep::Wait);
 }
 
 #[test]
 fn a_straggler_with_the_target_is_not_waited_for_as_a_second_node() {
     let mut round = unequal();
-    assert_eq!(round.on_acquire(4, granted(7)), AcquireStep::Wait);
-    assert_eq!(round.on_confirm(0, 1, LOST), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(0, 1, &LOST), AcquireStep::Wait);
     // Nodes 2 and 4 agree, and what node 4 will say to the confirmation cannot make them three.
-    let step = round.on_confirm(1, 1, LOST);
+    let step = round.on_confirm(1, 1, &LOST);
     assert_eq!(verdict_of(step), Verdict::Contended);
 }
 
 #[test]
 fn a_straggler_with_a_higher_number_raises_the_next_target() {
     let mut round = unequal();
-    assert_eq!(round.on_acquire(4, granted(9)), AcquireStep::Wait);
-    round.on_confirm(4, 1, at(9));
+    assert_eq!(round.on_acquire(4, &granted(9)), AcquireStep::Wait);
+    round.on_confirm(4, 1, &at(9));
     // Two exact ones, of nodes 2 and 0, and no third one in sight.
-    assert_eq!(round.on_confirm(0, 1, at(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
     assert_eq!(
-        round.on_confirm(1, 1, Answer::Failed),
+        round.on_confirm(1, 1, &Answer::Failed),
         AcquireStep::Confirm(9)
     );
     assert_eq!(asked(&round), [0, 1, 2]);
@@ -389,8 +397,8 @@ fn a_straggler_with_a_higher_number_raises_the_next_target() {
 #[test]
 fn keys_lost_while_confirming_end_the_round_once_no_majority_is_left() {
     let mut round = unequal();
-    assert_eq!(round.on_confirm(0, 1, LOST), AcquireStep::Wait);
-    let AcquireStep::Refused(refusal) = round.on_confirm(1, 1, LOST) else {
+    assert_eq!(round.on_confirm(0, 1, &LOST), AcquireStep::Wait);
+    let AcquireStep::Refused(refusal) = round.on_confirm(1, 1, &LOST) else {
         panic!("only nodes 2 and 4 are left");
     };
     assert!(matches!(refusal.kind, RefusalKind::Contended { .. }));
@@ -432,7 +440,7 @@ impl Journal {
     /// How many nodes answered exactly `token`, to the `ACQUIRE` or the current `CONFIRM`.
     fn exact(&self, token: u64) -> usize {
         let nodes: BTreeSet<usize> = self
-            .numbers(|answer| number_of(*answer))
+            .numbers(|answer| number_of(answer.clone()))
             .into_iter()
             // A key that is known to be gone vouches for nothing.
             .filter(|(node, number)| *number == token && !self.lost.contains(node))
@@ -469,7 +477,7 @@ impl Journal {
             self.may_hold(*node)
                 && (with_lost || !self.lost.contains(node))
                 && !matches!(
-                    self.confirmed.get(node).copied(),
+                    self.confirmed.get(node).cloned(),
                     Some(Answer::Failed | AMNESIA)
                 )
         });
@@ -527,14 +535,14 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
         let answer = answer_to(request, what);
         let before = round.clone();
         let step = if request.step == 0 {
-            round.on_acquire(request.node, answer)
+            round.on_acquire(request.node, &answer.clone())
         } else {
-            round.on_confirm(request.node, request.step, answer)
+            round.on_confirm(request.node, request.step, &answer.clone())
         };
         if request.step == 0 {
-            journal.acquired.insert(request.node, answer);
+            journal.acquired.insert(request.node, answer.clone());
         } else if request.step == journal.step {
-            journal.confirmed.insert(request.node, answer);
+            journal.confirmed.insert(request.node, answer.clone());
             if answer == LOST {
                 journal.lost.insert(request.node);
             }
@@ -641,17 +649,17 @@ proptest! {
 #[test]
 fn a_node_that_lost_the_key_is_not_asked_again_after_its_grant_was_the_target() {
     let mut round = AcquireRound::new(quorum(5));
-    round.on_acquire(1, HELD);
-    round.on_acquire(4, granted(1));
-    round.on_acquire(0, granted(2));
-    assert_eq!(round.on_acquire(3, granted(1)), AcquireStep::Confirm(2));
-    round.on_acquire(2, granted(3));
-    assert_eq!(round.on_confirm(2, 1, LOST), AcquireStep::Wait);
-    round.on_confirm(3, 1, at(2));
-    assert_eq!(round.on_confirm(4, 1, at(3)), AcquireStep::Confirm(3));
+    round.on_acquire(1, &HELD);
+    round.on_acquire(4, &granted(1));
+    round.on_acquire(0, &granted(2));
+    assert_eq!(round.on_acquire(3, &granted(1)), AcquireStep::Confirm(2));
+    round.on_acquire(2, &granted(3));
+    assert_eq!(round.on_confirm(2, 1, &LOST), AcquireStep::Wait);
+    round.on_confirm(3, 1, &at(2));
+    assert_eq!(round.on_confirm(4, 1, &at(3)), AcquireStep::Confirm(3));
     assert_eq!(asked(&round), [0, 3, 4]);
     for (node, answer) in [(0, at(5)), (4, at(3)), (3, at(6))] {
-        round.on_confirm(node, 2, answer);
+        round.on_confirm(node, 2, &answer);
         assert!(!asked(&round).contains(&2));
     }
 }
@@ -661,9 +669,9 @@ fn a_node_that_lost_the_key_is_not_asked_again_after_its_grant_was_the_target() 
 #[test]
 fn a_confirmation_of_less_than_the_target_does_not_leave_the_round_waiting() {
     let mut round = AcquireRound::new(quorum(2));
-    round.on_acquire(0, granted(1));
-    assert_eq!(round.on_acquire(1, granted(2)), AcquireStep::Confirm(2));
-    let step = round.on_confirm(0, 1, at(1));
+    round.on_acquire(0, &granted(1));
+    assert_eq!(round.on_acquire(1, &granted(2)), AcquireStep::Confirm(2));
+    let step = round.on_confirm(0, 1, &at(1));
     assert!(step != AcquireStep::Wait || round.silent().count() > 0);
 }
 
@@ -848,7 +856,7 @@ impl World {
                 command: Command {
                     names: Arc::clone(&client.names),
                     owner: client.owner.clone(),
-                    op,
+                    op: op.clone(),
                 },
             });
         }
@@ -946,18 +954,18 @@ impl World {
             id,
             response.node,
             response.purpose,
-            Answer::Replied(response.reply),
+            Answer::Replied(response.reply.clone()),
         );
     }
 
     fn answer(&mut self, id: usize, node: usize, purpose: Purpose, answer: Answer) {
         match (&mut self.clients[id].phase, purpose) {
             (Phase::Acquiring(round), Purpose::Acquire) => {
-                let step = round.on_acquire(node, answer);
+                let step = round.on_acquire(node, &answer);
                 self.follow(id, step);
             }
             (Phase::Acquiring(round), Purpose::Confirm(number)) => {
-                let step = round.on_confirm(node, number, answer);
+                let step = round.on_confirm(node, number, &answer);
                 self.follow(id, step);
             }
             (
@@ -972,7 +980,7 @@ impl World {
                 else {
                     return;
                 };
-                match round.on_confirm(node, answer) {
+                match round.on_confirm(node, &answer) {
                     ExtendStep::Wait => {}
                     ExtendStep::Extended => {
                         let lifetime = validity::lifetime(TTL).expect("longer than the drift");
@@ -1187,9 +1195,9 @@ const TOKEN: u64 = 7;
 
 /// Answers `node` twice: the second time must change nothing.
 fn extend_once(round: &mut ExtendRound, node: usize, answer: Answer) -> ExtendStep {
-    let step = round.on_confirm(node, answer);
+    let step = round.on_confirm(node, &answer);
     let before = round.clone();
-    assert_eq!(round.on_confirm(node, at(TOKEN)), ExtendStep::Wait);
+    assert_eq!(round.on_confirm(node, &at(TOKEN)), ExtendStep::Wait);
     assert_eq!(*round, before);
     step
 }
@@ -1211,8 +1219,8 @@ fn every_extension_of_up_to_five_nodes_is_decided_by_a_majority_as_early_as_poss
                 let mut round = ExtendRound::new(quorum(nodes), TOKEN);
                 let (mut kept, mut gone) = (0, 0);
                 for (index, node) in order.iter().enumerate() {
-                    let answer = answers[*node];
-                    let step = extend_once(&mut round, *node, answer);
+                    let answer = answers[*node].clone();
+                    let step = extend_once(&mut round, *node, answer.clone());
                     kept += usize::from(answer == at(TOKEN));
                     gone += usize::from(answer == LOST || answer == at(TOKEN + 1));
                     let silent = nodes - 1 - index;
@@ -1242,7 +1250,7 @@ fn every_extension_of_up_to_five_nodes_is_decided_by_a_majority_as_early_as_poss
 #[test]
 fn every_release_of_up_to_five_nodes_is_decided_by_a_majority_as_early_as_possible() {
     let released = Answer::Replied(Reply::Released);
-    let answers = [released, Answer::Failed, LOST];
+    let answers = [released.clone(), Answer::Failed, LOST];
     for nodes in 1..=5 {
         let orders = orders(nodes);
         for answers in assignments(&answers, nodes) {
@@ -1253,9 +1261,9 @@ fn every_release_of_up_to_five_nodes_is_decided_by_a_majority_as_early_as_possib
                 for (index, node) in order.iter().enumerate() {
                     let silent = nodes - 1 - index;
                     done += usize::from(answers[*node] == released);
-                    let step = round.on_release(*node, answers[*node]);
+                    let step = round.on_release(*node, &answers[*node]);
                     // A doubled answer is not a second one, and nothing new either.
-                    assert_eq!(round.on_release(*node, released), step);
+                    assert_eq!(round.on_release(*node, &released), step);
                     assert_eq!((round.released(), round.silent().count()), (done, silent));
                     let expected = if done >= majority(nodes) {
                         ReleaseStep::Freed

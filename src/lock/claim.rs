@@ -84,7 +84,7 @@ impl Claim {
             if self.may_hold[node] {
                 self.submit(node, &packet, tally);
             } else {
-                round.on_release(node, Answer::Replied(Reply::Released));
+                round.on_release(node, &Answer::Replied(Reply::Released));
             }
         }
         round

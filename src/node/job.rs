@@ -42,7 +42,10 @@ impl Request {
             Self::Command(packet) => match packet.command.op {
                 Op::Acquire { .. } => "acquire",
                 Op::Confirm { .. } => "confirm",
-                Op::Release => "release",
+                Op::Release | Op::ReleaseExecuted => "release",
+                Op::Record { .. } => "record",
+                Op::TopUp { .. } => "top_up",
+                Op::Look => "look",
             },
             Self::Ping => "ping",
         }
@@ -54,7 +57,7 @@ impl Request {
 impl Job {
     /// Whether this is a release, which must reach the node whatever else happens.
     pub(crate) fn is_release(&self) -> bool {
-        matches!(&self.request, Request::Command(packet) if packet.command.op == Op::Release)
+        matches!(&self.request, Request::Command(packet) if matches!(packet.command.op, Op::Release | Op::ReleaseExecuted))
     }
 
     /// Whether sending it still makes sense.

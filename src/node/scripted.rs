@@ -41,6 +41,10 @@ pub enum OpKind {
     Confirm,
     /// The release.
     Release,
+    /// A record to keep.
+    Record,
+    /// A look at a record.
+    Look,
     /// A question whether the node answers.
     Ping,
 }
@@ -264,7 +268,9 @@ fn kind_of(job: &Job) -> OpKind {
         Request::Command(packet) => match packet.command.op {
             Op::Acquire { .. } => OpKind::Acquire,
             Op::Confirm { .. } => OpKind::Confirm,
-            Op::Release => OpKind::Release,
+            Op::Release | Op::ReleaseExecuted => OpKind::Release,
+            Op::Record { .. } | Op::TopUp { .. } => OpKind::Record,
+            Op::Look => OpKind::Look,
         },
     }
 }

@@ -237,7 +237,7 @@ impl fmt::Display for KeyError {
                 "{count} keys were asked for in one lock and {max} are allowed; lock a coarser resource"
             ),
             Self::Reserved => f.write_str(
-                "in the empty namespace a lock key may not begin with `redlock:fence:` or be `redlock:generation`; set a namespace",
+                "in the empty namespace a lock key may not begin with `redlock:fence:`, `redlock:done:` or `redlock:intent:`, or be `redlock:generation`; set a namespace",
             ),
             Self::Malformed(why) => write!(f, "the lock key is malformed: {why}"),
             Self::Misconfigured(why) => write!(f, "the lock key is misconfigured: {why}"),

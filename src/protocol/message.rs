@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::protocol::names::KeyNames;
 use crate::protocol::owner::OwnerToken;
+use crate::protocol::record::{Fingerprint, Record};
 
 /// One request to one node; the same value goes to all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -17,8 +18,11 @@ pub struct Command {
     pub op: Op,
 }
 
-/// The three things that are ever asked of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// All that is ever asked of a node.
+///
+/// Of a key that keeps records ([`KeyNames::record`]) the first two are answered with the record, if
+/// there is one, before anything else is looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Lock the keys if all of them are free or this owner's already.
     Acquire {
@@ -40,12 +44,31 @@ pub enum Op {
         /// How long the fence lives from now on.
         retention: Duration,
     },
-    /// Delete those of the keys that are this owner's. The fence stays for ever.
+    /// Delete those of the keys that are this owner's, and its intent. The fence stays for ever.
     Release,
+    /// The same, but leave the intent: something may have been executed, and was not recorded.
+    ReleaseExecuted,
+    /// Keep the record if there is none and nobody else was granted the key here since, and give the
+    /// key back.
+    Record {
+        /// What to keep.
+        record: Record,
+        /// How long.
+        retention: Duration,
+    },
+    /// Keep the record if there is none. Only for a record that a majority has.
+    TopUp {
+        /// What to keep.
+        record: Record,
+        /// How long: what is left of its time.
+        retention: Duration,
+    },
+    /// Answer the record.
+    Look,
 }
 
 /// What a node answered. With fencing off the numbers are zero.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Reply {
     /// To acquire: the keys are this owner's, and this is the fence.
     Granted(u64),
@@ -53,13 +76,27 @@ pub enum Reply {
     Held {
         /// When the last of them expires, if the node said so.
         expires_in: Option<Duration>,
+        /// What the holder asked for, if its owner token tells.
+        fingerprint: Option<Fingerprint>,
     },
     /// To confirm: the keys are still this owner's, and this is the fence *after* the write.
     At(u64),
-    /// To confirm: one of the keys is not this owner's any more.
+    /// To confirm: one of the keys is not this owner's any more. To record: somebody else was granted
+    /// the key here since, or that has been forgotten.
     Lost,
     /// To release: none of the keys is this owner's now.
     Released,
+    /// There is a record; to a request to keep one, that one or another.
+    Done {
+        /// What is kept; its head alone if the rest is big.
+        record: Record,
+        /// When the node forgets it.
+        expires_in: Duration,
+    },
+    /// To look: there is no record.
+    NotDone,
+    /// To acquire: somebody was granted the key who may have executed, and left no record.
+    Intended,
     /// To acquire and to confirm: the node lost its memory since the client was told its generation.
     Amnesia,
     /// To acquire: the fence has reached [`FencingToken::MAX`](crate::FencingToken::MAX).

@@ -1,6 +1,7 @@
 //! Names on the nodes: which Redis keys a lock key stands for.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::protocol::key::{KeyError, LockKey, LockKeys};
 
@@ -9,6 +10,12 @@ pub const MAX_CLEAR_KEY: usize = 512;
 
 /// How the fences are named in the empty namespace, where the locks have the bare keys.
 const BARE_FENCE: &[u8] = b"redlock:fence:";
+
+/// How the records are named in the empty namespace.
+const BARE_DONE: &[u8] = b"redlock:done:";
+
+/// How the intents are named in the empty namespace.
+const BARE_INTENT: &[u8] = b"redlock:intent:";
 
 /// How the generation is named in the empty namespace.
 const BARE_GENERATION: &str = "redlock:generation";
@@ -20,6 +27,26 @@ pub struct KeyNames {
     pub lock: Arc<[u8]>,
     /// Holds the highest fencing number granted and its grantee; outlives the lock.
     pub fence: Arc<[u8]>,
+    /// For a key that keeps records.
+    pub record: Option<RecordNames>,
+}
+
+/// The Redis keys beside a lock whose outcome is recorded.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RecordNames {
+    /// Holds the [`Record`](crate::protocol::Record).
+    pub done: Arc<[u8]>,
+    /// Holds the owner that may have executed and left no record, if that is asked for.
+    pub intent: Option<IntentName>,
+}
+
+/// The Redis key of an intent.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IntentName {
+    /// Holds the owner that may have executed and left no record.
+    pub name: Arc<[u8]>,
+    /// How long it lives.
+    pub retention: Duration,
 }
 
 /// The prefix under which the clients that exclude each other keep their keys.
@@ -73,6 +100,39 @@ impl Namespace {
             .collect()
     }
 
+    /// Names the keys of one resource that keeps records, and intents if they are to be kept.
+    ///
+    /// # Errors
+    ///
+    /// As [`Namespace::names`].
+    pub fn names_with_record(
+        &self,
+        key: &LockKey,
+        intents: Option<Duration>,
+        digest: impl Fn(&[u8]) -> [u8; 32],
+    ) -> Result<KeyNames, KeyError> {
+        LockKeys::from(key.clone()).check()?;
+        let names = self.name(key, digest)?;
+        let beside = |bare: &[u8], suffix: &[u8]| -> Arc<[u8]> {
+            if self.0.is_empty() {
+                [bare, b"{", &names.lock, b"}"].concat().into()
+            } else {
+                [&names.lock, suffix].concat().into()
+            }
+        };
+        let record = RecordNames {
+            done: beside(BARE_DONE, b":done"),
+            intent: intents.map(|retention| IntentName {
+                name: beside(BARE_INTENT, b":intent"),
+                retention,
+            }),
+        };
+        Ok(KeyNames {
+            record: Some(record),
+            ..names
+        })
+    }
+
     fn name(
         &self,
         key: &LockKey,
@@ -94,6 +154,7 @@ impl Namespace {
         Ok(KeyNames {
             lock: lock.into(),
             fence: fence.into(),
+            record: None,
         })
     }
 }
@@ -112,12 +173,14 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
             max: MAX_CLEAR_KEY,
         });
     }
-    if key.starts_with(BARE_FENCE) || key == BARE_GENERATION.as_bytes() {
+    let ours = [BARE_FENCE, BARE_DONE, BARE_INTENT];
+    if ours.iter().any(|ours| key.starts_with(ours)) || key == BARE_GENERATION.as_bytes() {
         return Err(KeyError::Reserved);
     }
     Ok(KeyNames {
         lock: key.into(),
         fence: [BARE_FENCE, b"{", key, b"}"].concat().into(),
+        record: None,
     })
 }
 
@@ -157,6 +220,26 @@ mod tests {
     }
 
     #[test]
+    fn a_record_is_named_beside_its_lock() {
+        let named = |namespace, intents: bool| {
+            let namespace = Namespace::new(namespace).unwrap();
+            let intents = intents.then_some(Duration::from_secs(1));
+            let names = namespace.names_with_record(&"a".into(), intents, digest);
+            let record = names.unwrap().record.unwrap();
+            let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
+            (
+                text(&record.done),
+                record.intent.map(|intent| text(&intent.name)),
+            )
+        };
+        assert_eq!(named("redlock", false), ("redlock:{a}:done".into(), None));
+        let intent = Some("redlock:{a}:intent".into());
+        assert_eq!(named("redlock", true).1, intent);
+        let bare = ("redlock:done:{a}".into(), Some("redlock:intent:{a}".into()));
+        assert_eq!(named("", true), bare);
+    }
+
+    #[test]
     fn long_keys_are_hashed_or_refused() {
         let long = "x".repeat(513);
         let (lock, _) = named("redlock", &long).unwrap();
@@ -172,6 +255,8 @@ mod tests {
     fn a_bare_key_cannot_pose_as_a_fence() {
         assert_eq!(named("", "redlock:fence:{a}"), Err(KeyError::Reserved));
         assert_eq!(named("", "redlock:generation"), Err(KeyError::Reserved));
+        assert_eq!(named("", "redlock:done:{a}"), Err(KeyError::Reserved));
+        assert_eq!(named("", "redlock:intent:{a}"), Err(KeyError::Reserved));
         assert!(named("redlock", "redlock:fence:{a}").is_ok());
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::protocol::names::hex;
+use crate::protocol::record::Fingerprint;
 
 /// 128 fresh random bits that name one acquisition attempt on all nodes.
 ///
@@ -18,7 +19,20 @@ impl OwnerToken {
         Self(hex(&bytes).into())
     }
 
-    /// Returns the token as the nodes store it: 32 lower-case hexadecimal digits.
+    /// Makes an owner token that also tells what is asked for, to others who ask for the same key.
+    #[must_use]
+    pub fn asking_for(bytes: [u8; 16], fingerprint: Fingerprint) -> Self {
+        Self((hex(&bytes) + &fingerprint.to_hex()).into())
+    }
+
+    /// Returns what it tells of what is asked for: never the random half.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        Fingerprint::from_hex(self.0.get(RANDOM_DIGITS..)?.as_bytes())
+    }
+
+    /// Returns the token as the nodes store it: 32 lower-case hexadecimal digits, and 32 more if it
+    /// tells what is asked for.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -30,3 +44,6 @@ impl fmt::Debug for OwnerToken {
         f.write_str("OwnerToken(..)")
     }
 }
+
+/// Of the half that nobody can guess.
+const RANDOM_DIGITS: usize = 32;

@@ -4,7 +4,7 @@
 ///
 /// The majority is of the *configured* nodes, never of those that happen to answer: a client that
 /// sees only a few nodes must not get by with fewer votes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quorum {
     nodes: usize,
 }

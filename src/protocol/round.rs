@@ -10,7 +10,7 @@ use crate::protocol::message::Reply;
 use crate::protocol::quorum::Quorum;
 
 /// One node's answer to one request, as the rounds see it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// The node answered the request.
     Replied(Reply),
@@ -124,17 +124,19 @@ impl AcquireRound {
     }
 
     /// Takes the answer of `node` to the `ACQUIRE`.
-    pub fn on_acquire(&mut self, node: usize, answer: Answer) -> AcquireStep {
+    pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> AcquireStep {
         let acquired = &mut self.nodes[node].acquired;
         if *acquired != Acquired::Silent {
             return AcquireStep::Wait;
         }
-        *acquired = match answer {
+        *acquired = match *answer {
             Answer::Replied(Reply::Granted(number)) => {
                 self.highest = self.highest.max(number);
                 Acquired::Granted(number)
             }
-            Answer::Replied(Reply::Held { expires_in }) => Acquired::Held(expires_in),
+            Answer::Replied(Reply::Held { expires_in, .. }) => Acquired::Held(expires_in),
+            // No grant either; what follows from it is for the round that keeps records to say.
+            Answer::Replied(Reply::Done { .. } | Reply::Intended) => Acquired::Held(None),
             Answer::Replied(_) | Answer::Failed => Acquired::Failed,
         };
         self.decide()
@@ -143,12 +145,12 @@ impl AcquireRound {
     /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
     ///
     /// An answer to an earlier phase is not counted, whatever it says.
-    pub fn on_confirm(&mut self, node: usize, step: u8, answer: Answer) -> AcquireStep {
+    pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> AcquireStep {
         let confirmed = &mut self.nodes[node].confirmed;
         if step != self.step || *confirmed != Confirmed::Silent {
             return AcquireStep::Wait;
         }
-        *confirmed = match answer {
+        *confirmed = match *answer {
             // Below the target is not the answer of a node that carried the request out.
             Answer::Replied(Reply::At(number)) if number >= self.target => {
                 self.highest = self.highest.max(number);
@@ -183,6 +185,12 @@ impl AcquireRound {
             .enumerate()
             .filter(|(_, node)| node.is_silent())
             .map(|(index, _)| index)
+    }
+
+    /// Returns whether `node` granted the lock to this attempt.
+    #[must_use]
+    pub fn granted_by(&self, node: usize) -> bool {
+        matches!(self.nodes[node].acquired, Acquired::Granted(_))
     }
 
     /// Returns whether `node` certainly does not hold the lock for this attempt: it answered
@@ -365,13 +373,14 @@ impl ExtendRound {
     }
 
     /// Takes the answer of `node`.
-    pub fn on_confirm(&mut self, node: usize, answer: Answer) -> ExtendStep {
+    pub fn on_confirm(&mut self, node: usize, answer: &Answer) -> ExtendStep {
         if !std::mem::replace(&mut self.silent[node], false) {
             return ExtendStep::Wait;
         }
-        match answer {
+        match *answer {
             Answer::Replied(Reply::At(number)) if number == self.token => self.exact += 1,
-            Answer::Replied(Reply::At(_) | Reply::Lost) => self.gone += 1,
+            // What was recorded is over.
+            Answer::Replied(Reply::At(_) | Reply::Lost | Reply::Done { .. }) => self.gone += 1,
             Answer::Replied(_) | Answer::Failed => {}
         }
         let silent = self.silent().count();
@@ -434,7 +443,7 @@ impl ReleaseRound {
     }
 
     /// Takes the answer of `node`; a node that need not be asked counts as having released.
-    pub fn on_release(&mut self, node: usize, answer: Answer) -> ReleaseStep {
+    pub fn on_release(&mut self, node: usize, answer: &Answer) -> ReleaseStep {
         if self.nodes[node] == Releasing::Silent {
             self.nodes[node] = match answer {
                 Answer::Replied(Reply::Released) => Releasing::Released,

@@ -10,14 +10,18 @@ use std::time::Duration;
 use crate::protocol::admission::Generation;
 use crate::protocol::fence::FencingToken;
 use crate::protocol::message::{Command, Op, Reply};
-use crate::protocol::names::KeyNames;
+use crate::protocol::names::{IntentName, KeyNames, RecordNames};
 use crate::protocol::owner::OwnerToken;
+use crate::protocol::record::Record;
 
 /// The memory of one node. Time is given to every call, counted from any fixed instant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Store {
     locks: BTreeMap<Arc<[u8]>, Lock>,
     fences: BTreeMap<Arc<[u8]>, Fence>,
+    records: BTreeMap<Arc<[u8]>, Kept>,
+    /// Who was granted a key and may have executed.
+    intents: BTreeMap<Arc<[u8]>, Lock>,
     /// Begun by the first client that asks for it; nodes that cannot lose their memory need none.
     generation: Option<Generation>,
     /// Entries at which the expired ones are dropped; keeps the cost of that amortised.
@@ -38,6 +42,12 @@ struct Fence {
     expires: Duration,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Kept {
+    record: Record,
+    expires: Duration,
+}
+
 impl Store {
     /// An empty node.
     #[must_use]
@@ -54,10 +64,11 @@ impl Store {
         self.generation.insert(generation).clone()
     }
 
-    /// Carries out one request of a client that was told `generation`, atomically. A release is
-    /// carried out whatever happened to the memory.
+    /// Carries out one request of a client that was told `generation`, atomically. Only locking
+    /// needs a memory: what is there can be released and read, and a record kept, in any case.
     pub fn apply_in(&mut self, generation: &Generation, command: &Command, now: Duration) -> Reply {
-        if command.op != Op::Release && self.generation.as_ref() != Some(generation) {
+        let locks = matches!(command.op, Op::Acquire { .. } | Op::Confirm { .. });
+        if locks && self.generation.as_ref() != Some(generation) {
             return Reply::Amnesia;
         }
         self.apply(command, now)
@@ -66,18 +77,46 @@ impl Store {
     /// Carries out one request, atomically.
     pub fn apply(&mut self, command: &Command, now: Duration) -> Reply {
         let Command { names, owner, op } = command;
-        match *op {
+        let first = names.first().and_then(|name| name.record.as_ref());
+        let kept = first.and_then(|record| self.kept(record, now));
+        match op {
             Op::Acquire {
                 proposal,
                 ttl,
                 retention,
-            } => self.acquire(names, owner, proposal, now + ttl, now + retention, now),
+            } => done(kept, Record::answered).unwrap_or_else(|| {
+                self.acquire(names, owner, *proposal, now + *ttl, now + *retention, now)
+            }),
             Op::Confirm {
                 token,
                 ttl,
                 retention,
-            } => self.confirm(names, owner, token, now + ttl, now + retention, now),
-            Op::Release => self.release(names, owner),
+            } => done(kept, Record::answered).unwrap_or_else(|| {
+                self.confirm(names, owner, *token, now + *ttl, now + *retention, now)
+            }),
+            Op::Release => self.release(names, owner, false),
+            Op::ReleaseExecuted => self.release(names, owner, true),
+            Op::Record { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
+                let Some(name) = names.first() else {
+                    return Reply::Lost;
+                };
+                let fence = self.fences.get(&name.fence);
+                let granted = fence.filter(|fence| fence.expires > now);
+                // The last grantee and not the holder: an execution that took longer than its lock
+                // may record as long as nobody came after it.
+                if granted.is_none_or(|fence| fence.grantee != *owner) {
+                    return Reply::Lost;
+                }
+                self.release(names, owner, false);
+                self.keep(name, record, now + *retention, now)
+            }),
+            Op::TopUp { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
+                let name = names.first();
+                name.map_or(Reply::NotDone, |name| {
+                    self.keep(name, record, now + *retention, now)
+                })
+            }),
+            Op::Look => done(kept, Record::clone).unwrap_or(Reply::NotDone),
         }
     }
 
@@ -108,12 +147,20 @@ impl Store {
         let holders = || names.iter().filter_map(|name| self.lock(name, now));
         if let Some(last) = holders()
             .filter(|lock| lock.owner != *owner)
-            .map(|lock| lock.expires)
-            .max()
+            .max_by_key(|lock| lock.expires)
         {
             return Reply::Held {
-                expires_in: Some(last - now),
+                expires_in: Some(last.expires - now),
+                fingerprint: last.owner.fingerprint(),
             };
+        }
+        let intents = names.iter().filter_map(intent_of);
+        let others = intents.filter_map(|intent| self.intents.get(&intent.name));
+        if others
+            .filter(|intent| intent.expires > now)
+            .any(|intent| intent.owner != *owner)
+        {
+            return Reply::Intended;
         }
         let some_free = holders().count() < names.len();
         let mut number = 0;
@@ -135,6 +182,13 @@ impl Store {
         for name in names {
             if self.lock(name, now).is_none() {
                 let owner = owner.clone();
+                if let Some(IntentName { name, retention }) = intent_of(name) {
+                    let intent = Lock {
+                        owner: owner.clone(),
+                        expires: now + *retention,
+                    };
+                    self.intents.insert(Arc::clone(name), intent);
+                }
                 self.locks
                     .insert(Arc::clone(&name.lock), Lock { owner, expires });
             }
@@ -176,17 +230,41 @@ impl Store {
         Reply::At(token.unwrap_or(0))
     }
 
-    fn release(&mut self, names: &[KeyNames], owner: &OwnerToken) -> Reply {
+    fn release(&mut self, names: &[KeyNames], owner: &OwnerToken, executed: bool) -> Reply {
+        let ours = |lock: &mut Lock| lock.owner == *owner;
         for name in names {
-            if self
-                .locks
-                .get(&name.lock)
-                .is_some_and(|lock| lock.owner == *owner)
-            {
-                self.locks.remove(&name.lock);
+            remove_if(&mut self.locks, &name.lock, ours);
+            if let Some(intent) = intent_of(name).filter(|_| !executed) {
+                remove_if(&mut self.intents, &intent.name, ours);
             }
         }
         Reply::Released
+    }
+
+    /// Returns the record and when it expires from now, if there is one.
+    fn kept(&self, names: &RecordNames, now: Duration) -> Option<(&Record, Duration)> {
+        let kept = self.records.get(&names.done)?;
+        let left = kept.expires.checked_sub(now)?;
+        (!left.is_zero()).then_some((&kept.record, left))
+    }
+
+    fn keep(
+        &mut self,
+        name: &KeyNames,
+        record: &Record,
+        expires: Duration,
+        now: Duration,
+    ) -> Reply {
+        let Some(names) = &name.record else {
+            return Reply::NotDone;
+        };
+        let kept = Kept {
+            record: record.clone(),
+            expires,
+        };
+        self.records.insert(Arc::clone(&names.done), kept);
+        self.sweep(now);
+        done(self.kept(names, now), Record::head).unwrap_or(Reply::NotDone)
     }
 
     fn lock(&self, name: &KeyNames, now: Duration) -> Option<&Lock> {
@@ -221,12 +299,41 @@ impl Store {
     }
 
     fn sweep(&mut self, now: Duration) {
-        if self.locks.len() + self.fences.len() < self.sweep_at {
+        if self.len() < self.sweep_at {
             return;
         }
         self.locks.retain(|_, lock| lock.expires > now);
         self.fences.retain(|_, fence| fence.expires > now);
-        self.sweep_at = 2 * (self.locks.len() + self.fences.len()) + 64;
+        self.records.retain(|_, kept| kept.expires > now);
+        self.intents.retain(|_, intent| intent.expires > now);
+        self.sweep_at = 2 * self.len() + 64;
+    }
+
+    fn len(&self) -> usize {
+        self.locks.len() + self.fences.len() + self.records.len() + self.intents.len()
+    }
+}
+
+/// Answers a record by that part of it which was asked for.
+fn done(kept: Option<(&Record, Duration)>, part: fn(&Record) -> Record) -> Option<Reply> {
+    let (record, expires_in) = kept?;
+    Some(Reply::Done {
+        record: part(record),
+        expires_in,
+    })
+}
+
+fn intent_of(name: &KeyNames) -> Option<&IntentName> {
+    name.record.as_ref()?.intent.as_ref()
+}
+
+fn remove_if(
+    locks: &mut BTreeMap<Arc<[u8]>, Lock>,
+    name: &Arc<[u8]>,
+    condition: impl FnOnce(&mut Lock) -> bool,
+) {
+    if locks.get_mut(name).is_some_and(condition) {
+        locks.remove(name);
     }
 }
 
@@ -289,6 +396,7 @@ mod tests {
         assert_eq!(a.acquire(&mut store, 9, NOW), Reply::Granted(5));
         let held = Reply::Held {
             expires_in: Some(TTL),
+            fingerprint: None,
         };
         assert_eq!(b.acquire(&mut store, 9, NOW), held);
         store.apply(&a.command(Op::Release), NOW);
@@ -313,6 +421,7 @@ mod tests {
         a.confirm(&mut store, 5, TTL / 10, NOW);
         let held = Reply::Held {
             expires_in: Some(TTL - TTL / 2),
+            fingerprint: None,
         };
         assert_eq!(b.acquire(&mut store, 6, NOW + TTL / 2), held);
     }

@@ -68,16 +68,17 @@ impl Heard {
             Reply::Held { .. } => Self::Held,
             Reply::At(number) => Self::At(small(number)),
             Reply::Lost => Self::Lost,
-            Reply::Released | Reply::Overflow | Reply::Amnesia => {
-                unreachable!("{reply:?} in the model")
-            }
+            reply => unreachable!("{reply:?} in the model"),
         }
     }
 
     fn answer(self) -> Answer {
         Answer::Replied(match self {
             Self::Granted(number) => Reply::Granted(number.into()),
-            Self::Held => Reply::Held { expires_in: None },
+            Self::Held => Reply::Held {
+                expires_in: None,
+                fingerprint: None,
+            },
             Self::At(number) => Reply::At(number.into()),
             Self::Lost => Reply::Lost,
             Self::Failed => return Answer::Failed,
@@ -461,7 +462,7 @@ impl Rounds {
         match round {
             Round::Acquire(round, target) => {
                 let step = if told.phase == 0 {
-                    round.on_acquire(node, told.heard.answer())
+                    round.on_acquire(node, &told.heard.answer())
                 } else {
                     let heard = match told.heard {
                         Heard::At(_) if self.variant == Variant::CountsEveryOk => {
@@ -469,7 +470,7 @@ impl Rounds {
                         }
                         heard => heard,
                     };
-                    round.on_confirm(node, told.phase, heard.answer())
+                    round.on_confirm(node, told.phase, &heard.answer())
                 };
                 match step {
                     AcquireStep::Wait => Step::Wait,
@@ -489,7 +490,7 @@ impl Rounds {
                     Heard::At(_) if self.variant == Variant::ExtendsByKey => Heard::At(*token),
                     heard => heard,
                 };
-                match round.on_confirm(node, heard.answer()) {
+                match round.on_confirm(node, &heard.answer()) {
                     ExtendStep::Wait => Step::Wait,
                     ExtendStep::Extended => Step::Extended,
                     ExtendStep::Lost | ExtendStep::Missed { .. } => Step::Over,

@@ -397,7 +397,7 @@ impl State {
         // A client expects that a request is not on its way for longer than the lock lives.
         let late = match command.op {
             Op::Acquire { ttl, .. } | Op::Confirm { ttl, .. } => self.now > sent + ttl,
-            Op::Release => false,
+            _ => false,
         };
         if (stale || late) && matches!(reply, Reply::Granted(_) | Reply::At(_)) {
             self.overtaken.insert((node, command.owner));
@@ -410,7 +410,7 @@ impl State {
     }
 
     fn on_answer(&mut self, to: To, reply: Reply) {
-        if self.is_away(to.process, || Event::Answer(to, reply)) {
+        if self.is_away(to.process, || Event::Answer(to, reply.clone())) {
             return;
         }
         let name = Arc::clone(&self.nodes[to.node].name);

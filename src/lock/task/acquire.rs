@@ -125,9 +125,9 @@ impl LeaseTask {
                         if outcome.as_ref().is_err_and(NodeFailure::never_sent) {
                             claim.excuse(node);
                         }
-                        round.on_acquire(node, failures.note(node, outcome))
+                        round.on_acquire(node, &failures.note(node, outcome))
                     } else if confirming.is_some_and(|(current, _)| phase == current) {
-                        round.on_confirm(node, round.step(), failures.note(node, outcome))
+                        round.on_confirm(node, round.step(), &failures.note(node, outcome))
                     } else {
                         // Of an earlier attempt or second phase.
                         AcquireStep::Wait
@@ -139,8 +139,8 @@ impl LeaseTask {
                         None => round.silent().filter(|node| due[*node] <= next_due).collect(),
                     };
                     self.silence(&late, began, &mut failures, |node| match confirming {
-                        Some(_) => round.on_confirm(node, round.step(), Answer::Failed),
-                        None => round.on_acquire(node, Answer::Failed),
+                        Some(_) => round.on_confirm(node, round.step(), &Answer::Failed),
+                        None => round.on_acquire(node, &Answer::Failed),
                     })
                 }
             };

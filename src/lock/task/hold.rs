@@ -189,7 +189,7 @@ impl LeaseTask {
             return;
         };
         let answer = extending.failures.note(node, outcome);
-        let step = extending.round.on_confirm(node, answer);
+        let step = extending.round.on_confirm(node, &answer);
         if step == ExtendStep::Wait {
             return;
         }

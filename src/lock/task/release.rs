@@ -85,7 +85,7 @@ impl LeaseTask {
             return Some(vote);
         };
         let answer = release.failures.note(vote.node, vote.outcome);
-        release.round.on_release(vote.node, answer);
+        release.round.on_release(vote.node, &answer);
         None
     }
 
@@ -109,7 +109,7 @@ impl LeaseTask {
                     for node in late {
                         let failure = Err(timed_out[node].clone());
                         let answer = release.failures.note(node, failure);
-                        release.round.on_release(node, answer);
+                        release.round.on_release(node, &answer);
                     }
                 }
             }

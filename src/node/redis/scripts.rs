@@ -9,7 +9,7 @@ use crate::node::NodeFailure;
 use crate::node::job::{Packet, Request};
 use crate::node::redis::connection::with_remedy;
 use crate::protocol::message::{Command, Op, Reply};
-use crate::protocol::{FencingToken, KeyNames};
+use crate::protocol::{FencingToken, Fingerprint, KeyNames, OwnerToken, Record, RecordNames};
 
 /// A Lua script and the hash by which a server knows it.
 struct Lua {
@@ -24,6 +24,12 @@ struct Scripts {
     acquire_all: Lua,
     confirm_all: Lua,
     release_all: Lua,
+    acquire_once: Lua,
+    confirm_once: Lua,
+    release_once: Lua,
+    record: Lua,
+    top_up: Lua,
+    look: Lua,
     admit: Lua,
 }
 
@@ -34,6 +40,12 @@ static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     acquire_all: Lua::new(include_str!("scripts/acquire_all.lua")),
     confirm_all: Lua::new(include_str!("scripts/confirm_all.lua")),
     release_all: Lua::new(include_str!("scripts/release_all.lua")),
+    acquire_once: Lua::new(include_str!("scripts/acquire_once.lua")),
+    confirm_once: Lua::new(include_str!("scripts/confirm_once.lua")),
+    release_once: Lua::new(include_str!("scripts/release_once.lua")),
+    record: Lua::new(include_str!("scripts/record.lua")),
+    top_up: Lua::new(include_str!("scripts/top_up.lua")),
+    look: Lua::new(include_str!("scripts/look.lua")),
     admit: Lua::new(include_str!("scripts/admit.lua")),
 });
 
@@ -69,6 +81,12 @@ pub(super) fn load_all() -> Pipeline {
         &scripts.acquire_all,
         &scripts.confirm_all,
         &scripts.release_all,
+        &scripts.acquire_once,
+        &scripts.confirm_once,
+        &scripts.release_once,
+        &scripts.record,
+        &scripts.top_up,
+        &scripts.look,
         &scripts.admit,
     ] {
         pipeline.cmd("SCRIPT").arg("LOAD").arg(script.code).ignore();
@@ -93,7 +111,9 @@ pub(super) fn ends_with_generation(request: &Request) -> bool {
         Request::Command(packet) => match packet.command.op {
             Op::Acquire { proposal, .. } => proposal.is_some() || packet.command.names.len() > 1,
             Op::Confirm { .. } => true,
-            Op::Release => false,
+            Op::Release | Op::ReleaseExecuted | Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
+                false
+            }
         },
         Request::Ping => false,
     }
@@ -137,6 +157,11 @@ pub(super) fn is_noscript(value: &Value) -> bool {
 
 fn encode(command: &Command, generation_key: Option<&[u8]>) -> Cmd {
     let Command { names, owner, op } = command;
+    if let [name] = &**names
+        && let Some(record) = &name.record
+    {
+        return encode_once(name, record, owner, op, generation_key);
+    }
     let (scripts, owner, single) = (&*SCRIPTS, owner.as_str(), names.len() == 1);
     let (script, number, ttl, retention) = match *op {
         // The plain command of the Redlock description.
@@ -170,7 +195,8 @@ fn encode(command: &Command, generation_key: Option<&[u8]>) -> Cmd {
             ttl,
             retention,
         } => (&scripts.confirm_all, token, ttl, retention),
-        Op::Release => {
+        // What is there to be read is of keys that keep records.
+        Op::Release | Op::ReleaseExecuted | Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
             let script = if single {
                 &scripts.release
             } else {
@@ -194,6 +220,84 @@ fn encode(command: &Command, generation_key: Option<&[u8]>) -> Cmd {
     eval
 }
 
+/// The commands for a key that keeps records.
+fn encode_once(
+    name: &KeyNames,
+    record: &RecordNames,
+    owner: &OwnerToken,
+    op: &Op,
+    generation_key: Option<&[u8]>,
+) -> Cmd {
+    let (scripts, owner) = (&*SCRIPTS, owner.as_str());
+    let (lock, fence, done) = (&*name.lock, &*name.fence, &*record.done);
+    let intent = record.intent.as_ref();
+    let intent_name = intent.map(|intent| &*intent.name);
+    let eval = |script: &Lua, keys: &[Option<&[u8]>]| {
+        let mut eval = cmd("EVALSHA");
+        let keys: Vec<&[u8]> = keys.iter().copied().flatten().collect();
+        eval.arg(&script.hash).arg(keys.len()).arg(keys);
+        eval
+    };
+    match op {
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } => {
+            let keys = [
+                Some(lock),
+                Some(fence),
+                Some(done),
+                intent_name,
+                generation_key,
+            ];
+            let mut eval = eval(&scripts.acquire_once, &keys);
+            eval.arg(owner).arg(proposal.unwrap_or(0));
+            eval.arg(millis(*ttl)).arg(millis(*retention));
+            match intent {
+                Some(intent) => eval.arg(millis(intent.retention)),
+                None => eval.arg(""),
+            };
+            eval
+        }
+        Op::Confirm {
+            token,
+            ttl,
+            retention,
+        } => {
+            let keys = [Some(lock), Some(fence), Some(done), generation_key];
+            let mut eval = eval(&scripts.confirm_once, &keys);
+            eval.arg(owner).arg(token.unwrap_or(0));
+            eval.arg(millis(*ttl)).arg(millis(*retention));
+            eval
+        }
+        Op::Release if intent.is_some() => {
+            let mut eval = eval(&scripts.release_once, &[Some(lock), intent_name]);
+            eval.arg(owner);
+            eval
+        }
+        Op::Release | Op::ReleaseExecuted => {
+            let mut eval = eval(&scripts.release, &[Some(lock)]);
+            eval.arg(owner);
+            eval
+        }
+        Op::Record { record, retention } => {
+            let keys = [Some(lock), Some(fence), Some(done), intent_name];
+            let mut eval = eval(&scripts.record, &keys);
+            eval.arg(owner)
+                .arg(record.as_bytes())
+                .arg(millis(*retention));
+            eval
+        }
+        Op::TopUp { record, retention } => {
+            let mut eval = eval(&scripts.top_up, &[Some(done)]);
+            eval.arg(record.as_bytes()).arg(millis(*retention));
+            eval
+        }
+        Op::Look => eval(&scripts.look, &[Some(done)]),
+    }
+}
+
 fn evalsha(script: &Lua, names: &[KeyNames], fences: bool, generation: Option<&[u8]>) -> Cmd {
     let mut eval = cmd("EVALSHA");
     let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
@@ -209,9 +313,12 @@ fn evalsha(script: &Lua, names: &[KeyNames], fences: bool, generation: Option<&[
 }
 
 fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
-    match (packet.command.op, value) {
+    match (&packet.command.op, value) {
         (Op::Acquire { proposal: None, .. }, Value::Okay) => Some(Reply::Granted(0)),
-        (Op::Acquire { proposal: None, .. }, Value::Nil) => Some(Reply::Held { expires_in: None }),
+        (Op::Acquire { proposal: None, .. }, Value::Nil) => Some(Reply::Held {
+            expires_in: None,
+            fingerprint: None,
+        }),
         (op, Value::Array(parts)) => match (op, parts.as_slice()) {
             (Op::Acquire { .. }, [Value::Int(1), number]) => Some(Reply::Granted(parse(number)?)),
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl)]) => Some(Reply::Held {
@@ -219,12 +326,36 @@ fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
                 expires_in: u64::try_from(*pttl)
                     .ok()
                     .map(std::time::Duration::from_millis),
+                fingerprint: None,
             }),
+            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(asked)]) => {
+                Some(Reply::Held {
+                    expires_in: u64::try_from(*pttl)
+                        .ok()
+                        .map(std::time::Duration::from_millis),
+                    fingerprint: Fingerprint::from_hex(asked),
+                })
+            }
+            (Op::Acquire { .. }, [Value::Int(5)]) => Some(Reply::Intended),
+            (
+                Op::Acquire { .. }
+                | Op::Confirm { .. }
+                | Op::Record { .. }
+                | Op::TopUp { .. }
+                | Op::Look,
+                [Value::Int(4), Value::BulkString(record), Value::Int(pttl)],
+            ) => Some(Reply::Done {
+                record: Record::from_bytes(record.as_slice().into())?,
+                // Negative, if somebody made it last for ever.
+                expires_in: std::time::Duration::from_millis(u64::try_from(*pttl).unwrap_or(0)),
+            }),
+            (Op::Record { .. }, [Value::Int(0)]) => Some(Reply::Lost),
+            (Op::Look, [Value::Int(0)]) => Some(Reply::NotDone),
             (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
             (Op::Acquire { .. } | Op::Confirm { .. }, [Value::Int(3)]) => Some(Reply::Amnesia),
             (Op::Confirm { .. }, [Value::Int(1), number]) => Some(Reply::At(parse(number)?)),
             (Op::Confirm { .. }, [Value::Int(0)]) => Some(Reply::Lost),
-            (Op::Release, [Value::Int(1)]) => Some(Reply::Released),
+            (Op::Release | Op::ReleaseExecuted, [Value::Int(1)]) => Some(Reply::Released),
             _ => None,
         },
         _ => None,

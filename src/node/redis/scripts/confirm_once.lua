@@ -1,0 +1,42 @@
+-- Raises the fence to the token and the expiry to the ttl, if the lock is still this owner's and nothing was
+-- recorded under it.
+-- KEYS: lock, fence, record, and with the restart guard the generation.
+-- ARGV: owner, token, ttl ms, fence retention ms, and with the restart guard the generation seen.
+-- Answers {1, fence after the write} still held, {0} lost, {3} this server lost its memory since its generation
+-- was seen, {4, record, pttl} recorded, of a big record the head only.
+if ARGV[5] and redis.call('GET', KEYS[4]) ~= ARGV[5] then return {3} end
+local length = redis.call('STRLEN', KEYS[3])
+if length > 0 then
+  local record
+  if length > 16384 then
+    record = redis.call('GETRANGE', KEYS[3], 0, 64)
+  else
+    record = redis.call('GET', KEYS[3])
+  end
+  return {4, record, redis.call('PTTL', KEYS[3])}
+end
+local values = redis.call('MGET', KEYS[1], KEYS[2])
+local granted, owner = values[2], ARGV[1]
+if values[1] ~= owner then return {0} end
+local token, fence = tonumber(ARGV[2]), 0
+if granted then
+  fence = tonumber(string.match(granted, '^(%d+) '))
+  if not fence then
+    return redis.error_reply('WRONGTYPE the fence key holds something else')
+  end
+end
+if fence > token then return {1, string.format('%.0f', fence)} end
+if fence < token then
+  local raised = ARGV[2] .. ' ' .. owner
+  if granted then
+    redis.call('SET', KEYS[2], raised, 'PX', ARGV[4])
+  elseif not redis.call('SET', KEYS[2], raised, 'PX', ARGV[4], 'NX') then
+    return redis.error_reply('WRONGTYPE the fence key is not a string')
+  end
+else
+  redis.call('PEXPIRE', KEYS[2], ARGV[4])
+end
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
+return {1, ARGV[2]}

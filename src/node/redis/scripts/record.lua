@@ -1,0 +1,17 @@
+-- Keeps a record and gives the lock back, if there is no record and nobody else was granted the lock here since.
+-- One script: a record that is written after another's grant would let both execute.
+-- KEYS: lock, fence, record, and with intents the intent.
+-- ARGV: owner, record, retention ms.
+-- Answers {4, record, pttl} recorded, this or another one, of a big one the head only, {0} somebody else was
+-- granted the lock, or that was forgotten.
+local length = redis.call('STRLEN', KEYS[3])
+if length == 0 then
+  -- The last grantee and not the holder: what took longer than its lock may record if nobody came after it.
+  local granted = redis.call('GET', KEYS[2])
+  if not granted or string.match(granted, '^%d+ (.*)$') ~= ARGV[1] then return {0} end
+  redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[3])
+  if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+  if KEYS[4] and redis.call('GET', KEYS[4]) == ARGV[1] then redis.call('DEL', KEYS[4]) end
+  return {4, string.sub(ARGV[2], 1, 65), tonumber(ARGV[3])}
+end
+return {4, redis.call('GETRANGE', KEYS[3], 0, 64), redis.call('PTTL', KEYS[3])}

@@ -1,0 +1,218 @@
+//! Records: what an execution left behind, so that it need not be repeated.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::protocol::names::hex;
+
+/// The outcome of one execution, as every node keeps it.
+///
+/// Opaque to the protocol but for its head, which is in clear: which execution it was, what it was
+/// asked for, and the digest of all that follows. A node may answer the head alone when the rest is
+/// big; see [`Record::is_whole`].
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Record(Arc<[u8]>);
+
+/// Names one execution: 128 random bits, fresh for each. Records are equal if and only if their
+/// executions are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExecutionId([u8; 16]);
+
+/// What a request was about, so that one key is not used for two different requests: the first
+/// half of a SHA-256.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fingerprint([u8; 16]);
+
+impl Record {
+    /// How many bytes the head has.
+    pub const HEAD: usize = 1 + 16 + 16 + 32;
+
+    /// Of the largest record, in bytes, that a node answers as a whole to whoever wants the key: the
+    /// connection is that of all locks.
+    pub const MAX_INLINE: usize = 16 * 1024;
+
+    /// Makes a record. `digest` is the SHA-256 of `rest`, which must not be empty.
+    #[must_use]
+    pub fn new(
+        execution: ExecutionId,
+        fingerprint: Fingerprint,
+        digest: [u8; 32],
+        rest: &[u8],
+    ) -> Self {
+        let head: [&[u8]; 4] = [&[VERSION], &execution.0, &fingerprint.0, &digest];
+        Self([&head.concat(), rest].concat().into())
+    }
+
+    /// Reads what a node keeps; `None` if it is not a record of this version.
+    #[must_use]
+    pub fn from_bytes(bytes: Arc<[u8]>) -> Option<Self> {
+        let is_ours = bytes.len() >= Self::HEAD && bytes[0] == VERSION;
+        is_ours.then_some(Self(bytes))
+    }
+
+    /// Returns what the nodes keep.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Returns which execution this is the outcome of.
+    #[must_use]
+    pub fn execution(&self) -> ExecutionId {
+        ExecutionId(self.part(1))
+    }
+
+    /// Returns what that execution was asked for.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint(self.part(17))
+    }
+
+    /// Returns the SHA-256 of the rest.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        self.part(33)
+    }
+
+    /// Returns what follows the head; empty if the node left it out.
+    #[must_use]
+    pub fn rest(&self) -> &[u8] {
+        &self.0[Self::HEAD..]
+    }
+
+    /// Returns whether more than the head is there.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.0.len() > Self::HEAD
+    }
+
+    /// Returns what a node answers to whoever wants the key.
+    pub(super) fn answered(&self) -> Self {
+        if self.0.len() <= Self::MAX_INLINE {
+            self.clone()
+        } else {
+            self.head()
+        }
+    }
+
+    /// Returns what a node answers to whoever has the record.
+    pub(super) fn head(&self) -> Self {
+        Self(self.0[..Self::HEAD].into())
+    }
+
+    fn part<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut part = [0; N];
+        // Every constructor has checked that the head is there.
+        part.copy_from_slice(&self.0[at..at + N]);
+        part
+    }
+}
+
+impl ExecutionId {
+    /// Makes an id from random bytes.
+    #[must_use]
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl Fingerprint {
+    /// Makes a fingerprint of a SHA-256.
+    #[must_use]
+    pub fn of_digest(digest: [u8; 32]) -> Self {
+        let mut first = [0; 16];
+        first.copy_from_slice(&digest[..16]);
+        Self(first)
+    }
+
+    /// Returns it as nodes keep it beside an owner: 32 lower-case hexadecimal digits.
+    pub(super) fn to_hex(self) -> String {
+        hex(&self.0)
+    }
+
+    /// Reads what a node answered.
+    #[must_use]
+    pub fn from_hex(digits: &[u8]) -> Option<Self> {
+        let mut bytes = [0; 16];
+        if digits.len() != 2 * bytes.len() {
+            return None;
+        }
+        for (byte, digits) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let digits = std::str::from_utf8(digits).ok()?;
+            *byte = u8::from_str_radix(digits, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+/// What an execution answered is nobody's business.
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Record({:?}, {} bytes)", self.execution(), self.0.len())
+    }
+}
+
+impl fmt::Debug for ExecutionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExecutionId({})", hex(&self.0))
+    }
+}
+
+/// The payload can be guessed from its digest.
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fingerprint(..)")
+    }
+}
+
+/// Of the layout of the head.
+const VERSION: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(rest: &[u8]) -> Record {
+        let execution = ExecutionId::from_random([7; 16]);
+        Record::new(execution, Fingerprint::of_digest([2; 32]), [3; 32], rest)
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let record = record(b"rest");
+        assert_eq!(record.execution(), ExecutionId::from_random([7; 16]));
+        assert_eq!(record.fingerprint(), Fingerprint::of_digest([2; 32]));
+        assert_eq!((record.digest(), record.rest()), ([3; 32], &b"rest"[..]));
+        let read = Record::from_bytes(record.as_bytes().into());
+        assert_eq!(read, Some(record));
+    }
+
+    #[test]
+    fn what_is_no_record_is_not_read_as_one() {
+        let bytes = record(b"rest").as_bytes().to_vec();
+        for broken in [&bytes[..Record::HEAD - 1], &bytes[1..], b""] {
+            assert_eq!(Record::from_bytes(broken.into()), None);
+        }
+    }
+
+    #[test]
+    fn a_big_record_is_answered_by_its_head() {
+        let small = record(&vec![0; Record::MAX_INLINE - Record::HEAD]);
+        assert_eq!(small.answered(), small);
+        let big = record(&vec![0; Record::MAX_INLINE - Record::HEAD + 1]);
+        let answered = big.answered();
+        assert!(!answered.is_whole());
+        assert_eq!(answered.execution(), big.execution());
+        assert_eq!(answered.digest(), big.digest());
+    }
+
+    #[test]
+    fn a_fingerprint_is_read_as_it_was_written() {
+        let fingerprint = Fingerprint::of_digest([0xa7; 32]);
+        let digits = fingerprint.to_hex();
+        assert_eq!(Fingerprint::from_hex(digits.as_bytes()), Some(fingerprint));
+        for broken in [&digits.as_bytes()[1..], b"zz", b""] {
+            assert_eq!(Fingerprint::from_hex(broken), None);
+        }
+    }
+}
