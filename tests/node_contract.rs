@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Connection, RedisServer};
+use support::{Random, ScriptNode};
 use tokio::time::Instant;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::message::{Command, Op, Reply};
@@ -31,75 +31,44 @@ const SCRIPTS: [&str; 6] = [
     include_str!("../src/node/redis/scripts/release_all.lua"),
 ];
 
-/// A real server with the scripts, which is spoken to as the headers of the scripts say.
-struct Node {
-    server: RedisServer,
-    connection: Connection,
-    hashes: Vec<String>,
+/// Starts a real server with the scripts, which is spoken to as the headers of the scripts say.
+fn start_node() -> ScriptNode {
+    ScriptNode::start(&SCRIPTS)
 }
 
-impl Node {
-    fn start() -> Self {
-        let server = RedisServer::start();
-        let mut connection = Connection::open(server.addr()).unwrap();
-        let mut load = |script: &&str| {
-            let hash = connection.call(&["SCRIPT", "LOAD", script]).unwrap();
-            hash.as_str().unwrap().to_owned()
-        };
-        let hashes = SCRIPTS.iter().map(&mut load).collect();
-        Self {
-            server,
-            connection,
-            hashes,
-        }
+/// Sends a request, by the scripts for one key or by those for several.
+///
+/// An error is what the server said.
+fn send(node: &mut ScriptNode, command: &Command, as_set: bool) -> Result<Reply, String> {
+    let Command { names, owner, op } = command;
+    assert!(as_set || names.len() == 1);
+    let (script, number, times) = match *op {
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } => (0, Some(proposal), vec![ttl, retention]),
+        Op::Confirm {
+            token,
+            ttl,
+            retention,
+        } => (1, Some(token), vec![ttl, retention]),
+        Op::Release => (2, None, vec![]),
+        ref op => panic!("{op:?} is for keys that keep records"),
+    };
+    let mut keys: Vec<&[u8]> = names.iter().map(|name| &*name.lock).collect();
+    if number.flatten().is_some() {
+        keys.extend(names.iter().map(|name| &*name.fence));
     }
-
-    /// Sends a request, by the scripts for one key or by those for several.
-    ///
-    /// An error is what the server said.
-    fn send(&mut self, command: &Command, as_set: bool) -> Result<Reply, String> {
-        let Command { names, owner, op } = command;
-        assert!(as_set || names.len() == 1);
-        let locks = names.iter().map(|name| text(&name.lock));
-        let fences = names.iter().map(|name| text(&name.fence));
-        let (script, number, times) = match *op {
-            Op::Acquire {
-                proposal,
-                ttl,
-                retention,
-            } => (0, Some(proposal), vec![ttl, retention]),
-            Op::Confirm {
-                token,
-                ttl,
-                retention,
-            } => (1, Some(token), vec![ttl, retention]),
-            Op::Release => (2, None, vec![]),
-            ref op => panic!("{op:?} is for keys that keep records"),
-        };
-        let mut keys: Vec<String> = locks.collect();
-        if number.flatten().is_some() {
-            keys.extend(fences);
-        }
-        let mut args = vec![owner.as_str().to_owned()];
-        args.extend(number.map(|number| number.map_or_else(String::new, |n| n.to_string())));
-        args.extend(times.iter().map(|time| time.as_millis().to_string()));
-        if as_set && number.is_some() {
-            args.push(names.len().to_string());
-        }
-        let hash = self.hashes[script + if as_set { 3 } else { 0 }].clone();
-        let mut parts = vec!["EVALSHA".to_owned(), hash, keys.len().to_string()];
-        parts.extend(keys);
-        parts.extend(args);
-        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        match self.connection.call(&parts).unwrap() {
-            support::Reply::Error(error) => Err(error),
-            reply => Ok(decode(op, &reply)),
-        }
+    let mut args = vec![owner.as_str().to_owned()];
+    args.extend(number.map(|number| number.map_or_else(String::new, |n| n.to_string())));
+    args.extend(times.iter().map(|time| time.as_millis().to_string()));
+    if as_set && number.is_some() {
+        args.push(names.len().to_string());
     }
-
-    fn call(&mut self, command: &[&str]) -> support::Reply {
-        self.connection.call(command).unwrap()
-    }
+    let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
+    let reply = node.eval(script + if as_set { 3 } else { 0 }, &keys, &args)?;
+    Ok(decode(op, &reply))
 }
 
 fn decode(op: &Op, reply: &support::Reply) -> Reply {
@@ -163,30 +132,9 @@ fn confirm(token: u64, ttl: Duration) -> Op {
     }
 }
 
-/// A small generator (splitmix64), so that a failing seed can be run again.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
-        items[usize::try_from(self.below(items.len() as u64)).unwrap()]
-    }
-}
-
 /// The two nodes side by side.
 struct Pair {
-    node: Node,
+    node: ScriptNode,
     store: Store,
     epoch: Instant,
 }
@@ -194,7 +142,7 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         Self {
-            node: Node::start(),
+            node: start_node(),
             store: Store::new(),
             epoch: Instant::now(),
         }
@@ -208,7 +156,7 @@ impl Pair {
     /// Asks both; panics if they do not answer the same.
     #[track_caller]
     fn ask(&mut self, command: &Command, as_set: bool, what: &str) -> Reply {
-        let theirs = self.node.send(command, as_set).unwrap();
+        let theirs = send(&mut self.node, command, as_set).unwrap();
         let ours = self.store.apply(command, self.epoch.elapsed());
         let same = match (&ours, &theirs) {
             (
@@ -388,11 +336,11 @@ fn a_confirmation_never_shortens_a_lock() {
 
 #[test]
 fn a_lock_without_expiry_is_held_without_a_time() {
-    let mut node = Node::start();
+    let mut node = start_node();
     for as_set in [false, true] {
         let names = names(&["k"]);
         node.call(&["SET", &text(&names[0].lock), "somebody"]);
-        let reply = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
+        let reply = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
         assert_eq!(
             reply,
             Ok(Reply::Held {
@@ -403,7 +351,7 @@ fn a_lock_without_expiry_is_held_without_a_time() {
     }
     // Of several, one that never expires is the longest.
     node.call(&["SET", &text(&names(&["l"])[0].lock), "somebody", "EX", "9"]);
-    let reply = node.send(&command(&["k", "l"], 1, acquire(1, STEP)), true);
+    let reply = send(&mut node, &command(&["k", "l"], 1, acquire(1, STEP)), true);
     assert_eq!(
         reply,
         Ok(Reply::Held {
@@ -411,7 +359,7 @@ fn a_lock_without_expiry_is_held_without_a_time() {
             fingerprint: None
         })
     );
-    let reply = node.send(&command(&["l", "k"], 1, acquire(1, STEP)), true);
+    let reply = send(&mut node, &command(&["l", "k"], 1, acquire(1, STEP)), true);
     assert_eq!(
         reply,
         Ok(Reply::Held {
@@ -419,49 +367,32 @@ fn a_lock_without_expiry_is_held_without_a_time() {
             fingerprint: None
         })
     );
-}
-
-/// What somebody else may have put where the lock or the fence belongs.
-fn foreign(node: &mut Node, key: &str, kind: &str) {
-    node.call(&["DEL", key]);
-    match kind {
-        "list" => node.call(&["RPUSH", key, "a", "b"]),
-        "hash" => node.call(&["HSET", key, "a", "b"]),
-        _ => node.call(&["SET", key, "no fence"]),
-    };
-}
-
-/// Returns all that is in a key, of whatever type.
-fn dump(node: &mut Node, key: &str) -> support::Reply {
-    let kind = node.call(&["TYPE", key]);
-    let value = match kind.as_str() {
-        Some("list") => node.call(&["LRANGE", key, "0", "-1"]),
-        Some("hash") => node.call(&["HGETALL", key]),
-        _ => node.call(&["GET", key]),
-    };
-    support::Reply::Array(Some(vec![kind, value]))
 }
 
 #[test]
 fn a_lock_key_of_another_type_does_not_vote_and_is_not_overwritten() {
-    let mut node = Node::start();
+    let mut node = start_node();
     for kind in ["list", "hash"] {
         for as_set in [false, true] {
             let what = format!("{kind}, as a set: {as_set}");
             let lock = text(&names(&["k"])[0].lock);
-            foreign(&mut node, &lock, kind);
-            let before = dump(&mut node, &lock);
-            let error = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
+            node.put_foreign(&lock, kind);
+            let before = node.dump(&lock);
+            let error = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
             assert!(error.unwrap_err().contains("WRONGTYPE"), "{what}");
             // Not ours: lost, or an error, but never confirmed.
-            let confirmed = node.send(&command(&["k"], 1, confirm(9, STEP)), as_set);
+            let confirmed = send(&mut node, &command(&["k"], 1, confirm(9, STEP)), as_set);
             assert!(matches!(confirmed, Ok(Reply::Lost) | Err(_)), "{what}");
-            drop(node.send(&command(&["k"], 1, Op::Release), as_set));
-            assert_eq!(dump(&mut node, &lock), before, "{what}");
+            drop(send(&mut node, &command(&["k"], 1, Op::Release), as_set));
+            assert_eq!(node.dump(&lock), before, "{what}");
         }
     }
     // A set with one such key gets none of its keys.
-    let error = node.send(&command(&["j", "k", "l"], 1, acquire(1, STEP)), true);
+    let error = send(
+        &mut node,
+        &command(&["j", "k", "l"], 1, acquire(1, STEP)),
+        true,
+    );
     assert!(error.unwrap_err().contains("WRONGTYPE"));
     for key in ["j", "l"] {
         assert!(!node.server.exists(&text(&names(&[key])[0].lock)), "{key}");
@@ -470,37 +401,37 @@ fn a_lock_key_of_another_type_does_not_vote_and_is_not_overwritten() {
 
 #[test]
 fn a_fence_key_of_another_kind_does_not_vote_and_is_not_overwritten() {
-    let mut node = Node::start();
+    let mut node = start_node();
     for kind in ["list", "hash", "string"] {
         for as_set in [false, true] {
             let what = format!("{kind}, as a set: {as_set}");
             let names = names(&["k"]);
             let (lock, fence) = (text(&names[0].lock), text(&names[0].fence));
-            foreign(&mut node, &fence, kind);
-            let before = dump(&mut node, &fence);
-            let error = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
+            node.put_foreign(&fence, kind);
+            let before = node.dump(&fence);
+            let error = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
             assert!(error.unwrap_err().contains("WRONGTYPE"), "{what}");
             assert!(!node.server.exists(&lock), "{what}");
-            assert_eq!(dump(&mut node, &fence), before, "{what}");
+            assert_eq!(node.dump(&fence), before, "{what}");
         }
     }
 }
 
 #[test]
 fn confirming_does_not_overwrite_a_fence_key_of_another_kind() {
-    let mut node = Node::start();
+    let mut node = start_node();
     let mut overwritten = Vec::new();
     for kind in ["list", "hash", "string"] {
         for as_set in [false, true] {
             let names = names(&["k"]);
             let (lock, fence) = (text(&names[0].lock), text(&names[0].fence));
             node.call(&["DEL", &lock, &fence]);
-            let granted = node.send(&command(&["k"], 1, acquire(1, STEP)), as_set);
+            let granted = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
             assert_eq!(granted, Ok(Reply::Granted(1)));
-            foreign(&mut node, &fence, kind);
-            let before = dump(&mut node, &fence);
-            let answer = node.send(&command(&["k"], 1, confirm(9, STEP)), as_set);
-            if answer.is_ok() || dump(&mut node, &fence) != before {
+            node.put_foreign(&fence, kind);
+            let before = node.dump(&fence);
+            let answer = send(&mut node, &command(&["k"], 1, confirm(9, STEP)), as_set);
+            if answer.is_ok() || node.dump(&fence) != before {
                 overwritten.push(format!("{kind}, as a set: {as_set}: {answer:?}"));
             }
         }

@@ -19,8 +19,10 @@ mod deadline;
 mod monitor;
 mod ports;
 mod proxy;
+mod random;
 mod redis_server;
 mod resp;
+mod script_node;
 
 pub use child::{ChildProcess, example_path};
 pub use cluster::Cluster;
@@ -28,5 +30,7 @@ pub use deadline::Deadline;
 pub use monitor::MonitorLog;
 pub use ports::free_port;
 pub use proxy::Proxy;
+pub use random::Random;
 pub use redis_server::RedisServer;
 pub use resp::{Connection, Reply};
+pub use script_node::ScriptNode;

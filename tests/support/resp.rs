@@ -66,9 +66,17 @@ impl Connection {
 
     /// Sends a command and returns its answer.
     pub fn call(&mut self, command: &[&str]) -> io::Result<Reply> {
+        let parts: Vec<&[u8]> = command.iter().map(|part| part.as_bytes()).collect();
+        self.call_with_bytes(&parts)
+    }
+
+    /// Sends a command like [`Connection::call`], of parts that need not be text.
+    pub fn call_with_bytes(&mut self, command: &[&[u8]]) -> io::Result<Reply> {
         let mut bytes = format!("*{}\r\n", command.len()).into_bytes();
         for part in command {
-            bytes.extend_from_slice(format!("${}\r\n{part}\r\n", part.len()).as_bytes());
+            bytes.extend_from_slice(format!("${}\r\n", part.len()).as_bytes());
+            bytes.extend_from_slice(part);
+            bytes.extend_from_slice(b"\r\n");
         }
         self.stream.get_mut().write_all(&bytes)?;
         self.read_reply()

@@ -1,0 +1,76 @@
+//! A real server that is spoken to by scripts, as the Redis node does.
+
+use crate::support::redis_server::RedisServer;
+use crate::support::resp::{Connection, Reply};
+
+/// A server, one connection to it, and the scripts that were loaded there.
+#[derive(Debug)]
+pub struct ScriptNode {
+    pub server: RedisServer,
+    connection: Connection,
+    hashes: Vec<String>,
+}
+
+impl ScriptNode {
+    /// Starts a server and loads scripts, which are later named by their place in the list.
+    #[track_caller]
+    pub fn start(scripts: &[&str]) -> Self {
+        let server = RedisServer::start();
+        let connection = Connection::open(server.addr()).expect("the server answers");
+        let mut node = Self {
+            server,
+            connection,
+            hashes: Vec::new(),
+        };
+        for script in scripts {
+            let hash = node.call(&["SCRIPT", "LOAD", script]);
+            let hash = hash.as_str().expect("the script is a script");
+            node.hashes.push(hash.to_owned());
+        }
+        node
+    }
+
+    /// Runs a script; an error is what the server said.
+    #[track_caller]
+    pub fn eval(&mut self, script: usize, keys: &[&[u8]], args: &[&[u8]]) -> Result<Reply, String> {
+        let count = keys.len().to_string();
+        let head = [b"EVALSHA", self.hashes[script].as_bytes(), count.as_bytes()];
+        let parts: Vec<&[u8]> = [&head, keys, args].concat();
+        match self.connection.call_with_bytes(&parts) {
+            Ok(Reply::Error(error)) => Err(error),
+            Ok(reply) => Ok(reply),
+            Err(error) => panic!("a script was not answered: {error}"),
+        }
+    }
+
+    /// Runs a command.
+    #[track_caller]
+    pub fn call(&mut self, command: &[&str]) -> Reply {
+        let reply = self.connection.call(command);
+        reply.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    /// Puts into a key what somebody else may have put where one of ours belongs.
+    #[track_caller]
+    pub fn put_foreign(&mut self, key: &str, kind: &str) {
+        self.call(&["DEL", key]);
+        match kind {
+            "list" => self.call(&["RPUSH", key, "a", "b"]),
+            "hash" => self.call(&["HSET", key, "a", "b"]),
+            "empty" => self.call(&["SET", key, ""]),
+            _ => self.call(&["SET", key, "nothing of ours"]),
+        };
+    }
+
+    /// Returns all that is in a key, of whatever type.
+    #[track_caller]
+    pub fn dump(&mut self, key: &str) -> Reply {
+        let kind = self.call(&["TYPE", key]);
+        let value = match kind.as_str() {
+            Some("list") => self.call(&["LRANGE", key, "0", "-1"]),
+            Some("hash") => self.call(&["HGETALL", key]),
+            _ => self.call(&["GET", key]),
+        };
+        Reply::Array(Some(vec![kind, value]))
+    }
+}
