@@ -7,15 +7,16 @@
 -- {3} this server lost its memory since its generation was seen, {4, record, pttl} recorded, of a big record the
 -- head only, {5} somebody was granted the key who may have executed, and recorded nothing.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
-local length = redis.call('STRLEN', KEYS[3])
-if length > 0 then
+local pttl = redis.call('PTTL', KEYS[3])
+-- Not by its length: what is there and empty is somebody else's, and not to be overwritten.
+if pttl ~= -2 then
   local record
-  if length > 16384 then
+  if redis.call('STRLEN', KEYS[3]) > 16384 then
     record = redis.call('GETRANGE', KEYS[3], 0, 64)
   else
     record = redis.call('GET', KEYS[3])
   end
-  return {4, record, redis.call('PTTL', KEYS[3])}
+  return {4, record, pttl}
 end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
 local holder, granted, owner = values[1], values[2], ARGV[1]

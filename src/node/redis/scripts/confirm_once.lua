@@ -5,15 +5,16 @@
 -- Answers {1, fence after the write} still held, {0} lost, {3} this server lost its memory since its generation
 -- was seen, {4, record, pttl} recorded, of a big record the head only.
 if ARGV[5] and redis.call('GET', KEYS[4]) ~= ARGV[5] then return {3} end
-local length = redis.call('STRLEN', KEYS[3])
-if length > 0 then
+local pttl = redis.call('PTTL', KEYS[3])
+-- Not by its length: what is there and empty is somebody else's, and not to be overwritten.
+if pttl ~= -2 then
   local record
-  if length > 16384 then
+  if redis.call('STRLEN', KEYS[3]) > 16384 then
     record = redis.call('GETRANGE', KEYS[3], 0, 64)
   else
     record = redis.call('GET', KEYS[3])
   end
-  return {4, record, redis.call('PTTL', KEYS[3])}
+  return {4, record, pttl}
 end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
 local granted, owner = values[2], ARGV[1]

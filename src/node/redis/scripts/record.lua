@@ -4,8 +4,9 @@
 -- ARGV: owner, record, retention ms.
 -- Answers {4, record, pttl} recorded, this or another one, of a big one the head only, {0} somebody else was
 -- granted the lock, or that was forgotten.
-local length = redis.call('STRLEN', KEYS[3])
-if length == 0 then
+local pttl = redis.call('PTTL', KEYS[3])
+-- Not by its length: what is there and empty is somebody else's, and not to be overwritten.
+if pttl == -2 then
   -- The last grantee and not the holder: what took longer than its lock may record if nobody came after it.
   local granted = redis.call('GET', KEYS[2])
   if not granted or string.match(granted, '^%d+ (.*)$') ~= ARGV[1] then return {0} end
@@ -14,4 +15,4 @@ if length == 0 then
   if KEYS[4] and redis.call('GET', KEYS[4]) == ARGV[1] then redis.call('DEL', KEYS[4]) end
   return {4, string.sub(ARGV[2], 1, 65), tonumber(ARGV[3])}
 end
-return {4, redis.call('GETRANGE', KEYS[3], 0, 64), redis.call('PTTL', KEYS[3])}
+return {4, redis.call('GETRANGE', KEYS[3], 0, 64), pttl}
