@@ -18,8 +18,9 @@ if pttl ~= -2 then
   end
   return {4, record, pttl}
 end
-local values = redis.call('MGET', KEYS[1], KEYS[2])
-local holder, granted, owner = values[1], values[2], ARGV[1]
+-- All is read before anything is written, and not by MGET, which shows a key of another type as missing:
+-- an error must leave no intent behind.
+local holder, owner = redis.call('GET', KEYS[1]), ARGV[1]
 if holder and holder ~= owner then
   -- Never the first half: whoever knows it can release the lock.
   return {0, redis.call('PTTL', KEYS[1]), string.sub(holder, 33)}
@@ -29,7 +30,7 @@ if intents then
   local intent = redis.call('GET', KEYS[4])
   if intent and intent ~= owner then return {5} end
 end
-local fence = 0
+local fence, granted = 0, redis.call('GET', KEYS[2])
 if granted then
   fence = tonumber(string.match(granted, '^(%d+) '))
   if not fence then
@@ -41,21 +42,9 @@ if not holder then
   if proposal > fence then fence = proposal else fence = fence + 1 end
   -- Lua numbers are doubles: beyond 2^53 two tokens could be one.
   if fence > 9007199254740000 then return {2} end
-  local raised = string.format('%.0f ', fence) .. owner
-  -- MGET shows a key of another type as missing; NX keeps us from overwriting it.
-  local set
-  if granted then
-    set = redis.call('SET', KEYS[2], raised, 'PX', ARGV[4])
-  else
-    set = redis.call('SET', KEYS[2], raised, 'PX', ARGV[4], 'NX')
-  end
-  if not set then
-    return redis.error_reply('WRONGTYPE the fence key is not a string')
-  end
+  redis.call('SET', KEYS[2], string.format('%.0f ', fence) .. owner, 'PX', ARGV[4])
   -- Before the lock, like the fence: nobody may hold the lock whose intent is not there.
   if intents then redis.call('SET', KEYS[4], owner, 'PX', ARGV[5]) end
-  if not redis.call('SET', KEYS[1], owner, 'PX', ARGV[3], 'NX') then
-    return redis.error_reply('WRONGTYPE the lock key is not a string')
-  end
+  redis.call('SET', KEYS[1], owner, 'PX', ARGV[3])
 end
 return {1, string.format('%.0f', fence)}
