@@ -6,13 +6,13 @@
 -- granted the lock, or that was forgotten.
 local pttl = redis.call('PTTL', KEYS[3])
 -- Not by its length: what is there and empty is somebody else's, and not to be overwritten.
-if pttl == -2 then
-  -- The last grantee and not the holder: what took longer than its lock may record if nobody came after it.
-  local granted = redis.call('GET', KEYS[2])
-  if not granted or string.match(granted, '^%d+ (.*)$') ~= ARGV[1] then return {0} end
-  redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[3])
-  if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-  if KEYS[4] and redis.call('GET', KEYS[4]) == ARGV[1] then redis.call('DEL', KEYS[4]) end
-  return {4, string.sub(ARGV[2], 1, 65), tonumber(ARGV[3])}
-end
-return {4, redis.call('GETRANGE', KEYS[3], 0, 64), pttl}
+if pttl ~= -2 then return {4, redis.call('GETRANGE', KEYS[3], 0, 64), pttl} end
+-- MGET shows a key of another type as missing: it is not this owner's, and there is no error half-way.
+local values, owner = redis.call('MGET', unpack(KEYS)), ARGV[1]
+-- The last grantee and not the holder: what took longer than its lock may record if nobody came after it.
+local granted = values[2]
+if not granted or string.match(granted, '^%d+ (.*)$') ~= owner then return {0} end
+redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[3])
+if values[1] == owner then redis.call('DEL', KEYS[1]) end
+if values[4] == owner then redis.call('DEL', KEYS[4]) end
+return {4, string.sub(ARGV[2], 1, 65), tonumber(ARGV[3])}

@@ -1,5 +1,8 @@
 -- Deletes a lock, and the intent of its owner, if they are still this owner's: nothing was executed.
 -- KEYS: lock, intent.  ARGV: owner.
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
+-- MGET shows a key of another type as missing: the intent is given back whatever became of the lock.
+local values = redis.call('MGET', KEYS[1], KEYS[2])
+for i = 1, 2 do
+  if values[i] == ARGV[1] then redis.call('DEL', KEYS[i]) end
+end
 return {1}
