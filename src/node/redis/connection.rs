@@ -143,4 +143,5 @@ const DENIED: [&str; 4] = [
 ];
 
 /// What is sent to a server, by itself and in scripts.
-const RIGHTS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +pttl +pexpire +time";
+const RIGHTS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +pttl +pexpire +time, \
+    and for records +strlen +getrange";
