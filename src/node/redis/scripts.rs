@@ -109,7 +109,11 @@ pub(super) fn wire<'a>(request: &'a Request, generation_key: Option<&[u8]>) -> &
 pub(super) fn ends_with_generation(request: &Request) -> bool {
     match request {
         Request::Command(packet) => match packet.command.op {
-            Op::Acquire { proposal, .. } => proposal.is_some() || packet.command.names.len() > 1,
+            Op::Acquire { proposal, .. } => {
+                // Only the plain command of the Redlock description is no script.
+                let names = &packet.command.names;
+                proposal.is_some() || names.len() > 1 || names[0].record.is_some()
+            }
             Op::Confirm { .. } => true,
             Op::Release | Op::ReleaseExecuted | Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
                 false
@@ -372,4 +376,83 @@ fn parse(number: &Value) -> Option<u64> {
 
 fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use deadpool_redis::redis::Arg;
+
+    use super::*;
+    use crate::node::job::Packet;
+    use crate::protocol::{LockKey, LockKeys, Namespace};
+
+    const TIME: Duration = Duration::from_secs(1);
+    const GENERATION: &[u8] = b"redlock:generation";
+
+    fn recorded(intents: bool) -> Arc<[KeyNames]> {
+        let intents = intents.then_some(TIME * 4);
+        let names = Namespace::default().names_with_record(&"k".into(), intents, |_| [0; 32]);
+        [names.unwrap()].into()
+    }
+
+    fn plain(keys: &[&str]) -> Arc<[KeyNames]> {
+        let keys: LockKeys = keys.iter().map(|key| LockKey::from(*key)).collect();
+        let names = Namespace::default().names(&keys, |_| [0; 32]);
+        names.unwrap().into()
+    }
+
+    fn acquire(proposal: Option<u64>) -> Op {
+        Op::Acquire {
+            proposal,
+            ttl: TIME,
+            retention: TIME * 2,
+        }
+    }
+
+    fn confirm(token: Option<u64>) -> Op {
+        Op::Confirm {
+            token,
+            ttl: TIME,
+            retention: TIME * 2,
+        }
+    }
+
+    fn request(names: &Arc<[KeyNames]>, op: Op) -> Request {
+        Request::Command(Packet::new(Command {
+            names: Arc::clone(names),
+            owner: OwnerToken::from_random([7; 16]),
+            op,
+        }))
+    }
+
+    fn arguments(request: &Request) -> Vec<Vec<u8>> {
+        let command = wire(request, Some(GENERATION));
+        let bytes = |arg: Arg<&[u8]>| match arg {
+            Arg::Simple(bytes) => bytes.to_vec(),
+            _ => Vec::new(),
+        };
+        command.args_iter().map(bytes).collect()
+    }
+
+    /// The scripts look at it as soon as they are given one.
+    #[test]
+    fn a_script_that_is_given_the_generations_key_is_given_the_generation_too() {
+        let names = [
+            plain(&["k"]),
+            plain(&["k", "l"]),
+            recorded(false),
+            recorded(true),
+        ];
+        for names in &names {
+            for number in [None, Some(5)] {
+                for op in [acquire(number), confirm(number), Op::Release, Op::Look] {
+                    let request = request(names, op.clone());
+                    let has_key = arguments(&request).iter().any(|part| part == GENERATION);
+                    assert_eq!(ends_with_generation(&request), has_key, "{op:?}");
+                }
+            }
+        }
+    }
 }
