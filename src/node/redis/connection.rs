@@ -107,13 +107,16 @@ pub(super) fn describe(error: &RedisError) -> String {
     with_remedy(error.to_string())
 }
 
-/// Adds to an error of the server what to do about it, if the node's user lacks a right.
+/// Adds to an error of the server what to do about it, if the node's user lacks a right or something
+/// else is kept where something of ours belongs.
 ///
 /// Of a command in a script, servers before 7.2 do not say which it was that they refused.
 pub(super) fn with_remedy(why: String) -> String {
     let denied = DENIED.iter().any(|denied| why.contains(denied));
     if denied {
         format!("{why}; its user needs {RIGHTS}, on all keys of the namespace")
+    } else if why.contains("WRONGTYPE") {
+        format!("{why}; {FOREIGN}")
     } else {
         why
     }
@@ -141,6 +144,10 @@ const DENIED: [&str; 4] = [
     "The user executing the script can't",
     "ACL failure in script",
 ];
+
+/// What helps where a key of ours is somebody else's.
+const FOREIGN: &str = "something else is kept where this key has its lock (NAMESPACE:{KEY}), its fence \
+    (:fence), its record (:done) or its intent (:intent): delete it there, or choose another namespace";
 
 /// What is sent to a server, by itself and in scripts.
 const RIGHTS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +pttl +pexpire +time, \

@@ -150,8 +150,19 @@ pub(super) fn answer(
         Request::Ping => Some(Reply::Released),
         Request::Command(packet) => decode(packet, &value),
     };
-    let reply = reply.ok_or_else(|| refused("a reply that is none of a lock script's".into()))?;
+    let reply = reply.ok_or_else(|| refused(why_none(&value)))?;
     NodeFailure::vote(node, reply)
+}
+
+/// Says what is wrong with a reply that is no answer.
+fn why_none(value: &Value) -> String {
+    match value {
+        // It has the form of a record's, so it is what stands for the record that is none.
+        Value::Array(parts) if matches!(**parts, [Value::Int(4), _, _]) => {
+            with_remedy(FOREIGN_RECORD.into())
+        }
+        _ => "a reply that is none of a lock script's".into(),
+    }
 }
 
 /// Whether a server's reply says that it does not know a script that was loaded.
@@ -378,6 +389,10 @@ fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Not by its name, which has the key in it.
+const FOREIGN_RECORD: &str =
+    "WRONGTYPE the record key (NAMESPACE:{KEY}:done) holds no record of this version";
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -386,7 +401,7 @@ mod tests {
 
     use super::*;
     use crate::node::job::Packet;
-    use crate::protocol::{LockKey, LockKeys, Namespace};
+    use crate::protocol::{ExecutionId, LockKey, LockKeys, Namespace};
 
     const TIME: Duration = Duration::from_secs(1);
     const GENERATION: &[u8] = b"redlock:generation";
@@ -419,6 +434,11 @@ mod tests {
         }
     }
 
+    fn record() -> Record {
+        let id = ExecutionId::from_random([1; 16]);
+        Record::new(id, Fingerprint::of_digest([2; 32]), [3; 32], b"rest")
+    }
+
     fn request(names: &Arc<[KeyNames]>, op: Op) -> Request {
         Request::Command(Packet::new(Command {
             names: Arc::clone(names),
@@ -434,6 +454,10 @@ mod tests {
             _ => Vec::new(),
         };
         command.args_iter().map(bytes).collect()
+    }
+
+    fn read(request: &Request, parts: Vec<Value>) -> Result<Reply, NodeFailure> {
+        answer(request, Value::Array(parts), &"node".into())
     }
 
     /// The scripts look at it as soon as they are given one.
@@ -452,6 +476,182 @@ mod tests {
                     let has_key = arguments(&request).iter().any(|part| part == GENERATION);
                     assert_eq!(ends_with_generation(&request), has_key, "{op:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_scripts_of_recorded_keys_are_given_what_their_headers_say() {
+        let (lock, fence) = ("redlock:{k}", "redlock:{k}:fence");
+        let (done, intent) = ("redlock:{k}:done", "redlock:{k}:intent");
+        let owner = OwnerToken::from_random([7; 16]);
+        let owner = owner.as_str();
+        let generation = std::str::from_utf8(GENERATION).unwrap();
+        let bytes = record().as_bytes().to_vec();
+        let kept = String::from_utf8(bytes).unwrap();
+        let kept = kept.as_str();
+        let keep = || Op::Record {
+            record: record(),
+            retention: TIME * 3,
+        };
+        let top_up = Op::TopUp {
+            record: record(),
+            retention: TIME * 3,
+        };
+        let scripts = &*SCRIPTS;
+        let cases: [(bool, Op, &Lua, &[&str]); 11] = [
+            (
+                false,
+                acquire(Some(5)),
+                &scripts.acquire_once,
+                &[
+                    "4", lock, fence, done, generation, owner, "5", "1000", "2000", "",
+                ],
+            ),
+            (
+                true,
+                acquire(Some(5)),
+                &scripts.acquire_once,
+                &[
+                    "5", lock, fence, done, intent, generation, owner, "5", "1000", "2000", "4000",
+                ],
+            ),
+            (
+                true,
+                confirm(Some(5)),
+                &scripts.confirm_once,
+                &[
+                    "4", lock, fence, done, generation, owner, "5", "1000", "2000",
+                ],
+            ),
+            (false, Op::Release, &scripts.release, &["1", lock, owner]),
+            (
+                true,
+                Op::Release,
+                &scripts.release_once,
+                &["2", lock, intent, owner],
+            ),
+            (
+                false,
+                Op::ReleaseExecuted,
+                &scripts.release,
+                &["1", lock, owner],
+            ),
+            (
+                true,
+                Op::ReleaseExecuted,
+                &scripts.release,
+                &["1", lock, owner],
+            ),
+            (
+                false,
+                keep(),
+                &scripts.record,
+                &["3", lock, fence, done, owner, kept, "3000"],
+            ),
+            (
+                true,
+                keep(),
+                &scripts.record,
+                &["4", lock, fence, done, intent, owner, kept, "3000"],
+            ),
+            (true, top_up, &scripts.top_up, &["1", done, kept, "3000"]),
+            (true, Op::Look, &scripts.look, &["1", done]),
+        ];
+        for (intents, op, script, expected) in cases {
+            let head = ["EVALSHA", &script.hash];
+            let expected: Vec<&[u8]> = head
+                .iter()
+                .chain(expected)
+                .map(|arg| arg.as_bytes())
+                .collect();
+            let what = format!("{op:?}, intents: {intents}");
+            assert_eq!(
+                arguments(&request(&recorded(intents), op)),
+                expected,
+                "{what}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_answers_of_the_scripts_of_recorded_keys_are_read_as_their_headers_say() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let keep = Op::Record {
+            record: record(),
+            retention: TIME,
+        };
+        let top_up = Op::TopUp {
+            record: record(),
+            retention: TIME,
+        };
+        let digits = "0a".repeat(16);
+        let held = |fingerprint| Reply::Held {
+            expires_in: Some(TIME),
+            fingerprint,
+        };
+        let asked = Fingerprint::from_hex(digits.as_bytes());
+        assert!(asked.is_some());
+        let refusal = |asked: &str| vec![Value::Int(0), Value::Int(1_000), text(asked)];
+        let cases = [
+            (
+                acquire(Some(1)),
+                vec![Value::Int(1), text("5")],
+                Reply::Granted(5),
+            ),
+            (acquire(Some(1)), refusal(&digits), held(asked)),
+            (acquire(Some(1)), refusal(""), held(None)),
+            (acquire(Some(1)), refusal("another client's"), held(None)),
+            (acquire(Some(1)), vec![Value::Int(3)], Reply::Amnesia),
+            (acquire(Some(1)), vec![Value::Int(5)], Reply::Intended),
+            (
+                confirm(Some(1)),
+                vec![Value::Int(1), text("5")],
+                Reply::At(5),
+            ),
+            (confirm(Some(1)), vec![Value::Int(0)], Reply::Lost),
+            (confirm(Some(1)), vec![Value::Int(3)], Reply::Amnesia),
+            (keep.clone(), vec![Value::Int(0)], Reply::Lost),
+            (Op::Release, vec![Value::Int(1)], Reply::Released),
+            (Op::ReleaseExecuted, vec![Value::Int(1)], Reply::Released),
+            (Op::Look, vec![Value::Int(0)], Reply::NotDone),
+        ];
+        for (op, parts, expected) in cases {
+            let reply = read(&request(&recorded(true), op.clone()), parts);
+            assert_eq!(reply, Ok(expected), "{op:?}");
+        }
+        let kept = Value::BulkString(record().as_bytes().to_vec());
+        let head = Value::BulkString(record().as_bytes()[..Record::HEAD].to_vec());
+        for op in [acquire(Some(1)), confirm(Some(1)), keep, top_up, Op::Look] {
+            let request = request(&recorded(true), op.clone());
+            for (kept, whole) in [(&kept, true), (&head, false)] {
+                // The last is somebody's who made it last for ever.
+                for (left, expected) in [(1_000, TIME), (-1, Duration::ZERO)] {
+                    let reply = read(
+                        &request,
+                        vec![Value::Int(4), kept.clone(), Value::Int(left)],
+                    );
+                    let Ok(Reply::Done {
+                        record: read,
+                        expires_in,
+                    }) = reply
+                    else {
+                        panic!("{op:?}: {reply:?}");
+                    };
+                    assert_eq!((read.is_whole(), expires_in), (whole, expected), "{op:?}");
+                    assert_eq!(read.execution(), record().execution());
+                }
+            }
+            // What is there is something, and no record: neither an answer of none nor a vote.
+            let long = "x".repeat(200);
+            for foreign in ["", "nothing of ours", &long] {
+                let reply = read(&request, vec![Value::Int(4), text(foreign), Value::Int(-1)]);
+                let why = reply.expect_err("it is no record").to_string();
+                assert!(
+                    why.contains("the record key (NAMESPACE:{KEY}:done)"),
+                    "{why}"
+                );
+                assert!(why.contains("delete it there"), "{why}");
             }
         }
     }
