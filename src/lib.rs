@@ -14,6 +14,8 @@
 #[cfg(feature = "axum")]
 mod extract;
 pub mod guide;
+#[cfg(feature = "idempotency")]
+pub mod idempotency;
 mod lock;
 pub mod middleware;
 mod node;
@@ -25,6 +27,8 @@ pub use deadpool_redis;
 pub use extract::{
     LockHandleRejection, LockRefused, LockResource, Locked, LockedRejection, health_router,
 };
+#[cfg(feature = "idempotency")]
+pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
     LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness, Redlock,

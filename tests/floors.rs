@@ -1,7 +1,7 @@
 //! The architecture: which part of `src` may know which other, and how its files look.
 //!
 //! The crate is built in floors, each of which knows only those below it:
-//! `protocol` < `node` < `lock` < `middleware` < `extract`. The compiler does not mind a floor that
+//! `protocol` < `node` < `lock` < `middleware` < `extract` < `idempotency`. The compiler does not mind a floor that
 //! reaches upwards, so these tests read the source text and do.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the bottom to the top.
-const FLOORS: [&str; 5] = ["protocol", "node", "lock", "middleware", "extract"];
+const FLOORS: [&str; 6] = [
+    "protocol",
+    "node",
+    "lock",
+    "middleware",
+    "extract",
+    "idempotency",
+];
 
 /// A file that does not fit on a few screens wants to be two.
 const MAX_LINES: usize = 600;

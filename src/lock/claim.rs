@@ -10,7 +10,7 @@ use crate::lock::redlock::Inner;
 use crate::node::{Job, Packet, Request, Tally, unguessable};
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::round::{Answer, ReleaseRound};
-use crate::protocol::{KeyNames, OwnerToken};
+use crate::protocol::{Fingerprint, KeyNames, OwnerToken};
 
 /// What one attempt may have left on the nodes.
 ///
@@ -31,11 +31,18 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    pub(super) fn new(inner: &Arc<Inner>, names: &Arc<[KeyNames]>) -> Self {
+    pub(super) fn new(
+        inner: &Arc<Inner>,
+        names: &Arc<[KeyNames]>,
+        asked_for: Option<Fingerprint>,
+    ) -> Self {
         Self {
             inner: Arc::clone(inner),
             names: Arc::clone(names),
-            owner: OwnerToken::from_random(unguessable()),
+            owner: match asked_for {
+                Some(fingerprint) => OwnerToken::asking_for(unguessable(), fingerprint),
+                None => OwnerToken::from_random(unguessable()),
+            },
             may_hold: vec![false; inner.nodes.len()],
             gone_at: Instant::now(),
             lease: None,
@@ -61,6 +68,19 @@ impl Claim {
         }
     }
 
+    /// Sends a request that locks nothing to some nodes, in the tally's phase.
+    pub(super) fn ask(&self, op: Op, tally: &Arc<Tally>, nodes: impl IntoIterator<Item = usize>) {
+        let packet = self.packet(op);
+        for node in nodes {
+            self.submit(node, &packet, tally);
+        }
+    }
+
+    /// Gives up the duty to release: what was executed and not recorded stays locked until its ttl.
+    pub(super) fn leave(mut self) {
+        self.released = true;
+    }
+
     /// Notes that a node certainly holds nothing for this owner.
     pub(super) fn excuse(&mut self, node: usize) {
         self.may_hold[node] = false;
@@ -78,7 +98,12 @@ impl Claim {
 
     fn send_release(&mut self, tally: &Arc<Tally>) -> ReleaseRound {
         self.released = true;
-        let packet = self.packet(Op::Release);
+        let executed = self.lease.as_ref().is_some_and(|lease| lease.has_begun());
+        let packet = self.packet(if executed {
+            Op::ReleaseExecuted
+        } else {
+            Op::Release
+        });
         let mut round = ReleaseRound::new(self.inner.settings.quorum);
         for node in 0..self.may_hold.len() {
             if self.may_hold[node] {

@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::lock::lease::Status;
-use crate::protocol::{LockKey, LockKeys};
+use crate::protocol::{Fingerprint, LockKey, LockKeys};
 
 /// All keys that this process holds, asks for or waits for.
 #[derive(Debug, Default)]
@@ -23,8 +23,16 @@ pub(super) struct Front {
 struct Slot {
     /// One permit: tokio's semaphore is fair, and a waiter that is dropped leaves its queue.
     turn: Arc<Semaphore>,
-    /// The lock that its holder has, once it has one; tells others how long it may last.
-    holder: Mutex<Option<watch::Receiver<Status>>>,
+    /// The lock that its holder has, once it has one.
+    holder: Mutex<Option<Holder>>,
+}
+
+/// What others are told of a lock that is held.
+#[derive(Debug, Clone)]
+pub(super) struct Holder {
+    pub(super) status: watch::Receiver<Status>,
+    /// What it is held for, if it is a key that keeps records.
+    pub(super) asked_for: Option<Fingerprint>,
 }
 
 /// The right to ask the nodes for some keys; given to the next in the queue when dropped.
@@ -47,6 +55,8 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct Busy {
     pub(super) retry_after: Option<Duration>,
+    /// Who holds it; nobody, as long as it is only being asked for.
+    pub(super) holder: Option<Holder>,
 }
 
 impl Front {
@@ -60,6 +70,7 @@ impl Front {
                 None => {
                     return Err(Busy {
                         retry_after: place.retry_after(),
+                        holder: place.slot.as_ref().and_then(|slot| slot.holder().clone()),
                     });
                 }
             }
@@ -113,10 +124,21 @@ impl Front {
 
 impl Turn {
     /// Makes known what lock is held in this turn.
-    pub(super) fn set_holder(&self, status: &watch::Receiver<Status>) {
+    pub(super) fn set_holder(&self, holder: &Holder) {
         for (_, place) in &self.places {
             if let Some(slot) = &place.slot {
-                *slot.holder() = Some(status.clone());
+                *slot.holder() = Some(holder.clone());
+            }
+        }
+    }
+}
+
+/// Whoever is next has nothing to do with the lock that was held.
+impl Drop for Turn {
+    fn drop(&mut self) {
+        for (_, place) in &self.places {
+            if let Some(slot) = &place.slot {
+                slot.holder().take();
             }
         }
     }
@@ -135,12 +157,12 @@ impl Place {
 impl Slot {
     fn retry_after(&self) -> Option<Duration> {
         let holder = self.holder();
-        let status = holder.as_ref()?.borrow();
+        let status = holder.as_ref()?.status.borrow();
         let left = status.valid_until.checked_duration_since(Instant::now())?;
         Some(left)
     }
 
-    fn holder(&self) -> MutexGuard<'_, Option<watch::Receiver<Status>>> {
+    fn holder(&self) -> MutexGuard<'_, Option<Holder>> {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -41,6 +41,10 @@ impl LockGuard {
         }
     }
 
+    pub(super) fn lease(&self) -> &Arc<Lease> {
+        self.share.lease()
+    }
+
     /// Makes this guard keep other locks too, and be valid only as long as all of them.
     pub(crate) fn beside(mut self, others: Vec<Self>) -> Self {
         self.beside.extend(others);

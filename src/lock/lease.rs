@@ -1,7 +1,7 @@
 //! The lease: what the lease task and the holders of a lock have in common.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -9,10 +9,11 @@ use tokio::time::Instant;
 
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{Lost, LostReason};
+use crate::lock::once::Recorded;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Registry;
 use crate::lock::settings::whole_millis;
-use crate::protocol::{FencingToken, LockKeys, validity};
+use crate::protocol::{FencingToken, LockKeys, Record, validity};
 
 /// One held lock, as its holders see it.
 #[derive(Debug)]
@@ -24,7 +25,9 @@ pub(super) struct Lease {
     pub(super) max_ttl: Duration,
     pub(super) node_timeout: Duration,
     pub(super) status: watch::Receiver<Status>,
-    pub(super) extensions: mpsc::UnboundedSender<Extension>,
+    pub(super) wishes: mpsc::UnboundedSender<Wish>,
+    /// Whether what the lock is for may have been executed.
+    begun: AtomicBool,
     /// Guards, responses and bodies that hold the lock. Zero is final.
     shares: AtomicUsize,
     /// Told when the last share is gone.
@@ -38,6 +41,21 @@ pub(super) struct Status {
     pub(super) lost: Option<LostReason>,
     /// How the release went, once a majority has answered it or cannot.
     pub(super) released: Option<Result<(), ReleaseError>>,
+}
+
+/// What a holder asks of the lease task.
+#[derive(Debug)]
+pub(super) enum Wish {
+    Extend(Extension),
+    Record(Recording),
+}
+
+/// A holder's wish to leave a record, and with it the lock.
+#[derive(Debug)]
+pub(super) struct Recording {
+    pub(super) record: Record,
+    pub(super) retention: Duration,
+    pub(super) done: oneshot::Sender<Recorded>,
 }
 
 /// A holder's wish for a longer validity.
@@ -59,7 +77,7 @@ impl Lease {
         keys: LockKeys,
         token: Option<FencingToken>,
         status: watch::Receiver<Status>,
-        extensions: mpsc::UnboundedSender<Extension>,
+        wishes: mpsc::UnboundedSender<Wish>,
     ) -> (Arc<Self>, Share) {
         let lease = Arc::new(Self {
             service: Arc::clone(&inner.registry),
@@ -68,7 +86,8 @@ impl Lease {
             max_ttl: inner.settings.max_ttl,
             node_timeout: inner.settings.node_timeout,
             status,
-            extensions,
+            wishes,
+            begun: AtomicBool::new(false),
             shares: AtomicUsize::new(1),
             unshared: Notify::new(),
         });
@@ -83,6 +102,15 @@ impl Lease {
             })
             .ok()?;
         Some(Share(Arc::clone(self)))
+    }
+
+    /// Notes that what the lock is for may have been executed from now on.
+    pub(super) fn begin(&self) {
+        self.begun.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
     }
 
     pub(super) fn is_shared(&self) -> bool {
@@ -118,10 +146,19 @@ impl Lease {
             let reason = Status::over(&self.status).unwrap_or(LostReason::Abandoned);
             ExtendError::Lost(reason)
         };
-        self.extensions
-            .send(Extension { ttl, done })
+        self.wishes
+            .send(Wish::Extend(Extension { ttl, done }))
             .map_err(|_| gone())?;
         outcome.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+impl Wish {
+    pub(super) fn recording(self) -> Option<Recording> {
+        match self {
+            Self::Record(recording) => Some(recording),
+            Self::Extend(_) => None,
+        }
     }
 }
 

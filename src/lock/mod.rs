@@ -17,6 +17,7 @@ mod handle;
 mod health;
 mod lease;
 mod lost;
+mod once;
 mod options;
 mod record;
 mod redlock;
@@ -26,13 +27,14 @@ mod settings;
 mod task;
 mod waiters;
 
-pub(crate) use builder::check_ttl;
 pub use builder::{BuildError, RedlockBuilder, RestartGuard};
 pub use error::{ExtendError, LockError, ReleaseError};
 pub use guard::{LockGuard, Released};
 pub use handle::{AlreadyReleased, LockHandle};
 pub use health::{Health, NodeHealth, Readiness};
 pub use lost::{Lost, LostReason};
+#[cfg(feature = "idempotency")]
+pub(crate) use once::{Execution, NotGranted, Once, Recorded};
 pub use options::LockOptions;
 pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};

@@ -8,6 +8,7 @@ use tracing::{Span, info_span};
 
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
+use crate::lock::once::{Execution, NotGranted};
 use crate::node::telemetry::{self, Counted};
 use crate::protocol::LockKeys;
 
@@ -55,14 +56,35 @@ impl Asking {
         self.told = true;
         let name = match outcome {
             Ok(guard) => {
-                if let Some(token) = guard.fencing_token() {
-                    self.span.record("fencing_token", field::display(token));
-                }
+                self.tell_token(guard);
                 "granted"
             }
             Err(error) => error.outcome(),
         };
         self.record(name, waited);
+    }
+
+    /// Tells how it ended for a key that keeps records.
+    pub(super) fn tell_once(
+        mut self,
+        outcome: &Result<Execution, NotGranted>,
+        waited: Option<Duration>,
+    ) {
+        self.told = true;
+        let name = match outcome {
+            Ok(execution) => {
+                self.tell_token(execution.guard());
+                "granted"
+            }
+            Err(reason) => reason.outcome(),
+        };
+        self.record(name, waited);
+    }
+
+    fn tell_token(&self, guard: &LockGuard) {
+        if let Some(token) = guard.fencing_token() {
+            self.span.record("fencing_token", field::display(token));
+        }
     }
 
     fn record(&self, outcome: &'static str, waited: Option<Duration>) {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::builder::RedlockBuilder;
+use crate::lock::builder::{BuildError, RedlockBuilder, check_ttl};
 use crate::lock::front::Front;
 use crate::lock::health::{self, Health};
 use crate::lock::registry::{Drained, Registry};
@@ -118,14 +118,24 @@ impl Redlock {
         }))
     }
 
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.0
+    }
+
     /// Whether this is the service with this registry.
     pub(super) fn is_service(&self, registry: &Arc<Registry>) -> bool {
         Arc::ptr_eq(&self.0.registry, registry)
     }
 
-    /// The longest ttl that may be asked for.
-    pub(crate) fn max_ttl(&self) -> Duration {
-        self.0.settings.max_ttl
+    /// Checks a ttl that is to be asked for.
+    pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<(), BuildError> {
+        check_ttl("ttl", ttl)?;
+        let max = self.0.settings.max_ttl;
+        if ttl > max {
+            let remedy = format!("it is over max_ttl = {max:?}; raise that in the builder");
+            return Err(BuildError::of("ttl", ttl, remedy));
+        }
+        Ok(())
     }
 }
 

@@ -14,6 +14,7 @@ use tracing::Instrument;
 use crate::lock::error::LockError;
 use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
+use crate::lock::once::NotGranted;
 use crate::lock::record::Asking;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Stage;
@@ -189,12 +190,14 @@ async fn ask(
         waiting,
         ticket,
         label: asking.label(),
+        asked_for: None,
         inner: Arc::clone(&inner),
     };
     let (grant, granted) = oneshot::channel();
     tokio::spawn(task::run(order, grant).instrument(asking.span().clone()));
     // Nobody answers if the task panicked or the runtime shuts down.
-    granted.await.unwrap_or(Err(LockError::Closed))
+    let granted = granted.await.unwrap_or(Err(LockError::Closed.into()));
+    granted.map_err(NotGranted::into_lock_error)
 }
 
 /// Waits until this call is the only one in the process that asks the nodes for its keys.

@@ -36,11 +36,15 @@ pub(super) fn status(rejection: &Rejection) -> Response<Full<Bytes>> {
 /// The status code of gRPC, by its number.
 fn code(rejection: &Rejection) -> u16 {
     match rejection {
-        Rejection::Contended { .. } | Rejection::Lost(_) => ABORTED,
+        Rejection::Contended { .. }
+        | Rejection::Lost(_)
+        | Rejection::OutcomeUnknown
+        | Rejection::ResultNotKept
+        | Rejection::ConflictingOutcomes => ABORTED,
         Rejection::Failed(_) => UNAVAILABLE,
-        Rejection::KeyMissing | Rejection::KeyInvalid(_) => INVALID_ARGUMENT,
+        Rejection::KeyMissing | Rejection::KeyInvalid(_) | Rejection::KeyReused => INVALID_ARGUMENT,
         Rejection::BodyTooLarge => RESOURCE_EXHAUSTED,
-        Rejection::Misconfigured(_) => INTERNAL,
+        Rejection::Misconfigured(_) | Rejection::ScopeMissing => INTERNAL,
     }
 }
 

@@ -12,7 +12,7 @@ use http::{HeaderName, Method, Response, StatusCode};
 use http_body_util::Full;
 use tower::Layer;
 
-use crate::lock::{BuildError, LockFuture, Redlock, Waiters, check_ttl};
+use crate::lock::{BuildError, LockFuture, Redlock, Waiters};
 use crate::middleware::disconnect::{Cancel, RunToCompletion, RunToCompletionService};
 use crate::middleware::held::LockHandles;
 use crate::middleware::key::{KeyExtractor, present};
@@ -169,12 +169,7 @@ impl<D> RedlockLayer<D> {
     /// [`BuildError`] if it is over the `max_ttl` of the [`Redlock`], or so short that clock drift
     /// leaves nothing of it.
     pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
-        check_ttl("ttl", ttl)?;
-        let max = self.config.redlock.max_ttl();
-        if ttl > max {
-            let remedy = format!("it is over max_ttl = {max:?}; raise that in the builder");
-            return Err(BuildError::of("ttl", ttl, remedy));
-        }
+        self.config.redlock.check_ttl(ttl)?;
         self.config.ttl = Some(ttl);
         Ok(self)
     }

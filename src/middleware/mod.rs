@@ -59,3 +59,7 @@ pub use rejection::{Rejection, RejectionResponse, RequestKind};
 #[cfg(feature = "axum")]
 pub(crate) use rejection::{escape_json, refusal};
 pub use service::RedlockService;
+#[cfg(feature = "idempotency")]
+pub(crate) use {
+    buffer::unread, key::present, rejection::default_response, routed::matched_no_route,
+};

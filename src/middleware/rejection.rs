@@ -41,6 +41,16 @@ pub enum Rejection {
     BodyTooLarge,
     /// The service is set up wrongly; no request can be served.
     Misconfigured(KeyError),
+    /// Nobody said whose the idempotency key is; no request can be served.
+    ScopeMissing,
+    /// The idempotency key was used for another request.
+    KeyReused,
+    /// The request may have been executed, and nobody knows with what outcome.
+    OutcomeUnknown,
+    /// The request was executed, and its response was too large to be kept.
+    ResultNotKept,
+    /// The request was executed more than once, with outcomes that no majority of the nodes has.
+    ConflictingOutcomes,
 }
 
 /// With status 423 for a lock that somebody else holds.
@@ -104,7 +114,11 @@ impl Rejection {
             Self::Failed(_) | Self::Lost(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::KeyMissing | Self::KeyInvalid(_) => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Misconfigured(_) | Self::ScopeMissing => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::OutcomeUnknown | Self::ResultNotKept | Self::ConflictingOutcomes => {
+                StatusCode::CONFLICT
+            }
         }
     }
 
@@ -122,6 +136,11 @@ impl Rejection {
             Self::KeyInvalid(_) => "key-invalid",
             Self::BodyTooLarge => "body-too-large",
             Self::Misconfigured(_) => "misconfigured",
+            Self::ScopeMissing => "scope-missing",
+            Self::KeyReused => "idempotency-key-reused",
+            Self::OutcomeUnknown => "outcome-unknown",
+            Self::ResultNotKept => "result-not-kept",
+            Self::ConflictingOutcomes => "conflicting-outcomes",
         }
     }
 
@@ -144,14 +163,19 @@ impl Rejection {
             | Self::KeyMissing
             | Self::KeyInvalid(_)
             | Self::BodyTooLarge
-            | Self::Misconfigured(_) => return None,
+            | Self::Misconfigured(_)
+            | Self::ScopeMissing
+            | Self::KeyReused
+            | Self::OutcomeUnknown
+            | Self::ResultNotKept
+            | Self::ConflictingOutcomes => return None,
         };
         let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
         Some(Duration::from_secs(seconds.max(1)))
     }
 
     /// The refusal that an error of the lock is, with a status for contention.
-    pub(super) fn of(error: LockError, contended: StatusCode) -> Self {
+    pub(crate) fn of(error: LockError, contended: StatusCode) -> Self {
         match error {
             LockError::Contended { retry_after } => Self::Contended {
                 status: contended,
@@ -166,7 +190,7 @@ impl Rejection {
         }
     }
 
-    pub(super) fn of_key(error: KeyError) -> Self {
+    pub(crate) fn of_key(error: KeyError) -> Self {
         match error {
             KeyError::Misconfigured(_) => Self::Misconfigured(error),
             KeyError::Empty | KeyError::None => Self::KeyMissing,
@@ -191,7 +215,19 @@ impl Rejection {
             Self::KeyMissing => "the request does not name the resource to lock".into(),
             Self::KeyInvalid(error) => error.to_string(),
             Self::BodyTooLarge => "the body is larger than this resource takes".into(),
-            Self::Misconfigured(_) => "the service is set up wrongly; see its log".into(),
+            Self::Misconfigured(_) | Self::ScopeMissing => {
+                "the service is set up wrongly; see its log".into()
+            }
+            Self::KeyReused => "the idempotency key was used for another request before".into(),
+            Self::OutcomeUnknown => {
+                "the request may have been executed, with an outcome that is not known".into()
+            }
+            Self::ResultNotKept => {
+                "the request has been executed; its response was not kept".into()
+            }
+            Self::ConflictingOutcomes => {
+                "the request was executed more than once, with different outcomes".into()
+            }
         }
     }
 
@@ -203,7 +239,11 @@ impl Rejection {
             Self::Lost(_) => "Lock lost",
             Self::KeyMissing | Self::KeyInvalid(_) => "Resource key missing or invalid",
             Self::BodyTooLarge => "Body too large",
-            Self::Misconfigured(_) => "Service misconfigured",
+            Self::Misconfigured(_) | Self::ScopeMissing => "Service misconfigured",
+            Self::KeyReused => "Idempotency key reused",
+            Self::OutcomeUnknown => "Outcome unknown",
+            Self::ResultNotKept => "Response not kept",
+            Self::ConflictingOutcomes => "Conflicting outcomes",
         }
     }
 }
@@ -233,7 +273,7 @@ pub(crate) fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<By
     clippy::trivially_copy_pass_by_ref,
     reason = "the signature of `RejectionResponse`"
 )]
-pub(super) fn default_response(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
+pub(crate) fn default_response(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
     match to {
         RequestKind::Http => problem_json(rejection),
         RequestKind::Grpc => grpc::status(rejection),

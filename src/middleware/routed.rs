@@ -6,7 +6,7 @@
 use http::request::Parts;
 
 #[cfg(feature = "axum")]
-pub(super) fn matched_no_route(parts: &Parts) -> bool {
+pub(crate) fn matched_no_route(parts: &Parts) -> bool {
     use axum::extract::{MatchedPath, OriginalUri};
 
     let routed = parts.extensions.get::<OriginalUri>().is_some();
@@ -51,6 +51,6 @@ fn is_in_nested_service(parts: &Parts) -> bool {
 }
 
 #[cfg(not(feature = "axum"))]
-pub(super) fn matched_no_route(_: &Parts) -> bool {
+pub(crate) fn matched_no_route(_: &Parts) -> bool {
     false
 }

@@ -31,6 +31,16 @@ pub(crate) fn describe() {
         Unit::Seconds,
         "How long calls waited because somebody else held the lock"
     );
+    describe_counter!(
+        CONFLICTS_TOTAL,
+        Unit::Count,
+        "Idempotent requests that were executed twice"
+    );
+    describe_counter!(
+        UNRECORDED_TOTAL,
+        Unit::Count,
+        "Idempotent requests whose outcome could not be recorded"
+    );
     describe_histogram!(HOLD_SECONDS, Unit::Seconds, "How long locks were held");
     describe_gauge!(HELD, Unit::Count, "Locks that this process holds");
     describe_gauge!(
@@ -87,6 +97,18 @@ pub(crate) fn lost(reason: &'static str) {
 #[cfg(feature = "metrics")]
 pub(crate) fn unprotected(resource: &'static str) {
     counter!(UNPROTECTED_TOTAL, "resource" => resource).increment(1);
+}
+
+/// An idempotent request was executed twice.
+#[cfg(all(feature = "metrics", feature = "idempotency"))]
+pub(crate) fn conflict() {
+    counter!(CONFLICTS_TOTAL).increment(1);
+}
+
+/// The outcome of an idempotent request could not be recorded.
+#[cfg(all(feature = "metrics", feature = "idempotency"))]
+pub(crate) fn unrecorded() {
+    counter!(UNRECORDED_TOTAL).increment(1);
 }
 
 /// A node may vote from now on, or may not.
@@ -147,6 +169,12 @@ mod nothing {
 
     pub(crate) fn unprotected(_: &'static str) {}
 
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn conflict() {}
+
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn unrecorded() {}
+
     #[cfg(feature = "redis")]
     pub(crate) fn node_up(_: &std::sync::Arc<str>, _: bool) {}
 
@@ -159,6 +187,10 @@ pub(crate) use nothing::*;
 
 #[cfg(feature = "metrics")]
 const ACQUIRE_TOTAL: &str = "redlock_acquire_total";
+#[cfg(feature = "metrics")]
+const CONFLICTS_TOTAL: &str = "redlock_conflicts_total";
+#[cfg(feature = "metrics")]
+const UNRECORDED_TOTAL: &str = "redlock_unrecorded_total";
 #[cfg(feature = "metrics")]
 const ACQUIRE_SECONDS: &str = "redlock_acquire_seconds";
 #[cfg(feature = "metrics")]

@@ -123,12 +123,29 @@ impl OnceRound {
         self.which(move |node| node.has(execution))
     }
 
+    /// Returns the record with the most copies, if there is one.
+    #[must_use]
+    pub fn record(&self) -> Option<Record> {
+        self.best()
+    }
+
+    /// Returns the nodes that are not known to have a record.
+    pub fn without_record(&self) -> impl Iterator<Item = usize> + '_ {
+        self.which(|node| node.record.is_none())
+    }
+
+    /// Returns whether some node has a record.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.nodes.iter().any(|node| node.record.is_some())
+    }
+
     /// Returns the nodes from which an answer is outstanding that would matter.
     #[must_use]
     pub fn silent(&self) -> Vec<usize> {
         if self.repairing {
             self.repairers().collect()
-        } else if self.best().is_some() {
+        } else if self.is_recorded() {
             self.which(|node| !node.answered).collect()
         } else {
             self.acquiring.silent().collect()
@@ -173,7 +190,7 @@ impl OnceRound {
 
     fn decide(&mut self, step: AcquireStep) -> OnceStep {
         let Some(best) = self.best() else {
-            return self.without_record(step);
+            return self.as_lock(step);
         };
         let copies = self.holders(best.execution()).count();
         let step = if copies >= self.quorum.majority() {
@@ -193,7 +210,7 @@ impl OnceRound {
     }
 
     /// Without a record this is the acquisition of a lock.
-    fn without_record(&self, step: AcquireStep) -> OnceStep {
+    fn as_lock(&self, step: AcquireStep) -> OnceStep {
         match step {
             AcquireStep::Wait => OnceStep::Wait,
             AcquireStep::Confirm(token) => OnceStep::Confirm(token),

@@ -20,7 +20,7 @@ pub struct ExecutionId([u8; 16]);
 
 /// What a request was about, so that one key is not used for two different requests: the first
 /// half of a SHA-256.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 16]);
 
 impl Record {

@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::lock::claim::Claim;
 use crate::lock::error::ExtendError;
-use crate::lock::front::Turn;
+use crate::lock::front::{Holder, Turn};
 use crate::lock::guard::LockGuard;
-use crate::lock::lease::{Extension, Lease, Status};
+use crate::lock::lease::{Extension, Lease, Status, Wish};
 use crate::lock::lost::LostReason;
 use crate::lock::record::HeldRecord;
 use crate::lock::registry::Stage;
@@ -67,10 +67,13 @@ impl LeaseTask {
             lost: None,
             released: None,
         });
-        turn.set_holder(&seen);
+        turn.set_holder(&Holder {
+            status: seen.clone(),
+            asked_for: self.asked_for,
+        });
         self.ticket.set_held();
         let record = HeldRecord::new(self.label);
-        let (wishes, mut extensions) = mpsc::unbounded_channel();
+        let (wishes, mut wished) = mpsc::unbounded_channel();
         let (lease, share) = Lease::new(&self.inner, self.keys.clone(), token, seen, wishes);
         claim.lease = Some(Arc::clone(&lease));
         // A caller that has gone away drops the guard, and with it the only share.
@@ -84,7 +87,7 @@ impl LeaseTask {
             extending: None,
         };
         let mut turn = Some(turn);
-        loop {
+        let recording = loop {
             if holding.lost().is_some() {
                 // A holder that goes on without its lock must not keep this process from it.
                 turn = None;
@@ -92,14 +95,17 @@ impl LeaseTask {
             let alarm = holding.next_alarm();
             tokio::select! {
                 biased;
-                () = lease.unshared.notified() => break,
+                () = lease.unshared.notified() => break None,
                 Some(vote) = self.votes.recv() => {
                     if let Some(vote) = self.count_release(vote) {
                         self.on_extension_vote(&mut holding, vote);
                     }
                 }
-                Some(wish) = extensions.recv(), if holding.extending.is_none() => {
-                    let Extension { ttl, done } = wish;
+                Some(wish) = wished.recv(), if holding.extending.is_none() => {
+                    let Extension { ttl, done } = match wish {
+                        Wish::Extend(extension) => extension,
+                        Wish::Record(recording) => break Some(recording),
+                    };
                     if let Some(reason) = holding.lost() {
                         // Whoever asked may have gone away.
                         drop(done.send(Err(ExtendError::Lost(reason))));
@@ -112,10 +118,16 @@ impl LeaseTask {
                 }
                 () = sleep_until(alarm) => self.on_alarm(&mut holding, &mut claim),
             }
-        }
+        };
         drop(holding);
         drop(record);
-        self.release(claim, turn, &status).await;
+        // The last share may have gone with whoever asked for the recording.
+        let recording = recording
+            .or_else(|| std::iter::from_fn(|| wished.try_recv().ok()).find_map(Wish::recording));
+        match recording {
+            Some(recording) => self.record(claim, recording, turn, &status).await,
+            None => self.release(claim, turn, &status).await,
+        }
     }
 
     fn on_alarm(&mut self, holding: &mut Holding<'_>, claim: &mut Claim) {

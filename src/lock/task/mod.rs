@@ -2,6 +2,7 @@
 
 mod acquire;
 mod hold;
+mod recording;
 mod release;
 mod run;
 mod state;

@@ -6,19 +6,19 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::lock::error::LockError;
 use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
+use crate::lock::once::NotGranted;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Ticket;
 use crate::lock::task::acquire::Stopped;
 use crate::lock::task::state::LeaseTask;
 use crate::lock::waiters::Waiting;
 use crate::node::Tally;
-use crate::protocol::{KeyNames, LockKeys};
+use crate::protocol::{Fingerprint, KeyNames, LockKeys};
 
 /// Where the outcome of the acquisition goes; closed when the caller has gone away.
-pub(in crate::lock) type Grant = oneshot::Sender<Result<LockGuard, LockError>>;
+pub(in crate::lock) type Grant = oneshot::Sender<Result<LockGuard, NotGranted>>;
 
 /// What a lease task is started with.
 #[derive(Debug)]
@@ -35,6 +35,8 @@ pub(in crate::lock) struct Order {
     pub(in crate::lock) ticket: Ticket,
     /// What the lock is called in metrics.
     pub(in crate::lock) label: &'static str,
+    /// What is asked for, if the key keeps records.
+    pub(in crate::lock) asked_for: Option<Fingerprint>,
 }
 
 /// Runs a lock from its first request to its last.
@@ -50,6 +52,7 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
         waiting,
         ticket,
         label,
+        asked_for,
     } = order;
     let (tally, votes) = Tally::new();
     let mut task = LeaseTask {
@@ -63,13 +66,19 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
         releases: Vec::new(),
         ticket,
         label,
+        asked_for,
     };
     match task.acquire(deadline, waiting, &mut grant).await {
         Ok(acquired) => task.hold(acquired, max_hold, turn, grant).await,
-        Err(Stopped::Failed(error)) => {
+        Err(Stopped::NotGranted(reason)) => {
             drop(turn);
-            // A caller that has gone away has no use for the error.
-            drop(grant.send(Err(error)));
+            // A caller that has gone away has no use for the reason.
+            drop(grant.send(Err(reason)));
+        }
+        Err(Stopped::Replayed(record, replay)) => {
+            drop(turn);
+            drop(grant.send(Err(NotGranted::Done(record))));
+            task.finish_replay(*replay).await;
         }
         Err(Stopped::Abandoned) => drop(turn),
     }

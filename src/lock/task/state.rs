@@ -11,7 +11,7 @@ use crate::lock::registry::{Stage, Ticket};
 use crate::node::{NodeFailure, Tally, Vote};
 use crate::protocol::message::Reply;
 use crate::protocol::round::{Answer, ReleaseRound};
-use crate::protocol::{KeyNames, LockKeys};
+use crate::protocol::{Fingerprint, KeyNames, LockKeys};
 
 /// Resolution of tokio's timers: what is to happen by an instant is armed this much earlier.
 pub(super) const TICK: Duration = Duration::from_millis(1);
@@ -29,6 +29,8 @@ pub(super) struct LeaseTask {
     pub(super) stage: watch::Receiver<Stage>,
     pub(super) ticket: Ticket,
     pub(super) label: &'static str,
+    /// What is asked for, if the key keeps records.
+    pub(super) asked_for: Option<Fingerprint>,
 }
 
 /// A release under way.

@@ -16,8 +16,13 @@ pub struct BufferedRequestBody {
 }
 
 impl BufferedRequestBody {
-    pub(super) fn new(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn new(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self { bytes, trailers }
+    }
+
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
     }
 }
 

@@ -133,12 +133,7 @@ where
                             }
                         }
                         Err(error) => {
-                            let rejection = if is_over_a_limit(&*error) {
-                                Rejection::BodyTooLarge
-                            } else {
-                                let what = format!("the body could not be read: {error}");
-                                Rejection::KeyInvalid(KeyError::malformed(what))
-                            };
+                            let rejection = unread(&*error);
                             State::Refused(Some((rejection, RequestKind::of(&parts))))
                         }
                     }
@@ -169,6 +164,16 @@ where
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BufferBodyFuture").finish_non_exhaustive()
+    }
+}
+
+/// The refusal of a request whose body could not be read.
+pub(crate) fn unread(error: &(dyn Error + 'static)) -> Rejection {
+    if is_over_a_limit(error) {
+        Rejection::BodyTooLarge
+    } else {
+        let what = format!("the body could not be read: {error}");
+        Rejection::KeyInvalid(KeyError::malformed(what))
     }
 }
 

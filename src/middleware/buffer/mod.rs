@@ -7,5 +7,7 @@ mod service;
 
 pub use body::BufferedRequestBody;
 pub use future::BufferBodyFuture;
+#[cfg(feature = "idempotency")]
+pub(crate) use future::unread;
 pub use layer::{BufferBodyLayer, BufferedBody};
 pub use service::BufferBodyService;

@@ -100,7 +100,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
 
 /// Whether keys name something: there is one, and none is empty. An empty key must not become a
 /// lock for all who have none.
-pub(in crate::middleware) fn present(keys: &LockKeys) -> bool {
+pub(crate) fn present(keys: &LockKeys) -> bool {
     let keys = keys.as_slice();
     !keys.is_empty() && !keys.iter().any(LockKey::is_empty)
 }

@@ -19,7 +19,7 @@ pub use combinators::{Hashed, Map, Or, When};
 pub use cookie::{Cookie, cookie};
 pub use each::{Each, each};
 pub use extension::{Extension, extension};
-pub(in crate::middleware) use extractor::present;
+pub(crate) use extractor::present;
 pub use extractor::{IntoKeys, KeyExtractor, from_fn};
 pub use header::{Header, header};
 pub use host::{Host, host};

@@ -21,7 +21,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, describe, open};
-use crate::node::redis::scripts::{answer, ends_with_generation, is_noscript, load_all, wire};
+use crate::node::redis::decode::{answer, is_noscript};
+use crate::node::redis::encode::{ends_with_generation, wire};
+use crate::node::redis::scripts::load_all;
 use crate::node::redis::{Reachability, Shared};
 use crate::node::{NodeFailure, telemetry};
 use crate::protocol::admission::Generation;

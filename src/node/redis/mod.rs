@@ -1,6 +1,8 @@
 //! The Redis node: one server, spoken to over one kept connection from a deadpool-redis pool.
 
 mod connection;
+mod decode;
+mod encode;
 mod guard;
 mod lane;
 mod scripts;

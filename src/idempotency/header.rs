@@ -1,0 +1,110 @@
+//! The header that carries the key.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::HeaderName;
+use http::request::Parts;
+
+use crate::middleware::KeyExtractor;
+use crate::middleware::key::header;
+use crate::protocol::KeyError;
+
+/// The idempotency key of a request, as the client sent it; an extractor, and in the extensions of
+/// every request that the layer lets through with a key.
+///
+/// Store it in the transaction that has the effect, and the effect happens once whatever becomes of
+/// locks and records.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IdempotencyKey(Arc<str>);
+
+impl IdempotencyKey {
+    /// Returns the key.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads the header, bare or as a structured-field string (RFC 9651, section 3.3.3).
+    pub(super) fn of(parts: &Parts, name: &HeaderName) -> Result<Option<Self>, KeyError> {
+        let Some(values) = parts.headers.get(name).map(|_| header(name)) else {
+            return Ok(None);
+        };
+        let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
+        let keys = values.extract(parts)?;
+        let keys = keys.ok_or_else(|| malformed("is empty"))?;
+        let key = keys.as_slice().first().map(|key| key.as_bytes());
+        let key = key.and_then(|key| std::str::from_utf8(key).ok());
+        match key {
+            Some(key) if key.len() > MAX => Err(malformed("is longer than 255 characters")),
+            Some(key) if key.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                Ok(Some(Self(key.into())))
+            }
+            _ => Err(malformed("is not visible ASCII")),
+        }
+    }
+}
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("IdempotencyKey").field(&self.0).finish()
+    }
+}
+
+impl fmt::Display for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Longest key, in characters.
+const MAX: usize = 255;
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderValue, Request};
+
+    use super::*;
+
+    fn read(values: &[&[u8]]) -> Result<Option<String>, KeyError> {
+        let name = HeaderName::from_static("idempotency-key");
+        let mut request = Request::new(());
+        for value in values {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            request.headers_mut().append(&name, value);
+        }
+        let key = IdempotencyKey::of(&request.into_parts().0, &name)?;
+        Ok(key.map(|key| key.to_string()))
+    }
+
+    #[test]
+    fn a_key_is_bare_or_a_string() {
+        assert_eq!(read(&[]), Ok(None));
+        for same in [&b"8e03978e-40d5-43dd"[..], b"\"8e03978e-40d5-43dd\""] {
+            assert_eq!(read(&[same]), Ok(Some("8e03978e-40d5-43dd".into())));
+        }
+        let longest = "x".repeat(255);
+        assert_eq!(read(&[longest.as_bytes()]), Ok(Some(longest.clone())));
+    }
+
+    #[test]
+    fn what_cannot_be_a_key_is_malformed() {
+        let long = "x".repeat(256);
+        let cases: [&[&[u8]]; 8] = [
+            &[b""],
+            &[b"\"\""],
+            &[long.as_bytes()],
+            &[b"a b"],
+            &[b"\"a b\""],
+            &[b"a\tb"],
+            &["ä".as_bytes()],
+            &[b"a", b"a"],
+        ];
+        for case in cases {
+            assert!(
+                matches!(read(case), Err(KeyError::Malformed(_))),
+                "{case:?}"
+            );
+        }
+    }
+}

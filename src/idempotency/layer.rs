@@ -1,0 +1,372 @@
+//! The layer and its settings.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderName, Method, Response, StatusCode, response};
+use http_body_util::Full;
+use tower::Layer;
+
+use crate::idempotency::fingerprint;
+use crate::idempotency::header::IdempotencyKey;
+use crate::idempotency::service::IdempotencyService;
+use crate::lock::{BuildError, Once, Redlock, Waiters};
+use crate::middleware::{
+    KeyExtractor, Rejection, RejectionResponse, RequestKind, default_response, matched_no_route,
+    present,
+};
+use crate::protocol::{Fingerprint, KeyError, LockKey};
+
+/// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
+/// caller, and the recorded response for every duplicate.
+///
+/// ```
+/// use axum::{Router, routing::post};
+/// use tower_redlock::{IdempotencyLayer, Redlock, key};
+///
+/// #[derive(Clone)]
+/// struct UserId(String); // put into the extensions by authentication, which stands outside
+///
+/// # async fn pay() {}
+/// let redlock = Redlock::in_memory(3);
+/// let whose = key::extension::<UserId, _, _>(|user: &UserId| user.0.clone());
+/// let app: Router = Router::new()
+///     .route("/payments", post(pay))
+///     .route_layer(IdempotencyLayer::new(redlock, whose));
+/// ```
+///
+/// # What it promises
+///
+/// While leases hold, one execution per key; after a majority has recorded the response, none any more,
+/// for as long as it is kept. A handler that is paused for longer than its lock, or a process that dies
+/// between its effect and the record, lets a retry execute again: only a storage that keeps the
+/// [`IdempotencyKey`] in the transaction of the effect makes that impossible.
+/// [`at_most_once`](Self::at_most_once) refuses such retries instead.
+#[derive(Clone)]
+#[must_use = "a layer does nothing until it is applied"]
+pub struct IdempotencyLayer {
+    config: Config,
+}
+
+/// What to answer when the response could not be recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnUnrecorded {
+    /// The response, with the header `Idempotency-Recorded: false`.
+    Answer,
+    /// 409 `outcome-unknown`.
+    Fail,
+}
+
+/// What the service does with each request; shared by all clones of it.
+#[derive(Clone)]
+pub(super) struct Config {
+    pub(super) redlock: Redlock,
+    scope: Arc<dyn KeyExtractor>,
+    header: HeaderName,
+    methods: Arc<[Method]>,
+    required: bool,
+    pub(super) retention: Duration,
+    fingerprint: Arc<dyn Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync>,
+    record_if: Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>,
+    pub(super) max_request_body: usize,
+    pub(super) max_response_body: usize,
+    wait: Duration,
+    waiters: Option<Arc<Waiters>>,
+    ttl: Option<Duration>,
+    max_hold: Duration,
+    pub(super) replay_header: HeaderName,
+    pub(super) keep_cookies: bool,
+    intents: Option<Duration>,
+    pub(super) on_unrecorded: OnUnrecorded,
+    rejection: Arc<dyn RejectionResponse>,
+    misconfiguration_logged: Arc<AtomicBool>,
+}
+
+/// An idempotent request, once its head has been read.
+pub(super) struct Asked {
+    pub(super) key: IdempotencyKey,
+    /// What is locked and recorded.
+    pub(super) resource: LockKey,
+}
+
+impl IdempotencyLayer {
+    /// Makes a layer for the keys of those whom `scope` tells apart.
+    ///
+    /// There is no default: without a scope one caller would be shown what another was answered, and
+    /// the hash of a credential changes when that is refreshed. [`scope::public`] says that there are no
+    /// tenants. A request for which the scope finds nothing is refused with 500 `scope-missing`.
+    ///
+    /// [`scope::public`]: crate::scope::public
+    pub fn new(redlock: Redlock, scope: impl KeyExtractor) -> Self {
+        Self {
+            config: Config {
+                redlock,
+                scope: Arc::new(scope),
+                header: HeaderName::from_static("idempotency-key"),
+                methods: [Method::POST, Method::PATCH].into(),
+                required: false,
+                retention: DAY,
+                fingerprint: Arc::new(fingerprint::of_request),
+                record_if: Arc::new(|head| is_final(head.status)),
+                max_request_body: 2 * 1024 * 1024,
+                max_response_body: 64 * 1024,
+                wait: Duration::ZERO,
+                waiters: None,
+                ttl: None,
+                max_hold: Duration::from_secs(60),
+                replay_header: HeaderName::from_static("idempotency-replayed"),
+                keep_cookies: false,
+                intents: None,
+                on_unrecorded: OnUnrecorded::Answer,
+                rejection: Arc::new(default_response as DefaultResponse),
+                misconfiguration_logged: Arc::default(),
+            },
+        }
+    }
+
+    /// Sets the header that carries the key. Default: `Idempotency-Key`.
+    pub fn header(mut self, header: HeaderName) -> Self {
+        self.config.header = header;
+        self
+    }
+
+    /// Sets the methods that are made idempotent. Default: POST and PATCH; the others are idempotent
+    /// (RFC 9110, section 9.2.2) or safe, and pass through.
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.config.methods = methods.into_iter().collect();
+        self
+    }
+
+    /// Sets whether a request without a key is refused with 400 `key-missing`. Default: false, it is
+    /// served as if there were no layer.
+    pub fn required(mut self, required: bool) -> Self {
+        self.config.required = required;
+        self
+    }
+
+    /// Sets how long responses are kept. Default: 24 h.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.config.retention = retention;
+        self
+    }
+
+    /// Sets what makes two requests with one key the same request; another is refused with 422
+    /// `idempotency-key-reused`. Default: method, path, query, content type and body.
+    ///
+    /// The bytes are hashed with SHA-256.
+    pub fn fingerprint(
+        mut self,
+        fingerprint: impl Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Self {
+        self.config.fingerprint = Arc::new(fingerprint);
+        self
+    }
+
+    /// Sets which responses are recorded. Default: all but 5xx, 408, 425 and 429.
+    ///
+    /// To refuse a response is to state that the operation had no effect: a retry executes it.
+    pub fn record_if(
+        mut self,
+        record_if: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.config.record_if = Arc::new(record_if);
+        self
+    }
+
+    /// Sets the largest request body in bytes; a larger one is refused with 413. Default: 2 MiB.
+    pub fn max_request_body(mut self, bytes: usize) -> Self {
+        self.config.max_request_body = bytes;
+        self
+    }
+
+    /// Sets the largest response body, in bytes, that is kept. Default: 64 KiB.
+    ///
+    /// Of a larger one, and of one whose size is not bounded beforehand, it is recorded only that there
+    /// was one: a duplicate gets 409 `result-not-kept`, and nothing is executed again.
+    pub fn max_response_body(mut self, bytes: usize) -> Self {
+        self.config.max_response_body = bytes;
+        self
+    }
+
+    /// Sets how long a duplicate waits for the first execution, to replay its response. Default: zero,
+    /// it is refused with 409 `lock-contended`.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.config.wait = wait;
+        self
+    }
+
+    /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.config.waiters = Some(Waiters::new(max_waiters));
+        self
+    }
+
+    /// Sets the ttl of the lock under which a request is executed. Default: that of the [`Redlock`].
+    ///
+    /// # Errors
+    ///
+    /// As [`RedlockLayer::ttl`](crate::RedlockLayer::ttl).
+    pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
+        self.config.redlock.check_ttl(ttl)?;
+        self.config.ttl = Some(ttl);
+        Ok(self)
+    }
+
+    /// Sets after what time the lock is not renewed any more. Default: 60 s.
+    ///
+    /// An execution that takes longer goes on, and is recorded if nobody else was granted the key.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.config.max_hold = max_hold;
+        self
+    }
+
+    /// Sets the header that marks a replayed response with `true`. Default: `Idempotency-Replayed`.
+    pub fn replay_header(mut self, header: HeaderName) -> Self {
+        self.config.replay_header = header;
+        self
+    }
+
+    /// Sets whether `Set-Cookie` is recorded too. Default: false, a session is given out once.
+    pub fn keep_cookies(mut self, keep_cookies: bool) -> Self {
+        self.config.keep_cookies = keep_cookies;
+        self
+    }
+
+    /// Sets whether what may have been executed is never executed again. Default: false.
+    ///
+    /// Then a retry after a crash between grant and record, after a panic and after a response that
+    /// was refused by [`record_if`](Self::record_if) gets 409 `outcome-unknown` instead, for a day.
+    pub fn at_most_once(mut self, at_most_once: bool) -> Self {
+        self.config.intents = at_most_once.then_some(DAY);
+        self
+    }
+
+    /// Sets what is answered when no majority took the record. Default: [`OnUnrecorded::Answer`].
+    pub fn on_unrecorded(mut self, on_unrecorded: OnUnrecorded) -> Self {
+        self.config.on_unrecorded = on_unrecorded;
+        self
+    }
+
+    /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
+    pub fn rejection(mut self, rejection: impl RejectionResponse) -> Self {
+        self.config.rejection = Arc::new(rejection);
+        self
+    }
+}
+
+impl<S> Layer<S> for IdempotencyLayer {
+    type Service = IdempotencyService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        IdempotencyService::new(inner, Arc::new(self.config.clone()))
+    }
+}
+
+impl fmt::Debug for IdempotencyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyLayer")
+            .field("redlock", &self.config.redlock)
+            .finish_non_exhaustive()
+    }
+}
+
+type DefaultResponse = fn(&Rejection, &RequestKind) -> Response<Full<Bytes>>;
+
+impl Config {
+    /// Returns what a request asks for; `None` if it passes through.
+    pub(super) fn asked(&self, parts: &Parts) -> Result<Option<Asked>, Rejection> {
+        if !self.methods.contains(&parts.method) {
+            return Ok(None);
+        }
+        let key = IdempotencyKey::of(parts, &self.header).map_err(Rejection::KeyInvalid)?;
+        let Some(key) = key else {
+            return if self.required && !matched_no_route(parts) {
+                Err(Rejection::KeyMissing)
+            } else {
+                Ok(None)
+            };
+        };
+        if matched_no_route(parts) {
+            return Ok(None);
+        }
+        let scope = self.scope.extract(parts).map_err(|error| {
+            let rejection = Rejection::of_key(error);
+            self.log_misconfiguration(&rejection);
+            rejection
+        })?;
+        let scope = scope.filter(present).ok_or_else(|| {
+            self.log_misconfiguration(&Rejection::ScopeMissing);
+            Rejection::ScopeMissing
+        })?;
+        // A scope of several keys is as one: it is not what is locked.
+        let scope = LockKey::from_parts(scope.as_slice().iter().map(LockKey::as_bytes));
+        let resource = LockKey::from_parts([
+            b"idempotency",
+            scope.as_bytes(),
+            parts.method.as_str().as_bytes(),
+            fingerprint::full_path(parts).as_bytes(),
+            key.as_str().as_bytes(),
+        ]);
+        Ok(Some(Asked { key, resource }))
+    }
+
+    pub(super) fn fingerprint_of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
+        fingerprint::digest(&(self.fingerprint)(parts, body))
+    }
+
+    pub(super) fn once(&self, resource: LockKey, asked_for: Fingerprint) -> Once {
+        Once {
+            key: resource,
+            asked_for,
+            ttl: self.ttl,
+            max_hold: Some(self.max_hold),
+            wait: self.wait,
+            waiters: self.waiters.clone(),
+            intents: self.intents,
+            label: Some("idempotency"),
+        }
+    }
+
+    pub(super) fn is_recorded(&self, head: &response::Parts) -> bool {
+        (self.record_if)(head)
+    }
+
+    /// Builds the response for a refusal, which is also put into its extensions.
+    pub(super) fn refuse(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
+        let mut response = self.rejection.response(&rejection, &to);
+        response.extensions_mut().insert(rejection);
+        response
+    }
+
+    /// Once per layer: every request meets it, and no client can do anything about it.
+    fn log_misconfiguration(&self, rejection: &Rejection) {
+        let error: &dyn fmt::Display = match rejection {
+            Rejection::Misconfigured(error) => {
+                let error: &KeyError = error;
+                error
+            }
+            Rejection::ScopeMissing => rejection,
+            _ => return,
+        };
+        if !self.misconfiguration_logged.swap(true, Ordering::Relaxed) {
+            tracing::error!(%error, "idempotency layer refuses every request");
+        }
+    }
+}
+
+/// Whether a retry would be answered the same: not where the service failed, or asked to come back.
+fn is_final(status: StatusCode) -> bool {
+    let come_back = [
+        StatusCode::REQUEST_TIMEOUT,
+        StatusCode::TOO_EARLY,
+        StatusCode::TOO_MANY_REQUESTS,
+    ];
+    !status.is_server_error() && !come_back.contains(&status)
+}
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);

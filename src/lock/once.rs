@@ -1,0 +1,307 @@
+//! Keys whose outcome is recorded: execute once, replay to whoever asks again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::Instrument;
+
+use crate::lock::error::LockError;
+use crate::lock::front::Turn;
+use crate::lock::guard::LockGuard;
+use crate::lock::handle::LockHandle;
+use crate::lock::lease::{Recording, Status, Wish};
+use crate::lock::lost::LostReason;
+use crate::lock::record::Asking;
+use crate::lock::redlock::{Inner, Redlock};
+use crate::lock::registry::Stage;
+use crate::lock::settings::{Options, after};
+use crate::lock::task::{self, Order};
+use crate::lock::waiters::{Waited, Waiters, Waiting};
+use crate::node::{Job, Packet, Request, Tally, sha256, unguessable};
+use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::{Fingerprint, LockKey, LockKeys, OwnerToken, Record};
+
+/// A request to execute something at most once per key.
+#[derive(Debug)]
+pub(crate) struct Once {
+    pub(crate) key: LockKey,
+    /// What is asked for: another request with the same key is told so.
+    pub(crate) asked_for: Fingerprint,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    /// How long to wait for somebody else's execution.
+    pub(crate) wait: Duration,
+    pub(crate) waiters: Option<Arc<Waiters>>,
+    /// How long it is remembered that something may have been executed, if it is to be.
+    pub(crate) intents: Option<Duration>,
+    pub(crate) label: Option<&'static str>,
+}
+
+/// Why something is not to be executed.
+#[derive(Debug, Clone)]
+pub(crate) enum NotGranted {
+    /// As with any lock.
+    Lock(LockError),
+    /// It was executed, and a majority of the nodes has this outcome; the head alone, if the rest is
+    /// big.
+    Done(Record),
+    /// The key was used for another request.
+    OtherRequest,
+    /// It was executed, but the outcome cannot be told before more nodes answer.
+    Undecided,
+    /// It was executed more than once, with outcomes that no majority agrees on.
+    Conflicting,
+    /// It may have been executed, and nobody knows with what outcome.
+    Unknown,
+}
+
+/// How a recording ended.
+#[derive(Debug, Clone)]
+pub(crate) enum Recorded {
+    /// A majority of the nodes has the record.
+    Yes,
+    /// A majority has another: somebody else executed too.
+    Another(Record),
+    /// A majority could not be reached, or has nothing.
+    No,
+}
+
+/// The right to execute, as long as the lock is held; to be used up by a recording.
+///
+/// Dropped without one, the key is given back: a retry may execute again.
+#[derive(Debug)]
+pub(crate) struct Execution {
+    guard: LockGuard,
+}
+
+impl Redlock {
+    /// Asks whether something may be executed.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`LockFuture`](crate::LockFuture).
+    pub(crate) async fn once(&self, once: Once) -> Result<Execution, NotGranted> {
+        let inner = self.inner();
+        let nodes = inner.nodes.len();
+        let keys = LockKeys::from(once.key.clone());
+        let logged = inner.settings.log_keys.then_some(&keys);
+        let asking = Asking::new(once.label, nodes, logged);
+        let waited = Waited::default();
+        let outcome = ask(inner, once, &keys, &asking, &waited).await;
+        asking.tell_once(&outcome, waited.so_far());
+        outcome
+    }
+}
+
+impl Redlock {
+    /// Reads the rest of a record of which the head is known, from whichever node is first.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(crate) async fn rest_of(&self, key: &LockKey, head: &Record) -> Option<Record> {
+        let inner = self.inner();
+        let namespace = &inner.settings.namespace;
+        let names = namespace.names_with_record(key, None, sha256).ok()?;
+        let packet = Packet::new(Command {
+            names: [names].into(),
+            owner: OwnerToken::from_random(unguessable()),
+            op: Op::Look,
+        });
+        let due = Instant::now() + inner.settings.node_timeout;
+        let (tally, mut votes) = Tally::new();
+        for (index, node) in inner.nodes.iter().enumerate() {
+            node.submit(Job {
+                request: Request::Command(Arc::clone(&packet)),
+                ballot: tally.ballot(index, node.name()),
+                useful_until: due,
+            });
+        }
+        for _ in 0..inner.nodes.len() {
+            let vote = timeout_at(due, votes.recv()).await.ok()??;
+            if let Ok(Reply::Done { record, .. }) = vote.outcome
+                && record.execution() == head.execution()
+                && record.is_whole()
+            {
+                return Some(record);
+            }
+        }
+        None
+    }
+}
+
+impl Execution {
+    pub(super) fn new(guard: LockGuard) -> Self {
+        Self { guard }
+    }
+
+    /// Notes that from now on something may have been executed.
+    ///
+    /// # Errors
+    ///
+    /// If the lock is not held any more: then nothing may be.
+    pub(crate) fn begin(&self) -> Result<(), LostReason> {
+        if !self.guard.is_valid() {
+            let reason = Status::over(&self.guard.lease().status);
+            return Err(reason.unwrap_or(LostReason::Expired));
+        }
+        self.guard.lease().begin();
+        Ok(())
+    }
+
+    /// Gives the key back without a record: what was executed had no effect.
+    pub(crate) async fn release(self) {
+        // Unconfirmed or lost, the lock ends by its ttl.
+        if let Err(error) = self.guard.release().await {
+            tracing::debug!(%error, "an idempotency key was released without confirmation");
+        }
+    }
+
+    /// Returns a handle for whoever executes.
+    pub(crate) fn handle(&self) -> LockHandle {
+        self.guard.handle()
+    }
+
+    pub(super) fn guard(&self) -> &LockGuard {
+        &self.guard
+    }
+
+    /// Keeps the outcome on the nodes, also if the lock was lost meanwhile, and gives the key back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once begun it goes on in the background.
+    pub(crate) async fn record(self, record: Record, retention: Duration) -> Recorded {
+        let (done, outcome) = oneshot::channel();
+        let wish = Wish::Record(Recording {
+            record,
+            retention,
+            done,
+        });
+        // The lease task is gone with its runtime.
+        if self.guard.lease().wishes.send(wish).is_err() {
+            return Recorded::No;
+        }
+        outcome.await.unwrap_or(Recorded::No)
+    }
+}
+
+impl NotGranted {
+    /// The name of the case in spans and metrics.
+    pub(super) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Lock(error) => error.outcome(),
+            Self::Done(_) => "replayed",
+            Self::OtherRequest => "other_request",
+            Self::Undecided => "undecided",
+            Self::Conflicting => "conflicting",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// As the outcome of a lock, whose key has no records.
+    pub(super) fn into_lock_error(self) -> LockError {
+        match self {
+            Self::Lock(error) => error,
+            _ => LockError::Contended { retry_after: None },
+        }
+    }
+}
+
+impl From<LockError> for NotGranted {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+async fn ask(
+    inner: &Arc<Inner>,
+    once: Once,
+    keys: &LockKeys,
+    asking: &Asking,
+    waited: &Waited,
+) -> Result<Execution, NotGranted> {
+    let settings = &inner.settings;
+    let namespace = &settings.namespace;
+    let names = namespace.names_with_record(&once.key, once.intents, sha256);
+    let names = names.map_err(LockError::Key)?;
+    let ttl = settings.ttl_of(&Options {
+        ttl: once.ttl,
+        ..Options::default()
+    })?;
+    let deadline = after(Instant::now(), once.wait);
+    let caps = [settings.waiters.clone(), once.waiters.clone()];
+    let caps = caps.into_iter().flatten().collect();
+    let mut waiting = Waiting::new(caps, waited.clone());
+    let turn = take_turn(inner, keys, &once, deadline, &mut waiting).await?;
+    let ticket = inner.registry.enter(keys).ok_or(LockError::Closed)?;
+    let order = Order {
+        keys: keys.clone(),
+        names: [names].into(),
+        ttl,
+        max_hold: once.max_hold.or(settings.max_hold),
+        deadline,
+        turn,
+        waiting,
+        ticket,
+        label: asking.label(),
+        asked_for: Some(once.asked_for),
+        inner: Arc::clone(inner),
+    };
+    let (grant, granted) = oneshot::channel();
+    tokio::spawn(task::run(order, grant).instrument(asking.span().clone()));
+    let granted = granted.await;
+    granted
+        .unwrap_or(Err(NotGranted::Lock(LockError::Closed)))
+        .map(Execution::new)
+}
+
+/// Waits until this call is the only one in the process that asks the nodes for its key.
+///
+/// Behind somebody who executes it waits as long as it may; behind somebody who is only asking, in
+/// any case: that is over as soon as the nodes have answered, and may end in a replay.
+async fn take_turn(
+    inner: &Arc<Inner>,
+    keys: &LockKeys,
+    once: &Once,
+    deadline: Instant,
+    waiting: &mut Waiting,
+) -> Result<Turn, NotGranted> {
+    let mut stage = inner.registry.stage();
+    loop {
+        if *stage.borrow() != Stage::Open {
+            return Err(LockError::Closed.into());
+        }
+        let busy = match inner.front.try_take(keys) {
+            Ok(turn) => return Ok(turn),
+            Err(busy) => busy,
+        };
+        let contended = LockError::Contended {
+            retry_after: busy.retry_after,
+        };
+        let other = |asked_for| asked_for != once.asked_for;
+        let patience = match busy.holder {
+            Some(holder) if holder.asked_for.is_some_and(other) => {
+                return Err(NotGranted::OtherRequest);
+            }
+            Some(_) => deadline.saturating_duration_since(Instant::now()),
+            None => 2 * inner.settings.node_timeout,
+        };
+        if patience.is_zero() {
+            return Err(contended.into());
+        }
+        waiting.begin()?;
+        tokio::select! {
+            biased;
+            turn = timeout(patience, inner.front.take(keys)) => match turn {
+                Ok(turn) => return Ok(turn),
+                // Whoever asked executes now.
+                Err(_) if Instant::now() < deadline => {}
+                Err(_) => return Err(contended.into()),
+            },
+            _ = stage.wait_for(|stage| *stage != Stage::Open) => {}
+        }
+    }
+}

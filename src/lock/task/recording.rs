@@ -1,0 +1,258 @@
+//! Recording: what was executed is kept on a majority of the nodes, and on the rest if it can be.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::lock::claim::Claim;
+use crate::lock::front::Turn;
+use crate::lock::lease::{Recording, Status};
+use crate::lock::lost::LostReason;
+use crate::lock::once::Recorded;
+use crate::lock::task::acquire::{Caller, Missed, Stopped};
+use crate::lock::task::state::{Failures, LeaseTask};
+use crate::node::Vote;
+use crate::protocol::Record;
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::once::{LookRound, LookStep, OnceRound, RecordRound, RecordStep};
+use crate::protocol::round::Answer;
+
+/// A replay that has been answered, and the nodes that have not.
+pub(super) struct Replay {
+    pub(super) claim: Claim,
+    pub(super) round: OnceRound,
+    /// The phase of the `ACQUIRE` in the tally.
+    pub(super) acquiring: u32,
+    /// Until when each node may take to answer.
+    pub(super) due: Vec<Instant>,
+    pub(super) expires_in: Duration,
+}
+
+impl LeaseTask {
+    /// Keeps a record and gives the key back, and tells how that went as soon as it is decided.
+    pub(super) async fn record(
+        &mut self,
+        mut claim: Claim,
+        recording: Recording,
+        turn: Option<Turn>,
+        status: &watch::Sender<Status>,
+    ) {
+        let Recording {
+            record,
+            retention,
+            done,
+        } = recording;
+        status.send_modify(|status| {
+            status.lost.get_or_insert(LostReason::Released);
+        });
+        let began = Instant::now();
+        let quorum = self.inner.settings.quorum;
+        let mut round = RecordRound::new(quorum, record.execution());
+        let write = Op::Record {
+            record: record.clone(),
+            retention,
+        };
+        let mut asking = self.ask(&claim, write, 0..quorum.nodes());
+        let step = loop {
+            let (node, answer) = self.next_answer(&mut asking).await;
+            let step = round.on_record(node, &answer);
+            if matches!(answer, Answer::Replied(Reply::Done { .. })) {
+                claim.excuse(node);
+            }
+            if step != RecordStep::Wait {
+                break step;
+            }
+        };
+        if step == RecordStep::Recorded {
+            status.send_modify(|status| status.released = Some(Ok(())));
+            // Whoever asked may have gone away.
+            drop(done.send(Recorded::Yes));
+            // Others of this process are told the outcome from now on.
+            drop(turn);
+            while round.silent().next().is_some() {
+                let (node, answer) = self.next_answer(&mut asking).await;
+                round.on_record(node, &answer);
+                if matches!(answer, Answer::Replied(Reply::Done { .. })) {
+                    claim.excuse(node);
+                }
+            }
+            let without: Vec<usize> = round.without().collect();
+            self.top_up(
+                &claim,
+                record,
+                retention.saturating_sub(began.elapsed()),
+                without,
+            );
+            self.give_up(claim);
+            return;
+        }
+        let outcome = self.recorded_after_all(&claim, &record).await;
+        status.send_modify(|status| status.released = Some(Ok(())));
+        match outcome {
+            // It is decided, so there is nothing to keep others from.
+            Recorded::Yes | Recorded::Another(_) => self.give_up(claim),
+            // Something was executed, and nobody knows: others are kept away as long as may be.
+            Recorded::No => claim.leave(),
+        }
+        drop(turn);
+        drop(done.send(outcome));
+    }
+
+    /// Finds out what became of a record that a majority did not take.
+    async fn recorded_after_all(&mut self, claim: &Claim, record: &Record) -> Recorded {
+        let found = |other: Record| {
+            if other.execution() == record.execution() {
+                Recorded::Yes
+            } else {
+                Recorded::Another(other)
+            }
+        };
+        let quorum = self.inner.settings.quorum;
+        let mut round = LookRound::new(quorum);
+        let mut asking = self.ask(claim, Op::Look, 0..quorum.nodes());
+        loop {
+            let (node, answer) = self.next_answer(&mut asking).await;
+            match round.on_look(node, &answer) {
+                LookStep::Wait => {}
+                LookStep::Found(other) => return found(other),
+                LookStep::Nothing => return Recorded::No,
+                LookStep::Minority => break,
+            }
+        }
+        match self.attempt(Caller(None)).await {
+            Err(Missed::Stopped(Stopped::Replayed(record, replay))) => {
+                self.finish_replay(*replay).await;
+                found(record)
+            }
+            Err(_) => Recorded::No,
+            // Not to be executed again, whoever may.
+            Ok(acquired) => {
+                self.give_up(acquired.claim);
+                Recorded::No
+            }
+        }
+    }
+
+    /// Waits for the nodes that had not answered when a replay was decided, and writes the record to
+    /// those that do not have it.
+    pub(super) async fn finish_replay(&mut self, replay: Replay) {
+        let Replay {
+            mut claim,
+            mut round,
+            acquiring,
+            due,
+            expires_in,
+        } = replay;
+        let answered = Instant::now();
+        let due = due.into_iter().max().unwrap_or(answered);
+        let mut asking = Asking {
+            phase: acquiring,
+            due,
+            silent: round.unanswered().collect(),
+        };
+        while !asking.silent.is_empty() {
+            let (node, answer) = self.next_answer(&mut asking).await;
+            round.on_acquire(node, &answer);
+        }
+        for node in (0..self.inner.nodes.len()).filter(|node| round.refused_by(*node)) {
+            claim.excuse(node);
+        }
+        let without: Vec<usize> = round.without_record().collect();
+        if let Some(record) = round.record()
+            && !without.is_empty()
+        {
+            let record = match record.is_whole() {
+                true => Some(record),
+                false => {
+                    self.whole(&claim, &record, round.holders(record.execution()))
+                        .await
+                }
+            };
+            if let Some(record) = record {
+                let left = expires_in.saturating_sub(answered.elapsed());
+                self.top_up(&claim, record, left, without);
+            }
+        }
+        self.give_up(claim);
+    }
+
+    /// Reads the rest of a record of which the head is known.
+    async fn whole(
+        &mut self,
+        claim: &Claim,
+        head: &Record,
+        holders: impl Iterator<Item = usize>,
+    ) -> Option<Record> {
+        let mut asking = self.ask(claim, Op::Look, holders);
+        while !asking.silent.is_empty() {
+            let (_, answer) = self.next_answer(&mut asking).await;
+            if let Answer::Replied(Reply::Done { record, .. }) = answer
+                && record.execution() == head.execution()
+                && record.is_whole()
+            {
+                return Some(record);
+            }
+        }
+        None
+    }
+
+    /// Writes a record that a majority has to nodes that do not. Nobody waits for it.
+    fn top_up(&mut self, claim: &Claim, record: Record, retention: Duration, nodes: Vec<usize>) {
+        if nodes.is_empty() || retention.is_zero() {
+            return;
+        }
+        drop(self.ask(claim, Op::TopUp { record, retention }, nodes));
+    }
+
+    fn ask(&mut self, claim: &Claim, op: Op, nodes: impl IntoIterator<Item = usize>) -> Asking {
+        let silent: Vec<usize> = nodes.into_iter().collect();
+        let phase = self.tally.next_phase();
+        claim.ask(op, &self.tally, silent.iter().copied());
+        Asking {
+            phase,
+            due: Instant::now() + self.inner.settings.node_timeout,
+            silent,
+        }
+    }
+
+    /// Returns the next answer to what was asked; silence for too long is one.
+    async fn next_answer(&mut self, asking: &mut Asking) -> (usize, Answer) {
+        let mut failures = Failures::none(self.inner.nodes.len());
+        loop {
+            tokio::select! {
+                biased;
+                Some(vote) = self.votes.recv() => {
+                    let Some(Vote { node, phase, outcome }) = self.count_release(vote) else {
+                        continue;
+                    };
+                    if phase == asking.phase && asking.answered(node) {
+                        return (node, failures.note(node, outcome));
+                    }
+                }
+                () = sleep_until(asking.due) => {
+                    if let Some(node) = asking.silent.pop() {
+                        return (node, Answer::Failed);
+                    }
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
+}
+
+/// Something that was asked of some nodes.
+struct Asking {
+    phase: u32,
+    due: Instant,
+    silent: Vec<usize>,
+}
+
+impl Asking {
+    /// Notes an answer; returns whether it was waited for.
+    fn answered(&mut self, node: usize) -> bool {
+        let silent = self.silent.len();
+        self.silent.retain(|other| *other != node);
+        self.silent.len() < silent
+    }
+}

@@ -1,0 +1,311 @@
+//! Redis replies as answers; with the tests that requests and replies are what the scripts say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_redis::redis::Value;
+
+use crate::node::NodeFailure;
+use crate::node::job::{Packet, Request};
+use crate::node::redis::connection::with_remedy;
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::{FencingToken, Fingerprint, Record};
+
+/// Reads a server's reply as the answer to `request`.
+pub(super) fn answer(
+    request: &Request,
+    value: Value,
+    node: &Arc<str>,
+) -> Result<Reply, NodeFailure> {
+    let refused = |why: String| NodeFailure::Refused {
+        node: Arc::clone(node),
+        why: why.into(),
+    };
+    if let Value::ServerError(error) = value {
+        let details = error.details().unwrap_or_default();
+        let why = format!("{} {details}", error.code());
+        return Err(refused(with_remedy(why)));
+    }
+    let reply = match request {
+        Request::Ping => Some(Reply::Released),
+        Request::Command(packet) => decode(packet, &value),
+    };
+    let reply = reply.ok_or_else(|| refused(why_none(&value)))?;
+    NodeFailure::vote(node, reply)
+}
+
+/// Says what is wrong with a reply that is no answer.
+fn why_none(value: &Value) -> String {
+    match value {
+        // It has the form of a record's, so it is what stands for the record that is none.
+        Value::Array(parts) if matches!(**parts, [Value::Int(4), _, _]) => {
+            with_remedy(FOREIGN_RECORD.into())
+        }
+        _ => "a reply that is none of a lock script's".into(),
+    }
+}
+
+/// Whether a server's reply says that it does not know a script that was loaded.
+pub(super) fn is_noscript(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
+}
+
+fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
+    match (&packet.command.op, value) {
+        (Op::Acquire { proposal: None, .. }, Value::Okay) => Some(Reply::Granted(0)),
+        (Op::Acquire { proposal: None, .. }, Value::Nil) => Some(Reply::Held {
+            expires_in: None,
+            fingerprint: None,
+        }),
+        (op, Value::Array(parts)) => match (op, parts.as_slice()) {
+            (Op::Acquire { .. }, [Value::Int(1), number]) => Some(Reply::Granted(parse(number)?)),
+            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl)]) => Some(Reply::Held {
+                // Negative: the key never expires.
+                expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                fingerprint: None,
+            }),
+            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(asked)]) => {
+                Some(Reply::Held {
+                    expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                    fingerprint: Fingerprint::from_hex(asked),
+                })
+            }
+            (Op::Acquire { .. }, [Value::Int(5)]) => Some(Reply::Intended),
+            (
+                Op::Acquire { .. }
+                | Op::Confirm { .. }
+                | Op::Record { .. }
+                | Op::TopUp { .. }
+                | Op::Look,
+                [Value::Int(4), Value::BulkString(record), Value::Int(pttl)],
+            ) => Some(Reply::Done {
+                record: Record::from_bytes(record.as_slice().into())?,
+                // Negative, if somebody made it last for ever.
+                expires_in: Duration::from_millis(u64::try_from(*pttl).unwrap_or(0)),
+            }),
+            (Op::Record { .. }, [Value::Int(0)]) => Some(Reply::Lost),
+            (Op::Look, [Value::Int(0)]) => Some(Reply::NotDone),
+            (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
+            (Op::Acquire { .. } | Op::Confirm { .. }, [Value::Int(3)]) => Some(Reply::Amnesia),
+            (Op::Confirm { .. }, [Value::Int(1), number]) => Some(Reply::At(parse(number)?)),
+            (Op::Confirm { .. }, [Value::Int(0)]) => Some(Reply::Lost),
+            (Op::Release | Op::ReleaseExecuted, [Value::Int(1)]) => Some(Reply::Released),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn parse(number: &Value) -> Option<u64> {
+    let Value::BulkString(digits) = number else {
+        return None;
+    };
+    let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    (number <= FencingToken::MAX.as_u64()).then_some(number)
+}
+
+/// Not by its name, which has the key in it.
+const FOREIGN_RECORD: &str =
+    "WRONGTYPE the record key (NAMESPACE:{KEY}:done) holds no record of this version";
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use deadpool_redis::redis::Arg;
+
+    use super::*;
+    use crate::node::redis::encode::{ends_with_generation, wire};
+    use crate::node::redis::scripts::SCRIPTS;
+    use crate::protocol::message::Command;
+    use crate::protocol::{ExecutionId, KeyNames, LockKey, LockKeys, Namespace, OwnerToken};
+
+    const TIME: Duration = Duration::from_secs(1);
+    const GENERATION: &[u8] = b"redlock:generation";
+
+    fn recorded(intents: bool) -> Arc<[KeyNames]> {
+        let intents = intents.then_some(TIME * 4);
+        let names = Namespace::default().names_with_record(&"k".into(), intents, |_| [0; 32]);
+        [names.unwrap()].into()
+    }
+
+    fn plain(keys: &[&str]) -> Arc<[KeyNames]> {
+        let keys: LockKeys = keys.iter().map(|key| LockKey::from(*key)).collect();
+        let names = Namespace::default().names(&keys, |_| [0; 32]);
+        names.unwrap().into()
+    }
+
+    fn acquire(proposal: Option<u64>) -> Op {
+        Op::Acquire {
+            proposal,
+            ttl: TIME,
+            retention: TIME * 2,
+        }
+    }
+
+    fn confirm(token: Option<u64>) -> Op {
+        Op::Confirm {
+            token,
+            ttl: TIME,
+            retention: TIME * 2,
+        }
+    }
+
+    fn record() -> Record {
+        let id = ExecutionId::from_random([1; 16]);
+        Record::new(id, Fingerprint::of_digest([2; 32]), [3; 32], b"rest")
+    }
+
+    fn keep() -> Op {
+        Op::Record {
+            record: record(),
+            retention: TIME * 3,
+        }
+    }
+
+    fn top_up() -> Op {
+        Op::TopUp {
+            record: record(),
+            retention: TIME * 3,
+        }
+    }
+
+    fn request(names: &Arc<[KeyNames]>, op: Op) -> Request {
+        Request::Command(Packet::new(Command {
+            names: Arc::clone(names),
+            owner: OwnerToken::from_random([7; 16]),
+            op,
+        }))
+    }
+
+    fn arguments(request: &Request) -> Vec<Vec<u8>> {
+        let command = wire(request, Some(GENERATION));
+        let bytes = |arg: Arg<&[u8]>| match arg {
+            Arg::Simple(bytes) => bytes.to_vec(),
+            _ => Vec::new(),
+        };
+        command.args_iter().map(bytes).collect()
+    }
+
+    fn read(request: &Request, parts: Vec<Value>) -> Result<Reply, NodeFailure> {
+        answer(request, Value::Array(parts), &"node".into())
+    }
+
+    /// The scripts look at it as soon as they are given one.
+    #[test]
+    fn a_script_that_is_given_the_generations_key_is_given_the_generation_too() {
+        let names = [
+            plain(&["k"]),
+            plain(&["k", "l"]),
+            recorded(false),
+            recorded(true),
+        ];
+        for names in &names {
+            for number in [None, Some(5)] {
+                for op in [acquire(number), confirm(number), Op::Release, Op::Look] {
+                    let request = request(names, op.clone());
+                    let has_key = arguments(&request).iter().any(|part| part == GENERATION);
+                    assert_eq!(ends_with_generation(&request), has_key, "{op:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_scripts_of_recorded_keys_are_given_what_their_headers_say() {
+        let (owner, record) = (OwnerToken::from_random([7; 16]), record());
+        let part = |word: &'static str| -> &[u8] {
+            match word {
+                "L" => b"redlock:{k}",
+                "F" => b"redlock:{k}:fence",
+                "D" => b"redlock:{k}:done",
+                "I" => b"redlock:{k}:intent",
+                "G" => GENERATION,
+                "owner" => owner.as_str().as_bytes(),
+                "record" => record.as_bytes(),
+                "none" => b"",
+                number => number.as_bytes(),
+            }
+        };
+        let (all, keep, top_up) = (&*SCRIPTS, keep(), top_up());
+        let once = &all.acquire_once;
+        let acquire = acquire(Some(5));
+        let confirmed = "4 L F D G owner 5 1000 2000";
+        let cases: [(_, _, _, &'static str); 10] = [
+            (false, &acquire, once, "4 L F D G owner 5 1000 2000 none"),
+            (true, &acquire, once, "5 L F D I G owner 5 1000 2000 4000"),
+            (true, &confirm(Some(5)), &all.confirm_once, confirmed),
+            (false, &Op::Release, &all.release, "1 L owner"),
+            (true, &Op::Release, &all.release_once, "2 L I owner"),
+            (true, &Op::ReleaseExecuted, &all.release, "1 L owner"),
+            (false, &keep, &all.record, "3 L F D owner record 3000"),
+            (true, &keep, &all.record, "4 L F D I owner record 3000"),
+            (true, &top_up, &all.top_up, "1 D record 3000"),
+            (true, &Op::Look, &all.look, "1 D"),
+        ];
+        for (intents, op, script, rest) in cases {
+            let mut expected: Vec<&[u8]> = vec![b"EVALSHA", script.hash.as_bytes()];
+            expected.extend(rest.split(' ').map(part));
+            let sent = arguments(&request(&recorded(intents), op.clone()));
+            assert_eq!(sent, expected, "{op:?}, intents: {intents}");
+        }
+    }
+
+    #[test]
+    fn the_answers_of_the_scripts_of_recorded_keys_are_read_as_their_headers_say() {
+        let (int, text) = (Value::Int, |text: &str| Value::BulkString(text.into()));
+        let digits = "0a".repeat(16);
+        let held = |fingerprint| Reply::Held {
+            expires_in: Some(TIME),
+            fingerprint,
+        };
+        let asked = Fingerprint::from_hex(digits.as_bytes());
+        assert!(asked.is_some());
+        let (acquire, confirm) = (acquire(Some(1)), confirm(Some(1)));
+        let refusal = |asked: &str| vec![int(0), int(1_000), text(asked)];
+        let cases = [
+            (&acquire, vec![int(1), text("5")], Reply::Granted(5)),
+            (&acquire, refusal(&digits), held(asked)),
+            (&acquire, refusal(""), held(None)),
+            (&acquire, refusal("another client's"), held(None)),
+            (&acquire, vec![int(3)], Reply::Amnesia),
+            (&acquire, vec![int(5)], Reply::Intended),
+            (&confirm, vec![int(1), text("5")], Reply::At(5)),
+            (&confirm, vec![int(0)], Reply::Lost),
+            (&confirm, vec![int(3)], Reply::Amnesia),
+            (&keep(), vec![int(0)], Reply::Lost),
+            (&Op::Release, vec![int(1)], Reply::Released),
+            (&Op::ReleaseExecuted, vec![int(1)], Reply::Released),
+            (&Op::Look, vec![int(0)], Reply::NotDone),
+        ];
+        for (op, parts, expected) in cases {
+            let reply = read(&request(&recorded(true), op.clone()), parts);
+            assert_eq!(reply, Ok(expected), "{op:?}");
+        }
+        let ours = record();
+        let kept = Value::BulkString(ours.as_bytes().into());
+        let head = Value::BulkString(ours.as_bytes()[..Record::HEAD].into());
+        for op in [&acquire, &confirm, &keep(), &top_up(), &Op::Look] {
+            let request = request(&recorded(true), op.clone());
+            for (kept, whole) in [(&kept, true), (&head, false)] {
+                // The last is somebody's who made it last for ever.
+                for (left, expected) in [(1_000, TIME), (-1, Duration::ZERO)] {
+                    let reply = read(&request, vec![int(4), kept.clone(), int(left)]);
+                    let Ok(Reply::Done { record, expires_in }) = reply else {
+                        panic!("{op:?}: {reply:?}");
+                    };
+                    assert_eq!((record.is_whole(), expires_in), (whole, expected), "{op:?}");
+                    assert_eq!(record.execution(), ours.execution());
+                }
+            }
+            // What is there is something, and no record: neither an answer of none nor a vote.
+            let long = "x".repeat(200);
+            for foreign in ["", "nothing of ours", &long] {
+                let reply = read(&request, vec![int(4), text(foreign), int(-1)]);
+                let why = reply.expect_err("it is no record").to_string();
+                let (key, remedy) = ("record key (NAMESPACE:{KEY}:done)", "delete it there");
+                assert!(why.contains(key) && why.contains(remedy), "{why}");
+            }
+        }
+    }
+}

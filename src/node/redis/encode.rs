@@ -1,0 +1,201 @@
+//! Requests as Redis commands.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use deadpool_redis::redis::{Cmd, cmd};
+
+use crate::node::job::Request;
+use crate::node::redis::scripts::{Lua, SCRIPTS};
+use crate::protocol::message::{Command, Op};
+use crate::protocol::{KeyNames, OwnerToken, RecordNames};
+
+/// Returns the encoded command, which all nodes share but for the generation that each must have.
+pub(super) fn wire<'a>(request: &'a Request, generation_key: Option<&[u8]>) -> &'a Cmd {
+    static PING: LazyLock<Cmd> = LazyLock::new(|| cmd("PING"));
+    match request {
+        Request::Command(packet) => packet
+            .wire
+            .get_or_init(|| encode(&packet.command, generation_key)),
+        Request::Ping => &PING,
+    }
+}
+
+/// Whether the command ends with the generation that the server must have: all scripts that vote.
+pub(super) fn ends_with_generation(request: &Request) -> bool {
+    match request {
+        Request::Command(packet) => match packet.command.op {
+            Op::Acquire { proposal, .. } => {
+                // Only the plain command of the Redlock description is no script.
+                let names = &packet.command.names;
+                proposal.is_some() || names.len() > 1 || names[0].record.is_some()
+            }
+            Op::Confirm { .. } => true,
+            Op::Release | Op::ReleaseExecuted | Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
+                false
+            }
+        },
+        Request::Ping => false,
+    }
+}
+
+fn encode(command: &Command, generation_key: Option<&[u8]>) -> Cmd {
+    let Command { names, owner, op } = command;
+    if let [name] = &**names
+        && let Some(record) = &name.record
+    {
+        return encode_once(name, record, owner, op, generation_key);
+    }
+    let (scripts, owner, single) = (&*SCRIPTS, owner.as_str(), names.len() == 1);
+    let (script, number, ttl, retention) = match *op {
+        // The plain command of the Redlock description.
+        Op::Acquire {
+            proposal: None,
+            ttl,
+            ..
+        } if single => {
+            let mut set = cmd("SET");
+            set.arg(&*names[0].lock).arg(owner);
+            set.arg("NX").arg("PX").arg(millis(ttl));
+            return set;
+        }
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } if single => (&scripts.acquire, proposal, ttl, retention),
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } => (&scripts.acquire_all, proposal, ttl, retention),
+        Op::Confirm {
+            token: Some(number),
+            ttl,
+            retention,
+        } if single => (&scripts.confirm, Some(number), ttl, retention),
+        Op::Confirm {
+            token,
+            ttl,
+            retention,
+        } => (&scripts.confirm_all, token, ttl, retention),
+        // What is there to be read is of keys that keep records.
+        Op::Release | Op::ReleaseExecuted | Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
+            let script = if single {
+                &scripts.release
+            } else {
+                &scripts.release_all
+            };
+            let mut eval = evalsha(script, names, false, None);
+            eval.arg(owner);
+            return eval;
+        }
+    };
+    let mut eval = evalsha(script, names, number.is_some(), generation_key);
+    eval.arg(owner);
+    match number {
+        Some(number) => eval.arg(number),
+        None => eval.arg(""),
+    };
+    eval.arg(millis(ttl)).arg(millis(retention));
+    if !std::ptr::eq(script, &scripts.acquire) && !std::ptr::eq(script, &scripts.confirm) {
+        eval.arg(names.len());
+    }
+    eval
+}
+
+/// The commands for a key that keeps records.
+fn encode_once(
+    name: &KeyNames,
+    record: &RecordNames,
+    owner: &OwnerToken,
+    op: &Op,
+    generation_key: Option<&[u8]>,
+) -> Cmd {
+    let (scripts, owner) = (&*SCRIPTS, owner.as_str());
+    let (lock, fence, done) = (&*name.lock, &*name.fence, &*record.done);
+    let intent = record.intent.as_ref();
+    let intent_name = intent.map(|intent| &*intent.name);
+    let eval = |script: &Lua, keys: &[Option<&[u8]>]| {
+        let mut eval = cmd("EVALSHA");
+        let keys: Vec<&[u8]> = keys.iter().copied().flatten().collect();
+        eval.arg(&script.hash).arg(keys.len()).arg(keys);
+        eval
+    };
+    match op {
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } => {
+            let keys = [
+                Some(lock),
+                Some(fence),
+                Some(done),
+                intent_name,
+                generation_key,
+            ];
+            let mut eval = eval(&scripts.acquire_once, &keys);
+            eval.arg(owner).arg(proposal.unwrap_or(0));
+            eval.arg(millis(*ttl)).arg(millis(*retention));
+            match intent {
+                Some(intent) => eval.arg(millis(intent.retention)),
+                None => eval.arg(""),
+            };
+            eval
+        }
+        Op::Confirm {
+            token,
+            ttl,
+            retention,
+        } => {
+            let keys = [Some(lock), Some(fence), Some(done), generation_key];
+            let mut eval = eval(&scripts.confirm_once, &keys);
+            eval.arg(owner).arg(token.unwrap_or(0));
+            eval.arg(millis(*ttl)).arg(millis(*retention));
+            eval
+        }
+        Op::Release if intent.is_some() => {
+            let mut eval = eval(&scripts.release_once, &[Some(lock), intent_name]);
+            eval.arg(owner);
+            eval
+        }
+        Op::Release | Op::ReleaseExecuted => {
+            let mut eval = eval(&scripts.release, &[Some(lock)]);
+            eval.arg(owner);
+            eval
+        }
+        Op::Record { record, retention } => {
+            let keys = [Some(lock), Some(fence), Some(done), intent_name];
+            let mut eval = eval(&scripts.record, &keys);
+            eval.arg(owner)
+                .arg(record.as_bytes())
+                .arg(millis(*retention));
+            eval
+        }
+        Op::TopUp { record, retention } => {
+            let mut eval = eval(&scripts.top_up, &[Some(done)]);
+            eval.arg(record.as_bytes()).arg(millis(*retention));
+            eval
+        }
+        Op::Look => eval(&scripts.look, &[Some(done)]),
+    }
+}
+
+fn evalsha(script: &Lua, names: &[KeyNames], fences: bool, generation: Option<&[u8]>) -> Cmd {
+    let mut eval = cmd("EVALSHA");
+    let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
+    eval.arg(&script.hash).arg(keys);
+    for name in names {
+        eval.arg(&*name.lock);
+    }
+    for name in names.iter().filter(|_| fences) {
+        eval.arg(&*name.fence);
+    }
+    eval.arg(generation);
+    eval
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,485 @@
+//! One execution per idempotency key, and the recorded response for every duplicate.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Query, Request};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, post};
+use http_body_util::BodyExt;
+use tokio::time::{sleep, timeout};
+use tower::ServiceExt;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{
+    IdempotencyKey, IdempotencyLayer, LockHandle, Redlock, Rejection, RestartGuard, key, scope,
+};
+
+/// A handler that counts, and answers how many executions there were.
+#[derive(Clone, Default)]
+struct Payments(Arc<AtomicUsize>);
+
+impl Payments {
+    fn executed(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn app(&self, layer: IdempotencyLayer) -> Router {
+        let payments = self.clone();
+        let pay = async move |Query(form): Query<Form>, request: Request| {
+            assert!(request.extensions().get::<LockHandle>().is_some());
+            assert!(request.extensions().get::<IdempotencyKey>().is_some());
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            sleep(Duration::from_millis(form.ms.unwrap_or(0))).await;
+            let number = payments.0.fetch_add(1, Ordering::SeqCst) + 1;
+            let status = StatusCode::from_u16(form.status.unwrap_or(200)).unwrap();
+            assert!(status != StatusCode::IM_A_TEAPOT, "as the test wants it");
+            let size = form.size.unwrap_or(0);
+            let text = format!(
+                "payment {number} of {} bytes {}",
+                body.len(),
+                "x".repeat(size)
+            );
+            let headers = [
+                ("x-payment", "kept"),
+                ("set-cookie", "session=1"),
+                ("connection", "x-hop"),
+                ("x-hop", "dropped"),
+            ];
+            (status, headers, text)
+        };
+        Router::new().route("/payments", any(pay)).layer(layer)
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Form {
+    ms: Option<u64>,
+    status: Option<u16>,
+    size: Option<usize>,
+}
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    Redlock::builder().scripted(nodes).build().unwrap()
+}
+
+fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
+    IdempotencyLayer::new(redlock(nodes), key::header("x-user"))
+}
+
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: String,
+    rejection: Option<Rejection>,
+}
+
+impl Answer {
+    fn is_replayed(&self) -> bool {
+        self.headers
+            .get("idempotency-replayed")
+            .is_some_and(|value| value == "true")
+    }
+
+    fn code(&self) -> &'static str {
+        self.rejection.as_ref().map_or("", Rejection::code)
+    }
+}
+
+fn request(target: &str, key: &str, body: &'static str) -> Request {
+    let request = Request::post(target)
+        .header("x-user", "alice")
+        .header("idempotency-key", key);
+    request.body(Body::from(body)).unwrap()
+}
+
+async fn send(app: &Router, request: Request) -> Answer {
+    let response: Response = app.clone().oneshot(request).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    Answer {
+        status: head.status,
+        headers: head.headers,
+        body: String::from_utf8(body.to_vec()).unwrap(),
+        rejection: head.extensions.get().cloned(),
+    }
+}
+
+async fn pay(app: &Router, target: &str, key: &str) -> Answer {
+    send(app, request(target, key, "amount=5")).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_is_answered_with_what_was_recorded_also_by_another_server() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let first = pay(&app, "/payments", "a").await;
+    assert_eq!(
+        (first.status, first.body.as_str()),
+        (StatusCode::OK, "payment 1 of 8 bytes ")
+    );
+    assert!(!first.is_replayed());
+    for server in [app.clone(), payments.app(layer(&nodes))] {
+        let again = pay(&server, "/payments", "a").await;
+        assert!(again.is_replayed());
+        assert_eq!((again.status, &again.body), (first.status, &first.body));
+        assert_eq!(again.headers["x-payment"], "kept");
+        for dropped in ["set-cookie", "connection", "x-hop", "date"] {
+            assert!(!again.headers.contains_key(dropped), "{dropped}");
+        }
+    }
+    assert_eq!(payments.executed(), 1);
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    let other = pay(&app, "/payments", "b").await;
+    assert_eq!(other.body, "payment 2 of 8 bytes ");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_is_one_round_trip_of_one_command_a_node() {
+    let nodes = ScriptedNodes::new(3);
+    let app = Payments::default().app(layer(&nodes));
+    let sent = |kind| [0, 1, 2].map(|node| nodes.sent(node, kind));
+    pay(&app, "/payments", "a").await;
+    assert_eq!(sent(OpKind::Acquire), [1, 1, 1]);
+    assert_eq!(sent(OpKind::Record), [1, 1, 1], "in place of the release");
+    assert_eq!(sent(OpKind::Release), [0, 0, 0]);
+    for node in 0..3 {
+        // The third answers after the replay is decided.
+        nodes.set(node, Gate::Slow(Duration::from_millis(1 + node as u64)));
+    }
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(sent(OpKind::Acquire), [2, 2, 2]);
+    for other in [OpKind::Confirm, OpKind::Release, OpKind::Look] {
+        assert_eq!(sent(other), [0, 0, 0], "{other:?}");
+    }
+    assert_eq!(sent(OpKind::Record), [1, 1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_of_what_is_being_executed_is_refused_or_waits() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let slow = "/payments?ms=1000";
+    for elsewhere in [false, true] {
+        let app = payments.app(layer(&nodes));
+        let other = if elsewhere {
+            payments.app(layer(&nodes))
+        } else {
+            app.clone()
+        };
+        let patient = payments.app(layer(&nodes).wait(Duration::from_secs(5)));
+        let before = payments.executed();
+        let key = if elsewhere { "a" } else { "b" };
+        let later = async |app: &Router, body| {
+            sleep(Duration::from_millis(100)).await;
+            send(app, request(slow, key, body)).await
+        };
+        let (first, refused, reused, waited) = tokio::join!(
+            pay(&app, slow, key),
+            later(&other, "amount=5"),
+            later(&other, "amount=6"),
+            later(&patient, "amount=5"),
+        );
+        assert_eq!(first.status, StatusCode::OK);
+        assert_eq!(
+            (refused.status, refused.code()),
+            (StatusCode::CONFLICT, "lock-contended")
+        );
+        assert!(refused.headers.contains_key("retry-after"));
+        assert_eq!(reused.status, StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(reused.code(), "idempotency-key-reused");
+        assert!(waited.is_replayed());
+        assert_eq!(waited.body, first.body);
+        assert_eq!(payments.executed(), before + 1);
+        let later = send(&other, request(slow, key, "amount=6")).await;
+        assert_eq!(later.code(), "idempotency-key-reused");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_other_callers_methods_and_paths_are_other_keys() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let nested = Router::new()
+        .nest("/v1", app.clone())
+        .nest("/v2", app.clone());
+    pay(&app, "/payments", "a").await;
+    let bob = Request::post("/payments")
+        .header("x-user", "bob")
+        .header("idempotency-key", "a");
+    send(&app, bob.body(Body::from("amount=5")).unwrap()).await;
+    let patch = Request::patch("/payments")
+        .header("x-user", "alice")
+        .header("idempotency-key", "a");
+    send(&app, patch.body(Body::from("amount=5")).unwrap()).await;
+    pay(&nested, "/v1/payments", "a").await;
+    pay(&nested, "/v2/payments", "a").await;
+    assert_eq!(payments.executed(), 5);
+    let quoted = request("/payments", "\"a\"", "amount=5");
+    assert!(
+        send(&app, quoted).await.is_replayed(),
+        "the same key as a string"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_no_usable_key_is_refused_or_passes() {
+    let nodes = ScriptedNodes::new(3);
+    let plain = Router::new().route("/payments", any(async |body: Bytes| body.len().to_string()));
+    let app = plain.clone().layer(layer(&nodes));
+    let code = async |app: &Router, request| {
+        let answer = send(app, request).await;
+        (answer.status.as_u16(), answer.code())
+    };
+    let keyless = || {
+        Request::post("/payments")
+            .body(Body::from("12345"))
+            .unwrap()
+    };
+    assert_eq!(send(&app, keyless()).await.body, "5");
+    let required = plain.clone().layer(layer(&nodes).required(true));
+    assert_eq!(code(&required, keyless()).await, (400, "key-missing"));
+    let unknown = Request::post("/nowhere").body(Body::empty()).unwrap();
+    assert_eq!(code(&required, unknown).await, (404, ""));
+    let put = Request::put("/payments").header("idempotency-key", "a");
+    assert_eq!(
+        code(&app, put.body(Body::empty()).unwrap()).await,
+        (200, "")
+    );
+    let nobody = Request::post("/payments").header("idempotency-key", "a");
+    assert_eq!(
+        code(&app, nobody.body(Body::empty()).unwrap()).await,
+        (500, "scope-missing")
+    );
+    let long = "x".repeat(256);
+    for bad in ["", "a b", long.as_str()] {
+        assert_eq!(
+            code(&app, request("/payments", bad, "")).await,
+            (400, "key-invalid"),
+            "{bad}"
+        );
+    }
+    let mut twice = request("/payments", "a", "");
+    twice
+        .headers_mut()
+        .append("idempotency-key", "b".parse().unwrap());
+    assert_eq!(code(&app, twice).await, (400, "key-invalid"));
+    let small = plain.layer(layer(&nodes).max_request_body(8));
+    assert_eq!(
+        code(&small, request("/payments", "a", "12345678")).await,
+        (200, "")
+    );
+    assert_eq!(
+        code(&small, request("/payments", "b", "123456789")).await,
+        (413, "body-too-large")
+    );
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_failed_is_executed_again_unless_it_may_have_had_an_effect() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let careful = payments.app(layer(&nodes).at_most_once(true));
+    for (number, app) in [&app, &careful].into_iter().enumerate() {
+        let key = number.to_string();
+        let failed = pay(app, "/payments?status=503", &key).await;
+        assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(failed.rejection, None, "it is the handler's");
+        let again = pay(app, "/payments?status=503", &key).await;
+        if number == 0 {
+            assert_eq!((again.status, again.rejection), (failed.status, None));
+        } else {
+            assert_eq!(
+                (again.status, again.code()),
+                (StatusCode::CONFLICT, "outcome-unknown")
+            );
+        }
+    }
+    assert_eq!(payments.executed(), 3);
+    let kept = pay(&app, "/payments?status=404", "c").await;
+    let again = pay(&app, "/payments?status=404", "c").await;
+    assert!(again.is_replayed());
+    assert_eq!((again.status, again.body), (kept.status, kept.body));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_gives_the_key_back_unless_it_may_have_had_an_effect() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    for at_most_once in [false, true] {
+        let app = payments.app(layer(&nodes).at_most_once(at_most_once));
+        let key = at_most_once.to_string();
+        let panics = tokio::spawn({
+            let (app, key) = (app.clone(), key.clone());
+            async move { pay(&app, "/payments?status=418", &key).await }
+        });
+        assert!(panics.await.is_err());
+        sleep(Duration::from_millis(10)).await;
+        let again = pay(&app, "/payments", &key).await;
+        let refused = if at_most_once { "outcome-unknown" } else { "" };
+        assert_eq!(again.code(), refused);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_away_does_not_stop_the_execution() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let slow = "/payments?ms=1000";
+    let gone = timeout(Duration::from_millis(100), pay(&app, slow, "a")).await;
+    assert!(gone.is_err());
+    sleep(Duration::from_secs(2)).await;
+    let retry = pay(&app, slow, "a").await;
+    assert!(retry.is_replayed());
+    assert_eq!(payments.executed(), 1);
+    // One that leaves before it is its turn leaves nothing.
+    for node in 0..3 {
+        nodes.set(node, Gate::Slow(Duration::from_millis(20)));
+    }
+    let gone = timeout(Duration::from_millis(10), pay(&app, slow, "b")).await;
+    assert!(gone.is_err());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_response_is_sent_and_never_executed_again() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes).max_response_body(100));
+    let large = pay(&app, "/payments?size=200", "a").await;
+    assert_eq!((large.status, large.body.len()), (StatusCode::OK, 221));
+    let again = pay(&app, "/payments?size=200", "a").await;
+    assert_eq!(
+        (again.status, again.code()),
+        (StatusCode::CONFLICT, "result-not-kept")
+    );
+    let small = pay(&app, "/payments?size=10", "b").await;
+    assert_eq!(pay(&app, "/payments?size=10", "b").await.body, small.body);
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_does_not_travel_with_every_answer_is_read_once_asked_for() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let big = pay(&app, "/payments?size=60000", "a").await;
+    let again = pay(&app, "/payments?size=60000", "a").await;
+    assert!(again.is_replayed());
+    assert_eq!(again.body, big.body);
+    assert_eq!(payments.executed(), 1);
+    assert!(nodes.sent(0, OpKind::Look) > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_survives_one_wipe_at_a_time_and_is_repaired_by_replays() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let first = pay(&app, "/payments", "a").await;
+    for round in 0..2 {
+        for node in 0..3 {
+            nodes.wipe(node);
+            let again = pay(&app, "/payments", "a").await;
+            assert!(again.is_replayed(), "round {round}, node {node}");
+            assert_eq!(again.body, first.body);
+            // Time for what is done in the background.
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+    assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
+    // Two without a replay in between are one too many: the documented limit.
+    nodes.wipe(0);
+    nodes.wipe(1);
+    nodes.set(2, Gate::Down);
+    assert!(!pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_execution_that_outlived_its_lock_is_recorded_if_nobody_came() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes).max_hold(Duration::from_secs(1)));
+    let slow = "/payments?ms=60000";
+    let first = pay(&app, slow, "a").await;
+    assert_eq!(first.status, StatusCode::OK);
+    assert!(!first.headers.contains_key("idempotency-recorded"));
+    assert!(pay(&app, slow, "a").await.is_replayed());
+    assert_eq!(payments.executed(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outcome_that_no_majority_took_is_said_to_be_unrecorded() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Record, Gate::Failing);
+        nodes.set_for(node, OpKind::Look, Gate::Failing);
+    }
+    let first = pay(&app, "/payments", "a").await;
+    assert_eq!(first.status, StatusCode::OK);
+    assert_eq!(first.headers["idempotency-recorded"], "false");
+    // The lock stays as long as it lives: somebody executed.
+    let again = pay(&app, "/payments", "a").await;
+    assert_eq!(again.status, StatusCode::CONFLICT);
+    assert_eq!(payments.executed(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_quorum_is_503_and_nothing_is_executed() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    nodes.set(0, Gate::Down);
+    nodes.set(1, Gate::Never);
+    let refused = pay(&app, "/payments", "a").await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.code(), "lock-unavailable");
+    assert_eq!(payments.executed(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_are_forgotten_after_their_retention() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes).retention(Duration::from_secs(100)));
+    pay(&app, "/payments", "a").await;
+    sleep(Duration::from_secs(99)).await;
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+    sleep(Duration::from_secs(2)).await;
+    assert!(!pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_public_scope_is_everybodys() {
+    let redlock = Redlock::builder()
+        .embedded(3)
+        .restart_guard(RestartGuard::Off);
+    let layer = IdempotencyLayer::new(redlock.build().unwrap(), scope::public());
+    let hello = post(async || "hello".into_response());
+    let app = Router::new().route("/", hello).layer(layer);
+    let anybody = || {
+        Request::post("/")
+            .header("idempotency-key", "a")
+            .body(Body::empty())
+            .unwrap()
+    };
+    assert!(!send(&app, anybody()).await.is_replayed());
+    assert!(send(&app, anybody()).await.is_replayed());
+}
