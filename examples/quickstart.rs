@@ -1,4 +1,4 @@
-//! An axum service whose requests hold a lock per account, or per order.
+//! An axum service whose requests hold a lock per account or order, or pay once per idempotency key.
 //!
 //! Run with
 //!
@@ -35,8 +35,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower_redlock::{
-    LockHandle, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
-    RestartGuard, health_router, key,
+    IdempotencyLayer, KeyExtractor, LockHandle, LockKey, LockKeys, LockResource, Locked, NodeState,
+    Redlock, RedlockLayer, RestartGuard, health_router, key,
 };
 
 /// How long requests may go on after Ctrl-C or SIGTERM.
@@ -56,6 +56,9 @@ fn app(redlock: Redlock) -> Router {
         redlock: redlock.clone(),
         balances: Balances::default(),
     };
+    // Whose key is it? Behind authentication this would be what that has found.
+    let caller = key::header("x-user").or("anonymous");
+    let idempotency = IdempotencyLayer::new(redlock.clone(), caller);
     Router::new()
         .route("/accounts/{id}/withdraw", post(withdraw))
         // Around the routes above: one lock per account, and different accounts go on side by side.
@@ -66,6 +69,7 @@ fn app(redlock: Redlock) -> Router {
         .route("/accounts/{id}", get(balance))
         // Locked by the handler's own signature.
         .route("/orders/{id}/ship", post(ship))
+        .route("/payments", post(pay).layer(idempotency))
         .with_state(state)
         .nest("/healthz", health_router(redlock))
 }
@@ -139,6 +143,34 @@ async fn ship(
     guard
         .hold_until_sent(Json(done).into_response())
         .into_response()
+}
+
+#[derive(Deserialize)]
+struct Payment {
+    account: String,
+    amount: u64,
+}
+
+/// Is called once per `Idempotency-Key` and caller; whoever sends it again gets the same answer, with
+/// the same payment's id.
+async fn pay(
+    State(balances): State<Balances>,
+    Query(hold): Query<Hold>,
+    Json(payment): Json<Payment>,
+) -> (StatusCode, Json<Value>) {
+    hold.think().await;
+    let Payment { account, amount } = payment;
+    let mut all = balances.lock().unwrap_or_else(PoisonError::into_inner);
+    let balance = all.entry(account.clone()).or_insert(100);
+    let Some(left) = balance.checked_sub(amount) else {
+        let problem =
+            json!({"code": "insufficient-funds", "account": account, "balance": *balance});
+        return (StatusCode::CONFLICT, Json(problem));
+    };
+    *balance = left;
+    let id = format!("{:016x}", fastrand::u64(..));
+    let done = json!({"payment": id, "account": account, "amount": amount, "balance": left});
+    (StatusCode::OK, Json(done))
 }
 
 async fn balance(State(balances): State<Balances>, Path(account): Path<String>) -> Json<Value> {
@@ -241,6 +273,9 @@ Listening on http://{address}, locking over {nodes}. Try:
 
   # an order is shipped under its own lock
   curl -i -X POST http://{address}/orders/7/ship
+
+  # a payment: the same key again is answered with the same payment, and pays once
+  curl -i -X POST http://{address}/payments -H 'idempotency-key: a1' -H content-type:application/json -d '{{\"account\":\"dave\",\"amount\":5}}'
 
   # the balance, not locked
   curl -s http://{address}/accounts/alice

@@ -75,7 +75,7 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     )));
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let [withdraw, two_at_once, ship, balance, health] = lines[..] else {
+    let [withdraw, two_at_once, ship, pay, balance, health] = lines[..] else {
         panic!("other curl lines than this test knows: {lines:#?}");
     };
 
@@ -103,6 +103,15 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     ));
     assert_eq!(two.matches("HTTP/1.1 423").count(), 1, "{two}");
     assert_eq!(two.matches(r#""shipped":true"#).count(), 1, "{two}");
+
+    let paid = [pay, pay].map(paste);
+    assert_eq!(body(&paid[0]), body(&paid[1]));
+    assert_eq!(body(&paid[0])["balance"], 95);
+    let replayed = "idempotency-replayed: true";
+    assert_eq!(paid.map(|paid| paid.contains(replayed)), [false, true]);
+    let other = paste(&pay.replace("\"amount\":5", "\"amount\":6"));
+    assert!(other.starts_with("HTTP/1.1 422"), "{other}");
+    assert_eq!(body(&other)["code"], "idempotency-key-reused");
 
     let balance: Value = serde_json::from_str(&paste(balance)).unwrap();
     assert_eq!(
