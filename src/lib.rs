@@ -10,6 +10,11 @@
 //! has chapters: [what the lock is for](guide::what_is_this_lock_for), and how to
 //! [operate the nodes](guide::operating_the_nodes).
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// A lease task can record, whether or not there is a layer that asks it to.
+#![cfg_attr(
+    not(feature = "idempotency"),
+    allow(dead_code, reason = "used by the idempotency layer")
+)]
 
 #[cfg(feature = "axum")]
 mod extract;

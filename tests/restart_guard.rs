@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::routing::post;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use support::{Cluster, RedisServer};
 use tower::ServiceExt;
 use tower_redlock::{
-    Health, LockError, NodeFailure, NodeState, Redlock, RedlockBuilder, RestartGuard, health_router,
+    Health, IdempotencyLayer, LockError, NodeFailure, NodeHealth, NodeState, Redlock,
+    RedlockBuilder, RestartGuard, health_router, scope,
 };
 
 /// Short, so that the tests are; servers tell their uptime in whole seconds, so it takes one more.
@@ -353,4 +355,39 @@ fn a_window_that_is_not_longer_than_every_lock_is_refused() {
     // Embedded nodes need no guard, but a wrong setting is wrong wherever it stands.
     let error = built.unwrap_err();
     assert_eq!(error.setting(), "restart_guard");
+}
+
+/// What such a node has is a record; what it does not have may have been forgotten.
+#[tokio::test]
+async fn a_node_that_may_not_vote_is_still_asked_for_records() {
+    let mut cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    admitted(&redlock).await;
+    let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
+    let app = Router::new()
+        .route("/", post(async || "executed"))
+        .layer(layer);
+    let pay = async |key: &str| {
+        let request = Request::post("/").header("idempotency-key", key);
+        let response = app.clone().oneshot(request.body(Body::empty()).unwrap());
+        let response = response.await.unwrap();
+        let replayed = response.headers().contains_key("idempotency-replayed");
+        (response.status(), replayed)
+    };
+    assert_eq!(pay("a").await, (StatusCode::OK, false));
+    let has_record = |server: &RedisServer| server.keys("*:done").len() == 1;
+    wait_until(&redlock, |_| cluster.servers.iter().all(has_record)).await;
+
+    // Their memory as a whole: a process that forgot which one it is cannot tell what else it forgot.
+    for server in &cluster.servers[..2] {
+        server.command(&["DEL", "redlock:generation"]);
+    }
+    assert_eq!(pay("b").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    let is_out = |node: &NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
+    wait_until(&redlock, |health| health.nodes[..2].iter().all(is_out)).await;
+    cluster.servers[2].kill();
+    assert_eq!(pay("a").await, (StatusCode::OK, true));
+    assert_eq!(pay("c").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    let fences = cluster.servers[0].keys("*:fence");
+    assert_eq!(fences.len(), 1, "it was asked for a vote: {fences:?}");
 }

@@ -60,6 +60,43 @@ impl Job {
         matches!(&self.request, Request::Command(packet) if matches!(packet.command.op, Op::Release | Op::ReleaseExecuted))
     }
 
+    /// Returns what is sent of it to a node that is known not to answer or not to vote; what is not is
+    /// answered.
+    ///
+    /// A node that may not vote can still be told of releases and records, and asked for a record: what
+    /// it has counts, and what it does not have may have been forgotten.
+    #[cfg(feature = "redis")]
+    pub(crate) fn despite(mut self, failure: &NodeFailure) -> Option<Self> {
+        if self.is_release() {
+            return Some(self);
+        }
+        let may_not_vote = matches!(failure, NodeFailure::Quarantined { .. });
+        if let Request::Command(packet) = &self.request
+            && may_not_vote
+        {
+            let Command { names, owner, op } = &packet.command;
+            let is_recorded = names.iter().any(|name| name.record.is_some());
+            match op {
+                Op::Record { .. } | Op::TopUp { .. } | Op::Look => return Some(self),
+                Op::Acquire { .. } if is_recorded => {
+                    let look = Packet::new(Command {
+                        names: Arc::clone(names),
+                        owner: owner.clone(),
+                        op: Op::Look,
+                    });
+                    self.request = Request::Command(look);
+                    if let Some(open) = &mut self.ballot.0 {
+                        open.without_record = Some(failure.clone());
+                    }
+                    return Some(self);
+                }
+                _ => {}
+            }
+        }
+        self.ballot.cast(Err(failure.clone()));
+        None
+    }
+
     /// Whether sending it still makes sense.
     ///
     /// An acquisition must not go out once its attempt is decided: nothing would release it.
@@ -126,6 +163,7 @@ impl Tally {
             phase: self.phase.load(Ordering::Acquire),
             node,
             name: Arc::clone(name),
+            without_record: None,
         }))
     }
 }
@@ -140,11 +178,16 @@ struct Open {
     phase: u32,
     node: usize,
     name: Arc<str>,
+    /// The vote if the node has no record: it may be read, and not vote.
+    without_record: Option<NodeFailure>,
 }
 
 impl Ballot {
     pub(crate) fn cast(mut self, outcome: Result<Reply, NodeFailure>) {
-        self.deliver(|_| outcome);
+        self.deliver(|open| match &open.without_record {
+            Some(failure) if outcome == Ok(Reply::NotDone) => Err(failure.clone()),
+            _ => outcome,
+        });
     }
 
     /// Whether the phase of this ballot is still being voted on.

@@ -136,23 +136,27 @@ impl Lane {
 
     fn on_jobs(&mut self, jobs: Vec<Job>) {
         let now = Instant::now();
-        let (mut batch, mut refused) = (Vec::with_capacity(jobs.len()), Vec::new());
+        let mut batch = Vec::with_capacity(jobs.len());
         let down = self.shared.unreachable();
         for job in jobs {
-            match &down {
-                _ if !job.is_wanted(now) => refused.push(job),
-                Some(_) if !job.is_release() => refused.push(job),
-                _ if self.link.is_none() => self.parked.push_back(job),
-                // Also to a silent server: the acquisition is ahead of it on this connection.
-                _ => batch.push(job),
+            if !job.is_wanted(now) {
+                let over = || NodeFailure::Unreachable {
+                    node: Arc::clone(&self.shared.name),
+                    why: "the request was over before it could be sent".into(),
+                };
+                job.ballot.cast(Err(down.clone().unwrap_or_else(over)));
+                continue;
             }
-        }
-        for job in refused {
-            let failure = down.clone().unwrap_or_else(|| NodeFailure::Unreachable {
-                node: Arc::clone(&self.shared.name),
-                why: "the request was over before it could be sent".into(),
-            });
-            job.ballot.cast(Err(failure));
+            let job = match &down {
+                Some(failure) => job.despite(failure),
+                None => Some(job),
+            };
+            match job {
+                Some(job) if self.link.is_none() => self.parked.push_back(job),
+                // Also to a silent server: the acquisition is ahead of it on this connection.
+                Some(job) => batch.push(job),
+                None => {}
+            }
         }
         self.send(batch);
     }
@@ -418,15 +422,15 @@ impl Lane {
         }
     }
 
-    /// Fails the requests that waited for a connection; releases go on waiting.
+    /// Fails the requests that waited for a connection, but for those that go out all the same.
     fn refuse_parked(&mut self) {
         let now = Instant::now();
         let Some(failure) = self.shared.unreachable() else {
             return;
         };
         for job in std::mem::take(&mut self.parked) {
-            if job.is_release() && job.is_wanted(now) {
-                self.parked.push_back(job);
+            if job.is_wanted(now) {
+                self.parked.extend(job.despite(&failure));
             } else {
                 job.ballot.cast(Err(failure.clone()));
             }

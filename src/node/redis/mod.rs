@@ -128,12 +128,13 @@ impl Node for RedisNode {
     fn submit(&self, job: Job) {
         // A node that is down costs a request nothing, not even a wake-up of its lane. A release
         // goes on all the same: its acquisition may have got through.
-        if !job.is_release()
-            && let Some(failure) = self.shared.unreachable()
-        {
-            job.ballot.cast(Err(failure));
-            return;
-        }
+        let job = match self.shared.unreachable() {
+            Some(failure) => match job.despite(&failure) {
+                Some(job) => job,
+                None => return,
+            },
+            None => job,
+        };
         let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
         let job = match &*lane {
             Some(jobs) => match jobs.send(job) {
