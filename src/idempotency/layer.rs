@@ -33,7 +33,7 @@ use crate::protocol::{Fingerprint, KeyError, LockKey};
 ///
 /// # async fn pay() {}
 /// let redlock = Redlock::in_memory(3);
-/// let whose = key::extension::<UserId, _, _>(|user: &UserId| user.0.clone());
+/// let whose = key::extension::<UserId>(|user| &user.0);
 /// let app: Router = Router::new()
 ///     .route("/payments", post(pay))
 ///     .route_layer(IdempotencyLayer::new(redlock, whose));
