@@ -8,7 +8,7 @@ use http::request::Parts;
 
 use crate::lock::LockHandle;
 use crate::middleware::{LockHandles, NotLocked, Rejection, RequestKind, refusal};
-use crate::protocol::KeyError;
+use crate::protocol::{FencingToken, KeyError};
 
 /// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler; none if that
 /// let the request pass without a lock, also if layers further out have one: [`LockHandles`] has all.
@@ -36,6 +36,29 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for LockHandle {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
         Ok(parts.extensions.get().cloned())
+    }
+}
+
+/// The token of the [`LockHandle`] that the handler would get.
+impl<S: Send + Sync> FromRequestParts<S> for FencingToken {
+    type Rejection = LockHandleRejection;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+        let handle = <LockHandle as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        handle.fencing_token().ok_or_else(|| LockHandleRejection {
+            passed: Some(NotLocked::Unfenced),
+            kind: RequestKind::of(parts),
+        })
+    }
+}
+
+/// `None` if the request is served without a lock, or fencing is off.
+impl<S: Send + Sync> OptionalFromRequestParts<S> for FencingToken {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        let handle = parts.extensions.get::<LockHandle>();
+        Ok(handle.and_then(LockHandle::fencing_token))
     }
 }
 
@@ -68,6 +91,9 @@ impl LockHandleRejection {
             }
             Some(NotLocked::NoKey) => {
                 "a request that names no resource; take Option<LockHandle>, or leave `missing_key` at Reject"
+            }
+            Some(NotLocked::Unfenced) => {
+                "a lock without a token; leave `fencing` on, or take Option<FencingToken>"
             }
             Some(NotLocked::Unavailable) => {
                 "proceeded without a quorum, as `on_unavailable` says; take Option<LockHandle>"

@@ -1,6 +1,7 @@
 //! The header that carries the key.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use http::HeaderName;
@@ -8,7 +9,7 @@ use http::request::Parts;
 
 use crate::middleware::KeyExtractor;
 use crate::middleware::key::header;
-use crate::protocol::KeyError;
+use crate::protocol::{KeyError, LockKey};
 
 /// The idempotency key of a request, as the client sent it; an extractor, and in the extensions of
 /// every request that the layer lets through with a key.
@@ -33,17 +34,38 @@ impl IdempotencyKey {
         let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
         let keys = values.extract(parts)?;
         let keys = keys.ok_or_else(|| malformed("is empty"))?;
-        let key = keys.as_slice().first().map(|key| key.as_bytes());
+        let key = keys.as_slice().first().map(LockKey::as_bytes);
         let key = key.and_then(|key| std::str::from_utf8(key).ok());
-        match key {
-            Some(key) if key.len() > MAX => Err(malformed("is longer than 255 characters")),
-            Some(key) if key.bytes().all(|byte| byte.is_ascii_graphic()) => {
-                Ok(Some(Self(key.into())))
-            }
-            _ => Err(malformed("is not visible ASCII")),
+        let key = key.unwrap_or_default().parse();
+        key.map(Some)
+            .map_err(|error: ParseIdempotencyKeyError| malformed(&error.to_string()))
+    }
+}
+
+/// Reads a key as the client names it, without quotes.
+impl FromStr for IdempotencyKey {
+    type Err = ParseIdempotencyKeyError;
+
+    fn from_str(key: &str) -> Result<Self, Self::Err> {
+        let visible = key.bytes().all(|byte| byte.is_ascii_graphic());
+        match key.len() {
+            1..=MAX if visible => Ok(Self(key.into())),
+            _ => Err(ParseIdempotencyKeyError),
         }
     }
 }
+
+/// The text cannot be an idempotency key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ParseIdempotencyKeyError;
+
+impl fmt::Display for ParseIdempotencyKeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "is not 1 to {MAX} characters of visible ASCII")
+    }
+}
+
+impl std::error::Error for ParseIdempotencyKeyError {}
 
 impl fmt::Debug for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

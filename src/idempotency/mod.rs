@@ -14,6 +14,8 @@
 //! 4. The response is recorded on all nodes, and answered once a majority has it.
 
 mod body;
+#[cfg(feature = "axum")]
+mod extract;
 mod fingerprint;
 mod header;
 mod layer;
@@ -24,6 +26,8 @@ mod stored;
 pub mod scope;
 
 pub use body::{IdempotencyBody, IdempotencyRequestBody};
-pub use header::IdempotencyKey;
+#[cfg(feature = "axum")]
+pub use extract::IdempotencyKeyRejection;
+pub use header::{IdempotencyKey, ParseIdempotencyKeyError};
 pub use layer::{IdempotencyLayer, OnUnrecorded};
 pub use service::{IdempotencyService, ResponseFuture};

@@ -128,6 +128,9 @@ pub(crate) enum NotLocked {
     Skipped,
     NoKey,
     Unavailable,
+    /// With a lock that has no token; not the layer, but an extractor says so.
+    #[cfg(feature = "axum")]
+    Unfenced,
 }
 
 impl RedlockLayer {

@@ -10,6 +10,7 @@
 mod support;
 
 mod documented;
+mod exactly_once_sql;
 mod grpc;
 mod hyper_server;
 mod reverse_proxy;

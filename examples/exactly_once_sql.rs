@@ -1,0 +1,120 @@
+//! A payment that is booked once, whatever becomes of locks and records.
+//!
+//! Run with
+//!
+//! ```not_rust
+//! cargo run --example exactly_once_sql
+//! ```
+//!
+//! and, in another terminal, type what it prints:
+//!
+//! ```not_rust
+//! curl -s -w '%{http_code}\n' -X POST 'http://127.0.0.1:3000/payments?amount=5&fail=true' -H 'idempotency-key: a1'
+//! 503
+//!
+//! curl -s -w '\n' -X POST 'http://127.0.0.1:3000/payments?amount=5' -H 'idempotency-key: a1'
+//! {"balance":95,"executions":2,"payment":1}
+//! ```
+//!
+//! The first request is booked and then answered 503, as if its server had died before it could record
+//! its response. So the second is executed again, which no lock and no record can prevent; the database
+//! knows the key from the transaction in which it booked. A third is replayed.
+//!
+//! `LISTEN` changes the address.
+
+#![allow(clippy::print_stdout, reason = "a program for people to look at")]
+
+use std::env;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use axum::{Json, Router};
+use rusqlite::{Connection, params};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, scope};
+
+type Database = Arc<Mutex<Connection>>;
+
+const SCHEMA: &str = "
+    CREATE TABLE payment (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, amount INTEGER NOT NULL,
+        executions INTEGER NOT NULL DEFAULT 1);
+    CREATE TABLE account (balance INTEGER NOT NULL);
+    INSERT INTO account VALUES (100);";
+
+/// Counts executions only to show that there can be two.
+const BOOK: &str = "
+    INSERT INTO payment (key, amount) VALUES (?1, ?2)
+    ON CONFLICT (key) DO UPDATE SET executions = executions + 1
+    RETURNING id, executions";
+
+#[derive(Deserialize)]
+struct Payment {
+    amount: i64,
+    #[serde(default)]
+    fail: bool,
+}
+
+async fn pay(
+    State(database): State<Database>,
+    Query(payment): Query<Payment>,
+    key: IdempotencyKey,
+) -> Result<Json<Value>, StatusCode> {
+    let mut database = database.lock().unwrap_or_else(PoisonError::into_inner);
+    match book(&mut database, key.as_str(), payment.amount) {
+        Ok(_) if payment.fail => Err(StatusCode::SERVICE_UNAVAILABLE),
+        Ok(booked) => Ok(Json(booked)),
+        Err(_) => Err(StatusCode::INTERNAL_SERVER_ERROR),
+    }
+}
+
+/// The key and the effect in one transaction: both, or neither.
+fn book(database: &mut Connection, key: &str, amount: i64) -> rusqlite::Result<Value> {
+    let transaction = database.transaction()?;
+    let (payment, executions): (i64, i64) =
+        transaction.query_row(BOOK, params![key, amount], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })?;
+    if executions == 1 {
+        transaction.execute("UPDATE account SET balance = balance - ?1", [amount])?;
+    }
+    let balance: i64 =
+        transaction.query_row("SELECT balance FROM account", [], |row| row.get(0))?;
+    transaction.commit()?;
+    Ok(json!({"payment": payment, "executions": executions, "balance": balance}))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let connection = Connection::open_in_memory()?;
+    connection.execute_batch(SCHEMA)?;
+    let once = IdempotencyLayer::new(Redlock::in_memory(3), scope::public()).required(true);
+    // What makes it the same payment is the key alone, however it is to end.
+    let once = once.fingerprint(|_, _| Vec::new());
+    let app = Router::new()
+        .route("/payments", post(pay))
+        .route_layer(once)
+        .with_state(Arc::new(Mutex::new(connection)));
+    let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
+    let listener = TcpListener::bind(&listen).await?;
+    let url = format!("http://{}/payments", listener.local_addr()?);
+    println!(
+        "\
+Listening. Try:
+
+  # booked, and then answered 503, as if the server had died before it recorded its response
+  curl -s -w '%{{http_code}}\\n' -X POST '{url}?amount=5&fail=true' -H 'idempotency-key: a1'
+
+  # so the retry is executed, and books nothing
+  curl -s -w '\\n' -X POST '{url}?amount=5' -H 'idempotency-key: a1'
+
+Ctrl-C stops it."
+    );
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
+    Ok(axum::serve(listener, app).await?)
+}
