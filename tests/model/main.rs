@@ -11,6 +11,8 @@
 //! * F4 an extension that succeeds proves that no higher token had completed before it began;
 //! * and in the model with time: two acquisitions are never both within their validity.
 //!
+//! `once` says the same of requests whose outcome is recorded.
+//!
 //! Models without a defect also assert that what they are about does happen: all complete, later
 //! ones complete, the second phase is needed, extensions succeed.
 //!
@@ -46,6 +48,9 @@ use crate::space::Variant;
 use crate::timed::{EXCLUSION, Fault, ORDER, Timed, UNIQUE};
 
 mod asynchronous;
+mod once;
+mod records;
+mod requests;
 mod space;
 mod timed;
 
@@ -548,4 +553,4 @@ fn t19_a_generation_of_any_process_lets_a_copy_vote_at_once() {
 }
 
 /// How many states the large runs explore, counting those met again.
-const FAR_MORE: usize = 60_000_000;
+pub(crate) const FAR_MORE: usize = 60_000_000;

@@ -99,20 +99,28 @@ pub(crate) enum Ask {
 
 /// The values seen so far, each with a number and a note.
 #[derive(Debug)]
-struct Interner<T, N> {
+pub(crate) struct Interner<T, N> {
     ids: HashMap<T, u32>,
     values: Vec<(T, N)>,
 }
 
 impl<T: Clone + Eq + Hash, N> Interner<T, N> {
-    fn new() -> RwLock<Self> {
+    pub(crate) fn new() -> RwLock<Self> {
         RwLock::new(Self {
             ids: HashMap::new(),
             values: Vec::new(),
         })
     }
 
-    fn id(&mut self, value: T, note: N) -> u32 {
+    pub(crate) fn value(&self, id: u32) -> &T {
+        &self.values[id as usize].0
+    }
+
+    pub(crate) fn note(&self, id: u32) -> &N {
+        &self.values[id as usize].1
+    }
+
+    pub(crate) fn id(&mut self, value: T, note: N) -> u32 {
         let next = u32::try_from(self.values.len()).expect("few enough values");
         match self.ids.entry(value) {
             Entry::Occupied(known) => *known.get(),
@@ -126,14 +134,14 @@ impl<T: Clone + Eq + Hash, N> Interner<T, N> {
 
 /// What a pure function answered before.
 #[derive(Debug)]
-struct Memo<K, V>(RwLock<HashMap<K, V>>);
+pub(crate) struct Memo<K, V>(RwLock<HashMap<K, V>>);
 
 impl<K: Copy + Eq + Hash, V: Copy> Memo<K, V> {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(RwLock::new(HashMap::new()))
     }
 
-    fn get_or(&self, key: K, make: impl FnOnce() -> V) -> V {
+    pub(crate) fn get_or(&self, key: K, make: impl FnOnce() -> V) -> V {
         if let Some(value) = self.0.read().expect("no panic").get(&key) {
             return *value;
         }
