@@ -1,0 +1,565 @@
+//! The rounds of requests whose outcome is recorded, against independent oracles.
+
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "an answer reads best where it is given"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use tower_redlock::protocol::message::Reply;
+use tower_redlock::protocol::once::{
+    LookRound, LookStep, OnceRound, OnceStep, RecordRound, RecordStep,
+};
+use tower_redlock::protocol::round::Answer;
+use tower_redlock::protocol::{ExecutionId, Fingerprint, Quorum, Record};
+
+/// What a node answers, or fails to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Granted(u64),
+    At(u64),
+    Held,
+    /// Held for a request of another payload.
+    HeldForOther,
+    Intended,
+    Lost,
+    NotDone,
+    /// The record of this execution; the executions from [`OTHERS`] on are of another payload.
+    Done(u8),
+    Failed,
+}
+
+const ACQUIRED: [Fate; 8] = [
+    Fate::Granted(7),
+    Fate::Held,
+    Fate::HeldForOther,
+    Fate::Intended,
+    Fate::Done(1),
+    Fate::Done(2),
+    Fate::Done(OTHERS),
+    Fate::Failed,
+];
+
+const OTHERS: u8 = 9;
+
+impl Fate {
+    fn answer(self) -> Answer {
+        Answer::Replied(match self {
+            Self::Granted(number) => Reply::Granted(number),
+            Self::At(number) => Reply::At(number),
+            Self::Held => held_for(0),
+            Self::HeldForOther => held_for(1),
+            Self::Intended => Reply::Intended,
+            Self::Lost => Reply::Lost,
+            Self::NotDone => Reply::NotDone,
+            Self::Done(execution) => done(record(execution)),
+            Self::Failed => return Answer::Failed,
+        })
+    }
+
+    fn record(self) -> Option<u8> {
+        match self {
+            Self::Done(execution) => Some(execution),
+            _ => None,
+        }
+    }
+}
+
+fn held_for(payload: u8) -> Reply {
+    Reply::Held {
+        expires_in: None,
+        fingerprint: Some(Fingerprint::of_digest([payload; 32])),
+    }
+}
+
+fn done(record: Record) -> Reply {
+    Reply::Done {
+        record,
+        expires_in: Duration::from_secs(1),
+    }
+}
+
+fn execution(number: u8) -> ExecutionId {
+    ExecutionId::from_random([number; 16])
+}
+
+fn record(number: u8) -> Record {
+    let payload = Fingerprint::of_digest([u8::from(number >= OTHERS); 32]);
+    Record::new(execution(number), payload, [number; 32], &[number])
+}
+
+fn head(number: u8) -> Record {
+    let record = record(number);
+    Record::from_bytes(record.as_bytes()[..Record::HEAD].into()).expect("a head")
+}
+
+fn number_of(record: &Record) -> u8 {
+    record.digest()[0]
+}
+
+fn quorum(nodes: usize) -> Quorum {
+    Quorum::new(nodes).expect("at least one node")
+}
+
+fn once_round(nodes: usize) -> OnceRound {
+    OnceRound::new(quorum(nodes), Fingerprint::of_digest([0; 32]))
+}
+
+/// More than half; spelled differently from the code under test.
+fn majority(nodes: usize) -> usize {
+    (1..=nodes).find(|group| 2 * group > nodes).expect("one is")
+}
+
+/// All ways to give each of `nodes` nodes one of `kinds`.
+fn assignments<T: Clone>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
+    (0..nodes).fold(vec![Vec::new()], |all, _| {
+        let longer = |start: &Vec<T>| {
+            let start = start.clone();
+            let longer = move |kind: &T| [start.as_slice(), std::slice::from_ref(kind)].concat();
+            kinds.iter().map(longer).collect::<Vec<_>>()
+        };
+        all.iter().flat_map(longer).collect()
+    })
+}
+
+/// All orders of up to three nodes; of more, the rotations and the reverse.
+fn orders(nodes: usize) -> Vec<Vec<usize>> {
+    let straight: Vec<usize> = (0..nodes).collect();
+    if nodes <= 3 {
+        let distinct = |order: &Vec<usize>| order.iter().collect::<BTreeSet<_>>().len() == nodes;
+        return assignments(&straight, nodes)
+            .into_iter()
+            .filter(distinct)
+            .collect();
+    }
+    let rotated = |by: usize| straight.iter().cycle().skip(by).take(nodes).copied();
+    let rotations = (0..nodes).map(|by| rotated(by).collect());
+    let reverse = straight.iter().rev().copied().collect();
+    rotations.chain([reverse]).collect()
+}
+
+// ---- Acquiring what may have been executed -----------------------------------------------------
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Open,
+    Confirm(u64),
+    Execute(u64),
+    Repair(u8),
+    Replay(u8),
+    OtherRequest,
+    Undecided,
+    Conflicting,
+    Unknown,
+    Refused,
+}
+
+fn verdict_of(step: &OnceStep) -> Verdict {
+    match step {
+        OnceStep::Wait => Verdict::Open,
+        OnceStep::Confirm(token) => Verdict::Confirm(*token),
+        OnceStep::Execute(token) => Verdict::Execute(*token),
+        OnceStep::Repair(record) => Verdict::Repair(number_of(record)),
+        OnceStep::Replay(record) => Verdict::Replay(number_of(record)),
+        OnceStep::OtherRequest => Verdict::OtherRequest,
+        OnceStep::Undecided => Verdict::Undecided,
+        OnceStep::Conflicting => Verdict::Conflicting,
+        OnceStep::Unknown => Verdict::Unknown,
+        OnceStep::Refused(_) => Verdict::Refused,
+    }
+}
+
+/// The record with the most copies, and their number.
+fn most(records: &[Option<u8>]) -> Option<(usize, u8)> {
+    let mut copies = BTreeMap::new();
+    for record in records.iter().flatten() {
+        *copies.entry(*record).or_insert(0) += 1;
+    }
+    copies
+        .into_iter()
+        .map(|(record, copies)| (copies, record))
+        .max()
+}
+
+/// What a minority's records come to when no more of them can be written.
+fn stuck(records: &[Option<u8>]) -> Verdict {
+    let (copies, best) = most(records).expect("there is a record");
+    let without = records.iter().filter(|record| record.is_none()).count();
+    if best >= OTHERS {
+        Verdict::OtherRequest
+    } else if copies + without >= majority(records.len()) {
+        Verdict::Undecided
+    } else {
+        Verdict::Conflicting
+    }
+}
+
+fn decided(copies: usize, best: u8, nodes: usize) -> Option<Verdict> {
+    let other = best >= OTHERS;
+    let enough = copies >= majority(nodes);
+    enough.then_some(if other {
+        Verdict::OtherRequest
+    } else {
+        Verdict::Replay(best)
+    })
+}
+
+/// What follows from the answers to `ACQUIRE` so far, where all grants carry the same number.
+fn verdict(told: &[Option<Fate>]) -> Verdict {
+    let nodes = told.len();
+    let count = |kinds: &[Fate]| {
+        let among = |fate: &&Option<Fate>| fate.is_some_and(|fate| kinds.contains(&fate));
+        told.iter().filter(among).count()
+    };
+    let silent = told.iter().filter(|fate| fate.is_none()).count();
+    let granted = count(&[Fate::Granted(7)]);
+    let records: Vec<_> = told
+        .iter()
+        .map(|fate| fate.and_then(Fate::record))
+        .collect();
+    if let Some((copies, best)) = most(&records) {
+        return match decided(copies, best, nodes) {
+            Some(verdict) => verdict,
+            None if silent > 0 => Verdict::Open,
+            None if copies + granted >= majority(nodes) => Verdict::Repair(best),
+            None => stuck(&records),
+        };
+    }
+    let (intended, other) = (count(&[Fate::Intended]), count(&[Fate::HeldForOther]));
+    let reached = granted + intended + other + count(&[Fate::Held]);
+    let possible = granted + silent >= majority(nodes);
+    let known = reached >= majority(nodes) || reached + silent < majority(nodes);
+    if granted >= majority(nodes) {
+        Verdict::Execute(7)
+    } else if possible || !known {
+        Verdict::Open
+    } else if nodes - intended < majority(nodes) {
+        Verdict::Unknown
+    } else if other >= majority(nodes) {
+        Verdict::OtherRequest
+    } else {
+        Verdict::Refused
+    }
+}
+
+/// Drives one round and holds every step against the rule; ends with what it asks to repair.
+fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<OnceRound> {
+    let mut round = once_round(fates.len());
+    let mut told = vec![None; fates.len()];
+    for node in order {
+        let step = round.on_acquire(*node, &fates[*node].answer());
+        told[*node] = Some(fates[*node]);
+        let context = format!("{fates:?} in order {order:?} at node {node}");
+        assert_eq!(verdict_of(&step), verdict(&told), "{context}");
+        match step {
+            OnceStep::Wait => assert!(!round.silent().is_empty(), "{context}: waits for nobody"),
+            OnceStep::Execute(_) => {}
+            OnceStep::Repair(_) => {
+                let granted = (0..fates.len()).filter(|node| fates[*node] == Fate::Granted(7));
+                assert!(round.repairers().eq(granted), "{context}");
+                return Some(round);
+            }
+            _ => return None,
+        }
+    }
+    let last = verdict(&told);
+    assert_ne!(
+        last,
+        Verdict::Open,
+        "{fates:?} in order {order:?} never ends"
+    );
+    None
+}
+
+#[test]
+fn every_answer_of_three_nodes_is_judged_by_the_rule_as_early_as_it_allows() {
+    for fates in assignments(&ACQUIRED, 3) {
+        for order in orders(3) {
+            check_acquire(&fates, &order);
+        }
+    }
+}
+
+#[test]
+fn a_repair_ends_by_what_the_nodes_have_then() {
+    let answers = [
+        Fate::Done(1),
+        Fate::Done(2),
+        Fate::Done(OTHERS),
+        Fate::Lost,
+        Fate::Failed,
+    ];
+    for fates in assignments(&ACQUIRED, 3) {
+        let Some(round) = check_acquire(&fates, &[0, 1, 2]) else {
+            continue;
+        };
+        let repairers: Vec<usize> = round.repairers().collect();
+        for answers in assignments(&answers, repairers.len()) {
+            for order in orders(repairers.len()) {
+                check_repair(round.clone(), &fates, &repairers, &answers, &order);
+            }
+        }
+    }
+}
+
+fn check_repair(
+    mut round: OnceRound,
+    fates: &[Fate],
+    repairers: &[usize],
+    answers: &[Fate],
+    order: &[usize],
+) {
+    let mut records: Vec<Option<u8>> = fates.iter().map(|fate| fate.record()).collect();
+    for (told, place) in order.iter().enumerate() {
+        let step = round.on_record(repairers[*place], &answers[*place].answer());
+        records[repairers[*place]] = answers[*place].record();
+        let (copies, best) = most(&records).expect("there is a record");
+        let last = told + 1 == order.len();
+        let expected = match decided(copies, best, fates.len()) {
+            Some(verdict) => verdict,
+            None if last => stuck(&records),
+            None => Verdict::Open,
+        };
+        let context = format!("{fates:?}, then {answers:?} of {repairers:?} in order {order:?}");
+        assert_eq!(verdict_of(&step), expected, "{context}");
+        if expected != Verdict::Open {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_second_phase_executes_only_by_exact_numbers_and_never_beside_a_record() {
+    let second = [
+        Fate::At(2),
+        Fate::At(3),
+        Fate::Lost,
+        Fate::Done(1),
+        Fate::Failed,
+    ];
+    let third = [
+        Fate::Granted(1),
+        Fate::Granted(3),
+        Fate::Held,
+        Fate::Done(1),
+        Fate::Failed,
+    ];
+    let mut seen = Vec::new();
+    for third in third {
+        for answers in assignments(&second, 2) {
+            let mut round = once_round(3);
+            round.on_acquire(0, &Fate::Granted(1).answer());
+            let step = round.on_acquire(1, &Fate::Granted(2).answer());
+            assert_eq!(step, OnceStep::Confirm(2));
+            assert_eq!(round.unconfirmed().collect::<Vec<_>>(), [0, 2]);
+            // Of node 2 both requests are under way, and only the first may have been carried out.
+            let told = [(0, 1, answers[0]), (2, 0, third), (2, 1, answers[1])];
+            let mut records = [None; 3];
+            for (node, phase, fate) in told {
+                let step = if phase == 0 {
+                    round.on_acquire(node, &fate.answer())
+                } else {
+                    round.on_confirm(node, phase, &fate.answer())
+                };
+                records[node] = records[node].or_else(|| fate.record());
+                let context = format!("{third:?} {answers:?} at {fate:?} of {node}: {step:?}");
+                let (found, most) = (verdict_of(&step), most(&records));
+                if let Verdict::Execute(token) = found {
+                    let exact = [
+                        token == 2,
+                        answers[0] == Fate::At(token),
+                        [third, answers[1]].contains(&Fate::At(token)) && third != Fate::Held,
+                    ];
+                    let exact = exact.iter().filter(|exact| **exact).count();
+                    assert!(most.is_none() && exact >= 2, "{context}");
+                }
+                let copies = most.map_or(0, |(copies, _)| copies);
+                assert_eq!(found == Verdict::Replay(1), copies >= 2, "{context}");
+                seen.push(found);
+                if !matches!(found, Verdict::Open | Verdict::Execute(_)) {
+                    break;
+                }
+            }
+        }
+    }
+    for reached in [
+        Verdict::Execute(2),
+        Verdict::Replay(1),
+        Verdict::Repair(1),
+        Verdict::Confirm(3),
+        Verdict::Refused,
+    ] {
+        assert!(seen.contains(&reached), "never {reached:?}");
+    }
+}
+
+#[test]
+fn a_record_that_an_earlier_second_phase_tells_of_keeps_from_executing() {
+    let mut round = once_round(5);
+    round.on_acquire(0, &Fate::Granted(1).answer());
+    round.on_acquire(1, &Fate::Granted(2).answer());
+    let step = round.on_acquire(2, &Fate::Granted(1).answer());
+    assert_eq!(step, OnceStep::Confirm(2));
+    round.on_confirm(0, 1, &Fate::At(5).answer());
+    round.on_confirm(2, 1, &Fate::At(5).answer());
+    let step = round.on_confirm(3, 1, &Answer::Failed);
+    assert_eq!(step, OnceStep::Confirm(5));
+    let step = round.on_confirm(4, 1, &Fate::Done(1).answer());
+    assert_eq!(step, OnceStep::Wait);
+    for node in 0..3 {
+        let step = round.on_confirm(node, 2, &Fate::At(5).answer());
+        assert_eq!(step, OnceStep::Wait);
+    }
+    assert_eq!(round.silent(), [3, 4]);
+    round.on_acquire(3, &Answer::Failed);
+    let step = round.on_acquire(4, &Answer::Failed);
+    assert_eq!(step, OnceStep::Repair(record(1)));
+}
+
+#[test]
+fn a_record_that_comes_after_the_grant_is_repaired_and_not_executed_again() {
+    let mut round = once_round(3);
+    round.on_acquire(0, &Fate::Granted(7).answer());
+    let step = round.on_acquire(1, &Fate::Granted(7).answer());
+    assert_eq!(step, OnceStep::Execute(7));
+    let step = round.on_acquire(2, &Fate::Done(1).answer());
+    assert_eq!(step, OnceStep::Repair(record(1)));
+    assert_eq!(round.silent(), [0, 1]);
+    let step = round.on_record(1, &Answer::Replied(done(head(1))));
+    assert_eq!(verdict_of(&step), Verdict::Replay(1));
+    assert_eq!(round.holders(execution(1)).collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn a_whole_record_is_preferred_to_its_head() {
+    for heads in assignments(&[false, true], 2) {
+        let mut round = once_round(5);
+        for (node, only_head) in heads.iter().enumerate() {
+            let record = if *only_head { head(1) } else { record(1) };
+            round.on_acquire(node, &Answer::Replied(done(record)));
+        }
+        for node in [2, 3] {
+            round.on_acquire(node, &Fate::Granted(7).answer());
+        }
+        let step = round.on_acquire(4, &Answer::Failed);
+        let whole = heads.contains(&false);
+        let expected = if whole { record(1) } else { head(1) };
+        assert_eq!(step, OnceStep::Repair(expected), "{heads:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 2_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn answers_of_five_nodes_are_judged_by_the_rule(
+        fates in vec(select(&ACQUIRED), 5),
+        order in Just((0..5).collect::<Vec<usize>>()).prop_shuffle(),
+        answers in vec(select(&[Fate::Done(1), Fate::Done(2), Fate::Lost, Fate::Failed]), 5),
+    ) {
+        if let Some(round) = check_acquire(&fates, &order) {
+            let repairers: Vec<usize> = round.repairers().collect();
+            let places: Vec<usize> = (0..repairers.len()).rev().collect();
+            check_repair(round, &fates, &repairers, &answers, &places);
+        }
+    }
+}
+
+// ---- Recording and looking ---------------------------------------------------------------------
+
+#[test]
+fn a_recording_is_decided_by_the_majority_as_early_as_that_allows() {
+    let kinds = [Fate::Done(1), Fate::Done(2), Fate::Lost, Fate::Failed];
+    for nodes in 1..=5 {
+        for fates in assignments(&kinds, nodes) {
+            for order in orders(nodes) {
+                check_recording(&fates, &order);
+            }
+        }
+    }
+}
+
+fn check_recording(fates: &[Fate], order: &[usize]) {
+    let mut round = RecordRound::new(quorum(fates.len()), execution(1));
+    for (told, node) in (1..).zip(order) {
+        let answer = match fates[*node] {
+            // A node that keeps one answers its head.
+            Fate::Done(number) => Answer::Replied(done(head(number))),
+            fate => fate.answer(),
+        };
+        let step = round.on_record(*node, &answer);
+        let own = |node: &&usize| fates[**node] == Fate::Done(1);
+        let recorded = order[..told].iter().filter(own).count();
+        let expected = if recorded >= majority(fates.len()) {
+            RecordStep::Recorded
+        } else if recorded + fates.len() - told < majority(fates.len()) {
+            RecordStep::Missed
+        } else {
+            RecordStep::Wait
+        };
+        assert_eq!(step, expected, "{fates:?} in order {order:?} at {node}");
+        assert_eq!(round.silent().count(), fates.len() - told);
+        assert_eq!(round.without().count(), fates.len() - recorded);
+    }
+}
+
+#[test]
+fn a_look_finds_what_a_majority_has_and_tells_a_minority_from_nothing() {
+    let kinds = [Fate::Done(1), Fate::Done(2), Fate::NotDone, Fate::Failed];
+    for nodes in 1..=5 {
+        for fates in assignments(&kinds, nodes) {
+            for order in orders(nodes) {
+                check_look(&fates, &order);
+            }
+        }
+    }
+}
+
+fn check_look(fates: &[Fate], order: &[usize]) {
+    let mut round = LookRound::new(quorum(fates.len()));
+    let mut records = vec![None; fates.len()];
+    for (told, node) in (1..).zip(order) {
+        let step = round.on_look(*node, &fates[*node].answer());
+        records[*node] = fates[*node].record();
+        let expected = match most(&records) {
+            Some((copies, best)) if copies >= majority(fates.len()) => {
+                LookStep::Found(record(best))
+            }
+            _ if told < fates.len() => LookStep::Wait,
+            Some(_) => LookStep::Minority,
+            None => LookStep::Nothing,
+        };
+        assert_eq!(step, expected, "{fates:?} in order {order:?} at {node}");
+        assert_eq!(round.silent().count(), fates.len() - told);
+    }
+}
+
+#[test]
+fn a_node_that_answers_twice_counts_once() {
+    let mut recording = RecordRound::new(quorum(3), execution(1));
+    let mut look = LookRound::new(quorum(3));
+    let mut acquiring = once_round(3);
+    for _ in 0..2 {
+        let (done, granted) = (Fate::Done(1).answer(), Fate::Granted(7).answer());
+        assert_eq!(recording.on_record(0, &done), RecordStep::Wait);
+        assert_eq!(look.on_look(0, &done), LookStep::Wait);
+        assert_eq!(acquiring.on_acquire(0, &granted), OnceStep::Wait);
+    }
+    assert_eq!(
+        acquiring.on_acquire(1, &Fate::Done(1).answer()),
+        OnceStep::Wait
+    );
+    assert_eq!(
+        acquiring.on_acquire(1, &Fate::Done(1).answer()),
+        OnceStep::Wait
+    );
+}
