@@ -83,7 +83,8 @@ impl LeaseTask {
                 record,
                 retention.saturating_sub(began.elapsed()),
                 without,
-            );
+            )
+            .await;
             self.give_up(claim);
             return;
         }
@@ -171,7 +172,7 @@ impl LeaseTask {
             };
             if let Some(record) = record {
                 let left = expires_in.saturating_sub(answered.elapsed());
-                self.top_up(&claim, record, left, without);
+                self.top_up(&claim, record, left, without).await;
             }
         }
         self.give_up(claim);
@@ -197,12 +198,24 @@ impl LeaseTask {
         None
     }
 
-    /// Writes a record that a majority has to nodes that do not. Nobody waits for it.
-    fn top_up(&mut self, claim: &Claim, record: Record, retention: Duration, nodes: Vec<usize>) {
+    /// Writes a record that a majority has to nodes that do not.
+    ///
+    /// No caller waits for it any more; the phase must last all the same, because a node is not sent
+    /// what belongs to one that is over.
+    async fn top_up(
+        &mut self,
+        claim: &Claim,
+        record: Record,
+        retention: Duration,
+        nodes: Vec<usize>,
+    ) {
         if nodes.is_empty() || retention.is_zero() {
             return;
         }
-        drop(self.ask(claim, Op::TopUp { record, retention }, nodes));
+        let mut asking = self.ask(claim, Op::TopUp { record, retention }, nodes);
+        while !asking.silent.is_empty() {
+            self.next_answer(&mut asking).await;
+        }
     }
 
     fn ask(&mut self, claim: &Claim, op: Op, nodes: impl IntoIterator<Item = usize>) -> Asking {
