@@ -483,3 +483,31 @@ async fn the_public_scope_is_everybodys() {
     assert!(!send(&app, anybody()).await.is_replayed());
     assert!(send(&app, anybody()).await.is_replayed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn of_simultaneous_requests_with_one_key_another_payload_is_told_so() {
+    let nodes = ScriptedNodes::new(3);
+    for node in 0..3 {
+        nodes.set(node, Gate::Slow(Duration::from_millis(2)));
+    }
+    let payments = Payments::default();
+    for (round, layer) in [layer(&nodes), layer(&nodes).max_waiters(1)]
+        .into_iter()
+        .enumerate()
+    {
+        let app = payments.app(layer);
+        let (slow, key) = ("/payments?ms=1000", round.to_string());
+        // All of them come while the first is only asking.
+        let (first, reused, refused) = tokio::join!(
+            send(&app, request(slow, &key, "amount=5")),
+            send(&app, request(slow, &key, "amount=6")),
+            send(&app, request(slow, &key, "amount=5")),
+        );
+        assert_eq!(first.status, StatusCode::OK);
+        assert_eq!(refused.code(), "lock-contended");
+        if round == 0 {
+            assert_eq!(reused.code(), "idempotency-key-reused");
+        }
+    }
+    assert_eq!(payments.executed(), 2);
+}

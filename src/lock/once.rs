@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
 use crate::lock::error::LockError;
@@ -270,6 +270,8 @@ async fn take_turn(
     waiting: &mut Waiting,
 ) -> Result<Turn, NotGranted> {
     let mut stage = inner.registry.stage();
+    let asking = 2 * inner.settings.node_timeout;
+    let asked_until = deadline.max(Instant::now() + asking);
     loop {
         if *stage.borrow() != Stage::Open {
             return Err(LockError::Closed.into());
@@ -278,29 +280,33 @@ async fn take_turn(
             Ok(turn) => return Ok(turn),
             Err(busy) => busy,
         };
-        let contended = LockError::Contended {
-            retry_after: busy.retry_after,
-        };
         let other = |asked_for| asked_for != once.asked_for;
-        let patience = match busy.holder {
+        let now = Instant::now();
+        // Whoever asks may execute soon, and perhaps another request.
+        let (until, look_again) = match busy.holder {
             Some(holder) if holder.asked_for.is_some_and(other) => {
                 return Err(NotGranted::OtherRequest);
             }
-            Some(_) => deadline.saturating_duration_since(Instant::now()),
-            None => 2 * inner.settings.node_timeout,
+            Some(_) => (deadline, deadline),
+            None => (asked_until, asked_until.min(now + asking)),
         };
-        if patience.is_zero() {
+        let contended = LockError::Contended {
+            retry_after: busy.retry_after,
+        };
+        if until <= now {
             return Err(contended.into());
         }
-        waiting.begin()?;
+        if let Err(overloaded) = waiting.begin() {
+            let is_patient = now < deadline;
+            return Err(if is_patient { overloaded } else { contended }.into());
+        }
         tokio::select! {
             biased;
-            turn = timeout(patience, inner.front.take(keys)) => match turn {
-                Ok(turn) => return Ok(turn),
-                // Whoever asked executes now.
-                Err(_) if Instant::now() < deadline => {}
-                Err(_) => return Err(contended.into()),
-            },
+            turn = timeout_at(look_again, inner.front.take(keys)) => {
+                if let Ok(turn) = turn {
+                    return Ok(turn);
+                }
+            }
             _ = stage.wait_for(|stage| *stage != Stage::Open) => {}
         }
     }
