@@ -17,7 +17,8 @@ use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    IdempotencyKey, IdempotencyLayer, LockHandle, Redlock, Rejection, RestartGuard, key, scope,
+    IdempotencyKey, IdempotencyLayer, LockHandle, Redlock, RedlockLayer, Rejection, RestartGuard,
+    key, scope,
 };
 
 /// A handler that counts, and answers how many executions there were.
@@ -510,4 +511,29 @@ async fn of_simultaneous_requests_with_one_key_another_payload_is_told_so() {
         }
     }
     assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_lock_within_refused_is_not_recorded() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let redlock = redlock(&nodes);
+    // Layers that come later stand outside: the lock is within.
+    let pay_within = post({
+        let payments = payments.clone();
+        async move || payments.0.fetch_add(1, Ordering::SeqCst).to_string()
+    });
+    let pay_within = pay_within.layer(RedlockLayer::new(redlock.clone(), "account"));
+    let app = Router::new()
+        .route("/payments", pay_within)
+        .layer(layer(&nodes));
+    let other = redlock.lock("account").await.unwrap();
+    let refused = pay(&app, "/payments", "a").await;
+    assert_eq!(refused.status, StatusCode::LOCKED);
+    other.release().await.unwrap();
+    let paid = pay(&app, "/payments", "a").await;
+    assert_eq!(paid.status, StatusCode::OK);
+    assert!(!paid.is_replayed());
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
 }

@@ -112,7 +112,7 @@ impl IdempotencyLayer {
                 required: false,
                 retention: DAY,
                 fingerprint: Arc::new(fingerprint::of_request),
-                record_if: Arc::new(|head| is_final(head.status)),
+                record_if: Arc::new(is_final),
                 max_request_body: 2 * 1024 * 1024,
                 max_response_body: 64 * 1024,
                 wait: Duration::ZERO,
@@ -167,7 +167,9 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets which responses are recorded. Default: all but 5xx, 408, 425 and 429.
+    /// Sets which responses are recorded. Default: all but 5xx, 408, 425 and 429, and but refusals of
+    /// this crate, such as 423 of a [`RedlockLayer`](crate::RedlockLayer) within: they have a
+    /// [`Rejection`] in their extensions.
     ///
     /// To refuse a response is to state that the operation had no effect: a retry executes it.
     pub fn record_if(
@@ -359,14 +361,16 @@ impl Config {
     }
 }
 
-/// Whether a retry would be answered the same: not where the service failed, or asked to come back.
-fn is_final(status: StatusCode) -> bool {
+/// Whether a retry would be answered the same: not where the service failed, or asked to come back,
+/// or where a lock of this crate refused the request before it was executed.
+fn is_final(head: &response::Parts) -> bool {
     let come_back = [
         StatusCode::REQUEST_TIMEOUT,
         StatusCode::TOO_EARLY,
         StatusCode::TOO_MANY_REQUESTS,
     ];
-    !status.is_server_error() && !come_back.contains(&status)
+    let refused = head.extensions.get::<Rejection>().is_some();
+    !refused && !head.status.is_server_error() && !come_back.contains(&head.status)
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
