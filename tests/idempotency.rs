@@ -537,3 +537,18 @@ async fn what_a_lock_within_refused_is_not_recorded() {
     assert!(pay(&app, "/payments", "a").await.is_replayed());
     assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_is_applied_twice_is_as_one() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let layer = layer(&nodes);
+    let app = payments.app(layer.clone()).layer(layer);
+    let first = pay(&app, "/payments", "a").await;
+    assert_eq!(first.status, StatusCode::OK);
+    let again = pay(&app, "/payments", "a").await;
+    assert!(again.is_replayed());
+    assert_eq!((again.body, payments.executed()), (first.body, 1));
+    let sent = [OpKind::Acquire, OpKind::Record].map(|kind| nodes.sent(0, kind));
+    assert_eq!(sent, [2, 1]);
+}

@@ -16,8 +16,8 @@ use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::service::IdempotencyService;
 use crate::lock::{BuildError, Once, Redlock, Waiters};
 use crate::middleware::{
-    KeyExtractor, Rejection, RejectionResponse, RequestKind, default_response, matched_no_route,
-    present,
+    KeyExtractor, LockHandles, Rejection, RejectionResponse, RequestKind, default_response,
+    matched_no_route, present,
 };
 use crate::protocol::{Fingerprint, KeyError, LockKey};
 
@@ -314,6 +314,11 @@ impl Config {
             fingerprint::full_path(parts).as_bytes(),
             key.as_str().as_bytes(),
         ]);
+        // The same layer further out: the lock that would refuse this request is its own.
+        let handles = parts.extensions.get::<LockHandles>();
+        if handles.is_some_and(|handles| handles.have(&self.redlock, &resource)) {
+            return Ok(None);
+        }
         Ok(Some(Asked { key, resource }))
     }
 

@@ -39,6 +39,14 @@ impl LockHandles {
         }
     }
 
+    /// Whether a lock of this service on `key` was taken for the request.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn have(&self, redlock: &Redlock, key: &LockKey) -> bool {
+        self.handles()
+            .iter()
+            .any(|handle| handle.is_of(redlock) && handle.keys().contains(key))
+    }
+
     /// Asks for what of `keys` the request does not hold yet, and shares the rest.
     ///
     /// A request that holds a lock waits for another only if all that it asks for sorts after all
