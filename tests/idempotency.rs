@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use http_body_util::BodyExt;
 use tokio::time::{sleep, timeout};
-use tower::ServiceExt;
+use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     IdempotencyKey, IdempotencyLayer, LockHandle, Redlock, RedlockLayer, Rejection, RestartGuard,
@@ -551,4 +551,17 @@ async fn a_layer_that_is_applied_twice_is_as_one() {
     assert_eq!((again.body, payments.executed()), (first.body, 1));
     let sent = [OpKind::Acquire, OpKind::Record].map(|kind| nodes.sent(0, kind));
     assert_eq!(sent, [2, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_the_service_gives_the_key_back_before_it_is_answered() {
+    let nodes = ScriptedNodes::new(3);
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Release, Gate::Slow(Duration::from_millis(20)));
+    }
+    let failing = service_fn(async |_| Err::<Response, _>("no effect"));
+    let failing = layer(&nodes).layer(failing);
+    let failed = failing.oneshot(request("/payments", "a", "")).await;
+    assert_eq!(failed.err(), Some("no effect"));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
 }

@@ -246,9 +246,15 @@ where
     B::Error: Into<BoxError>,
 {
     let config = &answer.config;
-    let (mut head, body) = running.await?.into_parts();
+    // In both cases before the answer: whoever retries must not meet the lock of what it retries.
+    let (mut head, body) = match running.await {
+        Ok(response) => response.into_parts(),
+        Err(error) => {
+            execution.release().await;
+            return Err(error);
+        }
+    };
     if !config.is_recorded(&head) {
-        // Before the response: whoever retries must not meet the lock of what it retries.
         execution.release().await;
         let body = IdempotencyBody::streaming(body);
         return Ok(Response::from_parts(head, body));
