@@ -565,3 +565,19 @@ async fn an_error_of_the_service_gives_the_key_back_before_it_is_answered() {
     assert_eq!(failed.err(), Some("no effect"));
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_response_to_another_request_is_not_replayed_to_whoever_was_too_slow() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let hasty = layer(&nodes).max_hold(Duration::from_secs(1));
+    let (slow, other) = (payments.app(hasty), payments.app(layer(&nodes)));
+    let (first, second) = tokio::join!(pay(&slow, "/payments?ms=60000", "a"), async {
+        // The lock of the first is over by then, and nobody else can know of it.
+        sleep(Duration::from_secs(30)).await;
+        pay(&other, "/payments", "a").await
+    });
+    assert_eq!(second.body, "payment 1 of 8 bytes ");
+    assert_eq!(first.code(), "conflicting-outcomes");
+    assert_eq!(payments.executed(), 2);
+}

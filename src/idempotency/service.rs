@@ -294,6 +294,10 @@ where
             tracing::warn!(
                 "an idempotent request was executed twice; the outcome that was recorded first is answered"
             );
+            // The response to another request is not for whoever made this one.
+            if other.fingerprint() != asked_for {
+                return Ok(answer.refuse(Rejection::ConflictingOutcomes));
+            }
             return Ok(answer.replay(other).await);
         }
         Recorded::No => {
