@@ -581,3 +581,14 @@ async fn the_response_to_another_request_is_not_replayed_to_whoever_was_too_slow
     assert_eq!(first.code(), "conflicting-outcomes");
     assert_eq!(payments.executed(), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_upgrade_is_not_replayed() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let first = pay(&app, "/payments?status=101", "a").await;
+    assert_eq!(first.status, StatusCode::SWITCHING_PROTOCOLS);
+    let again = pay(&app, "/payments?status=101", "a").await;
+    assert_eq!((again.code(), payments.executed()), ("result-not-kept", 1));
+}

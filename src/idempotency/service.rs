@@ -262,7 +262,9 @@ where
     let id = ExecutionId::from_random(unguessable());
     let token = execution.handle().fencing_token();
     let upper = body.size_hint().upper();
-    let fits = upper.is_some_and(|upper| upper <= config.max_response_body as u64);
+    // What becomes of the connection is the better part of an upgrade, and is in no record.
+    let fits = head.status != StatusCode::SWITCHING_PROTOCOLS
+        && upper.is_some_and(|upper| upper <= config.max_response_body as u64);
     let (record, body) = if fits {
         match body.collect().await {
             Ok(collected) => {
