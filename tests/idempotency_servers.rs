@@ -66,3 +66,13 @@ async fn a_replay_gives_a_server_that_lost_its_record_a_new_copy() {
         recorded_everywhere(&cluster).await;
     }
 }
+
+#[tokio::test]
+async fn every_retention_is_one_that_a_server_takes() {
+    for retention in [Duration::ZERO, Duration::MAX] {
+        let cluster = Cluster::start(3);
+        let layer = IdempotencyLayer::new(redlock(&cluster), scope::public());
+        let paid = pay(&app(layer.retention(retention))).await;
+        assert_eq!(paid, (false, false), "{retention:?}");
+    }
+}

@@ -149,9 +149,10 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets how long responses are kept. Default: 24 h.
+    /// Sets how long responses are kept, between a millisecond and a century. Default: 24 h.
     pub fn retention(mut self, retention: Duration) -> Self {
-        self.config.retention = retention;
+        // A node takes no record without a ttl, nor with one that it cannot add to its clock.
+        self.config.retention = retention.clamp(SHORTEST, LONGEST);
         self
     }
 
@@ -379,3 +380,7 @@ fn is_final(head: &response::Parts) -> bool {
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+const SHORTEST: Duration = Duration::from_millis(1);
+
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
