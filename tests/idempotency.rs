@@ -592,3 +592,23 @@ async fn an_upgrade_is_not_replayed() {
     let again = pay(&app, "/payments?status=101", "a").await;
     assert_eq!((again.code(), payments.executed()), ("result-not-kept", 1));
 }
+
+#[tokio::test(start_paused = true)]
+async fn long_keys_on_long_paths_do_in_every_namespace() {
+    let nodes = ScriptedNodes::new(3);
+    let builder = Redlock::builder().scripted(&nodes).namespace("");
+    let layer = IdempotencyLayer::new(builder.build().unwrap(), key::header("x-user"));
+    let executed = Payments::default();
+    let count = executed.clone();
+    let pay_there = post(async move || count.0.fetch_add(1, Ordering::SeqCst).to_string());
+    let app = Router::new().route("/{account}", pay_there).layer(layer);
+    for (number, account) in ["x".repeat(600), "y".repeat(600)].into_iter().enumerate() {
+        let (target, key) = (format!("/{account}"), "k".repeat(255));
+        let first = pay(&app, &target, &key).await;
+        assert_eq!(
+            (first.status, first.body),
+            (StatusCode::OK, number.to_string())
+        );
+        assert!(pay(&app, &target, &key).await.is_replayed());
+    }
+}

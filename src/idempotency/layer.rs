@@ -19,7 +19,8 @@ use crate::middleware::{
     KeyExtractor, LockHandles, Rejection, RejectionResponse, RequestKind, default_response,
     matched_no_route, present,
 };
-use crate::protocol::{Fingerprint, KeyError, LockKey};
+use crate::node::sha256;
+use crate::protocol::{Fingerprint, KeyError, LockKey, MAX_CLEAR_KEY};
 
 /// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
 /// caller, and the recorded response for every duplicate.
@@ -315,6 +316,12 @@ impl Config {
             fingerprint::full_path(parts).as_bytes(),
             key.as_str().as_bytes(),
         ]);
+        // Not all namespaces take long keys, and this one is no other client's.
+        let resource = if resource.as_bytes().len() > MAX_CLEAR_KEY {
+            LockKey::from_parts([b"idempotency", &sha256(resource.as_bytes())[..]])
+        } else {
+            resource
+        };
         // The same layer further out: the lock that would refuse this request is its own.
         let handles = parts.extensions.get::<LockHandles>();
         if handles.is_some_and(|handles| handles.have(&self.redlock, &resource)) {
