@@ -70,6 +70,8 @@ impl Cluster {
 
 /// Tells locks from what stays on a node after a release.
 fn is_lock(key: &str) -> bool {
-    let stays = key.ends_with(":fence") || key.ends_with(":generation");
-    !stays && !key.starts_with("redlock:fence:")
+    let suffixes = [":fence", ":generation", ":done", ":intent"];
+    let prefixes = ["redlock:fence:", "redlock:done:", "redlock:intent:"];
+    let stays = suffixes.iter().any(|suffix| key.ends_with(suffix));
+    !stays && !prefixes.iter().any(|prefix| key.starts_with(prefix))
 }
