@@ -378,6 +378,10 @@ fn a_second_phase_executes_only_by_exact_numbers_and_never_beside_a_record() {
                     let exact = exact.iter().filter(|exact| **exact).count();
                     assert!(most.is_none() && exact >= 2, "{context}");
                 }
+                if let Verdict::Repair(_) = found {
+                    let mut written = round.repairers();
+                    assert!(written.all(|node| records[node].is_none()), "{context}");
+                }
                 let copies = most.map_or(0, |(copies, _)| copies);
                 assert_eq!(found == Verdict::Replay(1), copies >= 2, "{context}");
                 seen.push(found);

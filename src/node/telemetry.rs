@@ -41,6 +41,9 @@ pub(crate) fn describe() {
         Unit::Count,
         "Idempotent requests whose outcome could not be recorded"
     );
+    // There from the start: the first of them matters, and a rate is seen only from zero.
+    counter!(CONFLICTS_TOTAL).increment(0);
+    counter!(UNRECORDED_TOTAL).increment(0);
     describe_histogram!(HOLD_SECONDS, Unit::Seconds, "How long locks were held");
     describe_gauge!(HELD, Unit::Count, "Locks that this process holds");
     describe_gauge!(
