@@ -612,3 +612,30 @@ async fn long_keys_on_long_paths_do_in_every_namespace() {
         assert!(pay(&app, &target, &key).await.is_replayed());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn simultaneous_duplicates_of_what_is_recorded_are_all_replayed() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    for node in 0..3 {
+        nodes.set(node, Gate::Slow(Duration::from_millis(5)));
+    }
+    let first = pay(&app, "/payments", "a").await;
+    let duplicates = (0..200).map(|_| pay(&app, "/payments", "a"));
+    let (duplicates, reused) = tokio::join!(
+        futures_util::future::join_all(duplicates),
+        send(&app, request("/payments", "a", "amount=6"))
+    );
+    for duplicate in duplicates {
+        assert!(duplicate.is_replayed(), "{}", duplicate.code());
+        assert_eq!(duplicate.body, first.body);
+    }
+    assert_eq!(reused.code(), "idempotency-key-reused");
+    assert_eq!(payments.executed(), 1);
+    assert_eq!(
+        nodes.sent(0, OpKind::Acquire),
+        2,
+        "the first of them asks for all"
+    );
+}

@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::lock::lease::Status;
-use crate::protocol::{Fingerprint, LockKey, LockKeys};
+use crate::protocol::{Fingerprint, LockKey, LockKeys, Record};
 
 /// All keys that this process holds, asks for or waits for.
 #[derive(Debug, Default)]
@@ -25,6 +25,8 @@ struct Slot {
     turn: Arc<Semaphore>,
     /// The lock that its holder has, once it has one.
     holder: Mutex<Option<Holder>>,
+    /// The last record that a majority of the nodes was found to have, and when.
+    recorded: Mutex<Option<(Instant, Record)>>,
 }
 
 /// What others are told of a lock that is held.
@@ -108,6 +110,7 @@ impl Front {
             Arc::new(Slot {
                 turn: Arc::new(Semaphore::new(1)),
                 holder: Mutex::default(),
+                recorded: Mutex::default(),
             })
         });
         Place {
@@ -123,6 +126,28 @@ impl Front {
 }
 
 impl Turn {
+    /// Makes a record known to those who wait for this turn: they need not ask the nodes for it, one
+    /// after the other.
+    pub(super) fn set_recorded(&self, record: &Record) {
+        for (_, place) in &self.places {
+            if let Some(slot) = &place.slot {
+                *slot.recorded() = Some((Instant::now(), record.clone()));
+            }
+        }
+    }
+
+    /// Returns the record that was made known since `asked`; whoever asks later asks the nodes.
+    pub(super) fn recorded_since(&self, asked: Instant) -> Option<Record> {
+        let mut slots = self
+            .places
+            .iter()
+            .filter_map(|(_, place)| place.slot.as_ref());
+        slots.find_map(|slot| {
+            let (at, record) = slot.recorded().clone()?;
+            (at >= asked).then_some(record)
+        })
+    }
+
     /// Makes known what lock is held in this turn.
     pub(super) fn set_holder(&self, holder: &Holder) {
         for (_, place) in &self.places {
@@ -160,6 +185,10 @@ impl Slot {
         let status = holder.as_ref()?.status.borrow();
         let left = status.valid_until.checked_duration_since(Instant::now())?;
         Some(left)
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Option<(Instant, Record)>> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn holder(&self) -> MutexGuard<'_, Option<Holder>> {

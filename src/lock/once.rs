@@ -231,11 +231,19 @@ async fn ask(
         ttl: once.ttl,
         ..Options::default()
     })?;
-    let deadline = after(Instant::now(), once.wait);
+    let asked = Instant::now();
+    let deadline = after(asked, once.wait);
     let caps = [settings.waiters.clone(), once.waiters.clone()];
     let caps = caps.into_iter().flatten().collect();
     let mut waiting = Waiting::new(caps, waited.clone());
     let turn = take_turn(inner, keys, &once, deadline, &mut waiting).await?;
+    if let Some(record) = turn.recorded_since(asked) {
+        return Err(if record.fingerprint() == once.asked_for {
+            NotGranted::Done(record)
+        } else {
+            NotGranted::OtherRequest
+        });
+    }
     let ticket = inner.registry.enter(keys).ok_or(LockError::Closed)?;
     let order = Order {
         keys: keys.clone(),

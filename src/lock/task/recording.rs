@@ -69,6 +69,9 @@ impl LeaseTask {
             // Whoever asked may have gone away.
             drop(done.send(Recorded::Yes));
             // Others of this process are told the outcome from now on.
+            if let Some(turn) = &turn {
+                turn.set_recorded(&record);
+            }
             drop(turn);
             while round.silent().next().is_some() {
                 let (node, answer) = self.next_answer(&mut asking).await;

@@ -76,6 +76,7 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
             drop(grant.send(Err(reason)));
         }
         Err(Stopped::Replayed(record, replay)) => {
+            turn.set_recorded(&record);
             drop(turn);
             drop(grant.send(Err(NotGranted::Done(record))));
             task.finish_replay(*replay).await;
