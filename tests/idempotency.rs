@@ -17,8 +17,8 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    IdempotencyKey, IdempotencyLayer, LockHandle, Redlock, RedlockLayer, Rejection, RestartGuard,
-    key, scope,
+    IdempotencyKey, IdempotencyLayer, LockHandle, LostReason, Redlock, RedlockLayer, Rejection,
+    RestartGuard, key, scope,
 };
 
 /// A handler that counts, and answers how many executions there were.
@@ -638,4 +638,86 @@ async fn simultaneous_duplicates_of_what_is_recorded_are_all_replayed() {
         2,
         "the first of them asks for all"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
+    const GATES: [Gate; 5] = [
+        Gate::Ready,
+        Gate::Slow(Duration::from_millis(3)),
+        Gate::Never,
+        Gate::Failing,
+        Gate::Down,
+    ];
+    let ms = Duration::from_millis;
+    for round in 0..2_000 {
+        let mut random = fastrand::Rng::with_seed(round);
+        let nodes = ScriptedNodes::new(3);
+        let gates = [Gate::Ready, Gate::Ready, GATES[random.usize(..5)]];
+        for (node, gate) in gates.into_iter().enumerate() {
+            nodes.set(node, gate);
+        }
+        let (begun, ended) = (Payments::default(), Payments::default());
+        let status = [StatusCode::OK, StatusCode::BAD_GATEWAY][random.usize(..2)];
+        let pay_there = post({
+            let (begun, ended) = (begun.clone(), ended.clone());
+            async move || {
+                begun.0.fetch_add(1, Ordering::SeqCst);
+                sleep(ms(5)).await;
+                ended.0.fetch_add(1, Ordering::SeqCst);
+                status
+            }
+        });
+        let redlock = redlock(&nodes);
+        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
+        let layer = layer.wait(ms(100)).at_most_once(random.bool());
+        let app = Router::new().route("/payments", pay_there).layer(layer);
+        let what = format!("round {round}: {gates:?}, {status}");
+        let mut both = Box::pin(async {
+            let [one, other] = [(); 2].map(|()| pay(&app, "/payments", "a"));
+            tokio::join!(one, other)
+        });
+        for _ in 0..random.usize(..24) {
+            if futures_util::poll!(&mut both).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+            if random.bool() {
+                sleep(ms(1)).await;
+            }
+        }
+        drop(both);
+        let drained = timeout(ms(10_000), redlock.drain(ms(5_000))).await;
+        assert_eq!(drained.expect(&what).held, [], "{what}");
+        assert_eq!(begun.executed(), ended.executed(), "{what}");
+        assert!(status != StatusCode::OK || ended.executed() <= 1, "{what}");
+        // What is on a slow wire arrives.
+        sleep(ms(10)).await;
+        assert_eq!(nodes.locks()[..2], [0, 0], "{what}");
+        drop((app, redlock));
+        sleep(ms(200)).await;
+        let tasks = tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks();
+        assert_eq!(tasks, 0, "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_recorded_response_ends_the_lock_also_for_a_detached_guard() {
+    let nodes = ScriptedNodes::new(3);
+    let (detached, mut guards) = tokio::sync::mpsc::unbounded_channel();
+    let pay_on = post(async move |handle: LockHandle| {
+        detached.send(handle.detach().unwrap()).unwrap();
+        "paid, and more to do"
+    });
+    let app = Router::new()
+        .route("/payments", pay_on)
+        .layer(layer(&nodes));
+    let first = pay(&app, "/payments", "a").await;
+    let guard = guards.recv().await.unwrap();
+    assert!(!guard.is_valid());
+    assert_eq!(guard.lost().await, LostReason::Released);
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!((first.status, nodes.locks()), (StatusCode::OK, vec![0; 3]));
 }

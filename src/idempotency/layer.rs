@@ -47,6 +47,9 @@ use crate::protocol::{Fingerprint, KeyError, LockKey, MAX_CLEAR_KEY};
 /// between its effect and the record, lets a retry execute again: only a storage that keeps the
 /// [`IdempotencyKey`] in the transaction of the effect makes that impossible.
 /// [`at_most_once`](Self::at_most_once) refuses such retries instead.
+///
+/// The record takes the place of the lock: a guard that the handler has detached is over
+/// ([`LostReason::Released`](crate::LostReason::Released)) when the response is recorded.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct IdempotencyLayer {
