@@ -721,3 +721,22 @@ async fn a_recorded_response_ends_the_lock_also_for_a_detached_guard() {
     assert!(pay(&app, "/payments", "a").await.is_replayed());
     assert_eq!((first.status, nodes.locks()), (StatusCode::OK, vec![0; 3]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_within_waits_whatever_its_key_and_service() {
+    let (nodes, others) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+    let same = redlock(&nodes);
+    // Sorts before all keys of idempotent requests.
+    for (key, locks) in [("a", same.clone()), ("b", redlock(&others))] {
+        let within = RedlockLayer::new(locks.clone(), "0").wait(Duration::from_secs(5));
+        let app = Router::new()
+            .route("/payments", post(async || "paid").layer(within))
+            .layer(IdempotencyLayer::new(same.clone(), scope::public()));
+        let other = locks.lock("0").await.unwrap();
+        let (paid, _) = tokio::join!(pay(&app, "/payments", key), async {
+            sleep(Duration::from_secs(1)).await;
+            other.release().await.unwrap();
+        });
+        assert_eq!(paid.status, StatusCode::OK, "{key}");
+    }
+}

@@ -36,6 +36,11 @@ impl LockHandle {
         redlock.is_service(&self.lease.service)
     }
 
+    /// Whether something is executed under it whose outcome is recorded.
+    pub(crate) fn is_of_execution(&self) -> bool {
+        self.lease.has_begun()
+    }
+
     /// Whether both are of one lock.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.lease, &other.lease)

@@ -51,7 +51,8 @@ impl LockHandles {
     ///
     /// A request that holds a lock waits for another only if all that it asks for sorts after all
     /// that it holds, in the same service, and tries once otherwise; so requests cannot wait for each
-    /// other in a circle.
+    /// other in a circle. What an idempotent request is executed under does not count: only duplicates
+    /// of that wait for it, and they hold nothing that it could want.
     pub(crate) fn lock(
         &self,
         redlock: &Redlock,
@@ -66,13 +67,15 @@ impl LockHandles {
         }
         let (ours, others): (Vec<_>, Vec<_>) =
             handles.iter().partition(|handle| handle.is_of(redlock));
-        let held = ours.into_iter().filter_map(|handle| handle.detach().ok());
+        let held = ours.iter().filter_map(|handle| handle.detach().ok());
         let held: Vec<LockGuard> = held.collect();
         let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
         let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
-        let last_held = held.iter().flat_map(LockGuard::keys).max().cloned();
+        let in_the_way = |handle: &&LockHandle| !handle.is_of_execution();
+        let ordered = ours.iter().copied().filter(in_the_way);
+        let last_held = ordered.flat_map(LockHandle::keys).max();
         // Of different services there is no order.
-        let in_order = others.is_empty() && last_held.as_ref() < missing.as_slice().first();
+        let in_order = !others.iter().any(in_the_way) && last_held < missing.as_slice().first();
         let wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
         let mut shared: Vec<LockGuard> = held.into_iter().filter(wanted).collect();
