@@ -370,6 +370,11 @@ async fn a_large_response_is_sent_and_never_executed_again() {
     let small = pay(&app, "/payments?size=10", "b").await;
     assert_eq!(pay(&app, "/payments?size=10", "b").await.body, small.body);
     assert_eq!(payments.executed(), 2);
+    // What would keep the nodes from answering others is not kept, whatever is asked for.
+    let app = payments.app(layer(&nodes).max_response_body(usize::MAX));
+    let huge = "/payments?size=1100000";
+    assert_eq!(pay(&app, huge, "c").await.status, StatusCode::OK);
+    assert_eq!(pay(&app, huge, "c").await.code(), "result-not-kept");
 }
 
 #[tokio::test(start_paused = true)]
@@ -427,7 +432,9 @@ async fn an_execution_that_outlived_its_lock_is_recorded_if_nobody_came() {
 async fn an_outcome_that_no_majority_took_is_said_to_be_unrecorded() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
-    let app = payments.app(layer(&nodes));
+    let redlock = redlock(&nodes);
+    let layer = IdempotencyLayer::new(redlock.clone(), key::header("x-user"));
+    let app = payments.app(layer);
     for node in 0..2 {
         nodes.set_for(node, OpKind::Record, Gate::Failing);
         nodes.set_for(node, OpKind::Look, Gate::Failing);
@@ -439,6 +446,9 @@ async fn an_outcome_that_no_majority_took_is_said_to_be_unrecorded() {
     let again = pay(&app, "/payments", "a").await;
     assert_eq!(again.status, StatusCode::CONFLICT);
     assert_eq!(payments.executed(), 1);
+    // And whoever shuts down is told where it stays.
+    let drained = redlock.drain(Duration::from_secs(1)).await;
+    assert!(!drained.is_clean(), "{drained:?}");
 }
 
 #[tokio::test(start_paused = true)]

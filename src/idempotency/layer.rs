@@ -191,12 +191,13 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets the largest response body, in bytes, that is kept. Default: 64 KiB.
+    /// Sets the largest response body, in bytes, that is kept: at most 1 MiB, because it travels on the
+    /// connection of all locks. Default: 64 KiB.
     ///
     /// Of a larger one, and of one whose size is not bounded beforehand, it is recorded only that there
     /// was one: a duplicate gets 409 `result-not-kept`, and nothing is executed again.
     pub fn max_response_body(mut self, bytes: usize) -> Self {
-        self.config.max_response_body = bytes;
+        self.config.max_response_body = bytes.min(LARGEST);
         self
     }
 
@@ -390,6 +391,9 @@ fn is_final(head: &response::Parts) -> bool {
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Larger records keep the nodes from answering other locks within the node timeout.
+const LARGEST: usize = 1024 * 1024;
 
 const SHORTEST: Duration = Duration::from_millis(1);
 

@@ -77,8 +77,14 @@ impl Claim {
     }
 
     /// Gives up the duty to release: what was executed and not recorded stays locked until its ttl.
-    pub(super) fn leave(mut self) {
+    /// Returns the nodes that may hold it.
+    pub(super) fn leave(mut self) -> Vec<usize> {
         self.released = true;
+        let nodes = self.may_hold.iter().enumerate();
+        nodes
+            .filter(|(_, may_hold)| **may_hold)
+            .map(|(node, _)| node)
+            .collect()
     }
 
     /// Notes that a node certainly holds nothing for this owner.

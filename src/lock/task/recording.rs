@@ -1,5 +1,6 @@
 //! Recording: what was executed is kept on a majority of the nodes, and on the rest if it can be.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -97,7 +98,12 @@ impl LeaseTask {
             // It is decided, so there is nothing to keep others from.
             Recorded::Yes | Recorded::Another(_) => self.give_up(claim),
             // Something was executed, and nobody knows: others are kept away as long as may be.
-            Recorded::No => claim.leave(),
+            Recorded::No => {
+                let gone_at = claim.gone_at();
+                let nodes = claim.leave().into_iter();
+                let names = nodes.map(|node| Arc::clone(self.inner.nodes[node].name()));
+                self.ticket.set_unconfirmed(names, &self.keys, gone_at);
+            }
         }
         drop(turn);
         drop(done.send(outcome));
