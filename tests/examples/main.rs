@@ -13,6 +13,7 @@ mod documented;
 mod exactly_once_sql;
 mod grpc;
 mod hyper_server;
+mod idempotent_payments;
 mod reverse_proxy;
 mod testing_your_handlers;
 mod websocket;

@@ -1,0 +1,112 @@
+//! Payments that are made once per `Idempotency-Key`, and a client that sends each until it is answered.
+//!
+//! Run with
+//!
+//! ```not_rust
+//! cargo run --example idempotent_payments
+//! ```
+//!
+//! and, in another terminal, type what it prints:
+//!
+//! ```not_rust
+//! curl -s -m 0.5 -X POST http://127.0.0.1:3000/payments -H 'idempotency-key: a1' -H 'x-user: alice' -d 5; sleep 2; curl -s -w '\n' -X POST http://127.0.0.1:3000/payments -H 'idempotency-key: a1' -H 'x-user: alice' -d 5
+//! alice has paid 5: payment 1
+//!
+//! curl -s -w '\n' -X POST http://127.0.0.1:3000/payments -H 'idempotency-key: a1' -H 'x-user: alice' -d 6
+//! {"type":"tag:tower-redlock,2026:idempotency-key-reused","title":"Idempotency key reused","status":422,"detail":"the idempotency key was used for another request before","code":"idempotency-key-reused"}
+//!
+//! curl -s -w '\n' -X POST http://127.0.0.1:3000/payments -H 'idempotency-key: a1' -H 'x-user: bob' -d 6
+//! bob has paid 6: payment 2
+//!
+//! curl -s -w '\n' -X POST http://127.0.0.1:3000/payments -H 'x-user: bob' -d 6
+//! {"type":"tag:tower-redlock,2026:key-missing","title":"Resource key missing or invalid","status":400,"detail":"the request does not name the resource to lock","code":"key-missing"}
+//! ```
+//!
+//! The first client gives up after half a second, the payment takes one; its second attempt is
+//! answered with what was recorded. `LISTEN`, `REDLOCK_URLS` and `REDLOCK_RESTART_GUARD` are as in
+//! `quickstart`: started twice over the same Redis nodes, the two are one service.
+
+#![allow(clippy::print_stdout, reason = "a program for people to look at")]
+
+use std::env;
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use axum::{Router, http::HeaderValue};
+use tokio::net::TcpListener;
+use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, key};
+
+fn app(redlock: Redlock) -> Router {
+    // Whose key it is says the header here, and authentication in a real service.
+    let once = IdempotencyLayer::new(redlock, key::header("x-user"))
+        .required(true)
+        .wait(Duration::from_secs(2))
+        .max_request_body(1024);
+    Router::new()
+        .route("/payments", post(pay))
+        .route_layer(once)
+        .with_state(Arc::default())
+}
+
+async fn pay(
+    State(payments): State<Arc<AtomicU64>>,
+    headers: HeaderMap,
+    amount: String,
+) -> Result<String, StatusCode> {
+    let amount: u64 = amount.parse().map_err(|_| StatusCode::BAD_REQUEST)?;
+    let user = headers.get("x-user").map(HeaderValue::to_str);
+    let Some(Ok(user)) = user else {
+        return Err(StatusCode::UNAUTHORIZED);
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let number = payments.fetch_add(1, Ordering::SeqCst) + 1;
+    Ok(format!("{user} has paid {amount}: payment {number}"))
+}
+
+/// Three embedded nodes, or the Redis servers that `REDLOCK_URLS` names.
+fn redlock() -> Result<Redlock, Box<dyn Error>> {
+    let Ok(urls) = env::var("REDLOCK_URLS") else {
+        return Ok(Redlock::in_memory(3));
+    };
+    let mut builder = Redlock::builder().urls(urls.split(',').map(str::trim));
+    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
+        builder = builder.restart_guard(RestartGuard::Off);
+    }
+    Ok(builder.build()?)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
+    let listener = TcpListener::bind(&listen).await?;
+    let url = format!("http://{}/payments", listener.local_addr()?);
+    let (key, alice, bob) = (
+        "-H 'idempotency-key: a1'",
+        "-H 'x-user: alice'",
+        "-H 'x-user: bob'",
+    );
+    println!(
+        "\
+Listening. Try:
+
+  # a client that gives up before it is answered, and asks again: paid once
+  curl -s -m 0.5 -X POST {url} {key} {alice} -d 5; sleep 2; curl -s -w '\\n' -X POST {url} {key} {alice} -d 5
+
+  # the same key for another payment, and from somebody else
+  curl -s -w '\\n' -X POST {url} {key} {alice} -d 6
+  curl -s -w '\\n' -X POST {url} {key} {bob} -d 6
+
+  # no key
+  curl -s -w '\\n' -X POST {url} {bob} -d 6
+
+Ctrl-C stops it."
+    );
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
+    Ok(axum::serve(listener, app(redlock()?)).await?)
+}
