@@ -536,4 +536,40 @@ proptest! {
             }
         });
     }
+
+    /// Whatever the parts are: the composite that an extractor makes of them is the one of their values,
+    /// and of other parts it is another.
+    #[test]
+    fn a_composite_key_is_that_of_its_parts_and_of_no_others(
+        one in any_parts(),
+        other in any_parts(),
+    ) {
+        let composite = ("thing", key::header("x-key"), key::query("id"), key::extension(Text::text));
+        let extracted = |(header, query, text): &(String, String, String)| {
+            let escaped: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            let request = Request::get(format!("/?id={escaped}")).header("x-key", header);
+            let request = request.extension(Text(text.clone())).body(()).unwrap();
+            composite.extract(&request.into_parts().0).unwrap()
+        };
+        let of_values = |(header, query, text): &(String, String, String)| {
+            let parts = ("thing", header.as_str(), query.as_str(), text.as_str());
+            LockKeys::from(LockKey::from(parts))
+        };
+        prop_assert_eq!(extracted(&one), Some(of_values(&one)));
+        prop_assert_eq!(extracted(&one) == extracted(&other), one == other);
+    }
+}
+
+#[derive(Clone)]
+struct Text(String);
+
+impl Text {
+    fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Few letters, among them those of the encoding, so that parts are alike often.
+fn any_parts() -> impl Strategy<Value = (String, String, String)> {
+    ("[1:,a]{1,3}", "[1:,é&%]{1,3}", "[1:, \"]{1,3}")
 }
