@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use http_body_util::BodyExt;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -749,4 +749,26 @@ async fn a_lock_within_waits_whatever_its_key_and_service() {
         });
         assert_eq!(paid.status, StatusCode::OK, "{key}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_is_refused_as_soon_as_the_first_executes() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Acquire, Gate::Slow(Duration::from_millis(20)));
+    }
+    let slow = "/payments?ms=1000";
+    let began = Instant::now();
+    let duplicate = async {
+        sleep(Duration::from_millis(5)).await;
+        let answer = pay(&app, slow, "a").await;
+        (answer.code(), began.elapsed())
+    };
+    let (first, (code, after)) = tokio::join!(pay(&app, slow, "a"), duplicate);
+    assert_eq!((first.status, code), (StatusCode::OK, "lock-contended"));
+    // The nodes' round trip, and not twice what they may take at most.
+    assert!(after < Duration::from_millis(25), "{after:?}");
+    assert_eq!(payments.executed(), 1);
 }

@@ -24,7 +24,7 @@ struct Slot {
     /// One permit: tokio's semaphore is fair, and a waiter that is dropped leaves its queue.
     turn: Arc<Semaphore>,
     /// The lock that its holder has, once it has one.
-    holder: Mutex<Option<Holder>>,
+    holder: watch::Sender<Option<Holder>>,
     /// The last record that a majority of the nodes was found to have, and when.
     recorded: Mutex<Option<(Instant, Record)>>,
 }
@@ -57,8 +57,8 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct Busy {
     pub(super) retry_after: Option<Duration>,
-    /// Who holds it; nobody, as long as it is only being asked for.
-    pub(super) holder: Option<Holder>,
+    /// Who holds it; nobody, as long as it is only being asked for. It changes when somebody does.
+    pub(super) holder: watch::Receiver<Option<Holder>>,
 }
 
 impl Front {
@@ -72,7 +72,7 @@ impl Front {
                 None => {
                     return Err(Busy {
                         retry_after: place.retry_after(),
-                        holder: place.slot.as_ref().and_then(|slot| slot.holder().clone()),
+                        holder: place.holder(),
                     });
                 }
             }
@@ -109,7 +109,7 @@ impl Front {
         let slot = slots.entry(key.clone()).or_insert_with(|| {
             Arc::new(Slot {
                 turn: Arc::new(Semaphore::new(1)),
-                holder: Mutex::default(),
+                holder: watch::Sender::default(),
                 recorded: Mutex::default(),
             })
         });
@@ -152,7 +152,7 @@ impl Turn {
     pub(super) fn set_holder(&self, holder: &Holder) {
         for (_, place) in &self.places {
             if let Some(slot) = &place.slot {
-                *slot.holder() = Some(holder.clone());
+                slot.holder.send_replace(Some(holder.clone()));
             }
         }
     }
@@ -163,7 +163,9 @@ impl Drop for Turn {
     fn drop(&mut self) {
         for (_, place) in &self.places {
             if let Some(slot) = &place.slot {
-                slot.holder().take();
+                // Silently if nobody held it: others go on waiting for whoever asks next.
+                slot.holder
+                    .send_if_modified(|holder| holder.take().is_some());
             }
         }
     }
@@ -177,11 +179,18 @@ impl Place {
     fn retry_after(&self) -> Option<Duration> {
         self.slot.as_ref()?.retry_after()
     }
+
+    fn holder(&self) -> watch::Receiver<Option<Holder>> {
+        match &self.slot {
+            Some(slot) => slot.holder.subscribe(),
+            None => watch::Sender::default().subscribe(),
+        }
+    }
 }
 
 impl Slot {
     fn retry_after(&self) -> Option<Duration> {
-        let holder = self.holder();
+        let holder = self.holder.borrow();
         let status = holder.as_ref()?.status.borrow();
         let left = status.valid_until.checked_duration_since(Instant::now())?;
         Some(left)
@@ -189,10 +198,6 @@ impl Slot {
 
     fn recorded(&self) -> MutexGuard<'_, Option<(Instant, Record)>> {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn holder(&self) -> MutexGuard<'_, Option<Holder>> {
-        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -284,14 +284,16 @@ async fn take_turn(
         if *stage.borrow() != Stage::Open {
             return Err(LockError::Closed.into());
         }
-        let busy = match inner.front.try_take(keys) {
+        let mut busy = match inner.front.try_take(keys) {
             Ok(turn) => return Ok(turn),
             Err(busy) => busy,
         };
         let other = |asked_for| asked_for != once.asked_for;
         let now = Instant::now();
         // Whoever asks may execute soon, and perhaps another request.
-        let (until, look_again) = match busy.holder {
+        let holder = busy.holder.borrow_and_update().clone();
+        let is_held = holder.is_some();
+        let (until, look_again) = match holder {
             Some(holder) if holder.asked_for.is_some_and(other) => {
                 return Err(NotGranted::OtherRequest);
             }
@@ -315,6 +317,7 @@ async fn take_turn(
                     return Ok(turn);
                 }
             }
+            Ok(()) = busy.holder.changed(), if !is_held => {}
             _ = stage.wait_for(|stage| *stage != Stage::Open) => {}
         }
     }
