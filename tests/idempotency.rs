@@ -15,6 +15,7 @@ use axum::routing::{any, post};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
+use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     IdempotencyKey, IdempotencyLayer, LockHandle, LostReason, Redlock, RedlockLayer, Rejection,
@@ -771,4 +772,36 @@ async fn a_duplicate_is_refused_as_soon_as_the_first_executes() {
     // The nodes' round trip, and not twice what they may take at most.
     assert!(after < Duration::from_millis(25), "{after:?}");
     assert_eq!(payments.executed(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_is_kept_encrypted_and_compressed_and_replayed_as_it_was() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let with = |keys: RecordKeys| payments.app(layer(&nodes).compress_above(1024).encrypt(keys));
+    let first = with(RecordKeys::new(1, [1; 32]));
+    let large = "/payments?size=60000";
+    let answer = pay(&first, large, "a").await;
+    assert_eq!(answer.status, StatusCode::OK);
+    // So much smaller that it travels with the answers of the nodes.
+    let again = pay(&first, large, "a").await;
+    assert!(again.is_replayed());
+    assert_eq!(again.body, answer.body);
+    assert_eq!(nodes.sent(0, OpKind::Look), 0);
+
+    let rotated = with(RecordKeys::new(2, [2; 32]).and_read(1, [1; 32]));
+    assert_eq!(pay(&rotated, large, "a").await.body, answer.body);
+    let without = payments.app(layer(&nodes));
+    for other in [with(RecordKeys::new(2, [2; 32])), without] {
+        let refused = pay(&other, large, "a").await;
+        assert_eq!(
+            (refused.status.as_u16(), refused.code()),
+            (500, "misconfigured")
+        );
+    }
+    assert_eq!(
+        payments.executed(),
+        1,
+        "an unknown key is an error, and no execution"
+    );
 }

@@ -11,6 +11,9 @@ use http::{HeaderName, Method, Response, StatusCode, response};
 use http_body_util::Full;
 use tower::Layer;
 
+use crate::idempotency::codec::Codec;
+#[cfg(feature = "encryption")]
+use crate::idempotency::codec::RecordKeys;
 use crate::idempotency::fingerprint;
 use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::service::IdempotencyService;
@@ -87,6 +90,7 @@ pub(super) struct Config {
     pub(super) keep_cookies: bool,
     intents: Option<Duration>,
     pub(super) on_unrecorded: OnUnrecorded,
+    pub(super) codec: Codec,
     rejection: Arc<dyn RejectionResponse>,
     misconfiguration_logged: Arc<AtomicBool>,
 }
@@ -127,6 +131,7 @@ impl IdempotencyLayer {
                 keep_cookies: false,
                 intents: None,
                 on_unrecorded: OnUnrecorded::Answer,
+                codec: Codec::default(),
                 rejection: Arc::new(default_response as DefaultResponse),
                 misconfiguration_logged: Arc::default(),
             },
@@ -257,6 +262,22 @@ impl IdempotencyLayer {
     /// Sets what is answered when no majority took the record. Default: [`OnUnrecorded::Answer`].
     pub fn on_unrecorded(mut self, on_unrecorded: OnUnrecorded) -> Self {
         self.config.on_unrecorded = on_unrecorded;
+        self
+    }
+
+    /// Sets from how many bytes on records are compressed (LZ4). Default: never.
+    ///
+    /// All servers that share records need the feature `compression` to read them.
+    #[cfg(feature = "compression")]
+    pub fn compress_above(mut self, bytes: usize) -> Self {
+        self.config.codec.compress_above = Some(bytes);
+        self
+    }
+
+    /// Sets the keys with which records are encrypted. Default: none, they are kept as they are.
+    #[cfg(feature = "encryption")]
+    pub fn encrypt(mut self, keys: RecordKeys) -> Self {
+        self.config.codec.keys = Some(keys);
         self
     }
 

@@ -14,6 +14,7 @@
 //! 4. The response is recorded on all nodes, and answered once a majority has it.
 
 mod body;
+mod codec;
 #[cfg(feature = "axum")]
 mod extract;
 mod fingerprint;
@@ -26,6 +27,8 @@ mod stored;
 pub mod scope;
 
 pub use body::{IdempotencyBody, IdempotencyRequestBody};
+#[cfg(feature = "encryption")]
+pub use codec::RecordKeys;
 #[cfg(feature = "axum")]
 pub use extract::IdempotencyKeyRejection;
 pub use header::{IdempotencyKey, ParseIdempotencyKeyError};

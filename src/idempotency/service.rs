@@ -259,8 +259,13 @@ where
         let body = IdempotencyBody::streaming(body);
         return Ok(Response::from_parts(head, body));
     }
-    let id = ExecutionId::from_random(unguessable());
-    let token = execution.handle().fencing_token();
+    let executed = stored::Executed {
+        resource: &answer.resource,
+        execution: ExecutionId::from_random(unguessable()),
+        fingerprint: asked_for,
+        token: execution.handle().fencing_token(),
+    };
+    let codec = &config.codec;
     let upper = body.size_hint().upper();
     // What becomes of the connection is the better part of an upgrade, and is in no record.
     let fits = head.status != StatusCode::SWITCHING_PROTOCOLS
@@ -276,17 +281,17 @@ where
                     trailers: trailers.as_ref(),
                     keep_cookies: config.keep_cookies,
                 };
-                let record = stored::kept(id, asked_for, token, &outcome);
+                let record = stored::kept(executed, &outcome, codec);
                 (record, IdempotencyBody::whole(bytes, trailers))
             }
             // It was executed all the same.
             Err(error) => {
-                let record = stored::not_kept(id, asked_for, token);
+                let record = stored::not_kept(executed, codec);
                 (record, IdempotencyBody::broken(error.into()))
             }
         }
     } else {
-        let record = stored::not_kept(id, asked_for, token);
+        let record = stored::not_kept(executed, codec);
         (record, IdempotencyBody::streaming(body))
     };
     match execution.record(record, config.retention).await {
@@ -344,7 +349,7 @@ impl Answer {
                 retry_after: None,
             });
         };
-        match stored::replay(&record) {
+        match stored::replay(&record, &self.resource, &self.config.codec) {
             Ok(mut response) => {
                 let name = self.config.replay_header.clone();
                 let headers = response.headers_mut();
@@ -352,11 +357,10 @@ impl Answer {
                 response
             }
             Err(NoReplay::NotKept) => self.refuse(Rejection::ResultNotKept),
-            Err(NoReplay::Unreadable) => {
-                let what =
-                    "the recorded response cannot be read: another version of this crate wrote it";
-                tracing::error!("{what}");
-                self.refuse(Rejection::Misconfigured(KeyError::misconfigured(what)))
+            Err(NoReplay::Unreadable(why)) => {
+                tracing::error!(%why, "the recorded response of an idempotent request cannot be read");
+                let what = KeyError::misconfigured("a recorded response cannot be read");
+                self.refuse(Rejection::Misconfigured(what))
             }
         }
     }

@@ -10,10 +10,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
 use crate::idempotency::body::IdempotencyBody;
+use crate::idempotency::codec::{Codec, Of, Unreadable};
 use crate::node::sha256;
-use crate::protocol::{ExecutionId, FencingToken, Fingerprint, Record};
+use crate::protocol::{ExecutionId, FencingToken, Fingerprint, LockKey, Record};
 
-/// What is behind the head of a record: a byte that says how it is encoded, and this.
+/// What is behind the head of a record, as the codec is given it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Stored<'a> {
     /// Under which the operation was executed, for an audit.
@@ -44,21 +45,24 @@ pub(super) struct Outcome<'a> {
     pub(super) keep_cookies: bool,
 }
 
+/// What every record says of its execution.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Executed<'a> {
+    pub(super) resource: &'a LockKey,
+    pub(super) execution: ExecutionId,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) token: Option<FencingToken>,
+}
+
 /// Why there is no response to replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoReplay {
     NotKept,
-    /// Written by another version of this crate, or not by it.
-    Unreadable,
+    Unreadable(Unreadable),
 }
 
 /// Makes the record of a response that is there as a whole.
-pub(super) fn kept(
-    execution: ExecutionId,
-    fingerprint: Fingerprint,
-    token: Option<FencingToken>,
-    outcome: &Outcome<'_>,
-) -> Record {
+pub(super) fn kept(executed: Executed<'_>, outcome: &Outcome<'_>, codec: &Codec) -> Record {
     let Outcome { head, body, .. } = *outcome;
     let dropped = connection_options(&head.headers);
     let headers = head.headers.iter().filter(|(name, _)| {
@@ -71,47 +75,56 @@ pub(super) fn kept(
         body,
         trailers: outcome.trailers.map(|trailers| fields(trailers.iter())),
     };
-    record(execution, fingerprint, token, Some(response))
+    record(executed, Some(response), codec)
 }
 
 /// Makes the record of a response that cannot be kept.
-pub(super) fn not_kept(
-    execution: ExecutionId,
-    fingerprint: Fingerprint,
-    token: Option<FencingToken>,
-) -> Record {
-    record(execution, fingerprint, token, None)
+pub(super) fn not_kept(executed: Executed<'_>, codec: &Codec) -> Record {
+    record(executed, None, codec)
 }
 
 /// Reads a whole record.
-pub(super) fn replay<B>(record: &Record) -> Result<Response<IdempotencyBody<B>>, NoReplay> {
-    let Some((&PLAIN, stored)) = record.rest().split_first() else {
-        return Err(NoReplay::Unreadable);
-    };
+pub(super) fn replay<B>(
+    record: &Record,
+    resource: &LockKey,
+    codec: &Codec,
+) -> Result<Response<IdempotencyBody<B>>, NoReplay> {
+    let malformed = NoReplay::Unreadable(Unreadable::Malformed);
     if sha256(record.rest()) != record.digest() {
-        return Err(NoReplay::Unreadable);
+        return Err(malformed);
     }
-    match postcard::from_bytes::<Stored<'_>>(stored) {
+    let of = Of {
+        resource,
+        execution: record.execution(),
+    };
+    let stored = codec.read(of, record.rest());
+    let stored = stored.map_err(NoReplay::Unreadable)?;
+    match postcard::from_bytes::<Stored<'_>>(&stored) {
         Ok(Stored { response: None, .. }) => Err(NoReplay::NotKept),
         Ok(Stored {
             response: Some(kept),
             ..
-        }) => response(&kept).ok_or(NoReplay::Unreadable),
-        Err(_) => Err(NoReplay::Unreadable),
+        }) => response(&kept).ok_or(malformed),
+        Err(_) => Err(malformed),
     }
 }
 
-fn record(
-    execution: ExecutionId,
-    fingerprint: Fingerprint,
-    token: Option<FencingToken>,
-    response: Option<Kept<'_>>,
-) -> Record {
+fn record(executed: Executed<'_>, response: Option<Kept<'_>>, codec: &Codec) -> Record {
+    let Executed {
+        resource,
+        execution,
+        fingerprint,
+        token,
+    } = executed;
     let token = token.map(FencingToken::as_u64);
-    let stored = Stored { token, response };
-    let rest = postcard::to_extend(&stored, vec![PLAIN]);
+    let stored = postcard::to_allocvec(&Stored { token, response });
     // Serialising plain data into memory cannot fail; a record without a response is one all the same.
-    let rest = rest.unwrap_or_else(|_| vec![PLAIN, 0, 0]);
+    let stored = stored.unwrap_or_else(|_| vec![0, 0]);
+    let of = Of {
+        resource,
+        execution,
+    };
+    let rest = codec.write(of, stored);
     Record::new(execution, fingerprint, sha256(&rest), &rest)
 }
 
@@ -149,9 +162,6 @@ fn connection_options(headers: &HeaderMap) -> Vec<HeaderName> {
     let names = values.flat_map(|value| value.split(','));
     names.filter_map(|name| name.trim().parse().ok()).collect()
 }
-
-/// As it was serialised, neither compressed nor encrypted.
-const PLAIN: u8 = 0;
 
 /// What concerns one connection and not the response (RFC 9110, section 7.6.1).
 const OF_ONE_HOP: [HeaderName; 9] = [

@@ -116,6 +116,13 @@ impl ExecutionId {
     }
 }
 
+#[cfg(feature = "encryption")]
+impl ExecutionId {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl Fingerprint {
     /// Makes a fingerprint of a SHA-256.
     #[must_use]

@@ -1,0 +1,400 @@
+//! How a response is written into a record: as it is, compressed, encrypted.
+
+#[cfg(feature = "encryption")]
+use std::collections::BTreeMap;
+use std::fmt;
+
+#[cfg(feature = "encryption")]
+use chacha20poly1305::aead::{Aead, KeyInit, Payload};
+#[cfg(feature = "encryption")]
+use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+
+#[cfg(feature = "encryption")]
+use crate::node::unguessable;
+use crate::protocol::{ExecutionId, LockKey};
+
+/// What is behind the head of a record begins with a byte that says which of these was done to it.
+const COMPRESSED: u8 = 1;
+const ENCRYPTED: u8 = 2;
+
+/// Writes and reads what is behind the head of a record.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Codec {
+    #[cfg(feature = "compression")]
+    pub(super) compress_above: Option<usize>,
+    #[cfg(feature = "encryption")]
+    pub(super) keys: Option<RecordKeys>,
+}
+
+/// Whose record it is: what is encrypted for one is not another's.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(feature = "encryption"),
+    expect(dead_code, reason = "only what is encrypted is bound to it")
+)]
+pub(super) struct Of<'a> {
+    pub(super) resource: &'a LockKey,
+    pub(super) execution: ExecutionId,
+}
+
+/// Why a record cannot be read. It is the outcome of an execution all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unreadable {
+    /// Not what this version of the crate writes, or damaged.
+    Malformed,
+    #[cfg_attr(
+        feature = "compression",
+        expect(dead_code, reason = "with the feature it is read")
+    )]
+    NeedsCompression,
+    /// There are no keys, or not this one.
+    UnknownKey,
+    /// It is not encrypted, and should be.
+    #[cfg_attr(
+        not(feature = "encryption"),
+        expect(dead_code, reason = "without keys nothing is opened")
+    )]
+    Plain,
+    /// It was not encrypted with that key, or for this request.
+    #[cfg_attr(
+        not(feature = "encryption"),
+        expect(dead_code, reason = "without keys nothing is opened")
+    )]
+    Forged,
+}
+
+/// The keys with which the recorded responses are encrypted (XChaCha20-Poly1305), and by which ids.
+///
+/// The execution's id, the fingerprint's half and the expiry stay in clear: nodes and other servers go
+/// by them. Idempotency key, scope, method and path are what it is encrypted for, so that one record
+/// cannot be put in the place of another.
+///
+/// To change the key, give all servers the new one to read first, then let them write with it:
+///
+/// ```
+/// use tower_redlock::idempotency::RecordKeys;
+///
+/// # let (old, new) = ([1; 32], [2; 32]);
+/// let first = RecordKeys::new(1, old).and_read(2, new);
+/// let then = RecordKeys::new(2, new).and_read(1, old);
+/// # let _ = (first, then);
+/// ```
+///
+/// A record whose key is not there is an error for whoever asks for it, 500, and never executed again.
+#[cfg(feature = "encryption")]
+#[derive(Clone)]
+pub struct RecordKeys {
+    writing: u32,
+    ciphers: BTreeMap<u32, XChaCha20Poly1305>,
+    reads_plain: bool,
+}
+
+#[cfg(feature = "encryption")]
+impl RecordKeys {
+    /// Makes keys of one, with which records are written and read.
+    #[must_use]
+    pub fn new(id: u32, key: [u8; 32]) -> Self {
+        let ciphers = BTreeMap::new();
+        let keys = Self {
+            writing: id,
+            ciphers,
+            reads_plain: false,
+        };
+        keys.and_read(id, key)
+    }
+
+    /// Adds a key with which records are only read.
+    #[must_use]
+    pub fn and_read(mut self, id: u32, key: [u8; 32]) -> Self {
+        let cipher = XChaCha20Poly1305::new(&key.into());
+        self.ciphers.insert(id, cipher);
+        self
+    }
+
+    /// Reads records that are not encrypted, too: for as long as there are some, after encryption
+    /// was switched on. Default: they are an error.
+    #[must_use]
+    pub fn and_plain(mut self) -> Self {
+        self.reads_plain = true;
+        self
+    }
+}
+
+/// Keys are never shown.
+#[cfg(feature = "encryption")]
+impl fmt::Debug for RecordKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ids: Vec<u32> = self.ciphers.keys().copied().collect();
+        f.debug_struct("RecordKeys")
+            .field("writing", &self.writing)
+            .field("ids", &ids)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Codec {
+    /// Makes what is behind the head. Called once an execution: all copies of a record are equal.
+    pub(super) fn write(&self, of: Of<'_>, plain: Vec<u8>) -> Vec<u8> {
+        let (flags, bytes) = self.compress(plain);
+        self.encrypt(of, flags, &bytes)
+    }
+
+    /// Reads what is behind the head.
+    pub(super) fn read(&self, of: Of<'_>, rest: &[u8]) -> Result<Vec<u8>, Unreadable> {
+        let (&flags, bytes) = rest.split_first().ok_or(Unreadable::Malformed)?;
+        if flags & !(COMPRESSED | ENCRYPTED) != 0 {
+            return Err(Unreadable::Malformed);
+        }
+        let bytes = self.decrypt(of, flags, bytes)?;
+        if flags & COMPRESSED == 0 {
+            return Ok(bytes);
+        }
+        decompress(&bytes)
+    }
+
+    #[cfg(feature = "compression")]
+    fn compress(&self, plain: Vec<u8>) -> (u8, Vec<u8>) {
+        if self.compress_above.is_none_or(|above| plain.len() <= above) {
+            return (0, plain);
+        }
+        let compressed = lz4_flex::compress_prepend_size(&plain);
+        if compressed.len() < plain.len() {
+            (COMPRESSED, compressed)
+        } else {
+            (0, plain)
+        }
+    }
+
+    #[cfg(not(feature = "compression"))]
+    #[allow(clippy::unused_self, reason = "with the feature it says when")]
+    fn compress(&self, plain: Vec<u8>) -> (u8, Vec<u8>) {
+        (0, plain)
+    }
+
+    #[cfg(feature = "encryption")]
+    fn encrypt(&self, of: Of<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
+        let Some(keys) = &self.keys else {
+            return flagged(flags, bytes);
+        };
+        let flags = flags | ENCRYPTED;
+        let (id, nonce) = (keys.writing.to_be_bytes(), nonce());
+        let aad = of.encoded(flags);
+        let payload = Payload {
+            msg: bytes,
+            aad: &aad,
+        };
+        let sealed = keys.ciphers[&keys.writing].encrypt(XNonce::from_slice(&nonce), payload);
+        // Beyond 256 GiB; a response is a mebibyte at most.
+        let sealed = sealed.expect("what is recorded is not too long to be encrypted");
+        [&[flags][..], &id, &nonce, &sealed].concat()
+    }
+
+    #[cfg(not(feature = "encryption"))]
+    #[allow(clippy::unused_self, reason = "with the feature it has the keys")]
+    fn encrypt(&self, _: Of<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
+        flagged(flags, bytes)
+    }
+
+    #[cfg(feature = "encryption")]
+    fn decrypt(&self, of: Of<'_>, flags: u8, bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
+        if flags & ENCRYPTED == 0 {
+            let is_read = self.keys.as_ref().is_none_or(|keys| keys.reads_plain);
+            return is_read.then(|| bytes.to_vec()).ok_or(Unreadable::Plain);
+        }
+        let (id, bytes) = bytes.split_first_chunk().ok_or(Unreadable::Malformed)?;
+        let (nonce, sealed) = bytes
+            .split_first_chunk::<NONCE>()
+            .ok_or(Unreadable::Malformed)?;
+        let keys = self.keys.as_ref().ok_or(Unreadable::UnknownKey)?;
+        let cipher = keys.ciphers.get(&u32::from_be_bytes(*id));
+        let cipher = cipher.ok_or(Unreadable::UnknownKey)?;
+        let aad = of.encoded(flags);
+        let payload = Payload {
+            msg: sealed,
+            aad: &aad,
+        };
+        let opened = cipher.decrypt(XNonce::from_slice(nonce), payload);
+        opened.map_err(|_| Unreadable::Forged)
+    }
+
+    #[cfg(not(feature = "encryption"))]
+    #[allow(clippy::unused_self, reason = "with the feature it has the keys")]
+    fn decrypt(&self, _: Of<'_>, flags: u8, bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
+        if flags & ENCRYPTED == 0 {
+            Ok(bytes.to_vec())
+        } else {
+            Err(Unreadable::UnknownKey)
+        }
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Malformed => "it was written by another version of this crate, or is damaged",
+            Self::NeedsCompression => "it is compressed; enable the feature `compression`",
+            Self::UnknownKey => "it is encrypted with a key that `encrypt` was not given",
+            Self::Plain => "it is not encrypted, and `encrypt` was not told `and_plain`",
+            Self::Forged => "it was not encrypted for this request with that key",
+        })
+    }
+}
+
+#[cfg(feature = "encryption")]
+impl Of<'_> {
+    fn encoded(self, flags: u8) -> Vec<u8> {
+        let execution = self.execution.as_bytes();
+        let parts = [&[flags][..], execution, self.resource.as_bytes()];
+        LockKey::from_parts(parts).as_bytes().to_vec()
+    }
+}
+
+fn flagged(flags: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[flags], bytes].concat()
+}
+
+#[cfg(feature = "compression")]
+fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
+    let (size, _) = lz4_flex::block::uncompressed_size(bytes).map_err(|_| Unreadable::Malformed)?;
+    // Nobody but whoever writes to the nodes makes this up, and it is not believed even then.
+    if size > LARGEST {
+        return Err(Unreadable::Malformed);
+    }
+    lz4_flex::decompress_size_prepended(bytes).map_err(|_| Unreadable::Malformed)
+}
+
+#[cfg(not(feature = "compression"))]
+fn decompress(_: &[u8]) -> Result<Vec<u8>, Unreadable> {
+    Err(Unreadable::NeedsCompression)
+}
+
+/// Random: with 192 bits it need not be counted.
+#[cfg(feature = "encryption")]
+fn nonce() -> [u8; NONCE] {
+    let mut nonce = [0; NONCE];
+    nonce[..16].copy_from_slice(&unguessable());
+    nonce[16..].copy_from_slice(&unguessable()[..8]);
+    nonce
+}
+
+#[cfg(feature = "encryption")]
+const NONCE: usize = 24;
+
+/// Of what is behind a head, with room for the headers of the largest response.
+#[cfg(feature = "compression")]
+const LARGEST: usize = 4 * 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: &[u8] = b"a response, a response, a response, a response, a response";
+
+    fn of(resource: &LockKey) -> Of<'_> {
+        let execution = ExecutionId::from_random([1; 16]);
+        Of {
+            resource,
+            execution,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let resource = LockKey::from("key");
+        let written = Codec::default().write(of(&resource), PLAIN.to_vec());
+        let read = Codec::default().read(of(&resource), &written);
+        assert_eq!(read, Ok(PLAIN.to_vec()));
+    }
+
+    #[test]
+    fn what_is_not_ours_is_malformed() {
+        let resource = LockKey::from("key");
+        for rest in [&b""[..], &[4, 1, 2], &[255]] {
+            let read = Codec::default().read(of(&resource), rest);
+            assert_eq!(read, Err(Unreadable::Malformed));
+        }
+        let encrypted = Codec::default().read(of(&resource), &[ENCRYPTED; 64]);
+        assert_eq!(encrypted, Err(Unreadable::UnknownKey));
+    }
+
+    #[cfg(feature = "compression")]
+    #[test]
+    fn what_gets_smaller_is_compressed() {
+        let resource = LockKey::from("key");
+        let codec = Codec {
+            compress_above: Some(8),
+            ..Codec::default()
+        };
+        let written = codec.write(of(&resource), PLAIN.to_vec());
+        assert!(written.len() < PLAIN.len());
+        // Whoever does not compress can read it.
+        let read = Codec::default().read(of(&resource), &written);
+        assert_eq!(read, Ok(PLAIN.to_vec()));
+        let short = codec.write(of(&resource), PLAIN[..8].to_vec());
+        assert_eq!(short[1..], PLAIN[..8]);
+        let bomb = [&[COMPRESSED][..], &u32::MAX.to_le_bytes(), &[0; 8]].concat();
+        let read = codec.read(of(&resource), &bomb);
+        assert_eq!(read, Err(Unreadable::Malformed));
+    }
+
+    #[cfg(feature = "encryption")]
+    #[test]
+    fn what_is_encrypted_is_read_with_its_key_for_its_request_only() {
+        let codec = |keys| Codec {
+            keys: Some(keys),
+            ..Codec::default()
+        };
+        let resource = LockKey::from("key");
+        let ours = codec(RecordKeys::new(1, [1; 32]));
+        let written = ours.write(of(&resource), PLAIN.to_vec());
+        assert!(!written.windows(8).any(|part| PLAIN.starts_with(part)));
+        assert_eq!(ours.read(of(&resource), &written), Ok(PLAIN.to_vec()));
+        assert_ne!(ours.write(of(&resource), PLAIN.to_vec()), written);
+
+        let rotated = codec(RecordKeys::new(2, [2; 32]).and_read(1, [1; 32]));
+        assert_eq!(rotated.read(of(&resource), &written), Ok(PLAIN.to_vec()));
+        let newer = rotated.write(of(&resource), PLAIN.to_vec());
+        assert_eq!(
+            ours.read(of(&resource), &newer),
+            Err(Unreadable::UnknownKey)
+        );
+        let none = Codec::default().read(of(&resource), &written);
+        assert_eq!(none, Err(Unreadable::UnknownKey));
+        let wrong = codec(RecordKeys::new(1, [3; 32])).read(of(&resource), &written);
+        assert_eq!(wrong, Err(Unreadable::Forged));
+
+        let other = LockKey::from("other");
+        assert_eq!(ours.read(of(&other), &written), Err(Unreadable::Forged));
+        let another = Of {
+            execution: ExecutionId::from_random([2; 16]),
+            ..of(&resource)
+        };
+        assert_eq!(ours.read(another, &written), Err(Unreadable::Forged));
+        for at in [5, 20, written.len() - 1] {
+            let mut changed = written.clone();
+            changed[at] ^= 1;
+            assert_eq!(ours.read(of(&resource), &changed), Err(Unreadable::Forged));
+        }
+        for length in 1..29 {
+            let cut = ours.read(of(&resource), &written[..length]);
+            assert_eq!(cut, Err(Unreadable::Malformed), "{length}");
+        }
+    }
+
+    #[cfg(feature = "encryption")]
+    #[test]
+    fn what_is_not_encrypted_is_read_only_if_it_may_be() {
+        let resource = LockKey::from("key");
+        let plain = Codec::default().write(of(&resource), PLAIN.to_vec());
+        let read = |keys| {
+            let codec = Codec {
+                keys: Some(keys),
+                ..Codec::default()
+            };
+            codec.read(of(&resource), &plain)
+        };
+        let keys = RecordKeys::new(1, [1; 32]);
+        assert_eq!(read(keys.clone()), Err(Unreadable::Plain));
+        assert_eq!(read(keys.and_plain()), Ok(PLAIN.to_vec()));
+    }
+}
