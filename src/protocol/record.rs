@@ -86,6 +86,12 @@ impl Record {
         self.0.len() > Self::HEAD
     }
 
+    /// Returns whether this is the whole of which `head` is the head, by all that that says.
+    #[must_use]
+    pub fn completes(&self, head: &Self) -> bool {
+        self.is_whole() && self.0[..Self::HEAD] == head.0[..Self::HEAD]
+    }
+
     /// Returns what a node answers to whoever wants the key.
     pub(super) fn answered(&self) -> Self {
         if self.0.len() <= Self::MAX_INLINE {
@@ -118,6 +124,13 @@ impl ExecutionId {
 
 #[cfg(feature = "encryption")]
 impl ExecutionId {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[cfg(feature = "encryption")]
+impl Fingerprint {
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -211,6 +224,21 @@ mod tests {
         assert!(!answered.is_whole());
         assert_eq!(answered.execution(), big.execution());
         assert_eq!(answered.digest(), big.digest());
+    }
+
+    #[test]
+    fn a_head_is_completed_by_its_own_record_only() {
+        let big = record(&vec![0; Record::MAX_INLINE]);
+        assert!(big.completes(&big.answered()));
+        assert!(!big.answered().completes(&big.answered()));
+        let execution = big.execution();
+        let others = [
+            Record::new(execution, big.fingerprint(), [4; 32], b"rest"),
+            Record::new(execution, Fingerprint::of_digest([4; 32]), [3; 32], b"rest"),
+        ];
+        for other in others {
+            assert!(!other.completes(&big.answered()));
+        }
     }
 
     #[test]

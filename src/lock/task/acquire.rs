@@ -14,7 +14,7 @@ use crate::lock::task::recording::Replay;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{Failures, LeaseTask, TICK, reached};
 use crate::lock::waiters::Waiting;
-use crate::node::{NodeFailure, Vote, next_proposal, random_u64};
+use crate::node::{NodeFailure, Vote, next_proposal, random_u64, sha256};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{OnceRound, OnceStep};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
@@ -90,10 +90,10 @@ impl Missed {
     }
 }
 
-/// Whether this is the record of which the head is known.
+/// Whether this is the record of which the head is known, undamaged.
 fn is_rest(record: &Record, head: &Option<Record>) -> bool {
-    let head = head.as_ref();
-    record.is_whole() && head.is_some_and(|head| head.execution() == record.execution())
+    let completes = head.as_ref().is_some_and(|head| record.completes(head));
+    completes && sha256(record.rest()) == record.digest()
 }
 
 impl LeaseTask {

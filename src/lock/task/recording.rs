@@ -13,7 +13,7 @@ use crate::lock::lost::LostReason;
 use crate::lock::once::Recorded;
 use crate::lock::task::acquire::{Caller, Missed, Stopped};
 use crate::lock::task::state::{Failures, LeaseTask};
-use crate::node::Vote;
+use crate::node::{Vote, sha256};
 use crate::protocol::Record;
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{LookRound, LookStep, OnceRound, RecordRound, RecordStep};
@@ -198,8 +198,8 @@ impl LeaseTask {
         while !asking.silent.is_empty() {
             let (_, answer) = self.next_answer(&mut asking).await;
             if let Answer::Replied(Reply::Done { record, .. }) = answer
-                && record.execution() == head.execution()
-                && record.is_whole()
+                && record.completes(head)
+                && sha256(record.rest()) == record.digest()
             {
                 return Some(record);
             }
