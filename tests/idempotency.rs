@@ -779,7 +779,7 @@ async fn a_response_is_kept_encrypted_and_compressed_and_replayed_as_it_was() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let with = |keys: RecordKeys| payments.app(layer(&nodes).compress_above(1024).encrypt(keys));
-    let first = with(RecordKeys::new(1, [1; 32]));
+    let first = with(RecordKeys::new(1, &[1; 32]));
     let large = "/payments?size=60000";
     let answer = pay(&first, large, "a").await;
     assert_eq!(answer.status, StatusCode::OK);
@@ -789,10 +789,10 @@ async fn a_response_is_kept_encrypted_and_compressed_and_replayed_as_it_was() {
     assert_eq!(again.body, answer.body);
     assert_eq!(nodes.sent(0, OpKind::Look), 0);
 
-    let rotated = with(RecordKeys::new(2, [2; 32]).and_read(1, [1; 32]));
+    let rotated = with(RecordKeys::new(2, &[2; 32]).reading(1, &[1; 32]));
     assert_eq!(pay(&rotated, large, "a").await.body, answer.body);
     let without = payments.app(layer(&nodes));
-    for other in [with(RecordKeys::new(2, [2; 32])), without] {
+    for other in [with(RecordKeys::new(2, &[2; 32])), without] {
         let refused = pay(&other, large, "a").await;
         assert_eq!(
             (refused.status.as_u16(), refused.code()),

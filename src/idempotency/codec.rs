@@ -11,7 +11,7 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 
 #[cfg(feature = "encryption")]
 use crate::node::unguessable;
-use crate::protocol::{ExecutionId, LockKey};
+use crate::protocol::{ExecutionId, Fingerprint, LockKey};
 
 /// What is behind the head of a record begins with a byte that says which of these was done to it.
 const COMPRESSED: u8 = 1;
@@ -35,6 +35,7 @@ pub(super) struct Codec {
 pub(super) struct Of<'a> {
     pub(super) resource: &'a LockKey,
     pub(super) execution: ExecutionId,
+    pub(super) fingerprint: Fingerprint,
 }
 
 /// Why a record cannot be read. It is the outcome of an execution all the same.
@@ -65,24 +66,27 @@ pub(super) enum Unreadable {
 
 /// The keys with which the recorded responses are encrypted (XChaCha20-Poly1305), and by which ids.
 ///
-/// The execution's id, the fingerprint's half and the expiry stay in clear: nodes and other servers go
-/// by them. Idempotency key, scope, method and path are what it is encrypted for, so that one record
-/// cannot be put in the place of another.
+/// The execution's id, the fingerprint and the expiry stay in clear: nodes and other servers go by them.
+/// It is encrypted for them and for the idempotency key, scope, method and path, so that one record
+/// cannot be put in the place of another. It protects what responses say, not that they are there.
 ///
-/// To change the key, give all servers the new one to read first, then let them write with it:
+/// Each namespace has keys of its own. To change the key, give all servers the new one to read first,
+/// then let them write with it, and keep the old one for `retention`:
 ///
 /// ```
 /// use tower_redlock::idempotency::RecordKeys;
 ///
 /// # let (old, new) = ([1; 32], [2; 32]);
-/// let first = RecordKeys::new(1, old).and_read(2, new);
-/// let then = RecordKeys::new(2, new).and_read(1, old);
+/// let first = RecordKeys::new(1, &old).reading(2, &new);
+/// let then = RecordKeys::new(2, &new).reading(1, &old);
 /// # let _ = (first, then);
 /// ```
 ///
-/// A record whose key is not there is an error for whoever asks for it, 500, and never executed again.
+/// A record whose key is not there is an error for whoever asks for it, 500, and never executed again:
+/// so it is for retries that reach a server without keys, while they are introduced.
 #[cfg(feature = "encryption")]
 #[derive(Clone)]
+#[must_use = "keys do nothing until a layer is given them"]
 pub struct RecordKeys {
     writing: u32,
     ciphers: BTreeMap<u32, XChaCha20Poly1305>,
@@ -92,29 +96,33 @@ pub struct RecordKeys {
 #[cfg(feature = "encryption")]
 impl RecordKeys {
     /// Makes keys of one, with which records are written and read.
-    #[must_use]
-    pub fn new(id: u32, key: [u8; 32]) -> Self {
+    pub fn new(id: u32, key: &[u8; 32]) -> Self {
         let ciphers = BTreeMap::new();
         let keys = Self {
             writing: id,
             ciphers,
             reads_plain: false,
         };
-        keys.and_read(id, key)
+        keys.reading(id, key)
     }
 
     /// Adds a key with which records are only read.
-    #[must_use]
-    pub fn and_read(mut self, id: u32, key: [u8; 32]) -> Self {
-        let cipher = XChaCha20Poly1305::new(&key.into());
-        self.ciphers.insert(id, cipher);
+    ///
+    /// # Panics
+    ///
+    /// If there is a key with this id already.
+    pub fn reading(mut self, id: u32, key: &[u8; 32]) -> Self {
+        let cipher = XChaCha20Poly1305::new(key.into());
+        let before = self.ciphers.insert(id, cipher);
+        assert!(before.is_none(), "two keys of records have the id {id}");
         self
     }
 
-    /// Reads records that are not encrypted, too: for as long as there are some, after encryption
-    /// was switched on. Default: they are an error.
-    #[must_use]
-    pub fn and_plain(mut self) -> Self {
+    /// Reads records that are not encrypted, too. Default: they are an error.
+    ///
+    /// For `retention` after encryption was switched on: meanwhile whoever can write to the nodes can
+    /// make up responses.
+    pub fn reading_plain(mut self) -> Self {
         self.reads_plain = true;
         self
     }
@@ -154,7 +162,8 @@ impl Codec {
 
     #[cfg(feature = "compression")]
     fn compress(&self, plain: Vec<u8>) -> (u8, Vec<u8>) {
-        if self.compress_above.is_none_or(|above| plain.len() <= above) {
+        let too_short = self.compress_above.is_none_or(|above| plain.len() <= above);
+        if too_short || plain.len() > LARGEST {
             return (0, plain);
         }
         let compressed = lz4_flex::compress_prepend_size(&plain);
@@ -178,12 +187,12 @@ impl Codec {
         };
         let flags = flags | ENCRYPTED;
         let (id, nonce) = (keys.writing.to_be_bytes(), nonce());
-        let aad = of.encoded(flags);
+        let aad = of.encoded(flags, id);
         let payload = Payload {
             msg: bytes,
             aad: &aad,
         };
-        let sealed = keys.ciphers[&keys.writing].encrypt(XNonce::from_slice(&nonce), payload);
+        let sealed = keys.ciphers[&keys.writing].encrypt(&XNonce::from(nonce), payload);
         // Beyond 256 GiB; a response is a mebibyte at most.
         let sealed = sealed.expect("what is recorded is not too long to be encrypted");
         [&[flags][..], &id, &nonce, &sealed].concat()
@@ -208,12 +217,12 @@ impl Codec {
         let keys = self.keys.as_ref().ok_or(Unreadable::UnknownKey)?;
         let cipher = keys.ciphers.get(&u32::from_be_bytes(*id));
         let cipher = cipher.ok_or(Unreadable::UnknownKey)?;
-        let aad = of.encoded(flags);
+        let aad = of.encoded(flags, *id);
         let payload = Payload {
             msg: sealed,
             aad: &aad,
         };
-        let opened = cipher.decrypt(XNonce::from_slice(nonce), payload);
+        let opened = cipher.decrypt(<&XNonce>::from(nonce), payload);
         opened.map_err(|_| Unreadable::Forged)
     }
 
@@ -234,7 +243,7 @@ impl fmt::Display for Unreadable {
             Self::Malformed => "it was written by another version of this crate, or is damaged",
             Self::NeedsCompression => "it is compressed; enable the feature `compression`",
             Self::UnknownKey => "it is encrypted with a key that `encrypt` was not given",
-            Self::Plain => "it is not encrypted, and `encrypt` was not told `and_plain`",
+            Self::Plain => "it is not encrypted, and `encrypt` was not told `reading_plain`",
             Self::Forged => "it was not encrypted for this request with that key",
         })
     }
@@ -242,9 +251,15 @@ impl fmt::Display for Unreadable {
 
 #[cfg(feature = "encryption")]
 impl Of<'_> {
-    fn encoded(self, flags: u8) -> Vec<u8> {
-        let execution = self.execution.as_bytes();
-        let parts = [&[flags][..], execution, self.resource.as_bytes()];
+    fn encoded(self, flags: u8, key: [u8; 4]) -> Vec<u8> {
+        let parts = [
+            &b"tower-redlock record 1"[..],
+            &[flags],
+            &key,
+            self.execution.as_bytes(),
+            self.fingerprint.as_bytes(),
+            self.resource.as_bytes(),
+        ];
         LockKey::from_parts(parts).as_bytes().to_vec()
     }
 }
@@ -260,7 +275,11 @@ fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
     if size > LARGEST {
         return Err(Unreadable::Malformed);
     }
-    lz4_flex::decompress_size_prepended(bytes).map_err(|_| Unreadable::Malformed)
+    let plain = lz4_flex::decompress_size_prepended(bytes);
+    let plain = plain.map_err(|_| Unreadable::Malformed)?;
+    (plain.len() == size)
+        .then_some(plain)
+        .ok_or(Unreadable::Malformed)
 }
 
 #[cfg(not(feature = "compression"))]
@@ -295,6 +314,7 @@ mod tests {
         Of {
             resource,
             execution,
+            fingerprint: Fingerprint::of_digest([2; 32]),
         }
     }
 
@@ -345,13 +365,13 @@ mod tests {
             ..Codec::default()
         };
         let resource = LockKey::from("key");
-        let ours = codec(RecordKeys::new(1, [1; 32]));
+        let ours = codec(RecordKeys::new(1, &[1; 32]));
         let written = ours.write(of(&resource), PLAIN.to_vec());
         assert!(!written.windows(8).any(|part| PLAIN.starts_with(part)));
         assert_eq!(ours.read(of(&resource), &written), Ok(PLAIN.to_vec()));
         assert_ne!(ours.write(of(&resource), PLAIN.to_vec()), written);
 
-        let rotated = codec(RecordKeys::new(2, [2; 32]).and_read(1, [1; 32]));
+        let rotated = codec(RecordKeys::new(2, &[2; 32]).reading(1, &[1; 32]));
         assert_eq!(rotated.read(of(&resource), &written), Ok(PLAIN.to_vec()));
         let newer = rotated.write(of(&resource), PLAIN.to_vec());
         assert_eq!(
@@ -360,7 +380,7 @@ mod tests {
         );
         let none = Codec::default().read(of(&resource), &written);
         assert_eq!(none, Err(Unreadable::UnknownKey));
-        let wrong = codec(RecordKeys::new(1, [3; 32])).read(of(&resource), &written);
+        let wrong = codec(RecordKeys::new(1, &[3; 32])).read(of(&resource), &written);
         assert_eq!(wrong, Err(Unreadable::Forged));
 
         let other = LockKey::from("other");
@@ -370,10 +390,23 @@ mod tests {
             ..of(&resource)
         };
         assert_eq!(ours.read(another, &written), Err(Unreadable::Forged));
-        for at in [5, 20, written.len() - 1] {
+        let reworded = Of {
+            fingerprint: Fingerprint::of_digest([3; 32]),
+            ..of(&resource)
+        };
+        assert_eq!(ours.read(reworded, &written), Err(Unreadable::Forged));
+        for at in [0, 5, 20, 30, written.len() - 1] {
             let mut changed = written.clone();
             changed[at] ^= 1;
             assert_eq!(ours.read(of(&resource), &changed), Err(Unreadable::Forged));
+        }
+        let mut other_key = written.clone();
+        other_key[4] ^= 1;
+        let read = ours.read(of(&resource), &other_key);
+        assert_eq!(read, Err(Unreadable::UnknownKey));
+        for length in 29..written.len() {
+            let cut = ours.read(of(&resource), &written[..length]);
+            assert_eq!(cut, Err(Unreadable::Forged), "{length}");
         }
         for length in 1..29 {
             let cut = ours.read(of(&resource), &written[..length]);
@@ -393,8 +426,8 @@ mod tests {
             };
             codec.read(of(&resource), &plain)
         };
-        let keys = RecordKeys::new(1, [1; 32]);
+        let keys = RecordKeys::new(1, &[1; 32]);
         assert_eq!(read(keys.clone()), Err(Unreadable::Plain));
-        assert_eq!(read(keys.and_plain()), Ok(PLAIN.to_vec()));
+        assert_eq!(read(keys.reading_plain()), Ok(PLAIN.to_vec()));
     }
 }

@@ -265,9 +265,11 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets from how many bytes on records are compressed (LZ4). Default: never.
+    /// Sets above how many bytes records are compressed (LZ4). Default: never.
     ///
-    /// All servers that share records need the feature `compression` to read them.
+    /// All servers that share records need the feature `compression` to read them: give it to all before
+    /// this is set. Where records are encrypted, the size tells of what is in them; see
+    /// [the chapter](crate::guide::idempotency).
     #[cfg(feature = "compression")]
     pub fn compress_above(mut self, bytes: usize) -> Self {
         self.config.codec.compress_above = Some(bytes);

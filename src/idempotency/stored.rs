@@ -96,6 +96,7 @@ pub(super) fn replay<B>(
     let of = Of {
         resource,
         execution: record.execution(),
+        fingerprint: record.fingerprint(),
     };
     let stored = codec.read(of, record.rest());
     let stored = stored.map_err(NoReplay::Unreadable)?;
@@ -123,6 +124,7 @@ fn record(executed: Executed<'_>, response: Option<Kept<'_>>, codec: &Codec) -> 
     let of = Of {
         resource,
         execution,
+        fingerprint,
     };
     let rest = codec.write(of, stored);
     Record::new(execution, fingerprint, sha256(&rest), &rest)
@@ -147,10 +149,12 @@ fn fields<'a>(headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) 
 }
 
 fn header_map(fields: &Fields<'_>) -> Option<HeaderMap> {
-    let mut headers = HeaderMap::with_capacity(fields.len());
+    // Whoever writes to the nodes may have made it up.
+    let mut headers = HeaderMap::try_with_capacity(fields.len()).ok()?;
     for (name, value) in fields {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
-        headers.append(name, HeaderValue::from_bytes(value).ok()?);
+        let value = HeaderValue::from_bytes(value).ok()?;
+        headers.try_append(name, value).ok()?;
     }
     Some(headers)
 }
@@ -175,3 +179,44 @@ const OF_ONE_HOP: [HeaderName; 9] = [
     TRANSFER_ENCODING,
     UPGRADE,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever writes to the nodes can write what no server does.
+    #[test]
+    fn a_record_that_is_made_up_is_unreadable_and_nothing_worse() {
+        let resource = LockKey::from("key");
+        let executed = Executed {
+            resource: &resource,
+            execution: ExecutionId::from_random([1; 16]),
+            fingerprint: Fingerprint::of_digest([2; 32]),
+            token: None,
+        };
+        let numbers: Vec<String> = (0..30_000).map(|number| format!("x-{number}")).collect();
+        let many: Fields<'_> = numbers
+            .iter()
+            .map(|name| (name.as_str(), &b""[..]))
+            .collect();
+        let made_up = [
+            (200, vec![("", &b""[..]); 40_000]),
+            (200, many),
+            (200, vec![("a b", b"")]),
+            (200, vec![("a", b"\n")]),
+            (0, vec![]),
+        ];
+        for (status, headers) in made_up {
+            let kept = Kept {
+                status,
+                headers,
+                body: b"",
+                trailers: None,
+            };
+            let record = record(executed, Some(kept), &Codec::default());
+            let read = replay::<String>(&record, &resource, &Codec::default());
+            let unreadable = NoReplay::Unreadable(Unreadable::Malformed);
+            assert_eq!(read.err(), Some(unreadable), "{status}");
+        }
+    }
+}
