@@ -4,7 +4,7 @@ use http::header::CONTENT_TYPE;
 use http::request::Parts;
 
 use crate::node::sha256;
-use crate::protocol::{Fingerprint, LockKey};
+use crate::protocol::Fingerprint;
 
 /// The default: method, full path, query, content type and body.
 pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
@@ -16,8 +16,13 @@ pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
         content_type.map_or(&b""[..], |value| value.as_bytes()),
         body,
     ];
-    // Every part is preceded by its length: none can pose as two.
-    LockKey::from_parts(head).as_bytes().to_vec()
+    let mut asked_for = Vec::with_capacity(body.len() + 256);
+    for part in head {
+        // Every part is preceded by its length: none can pose as two.
+        asked_for.extend((part.len() as u64).to_be_bytes());
+        asked_for.extend(part);
+    }
+    asked_for
 }
 
 pub(super) fn digest(asked_for: &[u8]) -> Fingerprint {

@@ -2,13 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, Method, Response, StatusCode, response};
-use http_body_util::Full;
+use http::{HeaderName, Method, StatusCode, response};
 use tower::Layer;
 
 use crate::idempotency::codec::Codec;
@@ -19,11 +16,10 @@ use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::service::IdempotencyService;
 use crate::lock::{BuildError, Once, Redlock, Waiters};
 use crate::middleware::{
-    KeyExtractor, LockHandles, Rejection, RejectionResponse, RequestKind, default_response,
-    matched_no_route, present,
+    KeyExtractor, LockHandles, Refusals, Rejection, RejectionResponse, matched_no_route, present,
 };
 use crate::node::sha256;
-use crate::protocol::{Fingerprint, KeyError, LockKey, MAX_CLEAR_KEY};
+use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
 
 /// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
 /// caller, and the recorded response for every duplicate.
@@ -91,8 +87,7 @@ pub(super) struct Config {
     intents: Option<Duration>,
     pub(super) on_unrecorded: OnUnrecorded,
     pub(super) codec: Codec,
-    rejection: Arc<dyn RejectionResponse>,
-    misconfiguration_logged: Arc<AtomicBool>,
+    pub(super) refusals: Refusals,
 }
 
 /// An idempotent request, once its head has been read.
@@ -132,8 +127,7 @@ impl IdempotencyLayer {
                 intents: None,
                 on_unrecorded: OnUnrecorded::Answer,
                 codec: Codec::default(),
-                rejection: Arc::new(default_response as DefaultResponse),
-                misconfiguration_logged: Arc::default(),
+                refusals: Refusals::new(),
             },
         }
     }
@@ -285,7 +279,7 @@ impl IdempotencyLayer {
 
     /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
     pub fn rejection(mut self, rejection: impl RejectionResponse) -> Self {
-        self.config.rejection = Arc::new(rejection);
+        self.config.refusals.set_response(rejection);
         self
     }
 }
@@ -306,8 +300,6 @@ impl fmt::Debug for IdempotencyLayer {
     }
 }
 
-type DefaultResponse = fn(&Rejection, &RequestKind) -> Response<Full<Bytes>>;
-
 impl Config {
     /// Returns what a request asks for; `None` if it passes through.
     pub(super) fn asked(&self, parts: &Parts) -> Result<Option<Asked>, Rejection> {
@@ -327,11 +319,11 @@ impl Config {
         }
         let scope = self.scope.extract(parts).map_err(|error| {
             let rejection = Rejection::of_key(error);
-            self.log_misconfiguration(&rejection);
+            self.refusals.log_mistake(&rejection);
             rejection
         })?;
         let scope = scope.filter(present).ok_or_else(|| {
-            self.log_misconfiguration(&Rejection::ScopeMissing);
+            self.refusals.log_mistake(&Rejection::ScopeMissing);
             Rejection::ScopeMissing
         })?;
         // A scope of several keys is as one: it is not what is locked.
@@ -376,28 +368,6 @@ impl Config {
 
     pub(super) fn is_recorded(&self, head: &response::Parts) -> bool {
         (self.record_if)(head)
-    }
-
-    /// Builds the response for a refusal, which is also put into its extensions.
-    pub(super) fn refuse(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-        let mut response = self.rejection.response(&rejection, &to);
-        response.extensions_mut().insert(rejection);
-        response
-    }
-
-    /// Once per layer: every request meets it, and no client can do anything about it.
-    fn log_misconfiguration(&self, rejection: &Rejection) {
-        let error: &dyn fmt::Display = match rejection {
-            Rejection::Misconfigured(error) => {
-                let error: &KeyError = error;
-                error
-            }
-            Rejection::ScopeMissing => rejection,
-            _ => return,
-        };
-        if !self.misconfiguration_logged.swap(true, Ordering::Relaxed) {
-            tracing::error!(%error, "idempotency layer refuses every request");
-        }
     }
 }
 

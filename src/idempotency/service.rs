@@ -94,7 +94,10 @@ where
                 Kind::Idempotent(Box::pin(serve(inner, config, asked, parts, body)))
             }
             Err(rejection) => {
-                let refusal = self.config.refuse(rejection, RequestKind::of(&parts));
+                let refusal = self
+                    .config
+                    .refusals
+                    .refuse(rejection, RequestKind::of(&parts));
                 Kind::Refused(Some(refusal))
             }
         };
@@ -331,7 +334,7 @@ struct Answer {
 
 impl Answer {
     fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
-        let refusal = self.config.refuse(rejection, self.kind);
+        let refusal = self.config.refusals.refuse(rejection, self.kind);
         refusal.map(IdempotencyBody::refusal)
     }
 

@@ -179,7 +179,7 @@ where
                         && let Poll::Ready(reason) = Pin::new(lost).poll(context)
                     {
                         let rejection = Rejection::Lost(reason);
-                        let refusal = sent.config.refuse(rejection, sent.kind);
+                        let refusal = sent.config.refusals.refuse(rejection, sent.kind);
                         // Drops the handler now, not with this future.
                         state.set(State::Refused(None));
                         return Poll::Ready(Ok(refused(refusal)));
@@ -274,7 +274,11 @@ impl<S, ReqBody> Call<S, ReqBody> {
 
     fn reject<B>(self, rejection: Rejection) -> Response<LockBody<B>> {
         let (parts, _) = self.request.into_parts();
-        refused(self.config.refuse(rejection, RequestKind::of(&parts)))
+        refused(
+            self.config
+                .refusals
+                .refuse(rejection, RequestKind::of(&parts)),
+        )
     }
 }
 

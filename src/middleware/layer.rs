@@ -1,22 +1,20 @@
 //! The layer and its settings.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, Method, Response, StatusCode};
-use http_body_util::Full;
+use http::{HeaderName, Method, StatusCode};
 use tower::Layer;
 
 use crate::lock::{BuildError, LockFuture, Redlock, Waiters};
 use crate::middleware::disconnect::{Cancel, RunToCompletion, RunToCompletionService};
 use crate::middleware::held::LockHandles;
 use crate::middleware::key::{KeyExtractor, present};
-use crate::middleware::rejection::{Rejection, RejectionResponse, RequestKind, default_response};
+use crate::middleware::refusals::Refusals;
+use crate::middleware::rejection::{Rejection, RejectionResponse};
 use crate::middleware::routed::matched_no_route;
 use crate::middleware::service::RedlockService;
 use crate::protocol::LockKeys;
@@ -62,11 +60,9 @@ pub(super) struct Config {
     pub(super) await_release: bool,
     pub(super) on_lost: OnLost,
     pub(super) contended_status: StatusCode,
-    rejection: Arc<dyn RejectionResponse>,
+    pub(super) refusals: Refusals,
     pub(super) forward_token: Option<HeaderName>,
     pub(super) expose_token: Option<HeaderName>,
-    /// The mistakes that were logged: as many as there are in the program.
-    misconfigurations: Arc<Mutex<BTreeSet<String>>>,
     pub(super) runs_to_completion: bool,
 }
 
@@ -153,10 +149,9 @@ impl RedlockLayer {
                 await_release: true,
                 on_lost: OnLost::Abort,
                 contended_status: StatusCode::LOCKED,
-                rejection: Arc::new(default_response as DefaultResponse),
+                refusals: Refusals::new(),
                 forward_token: None,
                 expose_token: None,
-                misconfigurations: Arc::default(),
                 runs_to_completion: false,
             },
             on_disconnect: PhantomData,
@@ -294,7 +289,7 @@ impl<D> RedlockLayer<D> {
 
     /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
     pub fn rejection(mut self, rejection: impl RejectionResponse) -> Self {
-        self.config.rejection = Arc::new(rejection);
+        self.config.refusals.set_response(rejection);
         self
     }
 
@@ -338,8 +333,6 @@ impl<D> fmt::Debug for RedlockLayer<D> {
     }
 }
 
-type DefaultResponse = fn(&Rejection, &RequestKind) -> Response<Full<Bytes>>;
-
 impl Config {
     /// Returns the keys to lock for a request, or why it passes through unlocked.
     pub(super) fn keys(&self, parts: &Parts) -> Result<Result<LockKeys, NotLocked>, Rejection> {
@@ -355,7 +348,7 @@ impl Config {
         }
         let keys = self.key.extract(parts).map_err(|error| {
             let rejection = Rejection::of_key(error);
-            self.log_misconfiguration(&rejection);
+            self.refusals.log_mistake(&rejection);
             rejection
         })?;
         match keys {
@@ -382,29 +375,7 @@ impl Config {
             }
         })
     }
-
-    /// Builds the response for a refusal, which is also put into its extensions.
-    pub(super) fn refuse(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-        let mut response = self.rejection.response(&rejection, &to);
-        response.extensions_mut().insert(rejection);
-        response
-    }
-
-    /// Each mistake once: every request like this one meets it, and no client can do anything about it.
-    fn log_misconfiguration(&self, rejection: &Rejection) {
-        let Rejection::Misconfigured(error) = rejection else {
-            return;
-        };
-        let known = self.misconfigurations.lock();
-        let mut known = known.unwrap_or_else(PoisonError::into_inner);
-        if known.len() < MOST_MISTAKES && known.insert(error.to_string()) {
-            tracing::error!(%error, "redlock layer refuses requests like this one");
-        }
-    }
 }
-
-/// How many mistakes are told apart, lest those of an extractor that names the request fill the log.
-const MOST_MISTAKES: usize = 32;
 
 /// Listed by hand: `Method::is_safe` changes with the version of `http`.
 fn is_safe(method: &Method) -> bool {

@@ -40,6 +40,7 @@ mod grpc;
 mod held;
 pub(crate) mod key;
 mod layer;
+mod refusals;
 mod rejection;
 mod routed;
 mod service;
@@ -60,6 +61,4 @@ pub use rejection::{Rejection, RejectionResponse, RequestKind};
 pub(crate) use rejection::{escape_json, refusal};
 pub use service::RedlockService;
 #[cfg(feature = "idempotency")]
-pub(crate) use {
-    buffer::unread, key::present, rejection::default_response, routed::matched_no_route,
-};
+pub(crate) use {buffer::unread, key::present, refusals::Refusals, routed::matched_no_route};

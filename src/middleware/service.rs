@@ -69,7 +69,7 @@ where
         }
         match config.keys(&parts) {
             Err(rejection) => {
-                let refusal = config.refuse(rejection, RequestKind::of(&parts));
+                let refusal = config.refusals.refuse(rejection, RequestKind::of(&parts));
                 ResponseFuture::refused(refusal)
             }
             Ok(Err(passed)) => {
