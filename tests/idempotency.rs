@@ -805,3 +805,32 @@ async fn a_response_is_kept_encrypted_and_compressed_and_replayed_as_it_was() {
         "an unknown key is an error, and no execution"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn of_five_nodes_any_two_may_forget_a_record_at_once_and_three_may_not() {
+    for (one, other) in (0..5).flat_map(|one| (0..one).map(move |other| (one, other))) {
+        let nodes = ScriptedNodes::new(5);
+        let payments = Payments::default();
+        let app = payments.app(layer(&nodes));
+        pay(&app, "/payments", "a").await;
+        // All five have it a moment later.
+        sleep(Duration::from_secs(1)).await;
+        nodes.wipe(one);
+        nodes.wipe(other);
+        assert!(
+            pay(&app, "/payments", "a").await.is_replayed(),
+            "{one}, {other}"
+        );
+        assert_eq!(payments.executed(), 1);
+    }
+    let nodes = ScriptedNodes::new(5);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    pay(&app, "/payments", "a").await;
+    sleep(Duration::from_secs(1)).await;
+    (0..3).for_each(|node| nodes.wipe(node));
+    // Those that have it are too late to be heard.
+    (3..5).for_each(|node| nodes.set(node, Gate::Down));
+    assert!(!pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!(payments.executed(), 2);
+}
