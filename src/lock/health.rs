@@ -109,7 +109,7 @@ pub(super) async fn check(inner: &Inner) -> Health {
     while found.iter().any(Option::is_none) {
         tokio::select! {
             biased;
-            Some(vote) = votes.recv() => {
+            vote = votes.any() => {
                 let outcome = vote.outcome.map(|_| asked.elapsed());
                 found[vote.node] = Some(outcome.map_err(|failure| failure.to_string().into()));
             }

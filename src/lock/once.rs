@@ -120,7 +120,7 @@ impl Redlock {
             });
         }
         for _ in 0..inner.nodes.len() {
-            let vote = timeout_at(due, votes.recv()).await.ok()??;
+            let vote = timeout_at(due, votes.any()).await.ok()?;
             if let Ok(Reply::Done { record, .. }) = vote.outcome
                 && record.completes(head)
                 // Of a damaged copy there is a better one elsewhere.

@@ -1,17 +1,17 @@
-//! What travels to a node, and where its vote goes.
+//! What travels to a node.
 
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+#[cfg(feature = "redis")]
 use crate::node::failure::NodeFailure;
+use crate::node::tally::Ballot;
+use crate::protocol::message::Command;
 #[cfg(any(feature = "redis", feature = "test-util"))]
 use crate::protocol::message::Op;
-use crate::protocol::message::{Command, Reply};
 
 /// A request on its way to one node.
 #[derive(Debug)]
@@ -85,9 +85,7 @@ impl Job {
                         op: Op::Look,
                     });
                     self.request = Request::Command(look);
-                    if let Some(open) = &mut self.ballot.0 {
-                        open.without_record = Some(failure.clone());
-                    }
+                    self.ballot.cast_without_record(failure.clone());
                     return Some(self);
                 }
                 _ => {}
@@ -124,100 +122,5 @@ impl Packet {
             #[cfg(feature = "redis")]
             wire: OnceLock::new(),
         })
-    }
-}
-
-/// Where the votes of one lease are collected.
-#[derive(Debug)]
-pub(crate) struct Tally {
-    votes: mpsc::UnboundedSender<Vote>,
-    /// The phase that is being voted on. Votes of other phases are still delivered, but requests of
-    /// other phases that have not been sent need not be.
-    phase: AtomicU32,
-}
-
-/// One node's vote in one phase of a lease.
-#[derive(Debug)]
-pub(crate) struct Vote {
-    pub(crate) node: usize,
-    pub(crate) phase: u32,
-    pub(crate) outcome: Result<Reply, NodeFailure>,
-}
-
-impl Tally {
-    pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Vote>) {
-        let (votes, collected) = mpsc::unbounded_channel();
-        let phase = AtomicU32::new(0);
-        (Arc::new(Self { votes, phase }), collected)
-    }
-
-    /// Begins a new phase, which closes the ballots of the one before, and returns its number.
-    pub(crate) fn next_phase(&self) -> u32 {
-        self.phase.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    /// Makes the ballot of one node for the current phase.
-    pub(crate) fn ballot(self: &Arc<Self>, node: usize, name: &Arc<str>) -> Ballot {
-        Ballot(Some(Open {
-            tally: Arc::clone(self),
-            phase: self.phase.load(Ordering::Acquire),
-            node,
-            name: Arc::clone(name),
-            without_record: None,
-        }))
-    }
-}
-
-/// The right to cast one vote. Dropped without a vote, it casts a failure.
-#[derive(Debug)]
-pub(crate) struct Ballot(Option<Open>);
-
-#[derive(Debug)]
-struct Open {
-    tally: Arc<Tally>,
-    phase: u32,
-    node: usize,
-    name: Arc<str>,
-    /// The vote if the node has no record: it may be read, and not vote.
-    without_record: Option<NodeFailure>,
-}
-
-impl Ballot {
-    pub(crate) fn cast(mut self, outcome: Result<Reply, NodeFailure>) {
-        self.deliver(|open| match &open.without_record {
-            Some(failure) if outcome == Ok(Reply::NotDone) => Err(failure.clone()),
-            _ => outcome,
-        });
-    }
-
-    /// Whether the phase of this ballot is still being voted on.
-    #[cfg(any(feature = "redis", feature = "test-util"))]
-    pub(crate) fn is_open(&self) -> bool {
-        self.0.as_ref().is_some_and(|open| {
-            open.tally.phase.load(Ordering::Acquire) == open.phase && !open.tally.votes.is_closed()
-        })
-    }
-
-    fn deliver(&mut self, outcome: impl FnOnce(&Open) -> Result<Reply, NodeFailure>) {
-        if let Some(open) = self.0.take() {
-            let vote = Vote {
-                node: open.node,
-                phase: open.phase,
-                outcome: outcome(&open),
-            };
-            // A lease that has ended has no use for late votes.
-            drop(open.tally.votes.send(vote));
-        }
-    }
-}
-
-impl Drop for Ballot {
-    fn drop(&mut self) {
-        self.deliver(|open| {
-            Err(NodeFailure::Disconnected {
-                node: Arc::clone(&open.name),
-                why: "the request was dropped unanswered".into(),
-            })
-        });
     }
 }

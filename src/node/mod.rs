@@ -12,6 +12,7 @@ mod job;
 pub(crate) mod redis;
 #[cfg(feature = "test-util")]
 pub(crate) mod scripted;
+mod tally;
 pub(crate) mod telemetry;
 #[cfg(feature = "test-util")]
 pub(crate) mod wired;
@@ -25,7 +26,8 @@ use std::time::Duration;
 pub(crate) use embedded::EmbeddedNode;
 pub(crate) use entropy::{next_proposal, random_u64, sha256, unguessable};
 pub use failure::NodeFailure;
-pub(crate) use job::{Job, Packet, Request, Tally, Vote};
+pub(crate) use job::{Job, Packet, Request};
+pub(crate) use tally::{Enough, Tally, Vote, Votes};
 
 /// One independent lock server.
 ///

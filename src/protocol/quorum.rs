@@ -31,6 +31,13 @@ impl Quorum {
     pub const fn majority(self) -> usize {
         self.nodes / 2 + 1
     }
+
+    /// Returns the smallest number of answers that can decide anything, for or against.
+    #[must_use]
+    pub const fn decisive(self) -> usize {
+        // So many refusals leave no majority; with an even number of nodes that is one less.
+        self.nodes - self.majority() + 1
+    }
 }
 
 #[cfg(test)]
@@ -43,6 +50,8 @@ mod tests {
             let quorum = Quorum::new(n).unwrap();
             assert!(quorum.majority() * 2 > n);
             assert!((quorum.majority() - 1) * 2 <= n);
+            assert!(n - quorum.decisive() < quorum.majority());
+            assert!(quorum.decisive() <= quorum.majority());
         }
         assert_eq!(Quorum::new(0), None);
     }

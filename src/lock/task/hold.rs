@@ -18,10 +18,10 @@ use crate::lock::settings::{after, whole_millis};
 use crate::lock::task::acquire::Acquired;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{Failures, LeaseTask, TICK, reached};
-use crate::node::{Vote, telemetry};
+use crate::node::{Enough, Vote, telemetry};
 use crate::protocol::message::Op;
 use crate::protocol::round::{ExtendRound, ExtendStep};
-use crate::protocol::{FencingToken, validity};
+use crate::protocol::{FencingToken, Quorum, validity};
 
 /// A lock while it is held.
 struct Holding<'a> {
@@ -93,10 +93,12 @@ impl LeaseTask {
                 turn = None;
             }
             let alarm = holding.next_alarm();
+            let enough = holding.enough(self.inner.settings.quorum);
             tokio::select! {
                 biased;
                 () = lease.unshared.notified() => break None,
-                Some(vote) = self.votes.recv() => {
+                // Of the acquisition and of failed attempts, nothing is urgent.
+                vote = self.votes.next(enough), if holding.extending.is_some() => {
                     if let Some(vote) = self.count_release(vote) {
                         self.on_extension_vote(&mut holding, vote);
                     }
@@ -133,6 +135,16 @@ impl LeaseTask {
     fn on_alarm(&mut self, holding: &mut Holding<'_>, claim: &mut Claim) {
         let now = Instant::now();
         holding.check_validity(now);
+        if let Some(extending) = &holding.extending
+            && extending.due <= now
+        {
+            // Too few to wake for, but in time.
+            while let Some(vote) = self.votes.waiting() {
+                if let Some(vote) = self.count_release(vote) {
+                    self.on_extension_vote(holding, vote);
+                }
+            }
+        }
         if let Some(extending) = &holding.extending
             && extending.due <= now
         {
@@ -253,6 +265,15 @@ impl Holding<'_> {
         let next = [lost_at, renew_at, extended_at].into_iter().flatten().min();
         // Nothing left to do in time but to be released.
         next.unwrap_or_else(|| Instant::now() + Duration::from_secs(60 * 60))
+    }
+
+    /// Returns how many votes may decide an extension.
+    fn enough(&self, quorum: Quorum) -> Enough {
+        let Some(extending) = &self.extending else {
+            return Enough::any();
+        };
+        let heard = quorum.nodes() - extending.round.silent().count();
+        Enough::of(extending.phase, quorum.decisive().saturating_sub(heard))
     }
 
     fn lost(&self) -> Option<LostReason> {

@@ -1,6 +1,7 @@
 //! The lease task: acquire, hold and renew, release; one sequential story.
 
 mod acquire;
+mod attempt;
 mod hold;
 mod recording;
 mod release;

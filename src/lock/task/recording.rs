@@ -244,7 +244,7 @@ impl LeaseTask {
         loop {
             tokio::select! {
                 biased;
-                Some(vote) = self.votes.recv() => {
+                vote = self.votes.any() => {
                     let Some(Vote { node, phase, outcome }) = self.count_release(vote) else {
                         continue;
                     };

@@ -11,7 +11,8 @@ use crate::lock::front::Turn;
 use crate::lock::lease::Status;
 use crate::lock::lost::LostReason;
 use crate::lock::task::state::{Failures, LeaseTask, Release};
-use crate::node::{NodeFailure, Vote};
+use crate::node::{Enough, NodeFailure, Vote};
+use crate::protocol::Quorum;
 use crate::protocol::round::ReleaseStep;
 
 impl LeaseTask {
@@ -52,7 +53,8 @@ impl LeaseTask {
                     });
                 }
             }
-            self.next_release_vote().await;
+            self.next_release_vote(release.enough(self.inner.settings.quorum))
+                .await;
         };
         let outcome = match lost {
             Some(reason) => Err(ReleaseError::Lost(reason)),
@@ -63,6 +65,7 @@ impl LeaseTask {
 
     /// Releases what a claim may hold. Returns at once; the answers are counted as they come.
     pub(super) fn give_up(&mut self, claim: Claim) {
+        self.count_waiting();
         let now = Instant::now();
         // A node that was given up on keeps its release; there is nobody left to hear of it.
         self.forget_old_releases(now);
@@ -90,16 +93,17 @@ impl LeaseTask {
     }
 
     /// Waits for one more vote on a release, or gives up on the nodes that are overdue.
-    pub(super) async fn next_release_vote(&mut self) {
+    async fn next_release_vote(&mut self, enough: Enough) {
         let due = self.releases.iter().filter_map(|release| release.due).min();
         let due = due.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
-            Some(vote) = self.votes.recv() => {
+            vote = self.votes.next(enough) => {
                 // Votes on anything else are of no interest any more.
                 drop(self.count_release(vote));
             }
             () = sleep_until(due) => {
+                self.count_waiting();
                 let timed_out = (0..self.inner.nodes.len()).map(|node| self.timed_out(node));
                 let timed_out: Vec<NodeFailure> = timed_out.collect();
                 let is_late = |release: &&mut Release| release.due.is_some_and(|at| at <= due);
@@ -116,14 +120,20 @@ impl LeaseTask {
         }
     }
 
+    /// Counts the votes that were too few to wake for, but came in time.
+    fn count_waiting(&mut self) {
+        while let Some(vote) = self.votes.waiting() {
+            // Votes on anything else are of no interest any more.
+            drop(self.count_release(vote));
+        }
+    }
+
     /// Waits until every node has answered every release, or is overdue, and notes which did not.
     pub(super) async fn settle(&mut self) {
-        while self
-            .releases
-            .iter()
-            .any(|release| release.round.silent().next().is_some())
-        {
-            self.next_release_vote().await;
+        let is_open = |release: &&Release| release.round.silent().next().is_some();
+        while let Some(release) = self.releases.iter().find(is_open) {
+            let enough = Enough::of(release.phase, release.round.silent().count());
+            self.next_release_vote(enough).await;
         }
         self.forget_old_releases(Instant::now());
     }
@@ -140,5 +150,13 @@ impl LeaseTask {
             }
             !over
         });
+    }
+}
+
+impl Release {
+    /// Returns how many more votes may decide it.
+    fn enough(&self, quorum: Quorum) -> Enough {
+        let heard = quorum.nodes() - self.round.silent().count();
+        Enough::of(self.phase, quorum.decisive().saturating_sub(heard))
     }
 }

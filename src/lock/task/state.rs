@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::lock::redlock::Inner;
 use crate::lock::registry::{Stage, Ticket};
-use crate::node::{NodeFailure, Tally, Vote};
+use crate::node::{NodeFailure, Tally, Votes};
 use crate::protocol::message::Reply;
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{Fingerprint, KeyNames, LockKeys};
@@ -23,7 +23,7 @@ pub(super) struct LeaseTask {
     pub(super) names: Arc<[KeyNames]>,
     pub(super) ttl: Duration,
     pub(super) tally: Arc<Tally>,
-    pub(super) votes: mpsc::UnboundedReceiver<Vote>,
+    pub(super) votes: Votes,
     /// Releases that some node has not confirmed yet, of failed attempts and of the lock itself.
     pub(super) releases: Vec<Release>,
     pub(super) stage: watch::Receiver<Stage>,
