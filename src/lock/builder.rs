@@ -52,6 +52,8 @@ pub struct RedlockBuilder {
     connect_timeout: Duration,
     wait: Duration,
     retry: Retry,
+    wake_ups: bool,
+    poll_interval: Duration,
     max_hold: Option<Duration>,
     renew: bool,
     fencing: bool,
@@ -86,6 +88,8 @@ impl RedlockBuilder {
             connect_timeout: Duration::from_secs(1),
             wait: Duration::from_secs(5),
             retry: Retry::default(),
+            wake_ups: true,
+            poll_interval: Duration::from_millis(500),
             max_hold: None,
             renew: true,
             fencing: true,
@@ -187,8 +191,29 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets the delays between attempts while another process holds the lock. Default: random,
-    /// growing from 10 ms to 250 ms.
+    /// Sets whether those who wait in other processes are told when a lock is released, and listen for
+    /// that themselves, by `PUBLISH` and `SUBSCRIBE`. Default: true.
+    ///
+    /// A process listens only while it waits, on one more connection to each server, which it opens for
+    /// the first wait and closes after 10 s without one; a node given as a [`pool`](Self::pool) has no
+    /// address to open one to. Without the [rights](crate::guide::operating_the_nodes) for it, or with
+    /// a majority of the nodes not telling, the [`retry`](Self::retry) delays hold. All clients of a
+    /// namespace should agree on it: who is not told asks only every
+    /// [`poll_interval`](Self::poll_interval).
+    pub fn wake_ups(mut self, wake_ups: bool) -> Self {
+        self.wake_ups = wake_ups;
+        self
+    }
+
+    /// Sets how long to wait at most before asking again while a majority of the nodes would tell of a
+    /// release: a message can be lost, and a lock that expires sends none. Default: 500 ms.
+    pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
+        self.poll_interval = poll_interval;
+        self
+    }
+
+    /// Sets the delays between attempts while another process holds the lock and too few nodes would
+    /// tell of its release. Default: random, growing from 10 ms to 250 ms.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
@@ -332,6 +357,8 @@ impl RedlockBuilder {
             node_timeout: self.node_timeout,
             wait: self.wait,
             retry: self.retry,
+            wake_ups: self.wake_ups,
+            poll_interval: self.poll_interval,
             max_hold: self.max_hold,
             renew: self.renew,
             fencing: self.fencing,
@@ -376,7 +403,11 @@ impl RedlockBuilder {
                 Source::Pool(pool) => {
                     let name = format!("pool-{}", nodes.len()).into();
                     let pool = pool.clone();
-                    let endpoint = crate::node::redis::Endpoint { name, pool };
+                    let endpoint = crate::node::redis::Endpoint {
+                        name,
+                        pool,
+                        client: None,
+                    };
                     nodes.push(self.redis_node(endpoint, guard.as_ref()));
                 }
                 #[cfg(feature = "test-util")]

@@ -58,7 +58,7 @@ impl Claim {
         tally: &Arc<Tally>,
         nodes: impl IntoIterator<Item = usize>,
     ) {
-        let packet = self.packet(op);
+        let packet = Packet::new(self.command(op));
         // Twice: it may have been on its way for as long as it lives. And never sooner than before,
         // because no request shortens what an earlier one set.
         self.gone_at = self.gone_at.max(Instant::now() + 2 * ttl);
@@ -70,7 +70,8 @@ impl Claim {
 
     /// Sends a request that locks nothing to some nodes, in the tally's phase.
     pub(super) fn ask(&self, op: Op, tally: &Arc<Tally>, nodes: impl IntoIterator<Item = usize>) {
-        let packet = self.packet(op);
+        let tells = self.inner.settings.wake_ups && matches!(op, Op::Record { .. });
+        let packet = Packet::telling(self.command(op), tells);
         for node in nodes {
             self.submit(node, &packet, tally);
         }
@@ -105,11 +106,16 @@ impl Claim {
     fn send_release(&mut self, tally: &Arc<Tally>) -> ReleaseRound {
         self.released = true;
         let executed = self.lease.as_ref().is_some_and(|lease| lease.has_begun());
-        let packet = self.packet(if executed {
+        let op = if executed {
             Op::ReleaseExecuted
         } else {
             Op::Release
-        });
+        };
+        // Of an attempt that failed, nobody is told: nobody waits for what it had.
+        let packet = Packet::telling(
+            self.command(op),
+            self.inner.settings.wake_ups && self.lease.is_some(),
+        );
         let mut round = ReleaseRound::new(self.inner.settings.quorum);
         for node in 0..self.may_hold.len() {
             if self.may_hold[node] {
@@ -130,12 +136,12 @@ impl Claim {
         });
     }
 
-    fn packet(&self, op: Op) -> Arc<Packet> {
-        Packet::new(Command {
+    fn command(&self, op: Op) -> Command {
+        Command {
             names: Arc::clone(&self.names),
             owner: self.owner.clone(),
             op,
-        })
+        }
     }
 }
 

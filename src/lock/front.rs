@@ -4,6 +4,7 @@
 //! it queues, and only the head of the queue talks to the nodes.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::lock::lease::Status;
-use crate::protocol::{Fingerprint, LockKey, LockKeys, Record};
+use crate::lock::redlock::Inner;
+use crate::node::{Ear, Listening};
+use crate::protocol::{Fingerprint, KeyNames, LockKey, LockKeys, Record};
 
 /// All keys that this process holds, asks for or waits for.
 #[derive(Debug, Default)]
@@ -27,6 +30,25 @@ struct Slot {
     holder: watch::Sender<Option<Holder>>,
     /// The last record that a majority of the nodes was found to have, and when.
     recorded: Mutex<Option<(Instant, Record)>>,
+    rivals: Arc<Rivals>,
+    /// Hears of releases, once the head of the queue has met somebody of another process.
+    ears: Mutex<Option<Ears>>,
+}
+
+#[derive(Debug)]
+struct Ears {
+    ear: Arc<Ear>,
+    /// At every node that can tell.
+    _listening: Vec<Listening>,
+}
+
+/// The other processes that want a key, as far as is known.
+#[derive(Debug, Default)]
+pub(super) struct Rivals {
+    /// How many processes were told of the last release here.
+    listeners: AtomicUsize,
+    /// Whether this process is one of them.
+    listening: AtomicBool,
 }
 
 /// What others are told of a lock that is held.
@@ -111,6 +133,8 @@ impl Front {
                 turn: Arc::new(Semaphore::new(1)),
                 holder: watch::Sender::default(),
                 recorded: Mutex::default(),
+                rivals: Arc::default(),
+                ears: Mutex::default(),
             })
         });
         Place {
@@ -126,23 +150,61 @@ impl Front {
 }
 
 impl Turn {
+    /// Returns what is known of other processes that want the keys.
+    pub(super) fn rivals(&self) -> Vec<Arc<Rivals>> {
+        let slots = self.slots();
+        slots.map(|(slot, _)| Arc::clone(&slot.rivals)).collect()
+    }
+
+    /// Makes this process hear of the release of any of its keys, until nobody here waits any more.
+    pub(super) fn listen(&self, inner: &Inner, names: &[KeyNames]) -> Vec<Arc<Ear>> {
+        let ears = self.slots().filter_map(|(slot, key)| {
+            let lock = &names.get(key)?.lock;
+            let mut ears = slot.ears();
+            let ears = ears.get_or_insert_with(|| {
+                slot.rivals.listening.store(true, Ordering::Relaxed);
+                let ear = Ear::new(inner.settings.quorum);
+                let nodes = inner.nodes.iter().enumerate();
+                let listening = nodes.filter_map(|(index, node)| node.listen(lock, &ear, index));
+                Ears {
+                    _listening: listening.collect(),
+                    ear,
+                }
+            });
+            Some(Arc::clone(&ears.ear))
+        });
+        ears.collect()
+    }
+
+    /// Stops listening for keys that nobody in this process waits for any more.
+    pub(super) fn hush(&self) {
+        for (slot, _) in self.slots() {
+            // The map's and this turn's.
+            if Arc::strong_count(slot) <= 2 {
+                slot.rivals.listening.store(false, Ordering::Relaxed);
+                let ears = slot.ears().take();
+                drop(ears);
+            }
+        }
+    }
+
+    /// Returns the slots, each with the place of its key among the keys.
+    fn slots(&self) -> impl Iterator<Item = (&Arc<Slot>, usize)> {
+        let places = self.places.iter().enumerate();
+        places.filter_map(|(key, (_, place))| Some((place.slot.as_ref()?, key)))
+    }
+
     /// Makes a record known to those who wait for this turn: they need not ask the nodes for it, one
     /// after the other.
     pub(super) fn set_recorded(&self, record: &Record) {
-        for (_, place) in &self.places {
-            if let Some(slot) = &place.slot {
-                *slot.recorded() = Some((Instant::now(), record.clone()));
-            }
+        for (slot, _) in self.slots() {
+            *slot.recorded() = Some((Instant::now(), record.clone()));
         }
     }
 
     /// Returns the record that was made known since `asked`; whoever asks later asks the nodes.
     pub(super) fn recorded_since(&self, asked: Instant) -> Option<Record> {
-        let mut slots = self
-            .places
-            .iter()
-            .filter_map(|(_, place)| place.slot.as_ref());
-        slots.find_map(|slot| {
+        self.slots().find_map(|(slot, _)| {
             let (at, record) = slot.recorded().clone()?;
             (at >= asked).then_some(record)
         })
@@ -150,10 +212,8 @@ impl Turn {
 
     /// Makes known what lock is held in this turn.
     pub(super) fn set_holder(&self, holder: &Holder) {
-        for (_, place) in &self.places {
-            if let Some(slot) = &place.slot {
-                slot.holder.send_replace(Some(holder.clone()));
-            }
+        for (slot, _) in self.slots() {
+            slot.holder.send_replace(Some(holder.clone()));
         }
     }
 }
@@ -161,13 +221,28 @@ impl Turn {
 /// Whoever is next has nothing to do with the lock that was held.
 impl Drop for Turn {
     fn drop(&mut self) {
-        for (_, place) in &self.places {
-            if let Some(slot) = &place.slot {
-                // Silently if nobody held it: others go on waiting for whoever asks next.
-                slot.holder
-                    .send_if_modified(|holder| holder.take().is_some());
-            }
+        for (slot, _) in self.slots() {
+            // Silently if nobody held it: others go on waiting for whoever asks next.
+            slot.holder
+                .send_if_modified(|holder| holder.take().is_some());
         }
+    }
+}
+
+impl Rivals {
+    /// Notes how many processes a node told of a release.
+    pub(super) fn set_listeners(&self, listeners: usize) {
+        self.listeners.store(listeners, Ordering::Relaxed);
+    }
+
+    /// Returns how many processes want the key, this one included, if others do.
+    pub(super) fn count(&self) -> Option<usize> {
+        let listening = usize::from(self.listening.load(Ordering::Relaxed));
+        let others = self
+            .listeners
+            .load(Ordering::Relaxed)
+            .saturating_sub(listening);
+        (others > 0).then_some(others + 1)
     }
 }
 
@@ -198,6 +273,10 @@ impl Slot {
 
     fn recorded(&self) -> MutexGuard<'_, Option<(Instant, Record)>> {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ears(&self) -> MutexGuard<'_, Option<Ears>> {
+        self.ears.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

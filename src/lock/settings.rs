@@ -19,6 +19,8 @@ pub(super) struct Settings {
     pub(super) node_timeout: Duration,
     pub(super) wait: Duration,
     pub(super) retry: Retry,
+    pub(super) wake_ups: bool,
+    pub(super) poll_interval: Duration,
     pub(super) max_hold: Option<Duration>,
     pub(super) renew: bool,
     pub(super) fencing: bool,

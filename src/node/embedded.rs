@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::node::ear::Audience;
 use crate::node::job::{Job, Request};
-use crate::node::{Node, NodeFailure, NodeState};
+use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
 use crate::protocol::Store;
 use crate::protocol::message::{Command, Reply};
 
@@ -15,6 +16,8 @@ use crate::protocol::message::{Command, Reply};
 pub(crate) struct EmbeddedNode {
     name: Arc<str>,
     store: Mutex<Store>,
+    /// Shared with whoever listens, who may outlive the node.
+    audience: Arc<Audience>,
     /// Set at first use: a node may be built before the runtime whose clock it follows.
     epoch: OnceLock<Instant>,
 }
@@ -24,6 +27,7 @@ impl EmbeddedNode {
         Self {
             name: format!("embedded-{index}").into(),
             store: Mutex::default(),
+            audience: Arc::default(),
             epoch: OnceLock::new(),
         }
     }
@@ -60,12 +64,30 @@ impl Node for EmbeddedNode {
         &self.name
     }
 
-    fn submit(&self, job: Job) {
+    fn submit(&self, mut job: Job) {
         let reply = match &job.request {
-            Request::Command(packet) => self.apply(&packet.command),
+            Request::Command(packet) => {
+                let reply = self.apply(&packet.command);
+                if packet.tells {
+                    let names = packet.command.names.iter();
+                    let told = names.map(|name| self.audience.tell(&name.lock)).max();
+                    job.ballot.set_listeners(told.unwrap_or(0));
+                }
+                reply
+            }
             Request::Ping => Reply::Released,
         };
         job.ballot.cast(NodeFailure::vote(&self.name, reply));
+    }
+
+    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening> {
+        self.audience.join(lock, ear, node);
+        let (audience, lock, ear) = (
+            Arc::clone(&self.audience),
+            Arc::clone(lock),
+            Arc::clone(ear),
+        );
+        Some(Listening::new(move || audience.leave(&lock, &ear)))
     }
 
     fn extra_patience(&self) -> Duration {

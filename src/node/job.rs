@@ -111,14 +111,21 @@ impl Job {
 #[derive(Debug)]
 pub(crate) struct Packet {
     pub(crate) command: Command,
+    /// Whether those who wait for what it releases are to be told.
+    pub(crate) tells: bool,
     #[cfg(feature = "redis")]
     pub(crate) wire: OnceLock<deadpool_redis::redis::Cmd>,
 }
 
 impl Packet {
     pub(crate) fn new(command: Command) -> Arc<Self> {
+        Self::telling(command, false)
+    }
+
+    pub(crate) fn telling(command: Command, tells: bool) -> Arc<Self> {
         Arc::new(Self {
             command,
+            tells,
             #[cfg(feature = "redis")]
             wire: OnceLock::new(),
         })

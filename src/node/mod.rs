@@ -4,6 +4,7 @@
 //! and never fails, so a lease can hand out a request or a release from anywhere, also from a
 //! destructor, and what travels to a node can be queued, batched or sent as the node sees fit.
 
+mod ear;
 mod embedded;
 mod entropy;
 mod failure;
@@ -23,6 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use ear::{Ear, Listening};
 pub(crate) use embedded::EmbeddedNode;
 pub(crate) use entropy::{next_proposal, random_u64, sha256, unguessable};
 pub use failure::NodeFailure;
@@ -49,6 +51,10 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Returns how much longer than the node timeout to wait for a job that is submitted now: the
     /// connect timeout before the first connection, else nothing.
     fn extra_patience(&self) -> Duration;
+
+    /// Lets an ear, which knows this node as number `node`, hear of releases of a lock, for as long as
+    /// what is returned lives. A node that cannot tell never does.
+    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening>;
 
     /// Returns what is known about the node without asking it.
     fn state(&self) -> NodeState;

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::node::embedded::EmbeddedNode;
 use crate::node::job::{Job, Request};
-use crate::node::{Node, NodeFailure, NodeState};
+use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
 use crate::protocol::message::{Command, Op, Reply};
 
 /// What happens to the requests that reach a scripted node.
@@ -100,6 +100,15 @@ impl ScriptedNodes {
         self.nodes[node].script().by_kind.insert(kind, gate);
     }
 
+    /// Makes `node` tell nobody new of released locks, as a server whose user may not subscribe.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such node.
+    pub fn silence(&self, node: usize) {
+        self.nodes[node].script().is_silent = true;
+    }
+
     /// Returns on how many nodes each has how many locks that have not expired.
     #[must_use]
     pub fn locks(&self) -> Vec<usize> {
@@ -151,6 +160,8 @@ struct Script {
     gate: Gate,
     by_kind: BTreeMap<OpKind, Gate>,
     sent: BTreeMap<OpKind, usize>,
+    /// Whether it tells nobody of a release.
+    is_silent: bool,
     /// Jobs that are never answered; dropping them would answer.
     unanswered: Vec<Job>,
 }
@@ -171,6 +182,7 @@ impl ScriptedNode {
                 gate: Gate::Ready,
                 by_kind: BTreeMap::new(),
                 sent: BTreeMap::new(),
+                is_silent: false,
                 unanswered: Vec::new(),
             }),
         }
@@ -251,6 +263,11 @@ impl Node for ScriptedLane {
             Gate::Never => script.unanswered.push(job),
             Gate::Panic => panic!("scripted panic"),
         }
+    }
+
+    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening> {
+        let is_deaf = self.node.script().is_silent;
+        (!is_deaf).then(|| self.node.store.listen(lock, ear, node))?
     }
 
     fn extra_patience(&self) -> Duration {

@@ -51,6 +51,8 @@ pub(crate) struct Vote {
     pub(crate) node: usize,
     pub(crate) phase: u32,
     pub(crate) outcome: Result<Reply, NodeFailure>,
+    /// To a release that was to be told of: how many processes listened.
+    pub(crate) listeners: Option<usize>,
 }
 
 impl Enough {
@@ -91,6 +93,7 @@ impl Tally {
             node,
             name: Arc::clone(name),
             without_record: None,
+            listeners: None,
         }))
     }
 
@@ -194,6 +197,7 @@ struct Open {
     name: Arc<str>,
     /// The vote if the node has no record: it may be read, and not vote.
     without_record: Option<NodeFailure>,
+    listeners: Option<usize>,
 }
 
 impl Ballot {
@@ -202,6 +206,13 @@ impl Ballot {
             Some(failure) if outcome == Ok(Reply::NotDone) => Err(failure.clone()),
             _ => outcome,
         });
+    }
+
+    /// Notes how many processes the node told of the release.
+    pub(crate) fn set_listeners(&mut self, listeners: usize) {
+        if let Some(open) = &mut self.0 {
+            open.listeners = Some(listeners);
+        }
     }
 
     /// Makes "there is no record" count as this failure: the node may be read, and not vote.
@@ -227,6 +238,7 @@ impl Ballot {
                 node: open.node,
                 phase: open.phase,
                 outcome: outcome(&open),
+                listeners: open.listeners,
             });
         }
     }

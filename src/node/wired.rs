@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::node::job::{Job, Request};
-use crate::node::{Node, NodeFailure, NodeState};
+use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
 use crate::protocol::message::{Command, Reply};
 
 /// The way from one process to its nodes, for a simulation to implement.
@@ -80,6 +80,11 @@ impl Node for WiredNode {
 
     fn submit(&self, job: Job) {
         self.wire.carry(self.index, Parcel(job));
+    }
+
+    /// A simulation has no second wire.
+    fn listen(&self, _: &Arc<[u8]>, _: &Arc<Ear>, _: usize) -> Option<Listening> {
+        None
     }
 
     fn extra_patience(&self) -> Duration {

@@ -40,6 +40,31 @@ impl Retry {
         }
     }
 
+    /// Returns the delay before asking again when a release would be told: uniform from zero to `bound`.
+    ///
+    /// `hint` and `random` are those of [`delay`](Self::delay). A message can be lost, and a lock that
+    /// expires sends none.
+    #[must_use]
+    pub fn poll_delay(&self, bound: Duration, hint: Option<Duration>, random: u64) -> Duration {
+        Self::new(bound, bound)
+            .delay(0, None, random)
+            .min(match hint {
+                Some(left) => left.saturating_add(scale(self.base, random)),
+                None => Duration::MAX,
+            })
+    }
+
+    /// Returns the delay after news of a release that `listeners` processes heard: none for one alone,
+    /// else uniform from zero to as many round trips.
+    #[must_use]
+    pub fn wake_delay(listeners: usize, round_trip: Duration, random: u64) -> Duration {
+        let rivals = u32::try_from(listeners).unwrap_or(u32::MAX);
+        match rivals {
+            0 | 1 => Duration::ZERO,
+            rivals => scale(round_trip.saturating_mul(rivals), random),
+        }
+    }
+
     /// Returns the delay after split vote number `attempt` (0 is the first), in which several
     /// contenders got some nodes each and nobody a majority: uniform from zero to twice the round
     /// trip, doubling with every further split.

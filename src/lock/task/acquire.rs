@@ -1,19 +1,22 @@
 //! Acquiring: attempts until a majority grants the lock, or none will.
 
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use crate::lock::claim::Claim;
 use crate::lock::error::LockError;
+use crate::lock::front::Turn;
 use crate::lock::once::NotGranted;
 use crate::lock::registry;
 use crate::lock::task::recording::Replay;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{LeaseTask, TICK, reached};
 use crate::lock::waiters::Waiting;
-use crate::node::random_u64;
+use crate::node::{Ear, random_u64};
 use crate::protocol::{FencingToken, Record, Retry};
 
 /// A lock that a majority has granted.
@@ -65,17 +68,42 @@ impl Missed {
     }
 }
 
+/// What a task that waits for a lock has learned so far.
+struct Waits {
+    began: Instant,
+    deadline: Instant,
+    waiting: Waiting,
+    /// In a row.
+    splits: u32,
+    polls: u32,
+    /// How long the last attempt took.
+    round_trip: Duration,
+    /// What hears of a release, by key.
+    ears: Vec<Arc<Ear>>,
+}
+
 impl LeaseTask {
     pub(super) async fn acquire(
         &mut self,
         deadline: Instant,
-        mut waiting: Waiting,
+        waiting: Waiting,
+        turn: &Turn,
         grant: &mut Grant,
     ) -> Result<Acquired, Stopped> {
-        let settings = &Arc::clone(&self.inner).settings;
-        let began = Instant::now();
-        let (mut splits, mut polls) = (0, 0);
+        let mut waits = Waits {
+            began: Instant::now(),
+            deadline,
+            waiting,
+            splits: 0,
+            polls: 0,
+            round_trip: TICK,
+            ears: Vec::new(),
+        };
+        self.let_others_in(&waits, grant).await?;
         loop {
+            for ear in &waits.ears {
+                ear.forget();
+            }
             let asked = Instant::now();
             let (retry_after, split) = match self.attempt(Caller(Some(&mut *grant))).await {
                 Ok(acquired) => return Ok(acquired),
@@ -84,33 +112,99 @@ impl LeaseTask {
                 Err(Missed::Undecided) if asked < deadline => (None, false),
                 Err(Missed::Undecided) => return Err(Stopped::NotGranted(NotGranted::Undecided)),
             };
-            let now = Instant::now();
-            let delay = if split && now < began + settings.node_timeout {
-                splits += 1;
-                // Timers know no less than a tick: shorter delays would all be the same, and on a
-                // paused clock there would be none at all.
-                let round_trip = (now - asked).max(TICK);
-                let delay = Retry::split_delay(splits - 1, round_trip, random_u64());
-                // They double: the last would take longer than all before it.
-                delay.min(began + settings.node_timeout - now)
-            } else if now < deadline {
-                let begun = waiting.begin();
-                begun.map_err(|error| Stopped::NotGranted(error.into()))?;
-                polls += 1;
-                let delay = settings.retry.delay(polls - 1, retry_after, random_u64());
-                delay.min(deadline - now)
-            } else {
-                let contended = LockError::Contended { retry_after };
-                return Err(Stopped::NotGranted(contended.into()));
-            };
-            tokio::select! {
-                biased;
-                () = grant.closed() => return Err(Stopped::Abandoned),
-                () = reached(&mut self.stage, registry::Stage::Draining) => {
-                    return Err(Stopped::NotGranted(LockError::Closed.into()));
-                }
-                () = sleep(delay.max(TICK)) => {}
-            }
+            // Timers know no less than a tick: shorter delays would all be the same, and on a paused
+            // clock there would be none at all.
+            waits.round_trip = asked.elapsed().max(TICK);
+            let delay = self.delay(&mut waits, turn, retry_after, split)?;
+            self.pause(&waits, delay, grant).await?;
         }
     }
+
+    /// Lets the processes that were told of a release try as soon as whoever is next in this one, which
+    /// would always be first: it needs no message.
+    async fn let_others_in(&mut self, waits: &Waits, grant: &mut Grant) -> Result<(), Stopped> {
+        let rivals = self.rivals.iter().filter_map(|rivals| rivals.count()).max();
+        let left = waits.deadline.saturating_duration_since(waits.began);
+        let delay = Retry::wake_delay(rivals.unwrap_or(0), TICK, random_u64()).min(left);
+        if delay.is_zero() {
+            return Ok(());
+        }
+        self.pause(waits, delay, grant).await
+    }
+
+    /// Returns how long to wait before the next attempt, if there is to be one.
+    fn delay(
+        &self,
+        waits: &mut Waits,
+        turn: &Turn,
+        retry_after: Option<Duration>,
+        split: bool,
+    ) -> Result<Duration, Stopped> {
+        let settings = &self.inner.settings;
+        let now = Instant::now();
+        let splits_end = waits.began + settings.node_timeout;
+        if split && now < splits_end {
+            let delay = Retry::split_delay(waits.splits, waits.round_trip, random_u64());
+            waits.splits += 1;
+            // They double: the last would take longer than all before it.
+            return Ok(delay.min(splits_end - now));
+        }
+        if now >= waits.deadline {
+            let contended = LockError::Contended { retry_after };
+            return Err(Stopped::NotGranted(contended.into()));
+        }
+        let begun = waits.waiting.begin();
+        begun.map_err(|error| Stopped::NotGranted(error.into()))?;
+        if settings.wake_ups && waits.ears.is_empty() {
+            waits.ears = turn.listen(&self.inner, &self.names);
+        }
+        let told = !waits.ears.is_empty() && waits.ears.iter().all(|ear| ear.is_attentive());
+        let delay = if told {
+            let bound = settings.poll_interval;
+            settings.retry.poll_delay(bound, retry_after, random_u64())
+        } else {
+            waits.polls += 1;
+            let polls = waits.polls - 1;
+            settings.retry.delay(polls, retry_after, random_u64())
+        };
+        Ok(delay.min(waits.deadline - now))
+    }
+
+    /// Waits for a while, or until a release is heard of and it is this process's turn to try.
+    async fn pause(
+        &mut self,
+        waits: &Waits,
+        delay: Duration,
+        grant: &mut Grant,
+    ) -> Result<(), Stopped> {
+        let told = async {
+            let listeners = first_news(&waits.ears).await;
+            let delay = Retry::wake_delay(listeners, waits.round_trip, random_u64());
+            if !delay.is_zero() {
+                sleep(delay).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = grant.closed() => Err(Stopped::Abandoned),
+            () = reached(&mut self.stage, registry::Stage::Draining) => {
+                Err(Stopped::NotGranted(LockError::Closed.into()))
+            }
+            () = told => Ok(()),
+            () = sleep(delay.max(TICK)) => Ok(()),
+        }
+    }
+}
+
+/// Waits until one of the ears hears of a release, and returns how many processes did.
+async fn first_news(ears: &[Arc<Ear>]) -> usize {
+    let mut news: Vec<_> = ears.iter().map(|ear| Box::pin(ear.news())).collect();
+    poll_fn(|context| {
+        let ready = news.iter_mut().map(|news| news.as_mut().poll(context));
+        ready.fold(
+            Poll::Pending,
+            |first, next| if first.is_ready() { first } else { next },
+        )
+    })
+    .await
 }

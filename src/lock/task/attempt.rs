@@ -301,6 +301,7 @@ impl Attempt {
             node,
             phase,
             outcome,
+            ..
         } = vote;
         if let Ok(Reply::Done { expires_in, .. }) = &outcome {
             self.expires_in = self.expires_in.min(*expires_in);

@@ -71,6 +71,7 @@ impl LeaseTask {
             status: seen.clone(),
             asked_for: self.asked_for,
         });
+        turn.hush();
         self.ticket.set_held();
         let record = HeldRecord::new(self.label);
         let (wishes, mut wished) = mpsc::unbounded_channel();
@@ -161,6 +162,7 @@ impl LeaseTask {
                         node,
                         phase,
                         outcome,
+                        listeners: None,
                     },
                 );
             }
@@ -207,6 +209,7 @@ impl LeaseTask {
             node,
             phase,
             outcome,
+            ..
         } = vote;
         // Only answers to the requests of this very extension are counted.
         let Some(extending) = holding.extending.as_mut().filter(|e| e.phase == phase) else {

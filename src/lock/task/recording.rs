@@ -245,7 +245,7 @@ impl LeaseTask {
             tokio::select! {
                 biased;
                 vote = self.votes.any() => {
-                    let Some(Vote { node, phase, outcome }) = self.count_release(vote) else {
+                    let Some(Vote { node, phase, outcome, .. }) = self.count_release(vote) else {
                         continue;
                     };
                     if phase == asking.phase && asking.answered(node) {

@@ -84,6 +84,11 @@ impl LeaseTask {
 
     /// Counts a vote if it is on a release, and gives it back if not.
     pub(super) fn count_release(&mut self, vote: Vote) -> Option<Vote> {
+        if let Some(listeners) = vote.listeners {
+            for rivals in &self.rivals {
+                rivals.set_listeners(listeners);
+            }
+        }
         let Some(release) = self.releases.iter_mut().find(|r| r.phase == vote.phase) else {
             return Some(vote);
         };

@@ -67,8 +67,9 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
         ticket,
         label,
         asked_for,
+        rivals: turn.rivals(),
     };
-    match task.acquire(deadline, waiting, &mut grant).await {
+    match task.acquire(deadline, waiting, &turn, &mut grant).await {
         Ok(acquired) => task.hold(acquired, max_hold, turn, grant).await,
         Err(Stopped::NotGranted(reason)) => {
             drop(turn);

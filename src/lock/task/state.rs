@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::lock::front::Rivals;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::{Stage, Ticket};
 use crate::node::{NodeFailure, Tally, Votes};
@@ -31,6 +32,8 @@ pub(super) struct LeaseTask {
     pub(super) label: &'static str,
     /// What is asked for, if the key keeps records.
     pub(super) asked_for: Option<Fingerprint>,
+    /// By key, the other processes that want it.
+    pub(super) rivals: Vec<Arc<Rivals>>,
 }
 
 /// A release under way.

@@ -1,13 +1,14 @@
 //! Connections: where a node is, and how a connection becomes one that may be voted on.
 
 use std::any::Any;
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, ConnectionAddr, IntoConnectionInfo, RedisError,
+    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisError,
 };
 use deadpool_redis::{Connection, Manager, Pool, Runtime};
 use futures_util::FutureExt;
@@ -22,6 +23,8 @@ use crate::node::redis::scripts;
 pub(crate) struct Endpoint {
     pub(crate) name: Arc<str>,
     pub(crate) pool: Pool,
+    /// For connections that are not the pool's, if the address is known.
+    pub(crate) client: Option<Client>,
 }
 
 /// Longer than any lock lives: silence is judged by the lane, which can tell a hung node from a
@@ -41,6 +44,7 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(connect_timeout))
         .set_response_timeout(None);
+    let client = Client::open(info.clone()).map_err(|error| describe(&error))?;
     let manager = Manager::new_with_config(info, config).map_err(|error| describe(&error))?;
     let pool = Pool::builder(manager)
         .max_size(1)
@@ -50,6 +54,7 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
     Ok(Endpoint {
         name: name.into(),
         pool,
+        client: Some(client),
     })
 }
 
@@ -88,8 +93,17 @@ pub(super) async fn open(shared: &Shared) -> Result<Opened, Arc<str>> {
             admission,
         })
     };
-    // Connecting runs code of others: a TLS library without a crypto provider panics, and so may the
-    // hooks of a pool. The lane must live on, or the requests of this node would never learn why.
+    catching_panics(limit, opening).await
+}
+
+/// Bounds the opening of a connection, and makes its panic an error.
+///
+/// Connecting runs code of others: a TLS library without a crypto provider panics, and so may the hooks of a
+/// pool. The task that connects must live on, or those who wait for it would never learn why.
+pub(super) async fn catching_panics<T>(
+    limit: Duration,
+    opening: impl Future<Output = Result<T, Arc<str>>>,
+) -> Result<T, Arc<str>> {
     // Nothing is seen half-changed: the pool takes back its permit, the guard's lock heals.
     match AssertUnwindSafe(timeout(limit, opening))
         .catch_unwind()
@@ -114,7 +128,9 @@ pub(super) fn describe(error: &RedisError) -> String {
 pub(super) fn with_remedy(why: String) -> String {
     let denied = DENIED.iter().any(|denied| why.contains(denied));
     if denied {
-        format!("{why}; its user needs {RIGHTS}, on all keys of the namespace")
+        format!(
+            "{why}; its user needs {RIGHTS}, on all keys of the namespace; to wait for others {TELLING}"
+        )
     } else if why.contains("WRONGTYPE") {
         format!("{why}; {FOREIGN}")
     } else {
@@ -148,6 +164,9 @@ const DENIED: [&str; 4] = [
 /// What helps where a key of ours is somebody else's.
 const FOREIGN: &str = "something else is kept where this key has its lock (NAMESPACE:{KEY}), its fence \
     (:fence), its record (:done) or its intent (:intent): delete it there, or choose another namespace";
+
+/// What telling those who wait of a release takes.
+pub(super) const TELLING: &str = "+publish +pubsub|numsub +subscribe +unsubscribe, on all channels of the namespace (&NAMESPACE:*)";
 
 /// What is sent to a server, by itself and in scripts.
 const RIGHTS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +pttl +pexpire +time, \

@@ -45,6 +45,17 @@ fn why_none(value: &Value) -> String {
     }
 }
 
+/// Returns to how many processes a release was told: a negative number if the server's user may not.
+pub(super) fn listeners(value: &Value) -> Option<i64> {
+    match value {
+        Value::Array(parts) => match **parts {
+            [Value::Int(1), Value::Int(listeners)] => Some(listeners),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// Whether a server's reply says that it does not know a script that was loaded.
 pub(super) fn is_noscript(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
@@ -89,7 +100,9 @@ fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
             (Op::Acquire { .. } | Op::Confirm { .. }, [Value::Int(3)]) => Some(Reply::Amnesia),
             (Op::Confirm { .. }, [Value::Int(1), number]) => Some(Reply::At(parse(number)?)),
             (Op::Confirm { .. }, [Value::Int(0)]) => Some(Reply::Lost),
-            (Op::Release | Op::ReleaseExecuted, [Value::Int(1)]) => Some(Reply::Released),
+            (Op::Release | Op::ReleaseExecuted, [Value::Int(1)] | [Value::Int(1), _]) => {
+                Some(Reply::Released)
+            }
             _ => None,
         },
         _ => None,

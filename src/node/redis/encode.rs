@@ -16,7 +16,7 @@ pub(super) fn wire<'a>(request: &'a Request, generation_key: Option<&[u8]>) -> &
     match request {
         Request::Command(packet) => packet
             .wire
-            .get_or_init(|| encode(&packet.command, generation_key)),
+            .get_or_init(|| encode(&packet.command, packet.tells, generation_key)),
         Request::Ping => &PING,
     }
 }
@@ -39,12 +39,12 @@ pub(super) fn ends_with_generation(request: &Request) -> bool {
     }
 }
 
-fn encode(command: &Command, generation_key: Option<&[u8]>) -> Cmd {
+fn encode(command: &Command, tells: bool, generation_key: Option<&[u8]>) -> Cmd {
     let Command { names, owner, op } = command;
     if let [name] = &**names
         && let Some(record) = &name.record
     {
-        return encode_once(name, record, owner, op, generation_key);
+        return encode_once(name, record, owner, op, tells, generation_key);
     }
     let (scripts, owner, single) = (&*SCRIPTS, owner.as_str(), names.len() == 1);
     let (script, number, ttl, retention) = match *op {
@@ -87,7 +87,7 @@ fn encode(command: &Command, generation_key: Option<&[u8]>) -> Cmd {
                 &scripts.release_all
             };
             let mut eval = evalsha(script, names, false, None);
-            eval.arg(owner);
+            eval.arg(owner).arg(tells.then_some(1));
             return eval;
         }
     };
@@ -110,6 +110,7 @@ fn encode_once(
     record: &RecordNames,
     owner: &OwnerToken,
     op: &Op,
+    tells: bool,
     generation_key: Option<&[u8]>,
 ) -> Cmd {
     let (scripts, owner) = (&*SCRIPTS, owner.as_str());
@@ -157,12 +158,12 @@ fn encode_once(
         }
         Op::Release if intent.is_some() => {
             let mut eval = eval(&scripts.release_once, &[Some(lock), intent_name]);
-            eval.arg(owner);
+            eval.arg(owner).arg(tells.then_some(1));
             eval
         }
         Op::Release | Op::ReleaseExecuted => {
             let mut eval = eval(&scripts.release, &[Some(lock)]);
-            eval.arg(owner);
+            eval.arg(owner).arg(tells.then_some(1));
             eval
         }
         Op::Record { record, retention } => {
@@ -170,7 +171,8 @@ fn encode_once(
             let mut eval = eval(&scripts.record, &keys);
             eval.arg(owner)
                 .arg(record.as_bytes())
-                .arg(millis(*retention));
+                .arg(millis(*retention))
+                .arg(tells.then_some(1));
             eval
         }
         Op::TopUp { record, retention } => {

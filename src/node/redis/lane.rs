@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, describe, open};
-use crate::node::redis::decode::{answer, is_noscript};
+use crate::node::redis::decode::{answer, is_noscript, listeners};
 use crate::node::redis::encode::{ends_with_generation, wire};
 use crate::node::redis::scripts::load_all;
 use crate::node::redis::{Reachability, Shared};
@@ -244,13 +244,18 @@ impl Lane {
         let took = sent.elapsed();
         let forgot_scripts = values.iter().any(is_noscript);
         let mut forgot_all = false;
-        for (job, value) in jobs.into_iter().zip(values) {
+        for (mut job, value) in jobs.into_iter().zip(values) {
             if is_noscript(&value) && job.is_release() {
                 // Not lost: sent again below, behind the scripts.
                 self.parked.push_back(job);
                 continue;
             }
             telemetry::node_call(&self.shared.name, job.request.name(), took);
+            if job.is_release()
+                && let Some(listeners) = listeners(&value)
+            {
+                self.shared.note_listeners(&mut job, listeners);
+            }
             let mut outcome = answer(&job.request, value, &self.shared.name);
             if outcome == Ok(Reply::Amnesia) {
                 forgot_all = true;

@@ -5,9 +5,11 @@ mod decode;
 mod encode;
 mod guard;
 mod lane;
+mod listener;
 mod scripts;
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,8 +18,11 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::node::redis::connection::TELLING;
+
 use crate::node::job::Job;
-use crate::node::{Node, NodeFailure, NodeState};
+use crate::node::redis::listener::Listener;
+use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
 
 pub(crate) use connection::{Endpoint, pool_for};
 pub(crate) use guard::Guard;
@@ -27,6 +32,8 @@ pub(crate) struct RedisNode {
     shared: Arc<Shared>,
     /// The way into the lane task, once there is one.
     lane: Mutex<Option<mpsc::UnboundedSender<Job>>>,
+    /// Hears of releases, if there is an address to connect to.
+    listener: Option<Arc<Listener>>,
 }
 
 /// What the node and its lane task have in common.
@@ -37,6 +44,8 @@ pub(crate) struct Shared {
     /// The restart guard, if it is on.
     guard: Option<Arc<Guard>>,
     reachability: Mutex<Reachability>,
+    /// Whether it was said that nobody can be told of releases.
+    warned: AtomicBool,
 }
 
 /// How long the parts of talking to a node may take.
@@ -61,13 +70,17 @@ enum Reachability {
 
 impl RedisNode {
     pub(crate) fn new(endpoint: Endpoint, timeouts: Timeouts, guard: Option<Arc<Guard>>) -> Self {
+        let name = endpoint.name;
+        let client = endpoint.client;
         Self {
+            listener: client.map(|client| Listener::new(&name, client, timeouts.connect)),
             shared: Arc::new(Shared {
-                name: endpoint.name,
+                name,
                 pool: endpoint.pool,
                 timeouts,
                 guard,
                 reachability: Mutex::new(Reachability::Untried),
+                warned: AtomicBool::new(false),
             }),
             lane: Mutex::new(None),
         }
@@ -115,6 +128,21 @@ impl Shared {
         Some(format!("it is the same server as {twin}, or a copy; list every server once").into())
     }
 
+    /// Notes to how many processes a release was told; that it cannot be, it says once.
+    fn note_listeners(&self, job: &mut Job, listeners: i64) {
+        match usize::try_from(listeners) {
+            Ok(listeners) => job.ballot.set_listeners(listeners),
+            Err(_) => {
+                if !self.warned.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        node = &*self.name,
+                        "redlock node's user may not tell of releases: it needs {TELLING}"
+                    );
+                }
+            }
+        }
+    }
+
     fn is_down(&self) -> bool {
         matches!(*self.reachability(), Reachability::Down { .. })
     }
@@ -150,6 +178,11 @@ impl Node for RedisNode {
             drop(jobs.send(job));
             *lane = Some(jobs);
         }
+    }
+
+    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening> {
+        let listener = self.listener.as_ref()?;
+        Some(listener.listen(lock, ear, node))
     }
 
     fn extra_patience(&self) -> Duration {

@@ -30,14 +30,26 @@ pub(super) struct Scripts {
 pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     acquire: Lua::new(include_str!("scripts/acquire.lua")),
     confirm: Lua::new(include_str!("scripts/confirm.lua")),
-    release: Lua::new(include_str!("scripts/release.lua")),
+    release: Lua::new(concat!(
+        include_str!("scripts/tell.lua"),
+        include_str!("scripts/release.lua")
+    )),
     acquire_all: Lua::new(include_str!("scripts/acquire_all.lua")),
     confirm_all: Lua::new(include_str!("scripts/confirm_all.lua")),
-    release_all: Lua::new(include_str!("scripts/release_all.lua")),
+    release_all: Lua::new(concat!(
+        include_str!("scripts/tell.lua"),
+        include_str!("scripts/release_all.lua")
+    )),
     acquire_once: Lua::new(include_str!("scripts/acquire_once.lua")),
     confirm_once: Lua::new(include_str!("scripts/confirm_once.lua")),
-    release_once: Lua::new(include_str!("scripts/release_once.lua")),
-    record: Lua::new(include_str!("scripts/record.lua")),
+    release_once: Lua::new(concat!(
+        include_str!("scripts/tell.lua"),
+        include_str!("scripts/release_once.lua")
+    )),
+    record: Lua::new(concat!(
+        include_str!("scripts/tell.lua"),
+        include_str!("scripts/record.lua")
+    )),
     top_up: Lua::new(include_str!("scripts/top_up.lua")),
     look: Lua::new(include_str!("scripts/look.lua")),
     admit: Lua::new(include_str!("scripts/admit.lua")),
