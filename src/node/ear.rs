@@ -81,12 +81,14 @@ impl Ear {
         self.heard().is_attentive(self.majority)
     }
 
-    /// Waits until a majority has told of a release, and returns how many processes heard of it.
+    /// Waits until a majority has told of a release, forgets that, and returns how many processes heard
+    /// of it.
     pub(crate) async fn news(&self) -> usize {
         loop {
             {
-                let heard = self.heard();
+                let mut heard = self.heard();
                 if heard.is_told(self.majority) {
+                    heard.told.fill(false);
                     return heard.listeners;
                 }
             }
@@ -182,7 +184,7 @@ mod tests {
         assert!(news.is_woken());
         assert_ready_eq!(news.poll(), 4);
         drop(news);
-        ear.forget();
+        ear.tell(2, 4);
         ear.tell(1, 4);
         // A wake-up that was left over says nothing.
         assert_pending!(spawn(ear.news()).poll());

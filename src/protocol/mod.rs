@@ -131,5 +131,5 @@ pub use names::{IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames};
 pub use owner::OwnerToken;
 pub use quorum::Quorum;
 pub use record::{ExecutionId, Fingerprint, Record};
-pub use retry::Retry;
+pub use retry::{OnRelease, Retry};
 pub use store::Store;

@@ -54,14 +54,22 @@ impl Retry {
             })
     }
 
-    /// Returns the delay after news of a release that `listeners` processes heard: none for one alone,
-    /// else uniform from zero to as many round trips.
+    /// Returns what to do on news of a release that `listeners` processes heard, of which every one asks
+    /// this with a `random` of its own.
+    ///
+    /// One alone tries at once. Of many only a few try, each after some round trips of its own: the first
+    /// has the lock, and whoever tries after it does so in vain.
     #[must_use]
-    pub fn wake_delay(listeners: usize, round_trip: Duration, random: u64) -> Duration {
+    pub fn on_release(listeners: usize, round_trip: Duration, random: u64) -> OnRelease {
         let rivals = u32::try_from(listeners).unwrap_or(u32::MAX);
-        match rivals {
-            0 | 1 => Duration::ZERO,
-            rivals => scale(round_trip.saturating_mul(rivals), random),
+        if rivals <= 1 {
+            return OnRelease::Try(Duration::ZERO);
+        }
+        let drawn = scale(round_trip.saturating_mul(rivals), random);
+        if drawn < round_trip.saturating_mul(CANDIDATES) {
+            OnRelease::Try(drawn)
+        } else {
+            OnRelease::Rest(drawn.saturating_mul(PATIENCE))
         }
     }
 
@@ -74,6 +82,21 @@ impl Retry {
         scale(window, random)
     }
 }
+
+/// What a process that heard of a release does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnRelease {
+    /// Try after this time.
+    Try(Duration),
+    /// Leave it to others, and try after this time if there is no news by then: they may all have.
+    Rest(Duration),
+}
+
+/// How many of those who heard of a release try, on average. With fewer it happens more often that
+/// nobody does, with more there are more attempts in vain.
+const CANDIDATES: u32 = 4;
+/// How many times longer those wait who leave it to others.
+const PATIENCE: u32 = 8;
 
 /// 10 ms growing to 250 ms.
 impl Default for Retry {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::lock::claim::Claim;
 use crate::lock::error::LockError;
@@ -17,7 +17,7 @@ use crate::lock::task::run::Grant;
 use crate::lock::task::state::{LeaseTask, TICK, reached};
 use crate::lock::waiters::Waiting;
 use crate::node::{Ear, random_u64};
-use crate::protocol::{FencingToken, Record, Retry};
+use crate::protocol::{FencingToken, OnRelease, Record, Retry};
 
 /// A lock that a majority has granted.
 pub(super) struct Acquired {
@@ -99,7 +99,7 @@ impl LeaseTask {
             round_trip: TICK,
             ears: Vec::new(),
         };
-        self.let_others_in(&waits, grant).await?;
+        self.let_others_in(&mut waits, turn, grant).await?;
         loop {
             for ear in &waits.ears {
                 ear.forget();
@@ -122,14 +122,25 @@ impl LeaseTask {
 
     /// Lets the processes that were told of a release try as soon as whoever is next in this one, which
     /// would always be first: it needs no message.
-    async fn let_others_in(&mut self, waits: &Waits, grant: &mut Grant) -> Result<(), Stopped> {
+    async fn let_others_in(
+        &mut self,
+        waits: &mut Waits,
+        turn: &Turn,
+        grant: &mut Grant,
+    ) -> Result<(), Stopped> {
         let rivals = self.rivals.iter().filter_map(|rivals| rivals.count()).max();
         let left = waits.deadline.saturating_duration_since(waits.began);
-        let delay = Retry::wake_delay(rivals.unwrap_or(0), TICK, random_u64()).min(left);
-        if delay.is_zero() {
+        let Some(rivals) = rivals.filter(|_| !left.is_zero()) else {
             return Ok(());
-        }
-        self.pause(waits, delay, grant).await
+        };
+        let delay = match Retry::on_release(rivals, TICK, random_u64()) {
+            OnRelease::Try(delay) => delay,
+            OnRelease::Rest(delay) => {
+                waits.ears = turn.listen(&self.inner, &self.names);
+                delay
+            }
+        };
+        self.pause(waits, delay.min(left), grant).await
     }
 
     /// Returns how long to wait before the next attempt, if there is to be one.
@@ -178,10 +189,16 @@ impl LeaseTask {
         grant: &mut Grant,
     ) -> Result<(), Stopped> {
         let told = async {
-            let listeners = first_news(&waits.ears).await;
-            let delay = Retry::wake_delay(listeners, waits.round_trip, random_u64());
-            if !delay.is_zero() {
-                sleep(delay).await;
+            let mut rested = Duration::MAX;
+            loop {
+                let Ok(listeners) = timeout(rested, first_news(&waits.ears)).await else {
+                    return;
+                };
+                match Retry::on_release(listeners, waits.round_trip, random_u64()) {
+                    OnRelease::Try(Duration::ZERO) => return,
+                    OnRelease::Try(delay) => return sleep(delay).await,
+                    OnRelease::Rest(delay) => rested = delay,
+                }
             }
         };
         tokio::select! {
