@@ -1,0 +1,175 @@
+//! The lock as a good engineer would write it with redis-rs on an afternoon.
+//!
+//! One multiplexed connection per node, the same commands as this crate sends, a decision at the first
+//! majority; what is still out is awaited by a task of its own, because redis-rs does not send a command
+//! whose caller has gone away.
+
+#![allow(
+    clippy::disallowed_types,
+    reason = "proposals are of the wall clock, as this crate's are"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tower_redlock::deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
+use tower_redlock::deadpool_redis::redis::{Client, Cmd, Script, Value, cmd};
+
+use crate::participants::TTL;
+
+/// A hand-written lock service.
+#[derive(Clone)]
+pub(crate) struct ByHand {
+    nodes: Arc<[MultiplexedConnection]>,
+    acquire: Arc<str>,
+    release: Arc<str>,
+    fencing: bool,
+}
+
+/// A lock that it holds.
+pub(crate) struct Claim {
+    name: String,
+    owner: String,
+}
+
+impl ByHand {
+    pub(crate) async fn connect(urls: &[String], fencing: bool) -> Self {
+        let release = if fencing { RELEASE_FENCED } else { RELEASE };
+        let mut nodes = Vec::with_capacity(urls.len());
+        for url in urls {
+            let client = Client::open(url.as_str()).expect("the harness makes valid URLs");
+            let node = client.get_multiplexed_async_connection().await;
+            let mut node = node.expect("the server runs");
+            for code in [ACQUIRE_FENCED, release] {
+                let mut load = cmd("SCRIPT");
+                load.arg("LOAD").arg(code);
+                let loaded = node.req_packed_command(&load).await;
+                loaded.expect("the server takes scripts");
+            }
+            nodes.push(node);
+        }
+        let hash = |code| Arc::from(Script::new(code).get_hash());
+        Self {
+            nodes: nodes.into(),
+            acquire: hash(ACQUIRE_FENCED),
+            release: hash(release),
+            fencing,
+        }
+    }
+
+    /// Asks every node once, and gives back what a minority granted.
+    pub(crate) async fn acquire(&self, key: &str) -> Option<Claim> {
+        let claim = Claim {
+            name: format!("by-hand:{{{key}}}"),
+            owner: format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..)),
+        };
+        let granted = if self.fencing {
+            self.acquire_fenced(&claim).await
+        } else {
+            let mut set = cmd("SET");
+            set.arg(&claim.name).arg(&claim.owner);
+            set.arg("NX").arg("PX").arg(millis());
+            self.ask(set, |answer| matches!(answer, Value::Okay).then_some(0))
+                .await
+        };
+        if granted {
+            return Some(claim);
+        }
+        self.release(&claim).await;
+        None
+    }
+
+    pub(crate) async fn release(&self, claim: &Claim) -> bool {
+        let mut eval = cmd("EVALSHA");
+        eval.arg(&*self.release)
+            .arg(1)
+            .arg(&claim.name)
+            .arg(&claim.owner);
+        let ours = |answer| match answer {
+            Value::Int(deleted) => u64::try_from(deleted).ok(),
+            Value::Array(_) => Some(1),
+            _ => None,
+        };
+        self.ask(eval, ours).await
+    }
+
+    async fn acquire_fenced(&self, claim: &Claim) -> bool {
+        let mut eval = cmd("EVALSHA");
+        eval.arg(&*self.acquire).arg(2);
+        eval.arg(&claim.name).arg(format!("{}:fence", claim.name));
+        eval.arg(&claim.owner).arg(next_proposal());
+        eval.arg(millis()).arg(RETENTION_MS);
+        let number = |answer| match answer {
+            Value::Array(parts) => match parts.as_slice() {
+                [Value::Int(1), Value::BulkString(number)] => {
+                    std::str::from_utf8(number).ok()?.parse().ok()
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        self.ask(eval, number).await
+    }
+
+    /// Sends a command to all nodes; true as soon as a majority answered the same number.
+    async fn ask(&self, command: Cmd, number: impl Fn(Value) -> Option<u64>) -> bool {
+        let command = Arc::new(command);
+        let mut answers: FuturesUnordered<_> = self
+            .nodes
+            .iter()
+            .map(|node| {
+                let (mut node, command) = (node.clone(), Arc::clone(&command));
+                async move { node.req_packed_command(&command).await }
+            })
+            .collect();
+        let majority = self.nodes.len() / 2 + 1;
+        let (mut numbers, mut answered) = (Vec::with_capacity(self.nodes.len()), 0);
+        let mut most = 0;
+        while let Some(answer) = answers.next().await {
+            answered += 1;
+            if let Some(number) = answer.ok().and_then(&number) {
+                numbers.push(number);
+                most = most.max(numbers.iter().filter(|known| **known == number).count());
+            }
+            let possible = most + self.nodes.len() - answered >= majority;
+            if most >= majority || !possible {
+                break;
+            }
+        }
+        if !answers.is_empty() {
+            tokio::spawn(async move { while answers.next().await.is_some() {} });
+        }
+        most >= majority
+    }
+}
+
+/// The wall clock in microseconds, and never the same twice.
+fn next_proposal() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let now = micros_since_epoch();
+    let next = |last: u64| Some(now.max(last + 1));
+    let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    now.max(last.unwrap_or_default() + 1)
+}
+
+/// The wall clock, which the processes of one machine share.
+pub(crate) fn micros_since_epoch() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    u64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(u64::MAX)
+}
+
+fn millis() -> u64 {
+    u64::try_from(TTL.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// As in the description of Redlock.
+const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) \
+    else return 0 end";
+const ACQUIRE_FENCED: &str = include_str!("../../src/node/redis/scripts/acquire.lua");
+const RELEASE_FENCED: &str = include_str!("../../src/node/redis/scripts/release.lua");
+
+/// What `Redlock::builder` has by default.
+const RETENTION_MS: u64 = 3_600_000;

@@ -1,0 +1,112 @@
+//! What was measured, and how it is summed up.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::participants::Who;
+
+/// A kind of figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Metric {
+    /// Locks acquired and released per second.
+    Rate,
+    /// Microseconds from asking for a lock to having it.
+    AcquireP50,
+    AcquireP99,
+    /// Commands on the wire of all nodes, per lock.
+    Commands,
+    Errors,
+}
+
+impl Metric {
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Rate => "locks/s",
+            Self::AcquireP50 => "acquire p50 us",
+            Self::AcquireP99 => "acquire p99 us",
+            Self::Commands => "commands/lock",
+            Self::Errors => "errors",
+        }
+    }
+}
+
+/// The figures of one participant in one round.
+pub(crate) type Figures = BTreeMap<Metric, f64>;
+
+/// All figures, by workload and participant, in the order of the rounds.
+#[derive(Debug, Default)]
+pub(crate) struct Samples(BTreeMap<(String, Who), Vec<Figures>>);
+
+impl Samples {
+    pub(crate) fn push(&mut self, workload: &str, who: Who, figures: Figures) {
+        let key = (workload.to_owned(), who);
+        self.0.entry(key).or_default().push(figures);
+    }
+
+    /// Returns a figure of a participant in each of the rounds.
+    pub(crate) fn of(&self, workload: &str, who: Who, metric: Metric) -> Vec<f64> {
+        let rounds = self.0.get(&(workload.to_owned(), who));
+        let rounds = rounds.into_iter().flatten();
+        rounds
+            .filter_map(|round| round.get(&metric).copied())
+            .collect()
+    }
+
+    /// Returns how one participant's figure relates to another's, round by round.
+    pub(crate) fn ratios(&self, workload: &str, metric: Metric, who: Who, to: Who) -> Vec<f64> {
+        let own = self.of(workload, who, metric);
+        quotients(&own, &self.of(workload, to, metric))
+    }
+
+    pub(crate) fn metrics(&self, workload: &str) -> Vec<Metric> {
+        let rounds = self.0.iter().filter(|((name, _), _)| name == workload);
+        let mut metrics: Vec<_> = rounds
+            .flat_map(|(_, rounds)| rounds.iter().flat_map(BTreeMap::keys).copied())
+            .collect();
+        metrics.sort_unstable();
+        metrics.dedup();
+        metrics
+    }
+
+    pub(crate) fn participants(&self, workload: &str) -> Vec<Who> {
+        let keys = self.0.keys().filter(|(name, _)| name == workload);
+        keys.map(|(_, who)| *who).collect()
+    }
+}
+
+/// The median and the extremes of a figure over the rounds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) lowest: f64,
+    pub(crate) highest: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        Some(Self {
+            median: *sorted.get(sorted.len() / 2)?,
+            lowest: *sorted.first()?,
+            highest: *sorted.last()?,
+        })
+    }
+}
+
+/// Divides round by round.
+pub(crate) fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {
+    of.iter().zip(by).map(|(of, by)| of / by).collect()
+}
+
+/// Returns a percentile of durations in microseconds; sorts them.
+pub(crate) fn percentile(times: &mut [Duration], percent: usize) -> f64 {
+    times.sort_unstable();
+    let at = times.len() * percent / 100;
+    let time = times.get(at.min(times.len().saturating_sub(1)));
+    micros(time.copied().unwrap_or_default())
+}
+
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}

@@ -1,0 +1,106 @@
+//! What to measure and for how long, from the command line.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) workloads: Vec<Workload>,
+    pub(crate) rounds: usize,
+    /// How long each participant is measured in each round.
+    pub(crate) time: Duration,
+}
+
+impl Options {
+    /// Reads the arguments; `Err` is what to print instead of measuring.
+    pub(crate) fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut options = Self {
+            workloads: Vec::new(),
+            rounds: ROUNDS,
+            time: TIME,
+        };
+        let mut args = args;
+        let mut is_bench = false;
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                // Cargo's own argument, which `cargo test --benches` does not give.
+                "--bench" => is_bench = true,
+                "--list" | "--help" => return Err(help()),
+                "--rounds" => options.rounds = number(&arg, args.next())?,
+                "--seconds" => {
+                    options.time = Duration::from_secs_f64(number(&arg, args.next())?);
+                }
+                name => options.workloads.push(name.parse()?),
+            }
+        }
+        if !is_bench {
+            options.rounds = 1;
+            options.time = Duration::from_millis(50);
+            options.workloads = vec![Workload::W1];
+        }
+        if options.workloads.is_empty() {
+            options.workloads = Workload::ALL.to_vec();
+        }
+        Ok(options)
+    }
+}
+
+/// What the participants do while they are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Workload {
+    W1,
+    W2,
+    W6,
+    Commands,
+}
+
+impl Workload {
+    const ALL: [Self; 4] = [Self::W1, Self::W2, Self::W6, Self::Commands];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::W1 => "w1",
+            Self::W2 => "w2",
+            Self::W6 => "w6",
+            Self::Commands => "commands",
+        }
+    }
+
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::W1 => "W1: one lock after the other, each key its own",
+            Self::W2 => "W2: many locks at once, each key its own",
+            Self::W6 => "W6: one node only",
+            Self::Commands => "commands on the wire of an uncontended lock",
+        }
+    }
+}
+
+impl FromStr for Workload {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|known| known.name() == name);
+        found.ok_or_else(|| format!("there is no {name:?}\n\n{}", help()))
+    }
+}
+
+fn help() -> String {
+    let mut help = "cargo bench --bench compare -- [WORKLOAD...] [--rounds N] [--seconds S]\n\
+        --rounds   how often each participant is measured (default 5)\n\
+        --seconds  how long, each time (default 0.6)\n"
+        .to_owned();
+    for workload in Workload::ALL {
+        help += &format!("\n{:<10}{}", workload.name(), workload.title());
+    }
+    help
+}
+
+fn number<T: FromStr>(option: &str, value: Option<String>) -> Result<T, String> {
+    let value = value.and_then(|value| value.parse().ok());
+    value.ok_or_else(|| format!("{option} wants a number\n\n{}", help()))
+}
+
+const ROUNDS: usize = 5;
+const TIME: Duration = Duration::from_millis(600);

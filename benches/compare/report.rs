@@ -1,0 +1,123 @@
+//! The tables, and what of the targets is reached.
+
+use std::thread;
+
+use crate::figures::{Metric, Samples, Spread};
+use crate::options::Options;
+use crate::participants::Who;
+
+/// A target, and what was measured in each of the rounds.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) what: String,
+    pub(crate) target: Target,
+    pub(crate) values: Vec<f64>,
+}
+
+/// What a figure should be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+    Exactly(f64),
+}
+
+impl Line {
+    pub(crate) fn new(what: impl Into<String>, target: Target, values: Vec<f64>) -> Self {
+        let what = what.into();
+        Self {
+            what,
+            target,
+            values,
+        }
+    }
+}
+
+impl Target {
+    fn is_reached(self, spread: Spread) -> bool {
+        match self {
+            Self::AtLeast(least) => spread.median >= least,
+            Self::AtMost(most) => spread.median <= most,
+            // One round that differs is one too many.
+            Self::Exactly(value) => [spread.lowest, spread.highest] == [value, value],
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::AtLeast(least) => format!(">= {least:.2}"),
+            Self::AtMost(most) => format!("<= {most:.2}"),
+            Self::Exactly(value) => format!("== {value:.2}"),
+        }
+    }
+}
+
+pub(crate) fn print_head(options: &Options) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    println!(
+        "{cores} cores, which the servers share; tokio's default runtime with {cores} workers; \
+         redis-rs's default socket options; {} shuffled rounds of {:?} each",
+        options.rounds, options.time
+    );
+}
+
+/// Prints the medians of all participants, and how far the rounds lie apart.
+pub(crate) fn print_figures(workload: &str, samples: &Samples) {
+    let metrics = samples.metrics(workload);
+    print!("{workload:<30}");
+    for metric in &metrics {
+        print!("{:>31}", metric.title());
+    }
+    println!();
+    for who in samples.participants(workload) {
+        print!("  {:<28}", who.name());
+        for metric in &metrics {
+            print!("{:>31}", cell(samples, workload, who, *metric));
+        }
+        println!();
+    }
+}
+
+fn cell(samples: &Samples, workload: &str, who: Who, metric: Metric) -> String {
+    let Some(spread) = Spread::of(&samples.of(workload, who, metric)) else {
+        return "-".to_owned();
+    };
+    let Spread {
+        median,
+        lowest,
+        highest,
+    } = spread;
+    if lowest == highest {
+        format!("{median:.0}")
+    } else if highest < 100.0 {
+        format!("{median:.1} ({lowest:.1}..{highest:.1})")
+    } else {
+        format!("{median:.0} ({lowest:.0}..{highest:.0})")
+    }
+}
+
+/// Prints what is reached and what is not: medians of ratios inside a round, and their extremes.
+pub(crate) fn print_lines(lines: &[Line]) {
+    println!(
+        "\n{:<12} {:<72} {:>8} {:>16} {:>10}",
+        "", "medians over the rounds", "median", "spread", "target"
+    );
+    for line in lines {
+        let Some(spread) = Spread::of(&line.values) else {
+            println!("{:<12} {}", "no figures", line.what);
+            continue;
+        };
+        let verdict = if line.target.is_reached(spread) {
+            "reached"
+        } else {
+            "not reached"
+        };
+        println!(
+            "{verdict:<12} {:<72} {:>8.2} {:>16} {:>10}",
+            line.what,
+            spread.median,
+            format!("{:.2}..{:.2}", spread.lowest, spread.highest),
+            line.target.text()
+        );
+    }
+}

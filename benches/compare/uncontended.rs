@@ -1,0 +1,233 @@
+//! Locks that nobody else wants: one after the other, many at once, on five nodes and on one.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+
+use crate::figures::{Figures, Metric, Samples, percentile};
+use crate::options::Options;
+use crate::participants::{Participant, Who};
+use crate::report::{Line, Target, print_figures};
+use crate::support::Cluster;
+
+pub(crate) async fn w1(options: &Options, samples: &mut Samples) -> Vec<Line> {
+    let name = at_once(1);
+    compare(options, samples, &[(name.clone(), 1)], NODES).await;
+    let times = |who, to| samples.ratios(&name, Metric::AcquireP50, who, to);
+    vec![
+        Line::new(
+            "W1 acquire p50, fencing off, x by hand",
+            Target::AtMost(1.10),
+            times(Who::Ours, Who::ByHand),
+        ),
+        Line::new(
+            "W1 acquire p50, fencing on, x by hand with the same scripts",
+            Target::AtMost(1.10),
+            times(Who::OursFenced, Who::ByHandFenced),
+        ),
+    ]
+}
+
+pub(crate) async fn w2(options: &Options, samples: &mut Samples) -> Vec<Line> {
+    let loads = W2_TARGETS.map(|(concurrency, _)| (at_once(concurrency), concurrency));
+    compare(options, samples, &loads, NODES).await;
+    let mut lines = Vec::new();
+    for (concurrency, targets) in W2_TARGETS {
+        let name = at_once(concurrency);
+        for ((who, to), target) in W2_PAIRS.into_iter().zip(targets) {
+            let Some(target) = target else { continue };
+            lines.push(Line::new(
+                format!(
+                    "W2 c={concurrency} locks/s, {}, x {}",
+                    who.name(),
+                    to.name()
+                ),
+                Target::AtLeast(target),
+                samples.ratios(&name, Metric::Rate, who, to),
+            ));
+        }
+    }
+    lines
+}
+
+pub(crate) async fn w6(options: &Options, samples: &mut Samples) -> Vec<Line> {
+    let loads = [1, 64].map(|concurrency| (format!("one node, c={concurrency}"), concurrency));
+    compare(options, samples, &loads, 1).await;
+    Vec::new()
+}
+
+/// Counts what the servers were sent, which needs no rounds.
+pub(crate) async fn commands(samples: &mut Samples) -> Vec<Line> {
+    let cluster = Cluster::start(NODES);
+    let name = "sequential locks";
+    let mut lines = Vec::new();
+    for who in Who::ALL {
+        let participant = who.connect(&cluster.urls()).await;
+        warm_up(&participant, 1).await;
+        reset_counts(&cluster);
+        for lock in 0..COUNTED {
+            let held = participant.acquire(&format!("counted-{lock}")).await;
+            let held = held.expect("nobody else wants it");
+            participant.release(held).await;
+        }
+        // What a minority has not been sent yet.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let sent = commands_sent(&cluster, who) as f64 / COUNTED as f64;
+        samples.push(name, who, Figures::from([(Metric::Commands, sent)]));
+        if matches!(who, Who::Ours | Who::OursFenced) {
+            let what = format!("commands per lock, {}", who.name());
+            lines.push(Line::new(
+                what,
+                Target::Exactly((2 * NODES) as f64),
+                vec![sent],
+            ));
+        }
+    }
+    print_figures(name, samples);
+    lines
+}
+
+/// Lets all participants do the same, in rounds.
+async fn compare(
+    options: &Options,
+    samples: &mut Samples,
+    loads: &[(String, usize)],
+    nodes: usize,
+) {
+    let cluster = Cluster::start(nodes);
+    let mut participants = Vec::new();
+    for who in Who::ALL {
+        let participant = who.connect(&cluster.urls()).await;
+        warm_up(&participant, 64).await;
+        participants.push((who, participant));
+    }
+    for (name, concurrency) in loads {
+        for _ in 0..options.rounds {
+            fastrand::shuffle(&mut participants);
+            for (who, participant) in &participants {
+                let figures = measure(participant, *concurrency, options.time).await;
+                samples.push(name, *who, figures);
+                // What is left are fences, which would fill the memory.
+                for server in &cluster.servers {
+                    server.command(&["FLUSHALL"]);
+                }
+            }
+        }
+        print_figures(name, samples);
+    }
+}
+
+/// Connections are opened, scripts loaded and code paths warm before anything is timed.
+pub(crate) async fn warm_up(participant: &Participant, concurrency: usize) {
+    measure(participant, concurrency, Duration::from_millis(100)).await;
+}
+
+/// Lets so many tasks take one lock after the other, each time of another key.
+pub(crate) async fn measure(
+    participant: &Participant,
+    concurrency: usize,
+    time: Duration,
+) -> Figures {
+    // What comes first meets empty queues and sleeping cores, and does not count.
+    let began = Instant::now() + time / 8;
+    let end = began + time;
+    let tasks = (0..concurrency).map(|task| {
+        let participant = participant.clone();
+        tokio::spawn(async move {
+            let (mut times, mut locks, mut errors) = (Vec::new(), 0_u64, 0_u64);
+            let mut asked = Instant::now();
+            while asked < end {
+                let key = format!("bench-{task}-{}", locks + errors);
+                asked = Instant::now();
+                let Some(held) = participant.acquire(&key).await else {
+                    errors += 1;
+                    continue;
+                };
+                let took = asked.elapsed();
+                if !participant.release(held).await {
+                    errors += 1;
+                }
+                locks += 1;
+                if asked >= began {
+                    times.push(took);
+                }
+                asked = Instant::now();
+            }
+            (times, errors)
+        })
+    });
+    let done = join_all(tasks).await;
+    let took = began.elapsed();
+    let (mut times, mut errors) = (Vec::new(), 0);
+    for task in done {
+        let (own, failed) = task.expect("no task panics");
+        times.extend(own);
+        errors += failed;
+    }
+    Figures::from([
+        (Metric::Rate, times.len() as f64 / took.as_secs_f64()),
+        (Metric::AcquireP50, percentile(&mut times, 50)),
+        (Metric::AcquireP99, percentile(&mut times, 99)),
+        (Metric::Errors, errors as f64),
+    ])
+}
+
+/// Forgets what the servers were sent so far.
+pub(crate) fn reset_counts(cluster: &Cluster) {
+    for server in &cluster.servers {
+        server.command(&["CONFIG", "RESETSTAT"]);
+    }
+}
+
+/// Returns how many commands a participant has sent, and how many messages its scripts.
+///
+/// The servers count commands of scripts as well, so this takes only those that tell what was sent.
+pub(crate) fn commands_sent(cluster: &Cluster, who: Who) -> u64 {
+    let counts = cluster.servers.iter().map(|server| server.call_counts());
+    counts
+        .flatten()
+        .filter(|(name, _)| {
+            // With fencing it is the scripts that set.
+            SENT.contains(&name.as_str()) || (name == "set" && !who.is_fenced())
+        })
+        .map(|(_, count)| count)
+        .sum()
+}
+
+pub(crate) fn at_once(concurrency: usize) -> String {
+    format!("{NODES} nodes, c={concurrency}")
+}
+
+pub(crate) const NODES: usize = 5;
+
+/// How many locks are taken to count their commands.
+const COUNTED: u64 = 200;
+
+const SENT: [&str; 10] = [
+    "eval",
+    "evalsha",
+    "fcall",
+    "ping",
+    "publish",
+    "spublish",
+    "ssubscribe",
+    "subscribe",
+    "sunsubscribe",
+    "unsubscribe",
+];
+
+/// Who should be faster than whom.
+const W2_PAIRS: [(Who, Who); 4] = [
+    (Who::Ours, Who::ByHand),
+    (Who::Ours, Who::Rslock),
+    (Who::OursFenced, Who::ByHandFenced),
+    (Who::OursFenced, Who::Rslock),
+];
+
+/// How many times as fast, at so many locks at once.
+const W2_TARGETS: [(usize, [Option<f64>; 4]); 3] = [
+    (16, [Some(1.1), Some(1.7), Some(1.0), None]),
+    (64, [Some(1.5), Some(2.3), Some(1.15), Some(1.15)]),
+    (256, [Some(2.0), Some(3.0), Some(1.2), Some(1.3)]),
+];
