@@ -11,10 +11,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::time::{Instant, sleep};
 use tower_redlock::deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use tower_redlock::deadpool_redis::redis::{Client, Cmd, Script, Value, cmd};
 
@@ -27,12 +29,16 @@ pub(crate) struct ByHand {
     acquire: Arc<str>,
     release: Arc<str>,
     fencing: bool,
+    /// One for all keys: whoever queues here wants the same one.
+    queue: Arc<Mutex<()>>,
 }
 
 /// A lock that it holds.
 pub(crate) struct Claim {
     name: String,
     owner: String,
+    /// Passed on after the release.
+    _turn: Option<OwnedMutexGuard<()>>,
 }
 
 impl ByHand {
@@ -57,7 +63,22 @@ impl ByHand {
             acquire: hash(ACQUIRE_FENCED),
             release: hash(release),
             fencing,
+            queue: Arc::default(),
         }
+    }
+
+    /// Asks once it is first in this process, and again until nobody else has the key.
+    pub(crate) async fn acquire_in_turn(&self, key: &str, patience: Duration) -> Option<Claim> {
+        let deadline = Instant::now() + patience;
+        let turn = Arc::clone(&self.queue).lock_owned().await;
+        while Instant::now() < deadline {
+            if let Some(claim) = self.acquire(key).await {
+                let _turn = Some(turn);
+                return Some(Claim { _turn, ..claim });
+            }
+            sleep(Duration::from_millis(fastrand::u64(5..15))).await;
+        }
+        None
     }
 
     /// Asks every node once, and gives back what a minority granted.
@@ -65,6 +86,7 @@ impl ByHand {
         let claim = Claim {
             name: format!("by-hand:{{{key}}}"),
             owner: format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..)),
+            _turn: None,
         };
         let granted = if self.fencing {
             self.acquire_fenced(&claim).await

@@ -13,8 +13,27 @@ pub(crate) enum Metric {
     /// Microseconds from asking for a lock to having it.
     AcquireP50,
     AcquireP99,
-    /// Commands on the wire of all nodes, per lock.
+    /// Milliseconds until everybody has had the lock.
+    Drain,
+    /// The same, relative to the holds laid end to end.
+    DrainOfIdeal,
+    /// Milliseconds of waiting for one's turn.
+    WaitMean,
+    WaitP50,
+    WaitP99,
+    /// How far the process farthest from the mean is from it, in percent of the mean.
+    Unfairness,
+    /// Requests answered per second, and microseconds until they were.
+    Requests,
+    ResponseP50,
+    ResponseP99,
+    /// Commands on the wire of all nodes, and messages of their scripts, per lock.
     Commands,
+    /// Most that held the lock at once.
+    Holders,
+    /// Mebibytes at the end, and relative to the beginning.
+    Memory,
+    MemoryGrowth,
     Errors,
 }
 
@@ -24,7 +43,19 @@ impl Metric {
             Self::Rate => "locks/s",
             Self::AcquireP50 => "acquire p50 us",
             Self::AcquireP99 => "acquire p99 us",
+            Self::Drain => "drained ms",
+            Self::DrainOfIdeal => "x ideal",
+            Self::WaitMean => "wait mean ms",
+            Self::WaitP50 => "wait p50 ms",
+            Self::WaitP99 => "wait p99 ms",
+            Self::Unfairness => "unfairness %",
+            Self::Requests => "requests/s",
+            Self::ResponseP50 => "response p50 us",
+            Self::ResponseP99 => "response p99 us",
             Self::Commands => "commands/lock",
+            Self::Holders => "holders",
+            Self::Memory => "memory MiB",
+            Self::MemoryGrowth => "x before",
             Self::Errors => "errors",
         }
     }
@@ -99,12 +130,12 @@ pub(crate) fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {
     of.iter().zip(by).map(|(of, by)| of / by).collect()
 }
 
-/// Returns a percentile of durations in microseconds; sorts them.
-pub(crate) fn percentile(times: &mut [Duration], percent: usize) -> f64 {
-    times.sort_unstable();
-    let at = times.len() * percent / 100;
-    let time = times.get(at.min(times.len().saturating_sub(1)));
-    micros(time.copied().unwrap_or_default())
+/// Returns a percentile; sorts the values.
+pub(crate) fn percentile<T: Ord + Copy + Default>(values: &mut [T], percent: usize) -> T {
+    values.sort_unstable();
+    let at = values.len() * percent / 100;
+    let value = values.get(at.min(values.len().saturating_sub(1)));
+    value.copied().unwrap_or_default()
 }
 
 pub(crate) fn micros(time: Duration) -> f64 {

@@ -22,11 +22,20 @@
 
 use std::env;
 
+use tokio::runtime::Runtime;
+
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
 mod by_hand;
+mod child;
+mod contended;
+mod crowds;
+mod faults;
 mod figures;
+mod http_load;
+mod http_server;
+mod memory;
 mod options;
 mod participants;
 mod report;
@@ -36,25 +45,43 @@ use crate::figures::Samples;
 use crate::options::{Options, Workload};
 use crate::report::Line;
 
-/// Runs on `#[tokio::main]`'s runtime, as services do: one worker per core.
-#[tokio::main]
-async fn main() {
-    let options = match Options::parse(env::args().skip(1)) {
-        Ok(options) => options,
-        Err(help) => {
-            println!("{help}");
-            return;
+fn main() {
+    let args: Vec<String> = env::args().skip(1).collect();
+    if let [flag, task @ ..] = args.as_slice()
+        && flag == child::FLAG
+    {
+        return child::run(task);
+    }
+    match Options::parse(args.into_iter()) {
+        Ok(options) => {
+            // As `#[tokio::main]` starts it, with one worker per core.
+            let runtime = Runtime::new().expect("a runtime can be started");
+            runtime.block_on(compare(&options));
         }
-    };
-    report::print_head(&options);
+        Err(help) => println!("{help}"),
+    }
+}
+
+async fn compare(options: &Options) {
+    report::print_head(options);
     let mut samples = Samples::default();
     let mut lines: Vec<Line> = Vec::new();
     for workload in &options.workloads {
         println!("\n{}", workload.title());
         let found = match workload {
-            Workload::W1 => uncontended::w1(&options, &mut samples).await,
-            Workload::W2 => uncontended::w2(&options, &mut samples).await,
-            Workload::W6 => uncontended::w6(&options, &mut samples).await,
+            Workload::W1 => uncontended::w1(options, &mut samples).await,
+            Workload::W2 => uncontended::w2(options, &mut samples).await,
+            Workload::W3 => crowds::w3(options, &mut samples).await,
+            Workload::W3b => {
+                let mut lines = contended::w3b(options, &mut samples).await;
+                lines.extend(crowds::w3b(options, &mut samples).await);
+                lines
+            }
+            Workload::W4 => faults::w4(options, &mut samples).await,
+            Workload::W5 => faults::w5(options, &mut samples).await,
+            Workload::Memory => memory::watch(options, &mut samples),
+            Workload::W6 => uncontended::w6(options, &mut samples).await,
+            Workload::W7 => http_server::w7(options, &mut samples).await,
             Workload::Commands => uncontended::commands(&mut samples).await,
         };
         lines.extend(found);

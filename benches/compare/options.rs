@@ -1,5 +1,6 @@
 //! What to measure and for how long, from the command line.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -10,6 +11,12 @@ pub(crate) struct Options {
     pub(crate) rounds: usize,
     /// How long each participant is measured in each round.
     pub(crate) time: Duration,
+    /// How long processes fight over one key.
+    pub(crate) storm: Duration,
+    /// How long memory is watched.
+    pub(crate) watch: Duration,
+    /// Where to draw the chart.
+    pub(crate) chart: Option<PathBuf>,
 }
 
 impl Options {
@@ -19,6 +26,9 @@ impl Options {
             workloads: Vec::new(),
             rounds: ROUNDS,
             time: TIME,
+            storm: STORM,
+            watch: WATCH,
+            chart: None,
         };
         let mut args = args;
         let mut is_bench = false;
@@ -27,6 +37,13 @@ impl Options {
                 // Cargo's own argument, which `cargo test --benches` does not give.
                 "--bench" => is_bench = true,
                 "--list" | "--help" => return Err(help()),
+                "--quick" => {
+                    options.rounds = 3;
+                    options.time /= 2;
+                    options.storm /= 6;
+                    options.watch /= 6;
+                }
+                "--chart" => options.chart = args.next().map(PathBuf::from),
                 "--rounds" => options.rounds = number(&arg, args.next())?,
                 "--seconds" => {
                     options.time = Duration::from_secs_f64(number(&arg, args.next())?);
@@ -51,18 +68,41 @@ impl Options {
 pub(crate) enum Workload {
     W1,
     W2,
+    W3,
+    W3b,
+    W4,
+    W5,
+    Memory,
     W6,
+    W7,
     Commands,
 }
 
 impl Workload {
-    const ALL: [Self; 4] = [Self::W1, Self::W2, Self::W6, Self::Commands];
+    const ALL: [Self; 10] = [
+        Self::W1,
+        Self::W2,
+        Self::W3b,
+        Self::W3,
+        Self::W4,
+        Self::W5,
+        Self::Memory,
+        Self::W6,
+        Self::W7,
+        Self::Commands,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::W1 => "w1",
             Self::W2 => "w2",
+            Self::W3 => "w3",
+            Self::W3b => "w3b",
+            Self::W4 => "w4",
+            Self::W5 => "w5",
+            Self::Memory => "memory",
             Self::W6 => "w6",
+            Self::W7 => "w7",
             Self::Commands => "commands",
         }
     }
@@ -71,7 +111,15 @@ impl Workload {
         match self {
             Self::W1 => "W1: one lock after the other, each key its own",
             Self::W2 => "W2: many locks at once, each key its own",
+            Self::W3 => "W3: eight processes whose tasks come back to one key at once",
+            Self::W3b => {
+                "W3b: a burst of tasks that want one key once, in one process and in several"
+            }
+            Self::W4 => "W4: one node of five is stopped",
+            Self::W5 => "W5: one node of five is killed",
+            Self::Memory => "memory of a process while one node of five is stopped, or killed",
             Self::W6 => "W6: one node only",
+            Self::W7 => "W7: requests to an axum server, each with a lock of its own key",
             Self::Commands => "commands on the wire of an uncontended lock",
         }
     }
@@ -87,9 +135,11 @@ impl FromStr for Workload {
 }
 
 fn help() -> String {
-    let mut help = "cargo bench --bench compare -- [WORKLOAD...] [--rounds N] [--seconds S]\n\
+    let mut help = "cargo bench --bench compare -- [WORKLOAD...] [--quick] [--rounds N] [--seconds S] [--chart FILE.svg]\n\
+        --quick    a rough answer, soon\n\
         --rounds   how often each participant is measured (default 5)\n\
-        --seconds  how long, each time (default 0.6)\n"
+        --seconds  how long, each time (default 0.6)\n\
+        --chart    where to draw w1 and w2\n"
         .to_owned();
     for workload in Workload::ALL {
         help += &format!("\n{:<10}{}", workload.name(), workload.title());
@@ -104,3 +154,5 @@ fn number<T: FromStr>(option: &str, value: Option<String>) -> Result<T, String> 
 
 const ROUNDS: usize = 5;
 const TIME: Duration = Duration::from_millis(600);
+const STORM: Duration = Duration::from_secs(30);
+const WATCH: Duration = Duration::from_secs(60);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rslock::LockManager;
+use tokio::time::Instant;
 use tower_redlock::{LockGuard, Redlock, RestartGuard};
 
 use crate::by_hand::{ByHand, Claim};
@@ -26,6 +27,9 @@ impl Who {
         Self::Rslock,
     ];
 
+    /// Those whose waiters in several processes know what to do.
+    pub(crate) const WITHOUT_HANDWORK: [Self; 3] = [Self::Ours, Self::OursFenced, Self::Rslock];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ours => "tower-redlock, fencing off",
@@ -34,6 +38,21 @@ impl Who {
             Self::ByHandFenced => "by hand, same scripts",
             Self::Rslock => "rslock",
         }
+    }
+
+    /// For lines that have little room.
+    pub(crate) fn short(self) -> &'static str {
+        match self {
+            Self::Ours => "fencing off",
+            Self::OursFenced => "fencing on",
+            Self::ByHand | Self::ByHandFenced | Self::Rslock => self.name(),
+        }
+    }
+
+    /// Finds who is called so; the reverse of [`Who::name`].
+    pub(crate) fn named(name: &str) -> Self {
+        let found = Self::ALL.into_iter().find(|who| who.name() == name);
+        found.unwrap_or_else(|| panic!("nobody is called {name:?}"))
     }
 
     pub(crate) fn is_fenced(self) -> bool {
@@ -74,6 +93,30 @@ impl Participant {
             Self::Rslock(manager) => {
                 let lock = manager.lock(key.as_bytes(), TTL).await;
                 lock.ok().map(Held::Rslock)
+            }
+        }
+    }
+
+    /// Asks until it has the lock; `None` if that took longer than `patience`.
+    pub(crate) async fn acquire_waiting(&self, key: &str, patience: Duration) -> Option<Held> {
+        match self {
+            Self::Ours(redlock) => {
+                let guard = redlock.lock(key).wait(patience).await;
+                guard.ok().map(Held::Ours)
+            }
+            Self::ByHand(by_hand) => {
+                let claim = by_hand.acquire_in_turn(key, patience).await;
+                claim.map(Held::ByHand)
+            }
+            Self::Rslock(_) => {
+                // It gives up after three attempts of its own.
+                let deadline = Instant::now() + patience;
+                while Instant::now() < deadline {
+                    if let Some(held) = self.acquire(key).await {
+                        return Some(held);
+                    }
+                }
+                None
             }
         }
     }

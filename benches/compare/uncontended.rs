@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use crate::figures::{Figures, Metric, Samples, percentile};
+use crate::figures::{Figures, Metric, Samples, micros, percentile};
 use crate::options::Options;
 use crate::participants::{Participant, Who};
 use crate::report::{Line, Target, print_figures};
@@ -167,8 +167,8 @@ pub(crate) async fn measure(
     }
     Figures::from([
         (Metric::Rate, times.len() as f64 / took.as_secs_f64()),
-        (Metric::AcquireP50, percentile(&mut times, 50)),
-        (Metric::AcquireP99, percentile(&mut times, 99)),
+        (Metric::AcquireP50, micros(percentile(&mut times, 50))),
+        (Metric::AcquireP99, micros(percentile(&mut times, 99))),
         (Metric::Errors, errors as f64),
     ])
 }

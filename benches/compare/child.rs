@@ -1,0 +1,94 @@
+//! What this program does when it has started itself, to be one of several processes.
+
+use std::env;
+use std::io::stdin;
+use std::process::ChildStdin;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::contended::{Hold, burst, storm};
+use crate::http_load;
+use crate::memory;
+use crate::participants::Who;
+use crate::support::ChildProcess;
+use crate::uncontended::warm_up;
+
+/// The first argument of such a process.
+pub(crate) const FLAG: &str = "--child";
+
+/// Starts a process for a participant; it ends with its stdin.
+pub(crate) fn start(task: &str, who: Who, urls: &[String]) -> (ChildProcess, ChildStdin) {
+    let program = env::current_exe().expect("this program knows where it is");
+    let args = [FLAG, task, who.name(), &urls.join(",")];
+    ChildProcess::start_to_talk(program, &args, &[])
+}
+
+/// Starts the process that sends requests.
+pub(crate) fn start_load(args: &[&str]) -> ChildProcess {
+    let program = env::current_exe().expect("this program knows where it is");
+    ChildProcess::start(program, &[&[FLAG, "load"], args].concat(), &[])
+}
+
+/// Runs such a process.
+pub(crate) fn run(args: &[String]) {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["crowd", who, urls] => crowd(Who::named(who), &split(urls)),
+        ["memory", who, urls] => memory::run(Who::named(who), &split(urls)),
+        ["load", load @ ..] => {
+            // One thread: the server and the nodes need the rest.
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("a runtime can be started");
+            runtime.block_on(http_load::run(load));
+        }
+        other => panic!("this program does not start itself with {other:?}"),
+    }
+}
+
+/// Does as it is told, line by line: take part in a burst, or in a storm.
+fn crowd(who: Who, urls: &[String]) {
+    let runtime = Runtime::new().expect("a runtime can be started");
+    let participant = runtime.block_on(who.connect(urls));
+    runtime.block_on(warm_up(&participant, 4));
+    println!("ready");
+    for line in stdin().lines() {
+        let line = line.expect("orders are text");
+        let words: Vec<&str> = line.split(' ').collect();
+        let (key, holds) = match words.as_slice() {
+            ["burst", key, tasks] => (
+                *key,
+                runtime.block_on(burst(&participant, key, parse(tasks))),
+            ),
+            ["storm", key, tasks, millis] => {
+                let time = Duration::from_millis(parse(millis));
+                let storm = storm(&participant, key, parse(tasks), time);
+                (*key, runtime.block_on(storm))
+            }
+            other => panic!("there is no order {other:?}"),
+        };
+        for Hold { asked, from, to } in holds {
+            println!("hold {asked} {from} {to}");
+        }
+        println!("done {key}");
+    }
+}
+
+/// Reads one line of a crowd.
+pub(crate) fn parse_hold(line: &str) -> Option<Hold> {
+    let mut times = line.strip_prefix("hold ")?.split(' ').map(parse);
+    Some(Hold {
+        asked: times.next()?,
+        from: times.next()?,
+        to: times.next()?,
+    })
+}
+
+pub(crate) fn parse<T: std::str::FromStr>(text: &str) -> T {
+    let number = text.parse().ok();
+    number.unwrap_or_else(|| panic!("{text:?} is no number"))
+}
+
+fn split(urls: &str) -> Vec<String> {
+    urls.split(',').map(str::to_owned).collect()
+}

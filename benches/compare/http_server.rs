@@ -1,0 +1,127 @@
+//! An axum server: this crate's layer next to locks that handlers take by hand.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+use tokio::task::spawn_blocking;
+use tower_redlock::{RedlockLayer, key};
+
+use crate::child;
+use crate::faults::flush;
+use crate::figures::{Figures, Metric, Samples};
+use crate::options::Options;
+use crate::participants::{Participant, Who};
+use crate::report::{Line, Target, print_figures};
+use crate::support::Cluster;
+use crate::uncontended::NODES;
+
+pub(crate) async fn w7(options: &Options, samples: &mut Samples) -> Vec<Line> {
+    println!("requests come from a process of this program with one thread and kept connections");
+    let cluster = Cluster::start(NODES);
+    let mut servers = Vec::new();
+    for who in Who::ALL {
+        let server = serve(who.connect(&cluster.urls()).await).await;
+        load(server, 16, Duration::from_millis(200)).await;
+        servers.push((who, server));
+    }
+    let mut lines = Vec::new();
+    for concurrency in [16, 64] {
+        let name = format!("axum, c={concurrency}");
+        for _ in 0..options.rounds {
+            fastrand::shuffle(&mut servers);
+            for (who, server) in &servers {
+                let figures = load(*server, concurrency, options.time).await;
+                samples.push(&name, *who, figures);
+                flush(&cluster);
+            }
+        }
+        print_figures(&name, samples);
+        for (who, to) in [
+            (Who::Ours, Who::ByHand),
+            (Who::OursFenced, Who::ByHandFenced),
+        ] {
+            lines.push(Line::new(
+                format!(
+                    "W7 c={concurrency} requests/s, {}, x {}",
+                    who.name(),
+                    to.name()
+                ),
+                Target::AtLeast(1.0),
+                samples.ratios(&name, Metric::Requests, who, to),
+            ));
+        }
+    }
+    lines
+}
+
+/// Serves one route for ever, and returns where.
+async fn serve(participant: Participant) -> SocketAddr {
+    let app = match participant {
+        Participant::Ours(redlock) => {
+            let layer = RedlockLayer::new(redlock, ("bench", key::path("id")));
+            let app = Router::new().route("/{id}", post(answer));
+            app.route_layer(layer)
+        }
+        by_hand => Router::new()
+            .route("/{id}", post(answer_under_lock))
+            .with_state(by_hand),
+    };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+    let listener = listener.expect("a port is free");
+    let addr = listener.local_addr().expect("it is bound");
+    // As the README says.
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
+    tokio::spawn(async move {
+        let served = axum::serve(listener, app).await;
+        served.expect("axum's server never ends");
+    });
+    addr
+}
+
+async fn answer() -> &'static str {
+    ANSWER
+}
+
+async fn answer_under_lock(
+    State(participant): State<Participant>,
+    Path(id): Path<String>,
+) -> (StatusCode, &'static str) {
+    let Some(held) = participant.acquire(&id).await else {
+        return (StatusCode::LOCKED, "");
+    };
+    let answer = answer().await;
+    participant.release(held).await;
+    (StatusCode::OK, answer)
+}
+
+async fn load(server: SocketAddr, concurrency: usize, time: Duration) -> Figures {
+    let wanted = [
+        server.to_string(),
+        concurrency.to_string(),
+        time.as_millis().to_string(),
+    ];
+    let figures = spawn_blocking(move || {
+        let args = wanted.each_ref().map(String::as_str);
+        let mut process = child::start_load(&args);
+        let status = process.wait(time + Duration::from_secs(30));
+        assert!(status.success(), "{}", process.stderr());
+        process.stdout()
+    });
+    let figures = figures.await.expect("the load was generated");
+    let figures: Vec<f64> = figures.split_whitespace().map(child::parse).collect();
+    let metrics = [
+        Metric::Requests,
+        Metric::ResponseP50,
+        Metric::ResponseP99,
+        Metric::Errors,
+    ];
+    metrics.into_iter().zip(figures).collect()
+}
+
+const ANSWER: &str = "done";
