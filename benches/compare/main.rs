@@ -28,6 +28,7 @@ use tokio::runtime::Runtime;
 mod support;
 
 mod by_hand;
+mod chart;
 mod child;
 mod contended;
 mod crowds;
@@ -87,4 +88,8 @@ async fn compare(options: &Options) {
         lines.extend(found);
     }
     report::print_lines(&lines);
+    if let Some(path) = &options.chart {
+        let drawn = chart::draw(path, &samples);
+        drawn.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
 }

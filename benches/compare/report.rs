@@ -87,13 +87,16 @@ fn cell(samples: &Samples, workload: &str, who: Who, metric: Metric) -> String {
         lowest,
         highest,
     } = spread;
+    let digits = match highest {
+        highest if highest == highest.trunc() && lowest == highest => 0,
+        ..10.0 => 2,
+        10.0..100.0 => 1,
+        _ => 0,
+    };
     if lowest == highest {
-        format!("{median:.0}")
-    } else if highest < 100.0 {
-        format!("{median:.1} ({lowest:.1}..{highest:.1})")
-    } else {
-        format!("{median:.0} ({lowest:.0}..{highest:.0})")
+        return format!("{median:.digits$}");
     }
+    format!("{median:.digits$} ({lowest:.digits$}..{highest:.digits$})")
 }
 
 /// Prints what is reached and what is not: medians of ratios inside a round, and their extremes.
