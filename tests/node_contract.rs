@@ -245,7 +245,9 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
                 Reply::Released => "released",
                 Reply::Overflow => "overflow",
                 Reply::Amnesia => "amnesia",
-                Reply::Done { .. } | Reply::NotDone | Reply::Intended => "a record",
+                Reply::Done { .. } | Reply::Whole(_) | Reply::NotDone | Reply::Intended => {
+                    "a record"
+                }
             });
         }
     }

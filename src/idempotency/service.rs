@@ -341,16 +341,13 @@ impl Answer {
     /// Answers with what was recorded, by whomever.
     async fn replay<B>(&self, record: Record) -> Response<IdempotencyBody<B>> {
         let record = if record.is_whole() {
-            Some(record)
+            Ok(record)
         } else {
             self.config.redlock.rest_of(&self.resource, &record).await
         };
-        let Some(record) = record else {
-            // As when too few nodes answer: whoever has it is not reached.
-            return self.refuse(Rejection::Contended {
-                status: StatusCode::CONFLICT,
-                retry_after: None,
-            });
+        let record = match record {
+            Ok(record) => record,
+            Err(error) => return self.refuse(Rejection::of(error, StatusCode::CONFLICT)),
         };
         match stored::replay(&record, &self.resource, &self.config.codec) {
             Ok(mut response) => {

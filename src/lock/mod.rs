@@ -23,6 +23,7 @@ mod record;
 mod redlock;
 mod registry;
 mod request;
+mod rest;
 mod settings;
 mod task;
 mod waiters;

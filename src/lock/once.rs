@@ -19,9 +19,8 @@ use crate::lock::registry::Stage;
 use crate::lock::settings::{Options, after};
 use crate::lock::task::{self, Order};
 use crate::lock::waiters::{Waited, Waiters, Waiting};
-use crate::node::{Job, Packet, Request, Tally, sha256, unguessable};
-use crate::protocol::message::{Command, Op, Reply};
-use crate::protocol::{Fingerprint, LockKey, LockKeys, OwnerToken, Record};
+use crate::node::sha256;
+use crate::protocol::{Fingerprint, LockKey, LockKeys, Record};
 
 /// A request to execute something at most once per key.
 #[derive(Debug)]
@@ -96,40 +95,17 @@ impl Redlock {
 }
 
 impl Redlock {
-    /// Reads the rest of a record of which the head is known, from whichever node is first.
+    /// Reads the rest of a record of which the head is known, from whichever node has it.
+    ///
+    /// # Errors
+    ///
+    /// If no node that has it can be read.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any point.
-    pub(crate) async fn rest_of(&self, key: &LockKey, head: &Record) -> Option<Record> {
-        let inner = self.inner();
-        let namespace = &inner.settings.namespace;
-        let names = namespace.names_with_record(key, None, sha256).ok()?;
-        let packet = Packet::new(Command {
-            names: [names].into(),
-            owner: OwnerToken::from_random(unguessable()),
-            op: Op::Look,
-        });
-        let due = Instant::now() + inner.settings.node_timeout;
-        let (tally, mut votes) = Tally::new();
-        for (index, node) in inner.nodes.iter().enumerate() {
-            node.submit(Job {
-                request: Request::Command(Arc::clone(&packet)),
-                ballot: tally.ballot(index, node.name()),
-                useful_until: due,
-            });
-        }
-        for _ in 0..inner.nodes.len() {
-            let vote = timeout_at(due, votes.any()).await.ok()?;
-            if let Ok(Reply::Done { record, .. }) = vote.outcome
-                && record.completes(head)
-                // Of a damaged copy there is a better one elsewhere.
-                && sha256(record.rest()) == record.digest()
-            {
-                return Some(record);
-            }
-        }
-        None
+    pub(crate) async fn rest_of(&self, key: &LockKey, head: &Record) -> Result<Record, LockError> {
+        self.inner().whole(key, head).await
     }
 }
 

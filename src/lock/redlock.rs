@@ -9,6 +9,7 @@ use crate::lock::front::Front;
 use crate::lock::health::{self, Health};
 use crate::lock::registry::{Drained, Registry};
 use crate::lock::request::LockRequest;
+use crate::lock::rest::Readings;
 use crate::lock::settings::Settings;
 use crate::node::{Node, telemetry};
 use crate::protocol::{LockKey, LockKeys};
@@ -37,6 +38,7 @@ pub(super) struct Inner {
     pub(super) settings: Settings,
     pub(super) front: Arc<Front>,
     pub(super) registry: Arc<Registry>,
+    pub(super) readings: Readings,
 }
 
 impl Redlock {
@@ -115,6 +117,7 @@ impl Redlock {
             settings,
             front: Arc::default(),
             registry: Registry::new(),
+            readings: Readings::default(),
         }))
     }
 

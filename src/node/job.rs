@@ -46,6 +46,7 @@ impl Request {
                 Op::Record { .. } => "record",
                 Op::TopUp { .. } => "top_up",
                 Op::Look => "look",
+                Op::Fetch => "fetch",
             },
             Self::Ping => "ping",
         }

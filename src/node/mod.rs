@@ -48,6 +48,12 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Hands a job over.
     fn submit(&self, job: Job);
 
+    /// Hands a job over whose answer may be big: it is in no order with the others, and where others
+    /// could wait behind it, it has a way of its own.
+    fn fetch(&self, job: Job) {
+        self.submit(job);
+    }
+
     /// Returns how much longer than the node timeout to wait for a job that is submitted now: the
     /// connect timeout before the first connection, else nothing.
     fn extra_patience(&self) -> Duration;

@@ -45,6 +45,8 @@ pub enum OpKind {
     Record,
     /// A look at a record.
     Look,
+    /// The reading of a whole record.
+    Fetch,
     /// A question whether the node answers.
     Ping,
 }
@@ -288,6 +290,7 @@ fn kind_of(job: &Job) -> OpKind {
             Op::Release | Op::ReleaseExecuted => OpKind::Release,
             Op::Record { .. } | Op::TopUp { .. } => OpKind::Record,
             Op::Look => OpKind::Look,
+            Op::Fetch => OpKind::Fetch,
         },
     }
 }

@@ -63,8 +63,10 @@ pub enum Op {
         /// How long: what is left of its time.
         retention: Duration,
     },
-    /// Answer the record.
+    /// Answer the record as to whoever wants the key: its head alone, if the rest is big.
     Look,
+    /// Answer the whole record, however big. Nothing waits for its place among the other requests.
+    Fetch,
 }
 
 /// What a node answered. With fencing off the numbers are zero.
@@ -93,7 +95,9 @@ pub enum Reply {
         /// When the node forgets it.
         expires_in: Duration,
     },
-    /// To look: there is no record.
+    /// To fetch: what is kept.
+    Whole(Record),
+    /// To look and to fetch: there is no record.
     NotDone,
     /// To acquire: somebody was granted the key who may have executed, and left no record.
     Intended,

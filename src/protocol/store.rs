@@ -116,7 +116,8 @@ impl Store {
                     self.keep(name, record, now + *retention, now)
                 })
             }),
-            Op::Look => done(kept, Record::clone).unwrap_or(Reply::NotDone),
+            Op::Look => done(kept, Record::answered).unwrap_or(Reply::NotDone),
+            Op::Fetch => kept.map_or(Reply::NotDone, |(record, _)| Reply::Whole(record.clone())),
         }
     }
 

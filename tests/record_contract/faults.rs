@@ -53,7 +53,7 @@ fn what_others_put_under_our_names_gets_no_vote_and_is_not_overwritten() {
             }
         }
     }
-    assert_eq!(asked, 4 * 4 * 2 * 2 * 7);
+    assert_eq!(asked, 4 * 4 * 2 * 2 * 8);
 }
 
 /// A lock shows it as well: its node is spoken to by the same means.
@@ -151,8 +151,8 @@ fn a_node_that_lost_its_memory_locks_nothing_but_gives_back_and_keeps_records() 
                 seen.push((kind(&command.op, &reply), reply == Reply::Amnesia));
             }
             let amnesia: Vec<bool> = seen.iter().map(|(_, amnesia)| *amnesia).collect();
-            // Acquire and confirm; then release, release-executed, record, top-up and look.
-            let expected = [lost, lost, false, false, false, false, false];
+            // Acquire and confirm; then release, release-executed, record, top-up, look and fetch.
+            let expected = [lost, lost, false, false, false, false, false, false];
             assert_eq!(amnesia, expected, "{seen:?}");
         }
     }

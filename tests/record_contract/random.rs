@@ -74,7 +74,8 @@ fn compare(seed: u64, first_number: u64, intents: &[Option<u32>]) -> BTreeSet<&'
                 11 => Op::ReleaseExecuted,
                 12..14 => Op::Record { record, retention },
                 14 => Op::TopUp { record, retention },
-                15..17 => Op::Look,
+                15 => Op::Look,
+                16 => Op::Fetch,
                 _ => {
                     pair.pass(STEP * u32::try_from(1 + random.below(6)).unwrap());
                     continue;
@@ -101,7 +102,7 @@ const RECORDS: [usize; 4] = [
 ];
 
 /// The answers that every run of random requests has.
-const ALWAYS: [&str; 10] = [
+const ALWAYS: [&str; 11] = [
     "granted",
     "held",
     "held for somebody",
@@ -111,5 +112,6 @@ const ALWAYS: [&str; 10] = [
     "released",
     "done: whole",
     "done: head",
+    "whole",
     "not done",
 ];

@@ -24,6 +24,7 @@ pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
         (_, Reply::Released) => "released",
         (_, Reply::Done { record, .. }) if record.is_whole() => "done: whole",
         (_, Reply::Done { .. }) => "done: head",
+        (_, Reply::Whole(_)) => "whole",
         (_, Reply::NotDone) => "not done",
         (_, Reply::Intended) => "intended",
         (_, Reply::Overflow) => "overflow",
@@ -103,6 +104,13 @@ pub(crate) fn send_raw(
             (5, [Some(done), None, None, None, None], args)
         }
         Op::Look => (6, [Some(done), None, None, None, None], vec![]),
+        Op::Fetch => {
+            let done = std::str::from_utf8(done).unwrap();
+            return match node.call(&["GET", done]) {
+                support::Reply::Error(error) => Err(error),
+                reply => Ok(reply),
+            };
+        }
     };
     if script < 2 {
         args.extend(known.map(|known| known.as_str().as_bytes().to_vec()));
@@ -113,6 +121,14 @@ pub(crate) fn send_raw(
 }
 
 fn decode(op: &Op, reply: &support::Reply) -> Result<Reply, String> {
+    if *op == Op::Fetch {
+        return Ok(match reply {
+            support::Reply::Bulk(Some(bytes)) => {
+                Reply::Whole(Record::from_bytes(bytes.as_slice().into()).ok_or("no record")?)
+            }
+            _ => Reply::NotDone,
+        });
+    }
     let parts = reply.as_array().unwrap();
     let answer = parts[0].as_int().unwrap();
     let number = || parts[1].as_str().unwrap().parse().unwrap();
@@ -159,7 +175,7 @@ pub(crate) fn bytes_of(reply: &support::Reply) -> Vec<u8> {
 }
 
 /// Each op once, as the owner `id` may send it.
-pub(crate) fn all_ops(id: u8) -> [Op; 7] {
+pub(crate) fn all_ops(id: u8) -> [Op; 8] {
     [
         acquire(id).op,
         confirm(9),
@@ -171,6 +187,7 @@ pub(crate) fn all_ops(id: u8) -> [Op; 7] {
             retention: STEP,
         },
         Op::Look,
+        Op::Fetch,
     ]
 }
 

@@ -1,6 +1,8 @@
 //! One attempt at a lock: its requests go out, its votes are counted, and it is granted or given up.
 
+use std::future::Future;
 use std::ops::ControlFlow::{self, Break, Continue};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use crate::lock::once::NotGranted;
 use crate::lock::task::acquire::{Acquired, Caller, Missed, Stopped};
 use crate::lock::task::recording::Replay;
 use crate::lock::task::state::{Failures, LeaseTask};
-use crate::node::{Enough, Node, NodeFailure, Vote, next_proposal, sha256};
+use crate::node::{Enough, Node, NodeFailure, Vote, next_proposal};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{OnceRound, OnceStep};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
@@ -31,8 +33,8 @@ struct Attempt {
     acquiring: u32,
     /// Until when each node may take to answer in the first phase.
     due: Vec<Instant>,
-    /// The record that is read, to be written to more nodes.
-    reading: Option<Record>,
+    /// The rest of a record on its way, to be written to more nodes.
+    reading: Option<Reading>,
     /// When the first of the nodes that have a record forgets it.
     expires_in: Duration,
 }
@@ -44,7 +46,7 @@ enum Stage {
     /// The second phase, with all of its steps.
     Confirming(u32, Instant),
     /// What is missing of a record is read, to be written to more nodes.
-    Reading(u32, Instant),
+    Reading,
     /// A record is written to more nodes.
     Repairing(u32, Instant),
 }
@@ -53,6 +55,8 @@ enum Stage {
 enum Event {
     Gone,
     Voted(Vote),
+    /// The rest of a record came in, or cannot be had.
+    Read(Result<Record, LockError>),
     /// Nothing came by this time.
     Silence(Instant),
 }
@@ -66,7 +70,7 @@ impl LeaseTask {
     pub(super) async fn attempt(&mut self, mut caller: Caller<'_>) -> Result<Acquired, Missed> {
         let mut attempt = self.begin_attempt();
         loop {
-            let step = match self.next_event(&attempt, &mut caller).await {
+            let step = match self.next_event(&mut attempt, &mut caller).await {
                 Event::Gone => {
                     self.give_up(attempt.claim);
                     return Err(Missed::Stopped(Stopped::Abandoned));
@@ -75,6 +79,9 @@ impl LeaseTask {
                     Some(vote) => attempt.on_vote(vote),
                     None => OnceStep::Wait,
                 },
+                Event::Read(Ok(record)) => OnceStep::Repair(record),
+                // What cannot be read is not written either.
+                Event::Read(Err(_)) => self.on_silence(&mut attempt, Instant::now()),
                 Event::Silence(now) => self.on_silence(&mut attempt, now),
             };
             attempt = match self.follow(attempt, step) {
@@ -121,21 +128,22 @@ impl LeaseTask {
         self.inner.settings.fencing || self.asked_for.is_some()
     }
 
-    async fn next_event(&mut self, attempt: &Attempt, caller: &mut Caller<'_>) -> Event {
+    async fn next_event(&mut self, attempt: &mut Attempt, caller: &mut Caller<'_>) -> Event {
         let enough = match attempt.stage {
             Stage::Acquiring => {
                 let heard = self.inner.nodes.len() - attempt.round.unanswered().count();
                 let decisive = self.inner.settings.quorum.decisive();
                 Enough::of(attempt.acquiring, decisive.saturating_sub(heard))
             }
-            Stage::Confirming(..) | Stage::Reading(..) | Stage::Repairing(..) => Enough::any(),
+            Stage::Confirming(..) | Stage::Reading | Stage::Repairing(..) => Enough::any(),
         };
         let due = attempt.next_due();
         tokio::select! {
             biased;
             () = caller.gone() => Event::Gone,
             vote = self.votes.next(enough) => Event::Voted(vote),
-            () = sleep_until(due) => match self.votes.waiting() {
+            whole = poll_rest(&mut attempt.reading) => Event::Read(whole),
+            () = sleep_until(due), if attempt.stage != Stage::Reading => match self.votes.waiting() {
                 // Too few to wake for, but in time.
                 Some(vote) => Event::Voted(vote),
                 None => Event::Silence(due),
@@ -217,19 +225,18 @@ impl LeaseTask {
     }
 
     fn repair(&mut self, attempt: &mut Attempt, record: Record) {
-        let due = Instant::now() + self.inner.settings.node_timeout;
-        let phase = self.tally.next_phase();
         if record.is_whole() {
+            let due = Instant::now() + self.inner.settings.node_timeout;
+            let phase = self.tally.next_phase();
             attempt.stage = Stage::Repairing(phase, due);
             let retention = attempt.expires_in;
             let write = Op::Record { record, retention };
             let nodes = attempt.round.repairers();
             attempt.claim.ask(write, &self.tally, nodes);
         } else {
-            attempt.stage = Stage::Reading(phase, due);
-            let nodes = attempt.round.holders(record.execution());
-            attempt.claim.ask(Op::Look, &self.tally, nodes);
-            attempt.reading = Some(record);
+            attempt.stage = Stage::Reading;
+            let (inner, key) = (Arc::clone(&self.inner), self.recorded_key().clone());
+            attempt.reading = Some(Box::pin(async move { inner.whole(&key, &record).await }));
         }
     }
 
@@ -283,7 +290,9 @@ impl Attempt {
                 // Without a silent node there is an answer that decides.
                 next.unwrap_or(self.began)
             }
-            Stage::Confirming(_, due) | Stage::Reading(_, due) | Stage::Repairing(_, due) => due,
+            Stage::Confirming(_, due) | Stage::Repairing(_, due) => due,
+            // That has its own time limit.
+            Stage::Reading => self.began,
         }
     }
 
@@ -314,10 +323,6 @@ impl Attempt {
             return self.round.on_acquire(node, &answer);
         }
         match self.stage {
-            Stage::Reading(current, _) if phase == current => match outcome {
-                Ok(Reply::Done { record, .. }) if self.is_rest(&record) => OnceStep::Repair(record),
-                _ => OnceStep::Wait,
-            },
             Stage::Confirming(current, _) if phase == current => {
                 let answer = self.failures.note(node, outcome);
                 self.round.on_confirm(node, self.round.step(), &answer)
@@ -345,15 +350,21 @@ impl Attempt {
             Stage::Acquiring | Stage::Confirming(..) => {
                 self.round.on_acquire(node, &Answer::Failed)
             }
-            Stage::Reading(..) | Stage::Repairing(..) => {
-                self.round.on_record(node, &Answer::Failed)
-            }
+            Stage::Reading | Stage::Repairing(..) => self.round.on_record(node, &Answer::Failed),
         }
     }
+}
 
-    /// Whether this is the record of which the head is known, undamaged.
-    fn is_rest(&self, record: &Record) -> bool {
-        let head = self.reading.as_ref();
-        head.is_some_and(|head| record.completes(head)) && sha256(record.rest()) == record.digest()
+/// Waits for the rest of a record that is being read; for ever, if none is.
+async fn poll_rest(reading: &mut Option<Reading>) -> Result<Record, LockError> {
+    match reading {
+        Some(rest) => {
+            let whole = rest.await;
+            *reading = None;
+            whole
+        }
+        None => std::future::pending().await,
     }
 }
+
+type Reading = Pin<Box<dyn Future<Output = Result<Record, LockError>> + Send>>;

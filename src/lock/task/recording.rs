@@ -13,7 +13,7 @@ use crate::lock::lost::LostReason;
 use crate::lock::once::Recorded;
 use crate::lock::task::acquire::{Caller, Missed, Stopped};
 use crate::lock::task::state::{Failures, LeaseTask};
-use crate::node::{Vote, sha256};
+use crate::node::Vote;
 use crate::protocol::Record;
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{LookRound, LookStep, OnceRound, RecordRound, RecordStep};
@@ -175,8 +175,8 @@ impl LeaseTask {
             let record = match record.is_whole() {
                 true => Some(record),
                 false => {
-                    self.whole(&claim, &record, round.holders(record.execution()))
-                        .await
+                    let whole = self.inner.whole(self.recorded_key(), &record).await;
+                    whole.ok()
                 }
             };
             if let Some(record) = record {
@@ -185,26 +185,6 @@ impl LeaseTask {
             }
         }
         self.give_up(claim);
-    }
-
-    /// Reads the rest of a record of which the head is known.
-    async fn whole(
-        &mut self,
-        claim: &Claim,
-        head: &Record,
-        holders: impl Iterator<Item = usize>,
-    ) -> Option<Record> {
-        let mut asking = self.ask(claim, Op::Look, holders);
-        while !asking.silent.is_empty() {
-            let (_, answer) = self.next_answer(&mut asking).await;
-            if let Answer::Replied(Reply::Done { record, .. }) = answer
-                && record.completes(head)
-                && sha256(record.rest()) == record.digest()
-            {
-                return Some(record);
-            }
-        }
-        None
     }
 
     /// Writes a record that a majority has to nodes that do not.

@@ -12,7 +12,7 @@ use crate::lock::registry::{Stage, Ticket};
 use crate::node::{NodeFailure, Tally, Votes};
 use crate::protocol::message::Reply;
 use crate::protocol::round::{Answer, ReleaseRound};
-use crate::protocol::{Fingerprint, KeyNames, LockKeys};
+use crate::protocol::{Fingerprint, KeyNames, LockKey, LockKeys};
 
 /// Resolution of tokio's timers: what is to happen by an instant is armed this much earlier.
 pub(super) const TICK: Duration = Duration::from_millis(1);
@@ -51,6 +51,11 @@ pub(super) struct Release {
 pub(super) struct Failures(pub(super) Vec<Option<NodeFailure>>);
 
 impl LeaseTask {
+    /// Returns the key of a record; a set keeps none.
+    pub(super) fn recorded_key(&self) -> &LockKey {
+        &self.keys.as_slice()[0]
+    }
+
     pub(super) fn timed_out(&self, node: usize) -> NodeFailure {
         NodeFailure::TimedOut {
             node: Arc::clone(self.inner.nodes[node].name()),

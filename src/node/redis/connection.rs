@@ -47,7 +47,7 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
     let client = Client::open(info.clone()).map_err(|error| describe(&error))?;
     let manager = Manager::new_with_config(info, config).map_err(|error| describe(&error))?;
     let pool = Pool::builder(manager)
-        .max_size(1)
+        .max_size(CONNECTIONS)
         .runtime(Runtime::Tokio1)
         .build()
         .map_err(|error| error.to_string())?;
@@ -70,17 +70,8 @@ pub(super) struct Opened {
 /// Everything that a connection must have gone through before it counts happens here, on the very
 /// connection that is kept.
 pub(super) async fn open(shared: &Shared) -> Result<Opened, Arc<str>> {
-    let limit = shared.timeouts.connect;
-    let opening = async {
-        let pooled = shared
-            .pool
-            .get()
-            .await
-            .map_err(|error| Arc::<str>::from(describe_pool(&error)))?;
-        // Taken out of the pool for good: its other users may do to a connection what must not
-        // happen to ours, and giving it back would cost a round trip at every check-out.
-        let mut connection = Connection::take(pooled);
-        connection.set_response_timeout(NO_RESPONSE_TIMEOUT);
+    within(shared.timeouts.connect, async {
+        let mut connection = take(shared).await?;
         scripts::load(&mut connection)
             .await
             .map_err(|error| Arc::<str>::from(describe(&error)))?;
@@ -92,18 +83,32 @@ pub(super) async fn open(shared: &Shared) -> Result<Opened, Arc<str>> {
             connection,
             admission,
         })
-    };
-    catching_panics(limit, opening).await
+    })
+    .await
+}
+
+/// Opens a connection on which nothing is asked but what is there.
+pub(super) async fn open_to_read(shared: &Shared) -> Result<MultiplexedConnection, Arc<str>> {
+    within(shared.timeouts.connect, take(shared)).await
+}
+
+/// Takes a connection out of the pool for good: its other users may do to a connection what must not
+/// happen to ours, and giving it back would cost a round trip at every check-out.
+async fn take(shared: &Shared) -> Result<MultiplexedConnection, Arc<str>> {
+    let pooled = shared.pool.get().await;
+    let pooled = pooled.map_err(|error| Arc::<str>::from(describe_pool(&error)))?;
+    let mut connection = Connection::take(pooled);
+    connection.set_response_timeout(NO_RESPONSE_TIMEOUT);
+    Ok(connection)
 }
 
 /// Bounds the opening of a connection, and makes its panic an error.
-///
-/// Connecting runs code of others: a TLS library without a crypto provider panics, and so may the hooks of a
-/// pool. The task that connects must live on, or those who wait for it would never learn why.
-pub(super) async fn catching_panics<T>(
+pub(super) async fn within<T>(
     limit: Duration,
     opening: impl Future<Output = Result<T, Arc<str>>>,
 ) -> Result<T, Arc<str>> {
+    // Connecting runs code of others: a TLS library without a crypto provider panics, and so may the
+    // hooks of a pool. Whoever connects must live on, or those who wait for it would never learn why.
     // Nothing is seen half-changed: the pool takes back its permit, the guard's lock heals.
     match AssertUnwindSafe(timeout(limit, opening))
         .catch_unwind()
@@ -152,6 +157,9 @@ fn describe_panic(panic: &(dyn Any + Send)) -> String {
     let words: Vec<&str> = text.unwrap_or("no message").split_whitespace().collect();
     format!("connecting panicked: {}", words.join(" "))
 }
+
+/// How many may be opened at once: one for the lane, which must never wait for the other, to read.
+const CONNECTIONS: usize = 2;
 
 /// How a server, or redis-rs for it, says that a user lacks a right; the last two from scripts.
 const DENIED: [&str; 4] = [

@@ -30,15 +30,18 @@ pub(super) fn answer(
         Request::Ping => Some(Reply::Released),
         Request::Command(packet) => decode(packet, &value),
     };
-    let reply = reply.ok_or_else(|| refused(why_none(&value)))?;
+    let reply = reply.ok_or_else(|| refused(why_none(request, &value)))?;
     NodeFailure::vote(node, reply)
 }
 
 /// Says what is wrong with a reply that is no answer.
-fn why_none(value: &Value) -> String {
-    match value {
+fn why_none(request: &Request, value: &Value) -> String {
+    match (request, value) {
         // It has the form of a record's, so it is what stands for the record that is none.
-        Value::Array(parts) if matches!(**parts, [Value::Int(4), _, _]) => {
+        (_, Value::Array(parts)) if matches!(**parts, [Value::Int(4), _, _]) => {
+            with_remedy(FOREIGN_RECORD.into())
+        }
+        (Request::Command(packet), Value::BulkString(_)) if packet.command.op == Op::Fetch => {
             with_remedy(FOREIGN_RECORD.into())
         }
         _ => "a reply that is none of a lock script's".into(),
@@ -68,6 +71,10 @@ fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
             expires_in: None,
             fingerprint: None,
         }),
+        (Op::Fetch, Value::BulkString(record)) => {
+            Some(Reply::Whole(Record::from_bytes(record.as_slice().into())?))
+        }
+        (Op::Fetch, Value::Nil) => Some(Reply::NotDone),
         (op, Value::Array(parts)) => match (op, parts.as_slice()) {
             (Op::Acquire { .. }, [Value::Int(1), number]) => Some(Reply::Granted(parse(number)?)),
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl)]) => Some(Reply::Held {
@@ -215,7 +222,8 @@ mod tests {
         ];
         for names in &names {
             for number in [None, Some(5)] {
-                for op in [acquire(number), confirm(number), Op::Release, Op::Look] {
+                let others = [Op::Release, Op::Look, Op::Fetch];
+                for op in [acquire(number), confirm(number)].into_iter().chain(others) {
                     let request = request(names, op.clone());
                     let has_key = arguments(&request).iter().any(|part| part == GENERATION);
                     assert_eq!(ends_with_generation(&request), has_key, "{op:?}");
@@ -320,5 +328,19 @@ mod tests {
                 assert!(why.contains(key) && why.contains(remedy), "{why}");
             }
         }
+    }
+
+    #[test]
+    fn a_whole_record_is_read_without_a_script() {
+        let fetch = request(&recorded(true), Op::Fetch);
+        let sent = arguments(&fetch);
+        assert_eq!(sent, [&b"GET"[..], b"redlock:{k}:done"]);
+        let read = |value| answer(&fetch, value, &"node".into());
+        let kept = Value::BulkString(record().as_bytes().into());
+        assert_eq!(read(kept), Ok(Reply::Whole(record())));
+        assert_eq!(read(Value::Nil), Ok(Reply::NotDone));
+        let foreign = read(Value::BulkString(b"nothing of ours".to_vec()));
+        let why = foreign.expect_err("it is no record").to_string();
+        assert!(why.contains("delete it there"), "{why}");
     }
 }

@@ -31,9 +31,12 @@ pub(super) fn ends_with_generation(request: &Request) -> bool {
                 proposal.is_some() || names.len() > 1 || names[0].record.is_some()
             }
             Op::Confirm { .. } => true,
-            Op::Release | Op::ReleaseExecuted | Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
-                false
-            }
+            Op::Release
+            | Op::ReleaseExecuted
+            | Op::Record { .. }
+            | Op::TopUp { .. }
+            | Op::Look
+            | Op::Fetch => false,
         },
         Request::Ping => false,
     }
@@ -80,7 +83,12 @@ fn encode(command: &Command, tells: bool, generation_key: Option<&[u8]>) -> Cmd 
             retention,
         } => (&scripts.confirm_all, token, ttl, retention),
         // What is there to be read is of keys that keep records.
-        Op::Release | Op::ReleaseExecuted | Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
+        Op::Release
+        | Op::ReleaseExecuted
+        | Op::Record { .. }
+        | Op::TopUp { .. }
+        | Op::Look
+        | Op::Fetch => {
             let script = if single {
                 &scripts.release
             } else {
@@ -181,6 +189,12 @@ fn encode_once(
             eval
         }
         Op::Look => eval(&scripts.look, &[Some(done)]),
+        // No script, which would copy it twice more while the server does nothing else.
+        Op::Fetch => {
+            let mut get = cmd("GET");
+            get.arg(done);
+            get
+        }
     }
 }
 

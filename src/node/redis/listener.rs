@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::node::redis::connection::{catching_panics, describe};
+use crate::node::redis::connection::{describe, within};
 use crate::node::{Ear, Listening};
 
 /// Hears of releases at one server.
@@ -197,7 +197,7 @@ impl Task {
             let opened = self.client.get_async_pubsub().await;
             opened.map_err(|error| Arc::<str>::from(describe(&error)))
         };
-        match catching_panics(self.limit, opening).await {
+        match within(self.limit, opening).await {
             Ok(opened) => {
                 let (sink, messages) = opened.split();
                 let mut link = Link {

@@ -6,6 +6,7 @@ mod encode;
 mod guard;
 mod lane;
 mod listener;
+mod reader;
 mod scripts;
 
 use std::fmt;
@@ -18,10 +19,10 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::node::redis::connection::TELLING;
-
 use crate::node::job::Job;
+use crate::node::redis::connection::TELLING;
 use crate::node::redis::listener::Listener;
+use crate::node::redis::reader::Reader;
 use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
 
 pub(crate) use connection::{Endpoint, pool_for};
@@ -34,6 +35,7 @@ pub(crate) struct RedisNode {
     lane: Mutex<Option<mpsc::UnboundedSender<Job>>>,
     /// Hears of releases, if there is an address to connect to.
     listener: Option<Arc<Listener>>,
+    reader: Arc<Reader>,
 }
 
 /// What the node and its lane task have in common.
@@ -83,6 +85,7 @@ impl RedisNode {
                 warned: AtomicBool::new(false),
             }),
             lane: Mutex::new(None),
+            reader: Arc::new(Reader::new()),
         }
     }
 }
@@ -177,6 +180,18 @@ impl Node for RedisNode {
             let jobs = lane::spawn(&runtime, Arc::clone(&self.shared));
             drop(jobs.send(job));
             *lane = Some(jobs);
+        }
+    }
+
+    fn fetch(&self, job: Job) {
+        if let Some(failure @ NodeFailure::Unreachable { .. }) = self.shared.unreachable() {
+            job.ballot.cast(Err(failure));
+            return;
+        }
+        // Without a runtime there is no way to reach the server; the ballot says so when dropped.
+        if let Ok(runtime) = Handle::try_current() {
+            let (shared, reader) = (Arc::clone(&self.shared), Arc::clone(&self.reader));
+            runtime.spawn(async move { reader.run(&shared, job).await });
         }
     }
 

@@ -1,0 +1,189 @@
+//! The rest of big records: read once for all who want it at the time, from one node after the other.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use tracing::Instrument;
+
+use crate::lock::error::LockError;
+use crate::lock::redlock::Inner;
+use crate::node::{Job, NodeFailure, NodeState, Packet, Request, Tally, sha256, unguessable};
+use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::{LockKey, OwnerToken, Record};
+
+/// The readings that are under way, by the key and the head of the record.
+///
+/// # Design
+///
+/// Nothing is kept beyond those who wait: what is read is shared by them and goes with the last, so that
+/// memory is bounded by the requests that are being answered.
+#[derive(Debug, Default)]
+pub(super) struct Readings(Mutex<HashMap<Wanted, Told>>);
+
+type Wanted = (LockKey, Record);
+type Told = watch::Sender<Option<Result<Record, LockError>>>;
+
+/// A reading's entry; removed when it is dropped, however the reading ends, and those who still wait are
+/// told that it did.
+struct Reading {
+    inner: Arc<Inner>,
+    wanted: Wanted,
+}
+
+impl Inner {
+    /// Returns the record of which the head is known.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if some node could not be read, and `Contended` if all were and none has it: it was
+    /// forgotten meanwhile, and to ask again is of use.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point. The reading is a task of its own, and goes on for others.
+    pub(super) async fn whole(
+        self: &Arc<Self>,
+        key: &LockKey,
+        head: &Record,
+    ) -> Result<Record, LockError> {
+        let (mut told, begun) = self.join((key.clone(), head.clone()));
+        if let Some(reading) = begun {
+            tokio::spawn(async move { reading.run().await }.in_current_span());
+        }
+        let outcome = told.wait_for(Option::is_some).await;
+        // It panicked, or its runtime is gone.
+        let outcome = outcome.ok().and_then(|outcome| (*outcome).clone());
+        outcome.unwrap_or(Err(LockError::Closed))
+    }
+
+    /// Waits with the others who want the same; returns the reading too, if it is yet to be done.
+    fn join(
+        self: &Arc<Self>,
+        wanted: Wanted,
+    ) -> (
+        watch::Receiver<Option<Result<Record, LockError>>>,
+        Option<Reading>,
+    ) {
+        let mut readings = self.readings.under_way();
+        if let Some(told) = readings.get(&wanted) {
+            return (told.subscribe(), None);
+        }
+        let (told, waiting) = watch::channel(None);
+        readings.insert(wanted.clone(), told);
+        let inner = Arc::clone(self);
+        (waiting, Some(Reading { inner, wanted }))
+    }
+}
+
+impl Readings {
+    fn under_way(&self) -> MutexGuard<'_, HashMap<Wanted, Told>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reading {
+    async fn run(self) {
+        let outcome = self.read().await;
+        // Told and removed at once: whoever comes later reads again.
+        if let Some(told) = self.inner.readings.under_way().remove(&self.wanted) {
+            told.send_replace(Some(outcome));
+        }
+    }
+
+    /// Asks one node, and the next as soon as that failed or was silent for as long as it may take to vote.
+    ///
+    /// Not all at once: most of the time that would be as many bodies as there are nodes for one.
+    async fn read(&self) -> Result<Record, LockError> {
+        let Self { inner, wanted } = self;
+        let (key, head) = wanted;
+        let Inner {
+            nodes, settings, ..
+        } = &**inner;
+        let names = settings.namespace.names_with_record(key, None, sha256)?;
+        let packet = Packet::new(Command {
+            names: [names].into(),
+            owner: OwnerToken::from_random(unguessable()),
+            op: Op::Fetch,
+        });
+        let (tally, mut votes) = Tally::new();
+        let mut failures = Vec::new();
+        let mut places = self.places().into_iter().peekable();
+        let mut silent = Vec::new();
+        let mut due = Instant::now();
+        loop {
+            let now = Instant::now();
+            if let Some(place) = places.next() {
+                due = now + settings.node_timeout + BODY;
+                nodes[place].fetch(Job {
+                    request: Request::Command(Arc::clone(&packet)),
+                    ballot: tally.ballot(place, nodes[place].name()),
+                    useful_until: due,
+                });
+                silent.push(place);
+            } else if silent.is_empty() {
+                break;
+            }
+            let patience = match places.peek() {
+                Some(_) => now + settings.node_timeout,
+                None => due,
+            };
+            let vote = match timeout_at(patience, votes.any()).await {
+                Ok(vote) => vote,
+                Err(_) if places.peek().is_some() => continue,
+                Err(_) => break,
+            };
+            silent.retain(|place| *place != vote.node);
+            match vote.outcome {
+                Ok(Reply::Whole(record)) if is_whole_of(&record, head) => return Ok(record),
+                // Of a damaged copy there is a better one elsewhere.
+                Ok(_) => {}
+                Err(failure) => failures.push(failure),
+            }
+        }
+        failures.extend(silent.into_iter().map(|place| NodeFailure::TimedOut {
+            node: Arc::clone(nodes[place].name()),
+            after: settings.node_timeout + BODY,
+        }));
+        Err(if failures.is_empty() {
+            LockError::Contended { retry_after: None }
+        } else {
+            // One that has it would do.
+            let (reached, needed, nodes) = (0, 1, failures);
+            LockError::Unavailable {
+                reached,
+                needed,
+                nodes,
+            }
+        })
+    }
+
+    /// Returns the nodes in the order in which to ask them: those that answer first, and not the same first
+    /// for every record.
+    fn places(&self) -> Vec<usize> {
+        let (nodes, (_, head)) = (&self.inner.nodes, &self.wanted);
+        let first = usize::from(head.digest()[0]) % nodes.len();
+        let mut places: Vec<usize> = (first..nodes.len()).chain(0..first).collect();
+        places.sort_by_key(|place| matches!(nodes[*place].state(), NodeState::Unreachable { .. }));
+        places
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.inner.readings.under_way().remove(&self.wanted);
+    }
+}
+
+/// Whether this is the record of which the head is known, undamaged.
+///
+/// The head is what a majority agreed on; who the id is of alone could be made up.
+fn is_whole_of(record: &Record, head: &Record) -> bool {
+    record.completes(head) && sha256(record.rest()) == record.digest()
+}
+
+/// How long a node may take to send a body beyond what it may take to vote: a mebibyte, which is the
+/// largest, at ten megabits a second.
+const BODY: Duration = Duration::from_secs(1);
