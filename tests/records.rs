@@ -187,13 +187,19 @@ fn most(records: &[Option<u8>]) -> Option<(usize, u8)> {
 }
 
 /// What a minority's records come to when no more of them can be written.
-fn stuck(records: &[Option<u8>]) -> Verdict {
+fn stuck(records: &[Option<u8>], fates: &[Option<Fate>]) -> Verdict {
     let (copies, best) = most(records).expect("there is a record");
-    let without = records.iter().filter(|record| record.is_none()).count();
+    let nodes = records.iter().zip(fates);
+    let without = nodes.filter(|(record, _)| record.is_none());
+    // Those that keep to an intent take no record of anybody else.
+    let (closed, open): (Vec<_>, Vec<_>) =
+        without.partition(|(_, fate)| **fate == Some(Fate::Intended));
     if best >= OTHERS {
         Verdict::OtherRequest
-    } else if copies + without >= majority(records.len()) {
+    } else if copies + open.len() >= majority(records.len()) {
         Verdict::Undecided
+    } else if copies + open.len() + closed.len() >= majority(records.len()) {
+        Verdict::Unknown
     } else {
         Verdict::Conflicting
     }
@@ -227,7 +233,7 @@ fn verdict(told: &[Option<Fate>]) -> Verdict {
             Some(verdict) => verdict,
             None if silent > 0 => Verdict::Open,
             None if copies + granted >= majority(nodes) => Verdict::Repair(best),
-            None => stuck(&records),
+            None => stuck(&records, told),
         };
     }
     let (intended, other) = (count(&[Fate::Intended]), count(&[Fate::HeldForOther]));
@@ -286,6 +292,20 @@ fn every_answer_of_three_nodes_is_judged_by_the_rule_as_early_as_it_allows() {
 }
 
 #[test]
+fn a_record_that_intents_keep_at_a_minority_is_of_an_unknown_outcome_in_any_order() {
+    let fates = [Fate::Done(1), Fate::Intended, Fate::Intended];
+    for order in orders(3) {
+        let (mut round, mut last) = (once_round(3), Verdict::Open);
+        for node in order {
+            if last == Verdict::Open {
+                last = verdict_of(&round.on_acquire(node, &fates[node].answer()));
+            }
+        }
+        assert_eq!(last, Verdict::Unknown);
+    }
+}
+
+#[test]
 fn a_repair_ends_by_what_the_nodes_have_then() {
     let answers = [
         Fate::Done(1),
@@ -315,6 +335,7 @@ fn check_repair(
     order: &[usize],
 ) {
     let mut records: Vec<Option<u8>> = fates.iter().map(|fate| fate.record()).collect();
+    let acquired: Vec<Option<Fate>> = fates.iter().copied().map(Some).collect();
     for (told, place) in order.iter().enumerate() {
         let step = round.on_record(repairers[*place], &answers[*place].answer());
         records[repairers[*place]] = answers[*place].record();
@@ -322,7 +343,7 @@ fn check_repair(
         let last = told + 1 == order.len();
         let expected = match decided(copies, best, fates.len()) {
             Some(verdict) => verdict,
-            None if last => stuck(&records),
+            None if last => stuck(&records, &acquired),
             None => Verdict::Open,
         };
         let context = format!("{fates:?}, then {answers:?} of {repairers:?} in order {order:?}");

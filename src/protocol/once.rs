@@ -60,7 +60,7 @@ pub enum OnceStep {
     /// There are several records, none of which a majority will ever have: it was executed more than
     /// once. Final.
     Conflicting,
-    /// Somebody may have executed and left no record. Final.
+    /// Somebody may have executed and left no record, or one that a majority cannot be given. Final.
     Unknown,
     /// The key cannot be had in this round, and no record was seen. Final.
     Refused(Refusal),
@@ -249,11 +249,18 @@ impl OnceRound {
 
     fn beyond_repair(&self) -> OnceStep {
         let without = self.which(|node| node.record.is_none()).count();
+        // Of an execution that took none of its intents back: no repair will ever be granted there.
+        let closed = self
+            .which(|node| node.record.is_none() && node.intended)
+            .count();
         let most = self
             .best()
             .map(|best| self.holders(best.execution()).count());
-        if most.unwrap_or(0) + without < self.quorum.majority() {
+        let most = most.unwrap_or(0);
+        if most + without < self.quorum.majority() {
             OnceStep::Conflicting
+        } else if most + without - closed < self.quorum.majority() {
+            OnceStep::Unknown
         } else {
             OnceStep::Undecided
         }
