@@ -20,7 +20,7 @@
 //! its response. So the second is executed again, which no lock and no record can prevent; the database
 //! knows the key from the transaction in which it booked. A third is replayed.
 //!
-//! `LISTEN` changes the address.
+//! With a file as `DATABASE`, and nodes and `LISTEN` as in `quickstart`, kill it and start it again.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -37,21 +37,20 @@ use rusqlite::{Connection, params};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, scope};
-
-type Database = Arc<Mutex<Connection>>;
+use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, RestartGuard, scope};
 
 const SCHEMA: &str = "
-    CREATE TABLE payment (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, amount INTEGER NOT NULL,
-        executions INTEGER NOT NULL DEFAULT 1);
-    CREATE TABLE account (balance INTEGER NOT NULL);
-    INSERT INTO account VALUES (100);";
+    CREATE TABLE IF NOT EXISTS payment (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE,
+        amount INTEGER NOT NULL, executions INTEGER NOT NULL DEFAULT 1);
+    CREATE TABLE IF NOT EXISTS account (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL);
+    INSERT OR IGNORE INTO account VALUES (1, 100);";
 
 /// Counts executions only to show that there can be two.
 const BOOK: &str = "
     INSERT INTO payment (key, amount) VALUES (?1, ?2)
     ON CONFLICT (key) DO UPDATE SET executions = executions + 1
     RETURNING id, executions";
+const PAY: &str = "UPDATE account SET balance = balance - ?1 RETURNING balance";
 
 #[derive(Deserialize)]
 struct Payment {
@@ -61,7 +60,7 @@ struct Payment {
 }
 
 async fn pay(
-    State(database): State<Database>,
+    State(database): State<Arc<Mutex<Connection>>>,
     Query(payment): Query<Payment>,
     key: IdempotencyKey,
 ) -> Result<Json<Value>, StatusCode> {
@@ -77,23 +76,26 @@ async fn pay(
 fn book(database: &mut Connection, key: &str, amount: i64) -> rusqlite::Result<Value> {
     let transaction = database.transaction()?;
     let (payment, executions): (i64, i64) =
-        transaction.query_row(BOOK, params![key, amount], |row| {
-            Ok((row.get(0)?, row.get(1)?))
-        })?;
-    if executions == 1 {
-        transaction.execute("UPDATE account SET balance = balance - ?1", [amount])?;
-    }
-    let balance: i64 =
-        transaction.query_row("SELECT balance FROM account", [], |row| row.get(0))?;
+        transaction.query_row(BOOK, params![key, amount], |row| row.try_into())?;
+    let amount = if executions == 1 { amount } else { 0 };
+    let balance: i64 = transaction.query_row(PAY, [amount], |row| row.get(0))?;
     transaction.commit()?;
     Ok(json!({"payment": payment, "executions": executions, "balance": balance}))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let connection = Connection::open_in_memory()?;
+    let file = env::var("DATABASE").unwrap_or_else(|_| ":memory:".into());
+    let connection = Connection::open(file)?;
     connection.execute_batch(SCHEMA)?;
-    let once = IdempotencyLayer::new(Redlock::in_memory(3), scope::public()).required(true);
+    let mut redlock = match env::var("REDLOCK_URLS") {
+        Ok(urls) => Redlock::builder().urls(urls.split(',')),
+        Err(_) => Redlock::builder().embedded(3),
+    };
+    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
+        redlock = redlock.restart_guard(RestartGuard::Off);
+    }
+    let once = IdempotencyLayer::new(redlock.build()?, scope::public()).required(true);
     // What makes it the same payment is the key alone, however it is to end.
     let once = once.fingerprint(|_, _| Vec::new());
     let app = Router::new()
@@ -107,10 +109,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "\
 Listening. Try:
 
-  # booked, and then answered 503, as if the server had died before it recorded its response
+  # booked, and answered 503 as if the server had died; so the retry is executed, and books nothing
   curl -s -w '%{{http_code}}\\n' -X POST '{url}?amount=5&fail=true' -H 'idempotency-key: a1'
-
-  # so the retry is executed, and books nothing
   curl -s -w '\\n' -X POST '{url}?amount=5' -H 'idempotency-key: a1'
 
 Ctrl-C stops it."
