@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use nix::sys::signal::Signal;
+
 use crate::support::{ChildProcess, example_path, free_port};
 use crate::{PATIENCE, has_curl, paste};
 
@@ -19,6 +21,11 @@ impl Example {
         process.wait_for_line("Ctrl-C stops it.", PATIENCE);
         let addr = listen.parse().unwrap();
         Self { process, addr }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.signal(Signal::SIGKILL);
+        self.process.wait(PATIENCE);
     }
 
     pub(crate) fn stdout(&self) -> String {
