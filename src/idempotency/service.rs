@@ -196,7 +196,15 @@ where
     let execution = match config.redlock.once(once).await {
         Ok(execution) => execution,
         Err(NotGranted::Done(record)) => return Ok(answer.replay(record).await),
-        Err(reason) => return Ok(answer.refuse(refusal(reason))),
+        Err(reason) => {
+            if matches!(reason, NotGranted::Conflicting) {
+                telemetry::conflict();
+                tracing::error!(
+                    "an idempotent request was executed more than once, with outcomes that no majority agrees on"
+                );
+            }
+            return Ok(answer.refuse(refusal(reason)));
+        }
     };
     inner.ready().await?;
     let handle = execution.handle();
