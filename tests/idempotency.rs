@@ -233,6 +233,23 @@ async fn keys_of_other_callers_methods_and_paths_are_other_keys() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refreshed_credential_is_still_the_same_caller() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let with = |credential| {
+        let mut request = request("/payments", "a", "amount=5");
+        let value = format!("Bearer {credential}").parse().unwrap();
+        request.headers_mut().insert("authorization", value);
+        request
+    };
+    let first = send(&app, with("before")).await;
+    let again = send(&app, with("after it was refreshed")).await;
+    assert!(again.is_replayed());
+    assert_eq!((again.body, payments.executed()), (first.body, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_has_no_usable_key_is_refused_or_passes() {
     let nodes = ScriptedNodes::new(3);
     let plain = Router::new().route("/payments", any(async |body: Bytes| body.len().to_string()));
@@ -262,7 +279,7 @@ async fn what_has_no_usable_key_is_refused_or_passes() {
         (500, "scope-missing")
     );
     let long = "x".repeat(256);
-    for bad in ["", "a b", long.as_str()] {
+    for bad in ["", "a b", "a\tb", "\"a", "é", long.as_str()] {
         assert_eq!(
             code(&app, request("/payments", bad, "")).await,
             (400, "key-invalid"),
@@ -368,14 +385,19 @@ async fn a_large_response_is_sent_and_never_executed_again() {
         (again.status, again.code()),
         (StatusCode::CONFLICT, "result-not-kept")
     );
-    let small = pay(&app, "/payments?size=10", "b").await;
-    assert_eq!(pay(&app, "/payments?size=10", "b").await.body, small.body);
-    assert_eq!(payments.executed(), 2);
+    // At the limit, and one byte over.
+    let full = pay(&app, "/payments?size=79", "b").await;
+    assert_eq!(full.body.len(), 100);
+    assert_eq!(pay(&app, "/payments?size=79", "b").await.body, full.body);
+    assert_eq!(pay(&app, "/payments?size=80", "c").await.body.len(), 101);
+    let again = pay(&app, "/payments?size=80", "c").await;
+    assert_eq!(again.code(), "result-not-kept");
+    assert_eq!(payments.executed(), 3);
     // What would keep the nodes from answering others is not kept, whatever is asked for.
     let app = payments.app(layer(&nodes).max_response_body(usize::MAX));
     let huge = "/payments?size=1100000";
-    assert_eq!(pay(&app, huge, "c").await.status, StatusCode::OK);
-    assert_eq!(pay(&app, huge, "c").await.code(), "result-not-kept");
+    assert_eq!(pay(&app, huge, "d").await.status, StatusCode::OK);
+    assert_eq!(pay(&app, huge, "d").await.code(), "result-not-kept");
 }
 
 #[tokio::test(start_paused = true)]
