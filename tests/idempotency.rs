@@ -10,6 +10,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, Request};
 use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use http_body_util::BodyExt;
@@ -301,6 +302,54 @@ async fn what_has_no_usable_key_is_refused_or_passes() {
         (413, "body-too-large")
     );
     assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_are_problems_and_can_link_to_the_documentation() {
+    let nodes = ScriptedNodes::new(3);
+    let app = Payments::default().app(layer(&nodes).required(true));
+    let app = app.layer(map_response(async |mut response: Response| {
+        if response.extensions().get::<Rejection>().is_some() {
+            let link = "<https://example.com/payments>; rel=\"describedby\"";
+            response.headers_mut().insert("link", link.parse().unwrap());
+        }
+        response
+    }));
+    let slow = "/payments?ms=1000";
+    let refused = async {
+        sleep(Duration::from_millis(100)).await;
+        let keyless = Request::post(slow).header("x-user", "alice");
+        [
+            (400, "key-missing", keyless.body(Body::empty()).unwrap()),
+            (400, "key-invalid", request(slow, "a b", "amount=5")),
+            (
+                422,
+                "idempotency-key-reused",
+                request(slow, "a", "amount=6"),
+            ),
+            (409, "lock-contended", request(slow, "a", "amount=5")),
+        ]
+    };
+    let (first, refused) = tokio::join!(pay(&app, slow, "a"), async {
+        let mut answers = Vec::new();
+        for (status, code, request) in refused.await {
+            answers.push((status, code, send(&app, request).await));
+        }
+        answers
+    });
+    assert!(!first.headers.contains_key("link"));
+    for (status, code, answer) in refused {
+        assert_eq!((answer.status.as_u16(), answer.code()), (status, code));
+        assert_eq!(answer.headers["content-type"], "application/problem+json");
+        assert!(answer.headers.contains_key("link"), "{code}");
+        let problem: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(
+            (&problem["status"], &problem["code"]),
+            (&status.into(), &code.into())
+        );
+        let said = ["type", "title", "detail"].map(|member| problem[member].as_str());
+        assert!(said.iter().all(Option::is_some), "{problem}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
