@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -905,4 +907,28 @@ async fn of_five_nodes_any_two_may_forget_a_record_at_once_and_three_may_not() {
     (3..5).for_each(|node| nodes.set(node, Gate::Down));
     assert!(!pay(&app, "/payments", "a").await.is_replayed());
     assert_eq!(payments.executed(), 2);
+}
+
+#[test]
+fn the_chapter_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![root.join("tests"), root.join("src/idempotency")];
+    let mut sources = String::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                sources.push_str(&fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    let names = include_str!("../docs/idempotency.md").split('`');
+    // No setting has such a long name.
+    let tests: Vec<_> = names.filter(|name| name.matches('_').count() > 3).collect();
+    assert!(tests.len() > 10, "{tests:?}");
+    for test in tests {
+        assert!(sources.contains(&format!("fn {test}(")), "{test}");
+    }
 }
