@@ -50,6 +50,7 @@ struct Answer {
     status: StatusCode,
     code: &'static str,
     is_replayed: bool,
+    is_recorded: bool,
     body: Bytes,
 }
 
@@ -61,6 +62,7 @@ async fn pay(app: &Router, key: &str) -> Answer {
         status: head.status,
         code: head.extensions.get().map_or("", Rejection::code),
         is_replayed: head.headers.contains_key("idempotency-replayed"),
+        is_recorded: !head.headers.contains_key("idempotency-recorded"),
         body: body.collect().await.unwrap().to_bytes(),
     }
 }
@@ -429,6 +431,23 @@ async fn what_is_not_what_the_head_said_is_not_replayed() {
         assert_eq!(bad[0].0.code, "lock-contended", "{command:?}");
         assert_eq!(payments.executed(), 2);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mebibyte_that_is_longer_on_the_wire_than_a_vote_may_take_is_recorded_all_the_same() {
+    let nodes = Nodes::start(Duration::from_millis(150)).await;
+    let payments = Payments::default();
+    let app = payments.app(&nodes.redlock, MEBIBYTE);
+    // Half a second, in which nothing else gets through.
+    for wire in &nodes.wires {
+        wire.narrow(2 * 1024 * 1024);
+    }
+    let first = pay(&app, "a").await;
+    assert_eq!(first.status, StatusCode::OK);
+    nodes.wait_until_recorded(1).await;
+    assert!(first.is_recorded);
+    assert_replays(&pay(&app, "a").await, &first);
+    assert_eq!(payments.executed(), 1);
 }
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -10,7 +9,9 @@ use tracing::Instrument;
 
 use crate::lock::error::LockError;
 use crate::lock::redlock::Inner;
-use crate::node::{Job, NodeFailure, NodeState, Packet, Request, Tally, sha256, unguessable};
+use crate::node::{
+    Job, NodeFailure, NodeState, Packet, Request, Tally, sha256, transit_of, unguessable,
+};
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::{LockKey, OwnerToken, Record};
 
@@ -116,7 +117,7 @@ impl Reading {
         loop {
             let now = Instant::now();
             if let Some(place) = places.next() {
-                due = now + settings.node_timeout + BODY;
+                due = now + settings.node_timeout + transit_of(LARGEST);
                 nodes[place].fetch(Job {
                     request: Request::Command(Arc::clone(&packet)),
                     ballot: tally.ballot(place, nodes[place].name()),
@@ -145,7 +146,7 @@ impl Reading {
         }
         failures.extend(silent.into_iter().map(|place| NodeFailure::TimedOut {
             node: Arc::clone(nodes[place].name()),
-            after: settings.node_timeout + BODY,
+            after: settings.node_timeout + transit_of(LARGEST),
         }));
         Err(if failures.is_empty() {
             LockError::Contended { retry_after: None }
@@ -184,6 +185,5 @@ fn is_whole_of(record: &Record, head: &Record) -> bool {
     record.completes(head) && sha256(record.rest()) == record.digest()
 }
 
-/// How long a node may take to send a body beyond what it may take to vote: a mebibyte, which is the
-/// largest, at ten megabits a second.
-const BODY: Duration = Duration::from_secs(1);
+/// The head does not say how big a record is: as big as any that is kept.
+const LARGEST: usize = 1024 * 1024;

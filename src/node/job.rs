@@ -3,15 +3,15 @@
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
 use crate::node::failure::NodeFailure;
 use crate::node::tally::Ballot;
-use crate::protocol::message::Command;
-#[cfg(any(feature = "redis", feature = "test-util"))]
-use crate::protocol::message::Op;
+use crate::protocol::Record;
+use crate::protocol::message::{Command, Op};
 
 /// A request on its way to one node.
 #[derive(Debug)]
@@ -96,6 +96,15 @@ impl Job {
         None
     }
 
+    /// Returns how much longer than the node timeout it may take for what it carries.
+    #[cfg(feature = "redis")]
+    pub(crate) fn transit(&self) -> Duration {
+        match &self.request {
+            Request::Command(packet) => transit(&packet.command.op),
+            Request::Ping => Duration::ZERO,
+        }
+    }
+
     /// Whether sending it still makes sense.
     ///
     /// An acquisition must not go out once its attempt is decided: nothing would release it.
@@ -106,6 +115,24 @@ impl Job {
             self.ballot.is_open()
         }
     }
+}
+
+/// Returns how much longer than the node timeout a request may take for what it carries.
+pub(crate) fn transit(op: &Op) -> Duration {
+    match op {
+        Op::Record { record, .. } | Op::TopUp { record, .. } => transit_of(record.as_bytes().len()),
+        _ => Duration::ZERO,
+    }
+}
+
+/// Returns how much longer than the node timeout so many bytes may be on the wire: a second for each
+/// mebibyte, at ten megabits a second, and nothing for what travels with every answer.
+pub(crate) fn transit_of(bytes: usize) -> Duration {
+    if bytes <= Record::MAX_INLINE {
+        return Duration::ZERO;
+    }
+    let kibibytes = u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
+    Duration::from_secs(1) * kibibytes / 1024
 }
 
 /// A command and its encoding for the wire, made once and shared by all nodes.

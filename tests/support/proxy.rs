@@ -95,6 +95,12 @@ impl Proxy {
         self.switch(Mode::Delay(delay));
     }
 
+    /// Passes requests as a wire does that carries so many bytes a second on each connection; answers
+    /// are not delayed.
+    pub fn narrow(&self, bytes_per_second: u32) {
+        self.switch(Mode::Narrow(bytes_per_second));
+    }
+
     /// Swallows everything in both directions and closes nothing.
     ///
     /// A connection that was opened meanwhile, or from which something was swallowed (the end of
@@ -129,6 +135,7 @@ impl Drop for Proxy {
 enum Mode {
     Pass,
     Delay(Duration),
+    Narrow(u32),
     BlackHole,
     Cut,
 }
@@ -169,7 +176,18 @@ impl Line {
     fn delay(&self) -> Duration {
         match self.wire.borrow().mode {
             Mode::Delay(delay) => delay,
-            Mode::Pass | Mode::BlackHole | Mode::Cut => Duration::ZERO,
+            Mode::Pass | Mode::Narrow(_) | Mode::BlackHole | Mode::Cut => Duration::ZERO,
+        }
+    }
+
+    /// Returns how long a request of so many bytes is on the wire.
+    fn transit(&self, length: usize) -> Duration {
+        match self.wire.borrow().mode {
+            Mode::Narrow(bytes_per_second) => {
+                let length = u32::try_from(length).expect("chunks are small");
+                Duration::from_secs(1) * length / bytes_per_second
+            }
+            Mode::Pass | Mode::Delay(_) | Mode::BlackHole | Mode::Cut => Duration::ZERO,
         }
     }
 }
@@ -248,6 +266,10 @@ async fn pass_requests(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, li
     let mut buffer = vec![0; CHUNK];
     loop {
         let length = client.read(&mut buffer).await.unwrap_or(0);
+        let transit = line.transit(length);
+        if !transit.is_zero() {
+            tokio::time::sleep(transit).await;
+        }
         let lost = line.swallows();
         if length == 0 {
             // Dropping the half closes it for the server, unless `relay` ends as a whole.

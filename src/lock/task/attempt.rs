@@ -15,7 +15,7 @@ use crate::lock::once::NotGranted;
 use crate::lock::task::acquire::{Acquired, Caller, Missed, Stopped};
 use crate::lock::task::recording::Replay;
 use crate::lock::task::state::{Failures, LeaseTask};
-use crate::node::{Enough, Node, NodeFailure, Vote, next_proposal};
+use crate::node::{Enough, Node, NodeFailure, Vote, next_proposal, transit};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{OnceRound, OnceStep};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
@@ -226,11 +226,10 @@ impl LeaseTask {
 
     fn repair(&mut self, attempt: &mut Attempt, record: Record) {
         if record.is_whole() {
-            let due = Instant::now() + self.inner.settings.node_timeout;
-            let phase = self.tally.next_phase();
-            attempt.stage = Stage::Repairing(phase, due);
             let retention = attempt.expires_in;
             let write = Op::Record { record, retention };
+            let due = Instant::now() + self.inner.settings.node_timeout + transit(&write);
+            attempt.stage = Stage::Repairing(self.tally.next_phase(), due);
             let nodes = attempt.round.repairers();
             attempt.claim.ask(write, &self.tally, nodes);
         } else {

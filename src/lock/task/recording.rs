@@ -13,7 +13,7 @@ use crate::lock::lost::LostReason;
 use crate::lock::once::Recorded;
 use crate::lock::task::acquire::{Caller, Missed, Stopped};
 use crate::lock::task::state::{Failures, LeaseTask};
-use crate::node::Vote;
+use crate::node::{Vote, transit};
 use crate::protocol::Record;
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{LookRound, LookStep, OnceRound, RecordRound, RecordStep};
@@ -210,10 +210,11 @@ impl LeaseTask {
     fn ask(&mut self, claim: &Claim, op: Op, nodes: impl IntoIterator<Item = usize>) -> Asking {
         let silent: Vec<usize> = nodes.into_iter().collect();
         let phase = self.tally.next_phase();
+        let patience = self.inner.settings.node_timeout + transit(&op);
         claim.ask(op, &self.tally, silent.iter().copied());
         Asking {
             phase,
-            due: Instant::now() + self.inner.settings.node_timeout,
+            due: Instant::now() + patience,
             silent,
         }
     }

@@ -79,6 +79,10 @@ struct Link {
 struct Batch {
     jobs: Vec<Job>,
     sent: Instant,
+    /// How much longer it may take for what it carries.
+    own: Duration,
+    /// The same for all that were before it on the wire, too.
+    transit: Duration,
 }
 
 struct Answered {
@@ -217,7 +221,16 @@ impl Lane {
         self.next_batch += 1;
         let sent = Instant::now();
         self.last_sent = sent;
-        self.unanswered.insert(batch, Batch { jobs, sent });
+        let own: Duration = jobs.iter().map(Job::transit).sum();
+        let before = self.unanswered.values().map(|batch| batch.own);
+        let transit = own + before.sum::<Duration>();
+        let sent_batch = Batch {
+            jobs,
+            sent,
+            own,
+            transit,
+        };
+        self.unanswered.insert(batch, sent_batch);
         let mut answering: Answering = Box::pin(async move {
             let values = values.await;
             Answered { batch, values }
@@ -238,7 +251,7 @@ impl Lane {
             // Its jobs were dealt with when its connection was given up.
             Err(_) => return,
         };
-        let Some(Batch { jobs, sent }) = self.unanswered.remove(&batch) else {
+        let Some(Batch { jobs, sent, .. }) = self.unanswered.remove(&batch) else {
             return;
         };
         let took = sent.elapsed();
@@ -451,7 +464,7 @@ impl Lane {
     /// every lease has given up on it, and a process that was starved of CPU gets a second look.
     fn silent_at(&self) -> Option<Instant> {
         let (_, oldest) = self.unanswered.first_key_value()?;
-        Some(oldest.sent + 2 * self.shared.timeouts.node)
+        Some(oldest.sent + 2 * self.shared.timeouts.node + oldest.transit)
     }
 
     fn next_alarm(&self) -> Instant {
