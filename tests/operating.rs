@@ -12,11 +12,19 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use axum::routing::post;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use support::{ChildProcess, RedisServer, Reply, example_path, free_port};
+use tower::ServiceExt;
 use tower_redlock::deadpool_redis::redis::{Client, ClientTlsConfig, TlsCertificates};
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
-use tower_redlock::{LockError, NodeState, Redlock, RedlockBuilder, Released, RestartGuard};
+use tower_redlock::{
+    IdempotencyLayer, LockError, NodeState, Redlock, RedlockBuilder, Rejection, Released,
+    RestartGuard, scope,
+};
 
 fn unguarded() -> RedlockBuilder {
     patient().restart_guard(RestartGuard::Off)
@@ -361,6 +369,28 @@ async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String>
             }
             if let Err(error) = guard.release().await {
                 complaints.push(format!("release: {error}"));
+            }
+        }
+    }
+    // Records that come with every answer of a node, and that do not.
+    for size in [1, 20_000] {
+        let redlock = builder().ttl(TTL).build().unwrap();
+        let layer = IdempotencyLayer::new(redlock, scope::public());
+        let pay = post(async move || "x".repeat(size));
+        let app = Router::new().route("/", pay).route_layer(layer);
+        for replayed in [false, true] {
+            let request = Request::post("/").header("idempotency-key", format!("{key}-{size}"));
+            let request = request.body(Body::empty()).unwrap();
+            let Ok(answer) = app.clone().oneshot(request).await;
+            match answer.extensions().get() {
+                Some(Rejection::Failed(error)) => complaints.push(format!("pay: {error}")),
+                Some(refused) => complaints.push(format!("pay: {refused:?}")),
+                None => {
+                    let has = |name| answer.headers().contains_key(name);
+                    if has("idempotency-replayed") != replayed || has("idempotency-recorded") {
+                        complaints.push(format!("pay: {answer:?}"));
+                    }
+                }
             }
         }
     }

@@ -177,5 +177,5 @@ const FOREIGN: &str = "something else is kept where this key has its lock (NAMES
 pub(super) const TELLING: &str = "+publish +pubsub|numsub +subscribe +unsubscribe, on all channels of the namespace (&NAMESPACE:*)";
 
 /// What is sent to a server, by itself and in scripts.
-const RIGHTS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +pttl +pexpire +time, \
-    and for records +strlen +getrange";
+const RIGHTS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +strlen +getrange +pttl \
+    +pexpire +time";
