@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::contended::{Hold, burst, storm};
+use crate::contended::{Hold, Waiters, burst, storm};
 use crate::http_load;
 use crate::memory;
 use crate::participants::Who;
@@ -55,7 +55,7 @@ fn crowd(who: Who, urls: &[String]) {
     for line in stdin().lines() {
         let line = line.expect("orders are text");
         let words: Vec<&str> = line.split(' ').collect();
-        let (key, holds) = match words.as_slice() {
+        let (key, waiters) = match words.as_slice() {
             ["burst", key, tasks] => (
                 *key,
                 runtime.block_on(burst(&participant, key, parse(tasks))),
@@ -67,21 +67,31 @@ fn crowd(who: Who, urls: &[String]) {
             }
             other => panic!("there is no order {other:?}"),
         };
-        for Hold { asked, from, to } in holds {
+        for Hold { asked, from, to } in waiters.holds {
             println!("hold {asked} {from} {to}");
+        }
+        for waited in waiters.in_vain {
+            println!("in-vain {waited}");
         }
         println!("done {key}");
     }
 }
 
-/// Reads one line of a crowd.
-pub(crate) fn parse_hold(line: &str) -> Option<Hold> {
-    let mut times = line.strip_prefix("hold ")?.split(' ').map(parse);
-    Some(Hold {
-        asked: times.next()?,
-        from: times.next()?,
-        to: times.next()?,
-    })
+/// Reads what a process of a crowd has printed.
+pub(crate) fn parse_waiters(output: &str) -> Waiters {
+    let mut waiters = Waiters::default();
+    for line in output.lines() {
+        match line.split(' ').collect::<Vec<_>>().as_slice() {
+            ["hold", asked, from, to] => waiters.holds.push(Hold {
+                asked: parse(asked),
+                from: parse(from),
+                to: parse(to),
+            }),
+            ["in-vain", waited] => waiters.in_vain.push(parse(waited)),
+            _ => {}
+        }
+    }
+    waiters
 }
 
 pub(crate) fn parse<T: std::str::FromStr>(text: &str) -> T {

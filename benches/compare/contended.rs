@@ -28,15 +28,15 @@ pub(crate) async fn w3b(options: &Options, samples: &mut Samples) -> Vec<Line> {
         for (who, participant) in &participants {
             reset_counts(&cluster);
             let mut bursts = Vec::new();
-            for burst in 0..BURSTS {
-                let key = format!("burst-{round}-{burst}");
+            for number in 0..BURSTS {
+                let key = format!("burst-{round}-{number}");
                 bursts.push(Burst {
                     began: micros_since_epoch(),
-                    holds: self::burst(participant, &key, TASKS).await,
+                    waiters: burst(participant, &key, TASKS).await,
                 });
             }
             let sent = settled_commands(&cluster, *who).await;
-            samples.push(&name, *who, summary(&bursts, TASKS, sent));
+            samples.push(&name, *who, summary(&bursts, sent));
         }
     }
     print_figures(&name, samples);
@@ -87,23 +87,24 @@ pub(crate) struct Hold {
     pub(crate) to: u64,
 }
 
-/// All that had the lock after one start.
+/// What became of those who wanted the lock.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    pub(crate) holds: Vec<Hold>,
+    /// How long those waited that gave up, in microseconds.
+    pub(crate) in_vain: Vec<u64>,
+}
+
+/// What followed one start.
 #[derive(Debug)]
 pub(crate) struct Burst {
     pub(crate) began: u64,
-    pub(crate) holds: Vec<Hold>,
+    pub(crate) waiters: Waiters,
 }
 
-/// Lets so many tasks take the same lock once; those that gave up have no hold.
-pub(crate) async fn burst(participant: &Participant, key: &str, tasks: usize) -> Vec<Hold> {
-    let tasks = (0..tasks).map(|_| {
-        let (participant, key) = (participant.clone(), key.to_owned());
-        tokio::spawn(async move { hold(&participant, &key).await })
-    });
-    let holds = join_all(tasks).await.into_iter();
-    holds
-        .filter_map(|hold| hold.expect("no task panics"))
-        .collect()
+/// Lets so many tasks take the same lock once.
+pub(crate) async fn burst(participant: &Participant, key: &str, tasks: usize) -> Waiters {
+    compete(participant, key, tasks, None).await
 }
 
 /// Lets so many tasks take the same lock again and again.
@@ -112,64 +113,98 @@ pub(crate) async fn storm(
     key: &str,
     tasks: usize,
     time: Duration,
-) -> Vec<Hold> {
-    let end = Instant::now() + time;
+) -> Waiters {
+    compete(participant, key, tasks, Some(Instant::now() + time)).await
+}
+
+async fn compete(
+    participant: &Participant,
+    key: &str,
+    tasks: usize,
+    end: Option<Instant>,
+) -> Waiters {
     let tasks = (0..tasks).map(|_| {
         let (participant, key) = (participant.clone(), key.to_owned());
         tokio::spawn(async move {
-            let mut holds = Vec::new();
-            while Instant::now() < end {
-                holds.extend(hold(&participant, &key).await);
+            let mut waiters = Waiters::default();
+            loop {
+                match hold(&participant, &key).await {
+                    Ok(hold) => waiters.holds.push(hold),
+                    Err(waited) => waiters.in_vain.push(waited),
+                }
+                if end.is_none_or(|end| Instant::now() >= end) {
+                    return waiters;
+                }
             }
-            holds
         })
     });
-    let holds = join_all(tasks).await.into_iter();
-    holds
-        .flat_map(|holds| holds.expect("no task panics"))
+    let done = join_all(tasks).await.into_iter();
+    done.map(|waiters| waiters.expect("no task panics"))
         .collect()
 }
 
-async fn hold(participant: &Participant, key: &str) -> Option<Hold> {
+/// Holds the lock for a moment, or says how long it was waited for.
+async fn hold(participant: &Participant, key: &str) -> Result<Hold, u64> {
     let asked = micros_since_epoch();
-    let held = participant.acquire_waiting(key, PATIENCE).await?;
+    let Some(held) = participant.acquire_waiting(key, PATIENCE).await else {
+        return Err(micros_since_epoch().saturating_sub(asked));
+    };
     let from = micros_since_epoch();
     sleep(HOLD).await;
     let to = micros_since_epoch();
     participant.release(held).await;
-    Some(Hold { asked, from, to })
+    Ok(Hold { asked, from, to })
 }
 
-/// Sums up bursts of so many tasks each.
-pub(crate) fn summary(bursts: &[Burst], tasks: usize, commands: u64) -> Figures {
-    let drains = bursts.iter().map(|burst| {
-        let last = burst.holds.iter().map(|hold| hold.to).max();
-        last.map_or(0, |last| last.saturating_sub(burst.began))
-    });
-    let (drained, held): (u64, u64) = (drains.sum(), bursts.iter().map(Burst::held).sum());
-    let mut waits: Vec<u64> = bursts.iter().flat_map(Burst::waits).collect();
-    let holders = bursts.iter().map(|burst| most_at_once(&burst.holds)).max();
-    let locks = waits.len().max(1) as f64;
+/// Sums up bursts.
+pub(crate) fn summary(bursts: &[Burst], commands: u64) -> Figures {
+    let waiters = || bursts.iter().map(|burst| &burst.waiters);
+    let drains = bursts
+        .iter()
+        .map(|burst| burst.waiters.last().saturating_sub(burst.began));
+    let (drained, held): (u64, u64) = (drains.sum(), waiters().map(Waiters::held).sum());
+    let mut waits: Vec<u64> = waiters().flat_map(Waiters::waits).collect();
+    let locks: usize = waiters().map(|waiters| waiters.holds.len()).sum();
+    let in_vain: usize = waiters().map(|waiters| waiters.in_vain.len()).sum();
+    let holders = waiters().map(|waiters| most_at_once(&waiters.holds)).max();
     Figures::from([
         (Metric::Drain, millis(drained) / bursts.len() as f64),
         (Metric::DrainOfIdeal, drained as f64 / held.max(1) as f64),
         (Metric::WaitP50, millis(percentile(&mut waits, 50))),
         (Metric::WaitP99, millis(percentile(&mut waits, 99))),
-        (Metric::Commands, commands as f64 / locks),
+        (Metric::Commands, commands as f64 / locks.max(1) as f64),
         (Metric::Holders, holders.unwrap_or_default() as f64),
-        (Metric::Errors, (tasks * bursts.len() - waits.len()) as f64),
+        (Metric::Errors, in_vain as f64),
     ])
 }
 
-impl Burst {
+impl Waiters {
+    /// Returns when the last of them gave the lock back.
+    pub(crate) fn last(&self) -> u64 {
+        let ends = self.holds.iter().map(|hold| hold.to);
+        ends.max().unwrap_or_default()
+    }
+
+    /// Returns how long each waited; of those that gave up, how long so far.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = u64> {
+        let waits = self.holds.iter();
+        let waits = waits.map(|hold| hold.from.saturating_sub(hold.asked));
+        waits.chain(self.in_vain.iter().copied())
+    }
+
     fn held(&self) -> u64 {
         self.holds.iter().map(|hold| hold.to - hold.from).sum()
     }
+}
 
-    pub(crate) fn waits(&self) -> impl Iterator<Item = u64> {
-        self.holds
-            .iter()
-            .map(|hold| hold.from.saturating_sub(hold.asked))
+impl FromIterator<Self> for Waiters {
+    fn from_iter<I: IntoIterator<Item = Self>>(all: I) -> Self {
+        let mut sum = Self::default();
+        for waiters in all {
+            sum.holds.extend(waiters.holds);
+            sum.in_vain.extend(waiters.in_vain);
+        }
+        sum
     }
 }
 

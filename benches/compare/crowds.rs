@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::by_hand::micros_since_epoch;
 use crate::child;
-use crate::contended::{Burst, Hold, millis, most_at_once, settled_commands, summary};
+use crate::contended::{Burst, Waiters, millis, most_at_once, settled_commands, summary};
 use crate::figures::{Figures, Metric, Samples, percentile, quotients};
 use crate::options::Options;
 use crate::participants::Who;
@@ -27,11 +27,10 @@ pub(crate) async fn w3b(options: &Options, samples: &mut Samples) -> Vec<Line> {
                 reset_counts(&cluster);
                 let key = format!("burst-{round}");
                 let began = micros_since_epoch();
-                let holds = crowd.run(&key, &format!("burst {key} {WAITERS}"), PATIENCE);
-                let holds = holds.into_iter().flatten().collect();
+                let order = format!("burst {key} {WAITERS}");
+                let waiters = crowd.run(&key, &order, PATIENCE).into_iter().collect();
                 let sent = settled_commands(&cluster, who).await;
-                let burst = [Burst { began, holds }];
-                samples.push(&name, who, summary(&burst, WAITERS * processes, sent));
+                samples.push(&name, who, summary(&[Burst { began, waiters }], sent));
             }
         }
         print_figures(&name, samples);
@@ -71,7 +70,7 @@ pub(crate) async fn w3(options: &Options, samples: &mut Samples) -> Vec<Line> {
         let order = format!("storm storm {COMING_BACK} {}", options.storm.as_millis());
         let shares = crowd.run("storm", &order, options.storm + PATIENCE);
         let sent = settled_commands(&cluster, who).await;
-        samples.push(&name, who, storm_summary(&shares, began, sent));
+        samples.push(&name, who, storm_summary(shares, began, sent));
     }
     print_figures(&name, samples);
     for who in [Who::Ours, Who::OursFenced] {
@@ -95,26 +94,26 @@ pub(crate) async fn w3(options: &Options, samples: &mut Samples) -> Vec<Line> {
     lines
 }
 
-fn storm_summary(shares: &[Vec<Hold>], began: u64, commands: u64) -> Figures {
-    let holds: Vec<Hold> = shares.iter().flatten().copied().collect();
-    let burst = Burst { began, holds };
-    let mean = burst.holds.len().max(1) as f64 / shares.len() as f64;
-    let off = shares
+fn storm_summary(shares: Vec<Waiters>, began: u64, commands: u64) -> Figures {
+    let counts: Vec<usize> = shares.iter().map(|share| share.holds.len()).collect();
+    let all: Waiters = shares.into_iter().collect();
+    let locks = all.holds.len().max(1) as f64;
+    let mean = locks / counts.len() as f64;
+    let off = counts
         .iter()
-        .map(|share| (share.len() as f64 / mean - 1.0).abs());
-    let last = burst.holds.iter().map(|hold| hold.to).max();
-    let seconds = millis(last.map_or(0, |last| last - began)) / 1000.0;
-    let mut waits: Vec<u64> = burst.waits().collect();
-    let locks = waits.len().max(1) as f64;
+        .map(|count| (*count as f64 / mean - 1.0).abs());
+    let seconds = millis(all.last().saturating_sub(began)) / 1000.0;
+    let mut waits: Vec<u64> = all.waits().collect();
     let waited: u64 = waits.iter().sum();
     Figures::from([
         (Metric::Rate, locks / seconds),
-        (Metric::WaitMean, millis(waited) / locks),
+        (Metric::WaitMean, millis(waited) / waits.len().max(1) as f64),
         (Metric::WaitP50, millis(percentile(&mut waits, 50))),
         (Metric::WaitP99, millis(percentile(&mut waits, 99))),
         (Metric::Unfairness, off.fold(0.0, f64::max) * 100.0),
         (Metric::Commands, commands as f64 / locks),
-        (Metric::Holders, most_at_once(&burst.holds) as f64),
+        (Metric::Holders, most_at_once(&all.holds) as f64),
+        (Metric::Errors, all.in_vain.len() as f64),
     ])
 }
 
@@ -131,19 +130,15 @@ impl Crowd {
         crowd
     }
 
-    /// Tells all of them the same, and returns who held the key when, by process.
-    fn run(mut self, key: &str, order: &str, limit: Duration) -> Vec<Vec<Hold>> {
+    /// Tells all of them the same, and returns what came of it, by process.
+    fn run(mut self, key: &str, order: &str, limit: Duration) -> Vec<Waiters> {
         for (_, stdin) in &mut self.0 {
             writeln!(stdin, "{order}").expect("the process reads what it is told");
         }
         let done = format!("done {key}");
         let shares = self.0.iter().map(|(process, _)| {
             process.wait_for_line(&done, limit);
-            process
-                .stdout()
-                .lines()
-                .filter_map(child::parse_hold)
-                .collect()
+            child::parse_waiters(&process.stdout())
         });
         shares.collect()
     }

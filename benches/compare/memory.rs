@@ -1,41 +1,61 @@
 //! The memory of a process that goes on locking while a node is stopped, or killed.
 
 use std::fs;
+use std::process::ChildStdin;
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
 use crate::child;
-use crate::faults::{flush, last};
+use crate::faults::flush;
 use crate::figures::{Figures, Metric, Samples};
 use crate::options::Options;
 use crate::participants::Who;
 use crate::report::{Line, Target, print_figures};
-use crate::support::{Cluster, Deadline};
+use crate::support::{ChildProcess, Cluster, Deadline};
 use crate::uncontended::{NODES, measure, warm_up};
 
-/// Watches both kinds at once: what counts is not how fast they are.
+/// Watches all of them at once: what counts is not how fast they are.
 pub(crate) fn watch(options: &Options, samples: &mut Samples) -> Vec<Line> {
-    let mut lines = Vec::new();
-    for (state, is_killed) in [("one stopped", false), ("one killed", true)] {
-        let name = format!("memory, {state}, {:?}", options.watch);
-        let mut cluster = Cluster::start(NODES);
-        let kinds = [Who::Ours, Who::OursFenced];
+    let stopped = Watched::start(format!("memory, one stopped, {:?}", options.watch));
+    let mut killed = Watched::start(format!("memory, one killed, {:?}", options.watch));
+    killed.cluster.servers[NODES - 1].kill();
+    stopped.cluster.servers[NODES - 1].stop();
+    let deadline = Deadline::after(options.watch);
+    while deadline.pause() {
+        flush(&stopped.cluster);
+        flush(&killed.cluster);
+    }
+    let lines = [stopped, killed].map(|watched| watched.sum_up(samples));
+    lines.into_iter().flatten().collect()
+}
+
+/// Servers, and a process of each kind that locks on them.
+struct Watched {
+    name: String,
+    cluster: Cluster,
+    processes: [(Who, (ChildProcess, ChildStdin)); 2],
+}
+
+impl Watched {
+    fn start(name: String) -> Self {
+        let cluster = Cluster::start(NODES);
         let urls = cluster.urls();
+        let kinds = [Who::Ours, Who::OursFenced];
         let processes = kinds.map(|who| (who, child::start("memory", who, &urls)));
         for (_, (process, _)) in &processes {
             process.wait_for_line("ready", PATIENCE);
         }
-        if is_killed {
-            last(&mut cluster).kill();
-        } else {
-            last(&mut cluster).stop();
+        Self {
+            name,
+            cluster,
+            processes,
         }
-        let deadline = Deadline::after(options.watch);
-        while deadline.pause() {
-            flush(&cluster);
-        }
-        for (who, (process, _)) in &processes {
+    }
+
+    fn sum_up(self, samples: &mut Samples) -> Vec<Line> {
+        let mut lines = Vec::new();
+        for (who, (process, _)) in &self.processes {
             let output = process.stdout();
             let sizes = output.lines().filter_map(|line| line.strip_prefix("kib "));
             let sizes: Vec<f64> = sizes.map(child::parse).collect();
@@ -46,14 +66,15 @@ pub(crate) fn watch(options: &Options, samples: &mut Samples) -> Vec<Line> {
                 (Metric::Memory, late / 1024.0),
                 (Metric::MemoryGrowth, late / early),
             ];
-            samples.push(&name, *who, Figures::from(figures));
+            samples.push(&self.name, *who, Figures::from(figures));
+            let name = &self.name;
             let what = format!("{name}, {}: x after a sixth of the time", who.short());
-            let growth = samples.of(&name, *who, Metric::MemoryGrowth);
+            let growth = samples.of(name, *who, Metric::MemoryGrowth);
             lines.push(Line::new(what, Target::AtMost(FLAT), growth));
         }
-        print_figures(&name, samples);
+        print_figures(&self.name, samples);
+        lines
     }
-    lines
 }
 
 /// Locks until it is ended, and says twice a second how large it is.
