@@ -9,6 +9,7 @@
 mod support;
 
 use std::fs;
+use std::future::IntoFuture;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use axum::body::Body;
 use axum::http::Request;
 use axum::routing::post;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use support::{ChildProcess, RedisServer, Reply, example_path, free_port};
+use support::{ChildProcess, Deadline, RedisServer, Reply, example_path, free_port};
 use tower::ServiceExt;
 use tower_redlock::deadpool_redis::redis::{Client, ClientTlsConfig, TlsCertificates};
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
@@ -65,7 +66,27 @@ async fn the_rights_in_the_chapter_are_enough_and_none_of_them_is_too_much() {
     let courtesy = |command: &String| ["client", "client|setinfo"].contains(&&**command);
     assert!(denied.iter().all(courtesy), "{denied:?}");
 
-    for right in rights {
+    let telling = ["+publish", "+pubsub|numsub", "+subscribe", "+unsubscribe"];
+    for right in telling {
+        let rest: Vec<&str> = rule
+            .iter()
+            .filter(|word| **word != right)
+            .copied()
+            .collect();
+        let user = right.replace(['+', '|'], "-");
+        set_user(&server, &user, &rest);
+        server.command(&["ACL", "LOG", "RESET"]);
+        let complaints = use_everything(&server, &user).await;
+        assert!(complaints.is_empty(), "without {right}: {complaints:#?}");
+        let missed = |command: &String| right.trim_start_matches('+') == command;
+        let deadline = Deadline::after(Duration::from_secs(5));
+        while !self::denied(&server).iter().any(missed) {
+            assert!(!deadline.is_over(), "nobody misses {right}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    for right in rights.into_iter().filter(|right| !telling.contains(right)) {
         let rest: Vec<&str> = rule
             .iter()
             .filter(|word| **word != right)
@@ -370,6 +391,15 @@ async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String>
             if let Err(error) = guard.release().await {
                 complaints.push(format!("release: {error}"));
             }
+        }
+    }
+    let [ours, theirs] = [(); 2].map(|()| builder().ttl(TTL).build().unwrap());
+    if let Ok(guard) = ours.try_lock(format!("{key}4")).await {
+        let waiting = tokio::spawn(theirs.lock(format!("{key}4")).wait(TTL).into_future());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(guard);
+        if let Err(error) = waiting.await.unwrap() {
+            complaints.push(format!("wait: {error}"));
         }
     }
     // Records that come with every answer of a node, and that do not.

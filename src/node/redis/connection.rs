@@ -133,9 +133,7 @@ pub(super) fn describe(error: &RedisError) -> String {
 pub(super) fn with_remedy(why: String) -> String {
     let denied = DENIED.iter().any(|denied| why.contains(denied));
     if denied {
-        format!(
-            "{why}; its user needs {RIGHTS}, on all keys of the namespace; to wait for others {TELLING}"
-        )
+        format!("{why}; its user needs {RIGHTS}, on all keys of the namespace")
     } else if why.contains("WRONGTYPE") {
         format!("{why}; {FOREIGN}")
     } else {
