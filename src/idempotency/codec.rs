@@ -1,5 +1,6 @@
 //! How a response is written into a record: as it is, compressed, encrypted.
 
+use std::borrow::Cow;
 #[cfg(feature = "encryption")]
 use std::collections::BTreeMap;
 use std::fmt;
@@ -147,8 +148,8 @@ impl Codec {
         self.encrypt(of, flags, &bytes)
     }
 
-    /// Reads what is behind the head.
-    pub(super) fn read(&self, of: Of<'_>, rest: &[u8]) -> Result<Vec<u8>, Unreadable> {
+    /// Reads what is behind the head, which is copied only if it must be.
+    pub(super) fn read<'a>(&self, of: Of<'_>, rest: &'a [u8]) -> Result<Cow<'a, [u8]>, Unreadable> {
         let (&flags, bytes) = rest.split_first().ok_or(Unreadable::Malformed)?;
         if flags & !(COMPRESSED | ENCRYPTED) != 0 {
             return Err(Unreadable::Malformed);
@@ -157,7 +158,7 @@ impl Codec {
         if flags & COMPRESSED == 0 {
             return Ok(bytes);
         }
-        decompress(&bytes)
+        decompress(&bytes).map(Cow::Owned)
     }
 
     #[cfg(feature = "compression")]
@@ -205,10 +206,15 @@ impl Codec {
     }
 
     #[cfg(feature = "encryption")]
-    fn decrypt(&self, of: Of<'_>, flags: u8, bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
+    fn decrypt<'a>(
+        &self,
+        of: Of<'_>,
+        flags: u8,
+        bytes: &'a [u8],
+    ) -> Result<Cow<'a, [u8]>, Unreadable> {
         if flags & ENCRYPTED == 0 {
             let is_read = self.keys.as_ref().is_none_or(|keys| keys.reads_plain);
-            return is_read.then(|| bytes.to_vec()).ok_or(Unreadable::Plain);
+            return is_read.then_some(bytes.into()).ok_or(Unreadable::Plain);
         }
         let (id, bytes) = bytes.split_first_chunk().ok_or(Unreadable::Malformed)?;
         let (nonce, sealed) = bytes
@@ -223,14 +229,19 @@ impl Codec {
             aad: &aad,
         };
         let opened = cipher.decrypt(<&XNonce>::from(nonce), payload);
-        opened.map_err(|_| Unreadable::Forged)
+        opened.map(Cow::Owned).map_err(|_| Unreadable::Forged)
     }
 
     #[cfg(not(feature = "encryption"))]
     #[allow(clippy::unused_self, reason = "with the feature it has the keys")]
-    fn decrypt(&self, _: Of<'_>, flags: u8, bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
+    fn decrypt<'a>(
+        &self,
+        _: Of<'_>,
+        flags: u8,
+        bytes: &'a [u8],
+    ) -> Result<Cow<'a, [u8]>, Unreadable> {
         if flags & ENCRYPTED == 0 {
-            Ok(bytes.to_vec())
+            Ok(bytes.into())
         } else {
             Err(Unreadable::UnknownKey)
         }
@@ -323,7 +334,7 @@ mod tests {
         let resource = LockKey::from("key");
         let written = Codec::default().write(of(&resource), PLAIN.to_vec());
         let read = Codec::default().read(of(&resource), &written);
-        assert_eq!(read, Ok(PLAIN.to_vec()));
+        assert_eq!(read, Ok(PLAIN.into()));
     }
 
     #[test]
@@ -349,7 +360,7 @@ mod tests {
         assert!(written.len() < PLAIN.len());
         // Whoever does not compress can read it.
         let read = Codec::default().read(of(&resource), &written);
-        assert_eq!(read, Ok(PLAIN.to_vec()));
+        assert_eq!(read, Ok(PLAIN.into()));
         let short = codec.write(of(&resource), PLAIN[..8].to_vec());
         assert_eq!(short[1..], PLAIN[..8]);
         let bomb = [&[COMPRESSED][..], &u32::MAX.to_le_bytes(), &[0; 8]].concat();
@@ -368,11 +379,11 @@ mod tests {
         let ours = codec(RecordKeys::new(1, &[1; 32]));
         let written = ours.write(of(&resource), PLAIN.to_vec());
         assert!(!written.windows(8).any(|part| PLAIN.starts_with(part)));
-        assert_eq!(ours.read(of(&resource), &written), Ok(PLAIN.to_vec()));
+        assert_eq!(ours.read(of(&resource), &written), Ok(PLAIN.into()));
         assert_ne!(ours.write(of(&resource), PLAIN.to_vec()), written);
 
         let rotated = codec(RecordKeys::new(2, &[2; 32]).reading(1, &[1; 32]));
-        assert_eq!(rotated.read(of(&resource), &written), Ok(PLAIN.to_vec()));
+        assert_eq!(rotated.read(of(&resource), &written), Ok(PLAIN.into()));
         let newer = rotated.write(of(&resource), PLAIN.to_vec());
         assert_eq!(
             ours.read(of(&resource), &newer),
@@ -428,6 +439,6 @@ mod tests {
         };
         let keys = RecordKeys::new(1, &[1; 32]);
         assert_eq!(read(keys.clone()), Err(Unreadable::Plain));
-        assert_eq!(read(keys.reading_plain()), Ok(PLAIN.to_vec()));
+        assert_eq!(read(keys.reading_plain()), Ok(PLAIN.into()));
     }
 }

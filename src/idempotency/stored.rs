@@ -1,5 +1,7 @@
 //! Responses as they are recorded.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use http::header::{
     CONNECTION, DATE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER,
@@ -11,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::{Codec, Of, Unreadable};
+use crate::lock::is_undamaged;
 use crate::node::sha256;
 use crate::protocol::{ExecutionId, FencingToken, Fingerprint, LockKey, Record};
 
@@ -54,6 +57,15 @@ pub(super) struct Executed<'a> {
     pub(super) token: Option<FencingToken>,
 }
 
+/// The bytes behind the head, which are those of the record.
+struct Rest(Record);
+
+impl AsRef<[u8]> for Rest {
+    fn as_ref(&self) -> &[u8] {
+        self.0.rest()
+    }
+}
+
 /// Why there is no response to replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoReplay {
@@ -90,7 +102,8 @@ pub(super) fn replay<B>(
     codec: &Codec,
 ) -> Result<Response<IdempotencyBody<B>>, NoReplay> {
     let malformed = NoReplay::Unreadable(Unreadable::Malformed);
-    if sha256(record.rest()) != record.digest() {
+    // What is bigger was checked when it was read, once for all who are answered with it.
+    if record.as_bytes().len() <= Record::MAX_INLINE && !is_undamaged(record) {
         return Err(malformed);
     }
     let of = Of {
@@ -98,14 +111,18 @@ pub(super) fn replay<B>(
         execution: record.execution(),
         fingerprint: record.fingerprint(),
     };
-    let stored = codec.read(of, record.rest());
-    let stored = stored.map_err(NoReplay::Unreadable)?;
+    // Not a copy for each of those who are answered at the same time.
+    let shared = Bytes::from_owner(Rest(record.clone()));
+    let stored = match codec.read(of, &shared).map_err(NoReplay::Unreadable)? {
+        Cow::Borrowed(plain) => shared.slice_ref(plain),
+        Cow::Owned(read) => Bytes::from(read),
+    };
     match postcard::from_bytes::<Stored<'_>>(&stored) {
         Ok(Stored { response: None, .. }) => Err(NoReplay::NotKept),
         Ok(Stored {
             response: Some(kept),
             ..
-        }) => response(&kept).ok_or(malformed),
+        }) => response(&kept, stored.slice_ref(kept.body)).ok_or(malformed),
         Err(_) => Err(malformed),
     }
 }
@@ -130,12 +147,12 @@ fn record(executed: Executed<'_>, response: Option<Kept<'_>>, codec: &Codec) -> 
     Record::new(execution, fingerprint, sha256(&rest), &rest)
 }
 
-fn response<B>(kept: &Kept<'_>) -> Option<Response<IdempotencyBody<B>>> {
+fn response<B>(kept: &Kept<'_>, body: Bytes) -> Option<Response<IdempotencyBody<B>>> {
     let trailers = match &kept.trailers {
         Some(trailers) => Some(header_map(trailers)?),
         None => None,
     };
-    let body = IdempotencyBody::whole(Bytes::copy_from_slice(kept.body), trailers);
+    let body = IdempotencyBody::whole(body, trailers);
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(kept.status).ok()?;
     *response.headers_mut() = header_map(&kept.headers)?;

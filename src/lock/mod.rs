@@ -40,4 +40,6 @@ pub use options::LockOptions;
 pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};
 pub use request::{LockFuture, LockRequest};
+#[cfg(feature = "idempotency")]
+pub(crate) use rest::is_undamaged;
 pub(crate) use waiters::Waiters;

@@ -180,9 +180,14 @@ impl Drop for Reading {
 
 /// Whether this is the record of which the head is known, undamaged.
 ///
-/// The head is what a majority agreed on; who the id is of alone could be made up.
+/// By all of the head, which is what a majority agreed on; the id alone could be made up.
 fn is_whole_of(record: &Record, head: &Record) -> bool {
-    record.completes(head) && sha256(record.rest()) == record.digest()
+    record.completes(head) && is_undamaged(record)
+}
+
+/// Whether the rest of a whole record is what its head says it is.
+pub(crate) fn is_undamaged(record: &Record) -> bool {
+    sha256(record.rest()) == record.digest()
 }
 
 /// The head does not say how big a record is: as big as any that is kept.
