@@ -448,14 +448,21 @@ async fn what_is_not_what_the_head_said_is_not_replayed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mebibyte_that_is_longer_on_the_wire_than_a_vote_may_take_is_recorded_all_the_same() {
-    let nodes = Nodes::start(Duration::from_millis(300)).await;
+    const NODE_TIMEOUT: Duration = Duration::from_millis(200);
+    let nodes = Nodes::start(NODE_TIMEOUT).await;
     let payments = Payments::default();
     let app = payments.app(&nodes.redlock, MEBIBYTE);
-    // Four fifths of a second, in which nothing else gets through: more than the lane waits for others.
+    // For longer than it takes to replace a silent connection, three node timeouts, and for less than a
+    // mebibyte may take.
     for wire in &nodes.wires {
-        wire.narrow(5 * 256 * 1024);
+        wire.narrow(1024 * 1200);
     }
-    let first = pay(&app, "a").await;
+    let mut first = pay(&app, "a").await;
+    // Of a busy machine not even a small request may be in time.
+    let deadline = Deadline::after(PATIENCE);
+    while first.code == "lock-unavailable" && !deadline.is_over() {
+        first = pay(&app, "a").await;
+    }
     assert_eq!(first.status, StatusCode::OK);
     nodes.wait_until_recorded(1).await;
     assert!(first.is_recorded);
