@@ -110,6 +110,7 @@ fn storm_summary(shares: Vec<Waiters>, began: u64, commands: u64) -> Figures {
         (Metric::WaitMean, millis(waited) / waits.len().max(1) as f64),
         (Metric::WaitP50, millis(percentile(&mut waits, 50))),
         (Metric::WaitP99, millis(percentile(&mut waits, 99))),
+        (Metric::WaitWorst, millis(percentile(&mut waits, 100))),
         (Metric::Unfairness, off.fold(0.0, f64::max) * 100.0),
         (Metric::Commands, commands as f64 / locks),
         (Metric::Holders, most_at_once(&all.holds) as f64),

@@ -21,6 +21,8 @@ pub(crate) enum Metric {
     WaitMean,
     WaitP50,
     WaitP99,
+    /// What the percentiles hide: those who starve are few, because they wait for long.
+    WaitWorst,
     /// How far the process farthest from the mean is from it, in percent of the mean.
     Unfairness,
     /// Requests answered per second, and microseconds until they were.
@@ -48,6 +50,7 @@ impl Metric {
             Self::WaitMean => "wait mean ms",
             Self::WaitP50 => "wait p50 ms",
             Self::WaitP99 => "wait p99 ms",
+            Self::WaitWorst => "wait worst ms",
             Self::Unfairness => "unfairness %",
             Self::Requests => "requests/s",
             Self::ResponseP50 => "response p50 us",

@@ -83,7 +83,7 @@ async fn compare(options: &Options) {
             Workload::Memory => memory::watch(options, &mut samples),
             Workload::W6 => uncontended::w6(options, &mut samples).await,
             Workload::W7 => http_server::w7(options, &mut samples).await,
-            Workload::Commands => uncontended::commands(&mut samples).await,
+            Workload::Commands => uncontended::commands(options, &mut samples).await,
         };
         lines.extend(found);
     }
