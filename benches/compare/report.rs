@@ -56,7 +56,8 @@ pub(crate) fn print_head(options: &Options) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     println!(
         "{cores} cores, which the servers share; tokio's default runtime with {cores} workers; \
-         redis-rs's default socket options; {} shuffled rounds of {:?} each",
+         redis-rs's default socket options; everybody's default settings, but without a restart \
+         guard, which only tower-redlock has; {} shuffled rounds of {:?} each",
         options.rounds, options.time
     );
 }
@@ -64,15 +65,15 @@ pub(crate) fn print_head(options: &Options) {
 /// Prints the medians of all participants, and how far the rounds lie apart.
 pub(crate) fn print_figures(workload: &str, samples: &Samples) {
     let metrics = samples.metrics(workload);
-    print!("{workload:<30}");
+    print!("{workload:<32}");
     for metric in &metrics {
-        print!("{:>31}", metric.title());
+        print!("{:>25}", metric.title());
     }
     println!();
     for who in samples.participants(workload) {
-        print!("  {:<28}", who.name());
+        print!("  {:<30}", who.name());
         for metric in &metrics {
-            print!("{:>31}", cell(samples, workload, who, *metric));
+            print!("{:>25}", cell(samples, workload, who, *metric));
         }
         println!();
     }
@@ -102,7 +103,7 @@ fn cell(samples: &Samples, workload: &str, who: Who, metric: Metric) -> String {
 /// Prints what is reached and what is not: medians of ratios inside a round, and their extremes.
 pub(crate) fn print_lines(lines: &[Line]) {
     println!(
-        "\n{:<12} {:<72} {:>8} {:>16} {:>10}",
+        "\n{:<12} {:<84} {:>8} {:>16} {:>10}",
         "", "medians over the rounds", "median", "spread", "target"
     );
     for line in lines {
@@ -116,7 +117,7 @@ pub(crate) fn print_lines(lines: &[Line]) {
             "not reached"
         };
         println!(
-            "{verdict:<12} {:<72} {:>8.2} {:>16} {:>10}",
+            "{verdict:<12} {:<84} {:>8.2} {:>16} {:>10}",
             line.what,
             spread.median,
             format!("{:.2}..{:.2}", spread.lowest, spread.highest),
