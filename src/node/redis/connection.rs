@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::io::tcp::TcpSettings;
 use deadpool_redis::redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisError,
 };
@@ -35,7 +36,9 @@ const NO_RESPONSE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint, String> {
     let info = url
         .into_connection_info()
-        .map_err(|error| describe(&error))?;
+        .map_err(|error| describe(&error))?
+        // A release that follows its lock at once would wait for the acknowledgment of that.
+        .set_tcp_settings(TcpSettings::default().set_nodelay(true));
     // Host names have no case, and the same server twice must be seen to be that.
     let name = match info.addr() {
         ConnectionAddr::Unix(path) => path.display().to_string(),
@@ -98,7 +101,10 @@ async fn take(shared: &Shared) -> Result<MultiplexedConnection, Arc<str>> {
     let pooled = shared.pool.get().await;
     let pooled = pooled.map_err(|error| Arc::<str>::from(describe_pool(&error)))?;
     let mut connection = Connection::take(pooled);
-    connection.set_response_timeout(NO_RESPONSE_TIMEOUT);
+    // Our own have none, and so no timer for every request.
+    if shared.is_foreign {
+        connection.set_response_timeout(NO_RESPONSE_TIMEOUT);
+    }
     Ok(connection)
 }
 

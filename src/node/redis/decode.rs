@@ -204,7 +204,7 @@ mod tests {
             Arg::Simple(bytes) => bytes.to_vec(),
             _ => Vec::new(),
         };
-        command.args_iter().map(bytes).collect()
+        command.as_cmd().args_iter().map(bytes).collect()
     }
 
     fn read(request: &Request, parts: Vec<Value>) -> Result<Reply, NodeFailure> {

@@ -1,24 +1,58 @@
 //! Requests as Redis commands.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use deadpool_redis::redis::{Cmd, cmd};
 
-use crate::node::job::Request;
+use crate::node::job::{Packet, Request};
 use crate::node::redis::scripts::{Lua, SCRIPTS};
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, OwnerToken, RecordNames};
 
-/// Returns the encoded command, which all nodes share but for the generation that each must have.
-pub(super) fn wire<'a>(request: &'a Request, generation_key: Option<&[u8]>) -> &'a Cmd {
-    static PING: LazyLock<Cmd> = LazyLock::new(|| cmd("PING"));
-    match request {
-        Request::Command(packet) => packet
-            .wire
-            .get_or_init(|| encode(&packet.command, packet.tells, generation_key)),
-        Request::Ping => &PING,
+/// A request as a command.
+pub(super) enum Wired {
+    /// That all nodes share.
+    Shared(Arc<Packet>),
+    Ping,
+    Own(Cmd),
+}
+
+static PING: LazyLock<Cmd> = LazyLock::new(|| cmd("PING"));
+
+impl Wired {
+    pub(super) fn as_cmd(&self) -> &Cmd {
+        match self {
+            // Without a generation, because what is encoded already is not encoded again.
+            Self::Shared(packet) => wired(packet, None),
+            Self::Ping => &PING,
+            Self::Own(command) => command,
+        }
     }
+
+    pub(super) fn into_cmd(self) -> Cmd {
+        match self {
+            Self::Own(command) => command,
+            shared => shared.as_cmd().clone(),
+        }
+    }
+}
+
+/// Returns the encoded command, which all nodes share but for the generation that each must have.
+pub(super) fn wire(request: &Request, generation_key: Option<&[u8]>) -> Wired {
+    match request {
+        Request::Command(packet) => {
+            wired(packet, generation_key);
+            Wired::Shared(Arc::clone(packet))
+        }
+        Request::Ping => Wired::Ping,
+    }
+}
+
+fn wired<'a>(packet: &'a Packet, generation_key: Option<&[u8]>) -> &'a Cmd {
+    packet
+        .wire
+        .get_or_init(|| encode(&packet.command, packet.tells, generation_key))
 }
 
 /// Whether the command ends with the generation that the server must have: all scripts that vote.

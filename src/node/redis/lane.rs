@@ -5,24 +5,24 @@
 //! acquisition without anybody waiting for an answer. The lane also notices when the server falls
 //! silent, tells requests so at once, and keeps trying to reach it until it answers again.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{Cmd, Pipeline, RedisError, Value};
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use deadpool_redis::redis::{Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, describe, open};
 use crate::node::redis::decode::{answer, is_noscript, listeners};
-use crate::node::redis::encode::{ends_with_generation, wire};
+use crate::node::redis::encode::{Wired, ends_with_generation, wire};
 use crate::node::redis::scripts::load_all;
 use crate::node::redis::{Reachability, Shared};
 use crate::node::{NodeFailure, telemetry};
@@ -31,6 +31,9 @@ use crate::protocol::message::Reply;
 
 /// Most jobs that travel in one pipeline.
 const MAX_BATCH: usize = 128;
+/// Most pipelines that are on the wire. On a long wire many must be, or jobs wait for answers that have
+/// nothing to do with them; beyond this a server is behind, and what waits may yet be called off.
+const MAX_IN_FLIGHT: usize = 32;
 /// A connection on which nothing was asked for this long is asked whether it still stands.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Pause between two attempts to reach a server that does not answer.
@@ -40,18 +43,16 @@ const PROBE_PAUSE: Duration = Duration::from_millis(150);
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
-type Answering = Pin<Box<dyn Future<Output = Answered> + Send>>;
+type Answer = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
 
 struct Lane {
     shared: Arc<Shared>,
     link: Option<Link>,
-    /// Batches that were sent and not answered, oldest first, by their running number.
-    unanswered: BTreeMap<u64, Batch>,
-    /// The futures of these batches. Dropping one may keep redis-rs from sending it.
-    answering: FuturesUnordered<Answering>,
-    next_batch: u64,
-    /// Batches with a lower number went out on an older connection.
-    link_began: u64,
+    /// Batches that were sent on this connection and not answered, oldest first, which is the order of
+    /// the answers.
+    unanswered: VecDeque<Batch>,
+    /// How much longer than the node timeout an answer may take for what is on the wire before it.
+    transit: Duration,
     /// Jobs that wait for a connection.
     parked: VecDeque<Job>,
     opening: Option<Opening>,
@@ -83,11 +84,8 @@ struct Batch {
     own: Duration,
     /// The same for all that were before it on the wire, too.
     transit: Duration,
-}
-
-struct Answered {
-    batch: u64,
-    values: Result<Vec<Value>, RedisError>,
+    /// Dropping it may keep redis-rs from sending what was asked.
+    answer: Answer,
 }
 
 /// Starts a lane. It ends when the sender is gone and nothing is left to do.
@@ -97,10 +95,8 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) -> mpsc::UnboundedSen
     let lane = Lane {
         shared,
         link: None,
-        unanswered: BTreeMap::new(),
-        answering: FuturesUnordered::new(),
-        next_batch: 0,
-        link_began: 0,
+        unanswered: VecDeque::new(),
+        transit: Duration::ZERO,
         parked: VecDeque::new(),
         opening: None,
         retry_at: None,
@@ -120,20 +116,39 @@ impl Lane {
         self.start_opening();
         let mut open = true;
         let mut batch = Vec::new();
+        // One timer, which may go off too early: setting it anew for every answer would cost more than
+        // that.
+        let mut alarm = Box::pin(sleep_until(self.next_alarm()));
         while open || self.has_release() {
-            let alarm = self.next_alarm();
+            let next_alarm = self.next_alarm();
+            if next_alarm < alarm.deadline() {
+                alarm.as_mut().reset(next_alarm);
+            }
             tokio::select! {
                 // Answers first: what has arrived is not late, however late we look.
                 biased;
-                Some(answered) = self.answering.next(), if !self.answering.is_empty() => {
-                    self.on_answered(answered);
-                }
+                values = poll_answer(&mut self.unanswered) => self.on_answered(values),
                 opened = poll_opening(&mut self.opening) => self.on_opened(opened),
-                received = jobs.recv_many(&mut batch, MAX_BATCH), if open => {
+                received = jobs.recv_many(&mut batch, MAX_BATCH),
+                    if open && self.unanswered.len() < MAX_IN_FLIGHT =>
+                {
                     open = received > 0;
+                    // For those who are about to ask too, on a busy wire: one pipeline costs less
+                    // than two.
+                    if !self.unanswered.is_empty() {
+                        yield_now().await;
+                        while batch.len() < MAX_BATCH
+                            && let Ok(job) = jobs.try_recv()
+                        {
+                            batch.push(job);
+                        }
+                    }
                     self.on_jobs(std::mem::take(&mut batch));
                 }
-                () = sleep_until(alarm) => self.on_alarm(),
+                () = alarm.as_mut() => {
+                    self.on_alarm();
+                    alarm.as_mut().reset(self.next_alarm());
+                }
             }
         }
     }
@@ -177,14 +192,14 @@ impl Lane {
                 let command = self.command(&job.request, link);
                 let mut connection = link.connection.clone();
                 self.put_out(jobs, async move {
-                    let value = connection.req_packed_command(&command).await;
+                    let value = connection.req_packed_command(command.as_cmd()).await;
                     value.map(|value| vec![value])
                 });
             }
             _ => {
                 let mut pipeline = Pipeline::with_capacity(jobs.len());
                 for job in &jobs {
-                    pipeline.add_command(self.command(&job.request, link));
+                    pipeline.add_command(self.command(&job.request, link).into_cmd());
                 }
                 self.send_pipeline(jobs, pipeline);
             }
@@ -192,14 +207,18 @@ impl Lane {
     }
 
     /// Returns a request as it goes out on `link`.
-    fn command(&self, request: &Request, link: &Link) -> Cmd {
+    fn command(&self, request: &Request, link: &Link) -> Wired {
         let guard = self.shared.guard.as_ref();
         let generation_key = guard.map(|guard| &*guard.generation_key);
-        let mut command = wire(request, generation_key).clone();
-        if ends_with_generation(request) {
-            command.arg(link.generation.as_ref().map(Generation::as_str));
+        let wired = wire(request, generation_key);
+        match &link.generation {
+            Some(generation) if ends_with_generation(request) => {
+                let mut command = wired.into_cmd();
+                command.arg(generation.as_str());
+                Wired::Own(command)
+            }
+            _ => wired,
         }
-        command
     }
 
     fn send_pipeline(&mut self, jobs: Vec<Job>, pipeline: Pipeline) {
@@ -217,43 +236,41 @@ impl Lane {
         jobs: Vec<Job>,
         values: impl Future<Output = Result<Vec<Value>, RedisError>> + Send + 'static,
     ) {
-        let batch = self.next_batch;
-        self.next_batch += 1;
         let sent = Instant::now();
         self.last_sent = sent;
-        let own: Duration = jobs.iter().map(Job::transit).sum();
-        let before = self.unanswered.values().map(|batch| batch.own);
-        let transit = own + before.sum::<Duration>();
-        let sent_batch = Batch {
+        let own = jobs.iter().map(Job::transit).sum();
+        self.transit += own;
+        let mut answer: Answer = Box::pin(values);
+        // The first poll takes the place in redis-rs's queue; polling in order keeps the order. The oldest
+        // is polled next anyway.
+        let mut context = Context::from_waker(Waker::noop());
+        if !self.unanswered.is_empty()
+            && let Poll::Ready(values) = answer.as_mut().poll(&mut context)
+        {
+            answer = Box::pin(ready(values));
+        }
+        self.unanswered.push_back(Batch {
             jobs,
             sent,
             own,
-            transit,
-        };
-        self.unanswered.insert(batch, sent_batch);
-        let mut answering: Answering = Box::pin(async move {
-            let values = values.await;
-            Answered { batch, values }
+            transit: self.transit,
+            answer,
         });
-        // The first poll takes the place in redis-rs's queue; polling in order keeps the order.
-        let mut context = Context::from_waker(Waker::noop());
-        match answering.as_mut().poll(&mut context) {
-            Poll::Ready(answered) => self.on_answered(answered),
-            Poll::Pending => self.answering.push(answering),
-        }
     }
 
-    fn on_answered(&mut self, Answered { batch, values }: Answered) {
-        let on_this_link = batch >= self.link_began;
+    /// Takes the answers to the oldest batch.
+    fn on_answered(&mut self, values: Result<Vec<Value>, RedisError>) {
         let values = match values {
             Ok(values) => values,
-            Err(error) if on_this_link => return self.on_link_lost(&describe(&error).into()),
-            // Its jobs were dealt with when its connection was given up.
-            Err(_) => return,
+            Err(error) => return self.on_link_lost(&describe(&error).into()),
         };
-        let Some(Batch { jobs, sent, .. }) = self.unanswered.remove(&batch) else {
+        let Some(batch) = self.unanswered.pop_front() else {
             return;
         };
+        let Batch {
+            jobs, sent, own, ..
+        } = batch;
+        self.transit = self.transit.saturating_sub(own);
         let took = sent.elapsed();
         let forgot_scripts = values.iter().any(is_noscript);
         let mut forgot_all = false;
@@ -276,7 +293,7 @@ impl Lane {
             }
             job.ballot.cast(outcome);
         }
-        if on_this_link && self.shared.is_down() && !self.is_silent() {
+        if self.shared.is_down() && !self.is_silent() {
             // Attempts to replace a connection that answers again are called off.
             self.candidate = None;
             self.opening = None;
@@ -286,7 +303,7 @@ impl Lane {
         if forgot_scripts {
             self.reload_scripts();
         }
-        if forgot_all && on_this_link {
+        if forgot_all {
             self.on_amnesia();
         }
     }
@@ -397,13 +414,10 @@ impl Lane {
     /// Drops the connection and fails what is out on it, but for the releases, which it returns.
     fn give_up_link(&mut self, why: &Arc<str>) -> Vec<Job> {
         self.link = None;
-        self.link_began = self.next_batch;
-        self.answering = FuturesUnordered::new();
+        self.transit = Duration::ZERO;
         let mut again = Vec::new();
-        for job in std::mem::take(&mut self.unanswered)
-            .into_values()
-            .flat_map(|batch| batch.jobs)
-        {
+        let unanswered = std::mem::take(&mut self.unanswered).into_iter();
+        for job in unanswered.flat_map(|batch| batch.jobs) {
             if job.is_release() {
                 again.push(job);
             } else {
@@ -463,7 +477,7 @@ impl Lane {
     /// Returns when the oldest unanswered batch is overdue. Twice the node timeout: by the first,
     /// every lease has given up on it, and a process that was starved of CPU gets a second look.
     fn silent_at(&self) -> Option<Instant> {
-        let (_, oldest) = self.unanswered.first_key_value()?;
+        let oldest = self.unanswered.front()?;
         Some(oldest.sent + 2 * self.shared.timeouts.node + oldest.transit)
     }
 
@@ -514,7 +528,7 @@ impl Lane {
     /// Whether a release is still to be confirmed whose key may be there.
     fn has_release(&self) -> bool {
         let now = Instant::now();
-        let sent = self.unanswered.values().flat_map(|batch| &batch.jobs);
+        let sent = self.unanswered.iter().flat_map(|batch| &batch.jobs);
         sent.chain(&self.parked)
             .any(|job| job.is_release() && job.is_wanted(now))
     }
@@ -524,9 +538,8 @@ impl Lane {
         let Some(link) = &self.link else { return };
         let mut connection = link.connection.clone();
         self.put_out(Vec::new(), async move {
-            let value = connection
-                .req_packed_command(wire(&Request::Ping, None))
-                .await;
+            let ping = wire(&Request::Ping, None);
+            let value = connection.req_packed_command(ping.as_cmd()).await;
             value.map(|value| vec![value])
         });
     }
@@ -574,6 +587,15 @@ impl Lane {
             since,
         };
     }
+}
+
+/// Waits for the answers to the oldest batch; for ever, if there is none.
+async fn poll_answer(unanswered: &mut VecDeque<Batch>) -> Result<Vec<Value>, RedisError> {
+    poll_fn(|context| match unanswered.front_mut() {
+        Some(oldest) => oldest.answer.as_mut().poll(context),
+        None => Poll::Pending,
+    })
+    .await
 }
 
 /// Waits for the connection that is being opened; for ever, if there is none.

@@ -42,6 +42,8 @@ pub(crate) struct RedisNode {
 pub(crate) struct Shared {
     name: Arc<str>,
     pool: Pool,
+    /// Whether the pool is the user's, and its connections as the user likes them.
+    is_foreign: bool,
     timeouts: Timeouts,
     /// The restart guard, if it is on.
     guard: Option<Arc<Guard>>,
@@ -75,10 +77,10 @@ impl RedisNode {
         let name = endpoint.name;
         let client = endpoint.client;
         Self {
-            listener: client.map(|client| Listener::new(&name, client, timeouts.connect)),
             shared: Arc::new(Shared {
-                name,
+                name: Arc::clone(&name),
                 pool: endpoint.pool,
+                is_foreign: client.is_none(),
                 timeouts,
                 guard,
                 reachability: Mutex::new(Reachability::Untried),
@@ -86,6 +88,7 @@ impl RedisNode {
             }),
             lane: Mutex::new(None),
             reader: Arc::new(Reader::new()),
+            listener: client.map(|client| Listener::new(&name, client, timeouts.connect)),
         }
     }
 }

@@ -89,7 +89,7 @@ impl Reader {
             let sent = Instant::now();
             let mut connection = current.connection.clone();
             let command = wire(&job.request, None);
-            match connection.req_packed_command(command).await {
+            match connection.req_packed_command(command.as_cmd()).await {
                 Ok(value) => {
                     telemetry::node_call(&shared.name, job.request.name(), sent.elapsed());
                     return answer(&job.request, value, &shared.name);
