@@ -72,12 +72,18 @@ fn send(node: &mut ScriptNode, command: &Command, as_set: bool) -> Result<Reply,
 }
 
 fn decode(op: &Op, reply: &support::Reply) -> Reply {
+    if let Some(number) = reply.as_int() {
+        let fence = || u64::try_from(number).unwrap();
+        return match op {
+            Op::Acquire { .. } => Reply::Granted(fence()),
+            Op::Confirm { .. } => Reply::At(fence()),
+            Op::Release => Reply::Released,
+            _ => panic!("{op:?} is answered {reply:?}"),
+        };
+    }
     let parts = reply.as_array().unwrap();
     let kind = parts[0].as_int().unwrap();
-    // Numbers come as text: a Lua number that Redis converts itself would be cut to an integer.
-    let number = || parts[1].as_str().unwrap().parse().unwrap();
     match (op, kind, parts.len()) {
-        (Op::Acquire { .. }, 1, 2) => Reply::Granted(number()),
         (Op::Acquire { .. }, 0, 2) => Reply::Held {
             expires_in: u64::try_from(parts[1].as_int().unwrap())
                 .ok()
@@ -85,9 +91,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
             fingerprint: None,
         },
         (Op::Acquire { .. }, 2, 1) => Reply::Overflow,
-        (Op::Confirm { .. }, 1, 2) => Reply::At(number()),
         (Op::Confirm { .. }, 0, 1) => Reply::Lost,
-        (Op::Release, 1, 1) => Reply::Released,
         _ => panic!("{op:?} is answered {reply:?}"),
     }
 }

@@ -110,9 +110,13 @@ impl ByHand {
             .arg(1)
             .arg(&claim.name)
             .arg(&claim.owner);
+        if self.fencing {
+            // To those who listen, as this crate asks for.
+            eval.arg(1);
+        }
+        // How many keys were deleted, or how many processes told.
         let ours = |answer| match answer {
-            Value::Int(deleted) => u64::try_from(deleted).ok(),
-            Value::Array(_) => Some(1),
+            Value::Int(number) if number >= 0 => Some(1),
             _ => None,
         };
         self.ask(eval, ours).await
@@ -125,12 +129,7 @@ impl ByHand {
         eval.arg(&claim.owner).arg(next_proposal());
         eval.arg(millis()).arg(RETENTION_MS);
         let number = |answer| match answer {
-            Value::Array(parts) => match parts.as_slice() {
-                [Value::Int(1), Value::BulkString(number)] => {
-                    std::str::from_utf8(number).ok()?.parse().ok()
-                }
-                _ => None,
-            },
+            Value::Int(fence) => u64::try_from(fence).ok(),
             _ => None,
         };
         self.ask(eval, number).await
@@ -191,7 +190,10 @@ fn millis() -> u64 {
 const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) \
     else return 0 end";
 const ACQUIRE_FENCED: &str = include_str!("../../src/node/redis/scripts/acquire.lua");
-const RELEASE_FENCED: &str = include_str!("../../src/node/redis/scripts/release.lua");
+const RELEASE_FENCED: &str = concat!(
+    include_str!("../../src/node/redis/scripts/tell.lua"),
+    include_str!("../../src/node/redis/scripts/release.lua")
+);
 
 /// What `Redlock::builder` has by default.
 const RETENTION_MS: u64 = 3_600_000;

@@ -129,15 +129,22 @@ fn decode(op: &Op, reply: &support::Reply) -> Result<Reply, String> {
             _ => Reply::NotDone,
         });
     }
+    if let Some(number) = reply.as_int() {
+        let fence = || u64::try_from(number).unwrap();
+        return Ok(match op {
+            Op::Acquire { .. } => Reply::Granted(fence()),
+            Op::Confirm { .. } => Reply::At(fence()),
+            Op::Release | Op::ReleaseExecuted => Reply::Released,
+            _ => panic!("{op:?} is answered {reply:?}"),
+        });
+    }
     let parts = reply.as_array().unwrap();
     let answer = parts[0].as_int().unwrap();
-    let number = || parts[1].as_str().unwrap().parse().unwrap();
     let left = |place: usize| {
         let left = u64::try_from(parts[place].as_int().unwrap()).ok();
         left.map(Duration::from_millis)
     };
     Ok(match (op, answer, parts.len()) {
-        (Op::Acquire { .. }, 1, 2) => Reply::Granted(number()),
         (Op::Acquire { .. }, 0, 3) => Reply::Held {
             expires_in: left(1),
             fingerprint: Fingerprint::from_hex(&bytes_of(&parts[2])),
@@ -145,9 +152,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Result<Reply, String> {
         (Op::Acquire { .. }, 2, 1) => Reply::Overflow,
         (Op::Acquire { .. }, 5, 1) => Reply::Intended,
         (Op::Acquire { .. } | Op::Confirm { .. }, 3, 1) => Reply::Amnesia,
-        (Op::Confirm { .. }, 1, 2) => Reply::At(number()),
         (Op::Confirm { .. } | Op::Record { .. }, 0, 1) => Reply::Lost,
-        (Op::Release | Op::ReleaseExecuted, 1, 1) => Reply::Released,
         (Op::Look, 0, 1) => Reply::NotDone,
         (
             Op::Acquire { .. }

@@ -48,17 +48,6 @@ fn why_none(request: &Request, value: &Value) -> String {
     }
 }
 
-/// Returns to how many processes a release was told: a negative number if the server's user may not.
-pub(super) fn listeners(value: &Value) -> Option<i64> {
-    match value {
-        Value::Array(parts) => match **parts {
-            [Value::Int(1), Value::Int(listeners)] => Some(listeners),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
 /// Whether a server's reply says that it does not know a script that was loaded.
 pub(super) fn is_noscript(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
@@ -75,8 +64,10 @@ fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
             Some(Reply::Whole(Record::from_bytes(record.as_slice().into())?))
         }
         (Op::Fetch, Value::Nil) => Some(Reply::NotDone),
+        (Op::Acquire { .. }, Value::Int(fence)) => Some(Reply::Granted(number(*fence)?)),
+        (Op::Confirm { .. }, Value::Int(fence)) => Some(Reply::At(number(*fence)?)),
+        (Op::Release | Op::ReleaseExecuted, Value::Int(_)) => Some(Reply::Released),
         (op, Value::Array(parts)) => match (op, parts.as_slice()) {
-            (Op::Acquire { .. }, [Value::Int(1), number]) => Some(Reply::Granted(parse(number)?)),
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl)]) => Some(Reply::Held {
                 // Negative: the key never expires.
                 expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
@@ -105,23 +96,16 @@ fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
             (Op::Look, [Value::Int(0)]) => Some(Reply::NotDone),
             (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
             (Op::Acquire { .. } | Op::Confirm { .. }, [Value::Int(3)]) => Some(Reply::Amnesia),
-            (Op::Confirm { .. }, [Value::Int(1), number]) => Some(Reply::At(parse(number)?)),
             (Op::Confirm { .. }, [Value::Int(0)]) => Some(Reply::Lost),
-            (Op::Release | Op::ReleaseExecuted, [Value::Int(1)] | [Value::Int(1), _]) => {
-                Some(Reply::Released)
-            }
             _ => None,
         },
         _ => None,
     }
 }
 
-fn parse(number: &Value) -> Option<u64> {
-    let Value::BulkString(digits) = number else {
-        return None;
-    };
-    let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
-    (number <= FencingToken::MAX.as_u64()).then_some(number)
+fn number(fence: i64) -> Option<u64> {
+    let fence = u64::try_from(fence).ok()?;
+    (fence <= FencingToken::MAX.as_u64()).then_some(fence)
 }
 
 /// Not by its name, which has the key in it.
@@ -285,22 +269,32 @@ mod tests {
         let (acquire, confirm) = (acquire(Some(1)), confirm(Some(1)));
         let refusal = |asked: &str| vec![int(0), int(1_000), text(asked)];
         let cases = [
-            (&acquire, vec![int(1), text("5")], Reply::Granted(5)),
             (&acquire, refusal(&digits), held(asked)),
             (&acquire, refusal(""), held(None)),
             (&acquire, refusal("another client's"), held(None)),
             (&acquire, vec![int(3)], Reply::Amnesia),
             (&acquire, vec![int(5)], Reply::Intended),
-            (&confirm, vec![int(1), text("5")], Reply::At(5)),
             (&confirm, vec![int(0)], Reply::Lost),
             (&confirm, vec![int(3)], Reply::Amnesia),
             (&keep(), vec![int(0)], Reply::Lost),
-            (&Op::Release, vec![int(1)], Reply::Released),
-            (&Op::ReleaseExecuted, vec![int(1)], Reply::Released),
             (&Op::Look, vec![int(0)], Reply::NotDone),
         ];
         for (op, parts, expected) in cases {
             let reply = read(&request(&recorded(true), op.clone()), parts);
+            assert_eq!(reply, Ok(expected), "{op:?}");
+        }
+        let numbers = [
+            (&acquire, 5, Reply::Granted(5)),
+            (&confirm, 5, Reply::At(5)),
+            (&Op::Release, -2, Reply::Released),
+            (&Op::ReleaseExecuted, 3, Reply::Released),
+        ];
+        for (op, reply, expected) in numbers {
+            let reply = answer(
+                &request(&recorded(true), op.clone()),
+                int(reply),
+                &"n".into(),
+            );
             assert_eq!(reply, Ok(expected), "{op:?}");
         }
         let ours = record();

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, describe, open};
-use crate::node::redis::decode::{answer, is_noscript, listeners};
+use crate::node::redis::decode::{answer, is_noscript};
 use crate::node::redis::encode::{Wired, ends_with_generation, wire};
 use crate::node::redis::scripts::load_all;
 use crate::node::redis::{Reachability, Shared};
@@ -281,10 +281,10 @@ impl Lane {
                 continue;
             }
             telemetry::node_call(&self.shared.name, job.request.name(), took);
-            if job.is_release()
-                && let Some(listeners) = listeners(&value)
+            if let Value::Int(told) = value
+                && job.is_release()
             {
-                self.shared.note_listeners(&mut job, listeners);
+                self.shared.note_listeners(&mut job, told);
             }
             let mut outcome = answer(&job.request, value, &self.shared.name);
             if outcome == Ok(Reply::Amnesia) {

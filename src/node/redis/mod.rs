@@ -134,18 +134,15 @@ impl Shared {
         Some(format!("it is the same server as {twin}, or a copy; list every server once").into())
     }
 
-    /// Notes to how many processes a release was told; that it cannot be, it says once.
-    fn note_listeners(&self, job: &mut Job, listeners: i64) {
-        match usize::try_from(listeners) {
-            Ok(listeners) => job.ballot.set_listeners(listeners),
-            Err(_) => {
-                if !self.warned.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(
-                        node = &*self.name,
-                        "redlock node's user may not tell of releases: it needs {TELLING}"
-                    );
-                }
-            }
+    /// Notes to how many processes a release was told; that it must not be, it says once.
+    fn note_listeners(&self, job: &mut Job, told: i64) {
+        if let Ok(listeners) = usize::try_from(told) {
+            job.ballot.set_listeners(listeners);
+        } else if told == -1 && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                node = &*self.name,
+                "redlock node's user may not tell of releases: it needs {TELLING}"
+            );
         }
     }
 

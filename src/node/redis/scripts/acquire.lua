@@ -2,7 +2,7 @@
 -- the lock and the two writes.
 -- KEYS: lock, fence, and with the restart guard the generation.
 -- ARGV: owner, proposal, ttl ms, fence retention ms, and with the restart guard the generation seen.
--- Answers {1, fence} granted, {0, pttl} held by another, {2} the fence is at its end, {3} this server lost
+-- Answers the fence if granted, {0, pttl} held by another, {2} the fence is at its end, {3} this server lost
 -- its memory since its generation was seen.
 if ARGV[5] and redis.call('GET', KEYS[3]) ~= ARGV[5] then return {3} end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
@@ -36,4 +36,4 @@ if not holder then
     return redis.error_reply('WRONGTYPE the lock or fence key is not a string')
   end
 end
-return {1, string.format('%.0f', fence)}
+return fence

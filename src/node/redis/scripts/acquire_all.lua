@@ -4,7 +4,7 @@
 -- generation.
 -- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks, and with the restart
 -- guard the generation seen.
--- Answers {1, fence} granted, {0, longest pttl} held by another, {2} the fence is at its end, {3} this server lost
+-- Answers the fence if granted, {0, longest pttl} held by another, {2} the fence is at its end, {3} this server lost
 -- its memory since its generation was seen.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local owner, count = ARGV[1], tonumber(ARGV[5])
@@ -45,4 +45,4 @@ end
 for i = 1, #free do
   redis.call('SET', free[i], owner, 'PX', ARGV[3])
 end
-return {1, string.format('%.0f', fence)}
+return fence

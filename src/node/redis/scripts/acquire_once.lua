@@ -3,7 +3,7 @@
 -- KEYS: lock, fence, record, with intents the intent, and with the restart guard the generation.
 -- ARGV: owner, proposal, ttl ms, fence retention ms, intent retention ms ('' without intents), and with the
 -- restart guard the generation seen.
--- Answers {1, fence} granted, {0, pttl, what the holder asked for} held by another, {2} the fence is at its end,
+-- Answers the fence if granted, {0, pttl, what the holder asked for} held by another, {2} the fence is at its end,
 -- {3} this server lost its memory since its generation was seen, {4, record, pttl} recorded, of a big record the
 -- head only, {5} somebody was granted the key who may have executed, and recorded nothing.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
@@ -50,4 +50,4 @@ else
   if intents then redis.call('SET', KEYS[4], owner, 'PX', ARGV[5]) end
   redis.call('SET', KEYS[1], owner, 'PX', ARGV[3])
 end
-return {1, string.format('%.0f', fence)}
+return fence

@@ -2,7 +2,7 @@
 -- so that the fence it answers is the fence under which the lock was still held.
 -- KEYS: lock, fence, and with the restart guard the generation.
 -- ARGV: owner, token, ttl ms, fence retention ms, and with the restart guard the generation seen.
--- Answers {1, fence after the write} still held, {0} lost, {3} this server lost its memory since its
+-- Answers the fence after the write if still held, {0} lost, {3} this server lost its memory since its
 -- generation was seen.
 if ARGV[5] and redis.call('GET', KEYS[3]) ~= ARGV[5] then return {3} end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
@@ -15,7 +15,7 @@ if record then
     return redis.error_reply('WRONGTYPE the fence key holds something else')
   end
 end
-if fence > token then return {1, string.format('%.0f', fence)} end
+if fence > token then return fence end
 if fence < token then
   local raised = ARGV[2] .. ' ' .. owner
   -- MGET shows a key of another type as missing; NX keeps us from overwriting it.
@@ -32,4 +32,4 @@ end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
-return {1, ARGV[2]}
+return token

@@ -4,7 +4,7 @@
 -- generation.
 -- ARGV: owner, token ('' without fencing), ttl ms, fence retention ms, number of locks, and with the restart
 -- guard the generation seen.
--- Answers {1, fence after the write} still held, {0} lost, {3} this server lost
+-- Answers the fence after the write if still held, {0} lost, {3} this server lost
 -- its memory since its generation was seen.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local owner, count = ARGV[1], tonumber(ARGV[5])
@@ -23,7 +23,7 @@ if ARGV[2] ~= '' then
     at_token[i] = number == token
     if number > fence then fence = number end
   end
-  if fence > token then return {1, string.format('%.0f', fence)} end
+  if fence > token then return fence end
   for i = count + 1, 2 * count do
     if at_token[i] then
       redis.call('PEXPIRE', KEYS[i], ARGV[4])
@@ -37,4 +37,4 @@ for i = 1, count do
     redis.call('PEXPIRE', KEYS[i], ARGV[3])
   end
 end
-return {1, ARGV[2] == '' and '0' or ARGV[2]}
+return tonumber(ARGV[2]) or 0

@@ -2,7 +2,7 @@
 -- recorded under it.
 -- KEYS: lock, fence, record, and with the restart guard the generation.
 -- ARGV: owner, token, ttl ms, fence retention ms, and with the restart guard the generation seen.
--- Answers {1, fence after the write} still held, {0} lost, {3} this server lost its memory since its generation
+-- Answers the fence after the write if still held, {0} lost, {3} this server lost its memory since its generation
 -- was seen, {4, record, pttl} recorded, of a big record the head only.
 if ARGV[5] and redis.call('GET', KEYS[4]) ~= ARGV[5] then return {3} end
 local pttl = redis.call('PTTL', KEYS[3])
@@ -26,7 +26,7 @@ if granted then
     return redis.error_reply('WRONGTYPE the fence key holds something else')
   end
 end
-if fence > token then return {1, string.format('%.0f', fence)} end
+if fence > token then return fence end
 if fence < token then
   local raised = ARGV[2] .. ' ' .. owner
   if granted then
@@ -40,4 +40,4 @@ end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
-return {1, ARGV[2]}
+return token
