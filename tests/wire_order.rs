@@ -96,7 +96,7 @@ fn by_owner(log: &MonitorLog) -> HashMap<String, Vec<bool>> {
     for line in log.lines() {
         let words: Vec<_> = line.split('"').skip(1).step_by(2).collect();
         let (owner, acquires) = match words.as_slice() {
-            [evalsha, _hash, "1", _lock, owner] if evalsha.eq_ignore_ascii_case("evalsha") => {
+            [evalsha, _hash, "1", _lock, owner, ..] if evalsha.eq_ignore_ascii_case("evalsha") => {
                 (owner, false)
             }
             // Also the confirmation of a token, which has no place behind a release either.
