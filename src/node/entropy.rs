@@ -1,5 +1,6 @@
 //! Randomness, digests and the wall clock: what the protocol floor is given instead of using.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
@@ -23,8 +24,27 @@ pub(crate) fn unguessable() -> [u8; 16] {
         bytes[..8].copy_from_slice(&random.to_le_bytes());
         return bytes;
     }
-    getrandom::fill(&mut bytes).expect("the operating system provides random numbers");
+    SPARE.with_borrow_mut(|spare| {
+        if spare.len() < bytes.len() {
+            // One system call for many: it costs more than all else of a token.
+            spare.resize(SPARE_BYTES, 0);
+            getrandom::fill(spare).expect("the operating system provides random numbers");
+        }
+        // Taken out, so that what was given once is nowhere else and never given again.
+        let rest = spare.len() - bytes.len();
+        bytes.copy_from_slice(&spare[rest..]);
+        spare[rest..].fill(0);
+        spare.truncate(rest);
+    });
     bytes
+}
+
+const SPARE_BYTES: usize = 1024;
+
+thread_local! {
+    /// Random bytes that nobody was given yet. A process that forks without `exec` would give them twice,
+    /// which no tokio runtime survives.
+    static SPARE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns a uniform random number, for delays.

@@ -120,10 +120,46 @@ pub(crate) fn node_up(node: &std::sync::Arc<str>, up: bool) {
     gauge!(NODE_UP, "node" => std::sync::Arc::clone(node)).set(if up { 1.0 } else { 0.0 });
 }
 
-/// A node answered a request of some kind.
+/// How long a node took to answer requests, by their kind.
+///
+/// What the recorder has for each is kept for a while, because to ask it for every answer costs as much as
+/// to read the answer. Not for ever: a recorder may be installed later.
 #[cfg(all(feature = "metrics", feature = "redis"))]
-pub(crate) fn node_call(node: &std::sync::Arc<str>, op: &'static str, took: Duration) {
-    histogram!(NODE_CALL_SECONDS, "node" => std::sync::Arc::clone(node), "op" => op).record(took);
+pub(crate) struct NodeCalls {
+    node: std::sync::Arc<str>,
+    known: Vec<(&'static str, metrics::Histogram)>,
+    known_until: tokio::time::Instant,
+}
+
+#[cfg(all(feature = "metrics", feature = "redis"))]
+impl NodeCalls {
+    pub(crate) fn of(node: &std::sync::Arc<str>) -> Self {
+        Self {
+            node: std::sync::Arc::clone(node),
+            known: Vec::new(),
+            known_until: tokio::time::Instant::now(),
+        }
+    }
+
+    /// Begins a series of answers that came at `now`.
+    pub(crate) fn at(&mut self, now: tokio::time::Instant) -> &mut Self {
+        if self.known_until <= now {
+            self.known.clear();
+            self.known_until = now + Duration::from_millis(100);
+        }
+        self
+    }
+
+    pub(crate) fn took(&mut self, op: &'static str, took: Duration) {
+        let known = self.known.iter().find(|(name, _)| std::ptr::eq(*name, op));
+        if let Some((_, histogram)) = known {
+            return histogram.record(took);
+        }
+        let node = std::sync::Arc::clone(&self.node);
+        let histogram = histogram!(NODE_CALL_SECONDS, "node" => node, "op" => op);
+        histogram.record(took);
+        self.known.push((op, histogram));
+    }
 }
 
 /// Counts itself in a gauge for as long as it lives.
@@ -182,7 +218,20 @@ mod nothing {
     pub(crate) fn node_up(_: &std::sync::Arc<str>, _: bool) {}
 
     #[cfg(feature = "redis")]
-    pub(crate) fn node_call(_: &std::sync::Arc<str>, _: &'static str, _: Duration) {}
+    pub(crate) struct NodeCalls;
+
+    #[cfg(feature = "redis")]
+    impl NodeCalls {
+        pub(crate) fn of(_: &std::sync::Arc<str>) -> Self {
+            Self
+        }
+
+        pub(crate) fn at(&mut self, _: tokio::time::Instant) -> &mut Self {
+            self
+        }
+
+        pub(crate) fn took(&mut self, _: &'static str, _: Duration) {}
+    }
 }
 
 #[cfg(not(feature = "metrics"))]

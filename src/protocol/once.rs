@@ -141,15 +141,14 @@ impl OnceRound {
     }
 
     /// Returns the nodes from which an answer is outstanding that would matter.
-    #[must_use]
-    pub fn silent(&self) -> Vec<usize> {
-        if self.repairing {
-            self.repairers().collect()
-        } else if self.is_recorded() {
-            self.which(|node| !node.answered).collect()
-        } else {
-            self.acquiring.silent().collect()
-        }
+    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
+        let (repairing, recorded) = (self.repairing, self.is_recorded());
+        let of_lock = (!repairing && !recorded).then(|| self.acquiring.silent());
+        let of_record = self.which(move |node| match repairing {
+            true => node.repairing,
+            false => recorded && !node.answered,
+        });
+        of_lock.into_iter().flatten().chain(of_record)
     }
 
     /// Returns the nodes whose answer to the `ACQUIRE` is outstanding.

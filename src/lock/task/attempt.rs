@@ -1,7 +1,6 @@
 //! One attempt at a lock: its requests go out, its votes are counted, and it is granted or given up.
 
 use std::future::Future;
-use std::ops::ControlFlow::{self, Break, Continue};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +50,13 @@ enum Stage {
     Repairing(u32, Instant),
 }
 
+/// How an attempt ends.
+enum End {
+    Granted(u64),
+    Replayed(Record),
+    Missed(Missed),
+}
+
 /// What an attempt waits for.
 enum Event {
     Gone,
@@ -84,10 +90,9 @@ impl LeaseTask {
                 Event::Read(Err(_)) => self.on_silence(&mut attempt, Instant::now()),
                 Event::Silence(now) => self.on_silence(&mut attempt, now),
             };
-            attempt = match self.follow(attempt, step) {
-                Continue(attempt) => attempt,
-                Break(outcome) => return outcome,
-            };
+            if let Some(end) = self.follow(&mut attempt, step) {
+                return self.end(attempt, end);
+            }
         }
     }
 
@@ -164,24 +169,33 @@ impl LeaseTask {
         OnceStep::Wait
     }
 
-    /// Does what follows from the votes so far.
-    fn follow(
-        &mut self,
-        mut attempt: Attempt,
-        step: OnceStep,
-    ) -> ControlFlow<Result<Acquired, Missed>, Attempt> {
-        let missed = match step {
-            OnceStep::Wait => return Continue(attempt),
+    /// Does what follows from the votes so far, and returns how the attempt ends, if it does.
+    fn follow(&mut self, attempt: &mut Attempt, step: OnceStep) -> Option<End> {
+        match step {
+            OnceStep::Wait => return None,
             OnceStep::Confirm(token) => {
-                self.confirm(&mut attempt, token);
-                return Continue(attempt);
+                self.confirm(attempt, token);
+                return None;
             }
             OnceStep::Repair(record) => {
-                self.repair(&mut attempt, record);
-                return Continue(attempt);
+                self.repair(attempt, record);
+                return None;
             }
-            OnceStep::Execute(number) => return Break(self.granted(attempt, number)),
-            OnceStep::Replay(record) => {
+            OnceStep::Execute(number) => return Some(End::Granted(number)),
+            OnceStep::Replay(record) => return Some(End::Replayed(record)),
+            OnceStep::Refused(refusal) => Some(self.missed(refusal, &attempt.failures)),
+            OnceStep::Undecided => Some(Missed::Undecided),
+            OnceStep::OtherRequest => Some(Missed::not_granted(NotGranted::OtherRequest)),
+            OnceStep::Conflicting => Some(Missed::not_granted(NotGranted::Conflicting)),
+            OnceStep::Unknown => Some(Missed::not_granted(NotGranted::Unknown)),
+        }
+        .map(End::Missed)
+    }
+
+    fn end(&mut self, attempt: Attempt, end: End) -> Result<Acquired, Missed> {
+        let missed = match end {
+            End::Granted(number) => return self.granted(attempt, number),
+            End::Replayed(record) => {
                 let replay = Box::new(Replay {
                     claim: attempt.claim,
                     round: attempt.round,
@@ -189,13 +203,9 @@ impl LeaseTask {
                     due: attempt.due,
                     expires_in: attempt.expires_in,
                 });
-                return Break(Err(Missed::Stopped(Stopped::Replayed(record, replay))));
+                return Err(Missed::Stopped(Stopped::Replayed(record, replay)));
             }
-            OnceStep::Refused(refusal) => self.missed(refusal, &attempt.failures),
-            OnceStep::Undecided => Missed::Undecided,
-            OnceStep::OtherRequest => Missed::not_granted(NotGranted::OtherRequest),
-            OnceStep::Conflicting => Missed::not_granted(NotGranted::Conflicting),
-            OnceStep::Unknown => Missed::not_granted(NotGranted::Unknown),
+            End::Missed(missed) => missed,
         };
         // Releases what it may hold, which is nothing where it was refused.
         let Attempt {
@@ -205,7 +215,7 @@ impl LeaseTask {
             claim.excuse(node);
         }
         self.give_up(claim);
-        Break(Err(missed))
+        Err(missed)
     }
 
     fn confirm(&mut self, attempt: &mut Attempt, token: u64) {
@@ -284,8 +294,7 @@ impl Attempt {
     fn next_due(&self) -> Instant {
         match self.stage {
             Stage::Acquiring => {
-                let silent = self.round.silent().into_iter();
-                let next = silent.map(|node| self.due[node]).min();
+                let next = self.round.silent().map(|node| self.due[node]).min();
                 // Without a silent node there is an answer that decides.
                 next.unwrap_or(self.began)
             }
@@ -297,11 +306,9 @@ impl Attempt {
 
     /// Returns the nodes that have been silent for too long.
     fn late(&self, now: Instant) -> Vec<usize> {
-        let mut late = self.round.silent();
-        if self.stage == Stage::Acquiring {
-            late.retain(|node| self.due[*node] <= now);
-        }
-        late
+        let acquiring = self.stage == Stage::Acquiring;
+        let late = |node: &usize| !acquiring || self.due[*node] <= now;
+        self.round.silent().filter(late).collect()
     }
 
     fn on_vote(&mut self, vote: Vote) -> OnceStep {

@@ -91,7 +91,7 @@ fn encode(command: &Command, tells: bool, generation_key: Option<&[u8]>) -> Cmd 
             ttl,
             ..
         } if single => {
-            let mut set = cmd("SET");
+            let mut set = sized("SET");
             set.arg(&*names[0].lock).arg(owner);
             set.arg("NX").arg("PX").arg(millis(ttl));
             return set;
@@ -160,7 +160,7 @@ fn encode_once(
     let intent = record.intent.as_ref();
     let intent_name = intent.map(|intent| &*intent.name);
     let eval = |script: &Lua, keys: &[Option<&[u8]>]| {
-        let mut eval = cmd("EVALSHA");
+        let mut eval = sized("EVALSHA");
         let keys: Vec<&[u8]> = keys.iter().copied().flatten().collect();
         eval.arg(&script.hash).arg(keys.len()).arg(keys);
         eval
@@ -233,7 +233,7 @@ fn encode_once(
 }
 
 fn evalsha(script: &Lua, names: &[KeyNames], fences: bool, generation: Option<&[u8]>) -> Cmd {
-    let mut eval = cmd("EVALSHA");
+    let mut eval = sized("EVALSHA");
     let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
     eval.arg(&script.hash).arg(keys);
     for name in names {
@@ -244,6 +244,13 @@ fn evalsha(script: &Lua, names: &[KeyNames], fences: bool, generation: Option<&[
     }
     eval.arg(generation);
     eval
+}
+
+/// A command with room for the arguments of an ordinary lock, which then need not grow it.
+fn sized(name: &str) -> Cmd {
+    let mut command = Cmd::with_capacity(12, 384);
+    command.arg(name);
+    command
 }
 
 fn millis(duration: Duration) -> u64 {

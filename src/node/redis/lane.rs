@@ -47,6 +47,7 @@ type Answer = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send
 
 struct Lane {
     shared: Arc<Shared>,
+    calls: telemetry::NodeCalls,
     link: Option<Link>,
     /// Batches that were sent on this connection and not answered, oldest first, which is the order of
     /// the answers.
@@ -93,6 +94,7 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) -> mpsc::UnboundedSen
     let (sender, jobs) = mpsc::unbounded_channel();
     *shared.reachability() = Reachability::Untried;
     let lane = Lane {
+        calls: telemetry::NodeCalls::of(&shared.name),
         shared,
         link: None,
         unanswered: VecDeque::new(),
@@ -271,7 +273,9 @@ impl Lane {
             jobs, sent, own, ..
         } = batch;
         self.transit = self.transit.saturating_sub(own);
-        let took = sent.elapsed();
+        let now = Instant::now();
+        let took = now - sent;
+        self.calls.at(now);
         let forgot_scripts = values.iter().any(is_noscript);
         let mut forgot_all = false;
         for (mut job, value) in jobs.into_iter().zip(values) {
@@ -280,7 +284,7 @@ impl Lane {
                 self.parked.push_back(job);
                 continue;
             }
-            telemetry::node_call(&self.shared.name, job.request.name(), took);
+            self.calls.took(job.request.name(), took);
             if let Value::Int(told) = value
                 && job.is_release()
             {

@@ -91,7 +91,7 @@ impl Reader {
             let command = wire(&job.request, None);
             match connection.req_packed_command(command.as_cmd()).await {
                 Ok(value) => {
-                    telemetry::node_call(&shared.name, job.request.name(), sent.elapsed());
+                    telemetry::NodeCalls::of(&shared.name).took(job.request.name(), sent.elapsed());
                     return answer(&job.request, value, &shared.name);
                 }
                 Err(error) if is_new => {
