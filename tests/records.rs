@@ -263,7 +263,10 @@ fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<OnceRound> {
         let context = format!("{fates:?} in order {order:?} at node {node}");
         assert_eq!(verdict_of(&step), verdict(&told), "{context}");
         match step {
-            OnceStep::Wait => assert!(round.silent().next().is_some(), "{context}: waits for nobody"),
+            OnceStep::Wait => assert!(
+                round.silent().next().is_some(),
+                "{context}: waits for nobody"
+            ),
             OnceStep::Execute(_) => {}
             OnceStep::Repair(_) => {
                 let granted = (0..fates.len()).filter(|node| fates[*node] == Fate::Granted(7));

@@ -98,12 +98,13 @@ impl Claim {
         self.gone_at
     }
 
-    /// Releases the keys on every node that may hold them, in the tally's phase.
-    pub(super) fn release(mut self, tally: &Arc<Tally>) -> ReleaseRound {
-        self.send_release(tally)
+    /// Releases the keys on every node that may hold them, in the tally's phase, and tells those who wait
+    /// for them.
+    pub(super) fn release(mut self, tally: &Arc<Tally>, tells: bool) -> ReleaseRound {
+        self.send_release(tally, tells)
     }
 
-    fn send_release(&mut self, tally: &Arc<Tally>) -> ReleaseRound {
+    fn send_release(&mut self, tally: &Arc<Tally>, tells: bool) -> ReleaseRound {
         self.released = true;
         let executed = self.lease.as_ref().is_some_and(|lease| lease.has_begun());
         let op = if executed {
@@ -111,11 +112,7 @@ impl Claim {
         } else {
             Op::Release
         };
-        // Of an attempt that failed, nobody is told: nobody waits for what it had.
-        let packet = Packet::telling(
-            self.command(op),
-            self.inner.settings.wake_ups && self.lease.is_some(),
-        );
+        let packet = Packet::telling(self.command(op), tells && self.inner.settings.wake_ups);
         let mut round = ReleaseRound::new(self.inner.settings.quorum);
         for node in 0..self.may_hold.len() {
             if self.may_hold[node] {
@@ -151,7 +148,7 @@ impl Drop for Claim {
         if !self.released && !held {
             // Nobody is left to count the answers.
             let (tally, _) = Tally::new();
-            self.send_release(&tally);
+            self.send_release(&tally, self.lease.is_some());
         }
     }
 }

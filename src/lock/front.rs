@@ -49,7 +49,14 @@ pub(super) struct Rivals {
     listeners: AtomicUsize,
     /// Whether this process is one of them.
     listening: AtomicBool,
+    /// How often in a row the key was kept in this process, and nobody told.
+    kept: AtomicUsize,
 }
+
+/// How many of those who wait in one process get the key in a row while others want it. To let others in
+/// costs several round trips and the attempts of those who come too late; with more in a row, others wait
+/// longer.
+const ROW: usize = 4;
 
 /// What others are told of a lock that is held.
 #[derive(Debug, Clone)]
@@ -150,6 +157,17 @@ impl Front {
 }
 
 impl Turn {
+    /// Returns whether others are to be told that the keys are released: unless it is somebody of this
+    /// process who is next.
+    pub(super) fn tells(&self) -> bool {
+        let mut slots = self.slots();
+        match (slots.next(), slots.next()) {
+            (Some((slot, _)), None) => !slot.rivals.keep(slot.is_waited_for()),
+            // Who is next for several keys is not known.
+            _ => true,
+        }
+    }
+
     /// Returns what is known of other processes that want the keys.
     pub(super) fn rivals(&self) -> Vec<Arc<Rivals>> {
         let slots = self.slots();
@@ -179,8 +197,7 @@ impl Turn {
     /// Stops listening for keys that nobody in this process waits for any more.
     pub(super) fn hush(&self) {
         for (slot, _) in self.slots() {
-            // The map's and this turn's.
-            if Arc::strong_count(slot) <= 2 {
+            if !slot.is_waited_for() {
                 slot.rivals.listening.store(false, Ordering::Relaxed);
                 let ears = slot.ears().take();
                 drop(ears);
@@ -235,8 +252,23 @@ impl Rivals {
         self.listeners.store(listeners, Ordering::Relaxed);
     }
 
-    /// Returns how many processes want the key, this one included, if others do.
-    pub(super) fn count(&self) -> Option<usize> {
+    /// Returns how many processes want the key, this one included, if others do and it is their turn.
+    pub(super) fn waiting(&self) -> Option<usize> {
+        let is_ours = self.kept.load(Ordering::Relaxed) > 0;
+        self.count().filter(|_| !is_ours)
+    }
+
+    /// Returns whether the key stays in this process, where somebody waits for it or not. Should that
+    /// one go away without having asked, others find out when they ask next.
+    fn keep(&self, is_waited_for: bool) -> bool {
+        let kept = self.kept.load(Ordering::Relaxed) + 1;
+        let keep = is_waited_for && kept < ROW && self.count().is_some();
+        self.kept
+            .store(if keep { kept } else { 0 }, Ordering::Relaxed);
+        keep
+    }
+
+    fn count(&self) -> Option<usize> {
         let listening = usize::from(self.listening.load(Ordering::Relaxed));
         let others = self
             .listeners
@@ -264,6 +296,12 @@ impl Place {
 }
 
 impl Slot {
+    /// Whether somebody else in this process wants the key than whoever has the turn.
+    fn is_waited_for(self: &Arc<Self>) -> bool {
+        // The map's and the turn's.
+        Arc::strong_count(self) > 2
+    }
+
     fn retry_after(&self) -> Option<Duration> {
         let holder = self.holder.borrow();
         let status = holder.as_ref()?.status.borrow();

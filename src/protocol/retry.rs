@@ -94,7 +94,7 @@ pub enum OnRelease {
 
 /// How many of those who heard of a release try, on average. With fewer it happens more often that
 /// nobody does, with more there are more attempts in vain.
-const CANDIDATES: u32 = 4;
+const CANDIDATES: u32 = 3;
 /// How many times longer those wait who leave it to others.
 const PATIENCE: u32 = 8;
 

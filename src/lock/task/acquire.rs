@@ -99,7 +99,14 @@ impl LeaseTask {
             round_trip: TICK,
             ears: Vec::new(),
         };
-        self.let_others_in(&mut waits, turn, grant).await?;
+        if let Some(rivals) = self
+            .rivals
+            .iter()
+            .filter_map(|rivals| rivals.waiting())
+            .max()
+        {
+            Box::pin(self.let_others_in(rivals, &mut waits, turn, grant)).await?;
+        }
         loop {
             for ear in &waits.ears {
                 ear.forget();
@@ -116,7 +123,7 @@ impl LeaseTask {
             // clock there would be none at all.
             waits.round_trip = asked.elapsed().max(TICK);
             let delay = self.delay(&mut waits, turn, retry_after, split)?;
-            self.pause(&waits, delay, grant).await?;
+            Box::pin(self.pause(&waits, delay, grant)).await?;
         }
     }
 
@@ -124,15 +131,15 @@ impl LeaseTask {
     /// would always be first: it needs no message.
     async fn let_others_in(
         &mut self,
+        rivals: usize,
         waits: &mut Waits,
         turn: &Turn,
         grant: &mut Grant,
     ) -> Result<(), Stopped> {
-        let rivals = self.rivals.iter().filter_map(|rivals| rivals.count()).max();
         let left = waits.deadline.saturating_duration_since(waits.began);
-        let Some(rivals) = rivals.filter(|_| !left.is_zero()) else {
+        if left.is_zero() {
             return Ok(());
-        };
+        }
         let delay = match Retry::on_release(rivals, TICK, random_u64()) {
             OnRelease::Try(delay) => delay,
             OnRelease::Rest(delay) => {

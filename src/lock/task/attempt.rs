@@ -78,7 +78,8 @@ impl LeaseTask {
         loop {
             let step = match self.next_event(&mut attempt, &mut caller).await {
                 Event::Gone => {
-                    self.give_up(attempt.claim);
+                    // Others may have been told nothing, because this process had somebody for it.
+                    self.give_back(attempt.claim, true);
                     return Err(Missed::Stopped(Stopped::Abandoned));
                 }
                 Event::Voted(vote) => match self.count_release(vote) {

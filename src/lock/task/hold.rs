@@ -128,7 +128,8 @@ impl LeaseTask {
         let recording = recording
             .or_else(|| std::iter::from_fn(|| wished.try_recv().ok()).find_map(Wish::recording));
         match recording {
-            Some(recording) => self.record(claim, recording, turn, &status).await,
+            // Boxed, like all that few locks come to: every lock would have its room.
+            Some(recording) => Box::pin(self.record(claim, recording, turn, &status)).await,
             None => self.release(claim, turn, &status).await,
         }
     }

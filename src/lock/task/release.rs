@@ -32,7 +32,7 @@ impl LeaseTask {
             lost = status.lost;
             status.lost.get_or_insert(LostReason::Released);
         });
-        self.give_up(claim);
+        self.give_back(claim, turn.as_ref().is_none_or(Turn::tells));
         // The requests of whoever is next are behind the releases on every node.
         drop(turn);
         let Some(phase) = self.releases.last().map(|release| release.phase) else {
@@ -63,15 +63,20 @@ impl LeaseTask {
         status.send_modify(|status| status.released = Some(outcome));
     }
 
-    /// Releases what a claim may hold. Returns at once; the answers are counted as they come.
+    /// Releases what a failed attempt may hold. Nobody is told: nobody waits for what it had.
     pub(super) fn give_up(&mut self, claim: Claim) {
+        self.give_back(claim, false);
+    }
+
+    /// Releases what a claim may hold. Returns at once; the answers are counted as they come.
+    pub(super) fn give_back(&mut self, claim: Claim, tells: bool) {
         self.count_waiting();
         let now = Instant::now();
         // A node that was given up on keeps its release; there is nobody left to hear of it.
         self.forget_old_releases(now);
         let phase = self.tally.next_phase();
         let gone_at = claim.gone_at();
-        let round = claim.release(&self.tally);
+        let round = claim.release(&self.tally, tells);
         let nodes = self.inner.nodes.len();
         self.releases.push(Release {
             phase,

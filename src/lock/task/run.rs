@@ -80,7 +80,7 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
             turn.set_recorded(&record);
             drop(turn);
             drop(grant.send(Err(NotGranted::Done(record))));
-            task.finish_replay(*replay).await;
+            Box::pin(task.finish_replay(*replay)).await;
         }
         Err(Stopped::Abandoned) => drop(turn),
     }
