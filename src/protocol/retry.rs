@@ -58,14 +58,20 @@ impl Retry {
     /// this with a `random` of its own.
     ///
     /// One alone tries at once. Of many only a few try, each after some round trips of its own: the first
-    /// has the lock, and whoever tries after it does so in vain.
+    /// has the lock, and whoever tries after it does so in vain. Who has `heard` of more releases before
+    /// and not got the lock is sooner, so that nobody waits much longer than others.
     #[must_use]
-    pub fn on_release(listeners: usize, round_trip: Duration, random: u64) -> OnRelease {
+    pub fn on_release(
+        listeners: usize,
+        heard: u32,
+        round_trip: Duration,
+        random: u64,
+    ) -> OnRelease {
         let rivals = u32::try_from(listeners).unwrap_or(u32::MAX);
         if rivals <= 1 {
             return OnRelease::Try(Duration::ZERO);
         }
-        let drawn = scale(round_trip.saturating_mul(rivals), random);
+        let drawn = scale(round_trip.saturating_mul(rivals), random) / (1 + heard / rivals);
         if drawn < round_trip.saturating_mul(CANDIDATES) {
             OnRelease::Try(drawn)
         } else {
@@ -94,9 +100,9 @@ pub enum OnRelease {
 
 /// How many of those who heard of a release try, on average. With fewer it happens more often that
 /// nobody does, with more there are more attempts in vain.
-const CANDIDATES: u32 = 3;
+const CANDIDATES: u32 = 4;
 /// How many times longer those wait who leave it to others.
-const PATIENCE: u32 = 8;
+const PATIENCE: u32 = 4;
 
 /// 10 ms growing to 250 ms.
 impl Default for Retry {
@@ -154,5 +160,34 @@ mod tests {
         let longest = |attempt| Retry::split_delay(attempt, ms(1), u64::MAX);
         assert!(longest(0) < ms(2) && longest(0) > Duration::from_micros(1_990));
         assert!(longest(2) < ms(8) && longest(2) > Duration::from_micros(7_990));
+    }
+
+    #[test]
+    fn one_who_hears_of_a_release_alone_tries_at_once_and_of_many_some_do() {
+        let heard_by = |listeners, random| Retry::on_release(listeners, 0, ms(1), random);
+        for listeners in [0, 1] {
+            assert_eq!(heard_by(listeners, u64::MAX), OnRelease::Try(ms(0)));
+        }
+        // Of sixteen four, within four round trips.
+        let quarter = 1 << 62;
+        assert_eq!(heard_by(16, 0), OnRelease::Try(ms(0)));
+        assert!(matches!(heard_by(16, quarter - 1), OnRelease::Try(delay) if delay < ms(4)));
+        assert_eq!(heard_by(16, quarter), OnRelease::Rest(ms(16)));
+        assert!(matches!(heard_by(16, u64::MAX), OnRelease::Rest(delay) if delay < ms(64)));
+    }
+
+    #[test]
+    fn one_who_has_waited_long_tries_sooner() {
+        let after = |heard| Retry::on_release(16, heard, ms(1), 1 << 63);
+        assert_eq!(after(0), OnRelease::Rest(ms(32)));
+        assert_eq!(after(15), OnRelease::Rest(ms(32)));
+        assert_eq!(after(32), OnRelease::Try(Duration::from_nanos(2_666_666)));
+    }
+
+    #[test]
+    fn one_who_would_be_told_asks_by_the_bound_and_by_the_expiry() {
+        let retry = Retry::new(ms(10), ms(20));
+        assert_eq!(retry.poll_delay(ms(500), None, 1 << 63), ms(250));
+        assert_eq!(retry.poll_delay(ms(500), Some(ms(40)), 1 << 63), ms(45));
     }
 }

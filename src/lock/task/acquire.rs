@@ -76,6 +76,8 @@ struct Waits {
     /// In a row.
     splits: u32,
     polls: u32,
+    /// How many releases were heard of.
+    heard: u32,
     /// How long the last attempt took.
     round_trip: Duration,
     /// What hears of a release, by key.
@@ -96,6 +98,7 @@ impl LeaseTask {
             waiting,
             splits: 0,
             polls: 0,
+            heard: 0,
             round_trip: TICK,
             ears: Vec::new(),
         };
@@ -123,7 +126,7 @@ impl LeaseTask {
             // clock there would be none at all.
             waits.round_trip = asked.elapsed().max(TICK);
             let delay = self.delay(&mut waits, turn, retry_after, split)?;
-            Box::pin(self.pause(&waits, delay, grant)).await?;
+            Box::pin(self.pause(&mut waits, delay, grant)).await?;
         }
     }
 
@@ -140,7 +143,7 @@ impl LeaseTask {
         if left.is_zero() {
             return Ok(());
         }
-        let delay = match Retry::on_release(rivals, TICK, random_u64()) {
+        let delay = match Retry::on_release(rivals, 0, TICK, random_u64()) {
             OnRelease::Try(delay) => delay,
             OnRelease::Rest(delay) => {
                 waits.ears = turn.listen(&self.inner, &self.names);
@@ -191,7 +194,7 @@ impl LeaseTask {
     /// Waits for a while, or until a release is heard of and it is this process's turn to try.
     async fn pause(
         &mut self,
-        waits: &Waits,
+        waits: &mut Waits,
         delay: Duration,
         grant: &mut Grant,
     ) -> Result<(), Stopped> {
@@ -201,7 +204,8 @@ impl LeaseTask {
                 let Ok(listeners) = timeout(rested, first_news(&waits.ears)).await else {
                     return;
                 };
-                match Retry::on_release(listeners, waits.round_trip, random_u64()) {
+                waits.heard = waits.heard.saturating_add(1);
+                match Retry::on_release(listeners, waits.heard, waits.round_trip, random_u64()) {
                     OnRelease::Try(Duration::ZERO) => return,
                     OnRelease::Try(delay) => return sleep(delay).await,
                     OnRelease::Rest(delay) => rested = delay,
