@@ -299,6 +299,27 @@ async fn wherever_it_is_applied_it_is_of_whole_paths_and_leaves_other_routes_alo
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fallback_that_does_something_does_it_once_as_well() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let counted = executed.clone();
+    // A gateway, say: it has no routes of its own.
+    let forward = any(async move || counted.one_more().to_string());
+    let once = || layer(&nodes);
+    let stacks = [
+        Router::new().fallback_service(once().layer(forward.clone())),
+        Router::new().fallback(forward.clone()).layer(once()),
+        Router::new().fallback_service(forward.layer(once())),
+    ];
+    for (number, app) in stacks.into_iter().enumerate() {
+        let first = pay(&app, &number.to_string()).await;
+        assert_eq!(first.status, StatusCode::OK);
+        let again = pay(&app, &number.to_string()).await;
+        assert!(again.is_replayed(), "{number}");
+        assert_eq!((again.body, executed.count()), (first.body, number + 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn methods_that_need_no_key_pass_with_one() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = answering(&executed, || "paid").layer(layer(&nodes).required(true));

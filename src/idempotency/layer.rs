@@ -314,9 +314,6 @@ impl Config {
                 Ok(None)
             };
         };
-        if matched_no_route(parts) {
-            return Ok(None);
-        }
         let scope = self.scope.extract(parts).map_err(|error| {
             let rejection = Rejection::of_key(error);
             self.refusals.log_mistake(&rejection);
