@@ -384,6 +384,55 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "idempotency")]
+    #[tokio::test(start_paused = true)]
+    async fn keys_that_were_executed_and_replayed_leave_nothing_behind() {
+        use std::time::Duration;
+
+        use crate::lock::{NotGranted, Once, Recorded, Redlock};
+        use crate::node::sha256;
+        use crate::protocol::{ExecutionId, Record};
+
+        let redlock = Redlock::in_memory(3);
+        let tasks = tokio::runtime::Handle::current().metrics();
+        let before = tasks.num_alive_tasks();
+        let asked_for = Fingerprint::of_digest([1; 32]);
+        // Some are so big that they are read by themselves.
+        let (small, big) = (vec![1; 64], vec![1; Record::MAX_INLINE]);
+        for number in 0..1_000_u32 {
+            let once = || Once {
+                key: LockKey::from(number.to_string()),
+                asked_for,
+                ttl: None,
+                max_hold: None,
+                wait: Duration::ZERO,
+                waiters: None,
+                intents: None,
+                label: None,
+            };
+            let execution = redlock.once(once()).await.unwrap();
+            execution.begin().unwrap();
+            let rest = if number % 10 == 0 { &big } else { &small };
+            let id = ExecutionId::from_random(u128::from(number).to_be_bytes());
+            let record = Record::new(id, asked_for, sha256(rest), rest);
+            let recorded = execution.record(record.clone(), Duration::from_secs(1));
+            assert!(matches!(recorded.await, Recorded::Yes));
+            let done = match redlock.once(once()).await {
+                Err(NotGranted::Done(done)) => done,
+                other => panic!("{other:?}"),
+            };
+            if !done.is_whole() {
+                let whole = redlock.rest_of(&once().key, &done).await;
+                assert_eq!(whole.unwrap(), record);
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let inner = redlock.inner();
+        assert_eq!(inner.front.slots().len(), 0);
+        assert_eq!(tasks.num_alive_tasks(), before);
+        assert!(redlock.drain(Duration::ZERO).await.is_clean());
+    }
+
     #[tokio::test]
     async fn a_set_takes_all_or_nothing() {
         let front = Arc::new(Front::default());
