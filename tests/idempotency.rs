@@ -11,18 +11,18 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, Request};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{self, HeaderMap, Method, StatusCode};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Full};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    IdempotencyKey, IdempotencyLayer, LockHandle, LostReason, Redlock, RedlockLayer, Rejection,
-    RestartGuard, key, scope,
+    IdempotencyKey, IdempotencyLayer, LockHandle, LostReason, OnUnrecorded, Redlock, RedlockLayer,
+    Rejection, RequestKind, RestartGuard, key, scope,
 };
 
 /// A handler that counts, and answers how many executions there were.
@@ -907,6 +907,121 @@ async fn of_five_nodes_any_two_may_forget_a_record_at_once_and_three_may_not() {
     (3..5).for_each(|node| nodes.set(node, Gate::Down));
     assert!(!pay(&app, "/payments", "a").await.is_replayed());
     assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_asks_for_it_fails_when_no_majority_took_the_record() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let once = layer(&nodes).on_unrecorded(OnUnrecorded::Fail);
+    let app = payments.app(once.ttl(Duration::from_secs(2)).unwrap());
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Record, Gate::Failing);
+        nodes.set_for(node, OpKind::Look, Gate::Failing);
+    }
+    nodes.set(2, Gate::Down);
+    let failed = pay(&app, "/payments", "a").await;
+    assert_eq!(
+        (failed.status, failed.code()),
+        (StatusCode::CONFLICT, "outcome-unknown")
+    );
+    assert!(!failed.body.contains("payment 1"), "{}", failed.body);
+    assert_eq!(pay(&app, "/payments", "a").await.code(), "lock-contended");
+    // The lock has ended by the ttl, and nobody knows of anything.
+    sleep(Duration::from_secs(3)).await;
+    (0..3).for_each(|node| nodes.set(node, Gate::Ready));
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Record, Gate::Ready);
+        nodes.set_for(node, OpKind::Look, Gate::Ready);
+    }
+    let second = pay(&app, "/payments", "a").await;
+    assert_eq!(second.body, "payment 2 of 8 bytes ");
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_makes_two_requests_the_same_is_for_the_service_to_say() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes).fingerprint(|_, body| body.to_vec()));
+    let first = pay(&app, "/payments?size=1", "a").await;
+    let again = pay(&app, "/payments?size=2", "a").await;
+    assert!(again.is_replayed());
+    assert_eq!(again.body, first.body);
+    let other = send(&app, request("/payments?size=1", "a", "amount=6")).await;
+    assert_eq!(other.code(), "idempotency-key-reused");
+    // By default it is all of these.
+    let app = payments.app(layer(&nodes));
+    let with = async |target: &str, kind: &str, body| {
+        let mut request = request(target, "b", body);
+        let kind = kind.parse().unwrap();
+        request.headers_mut().insert("content-type", kind);
+        send(&app, request).await
+    };
+    let (target, kind, body) = ("/payments?size=1", "text/plain", "amount=5");
+    assert_eq!(with(target, kind, body).await.status, StatusCode::OK);
+    assert!(with(target, kind, body).await.is_replayed());
+    for other in [
+        with("/payments?size=2", kind, body).await,
+        with("/payments", kind, body).await,
+        with(target, "text/html", body).await,
+        with(target, kind, "amount=6").await,
+        with(target, kind, "").await,
+    ] {
+        assert_eq!(other.code(), "idempotency-key-reused");
+    }
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_methods_and_refusals_are_as_they_are_set() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let named = layer(&nodes)
+        .header("x-once".parse().unwrap())
+        .replay_header("x-again".parse().unwrap())
+        .methods([Method::PUT])
+        .rejection(|rejection: &Rejection, _: &RequestKind| {
+            let code = Full::from(rejection.code());
+            let mut response = http::Response::new(code);
+            *response.status_mut() = StatusCode::IM_A_TEAPOT;
+            response
+        });
+    let app = payments.app(named);
+    let with = async |method: &str, body| {
+        let request = Request::builder().method(method).uri("/payments");
+        let request = request.header("x-user", "alice").header("x-once", "a");
+        send(&app, request.body(Body::from(body)).unwrap()).await
+    };
+    let first = with("PUT", "amount=5").await;
+    let again = with("PUT", "amount=5").await;
+    assert_eq!((again.status, &again.body), (first.status, &first.body));
+    assert_eq!(again.headers["x-again"], "true");
+    assert!(!first.headers.contains_key("x-again") && !again.is_replayed());
+    let reused = with("PUT", "amount=6").await;
+    assert_eq!(reused.status, StatusCode::IM_A_TEAPOT);
+    assert_eq!(reused.body, "idempotency-key-reused");
+    assert_eq!(payments.executed(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_duplicates_wait_than_may() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let patient = layer(&nodes).wait(Duration::from_secs(5)).max_waiters(1);
+    let app = payments.app(patient);
+    let slow = "/payments?ms=1000";
+    let later = async |ms| {
+        sleep(Duration::from_millis(ms)).await;
+        pay(&app, slow, "a").await
+    };
+    let (first, waited, refused) = tokio::join!(pay(&app, slow, "a"), later(100), later(200));
+    assert_eq!(
+        (refused.status, refused.code()),
+        (StatusCode::SERVICE_UNAVAILABLE, "lock-overloaded")
+    );
+    assert!(waited.is_replayed());
+    assert_eq!((waited.body, payments.executed()), (first.body, 1));
 }
 
 #[test]
