@@ -212,7 +212,7 @@ impl Rejection {
                 "the lock service cannot be reached; nobody is known to hold the lock".into()
             }
             Self::Lost(_) => "the lock was lost while the request was being served".into(),
-            Self::KeyMissing => "the request does not name the resource to lock".into(),
+            Self::KeyMissing => "the request lacks the key that it is to be served under".into(),
             Self::KeyInvalid(error) => error.to_string(),
             Self::BodyTooLarge => "the body is larger than this resource takes".into(),
             Self::Misconfigured(_) | Self::ScopeMissing => {
@@ -237,7 +237,7 @@ impl Rejection {
             Self::Failed(LockError::Closed) => "Service is shutting down",
             Self::Failed(_) => "Lock not available",
             Self::Lost(_) => "Lock lost",
-            Self::KeyMissing | Self::KeyInvalid(_) => "Resource key missing or invalid",
+            Self::KeyMissing | Self::KeyInvalid(_) => "Key missing or invalid",
             Self::BodyTooLarge => "Body too large",
             Self::Misconfigured(_) | Self::ScopeMissing => "Service misconfigured",
             Self::KeyReused => "Idempotency key reused",

@@ -239,7 +239,7 @@ impl fmt::Display for KeyError {
             Self::Reserved => f.write_str(
                 "in the empty namespace a lock key may not begin with `redlock:fence:`, `redlock:done:` or `redlock:intent:`, or be `redlock:generation`; set a namespace",
             ),
-            Self::Malformed(why) => write!(f, "the lock key is malformed: {why}"),
+            Self::Malformed(why) => write!(f, "the key is malformed: {why}"),
             Self::Misconfigured(why) => write!(f, "the lock key is misconfigured: {why}"),
         }
     }
