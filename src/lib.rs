@@ -64,6 +64,6 @@ pub mod key {
 #[cfg(feature = "test-util")]
 pub mod test_util {
     pub use crate::node::scripted::{Gate, OpKind, ScriptedNodes};
-    pub use crate::node::wired::{Parcel, Wire};
+    pub use crate::node::wired::{Listener, Parcel, Wire};
     pub use crate::node::world::World;
 }

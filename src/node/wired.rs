@@ -20,6 +20,35 @@ use crate::protocol::message::{Command, Reply};
 pub trait Wire: fmt::Debug + Send + Sync + 'static {
     /// Takes a request to a node, given by its place in the list of nodes.
     fn carry(&self, node: usize, parcel: Parcel);
+
+    /// Takes the wish to hear of releases of a lock at a node, until [`hush`](Self::hush) is called; of a
+    /// lock that is listened for already, the new listener takes the place of the old. Returns at once.
+    ///
+    /// Without an implementation no node ever tells.
+    fn listen(&self, _node: usize, _lock: &Arc<[u8]>, _listener: Listener) {}
+
+    /// Takes note that nobody wants to hear of releases of a lock at a node any more. Returns at once.
+    fn hush(&self, _node: usize, _lock: &Arc<[u8]>) {}
+}
+
+/// Who hears of releases of one lock at one node. What it is told may be late, repeated, lost or untrue:
+/// it is a hint to ask.
+#[derive(Debug)]
+pub struct Listener {
+    ear: Arc<Ear>,
+    node: usize,
+}
+
+impl Listener {
+    /// Notes whether the node would tell of a release from now on; at first it would not.
+    pub fn set_attentive(&self, attentive: bool) {
+        self.ear.set_attentive(self.node, attentive);
+    }
+
+    /// Tells of a release that so many processes were told of, this one included.
+    pub fn tell(&self, listeners: usize) {
+        self.ear.tell(self.node, listeners);
+    }
 }
 
 /// A request on its way. Dropped unanswered, it is answered with [`NodeFailure::Disconnected`].
@@ -47,6 +76,18 @@ impl Parcel {
     #[must_use]
     pub fn is_release(&self) -> bool {
         self.0.is_release()
+    }
+
+    /// Returns whether those who listen are to be told if the node gives back one of the locks, which
+    /// it does only if that is still the owner's.
+    #[must_use]
+    pub fn tells(&self) -> bool {
+        matches!(&self.0.request, Request::Command(packet) if packet.tells)
+    }
+
+    /// Notes how many processes the node told of a release.
+    pub fn set_listeners(&mut self, listeners: usize) {
+        self.0.ballot.set_listeners(listeners);
     }
 
     /// Answers the request.
@@ -82,9 +123,14 @@ impl Node for WiredNode {
         self.wire.carry(self.index, Parcel(job));
     }
 
-    /// A simulation has no second wire.
-    fn listen(&self, _: &Arc<[u8]>, _: &Arc<Ear>, _: usize) -> Option<Listening> {
-        None
+    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening> {
+        let listener = Listener {
+            ear: Arc::clone(ear),
+            node,
+        };
+        self.wire.listen(self.index, lock, listener);
+        let (wire, index, lock) = (Arc::clone(&self.wire), self.index, Arc::clone(lock));
+        Some(Listening::new(move || wire.hush(index, &lock)))
     }
 
     fn extra_patience(&self) -> Duration {

@@ -10,6 +10,11 @@ use tower_redlock::{
     ExtendError, FencingToken, LockError, LockGuard, LockHandle, LostReason, ReleaseError, Released,
 };
 
+use crate::plan::ms;
+
+/// How long an attempt takes at most: two phases, and split votes before.
+const ATTEMPT: Duration = ms(3 * 50 + 10);
+
 /// What happened, as all who take part in it write it down.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History(Arc<Mutex<Book>>);
@@ -21,6 +26,7 @@ pub(crate) struct LeaseId(usize);
 #[derive(Debug, Default)]
 struct Book {
     leases: Vec<Lease>,
+    waits: Vec<Wait>,
     lines: Vec<String>,
     /// What was seen to be wrong while it happened.
     wrong: Vec<String>,
@@ -55,6 +61,18 @@ struct Lease {
     killed: bool,
     lost: Option<(Duration, LostReason)>,
     handle: LockHandle,
+}
+
+/// That somebody asked for a lock and got an answer.
+#[derive(Debug)]
+struct Wait {
+    process: usize,
+    asked: Duration,
+    answered: Duration,
+    /// How long it was willing to wait.
+    wait: Duration,
+    /// Whether the answer was that others have it.
+    refused: bool,
 }
 
 impl Counts {
@@ -101,6 +119,24 @@ impl History {
             handle: guard.handle(),
         });
         id
+    }
+
+    /// Notes that somebody who was willing to wait for so long has an answer.
+    pub(crate) fn waited(
+        &self,
+        process: usize,
+        asked: Duration,
+        wait: Duration,
+        answered: Duration,
+        refused: bool,
+    ) {
+        self.book().waits.push(Wait {
+            process,
+            asked,
+            answered,
+            wait,
+            refused,
+        });
     }
 
     pub(crate) fn refused(&self, process: usize, now: Duration, error: &LockError) {
@@ -212,14 +248,21 @@ impl History {
     }
 
     /// Returns what is wrong with it. `exclusive`: two holders must never both be valid.
-    /// `pauses`: when which process stood still.
+    /// `pauses`: when which process stood still. `idle`: how long nobody may have anything while
+    /// somebody waits, if that is bounded.
     pub(crate) fn violations(
         &self,
         exclusive: bool,
         pauses: &[(usize, Duration, Duration)],
+        idle: Option<Duration>,
     ) -> Vec<String> {
         let book = self.book();
         let mut found = book.wrong.clone();
+        for wait in &book.waits {
+            found.extend(wait.too_long(pauses));
+            let idle = idle.filter(|idle| wait.is_vain(*idle, &book.leases));
+            found.extend(idle.map(|idle| format!("nobody had anything for {idle:?}: {wait:?}")));
+        }
         for (index, lease) in book.leases.iter().enumerate() {
             found.extend(lease.told_late(index, pauses));
             for (other_index, other) in book.leases.iter().enumerate().skip(index + 1) {
@@ -284,6 +327,28 @@ impl Book {
                 );
             }
         }
+    }
+}
+
+impl Wait {
+    /// Returns what is wrong if it took longer than it may. An attempt under way at the end goes on.
+    fn too_long(&self, pauses: &[(usize, Duration, Duration)]) -> Option<String> {
+        let paused: Duration = pauses
+            .iter()
+            .filter(|(process, from, to)| {
+                *process == self.process && *from <= self.answered && self.asked < *to
+            })
+            .map(|(_, from, to)| *to - *from)
+            .sum();
+        let due = self.asked + self.wait + ATTEMPT + paused;
+        (self.answered > due).then(|| format!("an answer was due at {due:?}: {self:?}"))
+    }
+
+    /// Whether it was refused although nobody had any lock for this long before.
+    fn is_vain(&self, idle: Duration, leases: &[Lease]) -> bool {
+        let since = self.answered.saturating_sub(idle);
+        let had = |lease: &Lease| lease.began <= self.answered && lease.end() >= since;
+        self.refused && since >= self.asked && !leases.iter().any(had)
     }
 }
 

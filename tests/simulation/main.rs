@@ -3,7 +3,7 @@
 //! Every process is a runtime with a paused clock of its own and the crate as it is shipped; what
 //! it sends goes over a simulated network to [`Store`]s, the nodes that the embedded nodes run and
 //! the model checks. Requests and answers are late, lost, repeated and overtake each other, nodes
-//! crash with and without their memory, links are cut, clocks run too fast and too slow and are
+//! crash with and without their memory, links are cut, releases are told late, twice, untold and out of order, clocks run too fast and too slow and are
 //! apart, processes stand still or end. A seed decides all of it, so what went wrong once goes wrong
 //! again.
 //!
@@ -15,6 +15,9 @@
 //! * Nobody's validity is ever cut short, and its end is told in time.
 //! * After a drain no node that answered has a lock of the process, and no task is left.
 //! * Nothing stays locked for longer than the longest ttl after its holder is gone.
+//! * Whoever waits has an answer when it asked for one, and where nothing else goes wrong nobody waits
+//!   while nobody has anything, also if no message that tells of a release arrives.
+//! * A process that is drained listens for nothing.
 //!
 //! # Running it
 //!
@@ -81,6 +84,8 @@ fn whatever_the_seed_locks_exclude_tokens_are_ordered_and_nothing_is_left() {
             counts.expired,
             counts.gone,
             total.faults,
+            total.heard,
+            total.missed,
         ];
         assert!(all.iter().all(|count| *count > 50), "too tame: {total:?}");
     }
@@ -99,6 +104,9 @@ fn a_seed_tells_the_same_story_every_time() {
 struct Total {
     counts: Counts,
     faults: usize,
+    /// Of the messages that tell of releases.
+    heard: usize,
+    missed: usize,
     /// Seeds, each with the first of what it violates.
     failed: Vec<(u64, String)>,
 }
@@ -107,6 +115,8 @@ impl Total {
     fn add(&mut self, other: Self) {
         self.counts.add(other.counts);
         self.faults += other.faults;
+        self.heard += other.heard;
+        self.missed += other.missed;
         self.failed.extend(other.failed);
     }
 }
@@ -124,6 +134,8 @@ fn run(next: &AtomicU64, end: u64, single: bool) -> Total {
             story,
             counts,
             faults,
+            heard,
+            missed,
             violations,
         }) = outcome
         else {
@@ -132,6 +144,8 @@ fn run(next: &AtomicU64, end: u64, single: bool) -> Total {
         };
         total.counts.add(counts);
         total.faults += faults;
+        total.heard += heard;
+        total.missed += missed;
         if single {
             say(&story);
         }

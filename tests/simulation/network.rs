@@ -11,9 +11,12 @@ use tower_redlock::NodeFailure;
 use tower_redlock::protocol::admission::{Admissions, Generation, Introduction};
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, OwnerToken, Store};
-use tower_redlock::test_util::{Parcel, Wire};
+use tower_redlock::test_util::{Listener, Parcel, Wire};
 
+use crate::network::wake_ups::{EarMessage, WakeUps};
 use crate::plan::{Fault, NODE_TIMEOUT, NetworkPlan, Plan, WINDOW, happens, ms, up_to};
+
+mod wake_ups;
 
 /// How long an attempt to connect takes to be repeated.
 const RETRY: Duration = ms(150);
@@ -43,6 +46,7 @@ pub(crate) struct State {
     /// Attempts that a request was carried out for behind their release, or later than anybody looks
     /// for it: such a lock stays until it expires, which nobody can help.
     overtaken: BTreeSet<(usize, OwnerToken)>,
+    pub(crate) wake_ups: WakeUps,
     /// How many faults had an effect.
     pub(crate) faults: usize,
 }
@@ -96,13 +100,20 @@ struct Link {
 #[derive(Debug)]
 enum Event {
     Request(Request),
-    Answer(To, Reply),
+    /// An answer, to a release that was to be told of with the number of those who were told.
+    Answer(To, Reply, Option<usize>),
     /// Whether an answer is overdue.
     Look(To),
     Open {
         process: usize,
         node: usize,
     },
+    /// A connection for wake-ups is opened.
+    OpenEar {
+        process: usize,
+        node: usize,
+    },
+    Ear(EarMessage),
     Introduced(Opening),
     Admitted(Opening, Box<Introduction>),
     Fault(Fault),
@@ -126,6 +137,8 @@ struct Request {
     sent: Duration,
     command: Command,
     generation: Generation,
+    /// Whether those who listen are told of what it releases.
+    tells: bool,
     /// Carried out once more than it was sent; nobody waits for the answer.
     repeated: bool,
 }
@@ -152,9 +165,28 @@ pub(crate) struct Line {
 
 impl Wire for Line {
     fn carry(&self, node: usize, parcel: Parcel) {
-        let now = Instant::now().saturating_duration_since(self.epoch);
+        let now = self.now();
         self.network.state().send(self.process, node, parcel, now);
         self.sent.notify_one();
+    }
+
+    fn listen(&self, node: usize, lock: &Arc<[u8]>, listener: Listener) {
+        let now = self.now();
+        let mut state = self.network.state();
+        state.listen((self.process, node), lock, listener, now);
+        self.sent.notify_one();
+    }
+
+    fn hush(&self, node: usize, lock: &Arc<[u8]>) {
+        let now = self.now();
+        self.network.state().hush(self.process, node, lock, now);
+        self.sent.notify_one();
+    }
+}
+
+impl Line {
+    fn now(&self) -> Duration {
+        Instant::now().saturating_duration_since(self.epoch)
     }
 }
 
@@ -177,6 +209,7 @@ impl Network {
         });
         let mut state = State {
             now: Duration::ZERO,
+            wake_ups: WakeUps::new(&plan.wake_ups, Rng::with_seed(rng.clone().u64(..))),
             rng,
             plan: plan.network.clone(),
             events: BTreeMap::new(),
@@ -226,9 +259,11 @@ impl State {
         self.now = at;
         match event {
             Event::Request(request) => self.on_request(request),
-            Event::Answer(to, reply) => self.on_answer(to, reply),
+            Event::Answer(to, reply, told) => self.on_answer(to, reply, told),
             Event::Look(to) => self.on_look(to),
             Event::Open { process, node } => self.on_open(process, node),
+            Event::OpenEar { process, node } => self.open_ear(process, node),
+            Event::Ear(message) => self.on_ear(message),
             Event::Introduced(opening) => self.on_introduced(opening),
             Event::Admitted(opening, said) => self.on_admitted(opening, *said),
             Event::Fault(fault) => self.on_fault(fault),
@@ -307,7 +342,7 @@ impl State {
     }
 
     fn transmit(&mut self, process: usize, node: usize, parcel: Parcel, now: Duration) {
-        let command = parcel.command().cloned();
+        let (command, tells) = (parcel.command().cloned(), parcel.tells());
         let message = self.next_message;
         self.next_message += 1;
         let delay = self.delay();
@@ -341,6 +376,7 @@ impl State {
             sent: now,
             command,
             generation,
+            tells,
             repeated: false,
         };
         if !dead {
@@ -390,8 +426,10 @@ impl State {
             sent,
             command,
             generation,
+            tells,
             repeated,
         } = request;
+        let given_back = self.nodes[node].held_by(&command, now);
         let reply = self.nodes[node].store.apply_in(&generation, &command, now);
         let stale = !in_use || repeated;
         // A client expects that a request is not on its way for longer than the lock lives.
@@ -402,15 +440,16 @@ impl State {
         if (stale || late) && matches!(reply, Reply::Granted(_) | Reply::At(_)) {
             self.overtaken.insert((node, command.owner));
         }
+        let told = tells.then(|| given_back.iter().map(|lock| self.tell(node, lock)).max());
         if stale {
             return;
         }
         let delay = self.delay();
-        self.after(delay, Event::Answer(to, reply));
+        self.after(delay, Event::Answer(to, reply, told.flatten()));
     }
 
-    fn on_answer(&mut self, to: To, reply: Reply) {
-        if self.is_away(to.process, || Event::Answer(to, reply.clone())) {
+    fn on_answer(&mut self, to: To, reply: Reply, told: Option<usize>) {
+        if self.is_away(to.process, || Event::Answer(to, reply.clone(), told)) {
             return;
         }
         let name = Arc::clone(&self.nodes[to.node].name);
@@ -421,11 +460,14 @@ impl State {
         }
         if link.cut_until > now {
             let at = link.cut_until;
-            return self.at(at, Event::Answer(to, reply));
+            return self.at(at, Event::Answer(to, reply, told));
         }
-        let Some(parcel) = link.unanswered.remove(&to.message) else {
+        let Some(mut parcel) = link.unanswered.remove(&to.message) else {
             return;
         };
+        if let Some(listeners) = told {
+            parcel.set_listeners(listeners);
+        }
         if reply == Reply::Amnesia {
             link.quarantined_until = Some(now + WINDOW);
             parcel.answer(Err(NodeFailure::Quarantined {
@@ -625,6 +667,7 @@ impl State {
 
     /// A connection breaks: at once for its process, or it falls silent.
     fn on_break(&mut self, process: usize, node: usize) {
+        self.break_ear(process, node);
         if happens(&mut self.rng, 300) || self.processes[process].paused_until > self.now {
             self.link(process, node).dead = true;
             return;
@@ -642,6 +685,7 @@ impl State {
     }
 
     pub(crate) fn kill(&mut self, process: usize) {
+        self.kill_ears(process);
         let process = &mut self.processes[process];
         process.alive = false;
         for link in &mut process.links {
@@ -729,6 +773,13 @@ impl Node {
         let micros = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
         let drifted = micros + micros / 1_000 * self.drift / 1_000;
         NODE_EPOCH + Duration::from_micros(drifted.unsigned_abs()) + self.stepped
+    }
+
+    /// Returns those of a command's locks that are its owner's.
+    fn held_by(&self, command: &Command, now: Duration) -> Vec<Arc<[u8]>> {
+        let names = command.names.iter();
+        let held = names.filter(|name| self.store.holder(name, now) == Some(&command.owner));
+        held.map(|name| Arc::clone(&name.lock)).collect()
     }
 
     fn run_id(&self, index: usize) -> String {

@@ -26,6 +26,7 @@ pub(crate) struct Plan {
     pub(crate) nodes: Vec<NodePlan>,
     pub(crate) processes: Vec<ProcessPlan>,
     pub(crate) network: NetworkPlan,
+    pub(crate) wake_ups: WakeUpPlan,
     /// What goes wrong when, in no order.
     pub(crate) faults: Vec<(Duration, Fault)>,
 }
@@ -46,6 +47,10 @@ pub(crate) struct ProcessPlan {
     pub(crate) renews: bool,
     /// How many locks each of its users asks for.
     pub(crate) users: Vec<usize>,
+    /// Whether it tells of releases and listens for them.
+    pub(crate) wake_ups: bool,
+    /// How long it goes without asking at most while it listens.
+    pub(crate) poll_interval: Duration,
 }
 
 /// How bad the network is: in how many of a thousand messages what happens.
@@ -56,6 +61,17 @@ pub(crate) struct NetworkPlan {
     pub(crate) slow_delay: Duration,
     pub(crate) lost: u32,
     pub(crate) repeated: u32,
+}
+
+/// How bad the telling of releases is: in how many of a thousand messages what happens. No node waits for
+/// it, so it may be worse than the rest.
+#[derive(Debug, Clone)]
+pub(crate) struct WakeUpPlan {
+    pub(crate) delay: Duration,
+    pub(crate) lost: u32,
+    pub(crate) repeated: u32,
+    /// Where the connection breaks.
+    pub(crate) breaks: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -98,6 +114,8 @@ impl Plan {
                 skew: up_to(&mut rng, MAX_SKEW),
                 renews: rng.u8(..3) > 0,
                 users: (0..rng.usize(1..=2)).map(|_| rng.usize(3..=8)).collect(),
+                wake_ups: true,
+                poll_interval: Duration::ZERO,
             })
             .collect();
         let network = NetworkPlan::draw(&mut rng);
@@ -126,12 +144,31 @@ impl Plan {
                 process.starts = flushed.unwrap_or_default() + early;
             }
         }
+        let wake_ups = WakeUpPlan::draw(&mut rng);
+        for process in &mut processes {
+            process.wake_ups = rng.u8(..6) > 0;
+            process.poll_interval = ms(rng.u64(50..=600));
+        }
         Self {
             nodes,
             processes,
             network,
+            wake_ups,
             faults,
         }
+    }
+
+    /// Whether nothing stands between a lock that is free and whoever asks for it, so that nobody waits
+    /// while nobody has anything.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.faults.is_empty() && self.network.slow == 0
+    }
+
+    /// Returns how long any process goes without asking while it waits. One that is not told asks like one
+    /// that was never to be.
+    pub(crate) fn longest_poll(&self) -> Duration {
+        let polls = self.processes.iter().map(|process| process.poll_interval);
+        polls.max().unwrap_or_default().max(ms(250))
     }
 
     /// Whether the clocks run so that two holders must never both be within their validity.
@@ -164,6 +201,30 @@ impl NetworkPlan {
                 lost: rng.u32(0..=20),
                 repeated: rng.u32(0..=50),
                 ..perfect
+            },
+        }
+    }
+}
+
+impl WakeUpPlan {
+    fn draw(rng: &mut Rng) -> Self {
+        let perfect = Self {
+            delay: ms(rng.u64(1..=8)),
+            lost: 0,
+            repeated: 0,
+            breaks: 0,
+        };
+        match rng.u8(..4) {
+            0 => perfect,
+            1 => Self {
+                lost: 1_000,
+                ..perfect
+            },
+            _ => Self {
+                delay: ms(rng.u64(1..=300)),
+                lost: rng.u32(0..=500),
+                repeated: rng.u32(0..=200),
+                breaks: rng.u32(0..=100),
             },
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tower_redlock::protocol::{LockKeys, Namespace};
 use tower_redlock::test_util::World;
-use tower_redlock::{Drained, LockGuard, Redlock, RestartGuard};
+use tower_redlock::{Drained, LockError, LockGuard, Redlock, RestartGuard};
 
 use crate::history::{History, LeaseId};
 use crate::network::{Line, Network};
@@ -77,6 +77,8 @@ impl Process {
             .ttl(MAX_TTL)
             .node_timeout(NODE_TIMEOUT)
             .renew(plan.processes[index].renews)
+            .wake_ups(plan.processes[index].wake_ups)
+            .poll_interval(plan.processes[index].poll_interval)
             .restart_guard(RestartGuard::Off)
             .build()
             .expect("the settings are valid");
@@ -213,8 +215,12 @@ impl User {
             _ => Duration::from_secs(60),
         };
         let request = self.redlock.lock_all(keys.as_slice().to_vec());
+        let asked = self.now();
         let locked = timeout(patience, request.ttl(ttl).wait(wait)).await;
         let now = self.now();
+        let refused = matches!(&locked, Ok(Err(LockError::Contended { .. })));
+        self.history
+            .waited(self.process, asked, wait.min(patience), now, refused);
         match locked {
             Ok(Ok(guard)) => self.hold(guard, &keys, now).await,
             Ok(Err(error)) => self.history.refused(self.process, now, &error),

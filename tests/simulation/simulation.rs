@@ -17,10 +17,16 @@ const LONGEST: Duration = Duration::from_secs(120);
 /// How much longer than its ttl a lock may live by another's clock.
 const SLACK: Duration = ms(20);
 
+/// How long it takes besides to have a lock that is free: attempts, releases, and those who leave it to
+/// others.
+const IDLE: Duration = ms(250);
+
 pub(crate) struct Outcome {
     pub(crate) story: String,
     pub(crate) counts: Counts,
     pub(crate) faults: usize,
+    pub(crate) heard: usize,
+    pub(crate) missed: usize,
     pub(crate) violations: Vec<String>,
 }
 
@@ -63,10 +69,14 @@ pub(crate) fn simulate(seed: u64) -> Outcome {
         pauses,
         ..
     } = simulation;
+    let state = network.state();
+    let idle = plan.is_calm().then(|| plan.longest_poll() + IDLE);
     Outcome {
-        violations: history.violations(plan.clocks_are_steady(), &pauses),
+        violations: history.violations(plan.clocks_are_steady(), &pauses, idle),
         counts: history.counts(),
-        faults: network.state().faults,
+        faults: state.faults,
+        heard: state.wake_ups.heard,
+        missed: state.wake_ups.missed,
         story: history.text(),
     }
 }
@@ -100,6 +110,11 @@ impl Simulation {
         };
         self.history
             .say(self.now, format_args!("process {index}: {drained:?}"));
+        let listens = self.network.state().listens_for(index);
+        if listens > 0 {
+            let what = format!("process {index} is drained and listens for {listens} locks");
+            self.history.wrong(what);
+        }
         for node in self.held_by(index) {
             let name = format!("wired-{node}");
             if !drained.unconfirmed.iter().any(|left| *left.node == *name) {
