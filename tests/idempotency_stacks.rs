@@ -39,6 +39,7 @@ use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, Redlock, Rejection, key, scope};
+use tracing::Instrument;
 
 /// How often something was executed.
 #[derive(Debug, Clone, Default)]
@@ -296,6 +297,36 @@ async fn wherever_it_is_applied_it_is_of_whole_paths_and_leaves_other_routes_alo
             assert_eq!(send(&app, nowhere).await.status, StatusCode::NOT_FOUND);
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_sees_extensions_and_the_span_of_outer_layers_but_not_their_task_locals() {
+    tokio::task_local! {
+        static REQUEST: u32;
+    }
+    #[derive(Clone)]
+    struct Outer;
+    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry());
+    let see = post(async |request: Request| {
+        let span = tracing::Span::current();
+        let name = span.metadata().map(tracing::Metadata::name);
+        let is_extended = request.extensions().get::<Outer>().is_some();
+        let local = REQUEST.try_with(|number| *number);
+        format!("{name:?} {is_extended} {:?}", local.ok())
+    });
+    let see = Router::new().route("/payments", see);
+    let outer = from_fn(async |mut request: Request, next: Next| {
+        request.extensions_mut().insert(Outer);
+        let span = tracing::info_span!("request");
+        REQUEST.scope(7, next.run(request)).instrument(span).await
+    });
+    let direct = see.clone().layer(outer.clone());
+    assert_eq!(
+        pay(&direct, "a").await.body,
+        "Some(\"request\") true Some(7)"
+    );
+    let behind = see.layer(layer(&ScriptedNodes::new(3))).layer(outer);
+    assert_eq!(pay(&behind, "a").await.body, "Some(\"request\") true None");
 }
 
 #[tokio::test(start_paused = true)]
@@ -663,7 +694,7 @@ async fn an_upload_is_the_same_however_it_is_framed_and_nothing_unless_it_is_who
         ),
     ] {
         let answer = server.tell(&(head("a", more) + body)).await;
-        assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
     }
     assert_eq!(server.executed.count(), 0);
 
