@@ -9,15 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use http_body_util::BodyExt;
-use support::{Cluster, Connection, Deadline, Reply};
+use support::{Answer, Cluster, Connection, Deadline, Reply};
 use tokio::time::sleep;
-use tower::ServiceExt;
 use tower_redlock::idempotency::RecordKeys;
-use tower_redlock::{IdempotencyLayer, Redlock, Rejection, RestartGuard, scope};
+use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
 
 /// A service that paid once, and what its nodes kept of it.
 struct Scene {
@@ -28,14 +26,6 @@ struct Scene {
     first: Answer,
     name: String,
     record: Vec<u8>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Answer {
-    status: StatusCode,
-    code: &'static str,
-    is_replayed: bool,
-    body: Bytes,
 }
 
 impl Scene {
@@ -51,7 +41,7 @@ impl Scene {
         let executed = Arc::<AtomicUsize>::default();
         let app = app(&redlock, &executed, set);
         let first = pay(&app).await;
-        assert_eq!((first.status, first.code), (StatusCode::OK, ""));
+        assert_eq!((first.status, first.code()), (StatusCode::OK, ""));
         let deadline = Deadline::after(PATIENCE);
         while cluster.servers.iter().any(|s| s.keys("*:done").is_empty()) {
             assert!(!deadline.is_over(), "not all nodes have the record");
@@ -90,10 +80,10 @@ impl Scene {
         self.put(nodes, &self.record);
         assert_eq!(self.executed.load(Ordering::SeqCst), 1, "{bytes:?}");
         if again.status == StatusCode::OK {
-            assert!(again.is_replayed, "{bytes:?}");
+            assert!(again.is_replayed(), "{bytes:?}");
             assert_eq!(again.body, self.first.body, "{bytes:?}");
         } else {
-            assert_ne!(again.code, "", "{again:?} with {bytes:?}");
+            assert_ne!(again.code(), "", "{again:?} with {bytes:?}");
         }
         again
     }
@@ -123,15 +113,7 @@ fn app(
 async fn pay(app: &Router) -> Answer {
     let request = Request::post("/").header("idempotency-key", "a");
     let request = request.body(Body::empty()).expect("it is a request");
-    let Ok(response) = app.clone().oneshot(request).await;
-    let (head, body) = response.into_parts();
-    let body = body.collect().await.expect("the body comes to its end");
-    Answer {
-        status: head.status,
-        code: head.extensions.get().map_or("", Rejection::code),
-        is_replayed: head.headers.contains_key("idempotency-replayed"),
-        body: body.to_bytes(),
-    }
+    Answer::to(app, request).await
 }
 
 fn keys(id: u32, key: u8) -> RecordKeys {
@@ -156,32 +138,32 @@ async fn whichever_byte_of_a_record_is_changed_it_is_refused_or_replayed_and_not
                 let mut changed = scene.record.clone();
                 changed[at] ^= bit;
                 let everywhere = scene.ask_with(&[0, 1, 2], &changed).await;
-                codes.insert(everywhere.code);
+                codes.insert(everywhere.code());
                 // In the clear head of what is not encrypted there is an id that nothing else is bound to.
                 let may_be_replayed = how != "encrypted" && (1..17).contains(&at);
-                assert_eq!(everywhere.is_replayed, may_be_replayed, "{how}: {at}");
+                assert_eq!(everywhere.is_replayed(), may_be_replayed, "{how}: {at}");
                 let expected = match at {
                     0 => "lock-unavailable",
                     1..17 if may_be_replayed => "",
                     17..33 => "idempotency-key-reused",
                     _ => "misconfigured",
                 };
-                assert_eq!(everywhere.code, expected, "{how}: {at}");
+                assert_eq!(everywhere.code(), expected, "{how}: {at}");
             }
             // At one node only: there are others.
             let mut changed = scene.record.clone();
             changed[at] ^= 1;
             let one = scene.ask_with(&[at % 3], &changed).await;
             if at < 17 {
-                assert!(one.is_replayed, "{how}: {at}, {}", one.code);
+                assert!(one.is_replayed(), "{how}: {at}, {}", one.code());
             }
         }
         for length in 0..scene.record.len() {
             let cut = scene.ask_with(&[0, 1, 2], &scene.record[..length]).await;
-            assert!(!cut.is_replayed, "{how}: {length}");
+            assert!(!cut.is_replayed(), "{how}: {length}");
         }
         let again = pay(&scene.app).await;
-        assert!(again.is_replayed, "{how}: {}", again.code);
+        assert!(again.is_replayed(), "{how}: {}", again.code());
         assert_eq!(again.body, scene.first.body);
     }
 }
@@ -210,7 +192,7 @@ async fn servers_with_other_keys_or_none_answer_an_error_and_execute_nothing() {
     ];
     for (what, app) in refused {
         let refused = pay(&app).await;
-        assert_eq!(refused.code, "misconfigured", "{what}");
+        assert_eq!(refused.code(), "misconfigured", "{what}");
         assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR, "{what}");
     }
     let read = [
@@ -220,7 +202,7 @@ async fn servers_with_other_keys_or_none_answer_an_error_and_execute_nothing() {
         other(&plain, |layer| layer.encrypt(keys(1, 1).reading_plain())),
     ];
     for app in read {
-        assert!(pay(&app).await.is_replayed);
+        assert!(pay(&app).await.is_replayed());
     }
     for scene in [plain, sealed] {
         assert_eq!(scene.executed.load(Ordering::SeqCst), 1);

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
+mod support;
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,11 +13,12 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, Request};
-use axum::http::{self, HeaderMap, Method, StatusCode};
+use axum::http::{self, Method, StatusCode};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use http_body_util::{BodyExt, Full};
+use support::Answer;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::idempotency::RecordKeys;
@@ -77,25 +80,6 @@ fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
     IdempotencyLayer::new(redlock(nodes), key::header("x-user"))
 }
 
-struct Answer {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: String,
-    rejection: Option<Rejection>,
-}
-
-impl Answer {
-    fn is_replayed(&self) -> bool {
-        self.headers
-            .get("idempotency-replayed")
-            .is_some_and(|value| value == "true")
-    }
-
-    fn code(&self) -> &'static str {
-        self.rejection.as_ref().map_or("", Rejection::code)
-    }
-}
-
 fn request(target: &str, key: &str, body: &'static str) -> Request {
     let request = Request::post(target)
         .header("x-user", "alice")
@@ -103,20 +87,8 @@ fn request(target: &str, key: &str, body: &'static str) -> Request {
     request.body(Body::from(body)).unwrap()
 }
 
-async fn send(app: &Router, request: Request) -> Answer {
-    let response: Response = app.clone().oneshot(request).await.unwrap();
-    let (head, body) = response.into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
-    Answer {
-        status: head.status,
-        headers: head.headers,
-        body: String::from_utf8(body.to_vec()).unwrap(),
-        rejection: head.extensions.get().cloned(),
-    }
-}
-
 async fn pay(app: &Router, target: &str, key: &str) -> Answer {
-    send(app, request(target, key, "amount=5")).await
+    Answer::to(app, request(target, key, "amount=5")).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,8 +98,8 @@ async fn a_duplicate_is_answered_with_what_was_recorded_also_by_another_server()
     let app = payments.app(layer(&nodes));
     let first = pay(&app, "/payments", "a").await;
     assert_eq!(
-        (first.status, first.body.as_str()),
-        (StatusCode::OK, "payment 1 of 8 bytes ")
+        (first.status, &first.body[..]),
+        (StatusCode::OK, &b"payment 1 of 8 bytes "[..])
     );
     assert!(!first.is_replayed());
     for server in [app.clone(), payments.app(layer(&nodes))] {
@@ -184,7 +156,7 @@ async fn a_duplicate_of_what_is_being_executed_is_refused_or_waits() {
         let key = if elsewhere { "a" } else { "b" };
         let later = async |app: &Router, body| {
             sleep(Duration::from_millis(100)).await;
-            send(app, request(slow, key, body)).await
+            Answer::to(app, request(slow, key, body)).await
         };
         let (first, refused, reused, waited) = tokio::join!(
             pay(&app, slow, key),
@@ -203,7 +175,7 @@ async fn a_duplicate_of_what_is_being_executed_is_refused_or_waits() {
         assert!(waited.is_replayed());
         assert_eq!(waited.body, first.body);
         assert_eq!(payments.executed(), before + 1);
-        let later = send(&other, request(slow, key, "amount=6")).await;
+        let later = Answer::to(&other, request(slow, key, "amount=6")).await;
         assert_eq!(later.code(), "idempotency-key-reused");
     }
 }
@@ -220,17 +192,17 @@ async fn keys_of_other_callers_methods_and_paths_are_other_keys() {
     let bob = Request::post("/payments")
         .header("x-user", "bob")
         .header("idempotency-key", "a");
-    send(&app, bob.body(Body::from("amount=5")).unwrap()).await;
+    Answer::to(&app, bob.body(Body::from("amount=5")).unwrap()).await;
     let patch = Request::patch("/payments")
         .header("x-user", "alice")
         .header("idempotency-key", "a");
-    send(&app, patch.body(Body::from("amount=5")).unwrap()).await;
+    Answer::to(&app, patch.body(Body::from("amount=5")).unwrap()).await;
     pay(&nested, "/v1/payments", "a").await;
     pay(&nested, "/v2/payments", "a").await;
     assert_eq!(payments.executed(), 5);
     let quoted = request("/payments", "\"a\"", "amount=5");
     assert!(
-        send(&app, quoted).await.is_replayed(),
+        Answer::to(&app, quoted).await.is_replayed(),
         "the same key as a string"
     );
 }
@@ -246,8 +218,8 @@ async fn a_refreshed_credential_is_still_the_same_caller() {
         request.headers_mut().insert("authorization", value);
         request
     };
-    let first = send(&app, with("before")).await;
-    let again = send(&app, with("after it was refreshed")).await;
+    let first = Answer::to(&app, with("before")).await;
+    let again = Answer::to(&app, with("after it was refreshed")).await;
     assert!(again.is_replayed());
     assert_eq!((again.body, payments.executed()), (first.body, 1));
 }
@@ -258,7 +230,7 @@ async fn what_has_no_usable_key_is_refused_or_passes() {
     let plain = Router::new().route("/payments", any(async |body: Bytes| body.len().to_string()));
     let app = plain.clone().layer(layer(&nodes));
     let code = async |app: &Router, request| {
-        let answer = send(app, request).await;
+        let answer = Answer::to(app, request).await;
         (answer.status.as_u16(), answer.code())
     };
     let keyless = || {
@@ -266,7 +238,7 @@ async fn what_has_no_usable_key_is_refused_or_passes() {
             .body(Body::from("12345"))
             .unwrap()
     };
-    assert_eq!(send(&app, keyless()).await.body, "5");
+    assert_eq!(Answer::to(&app, keyless()).await.body, "5");
     let required = plain.clone().layer(layer(&nodes).required(true));
     assert_eq!(code(&required, keyless()).await, (400, "key-missing"));
     let unknown = Request::post("/nowhere").body(Body::empty()).unwrap();
@@ -335,7 +307,7 @@ async fn refusals_are_problems_and_can_link_to_the_documentation() {
     let (first, refused) = tokio::join!(pay(&app, slow, "a"), async {
         let mut answers = Vec::new();
         for (status, code, request) in refused.await {
-            answers.push((status, code, send(&app, request).await));
+            answers.push((status, code, Answer::to(&app, request).await));
         }
         answers
     });
@@ -344,7 +316,7 @@ async fn refusals_are_problems_and_can_link_to_the_documentation() {
         assert_eq!((answer.status.as_u16(), answer.code()), (status, code));
         assert_eq!(answer.headers["content-type"], "application/problem+json");
         assert!(answer.headers.contains_key("link"), "{code}");
-        let problem: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+        let problem: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
         assert_eq!(
             (&problem["status"], &problem["code"]),
             (&status.into(), &code.into())
@@ -566,8 +538,8 @@ async fn the_public_scope_is_everybodys() {
             .body(Body::empty())
             .unwrap()
     };
-    assert!(!send(&app, anybody()).await.is_replayed());
-    assert!(send(&app, anybody()).await.is_replayed());
+    assert!(!Answer::to(&app, anybody()).await.is_replayed());
+    assert!(Answer::to(&app, anybody()).await.is_replayed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -585,9 +557,9 @@ async fn of_simultaneous_requests_with_one_key_another_payload_is_told_so() {
         let (slow, key) = ("/payments?ms=1000", round.to_string());
         // All of them come while the first is only asking.
         let (first, reused, refused) = tokio::join!(
-            send(&app, request(slow, &key, "amount=5")),
-            send(&app, request(slow, &key, "amount=6")),
-            send(&app, request(slow, &key, "amount=5")),
+            Answer::to(&app, request(slow, &key, "amount=5")),
+            Answer::to(&app, request(slow, &key, "amount=6")),
+            Answer::to(&app, request(slow, &key, "amount=5")),
         );
         assert_eq!(first.status, StatusCode::OK);
         assert_eq!(refused.code(), "lock-contended");
@@ -692,7 +664,7 @@ async fn long_keys_on_long_paths_do_in_every_namespace() {
         let first = pay(&app, &target, &key).await;
         assert_eq!(
             (first.status, first.body),
-            (StatusCode::OK, number.to_string())
+            (StatusCode::OK, number.to_string().into())
         );
         assert!(pay(&app, &target, &key).await.is_replayed());
     }
@@ -710,7 +682,7 @@ async fn simultaneous_duplicates_of_what_is_recorded_are_all_replayed() {
     let duplicates = (0..200).map(|_| pay(&app, "/payments", "a"));
     let (duplicates, reused) = tokio::join!(
         futures_util::future::join_all(duplicates),
-        send(&app, request("/payments", "a", "amount=6"))
+        Answer::to(&app, request("/payments", "a", "amount=6"))
     );
     for duplicate in duplicates {
         assert!(duplicate.is_replayed(), "{}", duplicate.code());
@@ -925,7 +897,7 @@ async fn whoever_asks_for_it_fails_when_no_majority_took_the_record() {
         (failed.status, failed.code()),
         (StatusCode::CONFLICT, "outcome-unknown")
     );
-    assert!(!failed.body.contains("payment 1"), "{}", failed.body);
+    assert!(!failed.body.starts_with(b"payment"), "{:?}", failed.body);
     assert_eq!(pay(&app, "/payments", "a").await.code(), "lock-contended");
     // The lock has ended by the ttl, and nobody knows of anything.
     sleep(Duration::from_secs(3)).await;
@@ -948,7 +920,7 @@ async fn what_makes_two_requests_the_same_is_for_the_service_to_say() {
     let again = pay(&app, "/payments?size=2", "a").await;
     assert!(again.is_replayed());
     assert_eq!(again.body, first.body);
-    let other = send(&app, request("/payments?size=1", "a", "amount=6")).await;
+    let other = Answer::to(&app, request("/payments?size=1", "a", "amount=6")).await;
     assert_eq!(other.code(), "idempotency-key-reused");
     // By default it is all of these.
     let app = payments.app(layer(&nodes));
@@ -956,7 +928,7 @@ async fn what_makes_two_requests_the_same_is_for_the_service_to_say() {
         let mut request = request(target, "b", body);
         let kind = kind.parse().unwrap();
         request.headers_mut().insert("content-type", kind);
-        send(&app, request).await
+        Answer::to(&app, request).await
     };
     let (target, kind, body) = ("/payments?size=1", "text/plain", "amount=5");
     assert_eq!(with(target, kind, body).await.status, StatusCode::OK);
@@ -991,7 +963,7 @@ async fn headers_methods_and_refusals_are_as_they_are_set() {
     let with = async |method: &str, body| {
         let request = Request::builder().method(method).uri("/payments");
         let request = request.header("x-user", "alice").header("x-once", "a");
-        send(&app, request.body(Body::from(body)).unwrap()).await
+        Answer::to(&app, request.body(Body::from(body)).unwrap()).await
     };
     let first = with("PUT", "amount=5").await;
     let again = with("PUT", "amount=5").await;

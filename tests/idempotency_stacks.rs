@@ -27,8 +27,8 @@ use axum::routing::{any, get, post};
 use futures_util::stream;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
-use support::Deadline;
 use support::http::Client;
+use support::{Answer, Deadline};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -38,7 +38,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
-use tower_redlock::{IdempotencyLayer, Redlock, Rejection, key, scope};
+use tower_redlock::{IdempotencyLayer, Redlock, key, scope};
 use tracing::Instrument;
 
 /// How often something was executed.
@@ -64,48 +64,13 @@ fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
     IdempotencyLayer::new(redlock(nodes), scope::public())
 }
 
-struct Answer {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: Bytes,
-    trailers: Option<HeaderMap>,
-    code: &'static str,
-}
-
-impl Answer {
-    fn is_replayed(&self) -> bool {
-        self.headers.contains_key(REPLAYED)
-    }
-
-    /// Everything that a replay has in common with the first.
-    fn as_recorded(&self) -> (StatusCode, HeaderMap, &Bytes, &Option<HeaderMap>) {
-        let mut headers = self.headers.clone();
-        headers.remove(REPLAYED);
-        (self.status, headers, &self.body, &self.trailers)
-    }
-}
-
 fn payment(target: &str, key: &str) -> Builder {
     Request::post(target).header(KEY, key)
 }
 
-async fn send(app: &Router, request: Request) -> Answer {
-    let Ok(response) = app.clone().oneshot(request).await;
-    let (head, body) = response.into_parts();
-    let body = body.collect().await.expect("the body comes to its end");
-    let trailers = body.trailers().cloned();
-    Answer {
-        status: head.status,
-        code: head.extensions.get().map_or("", Rejection::code),
-        headers: head.headers,
-        body: body.to_bytes(),
-        trailers,
-    }
-}
-
 async fn pay(app: &Router, key: &str) -> Answer {
     let request = payment("/payments", key).body(Body::from("amount=5"));
-    send(app, request.expect("it is a request")).await
+    Answer::to(app, request.expect("it is a request")).await
 }
 
 /// A service that answers each payment with the same function.
@@ -141,9 +106,9 @@ async fn compression_outside_is_of_each_answer_and_compression_within_keeps_it_f
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = answering(&executed, receipt);
     let outside = app.layer(layer(&nodes)).layer(CompressionLayer::new());
-    let first = send(&outside, gzip("a")).await;
+    let first = Answer::to(&outside, gzip("a")).await;
     assert_eq!(first.headers[CONTENT_ENCODING], "gzip");
-    let again = send(&outside, gzip("a")).await;
+    let again = Answer::to(&outside, gzip("a")).await;
     assert!(again.is_replayed());
     assert_eq!(again.as_recorded(), first.as_recorded());
     // The retry comes by another way, and is read by another library.
@@ -154,10 +119,10 @@ async fn compression_outside_is_of_each_answer_and_compression_within_keeps_it_f
 
     let app = answering(&executed, receipt).layer(CompressionLayer::new());
     let within = app.layer(layer(&nodes));
-    let first = send(&within, gzip("b")).await;
+    let first = Answer::to(&within, gzip("b")).await;
     assert_eq!(first.headers[CONTENT_ENCODING], "gzip");
-    let again = send(&within, gzip("b")).await;
-    assert_eq!((again.code, executed.count()), ("result-not-kept", 2));
+    let again = Answer::to(&within, gzip("b")).await;
+    assert_eq!((again.code(), executed.count()), ("result-not-kept", 2));
 }
 
 #[derive(Debug, Clone)]
@@ -184,7 +149,7 @@ async fn authentication_outside_refuses_without_a_record_and_tells_callers_apart
     let app = app.layer(from_fn(authenticate));
     let with = async |token: &str| {
         let request = payment("/payments", "a").header(AUTHORIZATION, format!("Bearer {token}"));
-        send(&app, request.body(Body::empty()).unwrap()).await
+        Answer::to(&app, request.body(Body::empty()).unwrap()).await
     };
     assert_eq!(with("expired").await.status, StatusCode::UNAUTHORIZED);
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
@@ -205,7 +170,7 @@ async fn a_timeout_outside_lets_the_execution_go_on_and_one_within_says_that_it_
     let outside = slow(&executed).layer(layer(&nodes)).layer(short);
     let late = pay(&outside, "a").await;
     assert_eq!(late.status, StatusCode::REQUEST_TIMEOUT);
-    assert_eq!(pay(&outside, "a").await.code, "lock-contended");
+    assert_eq!(pay(&outside, "a").await.code(), "lock-contended");
     sleep(Duration::from_secs(2)).await;
     let again = pay(&outside, "a").await;
     assert!(again.is_replayed());
@@ -216,7 +181,7 @@ async fn a_timeout_outside_lets_the_execution_go_on_and_one_within_says_that_it_
         let within = slow(&executed).layer(short).layer(once);
         for code in ["", then] {
             let late = pay(&within, &format!("b{at_most_once}")).await;
-            assert_eq!(late.code, code);
+            assert_eq!(late.code(), code);
             assert!(!late.is_replayed());
         }
     }
@@ -279,22 +244,29 @@ async fn wherever_it_is_applied_it_is_of_whole_paths_and_leaves_other_routes_alo
         let (path, key) = (format!("{prefix}/payments"), number.to_string());
         let request = || payment(&path, &key).body(Body::empty()).unwrap();
         let before = executed.count();
-        let first = send(&app, request()).await;
+        let first = Answer::to(&app, request()).await;
         assert_eq!(first.status, StatusCode::OK, "{number}");
-        let again = send(&app, request()).await;
+        let again = Answer::to(&app, request()).await;
         assert!(again.is_replayed(), "{number}");
         assert_eq!(again.as_recorded(), first.as_recorded(), "{number}");
         assert_eq!(executed.count(), before + 1, "{number}");
         let keyless = Request::post(&path).body(Body::empty()).unwrap();
-        assert_eq!(send(&app, keyless).await.code, "key-missing", "{number}");
+        assert_eq!(
+            Answer::to(&app, keyless).await.code(),
+            "key-missing",
+            "{number}"
+        );
         if number != 5 {
             let read = Request::get(format!("{prefix}/read")).header(KEY, &key);
-            let read = send(&app, read.body(Body::empty()).unwrap()).await;
+            let read = Answer::to(&app, read.body(Body::empty()).unwrap()).await;
             assert_eq!(read.body, "read", "{number}");
         }
         for path in ["/nowhere", "/v1/nowhere"] {
             let nowhere = payment(path, "unused").body(Body::empty()).unwrap();
-            assert_eq!(send(&app, nowhere).await.status, StatusCode::NOT_FOUND);
+            assert_eq!(
+                Answer::to(&app, nowhere).await.status,
+                StatusCode::NOT_FOUND
+            );
         }
     }
 }
@@ -358,7 +330,7 @@ async fn methods_that_need_no_key_pass_with_one() {
         for key in ["a", "a b"] {
             let mut request = payment("/payments", key).body(Body::empty()).unwrap();
             *request.method_mut() = Method::from_bytes(method.as_bytes()).unwrap();
-            let answer = send(&app, request).await;
+            let answer = Answer::to(&app, request).await;
             assert_eq!(
                 (answer.status, answer.is_replayed()),
                 (StatusCode::OK, false)
@@ -385,11 +357,11 @@ async fn a_multipart_body_is_the_same_if_its_boundary_is() {
         let part = "content-disposition: form-data; name=\"a\"\r\n\r\npaid";
         let body = format!("--{boundary}\r\n{part}\r\n--{boundary}--\r\n");
         let request = payment("/payments", "a").header(CONTENT_TYPE, kind);
-        send(&app, request.body(Body::from(body)).unwrap()).await
+        Answer::to(&app, request.body(Body::from(body)).unwrap()).await
     };
     assert!(with("x").await.body.starts_with(b"--x\r\n"));
     assert!(with("x").await.is_replayed());
-    assert_eq!(with("y").await.code, "idempotency-key-reused");
+    assert_eq!(with("y").await.code(), "idempotency-key-reused");
     assert_eq!(executed.count(), 1);
 }
 
@@ -508,7 +480,7 @@ async fn responses_of_all_shapes_are_replayed_as_they_were() {
         assert!(!first.is_replayed(), "{what}");
         for _ in 0..2 {
             let again = pay(&app, "a").await;
-            assert!(again.is_replayed(), "{what}: {}", again.code);
+            assert!(again.is_replayed(), "{what}: {}", again.code());
             assert_eq!(again.as_recorded(), first.as_recorded(), "{what}");
         }
         assert_eq!(executed.count(), 1, "{what}");
@@ -572,7 +544,7 @@ async fn a_response_that_streams_or_breaks_off_is_never_executed_again() {
     };
     let app = answering(&executed, chunks).layer(layer(&nodes));
     assert_eq!(pay(&app, "a").await.body, "paid");
-    assert_eq!(pay(&app, "a").await.code, "result-not-kept");
+    assert_eq!(pay(&app, "a").await.code(), "result-not-kept");
 
     let broken = || sized(vec![data("pa"), Err("the disk is gone")], 4).into_response();
     let app = answering(&executed, broken).layer(layer(&nodes));
@@ -581,7 +553,7 @@ async fn a_response_that_streams_or_breaks_off_is_never_executed_again() {
     assert_eq!(first.status(), StatusCode::OK);
     let error = first.into_body().collect().await.unwrap_err();
     assert!(format!("{error:?}").contains("the disk is gone"));
-    assert_eq!(pay(&app, "b").await.code, "result-not-kept");
+    assert_eq!(pay(&app, "b").await.code(), "result-not-kept");
     assert_eq!(executed.count(), 2);
 }
 
@@ -767,5 +739,3 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
 
 const KEY: &str = "idempotency-key";
-
-const REPLAYED: &str = "idempotency-replayed";

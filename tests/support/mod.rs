@@ -13,6 +13,7 @@
 
 pub mod http;
 
+mod answer;
 mod child;
 mod cluster;
 mod deadline;
@@ -24,6 +25,7 @@ mod redis_server;
 mod resp;
 mod script_node;
 
+pub use answer::Answer;
 pub use child::{ChildProcess, example_path};
 pub use cluster::Cluster;
 pub use deadline::Deadline;
