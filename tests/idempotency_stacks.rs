@@ -38,7 +38,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
-use tower_redlock::{IdempotencyLayer, Redlock, key, scope};
+use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, key, scope};
 use tracing::Instrument;
 
 /// How often something was executed.
@@ -320,6 +320,15 @@ async fn a_fallback_that_does_something_does_it_once_as_well() {
         assert!(again.is_replayed(), "{number}");
         assert_eq!((again.body, executed.count()), (first.body, number + 1));
     }
+    // Without a key it could be a missing page; what must not run then asks for the key itself.
+    let counted = executed.clone();
+    let forward = async move |_: IdempotencyKey| counted.one_more().to_string();
+    let app = Router::new().fallback(forward);
+    let app = app.layer(once().required(true));
+    let keyless = Request::post("/payments").body(Body::empty()).unwrap();
+    assert_eq!(Answer::to(&app, keyless).await.code(), "misconfigured");
+    assert_eq!(executed.count(), 3);
+    assert_eq!(pay(&app, "keyed").await.body, "4");
 }
 
 #[tokio::test(start_paused = true)]

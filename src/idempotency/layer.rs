@@ -147,6 +147,9 @@ impl IdempotencyLayer {
 
     /// Sets whether a request without a key is refused with 400 `key-missing`. Default: false, it is
     /// served as if there were no layer.
+    ///
+    /// One that matched no route of an axum router passes in any case, to its 404: a fallback that does
+    /// something asks for the [`IdempotencyKey`] itself.
     pub fn required(mut self, required: bool) -> Self {
         self.config.required = required;
         self
