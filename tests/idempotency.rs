@@ -996,6 +996,34 @@ async fn no_more_duplicates_wait_than_may() {
     assert_eq!((waited.body, payments.executed()), (first.body, 1));
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_may_have_been_executed_is_known_as_long_as_a_majority_remembers_it() {
+    let failing = "/payments?status=503";
+    for (is_down, wiped, then) in [
+        (false, &[1][..], "outcome-unknown"),
+        (false, &[1, 2], ""),
+        (true, &[2], "outcome-unknown"),
+        (true, &[1], ""),
+    ] {
+        let nodes = ScriptedNodes::new(3);
+        let payments = Payments::default();
+        let app = payments.app(layer(&nodes).at_most_once(true));
+        if is_down {
+            // It never hears that anything has begun.
+            nodes.set(2, Gate::Down);
+        }
+        let failed = pay(&app, failing, "a").await;
+        assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
+        nodes.set(2, Gate::Ready);
+        assert_eq!(pay(&app, failing, "a").await.code(), "outcome-unknown");
+        wiped.iter().for_each(|node| nodes.wipe(*node));
+        let again = pay(&app, failing, "a").await;
+        assert_eq!(again.code(), then, "{is_down}, {wiped:?}");
+        let executed = if then.is_empty() { 2 } else { 1 };
+        assert_eq!(payments.executed(), executed, "{is_down}, {wiped:?}");
+    }
+}
+
 #[test]
 fn the_chapter_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

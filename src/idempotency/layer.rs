@@ -251,6 +251,7 @@ impl IdempotencyLayer {
     ///
     /// Then a retry after a crash between grant and record, after a panic and after a response that
     /// was refused by [`record_if`](Self::record_if) gets 409 `outcome-unknown` instead, for a day.
+    /// It does so as long as a majority of the nodes remembers that something began.
     pub fn at_most_once(mut self, at_most_once: bool) -> Self {
         self.config.intents = at_most_once.then_some(DAY);
         self
