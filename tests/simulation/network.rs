@@ -263,7 +263,7 @@ impl State {
             Event::Look(to) => self.on_look(to),
             Event::Open { process, node } => self.on_open(process, node),
             Event::OpenEar { process, node } => self.open_ear(process, node),
-            Event::Ear(message) => self.on_ear(message),
+            Event::Ear(message) => self.on_ear(&message),
             Event::Introduced(opening) => self.on_introduced(opening),
             Event::Admitted(opening, said) => self.on_admitted(opening, *said),
             Event::Fault(fault) => self.on_fault(fault),

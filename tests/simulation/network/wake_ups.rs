@@ -162,8 +162,8 @@ impl State {
         }
     }
 
-    pub(super) fn on_ear(&mut self, message: EarMessage) {
-        let EarMessage {
+    pub(super) fn on_ear(&mut self, message: &EarMessage) {
+        let &EarMessage {
             process,
             node,
             connection,
@@ -177,7 +177,13 @@ impl State {
                 let audience = self.wake_ups.audiences.entry(audience).or_default();
                 audience.insert((process, connection));
                 let (delay, what) = (self.wake_ups.delay(), What::Subscribed(Arc::clone(lock)));
-                self.after(delay, Event::Ear(EarMessage { what, ..message }));
+                let message = EarMessage {
+                    process,
+                    node,
+                    connection,
+                    what,
+                };
+                self.after(delay, Event::Ear(message));
             }
             What::Unsubscribe(lock) => {
                 let audience = self.wake_ups.audiences.get_mut(&(node, Arc::clone(lock)));
@@ -185,7 +191,7 @@ impl State {
             }
             What::Subscribed(_) | What::Released(..) | What::Gone => {
                 if !self.is_away(process, || Event::Ear(message.clone())) {
-                    self.hear(&message, reached);
+                    self.hear(message, reached);
                 }
             }
         }
