@@ -147,7 +147,7 @@ impl Plan {
         let wake_ups = WakeUpPlan::draw(&mut rng);
         for process in &mut processes {
             process.wake_ups = rng.u8(..6) > 0;
-            process.poll_interval = ms(rng.u64(50..=600));
+            process.poll_interval = ms(rng.u64(50..=250));
         }
         Self {
             nodes,
@@ -156,6 +156,19 @@ impl Plan {
             wake_ups,
             faults,
         }
+    }
+
+    /// The same with nothing going wrong but that releases are not told of.
+    pub(crate) fn calmed(mut self) -> Self {
+        self.faults.clear();
+        self.network = NetworkPlan {
+            delay: self.network.delay,
+            slow: 0,
+            slow_delay: self.network.delay,
+            lost: 0,
+            repeated: 0,
+        };
+        self
     }
 
     /// Whether nothing stands between a lock that is free and whoever asks for it, so that nobody waits

@@ -19,7 +19,7 @@ const SLACK: Duration = ms(20);
 
 /// How long it takes besides to have a lock that is free: attempts, releases, and those who leave it to
 /// others.
-const IDLE: Duration = ms(250);
+const IDLE: Duration = ms(100);
 
 pub(crate) struct Outcome {
     pub(crate) story: String,
@@ -41,13 +41,12 @@ struct Simulation {
     keys: Vec<KeyNames>,
 }
 
-pub(crate) fn simulate(seed: u64) -> Outcome {
-    let plan = Plan::from_seed(seed);
+pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
     let mut rng = Rng::with_seed(seed ^ 0x5eed);
-    let network = Network::new(&plan, rng.fork());
+    let network = Network::new(plan, rng.fork());
     let history = History::default();
     let processes = (0..plan.processes.len())
-        .map(|index| Process::new(&plan, index, &network, &history, &mut rng));
+        .map(|index| Process::new(plan, index, &network, &history, &mut rng));
     let keys: LockKeys = ["x", "y"].into_iter().collect();
     let keys = Namespace::default().names(&keys, |_| [0; 32]);
     let mut simulation = Simulation {
@@ -55,7 +54,7 @@ pub(crate) fn simulate(seed: u64) -> Outcome {
         network,
         history,
         now: Duration::ZERO,
-        pauses: pauses(&plan),
+        pauses: pauses(plan),
         keys: keys.expect("the keys are short"),
     };
     simulation
