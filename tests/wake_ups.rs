@@ -10,6 +10,8 @@ use std::time::Duration;
 use support::{Cluster, Deadline, MonitorLog, RedisServer};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::{Namespace, OwnerToken};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
 
@@ -114,6 +116,36 @@ async fn a_minority_that_does_not_tell_is_not_missed_and_a_majority_is_asked() {
         assert_eq!(waiting.is_finished(), told);
         drop(waiting.await.unwrap().unwrap());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn votes_that_split_after_a_release_are_cast_again_at_once_however_long_it_was_waited() {
+    let nodes = ScriptedNodes::new(3);
+    let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
+    let held = ours.lock("k").await.unwrap();
+    let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
+    sleep(Duration::from_secs(1)).await;
+    nodes.set(2, Gate::Down);
+    (0..2).for_each(|node| nodes.set_for(node, OpKind::Acquire, Gate::Slow(ROUND_TRIP)));
+    held.release().await.unwrap();
+    // Another who was told gets one node, and gives it up again as it gets no other.
+    let names = Namespace::default().names(&["k"].into_iter().collect(), |_| [0; 32]);
+    let rival = |op| Command {
+        names: names.clone().unwrap().into(),
+        owner: OwnerToken::from_random([7; 16]),
+        op,
+    };
+    let acquire = Op::Acquire {
+        proposal: Some(1),
+        ttl: HOUR,
+        retention: HOUR,
+    };
+    assert!(matches!(nodes.apply(1, &rival(acquire)), Reply::Granted(_)));
+    sleep(2 * ROUND_TRIP).await;
+    assert!(!waiting.is_finished());
+    nodes.apply(1, &rival(Op::Release));
+    let granted = tokio::time::timeout(Duration::from_millis(100), waiting).await;
+    assert!(granted.unwrap().unwrap().unwrap().is_valid());
 }
 
 #[tokio::test(start_paused = true)]
@@ -268,5 +300,6 @@ async fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
+const ROUND_TRIP: Duration = Duration::from_millis(5);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -73,8 +73,8 @@ struct Waits {
     began: Instant,
     deadline: Instant,
     waiting: Waiting,
-    /// In a row.
-    splits: u32,
+    /// How many votes in a row were split, and until when that is a reason to ask again soon.
+    splits: Option<(u32, Instant)>,
     polls: u32,
     /// How many releases were heard of.
     heard: u32,
@@ -96,7 +96,7 @@ impl LeaseTask {
             began: Instant::now(),
             deadline,
             waiting,
-            splits: 0,
+            splits: None,
             polls: 0,
             heard: 0,
             round_trip: TICK,
@@ -125,8 +125,11 @@ impl LeaseTask {
             // Timers know no less than a tick: shorter delays would all be the same, and on a paused
             // clock there would be none at all.
             waits.round_trip = asked.elapsed().max(TICK);
-            let delay = self.delay(&mut waits, turn, retry_after, split)?;
-            Box::pin(self.pause(&mut waits, delay, grant)).await?;
+            let delay = self.delay(&mut waits, turn, asked, retry_after, split)?;
+            if Box::pin(self.pause(&mut waits, delay, grant)).await? {
+                // Others were told as well: who wins is put to the vote anew.
+                waits.splits = None;
+            }
         }
     }
 
@@ -150,7 +153,7 @@ impl LeaseTask {
                 delay
             }
         };
-        self.pause(waits, delay.min(left), grant).await
+        self.pause(waits, delay.min(left), grant).await.map(drop)
     }
 
     /// Returns how long to wait before the next attempt, if there is to be one.
@@ -158,17 +161,25 @@ impl LeaseTask {
         &self,
         waits: &mut Waits,
         turn: &Turn,
+        asked: Instant,
         retry_after: Option<Duration>,
         split: bool,
     ) -> Result<Duration, Stopped> {
         let settings = &self.inner.settings;
         let now = Instant::now();
-        let splits_end = waits.began + settings.node_timeout;
-        if split && now < splits_end {
-            let delay = Retry::split_delay(waits.splits, waits.round_trip, random_u64());
-            waits.splits += 1;
-            // They double: the last would take longer than all before it.
-            return Ok(delay.min(splits_end - now));
+        if split {
+            // As long for whoever has waited as for whoever comes, but past the deadline only for the latter.
+            let last = waits.deadline.max(waits.began + settings.node_timeout);
+            let end = last.min(asked + settings.node_timeout);
+            let (splits, end) = waits.splits.get_or_insert((0, end));
+            if now < *end {
+                let delay = Retry::split_delay(*splits, waits.round_trip, random_u64());
+                *splits += 1;
+                // They double: the last would take longer than all before it.
+                return Ok(delay.min(*end - now));
+            }
+        } else {
+            waits.splits = None;
         }
         if now >= waits.deadline {
             let contended = LockError::Contended { retry_after };
@@ -191,13 +202,14 @@ impl LeaseTask {
         Ok(delay.min(waits.deadline - now))
     }
 
-    /// Waits for a while, or until a release is heard of and it is this process's turn to try.
+    /// Waits for a while, or until a release is heard of and it is this process's turn to try; returns
+    /// whether it is.
     async fn pause(
         &mut self,
         waits: &mut Waits,
         delay: Duration,
         grant: &mut Grant,
-    ) -> Result<(), Stopped> {
+    ) -> Result<bool, Stopped> {
         let told = async {
             let mut rested = Duration::MAX;
             loop {
@@ -218,8 +230,8 @@ impl LeaseTask {
             () = reached(&mut self.stage, registry::Stage::Draining) => {
                 Err(Stopped::NotGranted(LockError::Closed.into()))
             }
-            () = told => Ok(()),
-            () = sleep(delay.max(TICK)) => Ok(()),
+            () = told => Ok(true),
+            () = sleep(delay.max(TICK)) => Ok(false),
         }
     }
 }
