@@ -149,6 +149,43 @@ async fn votes_that_split_after_a_release_are_cast_again_at_once_however_long_it
 }
 
 #[tokio::test(start_paused = true)]
+async fn without_wake_ups_nobody_is_kept_out_by_the_queue_of_another_process() {
+    let nodes = ScriptedNodes::new(5);
+    let mut tasks = JoinSet::new();
+    let end = Instant::now() + Duration::from_secs(10);
+    for process in 0..2 {
+        let builder = Redlock::builder().scripted(&nodes).wake_ups(false);
+        let builder = builder.retry(Retry::new(2 * ROUND_TRIP, 10 * ROUND_TRIP));
+        let redlock = builder.build().unwrap();
+        for _ in 0..16 {
+            let redlock = redlock.clone();
+            tasks.spawn(async move {
+                let mut granted = 0;
+                while Instant::now() < end {
+                    let guard = redlock.lock("k").wait(HOUR).await.unwrap();
+                    sleep(Duration::from_millis(2)).await;
+                    guard.release().await.unwrap();
+                    granted += 1;
+                }
+                (process, granted)
+            });
+        }
+    }
+    let mut shares = [0_usize; 2];
+    while let Some(ended) = tasks.join_next().await {
+        let (process, granted): (usize, usize) = ended.unwrap();
+        shares[process] += granted;
+    }
+    let total: usize = shares.iter().sum();
+    // At two milliseconds each, and less for what the others are let in for.
+    assert!(total > 4_000, "{shares:?}");
+    for share in shares {
+        // Which comes first is as good as tossed, some twenty times.
+        assert!(share * 20 > total, "{shares:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn processes_whose_tasks_come_back_at_once_get_fair_shares() {
     const PROCESSES: usize = 8;
     const CYCLES: usize = 4_000;

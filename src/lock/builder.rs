@@ -201,6 +201,9 @@ impl RedlockBuilder {
     /// a majority of the nodes not telling, the [`retry`](Self::retry) delays hold. All clients of a
     /// namespace should agree on it: who is not told asks only every
     /// [`poll_interval`](Self::poll_interval).
+    ///
+    /// Without them, a process whose calls hand a lock on to each other waits now and then like one that
+    /// was refused, for about a twentieth of the time, so that others can have it too.
     pub fn wake_ups(mut self, wake_ups: bool) -> Self {
         self.wake_ups = wake_ups;
         self

@@ -31,6 +31,8 @@ struct Slot {
     /// The last record that a majority of the nodes was found to have, and when.
     recorded: Mutex<Option<(Instant, Record)>>,
     rivals: Arc<Rivals>,
+    /// Since when the turn was handed on in this process while nobody else was let in.
+    run_began: Mutex<Option<Instant>>,
     /// Hears of releases, once the head of the queue has met somebody of another process.
     ears: Mutex<Option<Ears>>,
 }
@@ -141,6 +143,7 @@ impl Front {
                 holder: watch::Sender::default(),
                 recorded: Mutex::default(),
                 rivals: Arc::default(),
+                run_began: Mutex::default(),
                 ears: Mutex::default(),
             })
         });
@@ -202,6 +205,22 @@ impl Turn {
                 let ears = slot.ears().take();
                 drop(ears);
             }
+        }
+    }
+
+    /// Returns for how long the turn for any of the keys was handed on in this process.
+    pub(super) fn run(&self) -> Duration {
+        let runs = self.slots().map(|(slot, _)| {
+            let mut began = slot.run_began();
+            began.get_or_insert_with(Instant::now).elapsed()
+        });
+        runs.max().unwrap_or_default()
+    }
+
+    /// Notes that others were let in.
+    pub(super) fn end_run(&self) {
+        for (slot, _) in self.slots() {
+            *slot.run_began() = None;
         }
     }
 
@@ -311,6 +330,12 @@ impl Slot {
 
     fn recorded(&self) -> MutexGuard<'_, Option<(Instant, Record)>> {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run_began(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.run_began
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ears(&self) -> MutexGuard<'_, Option<Ears>> {

@@ -23,6 +23,12 @@ impl Retry {
         }
     }
 
+    /// Returns the longest delay.
+    #[must_use]
+    pub fn max(&self) -> Duration {
+        self.max
+    }
+
     /// Returns the delay before attempt `attempt` (0 is the first repetition).
     ///
     /// `hint` is how long the lock still lives according to the nodes; `random` must be uniform.

@@ -84,6 +84,14 @@ struct Waits {
     ears: Vec<Arc<Ear>>,
 }
 
+/// Other processes that are let in.
+enum Others {
+    /// So many, with this one, were told of the release.
+    Told(usize),
+    /// Perhaps there are some.
+    Unknown,
+}
+
 impl LeaseTask {
     pub(super) async fn acquire(
         &mut self,
@@ -102,13 +110,8 @@ impl LeaseTask {
             round_trip: TICK,
             ears: Vec::new(),
         };
-        if let Some(rivals) = self
-            .rivals
-            .iter()
-            .filter_map(|rivals| rivals.waiting())
-            .max()
-        {
-            Box::pin(self.let_others_in(rivals, &mut waits, turn, grant)).await?;
+        if let Some(others) = self.others(turn) {
+            Box::pin(self.let_others_in(others, &mut waits, turn, grant)).await?;
         }
         loop {
             for ear in &waits.ears {
@@ -133,11 +136,24 @@ impl LeaseTask {
         }
     }
 
-    /// Lets the processes that were told of a release try as soon as whoever is next in this one, which
-    /// would always be first: it needs no message.
+    /// Returns what is known of other processes whose turn it is.
+    ///
+    /// Whoever is next in this process would always be first, because it needs no message; and without
+    /// messages it would hand the turn on for ever.
+    fn others(&self, turn: &Turn) -> Option<Others> {
+        let settings = &self.inner.settings;
+        if settings.wake_ups {
+            let told = self.rivals.iter().filter_map(|rivals| rivals.waiting());
+            return told.max().map(Others::Told);
+        }
+        let run = settings.retry.max().saturating_mul(RUN);
+        (turn.run() >= run).then_some(Others::Unknown)
+    }
+
+    /// Lets other processes try first, as likely as not.
     async fn let_others_in(
         &mut self,
-        rivals: usize,
+        others: Others,
         waits: &mut Waits,
         turn: &Turn,
         grant: &mut Grant,
@@ -146,11 +162,19 @@ impl LeaseTask {
         if left.is_zero() {
             return Ok(());
         }
-        let delay = match Retry::on_release(rivals, 0, TICK, random_u64()) {
-            OnRelease::Try(delay) => delay,
-            OnRelease::Rest(delay) => {
-                waits.ears = turn.listen(&self.inner, &self.names);
-                delay
+        let delay = match others {
+            Others::Told(rivals) => match Retry::on_release(rivals, 0, TICK, random_u64()) {
+                OnRelease::Try(delay) => delay,
+                OnRelease::Rest(delay) => {
+                    waits.ears = turn.listen(&self.inner, &self.names);
+                    delay
+                }
+            },
+            // Those who were refused wait as long.
+            Others::Unknown => {
+                turn.end_run();
+                let retry = self.inner.settings.retry;
+                retry.delay(u32::MAX, None, random_u64())
             }
         };
         self.pause(waits, delay.min(left), grant).await.map(drop)
@@ -185,6 +209,7 @@ impl LeaseTask {
             let contended = LockError::Contended { retry_after };
             return Err(Stopped::NotGranted(contended.into()));
         }
+        turn.end_run();
         let begun = waits.waiting.begin();
         begun.map_err(|error| Stopped::NotGranted(error.into()))?;
         if settings.wake_ups && waits.ears.is_empty() {
@@ -235,6 +260,9 @@ impl LeaseTask {
         }
     }
 }
+
+/// How many times the longest delay between attempts the turn is handed on in one process.
+const RUN: u32 = 10;
 
 /// Waits until one of the ears hears of a release, and returns how many processes did.
 async fn first_news(ears: &[Arc<Ear>]) -> usize {
