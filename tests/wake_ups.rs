@@ -8,6 +8,7 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use support::{Cluster, Deadline, MonitorLog, RedisServer};
+use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tower_redlock::protocol::message::{Command, Op, Reply};
@@ -273,6 +274,36 @@ async fn a_listener_whose_connection_is_killed_listens_again() {
     }
     held.release().await.unwrap();
     let granted = tokio::time::timeout(PATIENCE, waiting).await;
+    assert!(granted.unwrap().unwrap().unwrap().is_valid());
+}
+
+#[tokio::test]
+async fn whoever_listens_through_a_runtime_that_ends_asks_instead() {
+    let cluster = Cluster::start(3);
+    let builder = over(&cluster).poll_interval(HOUR);
+    // So long that the end of the lock is nothing to wait for.
+    let builder = builder.ttl(3 * PATIENCE);
+    let [ours, theirs] = [(); 2].map(|()| builder.clone().build().unwrap());
+    let mut held = Vec::new();
+    for key in ["a", "b"] {
+        held.push(ours.lock(key).await.unwrap());
+    }
+    // The connections for the locks themselves belong to this runtime.
+    theirs.lock("c").await.unwrap().release().await.unwrap();
+    let mut builder = runtime::Builder::new_multi_thread();
+    let other = builder.worker_threads(1).enable_all().build().unwrap();
+    let first = other.spawn(theirs.lock("a").wait(HOUR).into_future());
+    for server in &cluster.servers {
+        wait_until(|| channels(server) == 1).await;
+    }
+    let second = tokio::spawn(theirs.lock("b").wait(HOUR).into_future());
+    for server in &cluster.servers {
+        wait_until(|| channels(server) == 2).await;
+    }
+    other.shutdown_background();
+    assert!(first.await.is_err());
+    drop(held);
+    let granted = tokio::time::timeout(PATIENCE, second).await;
     assert!(granted.unwrap().unwrap().unwrap().is_valid());
 }
 

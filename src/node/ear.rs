@@ -54,8 +54,9 @@ impl Ear {
         let mut heard = self.heard();
         let was_enough = heard.is_attentive(self.majority);
         heard.attentive[node] = attentive;
-        if !was_enough && heard.is_attentive(self.majority) {
-            // The lock may have been released before anybody listened.
+        if was_enough != heard.is_attentive(self.majority) {
+            // The lock may have been released before anybody listened, or after. And whoever is not going to
+            // be told has to ask more often.
             heard.told.fill(true);
             self.news.notify_one();
         }
@@ -200,6 +201,19 @@ mod tests {
         assert!(!news.is_woken());
         ear.set_attentive(0, true);
         assert!(ear.is_attentive());
+        assert_ready_eq!(news.poll(), 1);
+    }
+
+    #[test]
+    fn whoever_will_not_be_told_any_more_asks_at_once() {
+        let ear = Ear::new(Quorum::new(3).unwrap());
+        (0..3).for_each(|node| ear.set_attentive(node, true));
+        assert_ready_eq!(spawn(ear.news()).poll(), 1);
+        let mut news = spawn(ear.news());
+        ear.set_attentive(0, false);
+        assert_pending!(news.poll());
+        ear.set_attentive(1, false);
+        assert!(!ear.is_attentive());
         assert_ready_eq!(news.poll(), 1);
     }
 

@@ -265,6 +265,15 @@ impl Task {
     }
 }
 
+/// The runtime may end before those who listen do.
+impl Drop for Task {
+    fn drop(&mut self) {
+        for (ear, node) in self.ears.values() {
+            ear.set_attentive(*node, false);
+        }
+    }
+}
+
 /// What is heard on a connection.
 enum Heard {
     Message(Msg),
