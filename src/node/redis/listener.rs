@@ -54,6 +54,8 @@ struct Task {
     link: Option<Link>,
     /// When to ask whether the connection stands, or to close it, or to open one.
     alarm: Instant,
+    /// Not to be closed before.
+    close_at: Instant,
     /// Not to be tried before.
     connect_at: Instant,
     /// Whether it was told that the user lacks the right to listen.
@@ -112,19 +114,24 @@ impl Listener {
             && matches!(order, Order::Join(..))
         {
             let (sender, received) = mpsc::unbounded_channel();
-            let task = Task {
-                name: Arc::clone(&self.name),
-                client: self.client.clone(),
-                limit: self.limit,
-                ears: HashMap::new(),
-                link: None,
-                alarm: Instant::now(),
-                connect_at: Instant::now(),
-                warned: false,
-            };
-            runtime.spawn(task.run(received));
+            runtime.spawn(self.task().run(received));
             drop(sender.send(order));
             *orders = Some(sender);
+        }
+    }
+
+    fn task(&self) -> Task {
+        let now = Instant::now();
+        Task {
+            name: Arc::clone(&self.name),
+            client: self.client.clone(),
+            limit: self.limit,
+            ears: HashMap::new(),
+            link: None,
+            alarm: now,
+            close_at: now,
+            connect_at: now,
+            warned: false,
         }
     }
 }
@@ -176,7 +183,8 @@ impl Task {
             None => self.alarm = self.connect_at,
         }
         if self.ears.is_empty() {
-            self.alarm = Instant::now() + LINGER;
+            // Nothing else is put off: those who come and go may do so on a connection that is dead.
+            self.close_at = Instant::now() + LINGER;
         }
     }
 
@@ -186,7 +194,7 @@ impl Task {
         match &mut self.link {
             None if self.ears.is_empty() => {}
             None => self.connect().await,
-            Some(_) if self.ears.is_empty() => self.link = None,
+            Some(_) if self.ears.is_empty() && self.close_at <= now => self.link = None,
             Some(link) if link.unanswered => self.lose_link("no answer"),
             Some(link) => link.ask_whether_it_stands(),
         }
@@ -329,5 +337,59 @@ impl Link {
             Poll::Ready(asked) => self.asking.push(Box::pin(ready(asked))),
             Poll::Pending => self.asking.push(asking),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::RedisConnectionInfo;
+    use deadpool_redis::redis::aio::PubSub;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::time::sleep;
+
+    use crate::protocol::Quorum;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_connection_is_given_up_however_often_somebody_comes_and_goes() {
+        let (ours, mut theirs) = duplex(1 << 16);
+        tokio::spawn(async move {
+            let (mut swallowed, mut introduced) = ([0; 1024], false);
+            while theirs.read(&mut swallowed).await.is_ok_and(|read| read > 0) {
+                if !std::mem::replace(&mut introduced, true) {
+                    theirs.write_all(b"+OK\r\n+OK\r\n").await.unwrap();
+                }
+            }
+        });
+        let info = RedisConnectionInfo::default();
+        let opened = PubSub::new(&info, ours).await.unwrap();
+        let (sink, messages) = opened.split();
+        let listener = Listener::new(
+            &Arc::from("n"),
+            Client::open("redis://127.0.0.1:1").unwrap(),
+            PAUSE,
+        );
+        let mut task = listener.task();
+        task.link = Some(Link {
+            sink,
+            messages,
+            asking: FuturesUnordered::new(),
+            unanswered: false,
+        });
+        let ear = Ear::new(Quorum::new(1).unwrap());
+        let lock = Arc::from(&b"k"[..]);
+        task.ears.insert(Arc::clone(&lock), (Arc::clone(&ear), 0));
+        ear.set_attentive(0, true);
+        let (orders, received) = mpsc::unbounded_channel();
+        tokio::spawn(task.run(received));
+        for _ in 0..8 {
+            sleep(KEEPALIVE / 2).await;
+            orders.send(Order::Leave(Arc::clone(&lock))).unwrap();
+            let order = Order::Join(Arc::clone(&lock), Arc::clone(&ear), 0);
+            sleep(KEEPALIVE / 10).await;
+            orders.send(order).unwrap();
+        }
+        assert!(!ear.is_attentive());
     }
 }
