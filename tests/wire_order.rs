@@ -189,6 +189,33 @@ async fn a_release_follows_its_acquisition_to_a_node_that_pauses() {
     assert!(assert_in_order(&log) >= 100);
 }
 
+#[tokio::test]
+async fn what_was_never_sent_is_not_released_either() {
+    let cluster = Cluster::start(3);
+    let redlock = builder(&cluster.urls()).ttl(LONG_TTL).build().unwrap();
+    wait_until_all_are_up(&redlock).await;
+    let log = MonitorLog::start(&cluster.servers[0]);
+    // More pipelines than may be on the wire, to a server that answers none, and not for long enough to be
+    // given up.
+    cluster.servers[0].stop();
+    for number in 0..100 {
+        let key = format!("unsent {number}");
+        drop(timeout(Duration::from_micros(200), redlock.try_lock(key)).await);
+    }
+    sleep(Duration::from_millis(10)).await;
+    cluster.servers[0].cont();
+    wait_until_all_are_up(&redlock).await;
+    cluster.wait_until_free(Duration::from_secs(3)).await;
+    let owners = by_owner(&log);
+    let only_released = owners.values().filter(|commands| !commands[0]).count();
+    assert_eq!(only_released, 0, "of {}", owners.len());
+    assert!(
+        (10..90).contains(&owners.len()),
+        "{} were sent",
+        owners.len()
+    );
+}
+
 /// Repeats a command on one server every 5 ms, and looks at its locks in between.
 struct Disturber {
     stop: Arc<AtomicBool>,

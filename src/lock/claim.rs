@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::lock::lease::Lease;
 use crate::lock::redlock::Inner;
-use crate::node::{Job, Packet, Request, Tally, unguessable};
+use crate::node::{Job, Packet, Request, Tally, Trail, unguessable};
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{Fingerprint, KeyNames, OwnerToken};
@@ -26,6 +26,8 @@ pub(super) struct Claim {
     may_hold: Vec<bool>,
     /// When the last request that could have locked a key has expired for certain.
     gone_at: Instant,
+    /// Where its requests went out.
+    trail: Trail,
     pub(super) lease: Option<Arc<Lease>>,
     released: bool,
 }
@@ -45,6 +47,7 @@ impl Claim {
             },
             may_hold: vec![false; inner.nodes.len()],
             gone_at: Instant::now(),
+            trail: Trail::default(),
             lease: None,
             released: false,
         }
@@ -58,7 +61,7 @@ impl Claim {
         tally: &Arc<Tally>,
         nodes: impl IntoIterator<Item = usize>,
     ) {
-        let packet = Packet::new(self.command(op));
+        let packet = self.packet(op, false);
         // Twice: it may have been on its way for as long as it lives. And never sooner than before,
         // because no request shortens what an earlier one set.
         self.gone_at = self.gone_at.max(Instant::now() + 2 * ttl);
@@ -71,7 +74,7 @@ impl Claim {
     /// Sends a request that locks nothing to some nodes, in the tally's phase.
     pub(super) fn ask(&self, op: Op, tally: &Arc<Tally>, nodes: impl IntoIterator<Item = usize>) {
         let tells = self.inner.settings.wake_ups && matches!(op, Op::Record { .. });
-        let packet = Packet::telling(self.command(op), tells);
+        let packet = self.packet(op, tells);
         for node in nodes {
             self.submit(node, &packet, tally);
         }
@@ -112,7 +115,7 @@ impl Claim {
         } else {
             Op::Release
         };
-        let packet = Packet::telling(self.command(op), tells && self.inner.settings.wake_ups);
+        let packet = self.packet(op, tells && self.inner.settings.wake_ups);
         let mut round = ReleaseRound::new(self.inner.settings.quorum);
         for node in 0..self.may_hold.len() {
             if self.may_hold[node] {
@@ -126,19 +129,18 @@ impl Claim {
 
     fn submit(&self, node: usize, packet: &Arc<Packet>, tally: &Arc<Tally>) {
         let to = &self.inner.nodes[node];
-        to.submit(Job {
-            request: Request::Command(Arc::clone(packet)),
-            ballot: tally.ballot(node, to.name()),
-            useful_until: self.gone_at,
-        });
+        let request = Request::Command(Arc::clone(packet));
+        let ballot = tally.ballot(node, to.name());
+        to.submit(Job::new(request, ballot, self.gone_at));
     }
 
-    fn command(&self, op: Op) -> Command {
-        Command {
+    fn packet(&self, op: Op, tells: bool) -> Arc<Packet> {
+        let command = Command {
             names: Arc::clone(&self.names),
             owner: self.owner.clone(),
             op,
-        }
+        };
+        Packet::of_attempt(command, tells, self.trail.clone())
     }
 }
 

@@ -99,11 +99,8 @@ pub(super) async fn check(inner: &Inner) -> Health {
     let mut due = asked;
     for (index, node) in inner.nodes.iter().enumerate() {
         due = due.max(asked + node_timeout + node.extra_patience());
-        node.submit(Job {
-            request: Request::Ping,
-            ballot: tally.ballot(index, node.name()),
-            useful_until: asked,
-        });
+        let ballot = tally.ballot(index, node.name());
+        node.submit(Job::new(Request::Ping, ballot, asked));
     }
     let mut found: Vec<Option<Result<Duration, Arc<str>>>> = vec![None; inner.nodes.len()];
     while found.iter().any(Option::is_none) {

@@ -118,11 +118,9 @@ impl Reading {
             let now = Instant::now();
             if let Some(place) = places.next() {
                 due = now + settings.node_timeout + transit_of(LARGEST);
-                nodes[place].fetch(Job {
-                    request: Request::Command(Arc::clone(&packet)),
-                    ballot: tally.ballot(place, nodes[place].name()),
-                    useful_until: due,
-                });
+                let request = Request::Command(Arc::clone(&packet));
+                let ballot = tally.ballot(place, nodes[place].name());
+                nodes[place].fetch(Job::new(request, ballot, due));
                 silent.push(place);
             } else if silent.is_empty() {
                 break;

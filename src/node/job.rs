@@ -3,12 +3,17 @@
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+#[cfg(feature = "redis")]
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
 use crate::node::failure::NodeFailure;
+#[cfg(feature = "redis")]
+use crate::node::redis::Place;
 use crate::node::tally::Ballot;
 use crate::protocol::Record;
 use crate::protocol::message::{Command, Op};
@@ -24,6 +29,21 @@ pub(crate) struct Job {
         expect(dead_code, reason = "embedded nodes answer at once")
     )]
     pub(crate) useful_until: Instant,
+    /// Its place in a queue that has so many.
+    #[cfg(feature = "redis")]
+    pub(crate) place: Option<Place>,
+}
+
+impl Job {
+    pub(crate) fn new(request: Request, ballot: Ballot, useful_until: Instant) -> Self {
+        Self {
+            request,
+            ballot,
+            useful_until,
+            #[cfg(feature = "redis")]
+            place: None,
+        }
+    }
 }
 
 /// What is asked of the node.
@@ -49,6 +69,81 @@ impl Request {
                 Op::Fetch => "fetch",
             },
             Self::Ping => "ping",
+        }
+    }
+}
+
+/// Where the requests of one attempt went out, and where they never will.
+///
+/// An acquisition that was not sent needs no release, and must not be sent any more once that is decided.
+/// Both are looked at by the one task that sends, so neither can come between the other's look and act.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Trail(Arc<Marks>);
+
+/// By node, one bit each.
+#[derive(Debug, Default)]
+#[cfg_attr(
+    not(feature = "redis"),
+    expect(dead_code, reason = "embedded nodes keep nothing waiting")
+)]
+struct Marks {
+    sent: AtomicU64,
+    called_off: AtomicU64,
+}
+
+#[cfg(feature = "redis")]
+impl Trail {
+    fn mark_sent(&self, node: usize) {
+        self.0.sent.fetch_or(bit(node), Ordering::Relaxed);
+    }
+
+    /// Calls off what was not sent; returns whether nothing was.
+    fn call_off(&self, node: usize) -> bool {
+        let bit = bit(node);
+        let unsent = bit != 0 && self.0.sent.load(Ordering::Relaxed) & bit == 0;
+        if unsent {
+            self.0.called_off.fetch_or(bit, Ordering::Relaxed);
+        }
+        unsent
+    }
+
+    fn is_called_off(&self, node: usize) -> bool {
+        self.0.called_off.load(Ordering::Relaxed) & bit(node) != 0
+    }
+}
+
+/// Beyond 64 nodes there is none, and whatever was sent is released.
+#[cfg(feature = "redis")]
+fn bit(node: usize) -> u64 {
+    u32::try_from(node)
+        .ok()
+        .and_then(|node| 1_u64.checked_shl(node))
+        .unwrap_or(0)
+}
+
+#[cfg(feature = "redis")]
+impl Job {
+    /// Notes that it is on its way.
+    pub(crate) fn mark_sent(&self) {
+        if let Request::Command(packet) = &self.request {
+            packet.trail.mark_sent(self.ballot.node());
+        }
+    }
+
+    /// Whether this is the release of what was never sent, which is called off instead.
+    pub(crate) fn calls_off(&self) -> bool {
+        match &self.request {
+            Request::Command(packet) if self.is_release() => {
+                packet.trail.call_off(self.ballot.node())
+            }
+            _ => false,
+        }
+    }
+
+    fn is_called_off(&self) -> bool {
+        match &self.request {
+            Request::Command(packet) => packet.trail.is_called_off(self.ballot.node()),
+            Request::Ping => false,
         }
     }
 }
@@ -80,11 +175,12 @@ impl Job {
             match op {
                 Op::Record { .. } | Op::TopUp { .. } | Op::Look => return Some(self),
                 Op::Acquire { .. } if is_recorded => {
-                    let look = Packet::new(Command {
+                    let look = Command {
                         names: Arc::clone(names),
                         owner: owner.clone(),
                         op: Op::Look,
-                    });
+                    };
+                    let look = Packet::of_attempt(look, false, packet.trail.clone());
                     self.request = Request::Command(look);
                     self.ballot.cast_without_record(failure.clone());
                     return Some(self);
@@ -94,6 +190,18 @@ impl Job {
         }
         self.ballot.cast(Err(failure.clone()));
         None
+    }
+
+    /// Returns the size of the record that it carries.
+    #[cfg(feature = "redis")]
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.request {
+            Request::Command(packet) => match &packet.command.op {
+                Op::Record { record, .. } | Op::TopUp { record, .. } => record.as_bytes().len(),
+                _ => 0,
+            },
+            Request::Ping => 0,
+        }
     }
 
     /// Returns how much longer than the node timeout it may take for what it carries.
@@ -109,6 +217,10 @@ impl Job {
     ///
     /// An acquisition must not go out once its attempt is decided: nothing would release it.
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
+        #[cfg(feature = "redis")]
+        if self.is_called_off() {
+            return false;
+        }
         if self.is_release() {
             now < self.useful_until
         } else {
@@ -141,19 +253,26 @@ pub(crate) struct Packet {
     pub(crate) command: Command,
     /// Whether those who wait for what it releases are to be told.
     pub(crate) tells: bool,
+    /// Of the attempt that it belongs to.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "embedded nodes keep nothing waiting")
+    )]
+    pub(crate) trail: Trail,
     #[cfg(feature = "redis")]
     pub(crate) wire: OnceLock<deadpool_redis::redis::Cmd>,
 }
 
 impl Packet {
     pub(crate) fn new(command: Command) -> Arc<Self> {
-        Self::telling(command, false)
+        Self::of_attempt(command, false, Trail::default())
     }
 
-    pub(crate) fn telling(command: Command, tells: bool) -> Arc<Self> {
+    pub(crate) fn of_attempt(command: Command, tells: bool, trail: Trail) -> Arc<Self> {
         Arc::new(Self {
             command,
             tells,
+            trail,
             #[cfg(feature = "redis")]
             wire: OnceLock::new(),
         })

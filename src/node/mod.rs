@@ -28,7 +28,7 @@ pub(crate) use ear::{Ear, Listening};
 pub(crate) use embedded::EmbeddedNode;
 pub(crate) use entropy::{next_proposal, random_u64, sha256, unguessable};
 pub use failure::NodeFailure;
-pub(crate) use job::{Job, Packet, Request, transit, transit_of};
+pub(crate) use job::{Job, Packet, Request, Trail, transit, transit_of};
 pub(crate) use tally::{Enough, Tally, Vote, Votes};
 
 /// One independent lock server.

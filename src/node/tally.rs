@@ -208,6 +208,12 @@ impl Ballot {
         });
     }
 
+    /// Returns the number of its node.
+    #[cfg(feature = "redis")]
+    pub(crate) fn node(&self) -> usize {
+        self.0.as_ref().map_or(usize::MAX, |open| open.node)
+    }
+
     /// Notes how many processes the node told of the release.
     pub(crate) fn set_listeners(&mut self, listeners: usize) {
         if let Some(open) = &mut self.0 {

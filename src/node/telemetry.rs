@@ -221,6 +221,7 @@ mod nothing {
     pub(crate) struct NodeCalls;
 
     #[cfg(feature = "redis")]
+    #[allow(clippy::unused_self, reason = "it is used with the feature")]
     impl NodeCalls {
         pub(crate) fn of(_: &std::sync::Arc<str>) -> Self {
             Self

@@ -162,6 +162,10 @@ impl Lane {
         let mut batch = Vec::with_capacity(jobs.len());
         let down = self.shared.unreachable();
         for job in jobs {
+            if job.calls_off() {
+                job.ballot.cast(Ok(Reply::Released));
+                continue;
+            }
             if !job.is_wanted(now) {
                 let over = || NodeFailure::Unreachable {
                     node: Arc::clone(&self.shared.name),
@@ -242,6 +246,7 @@ impl Lane {
     ) {
         let sent = Instant::now();
         self.last_sent = sent;
+        jobs.iter().for_each(Job::mark_sent);
         let own = jobs.iter().map(Job::transit).sum();
         self.transit += own;
         let mut answer: Answer = Box::pin(values);

@@ -6,6 +6,7 @@ mod encode;
 mod guard;
 mod lane;
 mod listener;
+mod queue;
 mod reader;
 mod scripts;
 
@@ -22,11 +23,13 @@ use tokio::time::Instant;
 use crate::node::job::Job;
 use crate::node::redis::connection::TELLING;
 use crate::node::redis::listener::Listener;
+use crate::node::redis::queue::Queue;
 use crate::node::redis::reader::Reader;
 use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
 
 pub(crate) use connection::{Endpoint, pool_for};
 pub(crate) use guard::Guard;
+pub(crate) use queue::Place;
 
 /// A Redis server. Connects at first use; a dead server at start-up is no error.
 pub(crate) struct RedisNode {
@@ -48,6 +51,8 @@ pub(crate) struct Shared {
     /// The restart guard, if it is on.
     guard: Option<Arc<Guard>>,
     reachability: Mutex<Reachability>,
+    /// What waits for the server, or is on its way.
+    queue: Arc<Queue>,
     /// Whether it was said that nobody can be told of releases.
     warned: AtomicBool,
 }
@@ -84,6 +89,7 @@ impl RedisNode {
                 timeouts,
                 guard,
                 reachability: Mutex::new(Reachability::Untried),
+                queue: Arc::default(),
                 warned: AtomicBool::new(false),
             }),
             lane: Mutex::new(None),
@@ -134,6 +140,22 @@ impl Shared {
         Some(format!("it is the same server as {twin}, or a copy; list every server once").into())
     }
 
+    /// Gives a request its place in the queue; if there is none, answers it.
+    fn queued(&self, mut job: Job) -> Option<Job> {
+        if job.is_release() {
+            return Some(job);
+        }
+        job.place = self.queue.place(job.bytes());
+        if job.place.is_none() {
+            job.ballot.cast(Err(NodeFailure::Unreachable {
+                node: Arc::clone(&self.name),
+                why: "too many requests wait for it already".into(),
+            }));
+            return None;
+        }
+        Some(job)
+    }
+
     /// Notes to how many processes a release was told; that it must not be, it says once.
     fn note_listeners(&self, job: &mut Job, told: i64) {
         if let Ok(listeners) = usize::try_from(told) {
@@ -165,6 +187,9 @@ impl Node for RedisNode {
                 None => return,
             },
             None => job,
+        };
+        let Some(job) = self.shared.queued(job) else {
+            return;
         };
         let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
         let job = match &*lane {
