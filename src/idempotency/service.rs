@@ -348,16 +348,24 @@ impl Answer {
 
     /// Answers with what was recorded, by whomever.
     async fn replay<B>(&self, record: Record) -> Response<IdempotencyBody<B>> {
-        let record = if record.is_whole() {
-            Ok(record)
+        let read = |record: &Record| stored::replay(record, &self.resource, &self.config.codec);
+        let rest = self.config.redlock.rest_of(&self.resource, &record);
+        let replayed = if record.is_whole() {
+            match read(&record) {
+                // Of a damaged copy there is a better one elsewhere.
+                Err(NoReplay::Unreadable(why)) => match rest.await {
+                    Ok(other) => read(&other),
+                    Err(_) => Err(NoReplay::Unreadable(why)),
+                },
+                replayed => replayed,
+            }
         } else {
-            self.config.redlock.rest_of(&self.resource, &record).await
+            match rest.await {
+                Ok(whole) => read(&whole),
+                Err(error) => return self.refuse(Rejection::of(error, StatusCode::CONFLICT)),
+            }
         };
-        let record = match record {
-            Ok(record) => record,
-            Err(error) => return self.refuse(Rejection::of(error, StatusCode::CONFLICT)),
-        };
-        match stored::replay(&record, &self.resource, &self.config.codec) {
+        match replayed {
             Ok(mut response) => {
                 let name = self.config.replay_header.clone();
                 let headers = response.headers_mut();
