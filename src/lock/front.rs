@@ -26,6 +26,8 @@ pub(super) struct Front {
 struct Slot {
     /// One permit: tokio's semaphore is fair, and a waiter that is dropped leaves its queue.
     turn: Arc<Semaphore>,
+    /// How many wait for it.
+    queued: AtomicUsize,
     /// The lock that its holder has, once it has one.
     holder: watch::Sender<Option<Holder>>,
     /// The last record that a majority of the nodes was found to have, and when.
@@ -84,6 +86,22 @@ struct Place {
     slot: Option<Arc<Slot>>,
 }
 
+/// Somebody who waits for a turn, as long as this lives.
+struct Queued<'a>(&'a Slot);
+
+impl<'a> Queued<'a> {
+    fn at(slot: &'a Slot) -> Self {
+        slot.queued.fetch_add(1, Ordering::AcqRel);
+        Self(slot)
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// The key is held or being asked for in this process.
 #[derive(Debug)]
 pub(super) struct Busy {
@@ -117,11 +135,15 @@ impl Front {
         let mut turn = Turn::default();
         for key in keys.as_slice() {
             let place = self.place(key);
+            let queued = place.slot.as_deref().map(Queued::at);
             // The semaphore is never closed; a turn without a permit would still be harmless,
             // because the nodes decide.
-            if let Some(waiting) = place.turn()
-                && let Ok(permit) = waiting.acquire_owned().await
-            {
+            let permit = match place.turn() {
+                Some(waiting) => waiting.acquire_owned().await.ok(),
+                None => None,
+            };
+            drop(queued);
+            if let Some(permit) = permit {
                 turn.places.push((permit, place));
             }
         }
@@ -140,6 +162,7 @@ impl Front {
         let slot = slots.entry(key.clone()).or_insert_with(|| {
             Arc::new(Slot {
                 turn: Arc::new(Semaphore::new(1)),
+                queued: AtomicUsize::new(0),
                 holder: watch::Sender::default(),
                 recorded: Mutex::default(),
                 rivals: Arc::default(),
@@ -315,10 +338,9 @@ impl Place {
 }
 
 impl Slot {
-    /// Whether somebody else in this process wants the key than whoever has the turn.
-    fn is_waited_for(self: &Arc<Self>) -> bool {
-        // The map's and the turn's.
-        Arc::strong_count(self) > 2
+    /// Whether somebody in this process waits for the turn.
+    fn is_waited_for(&self) -> bool {
+        self.queued.load(Ordering::Acquire) > 0
     }
 
     fn retry_after(&self) -> Option<Duration> {
@@ -466,5 +488,25 @@ mod tests {
         assert!(front.try_take(&keys(&["x"])).is_ok());
         drop(y);
         assert!(front.slots().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_key_is_kept_for_four_who_wait_here_and_then_others_are_told() {
+        let front = Arc::new(Front::default());
+        let turn = front.take(&keys(&["k"])).await;
+        let wanted = keys(&["k"]);
+        let mut waiting = tokio_test::task::spawn(front.take(&wanted));
+        tokio_test::assert_pending!(waiting.poll());
+        // Of other processes nobody is known.
+        assert!(turn.tells());
+        turn.rivals()[0].set_listeners(1);
+        assert_eq!(
+            [(); 8].map(|()| turn.tells()),
+            [false, false, false, true, false, false, false, true]
+        );
+        // Whoever only looks does not wait.
+        drop(waiting);
+        assert!(front.try_take(&wanted).is_err());
+        assert!(turn.tells());
     }
 }
