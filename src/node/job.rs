@@ -3,9 +3,8 @@
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
 #[cfg(feature = "redis")]
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -78,14 +77,11 @@ impl Request {
 /// An acquisition that was not sent needs no release, and must not be sent any more once that is decided.
 /// Both are looked at by the one task that sends, so neither can come between the other's look and act.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Trail(Arc<Marks>);
+pub(crate) struct Trail(#[cfg(feature = "redis")] Arc<Marks>);
 
 /// By node, one bit each.
+#[cfg(feature = "redis")]
 #[derive(Debug, Default)]
-#[cfg_attr(
-    not(feature = "redis"),
-    expect(dead_code, reason = "embedded nodes keep nothing waiting")
-)]
 struct Marks {
     sent: AtomicU64,
     called_off: AtomicU64,
