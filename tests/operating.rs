@@ -68,13 +68,7 @@ async fn the_rights_in_the_chapter_are_enough_and_none_of_them_is_too_much() {
 
     let telling = ["+publish", "+pubsub|numsub", "+subscribe", "+unsubscribe"];
     for right in telling {
-        let rest: Vec<&str> = rule
-            .iter()
-            .filter(|word| **word != right)
-            .copied()
-            .collect();
-        let user = right.replace(['+', '|'], "-");
-        set_user(&server, &user, &rest);
+        let user = set_user_without(&server, &rule, right);
         server.command(&["ACL", "LOG", "RESET"]);
         let complaints = use_everything(&server, &user).await;
         assert!(complaints.is_empty(), "without {right}: {complaints:#?}");
@@ -87,13 +81,7 @@ async fn the_rights_in_the_chapter_are_enough_and_none_of_them_is_too_much() {
     }
 
     for right in rights.into_iter().filter(|right| !telling.contains(right)) {
-        let rest: Vec<&str> = rule
-            .iter()
-            .filter(|word| **word != right)
-            .copied()
-            .collect();
-        let user = right.replace(['+', '|'], "-");
-        set_user(&server, &user, &rest);
+        let user = set_user_without(&server, &rule, right);
         let complaints = use_everything(&server, &user).await;
         let node = server.addr().to_string();
         let helps = |complaint: &String| complaint.contains(&node) && complaint.contains(right);
@@ -315,6 +303,15 @@ fn acl_rule() -> Vec<&'static str> {
         panic!("one line begins with ACL SETUSER: {lines:?}");
     };
     line.split(' ').skip(3).collect()
+}
+
+/// Makes a user of its own for a rule without one right.
+fn set_user_without(server: &RedisServer, rule: &[&str], right: &str) -> String {
+    let words = rule.iter().copied();
+    let rest: Vec<&str> = words.filter(|word| *word != right).collect();
+    let user = right.replace(['+', '|'], "-");
+    set_user(server, &user, &rest);
+    user
 }
 
 fn set_user(server: &RedisServer, user: &str, rule: &[&str]) {

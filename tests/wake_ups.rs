@@ -152,35 +152,15 @@ async fn votes_that_split_after_a_release_are_cast_again_at_once_however_long_it
 #[tokio::test(start_paused = true)]
 async fn without_wake_ups_nobody_is_kept_out_by_the_queue_of_another_process() {
     let nodes = ScriptedNodes::new(5);
-    let mut tasks = JoinSet::new();
-    let end = Instant::now() + Duration::from_secs(10);
-    for process in 0..2 {
+    let shares = shares(2, Duration::from_secs(10), || {
         let builder = Redlock::builder().scripted(&nodes).wake_ups(false);
-        let builder = builder.retry(Retry::new(2 * ROUND_TRIP, 10 * ROUND_TRIP));
-        let redlock = builder.build().unwrap();
-        for _ in 0..16 {
-            let redlock = redlock.clone();
-            tasks.spawn(async move {
-                let mut granted = 0;
-                while Instant::now() < end {
-                    let guard = redlock.lock("k").wait(HOUR).await.unwrap();
-                    sleep(Duration::from_millis(2)).await;
-                    guard.release().await.unwrap();
-                    granted += 1;
-                }
-                (process, granted)
-            });
-        }
-    }
-    let mut shares = [0_usize; 2];
-    while let Some(ended) = tasks.join_next().await {
-        let (process, granted): (usize, usize) = ended.unwrap();
-        shares[process] += granted;
-    }
+        builder.retry(Retry::new(2 * ROUND_TRIP, 10 * ROUND_TRIP))
+    });
+    let shares = shares.await;
     let total: usize = shares.iter().sum();
     // At two milliseconds each, and less for what the others are let in for.
     assert!(total > 4_000, "{shares:?}");
-    for share in shares {
+    for &share in &shares {
         // Which comes first is as good as tossed, some twenty times.
         assert!(share * 20 > total, "{shares:?}");
     }
@@ -191,34 +171,12 @@ async fn processes_whose_tasks_come_back_at_once_get_fair_shares() {
     const PROCESSES: usize = 8;
     const CYCLES: usize = 4_000;
     let nodes = ScriptedNodes::new(5);
-    let mut tasks = JoinSet::new();
-    let began = Instant::now();
-    let end = began + Duration::from_millis(3) * u32::try_from(CYCLES).unwrap();
-    for process in 0..PROCESSES {
-        let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
-        for _ in 0..16 {
-            let redlock = redlock.clone();
-            tasks.spawn(async move {
-                let mut granted = 0;
-                while Instant::now() < end {
-                    let guard = redlock.lock("k").wait(HOUR).await.unwrap();
-                    sleep(Duration::from_millis(2)).await;
-                    guard.release().await.unwrap();
-                    granted += 1;
-                }
-                (process, granted)
-            });
-        }
-    }
-    let mut shares = [0_usize; PROCESSES];
-    while let Some(ended) = tasks.join_next().await {
-        let (process, granted): (usize, usize) = ended.unwrap();
-        shares[process] += granted;
-    }
+    let time = Duration::from_millis(3) * u32::try_from(CYCLES).unwrap();
+    let shares = shares(PROCESSES, time, || Redlock::builder().scripted(&nodes)).await;
     let total: usize = shares.iter().sum();
     let mean = total / PROCESSES;
     assert!(total > CYCLES / 2, "{shares:?}");
-    for share in shares {
+    for &share in &shares {
         // Even shares are for real clocks to show: on a paused one those who draw the same tick come in the
         // order of their tasks, every time.
         assert!(share * 3 >= mean && share <= mean * 2, "{shares:?}");
@@ -347,6 +305,38 @@ async fn a_user_who_may_neither_publish_nor_subscribe_locks_and_waits_all_the_sa
     let granted: Result<LockGuard, LockError> = waiting.await.unwrap();
     granted.unwrap().release().await.unwrap();
     assert!(cluster.lock_keys().is_empty());
+}
+
+/// Returns how often each of some processes got a lock that sixteen tasks of each come back to at once.
+async fn shares(
+    processes: usize,
+    time: Duration,
+    builder: impl Fn() -> RedlockBuilder,
+) -> Vec<usize> {
+    let end = Instant::now() + time;
+    let mut tasks = JoinSet::new();
+    for process in 0..processes {
+        let redlock = builder().build().unwrap();
+        for _ in 0..16 {
+            let redlock = redlock.clone();
+            tasks.spawn(async move {
+                let mut granted = 0;
+                while Instant::now() < end {
+                    let guard = redlock.lock("k").wait(HOUR).await.unwrap();
+                    sleep(Duration::from_millis(2)).await;
+                    guard.release().await.unwrap();
+                    granted += 1;
+                }
+                (process, granted)
+            });
+        }
+    }
+    let mut shares = vec![0; processes];
+    while let Some(ended) = tasks.join_next().await {
+        let (process, granted): (usize, usize) = ended.unwrap();
+        shares[process] += granted;
+    }
+    shares
 }
 
 /// Returns how many locks somebody listens for.

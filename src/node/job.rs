@@ -192,10 +192,7 @@ impl Job {
     #[cfg(feature = "redis")]
     pub(crate) fn bytes(&self) -> usize {
         match &self.request {
-            Request::Command(packet) => match &packet.command.op {
-                Op::Record { record, .. } | Op::TopUp { record, .. } => record.as_bytes().len(),
-                _ => 0,
-            },
+            Request::Command(packet) => carried(&packet.command.op),
             Request::Ping => 0,
         }
     }
@@ -203,10 +200,7 @@ impl Job {
     /// Returns how much longer than the node timeout it may take for what it carries.
     #[cfg(feature = "redis")]
     pub(crate) fn transit(&self) -> Duration {
-        match &self.request {
-            Request::Command(packet) => transit(&packet.command.op),
-            Request::Ping => Duration::ZERO,
-        }
+        transit_of(self.bytes())
     }
 
     /// Whether sending it still makes sense.
@@ -227,9 +221,13 @@ impl Job {
 
 /// Returns how much longer than the node timeout a request may take for what it carries.
 pub(crate) fn transit(op: &Op) -> Duration {
+    transit_of(carried(op))
+}
+
+fn carried(op: &Op) -> usize {
     match op {
-        Op::Record { record, .. } | Op::TopUp { record, .. } => transit_of(record.as_bytes().len()),
-        _ => Duration::ZERO,
+        Op::Record { record, .. } | Op::TopUp { record, .. } => record.as_bytes().len(),
+        _ => 0,
     }
 }
 

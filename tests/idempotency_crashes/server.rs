@@ -134,6 +134,17 @@ pub(crate) enum Told {
 }
 
 impl Told {
+    /// Whether it was paid by this very request.
+    pub(crate) fn is_executed(&self) -> bool {
+        matches!(
+            self,
+            Self::Paid {
+                replayed: false,
+                ..
+            }
+        )
+    }
+
     #[track_caller]
     pub(crate) fn of_response(response: &Response) -> Self {
         let replayed = response.header(REPLAYED).is_some();

@@ -66,7 +66,7 @@ struct Link {
     sink: PubSubSink,
     messages: PubSubStream,
     asking: FuturesUnordered<Asking>,
-    /// Since when a question whether it stands is unanswered.
+    /// Whether a question whether it stands is unanswered.
     unanswered: bool,
 }
 
