@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,6 +14,7 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use axum::routing::post;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use support::subscribe;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::ServiceExt;
@@ -36,9 +39,8 @@ impl Told {
         let subscriber = tracing_subscriber::registry().with(events.clone());
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_time().start_paused(true).build().unwrap();
-        tracing::subscriber::with_default(subscriber, || {
-            metrics::with_local_recorder(&recorder, || runtime.block_on(test));
-        });
+        let _guard = subscribe(subscriber);
+        metrics::with_local_recorder(&recorder, || runtime.block_on(test));
         let counters = snapshotter.snapshot().into_vec().into_iter();
         let counters = counters.filter_map(|(key, _, _, value)| match value {
             DebugValue::Counter(count) => Some((key.key().name().to_owned(), count)),

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
+mod support;
+
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,13 +15,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use http::{HeaderName, HeaderValue, Request, StatusCode, Uri};
 use proptest::prelude::*;
+use support::subscribe;
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
     KeyError, KeyExtractor, LockHandle, LockKey, LockKeys, OnMissingKey, Redlock, RedlockLayer,
     Rejection, key,
 };
-use tracing_subscriber::util::SubscriberInitExt;
 
 /// How a request is to be treated.
 #[derive(Debug, Clone, PartialEq)]
@@ -471,7 +473,7 @@ async fn a_mistake_in_the_program_is_logged_once_with_the_name_and_told_to_no_cl
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone());
-    let _guard = subscriber.set_default();
+    let _guard = subscribe(subscriber.finish());
     let service = Service::new();
     let layer = service.layer(key::path("nonsense"));
     let other = Router::new().route("/others/{other}", post(handler));

@@ -28,7 +28,7 @@ use futures_util::stream;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use support::http::Client;
-use support::{Answer, Deadline};
+use support::{Answer, Deadline, subscribe};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -278,7 +278,7 @@ async fn a_handler_sees_extensions_and_the_span_of_outer_layers_but_not_their_ta
     }
     #[derive(Clone)]
     struct Outer;
-    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry());
+    let _subscriber = subscribe(tracing_subscriber::registry());
     let see = post(async |request: Request| {
         let span = tracing::Span::current();
         let name = span.metadata().map(tracing::Metadata::name);

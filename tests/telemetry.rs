@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use support::subscribe;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -200,20 +203,18 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<
 fn a_lock_is_one_span_that_tells_how_it_went_and_its_key_only_on_request() {
     let spans = Spans::default();
     let subscriber = tracing_subscriber::registry().with(spans.clone());
-    let token = tracing::subscriber::with_default(subscriber, || {
-        let runtime = paused_runtime();
-        runtime.block_on(async {
-            let nodes = ScriptedNodes::new(3);
-            let told = Redlock::builder().scripted(&nodes).log_keys(true);
-            drop(told.build().unwrap().lock("public").await.unwrap());
-            let redlock = redlock(&nodes);
-            let guard = redlock.lock("secret").label("job").await.unwrap();
-            let token = guard.fencing_token().unwrap();
-            assert!(redlock.try_lock("secret").label("job").await.is_err());
-            sleep(Duration::from_millis(70)).await;
-            guard.release().await.unwrap();
-            token
-        })
+    let _guard = subscribe(subscriber);
+    let token = paused_runtime().block_on(async {
+        let nodes = ScriptedNodes::new(3);
+        let told = Redlock::builder().scripted(&nodes).log_keys(true);
+        drop(told.build().unwrap().lock("public").await.unwrap());
+        let redlock = redlock(&nodes);
+        let guard = redlock.lock("secret").label("job").await.unwrap();
+        let token = guard.fencing_token().unwrap();
+        assert!(redlock.try_lock("secret").label("job").await.is_err());
+        sleep(Duration::from_millis(70)).await;
+        guard.release().await.unwrap();
+        token
     });
     let spans = spans.0.lock().unwrap();
     let of_outcome = |outcome: &str| {

@@ -24,6 +24,7 @@ mod random;
 mod redis_server;
 mod resp;
 mod script_node;
+mod subscribe;
 
 pub use answer::Answer;
 pub use child::{ChildProcess, example_path};
@@ -36,3 +37,4 @@ pub use random::Random;
 pub use redis_server::RedisServer;
 pub use resp::{Connection, Reply};
 pub use script_node::ScriptNode;
+pub use subscribe::subscribe;

@@ -1,0 +1,16 @@
+use std::sync::OnceLock;
+
+use tracing::Dispatch;
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
+
+/// Makes a subscriber this thread's own, until the guard is dropped.
+///
+/// tracing keeps for the whole process whether anybody wants to hear of a place in the code. While
+/// it knows of one subscriber only, it asks the thread that comes by first, and that may be another
+/// test's, which has none: then the place is silent for us too. A second subscriber, kept, makes it
+/// ask them all.
+pub fn subscribe(subscriber: impl Into<Dispatch>) -> DefaultGuard {
+    static SECOND: OnceLock<Dispatch> = OnceLock::new();
+    SECOND.get_or_init(|| Dispatch::new(NoSubscriber::new()));
+    tracing::dispatcher::set_default(&subscriber.into())
+}
