@@ -13,6 +13,9 @@ pub(crate) enum Metric {
     /// Microseconds from asking for a lock to having it.
     AcquireP50,
     AcquireP99,
+    /// Microseconds of CPU that a lock takes: of this process, and of all servers together.
+    ClientCpu,
+    ServerCpu,
     /// Milliseconds until everybody has had the lock.
     Drain,
     /// The same, relative to the holds laid end to end.
@@ -45,6 +48,8 @@ impl Metric {
             Self::Rate => "locks/s",
             Self::AcquireP50 => "acquire p50 us",
             Self::AcquireP99 => "acquire p99 us",
+            Self::ClientCpu => "client CPU us/lock",
+            Self::ServerCpu => "servers' CPU us/lock",
             Self::Drain => "drained ms",
             Self::DrainOfIdeal => "x ideal",
             Self::WaitMean => "wait mean ms",

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use nix::sys::resource::{UsageWho, getrusage};
 use tokio::time::{Instant, sleep};
 
 use crate::figures::{Figures, Metric, Samples, micros, percentile};
 use crate::options::Options;
 use crate::participants::{Participant, Who};
 use crate::report::{Line, Target, print_figures};
-use crate::support::Cluster;
+use crate::support::{Cluster, RedisServer};
 
 pub(crate) async fn w1(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let name = at_once(1);
@@ -114,7 +115,7 @@ async fn compare(
         for _ in 0..options.rounds {
             fastrand::shuffle(&mut participants);
             for (who, participant) in &participants {
-                let figures = measure(participant, *concurrency, options.time).await;
+                let figures = measure_cpu(&cluster, participant, *concurrency, options.time).await;
                 samples.push(name, *who, figures);
                 // What is left are fences, which would fill the memory.
                 for server in &cluster.servers {
@@ -129,6 +130,36 @@ async fn compare(
 /// Connections are opened, scripts loaded and code paths warm before anything is timed.
 pub(crate) async fn warm_up(participant: &Participant, concurrency: usize) {
     measure(participant, concurrency, Duration::from_millis(100)).await;
+}
+
+/// Measures, and adds what CPU it took.
+async fn measure_cpu(
+    cluster: &Cluster,
+    participant: &Participant,
+    concurrency: usize,
+    time: Duration,
+) -> Figures {
+    let (began, own, servers) = (Instant::now(), own_cpu(), servers_cpu(cluster));
+    let mut figures = measure(participant, concurrency, time).await;
+    // Those of the warm-up, too.
+    let locks = figures[&Metric::Rate] * began.elapsed().as_secs_f64();
+    figures.insert(Metric::ClientCpu, (own_cpu() - own) * 1e6 / locks);
+    let servers = servers_cpu(cluster) - servers;
+    figures.insert(Metric::ServerCpu, servers * 1e6 / locks);
+    figures
+}
+
+/// Seconds of CPU of this process so far.
+fn own_cpu() -> f64 {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process may ask for its own");
+    [usage.user_time(), usage.system_time()]
+        .into_iter()
+        .map(|time| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6)
+        .sum()
+}
+
+fn servers_cpu(cluster: &Cluster) -> f64 {
+    cluster.servers.iter().map(RedisServer::cpu_seconds).sum()
 }
 
 /// Lets so many tasks take one lock after the other, each time of another key.

@@ -128,10 +128,8 @@ impl Claim {
     }
 
     fn submit(&self, node: usize, packet: &Arc<Packet>, tally: &Arc<Tally>) {
-        let to = &self.inner.nodes[node];
         let request = Request::Command(Arc::clone(packet));
-        let ballot = tally.ballot(node, to.name());
-        to.submit(Job::new(request, ballot, self.gone_at));
+        self.inner.nodes[node].submit(Job::new(request, tally.ballot(node), self.gone_at));
     }
 
     fn packet(&self, op: Op, tells: bool) -> Arc<Packet> {
@@ -149,7 +147,7 @@ impl Drop for Claim {
         let held = self.lease.as_ref().is_some_and(|lease| lease.is_shared());
         if !self.released && !held {
             // Nobody is left to count the answers.
-            let (tally, _) = Tally::new();
+            let (tally, _) = Tally::new(&self.inner.names);
             self.send_release(&tally, self.lease.is_some());
         }
     }

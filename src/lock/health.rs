@@ -92,14 +92,14 @@ impl Health {
 }
 
 pub(super) async fn check(inner: &Inner) -> Health {
-    let (tally, mut votes) = Tally::new();
+    let (tally, mut votes) = Tally::new(&inner.names);
     tally.next_phase();
     let asked = Instant::now();
     let node_timeout = inner.settings.node_timeout;
     let mut due = asked;
     for (index, node) in inner.nodes.iter().enumerate() {
         due = due.max(asked + node_timeout + node.extra_patience());
-        let ballot = tally.ballot(index, node.name());
+        let ballot = tally.ballot(index);
         node.submit(Job::new(Request::Ping, ballot, asked));
     }
     let mut found: Vec<Option<Result<Duration, Arc<str>>>> = vec![None; inner.nodes.len()];

@@ -35,6 +35,8 @@ pub struct Redlock(Arc<Inner>);
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) nodes: Vec<Arc<dyn Node>>,
+    /// What they are called.
+    pub(super) names: Arc<[Arc<str>]>,
     pub(super) settings: Settings,
     pub(super) front: Arc<Front>,
     pub(super) registry: Arc<Registry>,
@@ -113,6 +115,7 @@ impl Redlock {
     pub(super) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Self {
         telemetry::describe();
         Self(Arc::new(Inner {
+            names: nodes.iter().map(|node| Arc::clone(node.name())).collect(),
             nodes,
             settings,
             front: Arc::default(),

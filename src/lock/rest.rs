@@ -109,7 +109,7 @@ impl Reading {
             owner: OwnerToken::from_random(unguessable()),
             op: Op::Fetch,
         });
-        let (tally, mut votes) = Tally::new();
+        let (tally, mut votes) = Tally::new(&inner.names);
         let mut failures = Vec::new();
         let mut places = self.places().into_iter().peekable();
         let mut silent = Vec::new();
@@ -119,7 +119,7 @@ impl Reading {
             if let Some(place) = places.next() {
                 due = now + settings.node_timeout + transit_of(LARGEST);
                 let request = Request::Command(Arc::clone(&packet));
-                let ballot = tally.ballot(place, nodes[place].name());
+                let ballot = tally.ballot(place);
                 nodes[place].fetch(Job::new(request, ballot, due));
                 silent.push(place);
             } else if silent.is_empty() {

@@ -11,8 +11,6 @@ use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
 use crate::node::failure::NodeFailure;
-#[cfg(feature = "redis")]
-use crate::node::redis::Place;
 use crate::node::tally::Ballot;
 use crate::protocol::Record;
 use crate::protocol::message::{Command, Op};
@@ -28,9 +26,6 @@ pub(crate) struct Job {
         expect(dead_code, reason = "embedded nodes answer at once")
     )]
     pub(crate) useful_until: Instant,
-    /// Its place in a queue that has so many.
-    #[cfg(feature = "redis")]
-    pub(crate) place: Option<Place>,
 }
 
 impl Job {
@@ -39,8 +34,6 @@ impl Job {
             request,
             ballot,
             useful_until,
-            #[cfg(feature = "redis")]
-            place: None,
         }
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct Tally {
     /// The phase that is being voted on. Votes of other phases are still delivered, but requests of
     /// other phases that have not been sent need not be.
     phase: AtomicU32,
+    /// What the nodes are called, by their numbers.
+    names: Arc<[Arc<str>]>,
 }
 
 #[derive(Debug, Default)]
@@ -68,10 +70,12 @@ impl Enough {
 }
 
 impl Tally {
-    pub(crate) fn new() -> (Arc<Self>, Votes) {
+    /// Makes a tally for the nodes that are called so.
+    pub(crate) fn new(names: &Arc<[Arc<str>]>) -> (Arc<Self>, Votes) {
         let tally = Arc::new(Self {
             ballot_box: Mutex::default(),
             phase: AtomicU32::new(0),
+            names: Arc::clone(names),
         });
         let votes = Votes {
             tally: Arc::clone(&tally),
@@ -86,12 +90,11 @@ impl Tally {
     }
 
     /// Makes the ballot of one node for the current phase.
-    pub(crate) fn ballot(self: &Arc<Self>, node: usize, name: &Arc<str>) -> Ballot {
+    pub(crate) fn ballot(self: &Arc<Self>, node: usize) -> Ballot {
         Ballot(Some(Open {
             tally: Arc::clone(self),
             phase: self.phase.load(Ordering::Acquire),
             node,
-            name: Arc::clone(name),
             without_record: None,
             listeners: None,
         }))
@@ -194,16 +197,16 @@ struct Open {
     tally: Arc<Tally>,
     phase: u32,
     node: usize,
-    name: Arc<str>,
-    /// The vote if the node has no record: it may be read, and not vote.
-    without_record: Option<NodeFailure>,
-    listeners: Option<usize>,
+    /// The vote if the node has no record: it may be read, and not vote. Boxed, like all that is rare in
+    /// what every request carries.
+    without_record: Option<Box<NodeFailure>>,
+    listeners: Option<u32>,
 }
 
 impl Ballot {
     pub(crate) fn cast(mut self, outcome: Result<Reply, NodeFailure>) {
         self.deliver(|open| match &open.without_record {
-            Some(failure) if outcome == Ok(Reply::NotDone) => Err(failure.clone()),
+            Some(failure) if outcome == Ok(Reply::NotDone) => Err((**failure).clone()),
             _ => outcome,
         });
     }
@@ -217,7 +220,7 @@ impl Ballot {
     /// Notes how many processes the node told of the release.
     pub(crate) fn set_listeners(&mut self, listeners: usize) {
         if let Some(open) = &mut self.0 {
-            open.listeners = Some(listeners);
+            open.listeners = Some(u32::try_from(listeners).unwrap_or(u32::MAX));
         }
     }
 
@@ -225,7 +228,7 @@ impl Ballot {
     #[cfg(feature = "redis")]
     pub(crate) fn cast_without_record(&mut self, failure: NodeFailure) {
         if let Some(open) = &mut self.0 {
-            open.without_record = Some(failure);
+            open.without_record = Some(Box::new(failure));
         }
     }
 
@@ -244,7 +247,7 @@ impl Ballot {
                 node: open.node,
                 phase: open.phase,
                 outcome: outcome(&open),
-                listeners: open.listeners,
+                listeners: open.listeners.and_then(|count| usize::try_from(count).ok()),
             });
         }
     }
@@ -254,7 +257,7 @@ impl Drop for Ballot {
     fn drop(&mut self) {
         self.deliver(|open| {
             Err(NodeFailure::Disconnected {
-                node: Arc::clone(&open.name),
+                node: open.tally.names.get(open.node).cloned().unwrap_or_default(),
                 why: "the request was dropped unanswered".into(),
             })
         });
@@ -270,11 +273,11 @@ mod tests {
 
     #[test]
     fn whoever_waits_is_woken_once_by_the_vote_that_may_decide() {
-        let (tally, mut votes) = Tally::new();
-        let name = Arc::from("n");
-        let earlier = tally.ballot(0, &name);
+        let names = vec![Arc::from("n"); 5].into();
+        let (tally, mut votes) = Tally::new(&names);
+        let earlier = tally.ballot(0);
         let phase = tally.next_phase();
-        let mut ballots: Vec<_> = (0..5).map(|node| tally.ballot(node, &name)).collect();
+        let mut ballots: Vec<_> = (0..5).map(|node| tally.ballot(node)).collect();
         let vote = |ballot: Ballot| ballot.cast(Ok(Reply::Released));
         let mut waiting = spawn(votes.next(Enough::of(phase, 3)));
         assert_pending!(waiting.poll());
@@ -302,13 +305,13 @@ mod tests {
     #[cfg(feature = "redis")]
     #[test]
     fn a_ballot_is_closed_by_the_next_phase_and_by_the_end_of_its_lease() {
-        let (tally, votes) = Tally::new();
-        let name = Arc::from("n");
-        let first = tally.ballot(0, &name);
+        let names = vec![Arc::from("n"); 5].into();
+        let (tally, votes) = Tally::new(&names);
+        let first = tally.ballot(0);
         assert!(first.is_open());
         tally.next_phase();
         assert!(!first.is_open());
-        let second = tally.ballot(0, &name);
+        let second = tally.ballot(0);
         drop(votes);
         assert!(!second.is_open());
         drop(first);

@@ -182,6 +182,16 @@ impl RedisServer {
             .collect()
     }
 
+    /// Returns the CPU time it has used so far.
+    pub fn cpu_seconds(&self) -> f64 {
+        text(&self.command(&["INFO", "cpu"]))
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .filter(|(name, _)| matches!(*name, "used_cpu_sys" | "used_cpu_user"))
+            .filter_map(|(_, seconds)| seconds.parse::<f64>().ok())
+            .sum()
+    }
+
     fn spawn(&mut self) {
         let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
         let log = File::create(self.log_file()).expect("the log file can be created");

@@ -54,7 +54,7 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
         label,
         asked_for,
     } = order;
-    let (tally, votes) = Tally::new();
+    let (tally, votes) = Tally::new(&inner.names);
     let mut task = LeaseTask {
         stage: inner.registry.stage(),
         inner,

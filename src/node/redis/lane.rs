@@ -17,7 +17,6 @@ use std::time::Duration;
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
@@ -25,6 +24,7 @@ use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, describe, open};
 use crate::node::redis::decode::{answer, is_noscript};
 use crate::node::redis::encode::{Wired, ends_with_generation, wire};
+use crate::node::redis::inbox::Load;
 use crate::node::redis::scripts::load_all;
 use crate::node::redis::{Reachability, Shared};
 use crate::node::{NodeFailure, telemetry};
@@ -82,6 +82,8 @@ struct Link {
 
 struct Batch {
     jobs: Vec<Job>,
+    /// Of records in them.
+    bytes: usize,
     sent: Instant,
     /// How much longer it may take for what it carries.
     own: Duration,
@@ -91,10 +93,9 @@ struct Batch {
     answer: Answer,
 }
 
-/// Starts a lane. It ends when the sender is gone and nothing is left to do.
-pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) -> mpsc::UnboundedSender<Job> {
-    let (sender, jobs) = mpsc::unbounded_channel();
-    *shared.reachability() = Reachability::Untried;
+/// Starts a lane. It ends when the inbox is closed and nothing is left to do.
+pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
+    shared.set_reachability(Reachability::Untried);
     let lane = Lane {
         calls: telemetry::NodeCalls::of(&shared.name),
         shared,
@@ -111,15 +112,20 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) -> mpsc::UnboundedSen
         opening_took: None,
         openings: 0,
     };
-    runtime.spawn(lane.run(jobs));
-    sender
+    runtime.spawn(lane.run());
+}
+
+/// However it ends, what comes later needs another lane.
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.shared.inbox.abandon();
+    }
 }
 
 impl Lane {
-    async fn run(mut self, mut jobs: mpsc::UnboundedReceiver<Job>) {
+    async fn run(mut self) {
         self.start_opening();
         let mut open = true;
-        let mut batch = Vec::new();
         // One timer, which may go off too early: setting it anew for every answer would cost more than
         // that.
         let mut alarm = Box::pin(sleep_until(self.next_alarm()));
@@ -133,27 +139,35 @@ impl Lane {
                 biased;
                 values = poll_answer(&mut self.unanswered) => self.on_answered(values),
                 opened = poll_opening(&mut self.opening) => self.on_opened(opened),
-                received = jobs.recv_many(&mut batch, MAX_BATCH),
+                filled = poll_fn(|context| self.shared.inbox.poll_filled(context)),
                     if open && self.unanswered.len() < MAX_IN_FLIGHT =>
                 {
-                    open = received > 0;
+                    open = filled;
                     // For those who are about to ask too, on a busy wire: one pipeline costs less
                     // than two.
                     if !self.unanswered.is_empty() {
                         yield_now().await;
-                        while batch.len() < MAX_BATCH
-                            && let Ok(job) = jobs.try_recv()
-                        {
-                            batch.push(job);
-                        }
                     }
-                    self.on_jobs(std::mem::take(&mut batch));
+                    let jobs = self.shared.inbox.take(MAX_BATCH, self.load());
+                    self.on_jobs(jobs);
                 }
                 () = alarm.as_mut() => {
                     self.on_alarm();
                     alarm.as_mut().reset(self.next_alarm());
                 }
             }
+        }
+    }
+
+    /// Returns what it has taken and not finished.
+    fn load(&self) -> Load {
+        let sent = self.unanswered.iter();
+        let (jobs, bytes) = sent.fold((0, 0), |(jobs, bytes), batch| {
+            (jobs + batch.jobs.len(), bytes + batch.bytes)
+        });
+        Load {
+            jobs: jobs + self.parked.len(),
+            bytes: bytes + self.parked.iter().map(Job::bytes).sum::<usize>(),
         }
     }
 
@@ -247,6 +261,7 @@ impl Lane {
         let sent = Instant::now();
         self.last_sent = sent;
         jobs.iter().for_each(Job::mark_sent);
+        let bytes = jobs.iter().map(Job::bytes).sum();
         let own = jobs.iter().map(Job::transit).sum();
         self.transit += own;
         let mut answer: Answer = Box::pin(values);
@@ -260,6 +275,7 @@ impl Lane {
         }
         self.unanswered.push_back(Batch {
             jobs,
+            bytes,
             sent,
             own,
             transit: self.transit,

@@ -4,9 +4,9 @@ mod connection;
 mod decode;
 mod encode;
 mod guard;
+mod inbox;
 mod lane;
 mod listener;
-mod queue;
 mod reader;
 mod scripts;
 
@@ -17,25 +17,21 @@ use std::time::Duration;
 
 use deadpool_redis::Pool;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::node::job::Job;
 use crate::node::redis::connection::TELLING;
+use crate::node::redis::inbox::{Inbox, Posted};
 use crate::node::redis::listener::Listener;
-use crate::node::redis::queue::Queue;
 use crate::node::redis::reader::Reader;
 use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
 
 pub(crate) use connection::{Endpoint, pool_for};
 pub(crate) use guard::Guard;
-pub(crate) use queue::Place;
 
 /// A Redis server. Connects at first use; a dead server at start-up is no error.
 pub(crate) struct RedisNode {
     shared: Arc<Shared>,
-    /// The way into the lane task, once there is one.
-    lane: Mutex<Option<mpsc::UnboundedSender<Job>>>,
     /// Hears of releases, if there is an address to connect to.
     listener: Option<Arc<Listener>>,
     reader: Arc<Reader>,
@@ -51,8 +47,11 @@ pub(crate) struct Shared {
     /// The restart guard, if it is on.
     guard: Option<Arc<Guard>>,
     reachability: Mutex<Reachability>,
-    /// What waits for the server, or is on its way.
-    queue: Arc<Queue>,
+    /// Whether requests are sent as they come, as far as the reachability goes: nearly always, and asked
+    /// for with every request.
+    is_open: AtomicBool,
+    /// What waits for the lane.
+    inbox: Inbox,
     /// Whether it was said that nobody can be told of releases.
     warned: AtomicBool,
 }
@@ -89,10 +88,10 @@ impl RedisNode {
                 timeouts,
                 guard,
                 reachability: Mutex::new(Reachability::Untried),
-                queue: Arc::default(),
+                is_open: AtomicBool::new(true),
+                inbox: Inbox::default(),
                 warned: AtomicBool::new(false),
             }),
-            lane: Mutex::new(None),
             reader: Arc::new(Reader::new()),
             listener: client.map(|client| Listener::new(&name, client, timeouts.connect)),
         }
@@ -108,6 +107,13 @@ impl fmt::Debug for RedisNode {
     }
 }
 
+/// Ends the lane.
+impl Drop for RedisNode {
+    fn drop(&mut self) {
+        self.shared.inbox.close();
+    }
+}
+
 impl Shared {
     fn reachability(&self) -> MutexGuard<'_, Reachability> {
         self.reachability
@@ -115,11 +121,21 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn set_reachability(&self, now: Reachability) {
+        let is_open = matches!(now, Reachability::Untried | Reachability::Up);
+        let mut reachability = self.reachability();
+        self.is_open.store(is_open, Ordering::Release);
+        *reachability = now;
+    }
+
     /// Returns the failure of a request that is not sent because the node is down or may not vote.
     fn unreachable(&self) -> Option<NodeFailure> {
         if let Some(why) = self.twin() {
             let node = Arc::clone(&self.name);
             return Some(NodeFailure::Unreachable { node, why });
+        }
+        if self.is_open.load(Ordering::Acquire) {
+            return None;
         }
         match &*self.reachability() {
             Reachability::Down { why, .. } => Some(NodeFailure::Unreachable {
@@ -138,22 +154,6 @@ impl Shared {
     fn twin(&self) -> Option<Arc<str>> {
         let twin = self.guard.as_ref()?.twin_of(&self.name)?;
         Some(format!("it is the same server as {twin}, or a copy; list every server once").into())
-    }
-
-    /// Gives a request its place in the queue; if there is none, answers it.
-    fn queued(&self, mut job: Job) -> Option<Job> {
-        if job.is_release() {
-            return Some(job);
-        }
-        job.place = self.queue.place(job.bytes());
-        if job.place.is_none() {
-            job.ballot.cast(Err(NodeFailure::Unreachable {
-                node: Arc::clone(&self.name),
-                why: "too many requests wait for it already".into(),
-            }));
-            return None;
-        }
-        Some(job)
     }
 
     /// Notes to how many processes a release was told; that it must not be, it says once.
@@ -188,23 +188,18 @@ impl Node for RedisNode {
             },
             None => job,
         };
-        let Some(job) = self.shared.queued(job) else {
-            return;
-        };
-        let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-        let job = match &*lane {
-            Some(jobs) => match jobs.send(job) {
-                Ok(()) => return,
-                // The runtime that the lane ran on is gone; go on in the one that we are in.
-                Err(mpsc::error::SendError(job)) => job,
+        match self.shared.inbox.post(job) {
+            Posted::Accepted => {}
+            // The first, or the first since the runtime that the lane ran on is gone; go on in the one that
+            // we are in. Without one there is no way to reach the server; the ballot says so when dropped.
+            Posted::NeedsLane => match Handle::try_current() {
+                Ok(runtime) => lane::spawn(&runtime, Arc::clone(&self.shared)),
+                Err(_) => self.shared.inbox.abandon(),
             },
-            None => job,
-        };
-        // Without a runtime there is no way to reach the server; the ballot says so when dropped.
-        if let Ok(runtime) = Handle::try_current() {
-            let jobs = lane::spawn(&runtime, Arc::clone(&self.shared));
-            drop(jobs.send(job));
-            *lane = Some(jobs);
+            Posted::Full(job) => job.ballot.cast(Err(NodeFailure::Unreachable {
+                node: Arc::clone(&self.shared.name),
+                why: "too many requests wait for it already".into(),
+            })),
         }
     }
 

@@ -10,16 +10,15 @@ use crate::node::telemetry;
 
 impl Lane {
     pub(super) fn note_up(&self) {
-        let mut reachability = self.shared.reachability();
-        if let Reachability::Down { since, .. } = &*reachability {
+        if let Reachability::Down { since, .. } = &*self.shared.reachability() {
             let node = &*self.shared.name;
             tracing::info!(node, down_for = ?since.elapsed(), "redlock node is up again");
         }
         telemetry::node_up(&self.shared.name, self.quarantined_until.is_none());
-        *reachability = match self.quarantined_until {
+        self.shared.set_reachability(match self.quarantined_until {
             Some(until) => Reachability::Quarantined { until },
             None => Reachability::Up,
-        };
+        });
     }
 
     pub(super) fn note_quarantined(&mut self, until: Instant) {
@@ -33,23 +32,27 @@ impl Lane {
             );
         }
         telemetry::node_up(&self.shared.name, false);
-        *self.shared.reachability() = Reachability::Quarantined { until };
+        self.shared
+            .set_reachability(Reachability::Quarantined { until });
     }
 
     pub(super) fn note_down(&self, why: &Arc<str>) {
         telemetry::node_up(&self.shared.name, false);
-        let mut reachability = self.shared.reachability();
-        let since = match &*reachability {
-            Reachability::Down { since, .. } => *since,
-            _ => {
+        let known = match &*self.shared.reachability() {
+            Reachability::Down { since, .. } => Some(*since),
+            _ => None,
+        };
+        let since = match known {
+            Some(since) => since,
+            None => {
                 let node = &*self.shared.name;
                 tracing::warn!(node, %why, "redlock node is down; locks go on without its vote");
                 Instant::now()
             }
         };
-        *reachability = Reachability::Down {
+        self.shared.set_reachability(Reachability::Down {
             why: Arc::clone(why),
             since,
-        };
+        });
     }
 }
