@@ -272,7 +272,7 @@ impl Turn {
     /// Makes known what lock is held in this turn.
     pub(super) fn set_holder(&self, holder: &Holder) {
         for (slot, _) in self.slots() {
-            slot.holder.send_replace(Some(holder.clone()));
+            slot.set_holder(Some(holder.clone()));
         }
     }
 }
@@ -282,8 +282,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         for (slot, _) in self.slots() {
             // Silently if nobody held it: others go on waiting for whoever asks next.
-            slot.holder
-                .send_if_modified(|holder| holder.take().is_some());
+            slot.set_holder(None);
         }
     }
 }
@@ -341,6 +340,15 @@ impl Slot {
     /// Whether somebody in this process waits for the turn.
     fn is_waited_for(&self) -> bool {
         self.queued.load(Ordering::Acquire) > 0
+    }
+
+    fn set_holder(&self, holder: Option<Holder>) {
+        self.holder.send_if_modified(|now| {
+            let changes = now.is_some() || holder.is_some();
+            *now = holder;
+            // Nearly always there is nobody to tell, and to find that out takes longer here than there.
+            changes && self.holder.receiver_count() > 0
+        });
     }
 
     fn retry_after(&self) -> Option<Duration> {

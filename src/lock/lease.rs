@@ -1,10 +1,11 @@
 //! The lease: what the lease task and the holders of a lock have in common.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::lock::error::{ExtendError, ReleaseError};
@@ -25,14 +26,26 @@ pub(super) struct Lease {
     pub(super) max_ttl: Duration,
     pub(super) node_timeout: Duration,
     pub(super) status: watch::Receiver<Status>,
-    pub(super) wishes: mpsc::UnboundedSender<Wish>,
     /// Whether what the lock is for may have been executed.
     begun: AtomicBool,
     /// Guards, responses and bodies that hold the lock. Zero is final.
     shares: AtomicUsize,
-    /// Told when the last share is gone.
-    pub(super) unshared: Notify,
+    wishes: Mutex<Wishes>,
+    /// Wakes the lease task when there is a wish, or the last share is gone.
+    stirred: Notify,
 }
+
+/// What holders wish that the task has not heard of.
+#[derive(Debug, Default)]
+struct Wishes {
+    waiting: VecDeque<Wish>,
+    /// Nobody will hear of any more.
+    closed: bool,
+}
+
+/// The task's ear for wishes. Dropped, those that are left are dropped too, unheard.
+#[derive(Debug)]
+pub(super) struct Wished(Arc<Lease>);
 
 /// What the lease task says about the lock.
 #[derive(Debug, Clone)]
@@ -77,8 +90,7 @@ impl Lease {
         keys: LockKeys,
         token: Option<FencingToken>,
         status: watch::Receiver<Status>,
-        wishes: mpsc::UnboundedSender<Wish>,
-    ) -> (Arc<Self>, Share) {
+    ) -> (Arc<Self>, Share, Wished) {
         let lease = Arc::new(Self {
             service: Arc::clone(&inner.registry),
             keys,
@@ -86,12 +98,29 @@ impl Lease {
             max_ttl: inner.settings.max_ttl,
             node_timeout: inner.settings.node_timeout,
             status,
-            wishes,
             begun: AtomicBool::new(false),
             shares: AtomicUsize::new(1),
-            unshared: Notify::new(),
+            wishes: Mutex::default(),
+            stirred: Notify::new(),
         });
-        (Arc::clone(&lease), Share(lease))
+        let (share, wished) = (Share(Arc::clone(&lease)), Wished(Arc::clone(&lease)));
+        (lease, share, wished)
+    }
+
+    /// Asks something of the task; false if that is gone, or releases already.
+    pub(super) fn wish(&self, wish: Wish) -> bool {
+        let mut wishes = self.wishes();
+        if wishes.closed {
+            return false;
+        }
+        wishes.waiting.push_back(wish);
+        drop(wishes);
+        self.stirred.notify_one();
+        true
+    }
+
+    fn wishes(&self) -> MutexGuard<'_, Wishes> {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes one more share, unless the last is gone.
@@ -146,10 +175,36 @@ impl Lease {
             let reason = Status::over(&self.status).unwrap_or(LostReason::Abandoned);
             ExtendError::Lost(reason)
         };
-        self.wishes
-            .send(Wish::Extend(Extension { ttl, done }))
-            .map_err(|_| gone())?;
+        if !self.wish(Wish::Extend(Extension { ttl, done })) {
+            return Err(gone());
+        }
         outcome.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+impl Wished {
+    pub(super) fn next(&self) -> Option<Wish> {
+        self.0.wishes().waiting.pop_front()
+    }
+
+    /// Waits until there may be a wish, or the last share may be gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(super) async fn stirred(&self) {
+        self.0.stirred.notified().await;
+    }
+}
+
+impl Drop for Wished {
+    fn drop(&mut self) {
+        let mut wishes = self.0.wishes();
+        wishes.closed = true;
+        let unheard = std::mem::take(&mut wishes.waiting);
+        // Whoever waits for one is told.
+        drop(wishes);
+        drop(unheard);
     }
 }
 
@@ -191,7 +246,7 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         if self.0.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.unshared.notify_one();
+            self.0.stirred.notify_one();
         }
     }
 }

@@ -158,7 +158,7 @@ impl Execution {
             done,
         });
         // The lease task is gone with its runtime.
-        if self.guard.lease().wishes.send(wish).is_err() {
+        if !self.guard.lease().wish(wish) {
             return Recorded::No;
         }
         outcome.await.unwrap_or(Recorded::No)
@@ -254,11 +254,10 @@ async fn take_turn(
     deadline: Instant,
     waiting: &mut Waiting,
 ) -> Result<Turn, NotGranted> {
-    let mut stage = inner.registry.stage();
     let asking = 2 * inner.settings.node_timeout;
     let asked_until = deadline.max(Instant::now() + asking);
     loop {
-        if *stage.borrow() != Stage::Open {
+        if inner.registry.stage() != Stage::Open {
             return Err(LockError::Closed.into());
         }
         let mut busy = match inner.front.try_take(keys) {
@@ -295,7 +294,7 @@ async fn take_turn(
                 }
             }
             Ok(()) = busy.holder.changed(), if !is_held => {}
-            _ = stage.wait_for(|stage| *stage != Stage::Open) => {}
+            () = inner.registry.reached(Stage::Draining) => {}
         }
     }
 }

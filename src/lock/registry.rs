@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::protocol::LockKeys;
@@ -13,8 +13,8 @@ use crate::protocol::LockKeys;
 #[derive(Debug)]
 pub(super) struct Registry {
     leases: Mutex<Leases>,
-    /// How many there are.
-    count: watch::Sender<usize>,
+    /// Told when there are none left.
+    emptied: Notify,
     stage: watch::Sender<Stage>,
 }
 
@@ -86,21 +86,31 @@ impl Registry {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             leases: Mutex::default(),
-            count: watch::Sender::new(0),
+            emptied: Notify::new(),
             stage: watch::Sender::new(Stage::Open),
         })
     }
 
-    /// Returns how far the shutdown has come, now and later.
-    pub(super) fn stage(&self) -> watch::Receiver<Stage> {
-        self.stage.subscribe()
+    /// Returns how far the shutdown has come.
+    pub(super) fn stage(&self) -> Stage {
+        *self.stage.borrow()
+    }
+
+    /// Waits until the shutdown has come as far as `stage`.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(super) async fn reached(&self, stage: Stage) {
+        // The sender is ours, so it cannot be gone.
+        drop(self.stage.subscribe().wait_for(|now| *now >= stage).await);
     }
 
     /// Enters a lease task, unless the shutdown has begun.
     pub(super) fn enter(self: &Arc<Self>, keys: &LockKeys) -> Option<Ticket> {
         let mut leases = self.leases();
         // Under the mutex, so that a drain that has begun counts all that were let in.
-        if *self.stage.borrow() != Stage::Open {
+        if self.stage() != Stage::Open {
             return None;
         }
         let id = leases.next;
@@ -110,7 +120,6 @@ impl Registry {
             held: false,
         };
         leases.running.insert(id, running);
-        self.count.send_replace(leases.running.len());
         Some(Ticket {
             registry: Arc::clone(self),
             id,
@@ -123,9 +132,7 @@ impl Registry {
             self.advance(Stage::Draining);
             leases.released = 0;
         }
-        let mut count = self.count.subscribe();
-        let empty = count.wait_for(|count| *count == 0);
-        let in_time = tokio::time::timeout(timeout, empty).await.is_ok();
+        let in_time = tokio::time::timeout(timeout, self.empty()).await.is_ok();
         if !in_time {
             self.advance(Stage::TimedOut);
         }
@@ -144,6 +151,17 @@ impl Registry {
                 .filter(|(gone_at, _)| *gone_at > now)
                 .map(|(_, unconfirmed)| unconfirmed.clone())
                 .collect(),
+        }
+    }
+
+    async fn empty(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            // Looked at after the place in the queue is taken, so that no end is missed.
+            if self.leases().running.is_empty() {
+                return;
+            }
+            emptied.await;
         }
     }
 
@@ -198,6 +216,8 @@ impl Drop for Ticket {
         {
             leases.released += 1;
         }
-        self.registry.count.send_replace(leases.running.len());
+        if leases.running.is_empty() {
+            self.registry.emptied.notify_waiters();
+        }
     }
 }

@@ -208,8 +208,7 @@ async fn take_turn(
     deadline: Instant,
     waiting: &mut Waiting,
 ) -> Result<Turn, LockError> {
-    let mut stage = inner.registry.stage();
-    if *stage.borrow() != Stage::Open {
+    if inner.registry.stage() != Stage::Open {
         return Err(LockError::Closed);
     }
     let busy = match inner.front.try_take(keys) {
@@ -228,6 +227,6 @@ async fn take_turn(
         () = sleep_until(deadline) => Err(LockError::Contended {
             retry_after: inner.front.retry_after(keys),
         }),
-        _ = stage.wait_for(|stage| *stage != Stage::Open) => Err(LockError::Closed),
+        () = inner.registry.reached(Stage::Draining) => Err(LockError::Closed),
     }
 }

@@ -73,7 +73,11 @@ impl Tally {
     /// Makes a tally for the nodes that are called so.
     pub(crate) fn new(names: &Arc<[Arc<str>]>) -> (Arc<Self>, Votes) {
         let tally = Arc::new(Self {
-            ballot_box: Mutex::default(),
+            ballot_box: Mutex::new(BallotBox {
+                // Of two phases: what is to be done is decided by fewer than all votes of one.
+                votes: VecDeque::with_capacity(2 * names.len()),
+                ..BallotBox::default()
+            }),
             phase: AtomicU32::new(0),
             names: Arc::clone(names),
         });

@@ -1,6 +1,7 @@
 //! Owner tokens: the value that says whose lock a key is.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::protocol::names::hex;
 use crate::protocol::record::Fingerprint;
@@ -10,7 +11,7 @@ use crate::protocol::record::Fingerprint;
 /// Never reused: an answer to, or a late request of, an older attempt must not be mistaken for
 /// one of this attempt. Whoever knows it can release the lock, so it is never printed.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OwnerToken(Box<str>);
+pub struct OwnerToken(Arc<str>);
 
 impl OwnerToken {
     /// Makes an owner token from 16 random bytes, which must come from a secure source.

@@ -11,10 +11,10 @@ use crate::lock::claim::Claim;
 use crate::lock::error::LockError;
 use crate::lock::front::Turn;
 use crate::lock::once::NotGranted;
-use crate::lock::registry;
+use crate::lock::registry::Stage;
 use crate::lock::task::recording::Replay;
 use crate::lock::task::run::Grant;
-use crate::lock::task::state::{LeaseTask, TICK, reached};
+use crate::lock::task::state::{LeaseTask, TICK};
 use crate::lock::waiters::Waiting;
 use crate::node::{Ear, random_u64};
 use crate::protocol::{FencingToken, OnRelease, Record, Retry};
@@ -252,7 +252,7 @@ impl LeaseTask {
         tokio::select! {
             biased;
             () = grant.closed() => Err(Stopped::Abandoned),
-            () = reached(&mut self.stage, registry::Stage::Draining) => {
+            () = self.inner.registry.reached(Stage::Draining) => {
                 Err(Stopped::NotGranted(LockError::Closed.into()))
             }
             () = told => Ok(true),

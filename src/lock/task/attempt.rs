@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tracing::Span;
 
 use crate::lock::claim::Claim;
@@ -118,7 +118,7 @@ impl LeaseTask {
         Attempt {
             claim,
             round: OnceRound::new(settings.quorum, self.asked_for.unwrap_or_default()),
-            failures: Failures::none(due.len()),
+            failures: Failures::default(),
             began,
             stage: Stage::Acquiring,
             acquiring,
@@ -149,7 +149,7 @@ impl LeaseTask {
             () = caller.gone() => Event::Gone,
             vote = self.votes.next(enough) => Event::Voted(vote),
             whole = poll_rest(&mut attempt.reading) => Event::Read(whole),
-            () = sleep_until(due), if attempt.stage != Stage::Reading => match self.votes.waiting() {
+            () = self.alarm.at(due), if attempt.stage != Stage::Reading => match self.votes.waiting() {
                 // Too few to wake for, but in time.
                 Some(vote) => Event::Voted(vote),
                 None => Event::Silence(due),
@@ -348,7 +348,7 @@ impl Attempt {
 
     /// Counts a node as failed that has been silent for too long.
     fn on_silence(&mut self, node: usize, failure: NodeFailure) -> OnceStep {
-        self.failures.0[node] = Some(failure);
+        self.failures.set(node, failure);
         match self.stage {
             Stage::Confirming(..) if !self.round.is_recorded() => {
                 let step = self.round.step();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use crate::lock::claim::Claim;
 use crate::lock::error::ExtendError;
@@ -17,7 +17,7 @@ use crate::lock::registry::Stage;
 use crate::lock::settings::{after, whole_millis};
 use crate::lock::task::acquire::Acquired;
 use crate::lock::task::run::Grant;
-use crate::lock::task::state::{Failures, LeaseTask, TICK, reached};
+use crate::lock::task::state::{Failures, LeaseTask, TICK};
 use crate::node::{Enough, Vote, telemetry};
 use crate::protocol::message::Op;
 use crate::protocol::round::{ExtendRound, ExtendStep};
@@ -74,8 +74,7 @@ impl LeaseTask {
         turn.hush();
         self.ticket.set_held();
         let record = HeldRecord::new(self.label);
-        let (wishes, mut wished) = mpsc::unbounded_channel();
-        let (lease, share) = Lease::new(&self.inner, self.keys.clone(), token, seen, wishes);
+        let (lease, share, wished) = Lease::new(&self.inner, self.keys.clone(), token, seen);
         claim.lease = Some(Arc::clone(&lease));
         // A caller that has gone away drops the guard, and with it the only share.
         drop(grant.send(Ok(LockGuard::new(share))));
@@ -93,44 +92,51 @@ impl LeaseTask {
                 // A holder that goes on without its lock must not keep this process from it.
                 turn = None;
             }
+            if !lease.is_shared() {
+                break None;
+            }
+            if holding.extending.is_none()
+                && let Some(wish) = wished.next()
+            {
+                match wish {
+                    Wish::Extend(wish) => self.on_wish(&mut holding, &mut claim, wish),
+                    Wish::Record(recording) => break Some(recording),
+                }
+                continue;
+            }
             let alarm = holding.next_alarm();
             let enough = holding.enough(self.inner.settings.quorum);
             tokio::select! {
                 biased;
-                () = lease.unshared.notified() => break None,
+                () = wished.stirred() => {}
                 // Of the acquisition and of failed attempts, nothing is urgent.
                 vote = self.votes.next(enough), if holding.extending.is_some() => {
                     if let Some(vote) = self.count_release(vote) {
                         self.on_extension_vote(&mut holding, vote);
                     }
                 }
-                Some(wish) = wished.recv(), if holding.extending.is_none() => {
-                    let Extension { ttl, done } = match wish {
-                        Wish::Extend(extension) => extension,
-                        Wish::Record(recording) => break Some(recording),
-                    };
-                    if let Some(reason) = holding.lost() {
-                        // Whoever asked may have gone away.
-                        drop(done.send(Err(ExtendError::Lost(reason))));
-                    } else {
-                        self.start_extension(&mut holding, &mut claim, ttl, Some(done));
-                    }
-                }
-                () = reached(&mut self.stage, Stage::TimedOut), if holding.renew_at.is_some() => {
-                    holding.renew_at = None;
-                }
-                () = sleep_until(alarm) => self.on_alarm(&mut holding, &mut claim),
+                () = self.alarm.at(alarm) => self.on_alarm(&mut holding, &mut claim),
             }
         };
         drop(holding);
         drop(record);
         // The last share may have gone with whoever asked for the recording.
-        let recording = recording
-            .or_else(|| std::iter::from_fn(|| wished.try_recv().ok()).find_map(Wish::recording));
+        let recording =
+            recording.or_else(|| std::iter::from_fn(|| wished.next()).find_map(Wish::recording));
         match recording {
             // Boxed, like all that few locks come to: every lock would have its room.
             Some(recording) => Box::pin(self.record(claim, recording, turn, &status)).await,
             None => self.release(claim, turn, &status).await,
+        }
+    }
+
+    fn on_wish(&mut self, holding: &mut Holding<'_>, claim: &mut Claim, wish: Extension) {
+        let Extension { ttl, done } = wish;
+        if let Some(reason) = holding.lost() {
+            // Whoever asked may have gone away.
+            drop(done.send(Err(ExtendError::Lost(reason))));
+        } else {
+            self.start_extension(holding, claim, ttl, Some(done));
         }
     }
 
@@ -169,7 +175,8 @@ impl LeaseTask {
             }
         }
         if holding.renew_at.is_some_and(|at| at <= now) && holding.extending.is_none() {
-            match holding.renewal_ttl(self.ttl, now) {
+            let goes_on = self.inner.registry.stage() < Stage::TimedOut;
+            match holding.renewal_ttl(self.ttl, now).filter(|_| goes_on) {
                 Some(ttl) => self.start_extension(holding, claim, ttl, None),
                 None => holding.renew_at = None,
             }
@@ -200,7 +207,7 @@ impl LeaseTask {
             began,
             due: began + settings.node_timeout,
             ttl,
-            failures: Failures::none(nodes),
+            failures: Failures::default(),
             done,
         });
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::lock::claim::Claim;
 use crate::lock::front::Turn;
@@ -221,7 +221,7 @@ impl LeaseTask {
 
     /// Returns the next answer to what was asked; silence for too long is one.
     async fn next_answer(&mut self, asking: &mut Asking) -> (usize, Answer) {
-        let mut failures = Failures::none(self.inner.nodes.len());
+        let mut failures = Failures::default();
         loop {
             tokio::select! {
                 biased;
@@ -233,7 +233,7 @@ impl LeaseTask {
                         return (node, failures.note(node, outcome));
                     }
                 }
-                () = sleep_until(asking.due) => {
+                () = self.alarm.at(asking.due) => {
                     if let Some(node) = asking.silent.pop() {
                         return (node, Answer::Failed);
                     }

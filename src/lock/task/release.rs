@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::lock::claim::Claim;
 use crate::lock::error::ReleaseError;
@@ -77,12 +77,11 @@ impl LeaseTask {
         let phase = self.tally.next_phase();
         let gone_at = claim.gone_at();
         let round = claim.release(&self.tally, tells);
-        let nodes = self.inner.nodes.len();
         self.releases.push(Release {
             phase,
             round,
             due: Some(now + self.inner.settings.node_timeout),
-            failures: Failures::none(nodes),
+            failures: Failures::default(),
             gone_at,
         });
     }
@@ -112,7 +111,7 @@ impl LeaseTask {
                 // Votes on anything else are of no interest any more.
                 drop(self.count_release(vote));
             }
-            () = sleep_until(due) => {
+            () = self.alarm.at(due) => {
                 self.count_waiting();
                 let timed_out = (0..self.inner.nodes.len()).map(|node| self.timed_out(node));
                 let timed_out: Vec<NodeFailure> = timed_out.collect();

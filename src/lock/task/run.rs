@@ -12,7 +12,7 @@ use crate::lock::once::NotGranted;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Ticket;
 use crate::lock::task::acquire::Stopped;
-use crate::lock::task::state::LeaseTask;
+use crate::lock::task::state::{Alarm, LeaseTask};
 use crate::lock::waiters::Waiting;
 use crate::node::Tally;
 use crate::protocol::{Fingerprint, KeyNames, LockKeys};
@@ -56,7 +56,6 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
     } = order;
     let (tally, votes) = Tally::new(&inner.names);
     let mut task = LeaseTask {
-        stage: inner.registry.stage(),
         inner,
         keys,
         names,
@@ -68,6 +67,7 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
         label,
         asked_for,
         rivals: turn.rivals(),
+        alarm: Alarm::default(),
     };
     match task.acquire(deadline, waiting, &turn, &mut grant).await {
         Ok(acquired) => task.hold(acquired, max_hold, turn, grant).await,

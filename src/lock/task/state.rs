@@ -1,14 +1,17 @@
 //! What a lease task knows in all of its parts.
 
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::lock::front::Rivals;
 use crate::lock::redlock::Inner;
-use crate::lock::registry::{Stage, Ticket};
+use crate::lock::registry::Ticket;
 use crate::node::{NodeFailure, Tally, Votes};
 use crate::protocol::message::Reply;
 use crate::protocol::round::{Answer, ReleaseRound};
@@ -27,14 +30,21 @@ pub(super) struct LeaseTask {
     pub(super) votes: Votes,
     /// Releases that some node has not confirmed yet, of failed attempts and of the lock itself.
     pub(super) releases: Vec<Release>,
-    pub(super) stage: watch::Receiver<Stage>,
     pub(super) ticket: Ticket,
     pub(super) label: &'static str,
     /// What is asked for, if the key keeps records.
     pub(super) asked_for: Option<Fingerprint>,
     /// By key, the other processes that want it.
     pub(super) rivals: Vec<Arc<Rivals>>,
+    pub(super) alarm: Alarm,
 }
+
+/// The one timer of a task.
+///
+/// It is set anew only to go off sooner, and when it went off too early: a lock that is held for a moment
+/// would else register and remove several that never go off.
+#[derive(Debug, Default)]
+pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
 
 /// A release under way.
 pub(super) struct Release {
@@ -47,8 +57,9 @@ pub(super) struct Release {
     pub(super) gone_at: Instant,
 }
 
-/// Why nodes did not vote in a phase, by node.
-pub(super) struct Failures(pub(super) Vec<Option<NodeFailure>>);
+/// Why nodes did not vote in a phase.
+#[derive(Debug, Default)]
+pub(super) struct Failures(BTreeMap<usize, NodeFailure>);
 
 impl LeaseTask {
     /// Returns the key of a record; a set keeps none.
@@ -64,34 +75,51 @@ impl LeaseTask {
     }
 }
 
-impl Failures {
-    pub(super) fn none(nodes: usize) -> Self {
-        Self(vec![None; nodes])
+impl Alarm {
+    /// Waits until an instant.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point, and waited for again.
+    pub(super) async fn at(&mut self, due: Instant) {
+        poll_fn(|context| self.poll_at(context, due)).await;
     }
 
+    fn poll_at(&mut self, context: &mut Context<'_>, due: Instant) -> Poll<()> {
+        let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        if timer.deadline() > due {
+            timer.as_mut().reset(due);
+        }
+        loop {
+            ready!(timer.as_mut().poll(context));
+            if timer.deadline() >= due {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(due);
+        }
+    }
+}
+
+impl Failures {
     /// Notes why a node did not vote, and returns its vote as the rounds take it.
     pub(super) fn note(&mut self, node: usize, outcome: Result<Reply, NodeFailure>) -> Answer {
         match outcome {
             Ok(reply) => {
-                self.0[node] = None;
+                self.0.remove(&node);
                 Answer::Replied(reply)
             }
             Err(failure) => {
-                self.0[node] = Some(failure);
+                self.set(node, failure);
                 Answer::Failed
             }
         }
     }
 
-    pub(super) fn list(&self) -> Vec<NodeFailure> {
-        self.0.iter().flatten().cloned().collect()
+    pub(super) fn set(&mut self, node: usize, failure: NodeFailure) {
+        self.0.insert(node, failure);
     }
-}
 
-/// Waits until the shutdown has come as far as `stage`.
-pub(super) async fn reached(stages: &mut watch::Receiver<Stage>, stage: Stage) {
-    if stages.wait_for(|now| *now >= stage).await.is_err() {
-        // The registry is gone with the last Redlock; nobody can drain it any more.
-        std::future::pending().await
+    pub(super) fn list(&self) -> Vec<NodeFailure> {
+        self.0.values().cloned().collect()
     }
 }

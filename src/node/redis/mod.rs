@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     /// Whether requests are sent as they come, as far as the reachability goes: nearly always, and asked
     /// for with every request.
     is_open: AtomicBool,
+    /// Whether a connection was opened, or could not be.
+    is_tried: AtomicBool,
     /// What waits for the lane.
     inbox: Inbox,
     /// Whether it was said that nobody can be told of releases.
@@ -89,6 +91,7 @@ impl RedisNode {
                 guard,
                 reachability: Mutex::new(Reachability::Untried),
                 is_open: AtomicBool::new(true),
+                is_tried: AtomicBool::new(false),
                 inbox: Inbox::default(),
                 warned: AtomicBool::new(false),
             }),
@@ -125,6 +128,8 @@ impl Shared {
         let is_open = matches!(now, Reachability::Untried | Reachability::Up);
         let mut reachability = self.reachability();
         self.is_open.store(is_open, Ordering::Release);
+        let is_tried = !matches!(now, Reachability::Untried);
+        self.is_tried.store(is_tried, Ordering::Release);
         *reachability = now;
     }
 
@@ -221,11 +226,9 @@ impl Node for RedisNode {
     }
 
     fn extra_patience(&self) -> Duration {
-        match &*self.shared.reachability() {
-            Reachability::Untried => self.shared.timeouts.connect,
-            Reachability::Up | Reachability::Quarantined { .. } | Reachability::Down { .. } => {
-                Duration::ZERO
-            }
+        match self.shared.is_tried.load(Ordering::Acquire) {
+            false => self.shared.timeouts.connect,
+            true => Duration::ZERO,
         }
     }
 
