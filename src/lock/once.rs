@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use tracing::Instrument;
 
 use crate::lock::error::LockError;
 use crate::lock::front::Turn;
@@ -235,9 +234,7 @@ async fn ask(
         asked_for: Some(once.asked_for),
         inner: Arc::clone(inner),
     };
-    let (grant, granted) = oneshot::channel();
-    tokio::spawn(task::run(order, grant).instrument(asking.span().clone()));
-    let granted = granted.await;
+    let granted = task::start(order, asking.span()).await;
     granted
         .unwrap_or(Err(NotGranted::Lock(LockError::Closed)))
         .map(Execution::new)

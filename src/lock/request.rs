@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
-use tracing::Instrument;
 
 use crate::lock::error::LockError;
 use crate::lock::front::Turn;
@@ -178,7 +176,11 @@ async fn ask(
     let caps = [settings.waiters.clone(), options.waiters.clone()];
     let caps = caps.into_iter().flatten().collect();
     let mut waiting = Waiting::new(caps, waited.clone());
-    let turn = take_turn(&inner, &keys, wait, deadline, &mut waiting).await?;
+    let turn = match try_turn(&inner, &keys, wait)? {
+        Some(turn) => turn,
+        // Boxed: most calls need not wait, and would have its room all the same.
+        None => Box::pin(wait_for_turn(&inner, &keys, deadline, &mut waiting)).await?,
+    };
     let ticket = inner.registry.enter(&keys).ok_or(LockError::Closed)?;
     let order = Order {
         keys,
@@ -193,33 +195,38 @@ async fn ask(
         asked_for: None,
         inner: Arc::clone(&inner),
     };
-    let (grant, granted) = oneshot::channel();
-    tokio::spawn(task::run(order, grant).instrument(asking.span().clone()));
     // Nobody answers if the task panicked or the runtime shuts down.
-    let granted = granted.await.unwrap_or(Err(LockError::Closed.into()));
+    let granted = task::start(order, asking.span()).await;
+    let granted = granted.unwrap_or(Err(LockError::Closed.into()));
     granted.map_err(NotGranted::into_lock_error)
 }
 
-/// Waits until this call is the only one in the process that asks the nodes for its keys.
-async fn take_turn(
+/// Makes this call the only one in the process that asks the nodes for its keys, if it can be now, or
+/// need not be because it does not wait.
+fn try_turn(
     inner: &Arc<Inner>,
     keys: &LockKeys,
     wait: Duration,
-    deadline: Instant,
-    waiting: &mut Waiting,
-) -> Result<Turn, LockError> {
+) -> Result<Option<Turn>, LockError> {
     if inner.registry.stage() != Stage::Open {
         return Err(LockError::Closed);
     }
-    let busy = match inner.front.try_take(keys) {
-        Ok(turn) => return Ok(turn),
-        Err(busy) => busy,
-    };
-    if wait.is_zero() {
-        return Err(LockError::Contended {
+    match inner.front.try_take(keys) {
+        Ok(turn) => Ok(Some(turn)),
+        Err(busy) if wait.is_zero() => Err(LockError::Contended {
             retry_after: busy.retry_after,
-        });
+        }),
+        Err(_) => Ok(None),
     }
+}
+
+/// Waits until this call is the only one in the process that asks the nodes for its keys.
+async fn wait_for_turn(
+    inner: &Arc<Inner>,
+    keys: &LockKeys,
+    deadline: Instant,
+    waiting: &mut Waiting,
+) -> Result<Turn, LockError> {
     waiting.begin()?;
     tokio::select! {
         biased;

@@ -74,7 +74,8 @@ impl LeaseTask {
     /// Of a key that keeps records, a record ends it: one that a majority has is the outcome, and one
     /// that a minority has is written to more nodes first.
     pub(super) async fn attempt(&mut self, mut caller: Caller<'_>) -> Result<Acquired, Missed> {
-        let mut attempt = self.begin_attempt();
+        // Boxed: what comes after it in the task needs less room.
+        let mut attempt = Box::new(self.begin_attempt());
         loop {
             let step = match self.next_event(&mut attempt, &mut caller).await {
                 Event::Gone => {
@@ -92,7 +93,7 @@ impl LeaseTask {
                 Event::Silence(now) => self.on_silence(&mut attempt, now),
             };
             if let Some(end) = self.follow(&mut attempt, step) {
-                return self.end(attempt, end);
+                return self.concluded(*attempt, end);
             }
         }
     }
@@ -193,7 +194,7 @@ impl LeaseTask {
         .map(End::Missed)
     }
 
-    fn end(&mut self, attempt: Attempt, end: End) -> Result<Acquired, Missed> {
+    fn concluded(&mut self, attempt: Attempt, end: End) -> Result<Acquired, Missed> {
         let missed = match end {
             End::Granted(number) => return self.granted(attempt, number),
             End::Replayed(record) => {

@@ -10,7 +10,7 @@ use crate::lock::claim::Claim;
 use crate::lock::error::ExtendError;
 use crate::lock::front::{Holder, Turn};
 use crate::lock::guard::LockGuard;
-use crate::lock::lease::{Extension, Lease, Status, Wish};
+use crate::lock::lease::{Extension, Lease, Recording, Status, Wish, Wished};
 use crate::lock::lost::LostReason;
 use crate::lock::record::HeldRecord;
 use crate::lock::registry::Stage;
@@ -47,15 +47,26 @@ struct Extending {
     done: Option<oneshot::Sender<Result<(), ExtendError>>>,
 }
 
+/// A lock that is to be given back.
+pub(super) struct Ended {
+    claim: Claim,
+    turn: Option<Turn>,
+    status: watch::Sender<Status>,
+    /// What is to be kept of what it was for.
+    recording: Option<Recording>,
+    /// Whoever wishes for something now is told how it ended.
+    _wished: Wished,
+}
+
 impl LeaseTask {
-    /// Hands the guard out, renews while it is held, and releases.
+    /// Hands the guard out and renews until it is given back.
     pub(super) async fn hold(
         &mut self,
         acquired: Acquired,
         max_hold: Option<Duration>,
         turn: Turn,
         grant: Grant,
-    ) {
+    ) -> Ended {
         let Acquired {
             mut claim,
             token,
@@ -123,6 +134,24 @@ impl LeaseTask {
         // The last share may have gone with whoever asked for the recording.
         let recording =
             recording.or_else(|| std::iter::from_fn(|| wished.next()).find_map(Wish::recording));
+        Ended {
+            claim,
+            turn,
+            status,
+            recording,
+            _wished: wished,
+        }
+    }
+
+    /// Keeps what is to be kept, and releases.
+    pub(super) async fn end(&mut self, ended: Ended) {
+        let Ended {
+            claim,
+            turn,
+            status,
+            recording,
+            _wished,
+        } = ended;
         match recording {
             // Boxed, like all that few locks come to: every lock would have its room.
             Some(recording) => Box::pin(self.record(claim, recording, turn, &status)).await,

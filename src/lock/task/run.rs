@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
@@ -39,8 +40,18 @@ pub(in crate::lock) struct Order {
     pub(in crate::lock) asked_for: Option<Fingerprint>,
 }
 
+/// Starts the task that runs a lock, and returns where it will say what became of the acquisition.
+pub(in crate::lock) fn start(
+    order: Order,
+    span: &Span,
+) -> oneshot::Receiver<Result<LockGuard, NotGranted>> {
+    let (grant, granted) = oneshot::channel();
+    tokio::spawn(run(order, grant).instrument(span.clone()));
+    granted
+}
+
 /// Runs a lock from its first request to its last.
-pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
+async fn run(order: Order, mut grant: Grant) {
     let Order {
         inner,
         keys,
@@ -69,8 +80,12 @@ pub(in crate::lock) async fn run(order: Order, mut grant: Grant) {
         rivals: turn.rivals(),
         alarm: Alarm::default(),
     };
-    match task.acquire(deadline, waiting, &turn, &mut grant).await {
-        Ok(acquired) => task.hold(acquired, max_hold, turn, grant).await,
+    let outcome = task.acquire(deadline, waiting, &turn, &mut grant).await;
+    match outcome {
+        Ok(acquired) => {
+            let ended = task.hold(acquired, max_hold, turn, grant).await;
+            task.end(ended).await;
+        }
         Err(Stopped::NotGranted(reason)) => {
             drop(turn);
             // A caller that has gone away has no use for the reason.
