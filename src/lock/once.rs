@@ -16,7 +16,7 @@ use crate::lock::record::Asking;
 use crate::lock::redlock::{Inner, Redlock};
 use crate::lock::registry::Stage;
 use crate::lock::settings::{Options, after};
-use crate::lock::task::{self, Order};
+use crate::lock::task::{Order, Story};
 use crate::lock::waiters::{Waited, Waiters, Waiting};
 use crate::node::sha256;
 use crate::protocol::{Fingerprint, LockKey, LockKeys, Record};
@@ -234,10 +234,7 @@ async fn ask(
         asked_for: Some(once.asked_for),
         inner: Arc::clone(inner),
     };
-    let granted = task::start(order, asking.span()).await;
-    granted
-        .unwrap_or(Err(NotGranted::Lock(LockError::Closed)))
-        .map(Execution::new)
+    Story::of(order, asking.span()).await.map(Execution::new)
 }
 
 /// Waits until this call is the only one in the process that asks the nodes for its key.

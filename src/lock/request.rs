@@ -17,7 +17,7 @@ use crate::lock::record::Asking;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Stage;
 use crate::lock::settings::{Options, after};
-use crate::lock::task::{self, Order};
+use crate::lock::task::{Order, Story};
 use crate::lock::waiters::{Waited, Waiters, Waiting};
 use crate::node::sha256;
 use crate::protocol::LockKeys;
@@ -195,9 +195,7 @@ async fn ask(
         asked_for: None,
         inner: Arc::clone(&inner),
     };
-    // Nobody answers if the task panicked or the runtime shuts down.
-    let granted = task::start(order, asking.span()).await;
-    let granted = granted.unwrap_or(Err(LockError::Closed.into()));
+    let granted = Story::of(order, asking.span()).await;
     granted.map_err(NotGranted::into_lock_error)
 }
 

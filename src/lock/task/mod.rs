@@ -8,4 +8,4 @@ mod release;
 mod run;
 mod state;
 
-pub(super) use run::{Order, start};
+pub(super) use run::{Order, Story};

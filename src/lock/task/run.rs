@@ -1,12 +1,18 @@
 //! The story as a whole: acquire, hold, release.
 
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
+use crate::lock::error::LockError;
 use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
 use crate::lock::once::NotGranted;
@@ -40,14 +46,65 @@ pub(in crate::lock) struct Order {
     pub(in crate::lock) asked_for: Option<Fingerprint>,
 }
 
-/// Starts the task that runs a lock, and returns where it will say what became of the acquisition.
-pub(in crate::lock) fn start(
-    order: Order,
-    span: &Span,
-) -> oneshot::Receiver<Result<LockGuard, NotGranted>> {
-    let (grant, granted) = oneshot::channel();
-    tokio::spawn(run(order, grant).instrument(span.clone()));
-    granted
+/// A lock from its first request to its last; resolves with what became of the acquisition.
+///
+/// # Design
+///
+/// Until the caller has its answer, whoever polls this does the work; the rest is a task of its own, also
+/// if this is dropped before. So a lock that is granted at once is decided in the task that asks for it,
+/// which need not wait for another to be scheduled, and then to be woken by it.
+pub(in crate::lock) struct Story {
+    rest: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    granted: oneshot::Receiver<Result<LockGuard, NotGranted>>,
+}
+
+impl Story {
+    pub(in crate::lock) fn of(order: Order, span: &Span) -> Self {
+        let (grant, granted) = oneshot::channel();
+        Self {
+            rest: Some(Box::pin(run(order, grant).instrument(span.clone()))),
+            granted,
+        }
+    }
+}
+
+impl Future for Story {
+    type Output = Result<LockGuard, NotGranted>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(rest) = &mut self.rest {
+            // A panic ends it as it would end a task of its own: the claim gives back what it may hold, and
+            // the caller is told that nobody answers.
+            let polled = AssertUnwindSafe(|| rest.as_mut().poll(context));
+            let goes_on = catch_unwind(polled).is_ok_and(|polled| polled.is_pending());
+            if !goes_on {
+                self.rest = None;
+            }
+        }
+        match self.granted.try_recv() {
+            Ok(outcome) => {
+                if let Some(rest) = self.rest.take() {
+                    tokio::spawn(rest);
+                }
+                Poll::Ready(outcome)
+            }
+            Err(TryRecvError::Empty) => Poll::Pending,
+            Err(TryRecvError::Closed) => Poll::Ready(Err(LockError::Closed.into())),
+        }
+    }
+}
+
+/// The caller went away: what it asked for is given back.
+impl Drop for Story {
+    fn drop(&mut self) {
+        self.granted.close();
+        if let Some(rest) = self.rest.take()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(rest);
+        }
+        // Without a runtime the claim is dropped, which gives it back as well; nobody counts the answers.
+    }
 }
 
 /// Runs a lock from its first request to its last.
