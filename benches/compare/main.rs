@@ -82,6 +82,7 @@ async fn compare(options: &Options) {
             Workload::W5 => faults::w5(options, &mut samples).await,
             Workload::Memory => memory::watch(options, &mut samples),
             Workload::W6 => uncontended::w6(options, &mut samples).await,
+            Workload::Far => uncontended::far(options, &mut samples).await,
             Workload::W7 => http_server::w7(options, &mut samples).await,
             Workload::Commands => uncontended::commands(options, &mut samples).await,
         };

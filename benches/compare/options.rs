@@ -74,12 +74,13 @@ pub(crate) enum Workload {
     W5,
     Memory,
     W6,
+    Far,
     W7,
     Commands,
 }
 
 impl Workload {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::W1,
         Self::W2,
         Self::W3b,
@@ -88,6 +89,7 @@ impl Workload {
         Self::W5,
         Self::Memory,
         Self::W6,
+        Self::Far,
         Self::W7,
         Self::Commands,
     ];
@@ -102,6 +104,7 @@ impl Workload {
             Self::W5 => "w5",
             Self::Memory => "memory",
             Self::W6 => "w6",
+            Self::Far => "far",
             Self::W7 => "w7",
             Self::Commands => "commands",
         }
@@ -119,6 +122,7 @@ impl Workload {
             Self::W5 => "W5: one node of five is killed",
             Self::Memory => "memory of a process while one node of five is stopped, or killed",
             Self::W6 => "W6: one node only",
+            Self::Far => "far: as W2, with servers that are 1 ms and 20 ms away",
             Self::W7 => "W7: requests to an axum server, each with a lock of its own key",
             Self::Commands => "commands on the wire of an uncontended lock",
         }

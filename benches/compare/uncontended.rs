@@ -10,11 +10,13 @@ use crate::figures::{Figures, Metric, Samples, micros, percentile};
 use crate::options::Options;
 use crate::participants::{Participant, Who};
 use crate::report::{Line, Target, print_figures};
-use crate::support::{Cluster, RedisServer};
+use crate::support::{Cluster, Proxy, RedisServer};
 
 pub(crate) async fn w1(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let name = at_once(1);
-    compare(options, samples, &[(name.clone(), 1)], NODES).await;
+    let cluster = Cluster::start(NODES);
+    let urls = cluster.urls();
+    compare(options, samples, &[(name.clone(), 1)], &cluster, &urls).await;
     let times = |who, to| samples.ratios(&name, Metric::AcquireP50, who, to);
     vec![
         Line::new(
@@ -32,7 +34,8 @@ pub(crate) async fn w1(options: &Options, samples: &mut Samples) -> Vec<Line> {
 
 pub(crate) async fn w2(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let loads = W2_TARGETS.map(|(concurrency, _)| (at_once(concurrency), concurrency));
-    compare(options, samples, &loads, NODES).await;
+    let cluster = Cluster::start(NODES);
+    compare(options, samples, &loads, &cluster, &cluster.urls()).await;
     let mut lines = Vec::new();
     for (concurrency, targets) in W2_TARGETS {
         let name = at_once(concurrency);
@@ -54,8 +57,36 @@ pub(crate) async fn w2(options: &Options, samples: &mut Samples) -> Vec<Line> {
 
 pub(crate) async fn w6(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let loads = [1, 64].map(|concurrency| (format!("one node, c={concurrency}"), concurrency));
-    compare(options, samples, &loads, 1).await;
+    let cluster = Cluster::start(1);
+    compare(options, samples, &loads, &cluster, &cluster.urls()).await;
     Vec::new()
+}
+
+/// Over a network that takes its time, which is where it matters how many pipelines are on the wire.
+pub(crate) async fn far(options: &Options, samples: &mut Samples) -> Vec<Line> {
+    let cluster = Cluster::start(NODES);
+    let servers = cluster.servers.iter();
+    let proxies = join_all(servers.map(|server| Proxy::start(server.addr()))).await;
+    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
+    let mut lines = Vec::new();
+    for millis in [1, 20] {
+        for proxy in &proxies {
+            proxy.delay(Duration::from_millis(millis));
+        }
+        let loads = [16, 256].map(|concurrency| {
+            let name = format!("{millis} ms away, c={concurrency}");
+            (name, concurrency)
+        });
+        compare(options, samples, &loads, &cluster, &urls).await;
+        for (name, _) in &loads {
+            for (who, to) in [W2_PAIRS[0], W2_PAIRS[2]] {
+                let what = format!("{name}: locks/s, {}, x {}", who.name(), to.name());
+                let rates = samples.ratios(name, Metric::Rate, who, to);
+                lines.push(Line::new(what, Target::AtLeast(1.0), rates));
+            }
+        }
+    }
+    lines
 }
 
 /// Counts what the servers were sent.
@@ -102,12 +133,12 @@ async fn compare(
     options: &Options,
     samples: &mut Samples,
     loads: &[(String, usize)],
-    nodes: usize,
+    cluster: &Cluster,
+    urls: &[String],
 ) {
-    let cluster = Cluster::start(nodes);
     let mut participants = Vec::new();
     for who in Who::ALL {
-        let participant = who.connect(&cluster.urls()).await;
+        let participant = who.connect(urls).await;
         warm_up(&participant, 64).await;
         participants.push((who, participant));
     }
@@ -115,7 +146,7 @@ async fn compare(
         for _ in 0..options.rounds {
             fastrand::shuffle(&mut participants);
             for (who, participant) in &participants {
-                let figures = measure_cpu(&cluster, participant, *concurrency, options.time).await;
+                let figures = measure_cpu(cluster, participant, *concurrency, options.time).await;
                 samples.push(name, *who, figures);
                 // What is left are fences, which would fill the memory.
                 for server in &cluster.servers {
