@@ -1,13 +1,15 @@
 //! Callers that go away: at every poll, with every kind of node, and in a panic; no key stays behind.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::message::{Command, Op};
 use tower_redlock::protocol::{LockKeys, Namespace, OwnerToken};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -516,4 +518,61 @@ async fn a_panic_of_the_holder_frees_the_lock() {
     assert!(job.await.unwrap_err().is_panic());
     drain(&redlock, "after a panic").await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[test]
+fn a_request_that_is_polled_outside_of_a_runtime_panics_and_leaves_nothing() {
+    let redlock = Redlock::in_memory(3);
+    let mut request = Box::pin(redlock.lock("k").into_future());
+    let mut context = Context::from_waker(Waker::noop());
+    let polled = AssertUnwindSafe(|| request.as_mut().poll(&mut context));
+    assert!(catch_unwind(polled).is_err());
+    let runtime = runtime();
+    assert!(
+        runtime
+            .block_on(redlock.try_lock("k").into_future())
+            .is_ok()
+    );
+}
+
+#[test]
+fn what_is_dropped_outside_of_a_runtime_is_given_back_in_its_own() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    set_all_for(&nodes, OpKind::Acquire, [Gate::Mute; 3]);
+    set_all_for(&nodes, OpKind::Release, [Gate::Never; 3]);
+    let mut request = redlock.lock("k").into_future();
+    let runtime = runtime();
+    runtime.block_on(async { timeout(NODE_TIMEOUT / 2, &mut request).await.ok() });
+    drop(request);
+    let drained = runtime.block_on(redlock.drain(TTL));
+    assert_eq!(drained.unconfirmed.len(), 3, "{drained:?}");
+    assert_eq!(nodes.sent(0, OpKind::Release), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_others_keeps_its_deadline_also_if_it_is_not_polled() {
+    let nodes = ScriptedNodes::new(3);
+    let other = builder(&nodes).build().unwrap();
+    let redlock = builder(&nodes).build().unwrap();
+    let held = other.lock("k").await.unwrap();
+    let mut unpolled = redlock.lock("k").wait(ms(300)).into_future();
+    assert!(timeout(ms(100), &mut unpolled).await.is_err());
+    sleep(ms(300)).await;
+    drop(held);
+    assert!(redlock.lock("k").wait(ms(100)).await.is_ok());
+    // Nor does it keep a shutdown waiting.
+    let _held = other.lock("l").await.unwrap();
+    let mut unpolled = redlock.lock("l").wait(TTL).into_future();
+    assert!(timeout(ms(100), &mut unpolled).await.is_err());
+    let began = Instant::now();
+    redlock.drain(TTL).await;
+    assert!(began.elapsed() < ms(100));
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime can be started")
 }

@@ -4,8 +4,8 @@
 //!
 //! Every lock is owned from its first request to its last by one small task, the lease task. It asks
 //! the nodes, hands the [`LockGuard`] out at the moment the round is decided, renews, and releases.
-//! Guards only hold shares of it. It is spawned when the caller has its answer, or goes away; until
-//! then the caller polls it. Whoever waits for a lock, or holds one, may therefore be dropped at any
+//! Guards only hold shares of it. Its first attempt is made by whoever asks; it is spawned when that
+//! is decided, or has to wait for others, or is dropped. Whoever waits for a lock, or holds one, may therefore be dropped at any
 //! point: the lease task sees its shares gone and releases every node that may hold the key, and
 //! there is no clean-up code on any path of the caller.
 

@@ -115,7 +115,8 @@ impl IntoFuture for LockRequest {
 /// # Cancel safety
 ///
 /// It may be dropped at any point: whatever the nodes have granted or will grant is released in the
-/// background, and a place in the queue is given up.
+/// background, and a place in the queue is given up. One that is neither polled nor dropped keeps its
+/// place, as with any fair lock; what was granted to it meanwhile ends with its ttl.
 #[must_use = "futures do nothing unless awaited"]
 pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
 

@@ -235,6 +235,7 @@ impl LeaseTask {
         delay: Duration,
         grant: &mut Grant,
     ) -> Result<bool, Stopped> {
+        grant.postpone();
         let told = async {
             let mut rested = Duration::MAX;
             loop {

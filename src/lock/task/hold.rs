@@ -87,8 +87,8 @@ impl LeaseTask {
         let record = HeldRecord::new(self.label);
         let (lease, share, wished) = Lease::new(&self.inner, self.keys.clone(), token, seen);
         claim.lease = Some(Arc::clone(&lease));
-        // A caller that has gone away drops the guard, and with it the only share.
-        drop(grant.send(Ok(LockGuard::new(share))));
+        // With a caller that has gone away the only share is dropped.
+        grant.send(Ok(LockGuard::new(share)));
 
         let mut holding = Holding {
             token,

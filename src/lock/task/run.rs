@@ -24,8 +24,53 @@ use crate::lock::waiters::Waiting;
 use crate::node::Tally;
 use crate::protocol::{Fingerprint, KeyNames, LockKeys};
 
+/// What became of an acquisition.
+type Outcome = Result<LockGuard, NotGranted>;
+
 /// Where the outcome of the acquisition goes; closed when the caller has gone away.
-pub(in crate::lock) type Grant = oneshot::Sender<Result<LockGuard, NotGranted>>;
+pub(in crate::lock) enum Grant {
+    /// To whoever polls the task.
+    Here(oneshot::Sender<Word>),
+    /// To somebody who only waits.
+    Away(oneshot::Sender<Outcome>),
+}
+
+/// What whoever polls the task is told.
+pub(in crate::lock) enum Word {
+    Decided(Outcome),
+    /// It takes its time: the task goes on by itself, and the outcome comes this way.
+    Later(oneshot::Receiver<Outcome>),
+}
+
+impl Grant {
+    /// Waits until the caller has gone away.
+    pub(super) async fn closed(&mut self) {
+        match self {
+            Self::Here(grant) => grant.closed().await,
+            Self::Away(grant) => grant.closed().await,
+        }
+    }
+
+    /// Tells the outcome. A caller that has gone away has no use for it, and what it holds is given back.
+    pub(super) fn send(self, outcome: Outcome) {
+        match self {
+            Self::Here(grant) => drop(grant.send(Word::Decided(outcome))),
+            Self::Away(grant) => drop(grant.send(outcome)),
+        }
+    }
+
+    /// Makes the task go on by itself.
+    pub(super) fn postpone(&mut self) {
+        if matches!(self, Self::Away(_)) {
+            return;
+        }
+        let (away, outcome) = oneshot::channel();
+        if let Self::Here(here) = std::mem::replace(self, Self::Away(away)) {
+            // A caller that has gone away has dropped the other end, and so is this one's.
+            drop(here.send(Word::Later(outcome)));
+        }
+    }
+}
 
 /// What a lease task is started with.
 #[derive(Debug)]
@@ -50,46 +95,75 @@ pub(in crate::lock) struct Order {
 ///
 /// # Design
 ///
-/// Until the caller has its answer, whoever polls this does the work; the rest is a task of its own, also
-/// if this is dropped before. So a lock that is granted at once is decided in the task that asks for it,
-/// which need not wait for another to be scheduled, and then to be woken by it.
+/// The first attempt is made by whoever polls this; the rest is a task of its own, also if this is dropped
+/// before. So a lock that is granted at once is decided in the task that asks for it, which need not wait
+/// for another to be scheduled, and then to be woken by it. Whoever has to wait for others does that in a
+/// task: it has a deadline to keep, and others behind it, whether the caller polls or not.
 pub(in crate::lock) struct Story {
-    rest: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    granted: oneshot::Receiver<Result<LockGuard, NotGranted>>,
+    told: Told,
+    runtime: Handle,
+}
+
+enum Told {
+    Here {
+        task: Pin<Box<dyn Future<Output = ()> + Send>>,
+        word: oneshot::Receiver<Word>,
+    },
+    Away(oneshot::Receiver<Outcome>),
+    Over,
 }
 
 impl Story {
+    /// # Panics
+    ///
+    /// Outside of a runtime.
     pub(in crate::lock) fn of(order: Order, span: &Span) -> Self {
-        let (grant, granted) = oneshot::channel();
-        Self {
-            rest: Some(Box::pin(run(order, grant).instrument(span.clone()))),
-            granted,
-        }
+        let runtime = Handle::current();
+        let (grant, word) = oneshot::channel();
+        let task = run(order, Grant::Here(grant)).instrument(span.clone());
+        let task = Box::pin(task);
+        let told = Told::Here { task, word };
+        Self { told, runtime }
     }
 }
 
 impl Future for Story {
-    type Output = Result<LockGuard, NotGranted>;
+    type Output = Outcome;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(rest) = &mut self.rest {
-            // A panic ends it as it would end a task of its own: the claim gives back what it may hold, and
-            // the caller is told that nobody answers.
-            let polled = AssertUnwindSafe(|| rest.as_mut().poll(context));
-            let goes_on = catch_unwind(polled).is_ok_and(|polled| polled.is_pending());
-            if !goes_on {
-                self.rest = None;
-            }
-        }
-        match self.granted.try_recv() {
-            Ok(outcome) => {
-                if let Some(rest) = self.rest.take() {
-                    tokio::spawn(rest);
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
+        let closed = || Err(LockError::Closed.into());
+        loop {
+            let (mut task, mut word) = match std::mem::replace(&mut self.told, Told::Over) {
+                Told::Here { task, word } => (task, word),
+                Told::Away(mut outcome) => {
+                    let polled = Pin::new(&mut outcome).poll(context);
+                    if polled.is_pending() {
+                        self.told = Told::Away(outcome);
+                    }
+                    // Nobody answers if the task panicked or the runtime shuts down.
+                    return polled.map(|outcome| outcome.unwrap_or_else(|_| closed()));
                 }
-                Poll::Ready(outcome)
+                Told::Over => return Poll::Ready(closed()),
+            };
+            // A panic ends it as it would end a task of its own: the claim gives back what it may hold.
+            let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+            let told = word.try_recv();
+            match (polled, told) {
+                (Ok(Poll::Pending), Err(TryRecvError::Empty)) => {
+                    self.told = Told::Here { task, word };
+                    return Poll::Pending;
+                }
+                (polled, Ok(told)) => {
+                    if matches!(polled, Ok(Poll::Pending)) {
+                        self.runtime.spawn(task);
+                    }
+                    match told {
+                        Word::Decided(outcome) => return Poll::Ready(outcome),
+                        Word::Later(outcome) => self.told = Told::Away(outcome),
+                    }
+                }
+                (_, Err(_)) => return Poll::Ready(closed()),
             }
-            Err(TryRecvError::Empty) => Poll::Pending,
-            Err(TryRecvError::Closed) => Poll::Ready(Err(LockError::Closed.into())),
         }
     }
 }
@@ -97,13 +171,10 @@ impl Future for Story {
 /// The caller went away: what it asked for is given back.
 impl Drop for Story {
     fn drop(&mut self) {
-        self.granted.close();
-        if let Some(rest) = self.rest.take()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(rest);
+        if let Told::Here { task, mut word } = std::mem::replace(&mut self.told, Told::Over) {
+            word.close();
+            self.runtime.spawn(task);
         }
-        // Without a runtime the claim is dropped, which gives it back as well; nobody counts the answers.
     }
 }
 
@@ -145,13 +216,12 @@ async fn run(order: Order, mut grant: Grant) {
         }
         Err(Stopped::NotGranted(reason)) => {
             drop(turn);
-            // A caller that has gone away has no use for the reason.
-            drop(grant.send(Err(reason)));
+            grant.send(Err(reason));
         }
         Err(Stopped::Replayed(record, replay)) => {
             turn.set_recorded(&record);
             drop(turn);
-            drop(grant.send(Err(NotGranted::Done(record))));
+            grant.send(Err(NotGranted::Done(record)));
             Box::pin(task.finish_replay(*replay)).await;
         }
         Err(Stopped::Abandoned) => drop(turn),

@@ -1,8 +1,11 @@
 //! The inbox: what waits to be sent to one server, and how much may.
 
 use std::collections::VecDeque;
+use std::ops::{AddAssign, SubAssign};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+
+use tokio::runtime::Handle;
 
 use crate::node::job::Job;
 
@@ -48,8 +51,10 @@ enum Attendance {
 /// What became of a job.
 pub(super) enum Posted {
     Accepted,
-    /// Accepted, and a lane is to be started.
-    NeedsLane,
+    /// Accepted, and a lane is to be started here.
+    NeedsLane(Handle),
+    /// There is no lane, and no runtime to start one in.
+    Stranded(Job),
     /// Too much waits already.
     Full(Job),
 }
@@ -70,22 +75,28 @@ impl Inbox {
         if !job.is_release() && !waiting.has_room(bytes) {
             return Posted::Full(job);
         }
+        let runtime = match &waiting.lane {
+            // In the caller's, also if there was a lane, and the runtime that it ran on is gone.
+            Attendance::Absent => match Handle::try_current() {
+                Ok(runtime) => Some(runtime),
+                Err(_) => return Posted::Stranded(job),
+            },
+            Attendance::Awake | Attendance::Asleep(_) => None,
+        };
         waiting.bytes += bytes;
         waiting.jobs.push_back(job);
-        match std::mem::replace(&mut waiting.lane, Attendance::Awake) {
-            Attendance::Absent => Posted::NeedsLane,
-            Attendance::Awake => Posted::Accepted,
-            Attendance::Asleep(lane) => {
-                drop(waiting);
-                lane.wake();
-                Posted::Accepted
-            }
+        let lane = std::mem::replace(&mut waiting.lane, Attendance::Awake);
+        drop(waiting);
+        if let Attendance::Asleep(lane) = lane {
+            lane.wake();
         }
+        runtime.map_or(Posted::Accepted, Posted::NeedsLane)
     }
 
-    /// Waits until there is something to take; false if there never will be.
-    pub(super) fn poll_filled(&self, context: &Context<'_>) -> Poll<bool> {
+    /// Waits until there is something to take; false if there never will be. The lane has `carried`.
+    pub(super) fn poll_filled(&self, context: &Context<'_>, carried: Load) -> Poll<bool> {
         let mut waiting = self.waiting();
+        waiting.taken = carried;
         if !waiting.jobs.is_empty() {
             return Poll::Ready(true);
         }
@@ -99,8 +110,8 @@ impl Inbox {
         Poll::Pending
     }
 
-    /// Takes so many jobs at most, for a lane that has `carried` besides.
-    pub(super) fn take(&self, most: usize, carried: Load) -> Vec<Job> {
+    /// Takes so many jobs at most, beside what the lane has.
+    pub(super) fn take(&self, most: usize) -> Vec<Job> {
         let mut waiting = self.waiting();
         let count = waiting.jobs.len().min(most);
         let jobs: Vec<Job> = waiting.jobs.drain(..count).collect();
@@ -110,10 +121,7 @@ impl Inbox {
             jobs.iter().map(Job::bytes).sum()
         };
         waiting.bytes -= bytes;
-        waiting.taken = Load {
-            jobs: carried.jobs + count,
-            bytes: carried.bytes + bytes,
-        };
+        waiting.taken += Load { jobs: count, bytes };
         jobs
     }
 
@@ -127,19 +135,30 @@ impl Inbox {
         }
     }
 
-    /// Drops what waits, unanswered; the next job needs a lane.
-    pub(super) fn abandon(&self) {
+    /// The lane is gone: what waits is the next one's, which the next job needs. There may be releases, and
+    /// jobs of other runtimes.
+    pub(super) fn leave(&self) {
         let mut waiting = self.waiting();
-        let closed = waiting.closed;
-        let abandoned = std::mem::take(&mut *waiting);
-        waiting.closed = closed;
-        // What they drop casts votes and wakes tasks.
-        drop(waiting);
-        drop(abandoned);
+        waiting.taken = Load::default();
+        waiting.lane = Attendance::Absent;
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AddAssign for Load {
+    fn add_assign(&mut self, more: Self) {
+        self.jobs += more.jobs;
+        self.bytes += more.bytes;
+    }
+}
+
+impl SubAssign for Load {
+    fn sub_assign(&mut self, less: Self) {
+        self.jobs -= less.jobs;
+        self.bytes -= less.bytes;
     }
 }
 
@@ -152,10 +171,13 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::sync::Arc;
     use std::time::Duration;
 
     use tokio::time::Instant;
+    use tokio_test::task::spawn;
+    use tokio_test::{assert_pending, assert_ready};
 
     use super::*;
     use crate::node::{Packet, Request, Tally};
@@ -181,54 +203,71 @@ mod tests {
         job(Op::Record { record, retention })
     }
 
-    #[test]
-    fn there_is_so_much_room_that_what_the_lane_has_takes_too_and_releases_do_not_need() {
+    #[tokio::test]
+    async fn there_is_so_much_room_that_what_the_lane_has_takes_too_and_releases_do_not_need() {
         let inbox = Inbox::default();
-        assert!(matches!(inbox.post(job(Op::Look)), Posted::NeedsLane));
+        assert!(matches!(inbox.post(job(Op::Look)), Posted::NeedsLane(_)));
         for _ in 1..MAX_JOBS {
             assert!(matches!(inbox.post(job(Op::Look)), Posted::Accepted));
         }
         let is_full = |job| matches!(inbox.post(job), Posted::Full(_));
         assert!(is_full(job(Op::Look)));
         assert!(!is_full(job(Op::Release)));
-        assert_eq!(inbox.take(100, Load::default()).len(), 100);
+        assert_eq!(inbox.take(MAX_JOBS + 1).len(), MAX_JOBS + 1);
         assert!(is_full(job(Op::Look)));
-        // When it takes the next, it has finished those.
-        assert_eq!(inbox.take(10, Load::default()).len(), 10);
+        // It has answered them, and looks whether there are more.
+        let carried = Load::default();
+        let mut filled = spawn(poll_fn(|context| inbox.poll_filled(context, carried)));
+        assert_pending!(filled.poll());
         assert!(!is_full(job(Op::Look)));
     }
 
-    #[test]
-    fn there_is_so_much_room_for_records() {
+    #[tokio::test]
+    async fn there_is_so_much_room_for_records() {
         let inbox = Inbox::default();
         let is_full = |job| matches!(inbox.post(job), Posted::Full(_));
         assert!(!is_full(record(MAX_BYTES / 2)));
         assert!(is_full(record(MAX_BYTES / 2)));
         assert!(!is_full(job(Op::Look)));
-        inbox.take(1, Load::default());
+        let taken = inbox.take(1);
         assert!(is_full(record(MAX_BYTES / 2)));
-        inbox.take(1, Load::default());
+        drop(taken);
+        inbox.leave();
         assert!(!is_full(record(MAX_BYTES / 2)));
     }
 
     #[tokio::test]
     async fn a_lane_is_woken_once_and_ends_when_all_is_taken_after_the_end() {
         let inbox = Inbox::default();
+        let filled = || poll_fn(|context| inbox.poll_filled(context, Load::default()));
         inbox.post(job(Op::Look));
-        inbox.abandon();
-        assert!(matches!(inbox.post(job(Op::Look)), Posted::NeedsLane));
-        let filled = || std::future::poll_fn(|context| inbox.poll_filled(context));
         assert!(filled().await);
-        inbox.take(1, Load::default());
-        let mut lane = tokio_test::task::spawn(filled());
-        tokio_test::assert_pending!(lane.poll());
+        inbox.take(1);
+        let mut lane = spawn(filled());
+        assert_pending!(lane.poll());
         inbox.post(job(Op::Look));
         assert!(lane.is_woken());
         inbox.post(job(Op::Look));
-        assert!(tokio_test::assert_ready!(lane.poll()));
+        assert!(assert_ready!(lane.poll()));
         inbox.close();
         assert!(filled().await);
-        inbox.take(2, Load::default());
+        inbox.take(2);
         assert!(!filled().await);
+    }
+
+    #[test]
+    fn what_a_lane_leaves_is_for_the_next_and_without_a_runtime_there_is_none() {
+        let inbox = Inbox::default();
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.build().unwrap();
+        assert!(matches!(inbox.post(job(Op::Look)), Posted::Stranded(_)));
+        let posted = runtime.block_on(async { inbox.post(job(Op::Release)) });
+        assert!(matches!(posted, Posted::NeedsLane(_)));
+        assert!(matches!(inbox.post(job(Op::Look)), Posted::Accepted));
+        inbox.leave();
+        assert!(matches!(inbox.post(job(Op::Look)), Posted::Stranded(_)));
+        let posted = runtime.block_on(async { inbox.post(job(Op::Look)) });
+        assert!(matches!(posted, Posted::NeedsLane(_)));
+        assert_eq!(inbox.take(9).len(), 3);
     }
 }

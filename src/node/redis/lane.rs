@@ -6,6 +6,7 @@
 //! silent, tells requests so at once, and keeps trying to reach it until it answers again.
 
 mod notes;
+mod parked;
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn, ready};
@@ -25,6 +26,7 @@ use crate::node::redis::connection::{Opened, describe, open};
 use crate::node::redis::decode::{answer, is_noscript};
 use crate::node::redis::encode::{Wired, ends_with_generation, wire};
 use crate::node::redis::inbox::Load;
+use crate::node::redis::lane::parked::Parked;
 use crate::node::redis::scripts::load_all;
 use crate::node::redis::{Reachability, Shared};
 use crate::node::{NodeFailure, telemetry};
@@ -56,8 +58,10 @@ struct Lane {
     unanswered: VecDeque<Batch>,
     /// How much longer than the node timeout an answer may take for what is on the wire before it.
     transit: Duration,
+    /// What is in them.
+    sent: Load,
     /// Jobs that wait for a connection.
-    parked: VecDeque<Job>,
+    parked: Parked,
     opening: Option<Opening>,
     /// When to try to connect again.
     retry_at: Option<Instant>,
@@ -82,8 +86,7 @@ struct Link {
 
 struct Batch {
     jobs: Vec<Job>,
-    /// Of records in them.
-    bytes: usize,
+    load: Load,
     sent: Instant,
     /// How much longer it may take for what it carries.
     own: Duration,
@@ -102,7 +105,8 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
         link: None,
         unanswered: VecDeque::new(),
         transit: Duration::ZERO,
-        parked: VecDeque::new(),
+        sent: Load::default(),
+        parked: Parked::default(),
         opening: None,
         retry_at: None,
         candidate: None,
@@ -118,7 +122,7 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
 /// However it ends, what comes later needs another lane.
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.shared.inbox.abandon();
+        self.shared.inbox.leave();
     }
 }
 
@@ -134,12 +138,13 @@ impl Lane {
             if next_alarm < alarm.deadline() {
                 alarm.as_mut().reset(next_alarm);
             }
+            let carried = self.load();
             tokio::select! {
                 // Answers first: what has arrived is not late, however late we look.
                 biased;
                 values = poll_answer(&mut self.unanswered) => self.on_answered(values),
                 opened = poll_opening(&mut self.opening) => self.on_opened(opened),
-                filled = poll_fn(|context| self.shared.inbox.poll_filled(context)),
+                filled = poll_fn(|context| self.shared.inbox.poll_filled(context, carried)),
                     if open && self.unanswered.len() < MAX_IN_FLIGHT =>
                 {
                     open = filled;
@@ -148,7 +153,7 @@ impl Lane {
                     if !self.unanswered.is_empty() {
                         yield_now().await;
                     }
-                    let jobs = self.shared.inbox.take(MAX_BATCH, self.load());
+                    let jobs = self.shared.inbox.take(MAX_BATCH);
                     self.on_jobs(jobs);
                 }
                 () = alarm.as_mut() => {
@@ -161,14 +166,9 @@ impl Lane {
 
     /// Returns what it has taken and not finished.
     fn load(&self) -> Load {
-        let sent = self.unanswered.iter();
-        let (jobs, bytes) = sent.fold((0, 0), |(jobs, bytes), batch| {
-            (jobs + batch.jobs.len(), bytes + batch.bytes)
-        });
-        Load {
-            jobs: jobs + self.parked.len(),
-            bytes: bytes + self.parked.iter().map(Job::bytes).sum::<usize>(),
-        }
+        let mut load = self.parked.load();
+        load += self.sent;
+        load
     }
 
     fn on_jobs(&mut self, jobs: Vec<Job>) {
@@ -261,7 +261,11 @@ impl Lane {
         let sent = Instant::now();
         self.last_sent = sent;
         jobs.iter().for_each(Job::mark_sent);
-        let bytes = jobs.iter().map(Job::bytes).sum();
+        let load = Load {
+            jobs: jobs.len(),
+            bytes: jobs.iter().map(Job::bytes).sum(),
+        };
+        self.sent += load;
         let own = jobs.iter().map(Job::transit).sum();
         self.transit += own;
         let mut answer: Answer = Box::pin(values);
@@ -275,7 +279,7 @@ impl Lane {
         }
         self.unanswered.push_back(Batch {
             jobs,
-            bytes,
+            load,
             sent,
             own,
             transit: self.transit,
@@ -293,8 +297,13 @@ impl Lane {
             return;
         };
         let Batch {
-            jobs, sent, own, ..
+            jobs,
+            load,
+            sent,
+            own,
+            ..
         } = batch;
+        self.sent -= load;
         self.transit = self.transit.saturating_sub(own);
         let now = Instant::now();
         let took = now - sent;
@@ -364,7 +373,7 @@ impl Lane {
 
     fn send_parked(&mut self) {
         let now = Instant::now();
-        let parked = std::mem::take(&mut self.parked);
+        let parked = self.parked.take();
         let (wanted, over): (Vec<_>, Vec<_>) =
             parked.into_iter().partition(|job| job.is_wanted(now));
         drop(over);
@@ -442,6 +451,7 @@ impl Lane {
     fn give_up_link(&mut self, why: &Arc<str>) -> Vec<Job> {
         self.link = None;
         self.transit = Duration::ZERO;
+        self.sent = Load::default();
         let mut again = Vec::new();
         let unanswered = std::mem::take(&mut self.unanswered).into_iter();
         for job in unanswered.flat_map(|batch| batch.jobs) {
@@ -487,7 +497,7 @@ impl Lane {
         let Some(failure) = self.shared.unreachable() else {
             return;
         };
-        for job in std::mem::take(&mut self.parked) {
+        for job in self.parked.take() {
             if job.is_wanted(now) {
                 self.parked.extend(job.despite(&failure));
             } else {
@@ -556,7 +566,7 @@ impl Lane {
     fn has_release(&self) -> bool {
         let now = Instant::now();
         let sent = self.unanswered.iter().flat_map(|batch| &batch.jobs);
-        sent.chain(&self.parked)
+        sent.chain(self.parked.iter())
             .any(|job| job.is_release() && job.is_wanted(now))
     }
 

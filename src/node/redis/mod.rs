@@ -195,12 +195,9 @@ impl Node for RedisNode {
         };
         match self.shared.inbox.post(job) {
             Posted::Accepted => {}
-            // The first, or the first since the runtime that the lane ran on is gone; go on in the one that
-            // we are in. Without one there is no way to reach the server; the ballot says so when dropped.
-            Posted::NeedsLane => match Handle::try_current() {
-                Ok(runtime) => lane::spawn(&runtime, Arc::clone(&self.shared)),
-                Err(_) => self.shared.inbox.abandon(),
-            },
+            Posted::NeedsLane(runtime) => lane::spawn(&runtime, Arc::clone(&self.shared)),
+            // There is no way to reach the server; the ballot says so when dropped.
+            Posted::Stranded(job) => drop(job),
             Posted::Full(job) => job.ballot.cast(Err(NodeFailure::Unreachable {
                 node: Arc::clone(&self.shared.name),
                 why: "too many requests wait for it already".into(),

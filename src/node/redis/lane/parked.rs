@@ -1,0 +1,51 @@
+//! Jobs that wait for a connection.
+
+use std::collections::VecDeque;
+
+use crate::node::job::Job;
+use crate::node::redis::inbox::Load;
+
+/// The jobs, in order, and how much they are: that is asked for much more often than one is added, and
+/// while a server hangs there may be very many.
+#[derive(Debug, Default)]
+pub(super) struct Parked {
+    jobs: VecDeque<Job>,
+    bytes: usize,
+}
+
+impl Parked {
+    pub(super) fn load(&self) -> Load {
+        Load {
+            jobs: self.jobs.len(),
+            bytes: self.bytes,
+        }
+    }
+
+    pub(super) fn push_back(&mut self, job: Job) {
+        self.bytes += job.bytes();
+        self.jobs.push_back(job);
+    }
+
+    pub(super) fn push_front(&mut self, job: Job) {
+        self.bytes += job.bytes();
+        self.jobs.push_front(job);
+    }
+
+    pub(super) fn extend(&mut self, jobs: impl IntoIterator<Item = Job>) {
+        jobs.into_iter().for_each(|job| self.push_back(job));
+    }
+
+    /// Takes all of them.
+    pub(super) fn take(&mut self) -> VecDeque<Job> {
+        std::mem::take(self).jobs
+    }
+
+    pub(super) fn retain(&mut self, is_kept: impl FnMut(&Job) -> bool) {
+        self.jobs.retain(is_kept);
+        self.bytes = self.jobs.iter().map(Job::bytes).sum();
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.iter()
+    }
+}
