@@ -200,8 +200,8 @@ async fn ask(
     granted.map_err(NotGranted::into_lock_error)
 }
 
-/// Makes this call the only one in the process that asks the nodes for its keys, if it can be now, or
-/// need not be because it does not wait.
+/// Makes this call the only one in the process that asks the nodes for its keys, if it can be that at once;
+/// `None` if it has to wait for that.
 fn try_turn(
     inner: &Arc<Inner>,
     keys: &LockKeys,

@@ -1,3 +1,5 @@
+//! A log of a test's own.
+
 use std::sync::OnceLock;
 
 use tracing::Dispatch;
