@@ -24,6 +24,7 @@
 use std::collections::HashMap;
 use std::env;
 use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use axum::Router;
@@ -66,6 +67,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;
+    // Before anybody is told that it runs: from here on a signal stops it gracefully.
+    let stop_signal = stop_signal()?;
     println!(
         "\
 Listening on http://{address}. Try:
@@ -83,7 +86,7 @@ Ctrl-C stops it."
     let server = axum::serve(listener, app(redlock.clone()))
         .with_graceful_shutdown(async move { drop(stopping.changed().await) });
     let server = tokio::spawn(server.into_future());
-    stop_signal().await?;
+    stop_signal.await;
 
     // First no new connections, then no new locks; what has begun goes on.
     stop.send_replace(());
@@ -99,18 +102,24 @@ Ctrl-C stops it."
     Ok(())
 }
 
+/// Ends at the first Ctrl-C or SIGTERM after the call, also at one before it is awaited.
 #[cfg(unix)]
-async fn stop_signal() -> std::io::Result<()> {
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
 
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        pressed = tokio::signal::ctrl_c() => pressed,
-        _ = terminate.recv() => Ok(()),
-    }
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
 }
 
-#[cfg(not(unix))]
-async fn stop_signal() -> std::io::Result<()> {
-    tokio::signal::ctrl_c().await
+/// Ends at the first Ctrl-C after the call, also at one before it is awaited.
+#[cfg(windows)]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    let mut ctrl_c = tokio::signal::windows::ctrl_c()?;
+    Ok(async move { drop(ctrl_c.recv().await) })
 }

@@ -21,6 +21,7 @@
 use std::collections::HashMap;
 use std::env;
 use std::error::Error;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -34,6 +35,7 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tower_redlock::{
     IdempotencyLayer, KeyExtractor, LockHandle, LockKey, LockKeys, LockResource, Locked, NodeState,
     Redlock, RedlockLayer, RestartGuard, health_router, key,
@@ -212,12 +214,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = listener.tap_io(|stream| {
         stream.set_nodelay(true).unwrap_or_default();
     });
+    // Before anybody is told that it runs: from here on a signal stops it gracefully.
+    let stop_signal = stop_signal()?;
     print_what_to_try(address, &nodes);
     print_quarantine(&redlock).await;
 
-    let server = axum::serve(listener, app(redlock.clone())).with_graceful_shutdown(stop_signal());
+    let (stop, mut stopping) = watch::channel(());
+    let server = axum::serve(listener, app(redlock.clone()))
+        .with_graceful_shutdown(async move { drop(stopping.changed().await) });
     let server = tokio::spawn(server.into_future());
-    stop_signal().await;
+    stop_signal.await;
+
+    // First no new connections, then no new locks; what has begun goes on.
+    stop.send_replace(());
     let drained = redlock.drain(GRACE).await;
     let (released, held) = (drained.released, drained.held.len());
     println!("drained: {released} released, {held} still held");
@@ -243,21 +252,26 @@ async fn print_quarantine(redlock: &Redlock) {
     }
 }
 
-async fn stop_signal() {
-    let ctrl_c = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
-    #[cfg(unix)]
-    let terminate = async {
-        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-            Ok(mut signal) => drop(signal.recv().await),
-            Err(_) => std::future::pending().await,
+/// Ends at the first Ctrl-C or SIGTERM after the call, also at one before it is awaited.
+#[cfg(unix)]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
         }
-    };
-    #[cfg(not(unix))]
-    let terminate = std::future::pending::<()>();
-    tokio::select! {
-        () = ctrl_c => {}
-        () = terminate => {}
-    }
+    })
+}
+
+/// Ends at the first Ctrl-C after the call, also at one before it is awaited.
+#[cfg(windows)]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    let mut ctrl_c = tokio::signal::windows::ctrl_c()?;
+    Ok(async move { drop(ctrl_c.recv().await) })
 }
 
 fn print_what_to_try(address: SocketAddr, nodes: &str) {

@@ -106,3 +106,15 @@ async fn the_quickstart_stops_cleanly_too() {
     );
     assert_eq!(cluster.lock_keys(), [""; 0]);
 }
+
+#[tokio::test]
+async fn a_signal_right_after_the_first_line_is_heard() {
+    let cluster = Cluster::start(3);
+    for example in ["quickstart", "graceful_shutdown"] {
+        let (mut server, _) = start(example, &cluster, "300");
+        server.signal(Signal::SIGTERM);
+        let status = server.wait(PATIENCE);
+        assert!(status.success(), "{example}, {status}: {}", server.stderr());
+        assert!(server.stdout().contains("drained: "), "{example}");
+    }
+}
