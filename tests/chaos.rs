@@ -27,9 +27,10 @@ use std::time::Duration;
 use support::{Cluster, Proxy, RedisServer};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::deadpool_redis::Config;
 use tower_redlock::{
-    ExtendError, LockError, LockGuard, LockHandle, LostReason, NodeState, Redlock, ReleaseError,
-    RestartGuard, Retry,
+    ExtendError, LockError, LockGuard, LockHandle, LostReason, NodeState, Redlock, RedlockBuilder,
+    ReleaseError, RestartGuard, Retry,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -97,8 +98,20 @@ impl World {
             nodes.push(Node { server, wire });
         }
         let instances = (0..INSTANCES).map(|number| {
-            Redlock::builder()
-                .urls(nodes.iter().map(|node| node.wire.url()))
+            let urls = nodes.iter().map(|node| node.wire.url());
+            // Half of them over redis-rs's connections, half over their own.
+            let by_pool = |builder: RedlockBuilder, url: String| {
+                builder.pool(
+                    Config::from_url(url)
+                        .create_pool(None)
+                        .expect("a URL is enough"),
+                )
+            };
+            let builder = match number % 4 {
+                0 | 1 => Redlock::builder().urls(urls),
+                _ => urls.fold(Redlock::builder(), by_pool),
+            };
+            builder
                 .ttl(TTL)
                 .node_timeout(Duration::from_millis(100))
                 .restart_guard(RestartGuard::For(WINDOW))

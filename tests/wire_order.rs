@@ -8,14 +8,17 @@ mod support;
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::poll;
 use support::{Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer, Reply};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::deadpool_redis::Config;
 use tower_redlock::{LockError, LockRequest, Redlock, RedlockBuilder, RestartGuard};
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);
@@ -29,9 +32,31 @@ const SHORT_TTL: Duration = Duration::from_secs(1);
 /// How long servers are disturbed.
 const DISTURBANCE: Duration = Duration::from_secs(3);
 
-fn builder(urls: &[String]) -> RedlockBuilder {
-    Redlock::builder()
-        .urls(urls)
+/// How the nodes are named, and with it what drives their connections.
+#[derive(Debug, Clone, Copy)]
+enum By {
+    Url,
+    Pool,
+}
+
+const BOTH: [By; 2] = [By::Url, By::Pool];
+
+impl By {
+    fn name(self, builder: RedlockBuilder, url: &String) -> RedlockBuilder {
+        match self {
+            Self::Url => builder.url(url),
+            Self::Pool => builder.pool(
+                Config::from_url(url)
+                    .create_pool(None)
+                    .expect("a URL is enough"),
+            ),
+        }
+    }
+}
+
+fn builder(by: By, urls: &[String]) -> RedlockBuilder {
+    urls.iter()
+        .fold(Redlock::builder(), |builder, url| by.name(builder, url))
         .node_timeout(NODE_TIMEOUT)
         .restart_guard(RestartGuard::Off)
 }
@@ -146,12 +171,12 @@ fn assert_in_order(log: &MonitorLog) -> usize {
 
 #[tokio::test]
 async fn a_release_follows_its_acquisition_to_a_node_that_answers_too_late() {
-    for fencing in [true, false] {
+    for (fencing, by) in [(true, By::Url), (false, By::Url), (true, By::Pool)] {
         let cluster = Cluster::start(3);
         let proxy = Proxy::start(cluster.servers[0].addr()).await;
         let mut urls = cluster.urls();
         urls[0] = proxy.url();
-        let redlock = builder(&urls).ttl(LONG_TTL).fencing(fencing);
+        let redlock = builder(by, &urls).ttl(LONG_TTL).fencing(fencing);
         let redlock = redlock.build().unwrap();
         wait_until_all_are_up(&redlock).await;
         let log = MonitorLog::start(&cluster.servers[0]);
@@ -172,45 +197,49 @@ async fn a_release_follows_its_acquisition_to_a_node_that_answers_too_late() {
 
 #[tokio::test]
 async fn a_release_follows_its_acquisition_to_a_node_that_pauses() {
-    let cluster = Cluster::start(3);
-    let redlock = builder(&cluster.urls()).ttl(LONG_TTL).build().unwrap();
-    wait_until_all_are_up(&redlock).await;
-    let log = MonitorLog::start(&cluster.servers[0]);
-    // Shorter than the node timeout, longer, and until the connection is about to be replaced.
-    for (number, pause) in [20, 80, 130, 300, 600, 900].into_iter().enumerate() {
-        cluster.servers[0].stop();
-        wave(&redlock, 2 * number).await;
-        sleep(Duration::from_millis(pause)).await;
-        cluster.servers[0].cont();
-        wave(&redlock, 2 * number + 1).await;
+    for by in BOTH {
+        let cluster = Cluster::start(3);
+        let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
         wait_until_all_are_up(&redlock).await;
+        let log = MonitorLog::start(&cluster.servers[0]);
+        // Shorter than the node timeout, longer, and until the connection is about to be replaced.
+        for (number, pause) in [20, 80, 130, 300, 600, 900].into_iter().enumerate() {
+            cluster.servers[0].stop();
+            wave(&redlock, 2 * number).await;
+            sleep(Duration::from_millis(pause)).await;
+            cluster.servers[0].cont();
+            wave(&redlock, 2 * number + 1).await;
+            wait_until_all_are_up(&redlock).await;
+        }
+        cluster.wait_until_free(Duration::from_secs(3)).await;
+        assert!(assert_in_order(&log) >= 100);
     }
-    cluster.wait_until_free(Duration::from_secs(3)).await;
-    assert!(assert_in_order(&log) >= 100);
 }
 
 #[tokio::test]
 async fn what_was_never_sent_is_not_released_either() {
-    let cluster = Cluster::start(3);
-    let redlock = builder(&cluster.urls()).ttl(LONG_TTL).build().unwrap();
-    wait_until_all_are_up(&redlock).await;
-    let log = MonitorLog::start(&cluster.servers[0]);
-    // More pipelines than may be on the wire, to a server that answers none, and not for long enough to be
-    // given up.
-    cluster.servers[0].stop();
-    for number in 0..100 {
-        let key = format!("unsent {number}");
-        drop(timeout(Duration::from_micros(200), redlock.try_lock(key)).await);
+    for by in BOTH {
+        let cluster = Cluster::start(3);
+        let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
+        wait_until_all_are_up(&redlock).await;
+        let log = MonitorLog::start(&cluster.servers[0]);
+        // More pipelines than may be on the wire, to a server that answers none, and not for long enough to be
+        // given up.
+        cluster.servers[0].stop();
+        for number in 0..100 {
+            let key = format!("unsent {number}");
+            drop(timeout(Duration::from_micros(200), redlock.try_lock(key)).await);
+        }
+        sleep(Duration::from_millis(10)).await;
+        cluster.servers[0].cont();
+        wait_until_all_are_up(&redlock).await;
+        cluster.wait_until_free(Duration::from_secs(3)).await;
+        let owners = by_owner(&log);
+        let only_released = owners.values().filter(|commands| !commands[0]).count();
+        assert_eq!(only_released, 0, "of {}", owners.len());
+        // How many a machine that stands still now and then puts into one pipeline is not known.
+        assert!(owners.len() >= 10, "{} were sent", owners.len());
     }
-    sleep(Duration::from_millis(10)).await;
-    cluster.servers[0].cont();
-    wait_until_all_are_up(&redlock).await;
-    cluster.wait_until_free(Duration::from_secs(3)).await;
-    let owners = by_owner(&log);
-    let only_released = owners.values().filter(|commands| !commands[0]).count();
-    assert_eq!(only_released, 0, "of {}", owners.len());
-    // How many a machine that stands still now and then puts into one pipeline is not known.
-    assert!(owners.len() >= 10, "{} were sent", owners.len());
 }
 
 /// Repeats a command on one server every 5 ms, and looks at its locks in between.
@@ -310,9 +339,9 @@ async fn load(redlock: Redlock, task: usize, deadline: Deadline) -> Tally {
 }
 
 /// Disturbs all servers under load; afterwards no lock is left and all can be had.
-async fn locks_survive(command: &'static [&'static str]) {
+async fn locks_survive(by: By, command: &'static [&'static str]) {
     let cluster = Cluster::start(3);
-    let redlock = builder(&cluster.urls()).ttl(SHORT_TTL);
+    let redlock = builder(by, &cluster.urls()).ttl(SHORT_TTL);
     let redlock = redlock.build().expect("the settings are valid");
     wait_until_all_are_up(&redlock).await;
 
@@ -342,7 +371,7 @@ async fn locks_survive(command: &'static [&'static str]) {
         sum.other.extend(tally.other);
     }
     println!(
-        "{command:?}: {sum:?}; longest life of a lock {longest:?}; {left} left at the end, none after {free_after:?}"
+        "{by:?}, {command:?}: {sum:?}; longest life of a lock {longest:?}; {left} left at the end, none after {free_after:?}"
     );
     assert!(sum.locked > 0, "{sum:?}");
     assert!(sum.other.is_empty(), "{sum:?}");
@@ -373,10 +402,62 @@ async fn lock_soon(deadline: Deadline, ask: impl Fn() -> LockRequest) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_lock_outlives_its_ttl_when_servers_forget_their_scripts_again_and_again() {
-    locks_survive(&["SCRIPT", "FLUSH"]).await;
+    for by in BOTH {
+        locks_survive(by, &["SCRIPT", "FLUSH"]).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_lock_outlives_its_ttl_when_servers_close_their_connections_again_and_again() {
-    locks_survive(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    for by in BOTH {
+        locks_survive(by, &["CLIENT", "KILL", "TYPE", "normal"]).await;
+    }
+}
+
+/// Reads commands and answers `OK` to each of a connection's first ones; closes it after so many.
+async fn serve_introduction(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut read, mut answered) = (Vec::new(), 0);
+    let mut piece = [0; 4096];
+    while answered < INTRODUCTION {
+        let length = stream.read(&mut piece).await?;
+        if length == 0 {
+            return Ok(());
+        }
+        read.extend_from_slice(&piece[..length]);
+        let commands = |name: &[u8]| read.windows(name.len()).filter(|at| *at == name).count();
+        let asked = commands(b"\r\n$6\r\nCLIENT\r\n") + commands(b"\r\n$6\r\nSCRIPT\r\n");
+        let answers = b"+OK\r\n".repeat(asked - answered);
+        stream.write_all(&answers).await?;
+        answered = asked;
+    }
+    // After the connection was taken to be a good one.
+    sleep(Duration::from_millis(10)).await;
+    Ok(())
+}
+
+/// The name and version of the library, and the scripts.
+const INTRODUCTION: usize = 15;
+
+#[tokio::test]
+async fn a_server_that_hangs_up_on_everybody_is_not_called_without_a_pause() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let server = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            drop(serve_introduction(stream).await);
+        }
+    });
+    let redlock = builder(By::Url, &[url]).build().unwrap();
+    let began = Instant::now();
+    assert!(redlock.try_lock("k").await.is_err());
+    sleep(Duration::from_secs(1)).await;
+    let calls = calls.load(Ordering::Relaxed);
+    let pauses = began.elapsed().as_millis() / 100;
+    println!("{calls} calls");
+    server.abort();
+    assert!(calls >= 3 && calls as u128 <= 2 * pauses, "{calls} calls");
 }

@@ -248,6 +248,9 @@ pub(crate) struct Packet {
     pub(crate) trail: Trail,
     #[cfg(feature = "redis")]
     pub(crate) wire: OnceLock<deadpool_redis::redis::Cmd>,
+    /// The same as bytes.
+    #[cfg(feature = "redis")]
+    pub(crate) packed: OnceLock<Box<[u8]>>,
 }
 
 impl Packet {
@@ -262,6 +265,8 @@ impl Packet {
             trail,
             #[cfg(feature = "redis")]
             wire: OnceLock::new(),
+            #[cfg(feature = "redis")]
+            packed: OnceLock::new(),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +10,21 @@ use std::time::Duration;
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::io::tcp::TcpSettings;
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisError,
+    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, ProtocolVersion,
+    RedisConnectionInfo, RedisError,
 };
 use deadpool_redis::{Connection, Manager, Pool, Runtime};
 use futures_util::FutureExt;
+use futures_util::future::select_ok;
+use tokio::io::{copy_bidirectional, duplex};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
 use crate::node::redis::Shared;
 use crate::node::redis::guard::Admission;
+use crate::node::redis::link::Link;
 use crate::node::redis::scripts;
+use crate::node::redis::socket::Socket;
 
 /// One server: its pool, and the name that may be shown.
 #[derive(Clone)]
@@ -61,9 +68,50 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
     })
 }
 
+/// Where a server is, and as whom to speak to it.
+#[derive(Clone)]
+pub(super) struct Address {
+    host: String,
+    port: u16,
+    settings: RedisConnectionInfo,
+}
+
+impl Address {
+    /// Finds the address of a server that is reached by TCP alone.
+    pub(super) fn of(client: &Client) -> Option<Self> {
+        let info = client.get_connection_info();
+        let ConnectionAddr::Tcp(host, port) = info.addr() else {
+            return None;
+        };
+        let settings = info.redis_settings().clone();
+        Some(Self {
+            host: host.clone(),
+            port: *port,
+            // In which a lane reads replies.
+            settings: settings.set_protocol(ProtocolVersion::RESP2),
+        })
+    }
+
+    /// Connects to whichever of the host's addresses answers first: another may be out of reach.
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let found = lookup_host((&*self.host, self.port)).await?;
+        let attempts: Vec<_> = found
+            .map(|address| Box::pin(TcpStream::connect(address)))
+            .collect();
+        if attempts.is_empty() {
+            let why = "its name has no address";
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
+        let (stream, _) = select_ok(attempts).await?;
+        // A release that follows its lock at once would wait for the acknowledgment of that.
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+}
+
 /// A connection that is ready for lock commands.
 pub(super) struct Opened {
-    pub(super) connection: MultiplexedConnection,
+    pub(super) link: Link,
     /// Whether and when its server may vote, if the restart guard is on.
     pub(super) admission: Option<Admission>,
 }
@@ -74,20 +122,61 @@ pub(super) struct Opened {
 /// connection that is kept.
 pub(super) async fn open(shared: &Shared) -> Result<Opened, Arc<str>> {
     within(shared.timeouts.connect, async {
-        let mut connection = take(shared).await?;
-        scripts::load(&mut connection)
-            .await
-            .map_err(|error| Arc::<str>::from(describe(&error)))?;
-        let admission = match &shared.guard {
-            Some(guard) => Some(guard.admit(&shared.name, &mut connection).await?),
-            None => None,
-        };
-        Ok(Opened {
-            connection,
-            admission,
-        })
+        match &shared.address {
+            Some(address) => open_own(shared, address).await,
+            None => {
+                let mut connection = take(shared).await?;
+                let admission = introduce(shared, &mut connection).await?;
+                Ok(Opened {
+                    link: Link::pooled(connection),
+                    admission,
+                })
+            }
+        }
     })
     .await
+}
+
+/// Makes a connection ready.
+async fn introduce(
+    shared: &Shared,
+    connection: &mut MultiplexedConnection,
+) -> Result<Option<Admission>, Arc<str>> {
+    scripts::load(connection)
+        .await
+        .map_err(|error| Arc::<str>::from(describe(&error)))?;
+    match &shared.guard {
+        Some(guard) => guard.admit(&shared.name, connection).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Opens a connection that redis-rs introduces us on, and that is the lane's alone from then on.
+async fn open_own(shared: &Shared, address: &Address) -> Result<Opened, Arc<str>> {
+    let failed = |error: io::Error| Arc::<str>::from(error.to_string());
+    let mut stream = address.connect().await.map_err(failed)?;
+    let (mut near, far) = duplex(INTRODUCTION_BYTES);
+    let introduced = async {
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let opened = MultiplexedConnection::new_with_config(&address.settings, far, config).await;
+        let (mut connection, driver) = opened.map_err(|error| Arc::from(describe(&error)))?;
+        tokio::select! {
+            admission = introduce(shared, &mut connection) => admission,
+            () = driver => Err("the server closed the connection".into()),
+        }
+    };
+    // All that is asked is answered when it ends, so nothing is left on the way.
+    let admission = tokio::select! {
+        admission = introduced => admission?,
+        copied = copy_bidirectional(&mut stream, &mut near) => {
+            copied.map_err(failed)?;
+            return Err("the server closed the connection".into());
+        }
+    };
+    Ok(Opened {
+        link: Link::Own(Socket::new(stream)),
+        admission,
+    })
 }
 
 /// Opens a connection on which nothing is asked but what is there.
@@ -161,6 +250,9 @@ fn describe_panic(panic: &(dyn Any + Send)) -> String {
     let words: Vec<&str> = text.unwrap_or("no message").split_whitespace().collect();
     format!("connecting panicked: {}", words.join(" "))
 }
+
+/// How much of an introduction is between redis-rs and the socket at once.
+const INTRODUCTION_BYTES: usize = 16 << 10;
 
 /// How many may be opened at once: one for the lane, which must never wait for the other, to read.
 const CONNECTIONS: usize = 2;

@@ -119,8 +119,9 @@ mod tests {
     use deadpool_redis::redis::Arg;
 
     use super::*;
-    use crate::node::redis::encode::{ends_with_generation, wire};
+    use crate::node::redis::encode::{Passport, ends_with_generation, pack, wire};
     use crate::node::redis::scripts::SCRIPTS;
+    use crate::protocol::admission::Generation;
     use crate::protocol::message::Command;
     use crate::protocol::{ExecutionId, KeyNames, LockKey, LockKeys, Namespace, OwnerToken};
 
@@ -182,8 +183,16 @@ mod tests {
         }))
     }
 
+    /// Of a connection to a server whose generation is not known, so that none is told.
+    fn passport() -> Passport {
+        Passport {
+            generation_key: Some(GENERATION.into()),
+            generation: None,
+        }
+    }
+
     fn arguments(request: &Request) -> Vec<Vec<u8>> {
-        let command = wire(request, Some(GENERATION));
+        let command = wire(request, &passport());
         let bytes = |arg: Arg<&[u8]>| match arg {
             Arg::Simple(bytes) => bytes.to_vec(),
             _ => Vec::new(),
@@ -212,6 +221,34 @@ mod tests {
                     let has_key = arguments(&request).iter().any(|part| part == GENERATION);
                     assert_eq!(ends_with_generation(&request), has_key, "{op:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_lane_writes_itself_is_what_redis_rs_would_write() {
+        let admitted = Passport {
+            generation: Generation::parse("r:100:999999:run"),
+            ..passport()
+        };
+        assert!(admitted.generation.is_some());
+        let votes = [acquire(None), acquire(Some(5)), confirm(Some(5))];
+        let once = [Op::Release, keep(), top_up(), Op::Look, Op::Fetch];
+        let set = plain(&["a", "b", "c", "d", "e"]);
+        let requests = votes.iter().chain(&once).map(|op| (recorded(true), op));
+        let others = votes.iter().chain(&once[..1]).map(|op| (set.clone(), op));
+        for passport in [&Passport::default(), &passport(), &admitted] {
+            let ping = (Request::Ping, Request::Ping);
+            let twice = |(names, op): (_, &Op)| {
+                let of = |op: &Op| request(&names, op.clone());
+                (of(op), of(op))
+            };
+            let requests = requests.clone().chain(others.clone()).map(twice);
+            for (own, theirs) in requests.chain([ping]) {
+                let mut written = b"before".to_vec();
+                pack(&own, passport, &mut written);
+                let expected = wire(&theirs, passport).as_cmd().get_packed_command();
+                assert_eq!(written, [b"before", &*expected].concat(), "{own:?}");
             }
         }
     }

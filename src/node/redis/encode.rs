@@ -7,6 +7,7 @@ use deadpool_redis::redis::{Cmd, cmd};
 
 use crate::node::job::{Packet, Request};
 use crate::node::redis::scripts::{Lua, SCRIPTS};
+use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, OwnerToken, RecordNames};
 
@@ -24,7 +25,7 @@ impl Wired {
     pub(super) fn as_cmd(&self) -> &Cmd {
         match self {
             // Without a generation, because what is encoded already is not encoded again.
-            Self::Shared(packet) => wired(packet, None),
+            Self::Shared(packet) => shared(packet, None),
             Self::Ping => &PING,
             Self::Own(command) => command,
         }
@@ -38,18 +39,66 @@ impl Wired {
     }
 }
 
-/// Returns the encoded command, which all nodes share but for the generation that each must have.
-pub(super) fn wire(request: &Request, generation_key: Option<&[u8]>) -> Wired {
-    match request {
-        Request::Command(packet) => {
-            wired(packet, generation_key);
-            Wired::Shared(Arc::clone(packet))
+/// What a request for a vote must name so that it only counts in the memory that was admitted.
+#[derive(Debug, Default)]
+pub(super) struct Passport {
+    /// The key that the generation is kept under, if the restart guard is on.
+    pub(super) generation_key: Option<Arc<[u8]>>,
+    /// The generation of the server on this connection.
+    pub(super) generation: Option<Generation>,
+}
+
+/// Returns a request as a command of redis-rs.
+pub(super) fn wire(request: &Request, passport: &Passport) -> Wired {
+    let Request::Command(packet) = request else {
+        return Wired::Ping;
+    };
+    let command = shared(packet, passport.generation_key.as_deref());
+    match &passport.generation {
+        Some(generation) if ends_with_generation(request) => {
+            let mut command = command.clone();
+            command.arg(generation.as_str());
+            Wired::Own(command)
         }
-        Request::Ping => Wired::Ping,
+        _ => Wired::Shared(Arc::clone(packet)),
     }
 }
 
-fn wired<'a>(packet: &'a Packet, generation_key: Option<&[u8]>) -> &'a Cmd {
+/// Appends a request to `output` as it goes over the wire.
+pub(super) fn pack(request: &Request, passport: &Passport, output: &mut Vec<u8>) {
+    let Request::Command(packet) = request else {
+        return output.extend(b"*1\r\n$4\r\nPING\r\n");
+    };
+    let generation_key = passport.generation_key.as_deref();
+    let packed = packet.packed.get_or_init(|| {
+        let packed = shared(packet, generation_key).get_packed_command();
+        packed.into()
+    });
+    match &passport.generation {
+        Some(generation) if ends_with_generation(request) => {
+            let generation = generation.as_str();
+            // One argument more than it says.
+            let (count, arguments) = split_count(packed);
+            let length = generation.len();
+            output.extend(format!("*{}\r\n", count + 1).as_bytes());
+            output.extend(arguments);
+            output.extend(format!("${length}\r\n{generation}\r\n").as_bytes());
+        }
+        _ => output.extend(&**packed),
+    }
+}
+
+/// Splits a packed command into the number of its arguments and these.
+fn split_count(packed: &[u8]) -> (usize, &[u8]) {
+    let digits = packed[1..].iter().take_while(|byte| byte.is_ascii_digit());
+    let (count, length) = digits.fold((0, 0), |(count, length), digit| {
+        (10 * count + usize::from(digit - b'0'), length + 1)
+    });
+    (count, &packed[1 + length + 2..])
+}
+
+/// Returns the encoded command, which all nodes share but for the generation that each must have.
+fn shared<'a>(packet: &'a Packet, generation_key: Option<&[u8]>) -> &'a Cmd {
     packet
         .wire
         .get_or_init(|| encode(&packet.command, packet.tells, generation_key))

@@ -9,28 +9,27 @@ mod notes;
 mod parked;
 
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn, ready};
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{Pipeline, RedisError, Value};
+use deadpool_redis::redis::Value;
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use crate::node::job::{Job, Request};
-use crate::node::redis::connection::{Opened, describe, open};
+use crate::node::redis::connection::{Opened, open};
 use crate::node::redis::decode::{answer, is_noscript};
-use crate::node::redis::encode::{Wired, ends_with_generation, wire};
+use crate::node::redis::encode::Passport;
 use crate::node::redis::inbox::Load;
 use crate::node::redis::lane::parked::Parked;
+use crate::node::redis::link::Link;
 use crate::node::redis::scripts::load_all;
 use crate::node::redis::{Reachability, Shared};
 use crate::node::{NodeFailure, telemetry};
-use crate::protocol::admission::Generation;
 use crate::protocol::message::Reply;
 
 /// Most jobs that travel in one pipeline.
@@ -47,12 +46,13 @@ const PROBE_PAUSE: Duration = Duration::from_millis(150);
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
-type Answer = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
 
 struct Lane {
     shared: Arc<Shared>,
     calls: telemetry::NodeCalls,
     link: Option<Link>,
+    /// What requests for votes name on it.
+    passport: Passport,
     /// Batches that were sent on this connection and not answered, oldest first, which is the order of
     /// the answers.
     unanswered: VecDeque<Batch>,
@@ -65,6 +65,7 @@ struct Lane {
     opening: Option<Opening>,
     /// When to try to connect again.
     retry_at: Option<Instant>,
+    link_lost_at: Option<Instant>,
     /// A new connection to a server whose old one is silent: used if the old one stays silent.
     candidate: Option<(Opened, Instant)>,
     /// Until when the server may not vote, as far as is known; then it is asked again.
@@ -77,13 +78,6 @@ struct Lane {
     openings: u32,
 }
 
-/// The connection in use.
-struct Link {
-    connection: MultiplexedConnection,
-    /// The generation of the server, which votes on this connection must be of.
-    generation: Option<Generation>,
-}
-
 struct Batch {
     jobs: Vec<Job>,
     load: Load,
@@ -92,15 +86,18 @@ struct Batch {
     own: Duration,
     /// The same for all that were before it on the wire, too.
     transit: Duration,
-    /// Dropping it may keep redis-rs from sending what was asked.
-    answer: Answer,
 }
 
 /// Starts a lane. It ends when the inbox is closed and nothing is left to do.
 pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
     shared.set_reachability(Reachability::Untried);
+    let guard = shared.guard.as_ref();
     let lane = Lane {
         calls: telemetry::NodeCalls::of(&shared.name),
+        passport: Passport {
+            generation_key: guard.map(|guard| Arc::clone(&guard.generation_key)),
+            generation: None,
+        },
         shared,
         link: None,
         unanswered: VecDeque::new(),
@@ -109,6 +106,7 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
         parked: Parked::default(),
         opening: None,
         retry_at: None,
+        link_lost_at: None,
         candidate: None,
         quarantined_until: None,
         last_sent: Instant::now(),
@@ -142,7 +140,7 @@ impl Lane {
             tokio::select! {
                 // Answers first: what has arrived is not late, however late we look.
                 biased;
-                values = poll_answer(&mut self.unanswered) => self.on_answered(values),
+                values = poll_answers(&mut self.link) => self.on_answered(values),
                 opened = poll_opening(&mut self.opening) => self.on_opened(opened),
                 filled = poll_fn(|context| self.shared.inbox.poll_filled(context, carried)),
                     if open && self.unanswered.len() < MAX_IN_FLIGHT =>
@@ -203,61 +201,18 @@ impl Lane {
     }
 
     fn send(&mut self, jobs: Vec<Job>) {
-        let Some(link) = &self.link else {
+        let Some(link) = &mut self.link else {
             self.parked.extend(jobs);
             return;
         };
-        match jobs.as_slice() {
-            [] => {}
-            // By far the most common case, which needs no pipeline.
-            [job] => {
-                let command = self.command(&job.request, link);
-                let mut connection = link.connection.clone();
-                self.put_out(jobs, async move {
-                    let value = connection.req_packed_command(command.as_cmd()).await;
-                    value.map(|value| vec![value])
-                });
-            }
-            _ => {
-                let mut pipeline = Pipeline::with_capacity(jobs.len());
-                for job in &jobs {
-                    pipeline.add_command(self.command(&job.request, link).into_cmd());
-                }
-                self.send_pipeline(jobs, pipeline);
-            }
+        if !jobs.is_empty() {
+            link.send(jobs.iter().map(|job| &job.request), &self.passport);
+            self.note_sent(jobs);
         }
     }
 
-    /// Returns a request as it goes out on `link`.
-    fn command(&self, request: &Request, link: &Link) -> Wired {
-        let guard = self.shared.guard.as_ref();
-        let generation_key = guard.map(|guard| &*guard.generation_key);
-        let wired = wire(request, generation_key);
-        match &link.generation {
-            Some(generation) if ends_with_generation(request) => {
-                let mut command = wired.into_cmd();
-                command.arg(generation.as_str());
-                Wired::Own(command)
-            }
-            _ => wired,
-        }
-    }
-
-    fn send_pipeline(&mut self, jobs: Vec<Job>, pipeline: Pipeline) {
-        let Some(link) = &self.link else { return };
-        let mut connection = link.connection.clone();
-        self.put_out(jobs, async move {
-            let count = pipeline.len();
-            connection.req_packed_commands(&pipeline, 0, count).await
-        });
-    }
-
-    /// Puts a batch on the connection, behind all that are on it.
-    fn put_out(
-        &mut self,
-        jobs: Vec<Job>,
-        values: impl Future<Output = Result<Vec<Value>, RedisError>> + Send + 'static,
-    ) {
+    /// Notes what was put on the connection, behind all that is on it.
+    fn note_sent(&mut self, jobs: Vec<Job>) {
         let sent = Instant::now();
         self.last_sent = sent;
         jobs.iter().for_each(Job::mark_sent);
@@ -268,30 +223,20 @@ impl Lane {
         self.sent += load;
         let own = jobs.iter().map(Job::transit).sum();
         self.transit += own;
-        let mut answer: Answer = Box::pin(values);
-        // The first poll takes the place in redis-rs's queue; polling in order keeps the order. The oldest
-        // is polled next anyway.
-        let mut context = Context::from_waker(Waker::noop());
-        if !self.unanswered.is_empty()
-            && let Poll::Ready(values) = answer.as_mut().poll(&mut context)
-        {
-            answer = Box::pin(ready(values));
-        }
         self.unanswered.push_back(Batch {
             jobs,
             load,
             sent,
             own,
             transit: self.transit,
-            answer,
         });
     }
 
     /// Takes the answers to the oldest batch.
-    fn on_answered(&mut self, values: Result<Vec<Value>, RedisError>) {
+    fn on_answered(&mut self, values: Result<Vec<Value>, Arc<str>>) {
         let values = match values {
             Ok(values) => values,
-            Err(error) => return self.on_link_lost(&describe(&error).into()),
+            Err(why) => return self.on_link_lost(&why),
         };
         let Some(batch) = self.unanswered.pop_front() else {
             return;
@@ -367,7 +312,10 @@ impl Lane {
     /// releases that met their absence. An acquisition that did is not sent again: its release may
     /// be ahead of it by now.
     fn reload_scripts(&mut self) {
-        self.send_pipeline(Vec::new(), load_all());
+        if let Some(link) = &mut self.link {
+            link.send_pipeline(load_all());
+            self.note_sent(Vec::new());
+        }
         self.send_parked();
     }
 
@@ -404,10 +352,7 @@ impl Lane {
 
     /// Makes a new connection the one that is used. Releases that are not confirmed go out again.
     fn adopt(&mut self, opened: Opened) {
-        let Opened {
-            connection,
-            admission,
-        } = opened;
+        let Opened { link, admission } = opened;
         let again = self.give_up_link(&"replaced by a new connection".into());
         for job in again.into_iter().rev() {
             self.parked.push_front(job);
@@ -415,11 +360,8 @@ impl Lane {
         let left = admission
             .as_ref()
             .map_or(Duration::ZERO, |admission| admission.left);
-        let generation = admission.map(|admission| admission.generation);
-        self.link = Some(Link {
-            connection,
-            generation,
-        });
+        self.passport.generation = admission.map(|admission| admission.generation);
+        self.link = Some(link);
         self.opening_took = Some(self.opening_began.elapsed());
         self.openings = 0;
         self.candidate = None;
@@ -441,9 +383,16 @@ impl Lane {
         if let Some((opened, _)) = self.candidate.take() {
             self.adopt(opened);
         } else if self.opening.is_none() {
-            // At once: an idle connection that the server closed is no outage, and until this
-            // attempt fails requests wait for it.
-            self.start_opening();
+            let now = Instant::now();
+            let lost_before = self.link_lost_at.replace(now);
+            if lost_before.is_some_and(|at| now - at < PROBE_PAUSE) {
+                // Whatever closes them does so at once.
+                self.retry_at = Some(now + PROBE_PAUSE);
+            } else {
+                // At once: an idle connection that the server closed is no outage, and until this
+                // attempt fails requests wait for it.
+                self.start_opening();
+            }
         }
     }
 
@@ -572,20 +521,17 @@ impl Lane {
 
     /// Asks an idle connection whether it still stands, so that the next lock need not find out.
     fn keep_alive(&mut self) {
-        let Some(link) = &self.link else { return };
-        let mut connection = link.connection.clone();
-        self.put_out(Vec::new(), async move {
-            let ping = wire(&Request::Ping, None);
-            let value = connection.req_packed_command(ping.as_cmd()).await;
-            value.map(|value| vec![value])
-        });
+        if let Some(link) = &mut self.link {
+            link.send([&Request::Ping].into_iter(), &self.passport);
+            self.note_sent(Vec::new());
+        }
     }
 }
 
-/// Waits for the answers to the oldest batch; for ever, if there is none.
-async fn poll_answer(unanswered: &mut VecDeque<Batch>) -> Result<Vec<Value>, RedisError> {
-    poll_fn(|context| match unanswered.front_mut() {
-        Some(oldest) => oldest.answer.as_mut().poll(context),
+/// Waits for the answers to the oldest batch, or the end of the connection; for ever, if there is none.
+async fn poll_answers(link: &mut Option<Link>) -> Result<Vec<Value>, Arc<str>> {
+    poll_fn(|context| match link {
+        Some(link) => link.poll_answers(context),
         None => Poll::Pending,
     })
     .await

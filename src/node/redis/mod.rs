@@ -1,4 +1,5 @@
-//! The Redis node: one server, spoken to over one kept connection from a deadpool-redis pool.
+//! The Redis node: one server, spoken to over one kept connection: one from a deadpool-redis pool, or one
+//! that redis-rs opens and its lane drives, if the server is known by a URL and needs no TLS.
 
 mod connection;
 mod decode;
@@ -6,9 +7,12 @@ mod encode;
 mod guard;
 mod inbox;
 mod lane;
+mod link;
 mod listener;
 mod reader;
+mod reply;
 mod scripts;
+mod socket;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +24,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::node::job::Job;
-use crate::node::redis::connection::TELLING;
+use crate::node::redis::connection::{Address, TELLING};
 use crate::node::redis::inbox::{Inbox, Posted};
 use crate::node::redis::listener::Listener;
 use crate::node::redis::reader::Reader;
@@ -41,6 +45,8 @@ pub(crate) struct RedisNode {
 pub(crate) struct Shared {
     name: Arc<str>,
     pool: Pool,
+    /// Where the server is, if it can be spoken to without the pool.
+    address: Option<Address>,
     /// Whether the pool is the user's, and its connections as the user likes them.
     is_foreign: bool,
     timeouts: Timeouts,
@@ -86,6 +92,7 @@ impl RedisNode {
             shared: Arc::new(Shared {
                 name: Arc::clone(&name),
                 pool: endpoint.pool,
+                address: client.as_ref().and_then(Address::of),
                 is_foreign: client.is_none(),
                 timeouts,
                 guard,

@@ -12,7 +12,7 @@ use crate::node::job::Job;
 use crate::node::redis::Shared;
 use crate::node::redis::connection::{describe, open_to_read};
 use crate::node::redis::decode::answer;
-use crate::node::redis::encode::wire;
+use crate::node::redis::encode::{Passport, wire};
 use crate::node::{NodeFailure, telemetry};
 use crate::protocol::message::Reply;
 
@@ -88,7 +88,7 @@ impl Reader {
             let current = link.insert(current);
             let sent = Instant::now();
             let mut connection = current.connection.clone();
-            let command = wire(&job.request, None);
+            let command = wire(&job.request, &Passport::default());
             match connection.req_packed_command(command.as_cmd()).await {
                 Ok(value) => {
                     telemetry::NodeCalls::of(&shared.name).took(job.request.name(), sent.elapsed());
