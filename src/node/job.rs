@@ -248,9 +248,9 @@ pub(crate) struct Packet {
     pub(crate) trail: Trail,
     #[cfg(feature = "redis")]
     pub(crate) wire: OnceLock<deadpool_redis::redis::Cmd>,
-    /// The same as bytes.
+    /// The same for a connection that is not redis-rs's.
     #[cfg(feature = "redis")]
-    pub(crate) packed: OnceLock<Box<[u8]>>,
+    pub(crate) packed: OnceLock<crate::node::redis::Packed>,
 }
 
 impl Packet {

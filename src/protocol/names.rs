@@ -185,11 +185,13 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
 }
 
 pub(super) fn hex(bytes: &[u8]) -> String {
-    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
-    bytes
-        .iter()
-        .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
-        .collect()
+    let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
+    let mut hex = vec![b'0'; 2 * bytes.len()];
+    for (pair, byte) in hex.chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    }
+    // Digits are valid text.
+    String::from_utf8(hex).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -77,7 +77,12 @@ impl LeaseTask {
         // Boxed: what comes after it in the task needs less room.
         let mut attempt = Box::new(self.begin_attempt());
         loop {
-            let step = match self.next_event(&mut attempt, &mut caller).await {
+            let event = match self.votes.waiting() {
+                // Woken once for several.
+                Some(vote) => Event::Voted(vote),
+                None => self.next_event(&mut attempt, &mut caller).await,
+            };
+            let step = match event {
                 Event::Gone => {
                     // Others may have been told nothing, because this process had somebody for it.
                     self.give_back(attempt.claim, true);

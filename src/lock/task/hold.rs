@@ -88,7 +88,7 @@ impl LeaseTask {
         let (lease, share, wished) = Lease::new(&self.inner, self.keys.clone(), token, seen);
         claim.lease = Some(Arc::clone(&lease));
         // With a caller that has gone away the only share is dropped.
-        grant.send(Ok(LockGuard::new(share)));
+        grant.hand_out(LockGuard::new(share)).await;
 
         let mut holding = Holding {
             token,

@@ -25,12 +25,15 @@ impl LeaseTask {
     ) {
         let now = Instant::now();
         let mut lost = None;
-        status.send_modify(|status| {
+        // Silently: nobody holds it who could be surprised, and whoever waits for its end is woken once,
+        // when it is known how that went.
+        status.send_if_modified(|status| {
             if status.lost.is_none() && status.valid_until <= now {
                 status.lost = Some(LostReason::Expired);
             }
             lost = status.lost;
             status.lost.get_or_insert(LostReason::Released);
+            false
         });
         self.give_back(claim, turn.as_ref().is_none_or(Turn::tells));
         // The requests of whoever is next are behind the releases on every node.
@@ -53,7 +56,7 @@ impl LeaseTask {
                     });
                 }
             }
-            self.next_release_vote(release.enough(self.inner.settings.quorum))
+            self.next_release_votes(release.enough(self.inner.settings.quorum))
                 .await;
         };
         let outcome = match lost {
@@ -101,8 +104,8 @@ impl LeaseTask {
         None
     }
 
-    /// Waits for one more vote on a release, or gives up on the nodes that are overdue.
-    async fn next_release_vote(&mut self, enough: Enough) {
+    /// Waits for more votes on a release, or gives up on the nodes that are overdue.
+    async fn next_release_votes(&mut self, enough: Enough) {
         let due = self.releases.iter().filter_map(|release| release.due).min();
         let due = due.unwrap_or_else(Instant::now);
         tokio::select! {
@@ -110,6 +113,7 @@ impl LeaseTask {
             vote = self.votes.next(enough) => {
                 // Votes on anything else are of no interest any more.
                 drop(self.count_release(vote));
+                self.count_waiting();
             }
             () = self.alarm.at(due) => {
                 self.count_waiting();
@@ -142,7 +146,7 @@ impl LeaseTask {
         let is_open = |release: &&Release| release.round.silent().next().is_some();
         while let Some(release) = self.releases.iter().find(is_open) {
             let enough = Enough::of(release.phase, release.round.silent().count());
-            self.next_release_vote(enough).await;
+            self.next_release_votes(enough).await;
         }
         self.forget_old_releases(Instant::now());
     }

@@ -1,6 +1,6 @@
 //! The story as a whole: acquire, hold, release.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -52,11 +52,29 @@ impl Grant {
     }
 
     /// Tells the outcome. A caller that has gone away has no use for it, and what it holds is given back.
-    pub(super) fn send(self, outcome: Outcome) {
+    /// Returns whether the caller polls the task, and is about to make it go on by itself.
+    pub(super) fn send(self, outcome: Outcome) -> bool {
         match self {
-            Self::Here(grant) => drop(grant.send(Word::Decided(outcome))),
-            Self::Away(grant) => drop(grant.send(outcome)),
+            Self::Here(grant) => grant.send(Word::Decided(outcome)).is_ok(),
+            Self::Away(grant) => {
+                drop(grant.send(outcome));
+                false
+            }
         }
+    }
+
+    /// Tells a success; what comes later does not wake the caller any more.
+    pub(super) async fn hand_out(self, guard: LockGuard) {
+        let mut is_polled_by_caller = self.send(Ok(guard));
+        poll_fn(|_| {
+            // Nothing has to wake it: it is spawned, and polled then.
+            if std::mem::take(&mut is_polled_by_caller) {
+                Poll::Pending
+            } else {
+                Poll::Ready(())
+            }
+        })
+        .await;
     }
 
     /// Makes the task go on by itself.

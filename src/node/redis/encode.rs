@@ -39,6 +39,13 @@ impl Wired {
     }
 }
 
+/// A command as it goes over the wire, but for how many arguments it has.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    count: usize,
+    arguments: Vec<u8>,
+}
+
 /// What a request for a vote must name so that it only counts in the memory that was admitted.
 #[derive(Debug, Default)]
 pub(super) struct Passport {
@@ -70,31 +77,20 @@ pub(super) fn pack(request: &Request, passport: &Passport, output: &mut Vec<u8>)
         return output.extend(b"*1\r\n$4\r\nPING\r\n");
     };
     let generation_key = passport.generation_key.as_deref();
-    let packed = packet.packed.get_or_init(|| {
-        let packed = shared(packet, generation_key).get_packed_command();
-        packed.into()
-    });
-    match &passport.generation {
-        Some(generation) if ends_with_generation(request) => {
-            let generation = generation.as_str();
-            // One argument more than it says.
-            let (count, arguments) = split_count(packed);
-            let length = generation.len();
-            output.extend(format!("*{}\r\n", count + 1).as_bytes());
-            output.extend(arguments);
-            output.extend(format!("${length}\r\n{generation}\r\n").as_bytes());
-        }
-        _ => output.extend(&**packed),
+    let packed = packet
+        .packed
+        .get_or_init(|| encode(&packet.command, packet.tells, generation_key));
+    let generation = passport.generation.as_ref();
+    let generation = generation.filter(|_| ends_with_generation(request));
+    put_length(
+        output,
+        b'*',
+        packed.count + usize::from(generation.is_some()),
+    );
+    output.extend(&packed.arguments);
+    if let Some(generation) = generation {
+        put_argument(output, generation.as_str().as_bytes());
     }
-}
-
-/// Splits a packed command into the number of its arguments and these.
-fn split_count(packed: &[u8]) -> (usize, &[u8]) {
-    let digits = packed[1..].iter().take_while(|byte| byte.is_ascii_digit());
-    let (count, length) = digits.fold((0, 0), |(count, length), digit| {
-        (10 * count + usize::from(digit - b'0'), length + 1)
-    });
-    (count, &packed[1 + length + 2..])
 }
 
 /// Returns the encoded command, which all nodes share but for the generation that each must have.
@@ -102,6 +98,104 @@ fn shared<'a>(packet: &'a Packet, generation_key: Option<&[u8]>) -> &'a Cmd {
     packet
         .wire
         .get_or_init(|| encode(&packet.command, packet.tells, generation_key))
+}
+
+/// A command that is written, one argument after the other; its name is the first.
+trait Arguments {
+    /// Starts a command, with room for the arguments of an ordinary lock, which then need not grow it.
+    fn sized() -> Self;
+
+    fn put(&mut self, argument: &[u8]) -> &mut Self;
+
+    fn put_number(&mut self, number: u64) -> &mut Self
+    where
+        Self: Sized,
+    {
+        self.put(Decimal::of(number).digits())
+    }
+
+    /// Adds a duration, in milliseconds.
+    fn put_millis(&mut self, duration: Duration) -> &mut Self
+    where
+        Self: Sized,
+    {
+        self.put_number(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Adds whether others are to be told.
+    fn put_tells(&mut self, tells: bool) -> &mut Self
+    where
+        Self: Sized,
+    {
+        if tells { self.put(b"1") } else { self }
+    }
+}
+
+/// For redis-rs.
+impl Arguments for Cmd {
+    fn sized() -> Self {
+        Self::with_capacity(ARGUMENTS, BYTES)
+    }
+
+    fn put(&mut self, argument: &[u8]) -> &mut Self {
+        self.arg(argument)
+    }
+}
+
+/// For a socket.
+impl Arguments for Packed {
+    fn sized() -> Self {
+        Self {
+            count: 0,
+            arguments: Vec::with_capacity(BYTES),
+        }
+    }
+
+    fn put(&mut self, argument: &[u8]) -> &mut Self {
+        self.count += 1;
+        put_argument(&mut self.arguments, argument);
+        self
+    }
+}
+
+const ARGUMENTS: usize = 12;
+const BYTES: usize = 384;
+
+fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
+    put_length(output, b'$', argument.len());
+    output.extend(argument);
+    output.extend(b"\r\n");
+}
+
+fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
+    output.push(kind);
+    output.extend(Decimal::of(length as u64).digits());
+    output.extend(b"\r\n");
+}
+
+/// A number's digits.
+struct Decimal {
+    /// The last of them are used.
+    digits: [u8; 20],
+    from: usize,
+}
+
+impl Decimal {
+    fn of(mut number: u64) -> Self {
+        let (mut digits, mut from) = ([b'0'; 20], 19);
+        while number > 0 {
+            digits[from] += (number % 10) as u8;
+            number /= 10;
+            if number > 0 {
+                from -= 1;
+            }
+        }
+        Self { digits, from }
+    }
+
+    fn digits(&self) -> &[u8] {
+        &self.digits[self.from..]
+    }
 }
 
 /// Whether the command ends with the generation that the server must have: all scripts that vote.
@@ -125,14 +219,14 @@ pub(super) fn ends_with_generation(request: &Request) -> bool {
     }
 }
 
-fn encode(command: &Command, tells: bool, generation_key: Option<&[u8]>) -> Cmd {
+fn encode<A: Arguments>(command: &Command, tells: bool, generation_key: Option<&[u8]>) -> A {
     let Command { names, owner, op } = command;
     if let [name] = &**names
         && let Some(record) = &name.record
     {
         return encode_once(name, record, owner, op, tells, generation_key);
     }
-    let (scripts, owner, single) = (&*SCRIPTS, owner.as_str(), names.len() == 1);
+    let (scripts, owner, single) = (&*SCRIPTS, owner.as_str().as_bytes(), names.len() == 1);
     let (script, number, ttl, retention) = match *op {
         // The plain command of the Redlock description.
         Op::Acquire {
@@ -140,9 +234,9 @@ fn encode(command: &Command, tells: bool, generation_key: Option<&[u8]>) -> Cmd 
             ttl,
             ..
         } if single => {
-            let mut set = sized("SET");
-            set.arg(&*names[0].lock).arg(owner);
-            set.arg("NX").arg("PX").arg(millis(ttl));
+            let mut set = A::sized();
+            set.put(b"SET").put(&names[0].lock).put(owner);
+            set.put(b"NX").put(b"PX").put_millis(ttl);
             return set;
         }
         Op::Acquire {
@@ -177,41 +271,45 @@ fn encode(command: &Command, tells: bool, generation_key: Option<&[u8]>) -> Cmd 
             } else {
                 &scripts.release_all
             };
-            let mut eval = evalsha(script, names, false, None);
-            eval.arg(owner).arg(tells.then_some(1));
+            let mut eval: A = evalsha(script, names, false, None);
+            eval.put(owner).put_tells(tells);
             return eval;
         }
     };
-    let mut eval = evalsha(script, names, number.is_some(), generation_key);
-    eval.arg(owner);
+    let mut eval: A = evalsha(script, names, number.is_some(), generation_key);
+    eval.put(owner);
     match number {
-        Some(number) => eval.arg(number),
-        None => eval.arg(""),
+        Some(number) => eval.put_number(number),
+        None => eval.put(b""),
     };
-    eval.arg(millis(ttl)).arg(millis(retention));
+    eval.put_millis(ttl).put_millis(retention);
     if !std::ptr::eq(script, &scripts.acquire) && !std::ptr::eq(script, &scripts.confirm) {
-        eval.arg(names.len());
+        eval.put_number(names.len() as u64);
     }
     eval
 }
 
 /// The commands for a key that keeps records.
-fn encode_once(
+fn encode_once<A: Arguments>(
     name: &KeyNames,
     record: &RecordNames,
     owner: &OwnerToken,
     op: &Op,
     tells: bool,
     generation_key: Option<&[u8]>,
-) -> Cmd {
-    let (scripts, owner) = (&*SCRIPTS, owner.as_str());
+) -> A {
+    let (scripts, owner) = (&*SCRIPTS, owner.as_str().as_bytes());
     let (lock, fence, done) = (&*name.lock, &*name.fence, &*record.done);
     let intent = record.intent.as_ref();
     let intent_name = intent.map(|intent| &*intent.name);
     let eval = |script: &Lua, keys: &[Option<&[u8]>]| {
-        let mut eval = sized("EVALSHA");
         let keys: Vec<&[u8]> = keys.iter().copied().flatten().collect();
-        eval.arg(&script.hash).arg(keys.len()).arg(keys);
+        let mut eval = A::sized();
+        eval.put(b"EVALSHA").put(script.hash.as_bytes());
+        eval.put_number(keys.len() as u64);
+        for key in keys {
+            eval.put(key);
+        }
         eval
     };
     match op {
@@ -228,11 +326,11 @@ fn encode_once(
                 generation_key,
             ];
             let mut eval = eval(&scripts.acquire_once, &keys);
-            eval.arg(owner).arg(proposal.unwrap_or(0));
-            eval.arg(millis(*ttl)).arg(millis(*retention));
+            eval.put(owner).put_number(proposal.unwrap_or(0));
+            eval.put_millis(*ttl).put_millis(*retention);
             match intent {
-                Some(intent) => eval.arg(millis(intent.retention)),
-                None => eval.arg(""),
+                Some(intent) => eval.put_millis(intent.retention),
+                None => eval.put(b""),
             };
             eval
         }
@@ -243,65 +341,77 @@ fn encode_once(
         } => {
             let keys = [Some(lock), Some(fence), Some(done), generation_key];
             let mut eval = eval(&scripts.confirm_once, &keys);
-            eval.arg(owner).arg(token.unwrap_or(0));
-            eval.arg(millis(*ttl)).arg(millis(*retention));
+            eval.put(owner).put_number(token.unwrap_or(0));
+            eval.put_millis(*ttl).put_millis(*retention);
             eval
         }
         Op::Release if intent.is_some() => {
             let mut eval = eval(&scripts.release_once, &[Some(lock), intent_name]);
-            eval.arg(owner).arg(tells.then_some(1));
+            eval.put(owner).put_tells(tells);
             eval
         }
         Op::Release | Op::ReleaseExecuted => {
             let mut eval = eval(&scripts.release, &[Some(lock)]);
-            eval.arg(owner).arg(tells.then_some(1));
+            eval.put(owner).put_tells(tells);
             eval
         }
         Op::Record { record, retention } => {
             let keys = [Some(lock), Some(fence), Some(done), intent_name];
             let mut eval = eval(&scripts.record, &keys);
-            eval.arg(owner)
-                .arg(record.as_bytes())
-                .arg(millis(*retention))
-                .arg(tells.then_some(1));
+            eval.put(owner)
+                .put(record.as_bytes())
+                .put_millis(*retention)
+                .put_tells(tells);
             eval
         }
         Op::TopUp { record, retention } => {
             let mut eval = eval(&scripts.top_up, &[Some(done)]);
-            eval.arg(record.as_bytes()).arg(millis(*retention));
+            eval.put(record.as_bytes()).put_millis(*retention);
             eval
         }
         Op::Look => eval(&scripts.look, &[Some(done)]),
         // No script, which would copy it twice more while the server does nothing else.
         Op::Fetch => {
-            let mut get = cmd("GET");
-            get.arg(done);
+            let mut get = A::sized();
+            get.put(b"GET").put(done);
             get
         }
     }
 }
 
-fn evalsha(script: &Lua, names: &[KeyNames], fences: bool, generation: Option<&[u8]>) -> Cmd {
-    let mut eval = sized("EVALSHA");
+fn evalsha<A: Arguments>(
+    script: &Lua,
+    names: &[KeyNames],
+    fences: bool,
+    generation: Option<&[u8]>,
+) -> A {
+    let mut eval = A::sized();
     let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
-    eval.arg(&script.hash).arg(keys);
+    eval.put(b"EVALSHA").put(script.hash.as_bytes());
+    eval.put_number(keys as u64);
     for name in names {
-        eval.arg(&*name.lock);
+        eval.put(&name.lock);
     }
     for name in names.iter().filter(|_| fences) {
-        eval.arg(&*name.fence);
+        eval.put(&name.fence);
     }
-    eval.arg(generation);
+    if let Some(generation) = generation {
+        eval.put(generation);
+    }
     eval
 }
 
-/// A command with room for the arguments of an ordinary lock, which then need not grow it.
-fn sized(name: &str) -> Cmd {
-    let mut command = Cmd::with_capacity(12, 384);
-    command.arg(name);
-    command
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    #[test]
+    fn numbers_are_written_as_others_write_them() {
+        let tens = (0..20).map(|zeros| 10_u64.pow(zeros));
+        let around = |ten: u64| [ten - 1, ten, ten + 1, ten.wrapping_mul(9)];
+        for number in tens.flat_map(around).chain([0, u64::MAX]) {
+            let written = Decimal::of(number);
+            assert_eq!(written.digits(), number.to_string().as_bytes());
+        }
+    }
 }

@@ -31,6 +31,7 @@ use crate::node::redis::reader::Reader;
 use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
 
 pub(crate) use connection::{Endpoint, pool_for};
+pub(crate) use encode::Packed;
 pub(crate) use guard::Guard;
 
 /// A Redis server. Connects at first use; a dead server at start-up is no error.
