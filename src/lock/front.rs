@@ -28,8 +28,7 @@ struct Slot {
     turn: Arc<Semaphore>,
     /// How many wait for it.
     queued: AtomicUsize,
-    /// The lock that its holder has, once it has one.
-    holder: watch::Sender<Option<Holder>>,
+    holding: Mutex<Held>,
     /// The last record that a majority of the nodes was found to have, and when.
     recorded: Mutex<Option<(Instant, Record)>>,
     rivals: Arc<Rivals>,
@@ -37,6 +36,14 @@ struct Slot {
     run_began: Mutex<Option<Instant>>,
     /// Hears of releases, once the head of the queue has met somebody of another process.
     ears: Mutex<Option<Ears>>,
+}
+
+/// The lock that a holder has, once it has one.
+#[derive(Debug, Default)]
+struct Held {
+    by: Option<Holder>,
+    /// There if somebody ever asked who it is: nearly always nobody does.
+    told: Option<watch::Sender<Option<Holder>>>,
 }
 
 #[derive(Debug)]
@@ -163,7 +170,7 @@ impl Front {
             Arc::new(Slot {
                 turn: Arc::new(Semaphore::new(1)),
                 queued: AtomicUsize::new(0),
-                holder: watch::Sender::default(),
+                holding: Mutex::default(),
                 recorded: Mutex::default(),
                 rivals: Arc::default(),
                 run_began: Mutex::default(),
@@ -330,7 +337,7 @@ impl Place {
 
     fn holder(&self) -> watch::Receiver<Option<Holder>> {
         match &self.slot {
-            Some(slot) => slot.holder.subscribe(),
+            Some(slot) => slot.holder(),
             None => watch::Sender::default().subscribe(),
         }
     }
@@ -343,19 +350,31 @@ impl Slot {
     }
 
     fn set_holder(&self, holder: Option<Holder>) {
-        self.holder.send_if_modified(|now| {
-            let changes = now.is_some() || holder.is_some();
-            *now = holder;
-            // Nearly always there is nobody to tell, and to find that out takes longer here than there.
-            changes && self.holder.receiver_count() > 0
-        });
+        let mut holding = self.holding();
+        if let Some(told) = &holding.told
+            && (holding.by.is_some() || holder.is_some())
+        {
+            told.send_replace(holder.clone());
+        }
+        holding.by = holder;
+    }
+
+    fn holder(&self) -> watch::Receiver<Option<Holder>> {
+        let mut holding = self.holding();
+        let Held { by, told } = &mut *holding;
+        let told = told.get_or_insert_with(|| watch::Sender::new(by.clone()));
+        told.subscribe()
     }
 
     fn retry_after(&self) -> Option<Duration> {
-        let holder = self.holder.borrow();
-        let status = holder.as_ref()?.status.borrow();
+        let holding = self.holding();
+        let status = holding.by.as_ref()?.status.borrow();
         let left = status.valid_until.checked_duration_since(Instant::now())?;
         Some(left)
+    }
+
+    fn holding(&self) -> MutexGuard<'_, Held> {
+        self.holding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn recorded(&self) -> MutexGuard<'_, Option<(Instant, Record)>> {

@@ -118,7 +118,9 @@ impl LeaseTask {
                 ear.forget();
             }
             let asked = Instant::now();
-            let (retry_after, split) = match self.attempt(Caller(Some(&mut *grant))).await {
+            // Boxed: what comes after it in the task needs less room.
+            let attempt = Box::pin(self.attempt(Caller(Some(&mut *grant))));
+            let (retry_after, split) = match attempt.await {
                 Ok(acquired) => return Ok(acquired),
                 Err(Missed::Stopped(stopped)) => return Err(stopped),
                 Err(Missed::Contended { retry_after, split }) => (retry_after, split),

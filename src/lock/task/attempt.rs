@@ -74,8 +74,7 @@ impl LeaseTask {
     /// Of a key that keeps records, a record ends it: one that a majority has is the outcome, and one
     /// that a minority has is written to more nodes first.
     pub(super) async fn attempt(&mut self, mut caller: Caller<'_>) -> Result<Acquired, Missed> {
-        // Boxed: what comes after it in the task needs less room.
-        let mut attempt = Box::new(self.begin_attempt());
+        let mut attempt = self.begin_attempt();
         loop {
             let event = match self.votes.waiting() {
                 // Woken once for several.
@@ -98,7 +97,7 @@ impl LeaseTask {
                 Event::Silence(now) => self.on_silence(&mut attempt, now),
             };
             if let Some(end) = self.follow(&mut attempt, step) {
-                return self.concluded(*attempt, end);
+                return self.concluded(attempt, end);
             }
         }
     }

@@ -24,14 +24,20 @@ use crate::protocol::round::{ExtendRound, ExtendStep};
 use crate::protocol::{FencingToken, Quorum, validity};
 
 /// A lock while it is held.
-struct Holding<'a> {
+pub(super) struct Holding {
+    claim: Claim,
     token: Option<FencingToken>,
-    status: &'a watch::Sender<Status>,
+    status: watch::Sender<Status>,
+    /// What its holders have of it.
+    lease: Arc<Lease>,
+    wished: Wished,
+    record: HeldRecord,
     /// When `max_hold` is over.
     hold_until: Option<Instant>,
     /// When to renew next; never, if renewal is off or has come to its end.
     renew_at: Option<Instant>,
-    extending: Option<Extending>,
+    /// Boxed, like all that few locks come to: every lock would have its room.
+    extending: Option<Box<Extending>>,
 }
 
 /// An extension under way.
@@ -50,23 +56,19 @@ struct Extending {
 /// A lock that is to be given back.
 pub(super) struct Ended {
     claim: Claim,
-    turn: Option<Turn>,
     status: watch::Sender<Status>,
-    /// What is to be kept of what it was for.
-    recording: Option<Recording>,
-    /// Whoever wishes for something now is told how it ended.
-    _wished: Wished,
+    /// Whoever wishes for something as long as this lives is told how it ended.
+    wished: Wished,
 }
 
 impl LeaseTask {
-    /// Hands the guard out and renews until it is given back.
-    pub(super) async fn hold(
+    /// Makes the guard of a lock, and begins to hold it.
+    pub(super) fn begin_holding(
         &mut self,
         acquired: Acquired,
         max_hold: Option<Duration>,
-        turn: Turn,
-        grant: Grant,
-    ) -> Ended {
+        turn: &Turn,
+    ) -> (Holding, LockGuard) {
         let Acquired {
             mut claim,
             token,
@@ -87,31 +89,47 @@ impl LeaseTask {
         let record = HeldRecord::new(self.label);
         let (lease, share, wished) = Lease::new(&self.inner, self.keys.clone(), token, seen);
         claim.lease = Some(Arc::clone(&lease));
-        // With a caller that has gone away the only share is dropped.
-        grant.hand_out(LockGuard::new(share)).await;
-
-        let mut holding = Holding {
+        let holding = Holding {
+            claim,
             token,
-            status: &status,
+            status,
+            lease,
+            wished,
+            record,
             hold_until: max_hold.map(|max_hold| after(began, max_hold)),
             renew_at: self.inner.settings.renew.then(|| began + self.ttl / 3),
             extending: None,
         };
-        let mut turn = Some(turn);
-        let recording = loop {
+        // With a caller that has gone away the only share is dropped.
+        (holding, LockGuard::new(share))
+    }
+
+    /// Hands the guard out and renews until it is given back; returns what is to be kept of what it was
+    /// for.
+    pub(super) async fn hold(
+        &mut self,
+        holding: &mut Holding,
+        turn: &mut Turn,
+        grant: Grant,
+        guard: LockGuard,
+    ) -> Option<Recording> {
+        grant.hand_out(guard).await;
+        loop {
             if holding.lost().is_some() {
                 // A holder that goes on without its lock must not keep this process from it.
-                turn = None;
+                drop(std::mem::take(turn));
             }
-            if !lease.is_shared() {
-                break None;
+            if !holding.lease.is_shared() {
+                // The last share may have gone with whoever asked for the recording.
+                let mut wishes = std::iter::from_fn(|| holding.wished.next());
+                return wishes.find_map(Wish::recording);
             }
             if holding.extending.is_none()
-                && let Some(wish) = wished.next()
+                && let Some(wish) = holding.wished.next()
             {
                 match wish {
-                    Wish::Extend(wish) => self.on_wish(&mut holding, &mut claim, wish),
-                    Wish::Record(recording) => break Some(recording),
+                    Wish::Extend(wish) => self.on_wish(holding, wish),
+                    Wish::Record(recording) => return Some(recording),
                 }
                 continue;
             }
@@ -119,57 +137,45 @@ impl LeaseTask {
             let enough = holding.enough(self.inner.settings.quorum);
             tokio::select! {
                 biased;
-                () = wished.stirred() => {}
+                () = holding.wished.stirred() => {}
                 // Of the acquisition and of failed attempts, nothing is urgent.
                 vote = self.votes.next(enough), if holding.extending.is_some() => {
                     if let Some(vote) = self.count_release(vote) {
-                        self.on_extension_vote(&mut holding, vote);
+                        self.on_extension_vote(holding, vote);
                     }
                 }
-                () = self.alarm.at(alarm) => self.on_alarm(&mut holding, &mut claim),
+                () = self.alarm.at(alarm) => self.on_alarm(holding),
             }
-        };
-        drop(holding);
-        drop(record);
-        // The last share may have gone with whoever asked for the recording.
-        let recording =
-            recording.or_else(|| std::iter::from_fn(|| wished.next()).find_map(Wish::recording));
-        Ended {
-            claim,
-            turn,
-            status,
-            recording,
-            _wished: wished,
         }
     }
 
     /// Keeps what is to be kept, and releases.
-    pub(super) async fn end(&mut self, ended: Ended) {
+    pub(super) async fn end(&mut self, ended: Ended, recording: Option<Recording>, turn: Turn) {
         let Ended {
             claim,
-            turn,
             status,
-            recording,
-            _wished,
+            wished,
         } = ended;
-        match recording {
-            // Boxed, like all that few locks come to: every lock would have its room.
-            Some(recording) => Box::pin(self.record(claim, recording, turn, &status)).await,
-            None => self.release(claim, turn, &status).await,
+        if let Some(recording) = recording {
+            Box::pin(self.record(claim, recording, turn, &status)).await;
+        } else {
+            let releasing = self.begin_release(claim, turn, &status);
+            self.finish_release(releasing, &status).await;
         }
+        drop((status, wished));
     }
 
-    fn on_wish(&mut self, holding: &mut Holding<'_>, claim: &mut Claim, wish: Extension) {
+    fn on_wish(&mut self, holding: &mut Holding, wish: Extension) {
         let Extension { ttl, done } = wish;
         if let Some(reason) = holding.lost() {
             // Whoever asked may have gone away.
             drop(done.send(Err(ExtendError::Lost(reason))));
         } else {
-            self.start_extension(holding, claim, ttl, Some(done));
+            self.start_extension(holding, ttl, Some(done));
         }
     }
 
-    fn on_alarm(&mut self, holding: &mut Holding<'_>, claim: &mut Claim) {
+    fn on_alarm(&mut self, holding: &mut Holding) {
         let now = Instant::now();
         holding.check_validity(now);
         if let Some(extending) = &holding.extending
@@ -206,7 +212,7 @@ impl LeaseTask {
         if holding.renew_at.is_some_and(|at| at <= now) && holding.extending.is_none() {
             let goes_on = self.inner.registry.stage() < Stage::TimedOut;
             match holding.renewal_ttl(self.ttl, now).filter(|_| goes_on) {
-                Some(ttl) => self.start_extension(holding, claim, ttl, None),
+                Some(ttl) => self.start_extension(holding, ttl, None),
                 None => holding.renew_at = None,
             }
         }
@@ -214,8 +220,7 @@ impl LeaseTask {
 
     fn start_extension(
         &mut self,
-        holding: &mut Holding<'_>,
-        claim: &mut Claim,
+        holding: &mut Holding,
         ttl: Duration,
         done: Option<oneshot::Sender<Result<(), ExtendError>>>,
     ) {
@@ -228,9 +233,10 @@ impl LeaseTask {
             retention: settings.fence_retention,
         };
         let nodes = settings.quorum.nodes();
+        let claim = &mut holding.claim;
         claim.send(confirm, ttl.max(self.ttl), &self.tally, 0..nodes);
         let number = holding.token.map_or(0, FencingToken::as_u64);
-        holding.extending = Some(Extending {
+        holding.extending = Some(Box::new(Extending {
             round: ExtendRound::new(settings.quorum, number),
             phase,
             began,
@@ -238,10 +244,10 @@ impl LeaseTask {
             ttl,
             failures: Failures::default(),
             done,
-        });
+        }));
     }
 
-    fn on_extension_vote(&mut self, holding: &mut Holding<'_>, vote: Vote) {
+    fn on_extension_vote(&mut self, holding: &mut Holding, vote: Vote) {
         let Vote {
             node,
             phase,
@@ -296,7 +302,17 @@ impl LeaseTask {
     }
 }
 
-impl Holding<'_> {
+impl Holding {
+    /// Ends the holding.
+    pub(super) fn end(self) -> Ended {
+        drop(self.record);
+        Ended {
+            claim: self.claim,
+            status: self.status,
+            wished: self.wished,
+        }
+    }
+
     fn next_alarm(&self) -> Instant {
         let now = self.status.borrow();
         let lost_at = now.lost.is_none().then(|| now.valid_until - TICK);

@@ -36,7 +36,7 @@ impl LeaseTask {
         &mut self,
         mut claim: Claim,
         recording: Recording,
-        turn: Option<Turn>,
+        turn: Turn,
         status: &watch::Sender<Status>,
     ) {
         let Recording {
@@ -70,9 +70,7 @@ impl LeaseTask {
             // Whoever asked may have gone away.
             drop(done.send(Recorded::Yes));
             // Others of this process are told the outcome from now on.
-            if let Some(turn) = &turn {
-                turn.set_recorded(&record);
-            }
+            turn.set_recorded(&record);
             drop(turn);
             while round.silent().next().is_some() {
                 let (node, answer) = self.next_answer(&mut asking).await;
@@ -130,7 +128,7 @@ impl LeaseTask {
                 LookStep::Minority => break,
             }
         }
-        match self.attempt(Caller(None)).await {
+        match Box::pin(self.attempt(Caller(None))).await {
             Err(Missed::Stopped(Stopped::Replayed(record, replay))) => {
                 self.finish_replay(*replay).await;
                 found(record)

@@ -15,14 +15,21 @@ use crate::node::{Enough, NodeFailure, Vote};
 use crate::protocol::Quorum;
 use crate::protocol::round::ReleaseStep;
 
+/// A lock that is being released.
+pub(super) struct Releasing {
+    phase: u32,
+    /// Why it was not held any more, if it was not.
+    lost: Option<LostReason>,
+}
+
 impl LeaseTask {
-    /// Releases the lock and tells how that went as soon as a majority has answered.
-    pub(super) async fn release(
+    /// Sends the release of the lock.
+    pub(super) fn begin_release(
         &mut self,
         claim: Claim,
-        turn: Option<Turn>,
+        turn: Turn,
         status: &watch::Sender<Status>,
-    ) {
+    ) -> Releasing {
         let now = Instant::now();
         let mut lost = None;
         // Silently: nobody holds it who could be surprised, and whoever waits for its end is woken once,
@@ -35,12 +42,19 @@ impl LeaseTask {
             status.lost.get_or_insert(LostReason::Released);
             false
         });
-        self.give_back(claim, turn.as_ref().is_none_or(Turn::tells));
+        let phase = self.give_back(claim, turn.tells());
         // The requests of whoever is next are behind the releases on every node.
         drop(turn);
-        let Some(phase) = self.releases.last().map(|release| release.phase) else {
-            return;
-        };
+        Releasing { phase, lost }
+    }
+
+    /// Tells how the release went as soon as a majority has answered.
+    pub(super) async fn finish_release(
+        &mut self,
+        releasing: Releasing,
+        status: &watch::Sender<Status>,
+    ) {
+        let Releasing { phase, lost } = releasing;
         let outcome = loop {
             let Some(release) = self.releases.iter().find(|release| release.phase == phase) else {
                 return;
@@ -72,7 +86,8 @@ impl LeaseTask {
     }
 
     /// Releases what a claim may hold. Returns at once; the answers are counted as they come.
-    pub(super) fn give_back(&mut self, claim: Claim, tells: bool) {
+    /// Returns their phase.
+    pub(super) fn give_back(&mut self, claim: Claim, tells: bool) -> u32 {
         self.count_waiting();
         let now = Instant::now();
         // A node that was given up on keeps its release; there is nobody left to hear of it.
@@ -87,6 +102,7 @@ impl LeaseTask {
             failures: Failures::default(),
             gone_at,
         });
+        phase
     }
 
     /// Counts a vote if it is on a release, and gives it back if not.

@@ -19,6 +19,7 @@ use crate::lock::once::NotGranted;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Ticket;
 use crate::lock::task::acquire::Stopped;
+use crate::lock::task::recording::Replay;
 use crate::lock::task::state::{Alarm, LeaseTask};
 use crate::lock::waiters::Waiting;
 use crate::node::Tally;
@@ -197,7 +198,9 @@ impl Drop for Story {
 }
 
 /// Runs a lock from its first request to its last.
-async fn run(order: Order, mut grant: Grant) {
+///
+/// Not an async fn, which would have room for what it is given twice: every lock that is held has this.
+fn run(order: Order, mut grant: Grant) -> impl Future<Output = ()> + Send {
     let Order {
         inner,
         keys,
@@ -205,7 +208,7 @@ async fn run(order: Order, mut grant: Grant) {
         ttl,
         max_hold,
         deadline,
-        turn,
+        mut turn,
         waiting,
         ticket,
         label,
@@ -226,23 +229,44 @@ async fn run(order: Order, mut grant: Grant) {
         rivals: turn.rivals(),
         alarm: Alarm::default(),
     };
-    let outcome = task.acquire(deadline, waiting, &turn, &mut grant).await;
-    match outcome {
-        Ok(acquired) => {
-            let ended = task.hold(acquired, max_hold, turn, grant).await;
-            task.end(ended).await;
-        }
-        Err(Stopped::NotGranted(reason)) => {
-            drop(turn);
-            grant.send(Err(reason));
-        }
-        Err(Stopped::Replayed(record, replay)) => {
-            turn.set_recorded(&record);
-            drop(turn);
-            grant.send(Err(NotGranted::Done(record)));
+    async move {
+        let replay = 'held: {
+            let acquired = match task.acquire(deadline, waiting, &turn, &mut grant).await {
+                Ok(acquired) => acquired,
+                Err(stopped) => break 'held stopped.tell(turn, grant),
+            };
+            let (ended, recording) = {
+                let (mut holding, guard) = task.begin_holding(acquired, max_hold, &turn);
+                let recording = task.hold(&mut holding, &mut turn, grant, guard).await;
+                (holding.end(), recording)
+            };
+            task.end(ended, recording, turn).await;
+            None
+        };
+        // Boxed, like all that few locks come to: every lock would have its room.
+        if let Some(replay) = replay {
             Box::pin(task.finish_replay(*replay)).await;
         }
-        Err(Stopped::Abandoned) => drop(turn),
+        task.settle().await;
     }
-    task.settle().await;
+}
+
+impl Stopped {
+    /// Tells why the lock was not granted; returns what is left to do about a replay.
+    fn tell(self, turn: Turn, grant: Grant) -> Option<Box<Replay>> {
+        match self {
+            Self::NotGranted(reason) => {
+                drop(turn);
+                grant.send(Err(reason));
+                None
+            }
+            Self::Replayed(record, replay) => {
+                turn.set_recorded(&record);
+                drop(turn);
+                grant.send(Err(NotGranted::Done(record)));
+                Some(replay)
+            }
+            Self::Abandoned => None,
+        }
+    }
 }

@@ -169,7 +169,12 @@ fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
 
 fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
     output.push(kind);
-    output.extend(Decimal::of(length as u64).digits());
+    match u8::try_from(length) {
+        // Nearly all are short, and there are many.
+        Ok(short @ 0..10) => output.push(b'0' + short),
+        Ok(short @ 10..100) => output.extend([b'0' + short / 10, b'0' + short % 10]),
+        _ => output.extend(Decimal::of(length as u64).digits()),
+    }
     output.extend(b"\r\n");
 }
 
@@ -412,6 +417,11 @@ mod tests {
         for number in tens.flat_map(around).chain([0, u64::MAX]) {
             let written = Decimal::of(number);
             assert_eq!(written.digits(), number.to_string().as_bytes());
+        }
+        for length in [0, 9, 10, 99, 100, 12_345] {
+            let mut written = Vec::new();
+            put_length(&mut written, b'$', length);
+            assert_eq!(written, format!("${length}\r\n").as_bytes());
         }
     }
 }

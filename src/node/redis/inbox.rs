@@ -110,19 +110,20 @@ impl Inbox {
         Poll::Pending
     }
 
-    /// Takes so many jobs at most, beside what the lane has.
-    pub(super) fn take(&self, most: usize) -> Vec<Job> {
+    /// Moves so many jobs at most to `jobs`, which is empty, beside what the lane has.
+    pub(super) fn take(&self, most: usize, jobs: &mut VecDeque<Job>) {
         let mut waiting = self.waiting();
-        let count = waiting.jobs.len().min(most);
-        let jobs: Vec<Job> = waiting.jobs.drain(..count).collect();
-        let bytes = if waiting.jobs.is_empty() {
+        let bytes = if waiting.jobs.len() <= most {
+            // All of them, and the room of those that were taken before is for the next.
+            std::mem::swap(&mut waiting.jobs, jobs);
             waiting.bytes
         } else {
+            jobs.extend(waiting.jobs.drain(..most));
             jobs.iter().map(Job::bytes).sum()
         };
         waiting.bytes -= bytes;
-        waiting.taken += Load { jobs: count, bytes };
-        jobs
+        let jobs = jobs.len();
+        waiting.taken += Load { jobs, bytes };
     }
 
     /// Ends the lane once it has nothing left to do.
@@ -213,7 +214,9 @@ mod tests {
         let is_full = |job| matches!(inbox.post(job), Posted::Full(_));
         assert!(is_full(job(Op::Look)));
         assert!(!is_full(job(Op::Release)));
-        assert_eq!(inbox.take(MAX_JOBS + 1).len(), MAX_JOBS + 1);
+        let mut taken = VecDeque::new();
+        inbox.take(MAX_JOBS + 1, &mut taken);
+        assert_eq!(taken.len(), MAX_JOBS + 1);
         assert!(is_full(job(Op::Look)));
         // It has answered them, and looks whether there are more.
         let carried = Load::default();
@@ -229,7 +232,8 @@ mod tests {
         assert!(!is_full(record(MAX_BYTES / 2)));
         assert!(is_full(record(MAX_BYTES / 2)));
         assert!(!is_full(job(Op::Look)));
-        let taken = inbox.take(1);
+        let mut taken = VecDeque::new();
+        inbox.take(1, &mut taken);
         assert!(is_full(record(MAX_BYTES / 2)));
         drop(taken);
         inbox.leave();
@@ -242,7 +246,7 @@ mod tests {
         let filled = || poll_fn(|context| inbox.poll_filled(context, Load::default()));
         inbox.post(job(Op::Look));
         assert!(filled().await);
-        inbox.take(1);
+        inbox.take(1, &mut VecDeque::new());
         let mut lane = spawn(filled());
         assert_pending!(lane.poll());
         inbox.post(job(Op::Look));
@@ -251,7 +255,7 @@ mod tests {
         assert!(assert_ready!(lane.poll()));
         inbox.close();
         assert!(filled().await);
-        inbox.take(2);
+        inbox.take(2, &mut VecDeque::new());
         assert!(!filled().await);
     }
 
@@ -268,6 +272,8 @@ mod tests {
         assert!(matches!(inbox.post(job(Op::Look)), Posted::Stranded(_)));
         let posted = runtime.block_on(async { inbox.post(job(Op::Look)) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
-        assert_eq!(inbox.take(9).len(), 3);
+        let mut taken = VecDeque::new();
+        inbox.take(9, &mut taken);
+        assert_eq!(taken.len(), 3);
     }
 }

@@ -56,6 +56,10 @@ struct Lane {
     /// Batches that were sent on this connection and not answered, oldest first, which is the order of
     /// the answers.
     unanswered: VecDeque<Batch>,
+    /// The jobs in them, one batch behind the other.
+    out: VecDeque<Job>,
+    /// The answers to the oldest, as far as they have come in.
+    answers: Vec<Value>,
     /// How much longer than the node timeout an answer may take for what is on the wire before it.
     transit: Duration,
     /// What is in them.
@@ -79,7 +83,6 @@ struct Lane {
 }
 
 struct Batch {
-    jobs: Vec<Job>,
     load: Load,
     sent: Instant,
     /// How much longer it may take for what it carries.
@@ -101,6 +104,8 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
         shared,
         link: None,
         unanswered: VecDeque::new(),
+        out: VecDeque::new(),
+        answers: Vec::new(),
         transit: Duration::ZERO,
         sent: Load::default(),
         parked: Parked::default(),
@@ -131,6 +136,7 @@ impl Lane {
         // One timer, which may go off too early: setting it anew for every answer would cost more than
         // that.
         let mut alarm = Box::pin(sleep_until(self.next_alarm()));
+        let mut jobs = VecDeque::new();
         while open || self.has_release() {
             let next_alarm = self.next_alarm();
             if next_alarm < alarm.deadline() {
@@ -140,7 +146,7 @@ impl Lane {
             tokio::select! {
                 // Answers first: what has arrived is not late, however late we look.
                 biased;
-                values = poll_answers(&mut self.link) => self.on_answered(values),
+                answered = poll_answers(&mut self.link, &mut self.answers) => self.on_answered(answered),
                 opened = poll_opening(&mut self.opening) => self.on_opened(opened),
                 filled = poll_fn(|context| self.shared.inbox.poll_filled(context, carried)),
                     if open && self.unanswered.len() < MAX_IN_FLIGHT =>
@@ -151,8 +157,8 @@ impl Lane {
                     if !self.unanswered.is_empty() {
                         yield_now().await;
                     }
-                    let jobs = self.shared.inbox.take(MAX_BATCH);
-                    self.on_jobs(jobs);
+                    self.shared.inbox.take(MAX_BATCH, &mut jobs);
+                    self.on_jobs(jobs.drain(..));
                 }
                 () = alarm.as_mut() => {
                     self.on_alarm();
@@ -169,9 +175,9 @@ impl Lane {
         load
     }
 
-    fn on_jobs(&mut self, jobs: Vec<Job>) {
+    fn on_jobs(&mut self, jobs: impl Iterator<Item = Job>) {
         let now = Instant::now();
-        let mut batch = Vec::with_capacity(jobs.len());
+        let from = self.out.len();
         let down = self.shared.unreachable();
         for job in jobs {
             if job.calls_off() {
@@ -193,38 +199,41 @@ impl Lane {
             match job {
                 Some(job) if self.link.is_none() => self.parked.push_back(job),
                 // Also to a silent server: the acquisition is ahead of it on this connection.
-                Some(job) => batch.push(job),
+                Some(job) => self.out.push_back(job),
                 None => {}
             }
         }
-        self.send(batch);
+        self.send(from);
     }
 
-    fn send(&mut self, jobs: Vec<Job>) {
+    /// Sends the jobs that were put out from there on.
+    fn send(&mut self, from: usize) {
         let Some(link) = &mut self.link else {
-            self.parked.extend(jobs);
+            self.parked.extend(self.out.drain(from..));
             return;
         };
-        if !jobs.is_empty() {
-            link.send(jobs.iter().map(|job| &job.request), &self.passport);
-            self.note_sent(jobs);
+        if self.out.len() > from {
+            let jobs = self.out.range(from..);
+            link.send(jobs.map(|job| &job.request), &self.passport);
+            self.note_sent(from);
         }
     }
 
-    /// Notes what was put on the connection, behind all that is on it.
-    fn note_sent(&mut self, jobs: Vec<Job>) {
+    /// Notes that the jobs from there on were put on the connection, behind all that is on it; perhaps
+    /// there are none.
+    fn note_sent(&mut self, from: usize) {
         let sent = Instant::now();
         self.last_sent = sent;
-        jobs.iter().for_each(Job::mark_sent);
-        let load = Load {
-            jobs: jobs.len(),
-            bytes: jobs.iter().map(Job::bytes).sum(),
-        };
+        let (mut load, mut own) = (Load::default(), Duration::ZERO);
+        for job in self.out.range(from..) {
+            job.mark_sent();
+            let (jobs, bytes) = (1, job.bytes());
+            load += Load { jobs, bytes };
+            own += job.transit();
+        }
         self.sent += load;
-        let own = jobs.iter().map(Job::transit).sum();
         self.transit += own;
         self.unanswered.push_back(Batch {
-            jobs,
             load,
             sent,
             own,
@@ -233,33 +242,29 @@ impl Lane {
     }
 
     /// Takes the answers to the oldest batch.
-    fn on_answered(&mut self, values: Result<Vec<Value>, Arc<str>>) {
-        let values = match values {
-            Ok(values) => values,
-            Err(why) => return self.on_link_lost(&why),
-        };
+    fn on_answered(&mut self, answered: Result<(), Arc<str>>) {
+        if let Err(why) = answered {
+            return self.on_link_lost(&why);
+        }
         let Some(batch) = self.unanswered.pop_front() else {
             return;
         };
-        let Batch {
-            jobs,
-            load,
-            sent,
-            own,
-            ..
-        } = batch;
-        self.sent -= load;
-        self.transit = self.transit.saturating_sub(own);
+        self.sent -= batch.load;
+        self.transit = self.transit.saturating_sub(batch.own);
         let now = Instant::now();
-        let took = now - sent;
+        let took = now - batch.sent;
         self.calls.at(now);
-        let forgot_scripts = values.iter().any(is_noscript);
-        let mut forgot_all = false;
-        for (mut job, value) in jobs.into_iter().zip(values) {
-            if is_noscript(&value) && job.is_release() {
-                // Not lost: sent again below, behind the scripts.
-                self.parked.push_back(job);
-                continue;
+        let (mut forgot_scripts, mut forgot_all) = (false, false);
+        let jobs = self.out.drain(..batch.load.jobs);
+        // There are more answers than jobs if what was sent had nobody who waits.
+        for (mut job, value) in jobs.zip(self.answers.drain(..)) {
+            if is_noscript(&value) {
+                forgot_scripts = true;
+                if job.is_release() {
+                    // Not lost: sent again below, behind the scripts.
+                    self.parked.push_back(job);
+                    continue;
+                }
             }
             self.calls.took(job.request.name(), took);
             if let Value::Int(told) = value
@@ -270,7 +275,7 @@ impl Lane {
             let mut outcome = answer(&job.request, value, &self.shared.name);
             if outcome == Ok(Reply::Amnesia) {
                 forgot_all = true;
-                outcome = Err(self.forgot());
+                outcome = Err(self.shared.forgot());
             }
             job.ballot.cast(outcome);
         }
@@ -286,15 +291,6 @@ impl Lane {
         }
         if forgot_all {
             self.on_amnesia();
-        }
-    }
-
-    /// The failure of a request to a server that lost its memory since it was admitted.
-    fn forgot(&self) -> NodeFailure {
-        let window = self.shared.guard.as_ref().map(|guard| guard.window());
-        NodeFailure::Quarantined {
-            node: Arc::clone(&self.shared.name),
-            left: window.unwrap_or_default(),
         }
     }
 
@@ -314,7 +310,7 @@ impl Lane {
     fn reload_scripts(&mut self) {
         if let Some(link) = &mut self.link {
             link.send_pipeline(load_all());
-            self.note_sent(Vec::new());
+            self.note_sent(self.out.len());
         }
         self.send_parked();
     }
@@ -327,8 +323,9 @@ impl Lane {
         drop(over);
         let mut wanted = wanted.into_iter().peekable();
         while wanted.peek().is_some() {
-            let batch = wanted.by_ref().take(MAX_BATCH).collect();
-            self.send(batch);
+            let from = self.out.len();
+            self.out.extend(wanted.by_ref().take(MAX_BATCH));
+            self.send(from);
         }
     }
 
@@ -401,9 +398,10 @@ impl Lane {
         self.link = None;
         self.transit = Duration::ZERO;
         self.sent = Load::default();
+        self.unanswered.clear();
+        self.answers.clear();
         let mut again = Vec::new();
-        let unanswered = std::mem::take(&mut self.unanswered).into_iter();
-        for job in unanswered.flat_map(|batch| batch.jobs) {
+        for job in self.out.drain(..) {
             if job.is_release() {
                 again.push(job);
             } else {
@@ -514,8 +512,9 @@ impl Lane {
     /// Whether a release is still to be confirmed whose key may be there.
     fn has_release(&self) -> bool {
         let now = Instant::now();
-        let sent = self.unanswered.iter().flat_map(|batch| &batch.jobs);
-        sent.chain(self.parked.iter())
+        self.out
+            .iter()
+            .chain(self.parked.iter())
             .any(|job| job.is_release() && job.is_wanted(now))
     }
 
@@ -523,15 +522,15 @@ impl Lane {
     fn keep_alive(&mut self) {
         if let Some(link) = &mut self.link {
             link.send([&Request::Ping].into_iter(), &self.passport);
-            self.note_sent(Vec::new());
+            self.note_sent(self.out.len());
         }
     }
 }
 
 /// Waits for the answers to the oldest batch, or the end of the connection; for ever, if there is none.
-async fn poll_answers(link: &mut Option<Link>) -> Result<Vec<Value>, Arc<str>> {
+async fn poll_answers(link: &mut Option<Link>, answers: &mut Vec<Value>) -> Result<(), Arc<str>> {
     poll_fn(|context| match link {
-        Some(link) => link.poll_answers(context),
+        Some(link) => link.poll_answers(context, answers),
         None => Poll::Pending,
     })
     .await

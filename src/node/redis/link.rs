@@ -63,8 +63,8 @@ impl Link {
         }
     }
 
-    /// Returns the answers to what was sent first of what is not answered. Also sends, if not all went out
-    /// at once.
+    /// Adds the answers to what was sent first of what is not answered, as they come; ready when all of
+    /// them are there. Also sends, if not all went out at once.
     ///
     /// # Errors
     ///
@@ -72,13 +72,15 @@ impl Link {
     pub(super) fn poll_answers(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Vec<Value>, Arc<str>>> {
+        answers: &mut Vec<Value>,
+    ) -> Poll<Result<(), Arc<str>>> {
         match self {
             Self::Own(socket) => socket
-                .poll_replies(context)
+                .poll_replies(context, answers)
                 .map_err(|error| error.to_string().into()),
             Self::Pooled(pooled) => pooled
                 .poll_answers(context)
+                .map_ok(|values| answers.extend(values))
                 .map_err(|error| describe(&error).into()),
         }
     }

@@ -169,6 +169,15 @@ impl Shared {
         Some(format!("it is the same server as {twin}, or a copy; list every server once").into())
     }
 
+    /// Returns the failure of a request to a server that lost its memory since it was admitted.
+    fn forgot(&self) -> NodeFailure {
+        let window = self.guard.as_ref().map(|guard| guard.window());
+        NodeFailure::Quarantined {
+            node: Arc::clone(&self.name),
+            left: window.unwrap_or_default(),
+        }
+    }
+
     /// Notes to how many processes a release was told; that it must not be, it says once.
     fn note_listeners(&self, job: &mut Job, told: i64) {
         if let Ok(listeners) = usize::try_from(told) {

@@ -29,8 +29,6 @@ pub(super) struct Socket {
     filled: usize,
     /// How many replies are expected together, oldest first.
     expected: VecDeque<usize>,
-    /// The first replies of the oldest.
-    replies: Vec<Value>,
 }
 
 impl Socket {
@@ -44,7 +42,6 @@ impl Socket {
             understood: 0,
             filled: 0,
             expected: VecDeque::new(),
-            replies: Vec::new(),
         }
     }
 
@@ -55,19 +52,24 @@ impl Socket {
         self.expected.push_back(replies);
     }
 
-    /// Returns the replies to what was sent before all else that was not replied to.
+    /// Adds the replies to what was sent before all else that was not replied to, as they come; ready when
+    /// all of them are there.
     ///
     /// # Errors
     ///
     /// The connection is lost, also if nothing is expected on it.
-    pub(super) fn poll_replies(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<Value>>> {
+    pub(super) fn poll_replies(
+        &mut self,
+        context: &mut Context<'_>,
+        replies: &mut Vec<Value>,
+    ) -> Poll<Result<()>> {
         self.write(context)?;
         loop {
             if let Some(count) = self.expected.front().copied() {
-                self.understand(count)?;
-                if self.replies.len() == count {
+                self.understand(count, replies)?;
+                if replies.len() == count {
                     self.expected.pop_front();
-                    return Poll::Ready(Ok(std::mem::take(&mut self.replies)));
+                    return Poll::Ready(Ok(()));
                 }
             } else if self.understood < self.filled {
                 return Poll::Ready(Err(unreadable("it replied to what was not asked")));
@@ -92,16 +94,15 @@ impl Socket {
         Ok(())
     }
 
-    /// Reads the replies that have come in, `count` at most.
-    fn understand(&mut self, count: usize) -> Result<()> {
-        self.replies.reserve(count - self.replies.len());
-        while self.replies.len() < count {
+    /// Reads the replies that have come in, until there are `count`.
+    fn understand(&mut self, count: usize, replies: &mut Vec<Value>) -> Result<()> {
+        while replies.len() < count {
             let read = read_reply(&self.input[self.understood..self.filled]);
             let Some((reply, length)) = read.map_err(unreadable)? else {
                 break;
             };
             self.understood += length;
-            self.replies.push(reply);
+            replies.push(reply);
         }
         Ok(())
     }
@@ -160,7 +161,9 @@ mod tests {
     }
 
     async fn replies(socket: &mut Socket) -> Result<Vec<Value>> {
-        poll_fn(|context| socket.poll_replies(context)).await
+        let mut replies = Vec::new();
+        poll_fn(|context| socket.poll_replies(context, &mut replies)).await?;
+        Ok(replies)
     }
 
     #[tokio::test]
