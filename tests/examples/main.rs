@@ -35,9 +35,17 @@ const ANSWERS: [&str; 3] = ["{", "done", "redlock_"];
 
 /// Runs a line as a user would who pastes it into a terminal.
 fn paste(line: &str) -> String {
+    try_paste(line).unwrap_or_else(|| panic!("this fails: {line}"))
+}
+
+/// As `paste`; `None` if the line fails.
+fn try_paste(line: &str) -> Option<String> {
     let output = Command::new("sh").args(["-c", line]).output().unwrap();
-    assert!(output.status.success(), "{line}: {output:?}");
-    String::from_utf8(output.stdout).unwrap()
+    if !output.status.success() {
+        println!("{line}: {output:?}");
+        return None;
+    }
+    Some(String::from_utf8(output.stdout).unwrap())
 }
 
 /// Returns what a response of `curl -i` has below its head.
