@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::handle::LockHandle;
-use crate::lock::lease::{Lease, Share, Status};
-use crate::lock::lost::{Lost, LostReason};
+use crate::lock::lease::{Lease, Share};
+use crate::lock::lost::Lost;
 use crate::protocol::{FencingToken, LockKey};
 
 /// A held lock, or one share of it; the lock is released when the last share is gone.
@@ -156,7 +156,7 @@ impl LockGuard {
         let mut outcome = Ok(Released::Freed);
         for (lease, was_last) in left {
             let released = if was_last {
-                released(&lease).await.map(|()| Released::Freed)
+                lease.released().await.map(|()| Released::Freed)
             } else {
                 Ok(Released::Shared)
             };
@@ -191,19 +191,4 @@ fn leave(share: Share) -> (Arc<Lease>, bool) {
     let lease = Arc::clone(share.lease());
     let was_last = share.leave();
     (lease, was_last)
-}
-
-/// Waits until a majority has released a lock whose last share is gone.
-async fn released(lease: &Lease) -> Result<(), ReleaseError> {
-    let mut status = lease.status.clone();
-    let ended = status.wait_for(|status| status.released.is_some()).await;
-    let outcome = ended.ok().and_then(|status| status.released.clone());
-    // The task died. That it had begun the release says nothing about the nodes.
-    outcome.unwrap_or_else(|| {
-        Err(ReleaseError::Lost(
-            Status::over(&lease.status)
-                .filter(|reason| *reason != LostReason::Released)
-                .unwrap_or(LostReason::Abandoned),
-        ))
-    })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
@@ -33,6 +33,10 @@ pub(super) struct Lease {
     wishes: Mutex<Wishes>,
     /// Wakes the lease task when there is a wish, or the last share is gone.
     stirred: Notify,
+    /// How the release went, once a majority has answered it or cannot.
+    released: OnceLock<Result<(), ReleaseError>>,
+    /// Wakes those who wait for that, also if the task is gone without it.
+    ended: Notify,
 }
 
 /// What holders wish that the task has not heard of.
@@ -52,8 +56,6 @@ pub(super) struct Wished(Arc<Lease>);
 pub(super) struct Status {
     pub(super) valid_until: Instant,
     pub(super) lost: Option<LostReason>,
-    /// How the release went, once a majority has answered it or cannot.
-    pub(super) released: Option<Result<(), ReleaseError>>,
 }
 
 /// What a holder asks of the lease task.
@@ -102,6 +104,8 @@ impl Lease {
             shares: AtomicUsize::new(1),
             wishes: Mutex::default(),
             stirred: Notify::new(),
+            released: OnceLock::new(),
+            ended: Notify::new(),
         });
         let (share, wished) = (Share(Arc::clone(&lease)), Wished(Arc::clone(&lease)));
         (lease, share, wished)
@@ -158,6 +162,29 @@ impl Lease {
         Lost::new(self.status.clone())
     }
 
+    /// Waits until a majority has released a lock whose last share is gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(super) async fn released(&self) -> Result<(), ReleaseError> {
+        loop {
+            let ended = self.ended.notified();
+            // In this order: a task that is gone has told before what there was to tell.
+            let task_is_gone = self.wishes().closed;
+            if let Some(outcome) = self.released.get() {
+                return outcome.clone();
+            }
+            if task_is_gone {
+                // It died. That it had begun the release says nothing about the nodes.
+                let reason = Status::over(&self.status);
+                let reason = reason.filter(|reason| *reason != LostReason::Released);
+                return Err(ReleaseError::Lost(reason.unwrap_or(LostReason::Abandoned)));
+            }
+            ended.await;
+        }
+    }
+
     pub(super) async fn extend(&self, ttl: Duration) -> Result<(), ExtendError> {
         if ttl > self.max_ttl {
             return Err(ExtendError::TtlTooLong {
@@ -187,6 +214,12 @@ impl Wished {
         self.0.wishes().waiting.pop_front()
     }
 
+    /// Tells those who wait for the release how it went. Only the first word counts.
+    pub(super) fn tell_released(&self, outcome: Result<(), ReleaseError>) {
+        self.0.released.set(outcome).ok();
+        self.0.ended.notify_waiters();
+    }
+
     /// Waits until there may be a wish, or the last share may be gone.
     ///
     /// # Cancel safety
@@ -205,6 +238,7 @@ impl Drop for Wished {
         // Whoever waits for one is told.
         drop(wishes);
         drop(unheard);
+        self.0.ended.notify_waiters();
     }
 }
 
@@ -225,7 +259,6 @@ impl Status {
         let task_is_gone = status.has_changed().is_err();
         let now = status.borrow();
         now.lost
-            .or_else(|| now.released.is_some().then_some(LostReason::Released))
             .or_else(|| task_is_gone.then_some(LostReason::Abandoned))
     }
 }

@@ -78,7 +78,6 @@ impl LeaseTask {
         let (status, seen) = watch::channel(Status {
             valid_until,
             lost: None,
-            released: None,
         });
         turn.set_holder(&Holder {
             status: seen.clone(),
@@ -157,10 +156,10 @@ impl LeaseTask {
             wished,
         } = ended;
         if let Some(recording) = recording {
-            Box::pin(self.record(claim, recording, turn, &status)).await;
+            Box::pin(self.record(claim, recording, turn, &status, &wished)).await;
         } else {
             let releasing = self.begin_release(claim, turn, &status);
-            self.finish_release(releasing, &status).await;
+            self.finish_release(releasing, &wished).await;
         }
         drop((status, wished));
     }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::lock::claim::Claim;
 use crate::lock::front::Turn;
-use crate::lock::lease::{Recording, Status};
+use crate::lock::lease::{Recording, Status, Wished};
 use crate::lock::lost::LostReason;
 use crate::lock::once::Recorded;
 use crate::lock::task::acquire::{Caller, Missed, Stopped};
@@ -38,6 +38,7 @@ impl LeaseTask {
         recording: Recording,
         turn: Turn,
         status: &watch::Sender<Status>,
+        wished: &Wished,
     ) {
         let Recording {
             record,
@@ -66,7 +67,7 @@ impl LeaseTask {
             }
         };
         if step == RecordStep::Recorded {
-            status.send_modify(|status| status.released = Some(Ok(())));
+            wished.tell_released(Ok(()));
             // Whoever asked may have gone away.
             drop(done.send(Recorded::Yes));
             // Others of this process are told the outcome from now on.
@@ -91,7 +92,7 @@ impl LeaseTask {
             return;
         }
         let outcome = self.recorded_after_all(&claim, &record).await;
-        status.send_modify(|status| status.released = Some(Ok(())));
+        wished.tell_released(Ok(()));
         match outcome {
             // It is decided, so there is nothing to keep others from.
             Recorded::Yes | Recorded::Another(_) => self.give_up(claim),

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::lock::claim::Claim;
 use crate::lock::error::ReleaseError;
 use crate::lock::front::Turn;
-use crate::lock::lease::Status;
+use crate::lock::lease::{Status, Wished};
 use crate::lock::lost::LostReason;
 use crate::lock::task::state::{Failures, LeaseTask, Release};
 use crate::node::{Enough, NodeFailure, Vote};
@@ -32,15 +32,12 @@ impl LeaseTask {
     ) -> Releasing {
         let now = Instant::now();
         let mut lost = None;
-        // Silently: nobody holds it who could be surprised, and whoever waits for its end is woken once,
-        // when it is known how that went.
-        status.send_if_modified(|status| {
+        status.send_modify(|status| {
             if status.lost.is_none() && status.valid_until <= now {
                 status.lost = Some(LostReason::Expired);
             }
             lost = status.lost;
             status.lost.get_or_insert(LostReason::Released);
-            false
         });
         let phase = self.give_back(claim, turn.tells());
         // The requests of whoever is next are behind the releases on every node.
@@ -49,11 +46,7 @@ impl LeaseTask {
     }
 
     /// Tells how the release went as soon as a majority has answered.
-    pub(super) async fn finish_release(
-        &mut self,
-        releasing: Releasing,
-        status: &watch::Sender<Status>,
-    ) {
+    pub(super) async fn finish_release(&mut self, releasing: Releasing, wished: &Wished) {
         let Releasing { phase, lost } = releasing;
         let outcome = loop {
             let Some(release) = self.releases.iter().find(|release| release.phase == phase) else {
@@ -77,7 +70,7 @@ impl LeaseTask {
             Some(reason) => Err(ReleaseError::Lost(reason)),
             None => outcome,
         };
-        status.send_modify(|status| status.released = Some(outcome));
+        wished.tell_released(outcome);
     }
 
     /// Releases what a failed attempt may hold. Nobody is told: nobody waits for what it had.
