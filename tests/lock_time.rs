@@ -835,3 +835,21 @@ async fn a_drain_names_the_nodes_that_did_not_confirm_a_release_before_it() {
     sleep(Duration::from_secs(30)).await;
     assert!(redlock.drain(Duration::ZERO).await.is_clean());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_handle_hears_of_the_release_before_the_nodes_have_answered_it() {
+    let nodes = ScriptedNodes::new(3);
+    let node_timeout = Duration::from_secs(2);
+    let builder = Redlock::builder().scripted(&nodes);
+    let redlock = builder.node_timeout(node_timeout).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Release, Gate::Mute);
+    }
+    let lost = guard.handle().lost();
+    let began = Instant::now();
+    drop(guard);
+    // Another one may have it from now on.
+    assert_eq!(lost.await, LostReason::Released);
+    assert!(began.elapsed() < node_timeout / 10);
+}

@@ -254,7 +254,8 @@ fn describe_panic(panic: &(dyn Any + Send)) -> String {
 /// How much of an introduction is between redis-rs and the socket at once.
 const INTRODUCTION_BYTES: usize = 16 << 10;
 
-/// How many may be opened at once: one for the lane, which must never wait for the other, to read.
+/// How many may be opened at once: one to read, and for the lane, if it does not have its own, one that must
+/// never wait for the other.
 const CONNECTIONS: usize = 2;
 
 /// How a server, or redis-rs for it, says that a user lacks a right; the last two from scripts.

@@ -14,23 +14,24 @@ use crate::protocol::{FencingToken, Fingerprint, Record};
 /// Reads a server's reply as the answer to `request`.
 pub(super) fn answer(
     request: &Request,
-    value: Value,
+    value: &Value,
     node: &Arc<str>,
 ) -> Result<Reply, NodeFailure> {
     let refused = |why: String| NodeFailure::Refused {
         node: Arc::clone(node),
         why: why.into(),
     };
-    if let Value::ServerError(error) = value {
-        let details = error.details().unwrap_or_default();
-        let why = format!("{} {details}", error.code());
-        return Err(refused(with_remedy(why)));
+    if let Some(why) = refusal(value) {
+        return Err(NodeFailure::Refused {
+            node: Arc::clone(node),
+            why,
+        });
     }
     let reply = match request {
         Request::Ping => Some(Reply::Released),
-        Request::Command(packet) => decode(packet, &value),
+        Request::Command(packet) => decode(packet, value),
     };
-    let reply = reply.ok_or_else(|| refused(why_none(request, &value)))?;
+    let reply = reply.ok_or_else(|| refused(why_none(request, value)))?;
     NodeFailure::vote(node, reply)
 }
 
@@ -46,6 +47,16 @@ fn why_none(request: &Request, value: &Value) -> String {
         }
         _ => "a reply that is none of a lock script's".into(),
     }
+}
+
+/// Returns why a server refused what it was asked, if it did.
+pub(super) fn refusal(value: &Value) -> Option<Arc<str>> {
+    let Value::ServerError(error) = value else {
+        return None;
+    };
+    let details = error.details().unwrap_or_default();
+    let why = format!("{} {details}", error.code());
+    Some(with_remedy(why).into())
 }
 
 /// Whether a server's reply says that it does not know a script that was loaded.
@@ -201,7 +212,7 @@ mod tests {
     }
 
     fn read(request: &Request, parts: Vec<Value>) -> Result<Reply, NodeFailure> {
-        answer(request, Value::Array(parts), &"node".into())
+        answer(request, &Value::Array(parts), &"node".into())
     }
 
     /// The scripts look at it as soon as they are given one.
@@ -329,7 +340,7 @@ mod tests {
         for (op, reply, expected) in numbers {
             let reply = answer(
                 &request(&recorded(true), op.clone()),
-                int(reply),
+                &int(reply),
                 &"n".into(),
             );
             assert_eq!(reply, Ok(expected), "{op:?}");
@@ -366,7 +377,7 @@ mod tests {
         let fetch = request(&recorded(true), Op::Fetch);
         let sent = arguments(&fetch);
         assert_eq!(sent, [&b"GET"[..], b"redlock:{k}:done"]);
-        let read = |value| answer(&fetch, value, &"node".into());
+        let read = |value| answer(&fetch, &value, &"node".into());
         let kept = Value::BulkString(record().as_bytes().into());
         assert_eq!(read(kept), Ok(Reply::Whole(record())));
         assert_eq!(read(Value::Nil), Ok(Reply::NotDone));

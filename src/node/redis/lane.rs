@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, open};
-use crate::node::redis::decode::{answer, is_noscript};
+use crate::node::redis::decode::{answer, is_noscript, refusal};
 use crate::node::redis::encode::Passport;
 use crate::node::redis::inbox::Load;
 use crate::node::redis::lane::parked::Parked;
@@ -70,6 +70,11 @@ struct Lane {
     /// When to try to connect again.
     retry_at: Option<Instant>,
     link_lost_at: Option<Instant>,
+    /// Whether there is no connection because none is needed.
+    rests: bool,
+    /// Whether anything was asked on the connection in use, and whether nothing was on the one before.
+    link_used: bool,
+    ended_unused: bool,
     /// A new connection to a server whose old one is silent: used if the old one stays silent.
     candidate: Option<(Opened, Instant)>,
     /// Until when the server may not vote, as far as is known; then it is asked again.
@@ -112,6 +117,9 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
         opening: None,
         retry_at: None,
         link_lost_at: None,
+        rests: false,
+        link_used: false,
+        ended_unused: false,
         candidate: None,
         quarantined_until: None,
         last_sent: Instant::now(),
@@ -210,9 +218,13 @@ impl Lane {
     fn send(&mut self, from: usize) {
         let Some(link) = &mut self.link else {
             self.parked.extend(self.out.drain(from..));
+            if self.rests && !self.parked.is_empty() {
+                self.start_opening();
+            }
             return;
         };
         if self.out.len() > from {
+            self.link_used = true;
             let jobs = self.out.range(from..);
             link.send(jobs.map(|job| &job.request), &self.passport);
             self.note_sent(from);
@@ -254,6 +266,13 @@ impl Lane {
         let now = Instant::now();
         let took = now - batch.sent;
         self.calls.at(now);
+        if batch.load.jobs == 0
+            && let Some(why) = self.answers.iter().find_map(refusal)
+        {
+            // Neither the scripts nor a ping are ever refused where requests are not; a new connection
+            // finds out what is wrong, and tells.
+            return self.on_link_lost(&why);
+        }
         let (mut forgot_scripts, mut forgot_all) = (false, false);
         let jobs = self.out.drain(..batch.load.jobs);
         // There are more answers than jobs if what was sent had nobody who waits.
@@ -272,7 +291,7 @@ impl Lane {
             {
                 self.shared.note_listeners(&mut job, told);
             }
-            let mut outcome = answer(&job.request, value, &self.shared.name);
+            let mut outcome = answer(&job.request, &value, &self.shared.name);
             if outcome == Ok(Reply::Amnesia) {
                 forgot_all = true;
                 outcome = Err(self.shared.forgot());
@@ -359,6 +378,7 @@ impl Lane {
             .map_or(Duration::ZERO, |admission| admission.left);
         self.passport.generation = admission.map(|admission| admission.generation);
         self.link = Some(link);
+        self.link_used = false;
         self.opening_took = Some(self.opening_began.elapsed());
         self.openings = 0;
         self.candidate = None;
@@ -381,9 +401,15 @@ impl Lane {
             self.adopt(opened);
         } else if self.opening.is_none() {
             let now = Instant::now();
+            let unused = !self.link_used;
+            let ended_unused = std::mem::replace(&mut self.ended_unused, unused);
             let lost_before = self.link_lost_at.replace(now);
-            if lost_before.is_some_and(|at| now - at < PROBE_PAUSE) {
-                // Whatever closes them does so at once.
+            if unused && ended_unused && self.parked.is_empty() {
+                // Somebody closes what is idle: nothing is lost by waiting for the next request.
+                self.rests = true;
+                self.retry_at = Some(now + KEEPALIVE);
+            } else if lost_before.is_some_and(|at| now - at < PROBE_PAUSE) {
+                // Somebody closes whatever is opened.
                 self.retry_at = Some(now + PROBE_PAUSE);
             } else {
                 // At once: an idle connection that the server closed is no outage, and until this
@@ -418,6 +444,7 @@ impl Lane {
         let shared = Arc::clone(&self.shared);
         let limit = self.opening_limit();
         self.retry_at = None;
+        self.rests = false;
         self.opening_began = Instant::now();
         self.openings += 1;
         self.opening = Some(Box::pin(async move {

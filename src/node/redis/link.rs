@@ -16,7 +16,7 @@ use crate::node::redis::socket::Socket;
 
 /// A connection to a server on which requests are answered in the order in which they are sent.
 pub(super) enum Link {
-    /// The lane's own, to a server whose address is known and needs no TLS.
+    /// The lane's own, to a server that is named by a TCP URL without TLS.
     Own(Socket),
     /// One of redis-rs, from the pool.
     Pooled(Pooled),

@@ -1,5 +1,5 @@
 //! The Redis node: one server, spoken to over one kept connection: one from a deadpool-redis pool, or one
-//! that redis-rs opens and its lane drives, if the server is known by a URL and needs no TLS.
+//! that redis-rs introduces us on and its lane drives, if the server is named by a TCP URL without TLS.
 
 mod connection;
 mod decode;

@@ -92,7 +92,7 @@ impl Reader {
             match connection.req_packed_command(command.as_cmd()).await {
                 Ok(value) => {
                     telemetry::NodeCalls::of(&shared.name).took(job.request.name(), sent.elapsed());
-                    return answer(&job.request, value, &shared.name);
+                    return answer(&job.request, &value, &shared.name);
                 }
                 Err(error) if is_new => {
                     let why = describe(&error).into();

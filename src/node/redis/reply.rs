@@ -45,11 +45,14 @@ impl<'a> Rest<'a> {
             b'-' => parse_redis_value(&whole[..line.len() + LINE_END.len()])
                 .map_err(|_| Stop::Unreadable),
             b'$' => match usize::try_from(number(text)?) {
-                Ok(length) => Ok(Value::BulkString(self.bulk(length)?.to_vec())),
+                Ok(length) if length <= MAX_BULK => {
+                    Ok(Value::BulkString(self.bulk(length)?.to_vec()))
+                }
+                Ok(_) => Err(Stop::Unreadable),
                 Err(_) => Ok(Value::Nil),
             },
             b'*' => match usize::try_from(number(text)?) {
-                Ok(length) if depth > 0 => (0..length)
+                Ok(length) if length <= MAX_PARTS && depth > 0 => (0..length)
                     .map(|_| self.value(depth - 1))
                     .collect::<Result<_, _>>()
                     .map(Value::Array),
@@ -63,7 +66,12 @@ impl<'a> Rest<'a> {
     fn line(&mut self) -> Result<&'a [u8], Stop> {
         let end = self.0.iter().position(|byte| *byte == b'\n');
         let Some(end) = end else {
-            return Err(Stop::Short);
+            let is_endless = self.0.len() > MAX_LINE;
+            return Err(if is_endless {
+                Stop::Unreadable
+            } else {
+                Stop::Short
+            });
         };
         let (line, rest) = self.0.split_at(end + 1);
         self.0 = rest;
@@ -98,8 +106,17 @@ impl From<ParseIntError> for Stop {
 
 const LINE_END: &[u8] = b"\r\n";
 
+/// The rest are bounds within which a reply that has not come in whole is read anew at each piece of it,
+/// and that no reply of ours comes near.
+///
 /// How deep arrays may be in each other; those of our scripts are not.
-const MAX_DEPTH: usize = 4;
+const MAX_DEPTH: usize = 2;
+/// How many parts an array may have; those of our scripts have three at most.
+const MAX_PARTS: usize = 64;
+/// As long as an error may be.
+const MAX_LINE: usize = 64 << 10;
+/// As long as a record may be.
+const MAX_BULK: usize = 64 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -157,7 +174,11 @@ mod tests {
             b"$1\r\nabc",
             b"%1\r\n",
             b"HTTP/1.1 400 Bad Request\r\n",
-            b"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n:1\r\n",
+            b"*1\r\n*1\r\n*1\r\n:1\r\n",
+            b"*65\r\n",
+            b"*9223372036854775807\r\n",
+            b"$9223372036854775807\r\n",
+            &[b'+'; MAX_LINE + 1],
             b"*2\r\n:1\r\nx\r\n",
         ] {
             assert!(
@@ -166,9 +187,6 @@ mod tests {
                 String::from_utf8_lossy(bytes)
             );
         }
-        // A length that no memory has is not waited for with one.
-        assert_eq!(read_reply(b"$9223372036854775807\r\nx"), Ok(None));
-        assert_eq!(read_reply(b"*9223372036854775807\r\n:1\r\n"), Ok(None));
     }
 
     proptest! {

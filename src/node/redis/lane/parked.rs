@@ -21,6 +21,10 @@ impl Parked {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
     pub(super) fn push_back(&mut self, job: Job) {
         self.bytes += job.bytes();
         self.jobs.push_back(job);
