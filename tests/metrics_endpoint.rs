@@ -253,7 +253,7 @@ async fn the_numbers_of_a_contended_run_add_up_with_the_responses() {
             let mut client = Client::connect(addr).await;
             for round in 0..ROUNDS {
                 let account = (number / 2 + round) % ACCOUNTS;
-                let path = format!("/accounts/{account}/withdraw?hold_ms=20");
+                let path = format!("/accounts/{account}/withdraw?hold_ms=40");
                 tally.sent.fetch_add(1, Ordering::SeqCst);
                 tally.note(&client.request("POST", &path, &[], b"").await);
             }
