@@ -453,13 +453,14 @@ async fn a_server_that_hangs_up_on_everybody_is_not_called_without_a_pause() {
     });
     let redlock = builder(By::Url, &[url]).build().unwrap();
     for number in 1..=3 {
-        let before = calls.load(Ordering::Relaxed);
+        let (before, began) = (calls.load(Ordering::Relaxed), Instant::now());
         assert!(redlock.try_lock("k").await.is_err());
         sleep(Duration::from_secs(1)).await;
         let calls = calls.load(Ordering::Relaxed) - before;
         println!("request {number}: {calls} calls");
         // The release of what was asked for goes out again on each.
-        assert!((1..=20).contains(&calls), "{calls} calls");
+        let most = 2 + 2 * began.elapsed().as_millis() / 100;
+        assert!((1..=most).contains(&(calls as u128)), "{calls} calls");
     }
     server.abort();
 }
