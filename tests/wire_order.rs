@@ -475,13 +475,8 @@ async fn a_server_that_closes_what_is_idle_is_called_when_it_is_needed() {
         loads.map(|(_, count)| count).sum::<u64>() / (INTRODUCTION as u64 - 2)
     };
     for number in 1..=3 {
-        redlock
-            .try_lock("k")
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        let guard = redlock.try_lock("k").await.unwrap();
+        guard.release().await.unwrap();
         let before = introductions();
         for _ in 0..5 {
             sleep(Duration::from_millis(200)).await;

@@ -121,9 +121,11 @@ impl RedlockBuilder {
     /// Adds a Redis server by a pool of connections to it.
     ///
     /// One connection is taken out of the pool and kept; the pool's own time limits hold for
-    /// opening it, the node timeout for all that is asked on it. A lock costs less with a TCP
-    /// [`url`](Self::url), for which no other task has to drive the connection. Another one is taken while recorded
+    /// opening it, the node timeout for all that is asked on it. Another one is taken while recorded
     /// responses of more than 16 KiB are read, so that the pool's size is best two or more.
+    ///
+    /// A server that is named by a TCP [`url`](Self::url) without TLS is asked for locks on a socket of
+    /// their own instead, which no task of redis-rs has to drive.
     #[cfg(feature = "redis")]
     pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
         self.sources.push(Source::Pool(pool));

@@ -69,7 +69,6 @@ pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint,
 }
 
 /// Where a server is, and as whom to speak to it.
-#[derive(Clone)]
 pub(super) struct Address {
     host: String,
     port: u16,

@@ -101,32 +101,23 @@ fn shared<'a>(packet: &'a Packet, generation_key: Option<&[u8]>) -> &'a Cmd {
 }
 
 /// A command that is written, one argument after the other; its name is the first.
-trait Arguments {
+trait Arguments: Sized {
     /// Starts a command, with room for the arguments of an ordinary lock, which then need not grow it.
     fn sized() -> Self;
 
     fn put(&mut self, argument: &[u8]) -> &mut Self;
 
-    fn put_number(&mut self, number: u64) -> &mut Self
-    where
-        Self: Sized,
-    {
+    fn put_number(&mut self, number: u64) -> &mut Self {
         self.put(Decimal::of(number).digits())
     }
 
     /// Adds a duration, in milliseconds.
-    fn put_millis(&mut self, duration: Duration) -> &mut Self
-    where
-        Self: Sized,
-    {
+    fn put_millis(&mut self, duration: Duration) -> &mut Self {
         self.put_number(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
     }
 
     /// Adds whether others are to be told.
-    fn put_tells(&mut self, tells: bool) -> &mut Self
-    where
-        Self: Sized,
-    {
+    fn put_tells(&mut self, tells: bool) -> &mut Self {
         if tells { self.put(b"1") } else { self }
     }
 }
@@ -158,6 +149,7 @@ impl Arguments for Packed {
     }
 }
 
+/// How many arguments the command of an ordinary lock has at most, and how many bytes they take.
 const ARGUMENTS: usize = 12;
 const BYTES: usize = 384;
 

@@ -62,13 +62,14 @@ struct Lane {
     answers: Vec<Value>,
     /// How much longer than the node timeout an answer may take for what is on the wire before it.
     transit: Duration,
-    /// What is in them.
+    /// What is in those batches.
     sent: Load,
     /// Jobs that wait for a connection.
     parked: Parked,
     opening: Option<Opening>,
     /// When to try to connect again.
     retry_at: Option<Instant>,
+    /// When a connection was last lost.
     link_lost_at: Option<Instant>,
     /// Whether there is no connection because none is needed.
     rests: bool,
