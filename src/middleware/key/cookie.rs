@@ -2,15 +2,17 @@
 
 use http::header::COOKIE;
 use http::request::Parts;
+use percent_encoding::percent_decode;
 
 use crate::middleware::key::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// Takes the key from the cookie `name`, as it was sent (RFC 6265, section 4.2.1), without the
-/// quotes that it may stand in.
+/// Takes the key from the cookie `name` as a `CookieJar` reads it: name and value percent-decoded,
+/// without the space around them, and without the quotes that the value may stand in.
 ///
-/// Missing or empty: the request names no resource. Sent more than once, or not UTF-8: the request
-/// is malformed. A session cookie is a secret, which would show up on the nodes: take its hash
+/// So `sid=REAL`, `sid=%52EAL` and `%73id="REAL"` are one key, as they are one session. Missing or
+/// empty: the request names no resource. Sent more than once, in whatever spelling, or not UTF-8 when
+/// decoded: the request is malformed. A session cookie is a secret, which would show up on the nodes: take its hash
 /// ([`hashed`](KeyExtractor::hashed)).
 #[must_use]
 pub fn cookie(name: &'static str) -> Cookie {
@@ -30,9 +32,10 @@ impl KeyExtractor for Cookie {
         let headers = parts.headers.get_all(COOKIE).iter();
         let pairs = headers.flat_map(|header| header.as_bytes().split(|byte| *byte == b';'));
         let mut values = pairs.filter_map(|pair| {
-            let pair = pair.trim_ascii();
-            let value = pair.strip_prefix(self.name.as_bytes())?;
-            value.trim_ascii_start().strip_prefix(b"=")
+            let sign = pair.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (&pair[..sign], &pair[sign + 1..]);
+            let is_ours = percent_decode(name.trim_ascii()).eq(self.name.bytes());
+            is_ours.then(|| percent_decode(value.trim_ascii()))
         });
         let Some(value) = values.next() else {
             return Ok(None);
@@ -40,11 +43,12 @@ impl KeyExtractor for Cookie {
         if values.next().is_some() {
             return Err(malformed("is sent more than once"));
         }
-        let text = str::from_utf8(value.trim_ascii()).map_err(|_| malformed("is not UTF-8"))?;
+        let text = value.decode_utf8().map_err(|_| malformed("is not UTF-8"))?;
+        // After the decoding: to a jar, `%22` is a quote like any other.
         let quoted = text
             .strip_prefix('"')
             .and_then(|text| text.strip_suffix('"'));
-        let text = quoted.unwrap_or(text);
+        let text = quoted.unwrap_or(&text);
         Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
     }
 }
