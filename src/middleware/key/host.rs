@@ -7,13 +7,18 @@ use http::uri::Authority;
 use crate::middleware::key::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// Takes the host that the request is for, in lower case and without its port: for services that
-/// tell tenants apart by it.
+/// Takes the host that the request is for, in lower case, without its port and without the dot that
+/// may end a full name: for services that tell tenants apart by it.
 ///
-/// From the request target if it has one, as every HTTP/2 request does, else from the `Host`
-/// header (RFC 9112, section 3.2.2). Missing or empty: the request names no resource. Several
-/// `Host` headers, or one that is no host: the request is malformed. A `Forwarded` header is not
-/// looked at: who may set it depends on what stands in front.
+/// It stands in the request target (every HTTP/2 request has one there), in the `Host` header, or in
+/// both. Missing or empty: the request names no resource. The request is malformed if
+///
+/// * the two differ, by the host or by ports that both name (RFC 9113, section 8.3.1): the lock would
+///   be on one tenant and the handler, which may read the other place, on another;
+/// * there are several `Host` headers, or one that is no host;
+/// * either has user information, `user@host` (RFC 9110, section 4.2.4).
+///
+/// A `Forwarded` header is not looked at: who may set it depends on what stands in front.
 #[must_use]
 pub fn host() -> Host {
     Host { _private: () }
@@ -27,25 +32,49 @@ pub struct Host {
 
 impl KeyExtractor for Host {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        if let Some(target) = parts.uri.authority() {
-            return Ok(key(target));
-        }
-        let mut headers = parts.headers.get_all(HOST).iter();
-        let Some(value) = headers.next().filter(|value| !value.is_empty()) else {
-            return Ok(None);
-        };
         let malformed = |what: &str| KeyError::malformed(format!("header `host` {what}"));
+        let mut headers = parts.headers.get_all(HOST).iter();
+        let header = headers.next();
         if headers.next().is_some() {
             return Err(malformed("is sent more than once"));
         }
-        let authority = Authority::try_from(value.as_bytes());
-        Ok(key(&authority.map_err(|_| malformed("is no host"))?))
+        let target = parts.uri.authority().map(name).transpose()?;
+        let header = match header {
+            // What a request has that is for no host (RFC 9112, section 3.2).
+            Some(value) if value.is_empty() && target.is_none() => None,
+            Some(value) => {
+                let authority = Authority::try_from(value.as_bytes());
+                let authority = authority.map_err(|_| malformed("is no host"))?;
+                Some(name(&authority)?)
+            }
+            None => None,
+        };
+        if let (Some((target, port)), Some((host, other))) = (&target, &header)
+            && (target != host || (port.is_some() && other.is_some() && port != other))
+        {
+            return Err(malformed("is not the host of the request target"));
+        }
+        Ok(target
+            .or(header)
+            .map(|(host, _)| LockKey::from(host).into()))
     }
 }
 
-fn key(authority: &Authority) -> Option<LockKeys> {
-    let host = authority.host().to_lowercase();
-    (!host.is_empty()).then(|| LockKey::from(host).into())
+/// Returns what an authority names, in one spelling, and the port if it has one.
+fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
+    if authority.as_str().contains('@') {
+        return Err(KeyError::malformed("the host has user information"));
+    }
+    let host = authority.host().to_ascii_lowercase();
+    let host = host.strip_suffix('.').unwrap_or(&host);
+    if host.is_empty() {
+        return Err(KeyError::malformed("the host has no name"));
+    }
+    // No name of a host has one: a proxy has merged two headers.
+    if host.contains(',') {
+        return Err(KeyError::malformed("the host is several"));
+    }
+    Ok((host.to_owned(), authority.port_u16()))
 }
 
 #[cfg(test)]
@@ -65,7 +94,8 @@ mod tests {
     #[test]
     fn the_host_is_that_of_the_target_or_else_of_the_header() {
         let key = |key: &str| Ok(Some(LockKey::from(key).into()));
-        assert_eq!(extract("http://A.example:80/x", &["b"]), key("a.example"));
+        let both = extract("http://A.example:80/x", &["a.EXAMPLE"]);
+        assert_eq!(both, key("a.example"));
         assert_eq!(extract("/x", &["B.example:8080"]), key("b.example"));
         assert_eq!(extract("/x", &["[::1]:80"]), key("[::1]"));
         assert_eq!(extract("/x", &[]), Ok(None));
@@ -80,5 +110,7 @@ mod tests {
                 Err(KeyError::Malformed(_))
             ));
         }
+        let differing = extract("http://A.example:80/x", &["b"]);
+        assert!(matches!(differing, Err(KeyError::Malformed(_))));
     }
 }
