@@ -1,5 +1,6 @@
 //! Keys from what other middleware left in the request's extensions.
 
+use std::any::type_name;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -7,11 +8,16 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use crate::middleware::key::KeyExtractor;
+use crate::middleware::routed::matched_no_route;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
 /// Takes the key from the extension of type `T`, such as the user that authentication found.
 ///
-/// Missing or empty: the request names no resource.
+/// Empty: the request names no resource. Missing: 500 `misconfigured`, logged with the name of the
+/// type, because no client can leave an extension out: what inserts it was forgotten, or stands inside
+/// of the layer that asks for it. What matched no route of an axum router names no resource then, and
+/// goes to its 404. Where requests without it are meant, such as those of strangers, say
+/// [`optional`](Extension::optional).
 ///
 /// ```
 /// use tower_redlock::key;
@@ -34,6 +40,7 @@ where
 {
     Extension {
         name: Arc::new(move |extension, found| found(name(extension))),
+        is_optional: false,
         of: PhantomData,
     }
 }
@@ -43,13 +50,42 @@ type Name<T> = dyn Fn(&T, &mut dyn FnMut(&str)) + Send + Sync;
 /// Extractor of [`extension`].
 pub struct Extension<T> {
     name: Arc<Name<T>>,
+    is_optional: bool,
     of: PhantomData<fn(T)>,
+}
+
+impl<T> Extension<T> {
+    /// Says that requests may lack the extension: they name no resource then, as with an empty key.
+    /// Default: it is a mistake in the program.
+    ///
+    /// ```
+    /// use tower_redlock::{KeyExtractor, key};
+    ///
+    /// # #[derive(Clone)]
+    /// # struct UserId(String);
+    /// // Who has not logged in is told apart by a header.
+    /// let user = key::extension::<UserId>(|user| &user.0).optional();
+    /// let by_caller = ("caller", user.or(key::header("x-device")));
+    /// # let _: &dyn KeyExtractor = &by_caller;
+    /// ```
+    #[must_use]
+    pub fn optional(mut self) -> Self {
+        self.is_optional = true;
+        self
+    }
 }
 
 impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         let Some(extension) = parts.extensions.get::<T>() else {
-            return Ok(None);
+            // On the way to a 404, which authentication of routes does not see.
+            if self.is_optional || matched_no_route(parts) {
+                return Ok(None);
+            }
+            return Err(KeyError::misconfigured(format!(
+                "the request has no extension `{}`; the layer that inserts it must stand outside of the one that takes a key from it, which with `.layer(..)` calls is after it; if requests may lack it, say `key::extension(..).optional()`",
+                type_name::<T>()
+            )));
         };
         let mut key = None;
         (self.name)(extension, &mut |name| {
@@ -64,6 +100,7 @@ impl<T> Clone for Extension<T> {
     fn clone(&self) -> Self {
         Self {
             name: Arc::clone(&self.name),
+            is_optional: self.is_optional,
             of: PhantomData,
         }
     }
@@ -71,6 +108,6 @@ impl<T> Clone for Extension<T> {
 
 impl<T> fmt::Debug for Extension<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extension<{}>", std::any::type_name::<T>())
+        write!(f, "Extension<{}>", type_name::<T>())
     }
 }
