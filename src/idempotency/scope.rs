@@ -23,4 +23,8 @@ impl KeyExtractor for Public {
     fn extract(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
         Ok(Some(LockKey::from(("scope", "public")).into()))
     }
+
+    fn is_constant(&self) -> bool {
+        true
+    }
 }

@@ -17,6 +17,7 @@ use crate::middleware::refusals::Refusals;
 use crate::middleware::rejection::{Rejection, RejectionResponse};
 use crate::middleware::routed::matched_no_route;
 use crate::middleware::service::RedlockService;
+use crate::node::telemetry;
 use crate::protocol::LockKeys;
 
 /// Layer that applies the [`RedlockService`] middleware: a lock per resource around a service.
@@ -131,7 +132,16 @@ pub(crate) enum NotLocked {
 
 impl RedlockLayer {
     /// Makes a layer that locks what `key` finds in each request.
+    ///
+    /// With a key of literals only all requests share one lock, which is rarely meant: that is logged as
+    /// a warning.
     pub fn new(redlock: Redlock, key: impl KeyExtractor) -> Self {
+        if key.is_constant() {
+            tracing::warn!(
+                resource = key.label().unwrap_or(telemetry::UNNAMED),
+                "the key of a RedlockLayer is the same for every request: all of them share one lock"
+            );
+        }
         Self {
             config: Config {
                 redlock,
@@ -194,6 +204,8 @@ impl<D> RedlockLayer<D> {
 
     /// Sets the methods that are locked. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY,
     /// which are safe (RFC 9110, section 9.2.1) and pass through unlocked.
+    ///
+    /// GET stands for HEAD too, for which routers run the handler of GET.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.config.methods = Some(methods.into_iter().collect());
         self
@@ -337,7 +349,7 @@ impl Config {
     /// Returns the keys to lock for a request, or why it passes through unlocked.
     pub(super) fn keys(&self, parts: &Parts) -> Result<Result<LockKeys, NotLocked>, Rejection> {
         let locked = match &self.methods {
-            Some(methods) => methods.contains(&parts.method),
+            Some(methods) => are_meant(methods, &parts.method),
             None => !is_safe(&parts.method),
         };
         if !locked {
@@ -375,6 +387,11 @@ impl Config {
             }
         })
     }
+}
+
+/// Whether a method is among these, or runs the handler of one that is.
+pub(crate) fn are_meant(methods: &[Method], method: &Method) -> bool {
+    methods.contains(method) || (*method == Method::HEAD && methods.contains(&Method::GET))
 }
 
 /// Listed by hand: `Method::is_safe` changes with the version of `http`.

@@ -39,6 +39,10 @@ where
     fn label(&self) -> Option<&'static str> {
         self.inner.label()
     }
+
+    fn is_constant(&self) -> bool {
+        self.inner.is_constant()
+    }
 }
 
 /// By hand: closures show nothing.
@@ -68,6 +72,10 @@ impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
     fn label(&self) -> Option<&'static str> {
         self.0.label()
     }
+
+    fn is_constant(&self) -> bool {
+        self.0.is_constant()
+    }
 }
 
 /// Extractor of [`KeyExtractor::or`].
@@ -84,6 +92,11 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
 
     fn label(&self) -> Option<&'static str> {
         self.0.label().or_else(|| self.1.label())
+    }
+
+    fn is_constant(&self) -> bool {
+        // The other is never asked then.
+        self.0.is_constant()
     }
 }
 
@@ -109,6 +122,10 @@ where
 
     fn label(&self) -> Option<&'static str> {
         self.inner.label()
+    }
+
+    fn is_constant(&self) -> bool {
+        self.inner.is_constant()
     }
 }
 

@@ -40,6 +40,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Each<A, B> {
     fn label(&self) -> Option<&'static str> {
         self.0.label().or_else(|| self.1.label())
     }
+
+    fn is_constant(&self) -> bool {
+        self.0.is_constant() && self.1.is_constant()
+    }
 }
 
 #[cfg(test)]

@@ -39,6 +39,14 @@ pub trait KeyExtractor: Send + Sync + 'static {
         None
     }
 
+    /// Returns whether every request that has a key has this same one, as with literals only. Default:
+    /// false.
+    ///
+    /// A [`RedlockLayer`](crate::RedlockLayer) warns of such a key, with which all requests share one lock.
+    fn is_constant(&self) -> bool {
+        false
+    }
+
     /// Puts a literal part in front: the same as the tuple `(literal, self)`.
     fn prefix(self, literal: &'static str) -> (&'static str, Self)
     where
@@ -186,6 +194,11 @@ impl KeyExtractor for &'static str {
     fn label(&self) -> Option<&'static str> {
         Some(self)
     }
+
+    fn is_constant(&self) -> bool {
+        // An empty one names nothing.
+        !self.is_empty()
+    }
 }
 
 impl KeyExtractor for Arc<dyn KeyExtractor> {
@@ -195,6 +208,10 @@ impl KeyExtractor for Arc<dyn KeyExtractor> {
 
     fn label(&self) -> Option<&'static str> {
         (**self).label()
+    }
+
+    fn is_constant(&self) -> bool {
+        (**self).is_constant()
     }
 }
 
@@ -217,6 +234,12 @@ macro_rules! composite {
             fn label(&self) -> Option<&'static str> {
                 let ($($part,)+) = self;
                 [$($part.label()),+].into_iter().flatten().next()
+            }
+
+            #[allow(non_snake_case, reason = "the type parameters name the values too")]
+            fn is_constant(&self) -> bool {
+                let ($($part,)+) = self;
+                $($part.is_constant())&&+
             }
         }
     };

@@ -27,4 +27,9 @@ impl KeyExtractor for Literal {
     fn extract(&self, _: &Parts) -> Result<Option<LockKeys>, KeyError> {
         Ok(Some(self.0.clone().into()))
     }
+
+    fn is_constant(&self) -> bool {
+        // An empty one names nothing.
+        !self.0.is_empty()
+    }
 }
