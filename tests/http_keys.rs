@@ -12,15 +12,16 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
-use http::{HeaderName, HeaderValue, Request, StatusCode, Uri};
+use axum::routing::{get, post};
+use http::header::{COOKIE, HOST};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use proptest::prelude::*;
 use support::subscribe;
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
-    KeyError, KeyExtractor, LockHandle, LockKey, LockKeys, OnMissingKey, Redlock, RedlockLayer,
-    Rejection, key,
+    IdempotencyLayer, KeyError, KeyExtractor, LockHandle, LockKey, LockKeys, OnMissingKey, Redlock,
+    RedlockLayer, Rejection, key, scope,
 };
 
 /// How a request is to be treated.
@@ -214,11 +215,237 @@ async fn a_query_key() {
     }
 }
 
+/// A request with these cookies, each in a header of its own.
+fn with_cookies(values: &[&[u8]]) -> Request<Body> {
+    let mut request = to("/things");
+    for value in values {
+        let value = HeaderValue::from_bytes(value).unwrap();
+        request.headers_mut().append(COOKIE, value);
+    }
+    request
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cookie_key_is_the_one_that_a_cookie_jar_reads() {
+    let service = Service::new();
+    let app = router().layer(service.layer(key::cookie("sid")));
+    let rows: [(&[&[u8]], Treatment); 22] = [
+        (&[b"sid=REAL"], locked("REAL")),
+        (&[b"sid=%52EAL"], locked("REAL")),
+        (&[b"%73id=REAL"], locked("REAL")),
+        (&[b"a=1; %73%69%64 = %52%45%41%4c ;b=2"], locked("REAL")),
+        (&[b"sid=\"REAL\""], locked("REAL")),
+        (&[b"sid=%22REAL%22"], locked("REAL")),
+        (&[b"sid=%22%52EAL\""], locked("REAL")),
+        (&[b"sid=a%3Bb"], locked("a;b")),
+        (&[b"sid=a=b"], locked("a=b")),
+        (&[b"sid=%"], locked("%")),
+        (&[b"sid=%zz"], locked("%zz")),
+        (&[b"sid=a+b"], locked("a+b")),
+        (&[b"SID=REAL"], MISSING),
+        (&[b"sid=%22%22"], MISSING),
+        (&[b"sid="], MISSING),
+        (&[b"%73id"], MISSING),
+        (&[b"sid=%ff"], INVALID),
+        (&[b"sid=\xff"], INVALID),
+        (&[b"%73id=\xff"], INVALID),
+        (&[b"sid=1; %73id=2"], INVALID),
+        (&[b"sid=1", b"%73id=1"], INVALID),
+        (&[b"sid=; %73id=1"], INVALID),
+    ];
+    for (values, expected) in rows {
+        service.check(&app, with_cookies(values), expected).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_key_is_that_of_the_target_and_of_the_header_or_none() {
+    let service = Service::new();
+    let app = router().layer(service.layer(("tenant", key::host())));
+    let tenant = |host: &str| locked(("tenant", host));
+    let rows: [(&str, &[&str], Treatment); 24] = [
+        ("/things", &["A.Example"], tenant("a.example")),
+        ("/things", &["a.example:8080"], tenant("a.example")),
+        ("/things", &["a.example."], tenant("a.example")),
+        ("/things", &["A.Example.:80"], tenant("a.example")),
+        ("http://A.example/things", &[], tenant("a.example")),
+        (
+            "http://a.example./things",
+            &["a.example"],
+            tenant("a.example"),
+        ),
+        (
+            "http://a.example:80/things",
+            &["A.EXAMPLE"],
+            tenant("a.example"),
+        ),
+        (
+            "http://a.example/things",
+            &["a.example:8080"],
+            tenant("a.example"),
+        ),
+        (
+            "http://a.example:80/things",
+            &["a.example:80"],
+            tenant("a.example"),
+        ),
+        ("/things", &["[::1]:80"], tenant("[::1]")),
+        ("http://[::1]/things", &["[::1]:80"], tenant("[::1]")),
+        ("/things", &[], MISSING),
+        ("/things", &[""], MISSING),
+        ("http://a.example/things", &["b.example"], INVALID),
+        ("http://a.example/things", &["a.example.b"], INVALID),
+        ("http://a.example/things", &[""], INVALID),
+        (
+            "http://a.example/things",
+            &["a.example", "a.example"],
+            INVALID,
+        ),
+        ("http://a.example:80/things", &["a.example:8080"], INVALID),
+        ("http://user@a.example/things", &[], INVALID),
+        ("http://b.example@a.example/things", &["a.example"], INVALID),
+        ("/things", &["b.example@a.example"], INVALID),
+        ("/things", &["."], INVALID),
+        ("/things", &["a.example,b.example"], INVALID),
+        ("/things", &["a example"], INVALID),
+    ];
+    for (target, hosts, expected) in rows {
+        let mut request = to(target);
+        for host in hosts {
+            let host = HeaderValue::from_str(host).unwrap();
+            request.headers_mut().append(HOST, host);
+        }
+        service.check(&app, request, expected).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn methods_with_get_lock_head_too() {
+    let service = Service::new();
+    let app = Router::new().route("/things/{id}", get(handler));
+    let app = app.layer(service.layer(key::path("id")).methods([Method::GET]));
+    for method in [Method::GET, Method::HEAD] {
+        let mut request = to("/things/7");
+        *request.method_mut() = method;
+        service.check(&app, request, locked("7")).await;
+    }
+    let free = Router::new().route("/things/{id}", get(async || "unlocked"));
+    let only_post = service.layer(key::path("id")).methods([Method::POST]);
+    let mut request = to("/things/7");
+    *request.method_mut() = Method::HEAD;
+    let elsewhere = service.redlock.lock("7").await.unwrap();
+    let response = free.layer(only_post).oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    drop(elsewhere);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extension_key_that_is_not_there_is_a_mistake_that_names_the_type() {
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let service = Service::new();
+    let by_user = || key::extension::<User>(User::name);
+    for missing_key in [OnMissingKey::Reject, OnMissingKey::Pass] {
+        let layer = service.layer(("user", by_user())).missing_key(missing_key);
+        let app = router().layer(layer);
+        for _ in 0..3 {
+            service.check(&app, to("/things"), MISCONFIGURED).await;
+        }
+        // Authentication that stands inside comes too late.
+        let inserted = axum::Extension(User("alice"));
+        let layer = service.layer(by_user()).missing_key(missing_key);
+        let inside = router().layer((layer, inserted.clone()));
+        service.check(&inside, to("/things"), MISCONFIGURED).await;
+        let layer = service.layer(by_user()).missing_key(missing_key);
+        let outside = router().layer((inserted, layer));
+        service
+            .check(&outside, to("/things"), locked("alice"))
+            .await;
+    }
+    let fallback = by_user().or(key::header("x-key"));
+    let app = router().layer(service.layer(fallback));
+    service
+        .check(&app, with_headers(&[b"7"]), MISCONFIGURED)
+        .await;
+    service.check(&app, to("/nowhere"), NotFound).await;
+    assert_eq!(
+        log.text().matches("http_keys::User").count(),
+        5,
+        "{}",
+        log.text()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optional_extension_key_that_is_not_there_is_missing() {
+    let service = Service::new();
+    let by_user = || key::extension::<User>(User::name).optional();
+    let app = router().layer(service.layer(("user", by_user())));
+    service.check(&app, to("/things"), MISSING).await;
+    let app = router().layer(service.layer(by_user().or(key::header("x-key"))));
+    service
+        .check(&app, with_headers(&[b"7"]), locked("7"))
+        .await;
+    let mut request = with_headers(&[b"7"]);
+    request.extensions_mut().insert(User("alice"));
+    service.check(&app, request, locked("alice")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_whose_key_is_of_literals_only_says_once_that_all_requests_share_its_lock() {
+    let constant: Vec<Arc<dyn KeyExtractor>> = vec![
+        Arc::new("all"),
+        Arc::new(key::literal("all")),
+        Arc::new(("all", "things")),
+        Arc::new("all".prefix("a").and("b")),
+        Arc::new(key::each("a", "b")),
+        Arc::new(("all", "b".hashed())),
+        Arc::new("all".map(|key| LockKey::from(("mapped", key)))),
+        Arc::new("all".when(|_| true)),
+        Arc::new("all".or(key::path("id"))),
+        Arc::new(Arc::new("all") as Arc<dyn KeyExtractor>),
+    ];
+    let different: Vec<Arc<dyn KeyExtractor>> = vec![
+        Arc::new(("all", key::path("id"))),
+        Arc::new(key::each("a", key::query("id"))),
+        Arc::new(key::header("x-key").or("all")),
+        Arc::new("".or(key::path("id"))),
+        Arc::new(key::header("x-key").hashed().prefix("all")),
+        Arc::new(key::from_fn(|_| "all")),
+        Arc::new(key::method()),
+        Arc::new(key::host()),
+        Arc::new(key::matched_path()),
+    ];
+    let service = Service::new();
+    let warnings = |key: Arc<dyn KeyExtractor>| {
+        let log = Log::default();
+        let _guard = log.subscribe();
+        let layer = service.layer(key).max_hold(Duration::from_secs(1));
+        let _clones = (layer.clone().layer(router()), layer);
+        log.text()
+    };
+    for key in constant {
+        let (label, log) = (key.label().unwrap_or("unnamed"), warnings(key));
+        assert_eq!(log.matches("WARN").count(), 1, "{log}");
+        assert!(
+            log.contains("share one lock") && log.contains(label),
+            "{log}"
+        );
+    }
+    for key in different {
+        assert_eq!(warnings(key), "");
+    }
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let _public = IdempotencyLayer::new(service.redlock.clone(), scope::public());
+    assert_eq!(log.text(), "");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_extension_key() {
     let service = Service::new();
     let app = router().layer(service.layer(key::extension::<User>(User::name)));
-    service.check(&app, to("/things"), MISSING).await;
+    service.check(&app, to("/things"), MISCONFIGURED).await;
     for (name, expected) in [("", MISSING), ("alice", locked("alice"))] {
         let mut request = to("/things");
         request.extensions_mut().insert(User(name));
@@ -468,6 +695,18 @@ impl io::Write for Log {
     }
 }
 
+impl Log {
+    fn subscribe(&self) -> tracing::subscriber::DefaultGuard {
+        let writer = self.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false);
+        subscribe(subscriber.with_writer(move || writer.clone()).finish())
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_mistake_in_the_program_is_logged_once_with_the_name_and_told_to_no_client() {
     let log = Log::default();
@@ -539,6 +778,37 @@ proptest! {
         });
     }
 
+    /// What one `CookieJar` takes for one session is one key, or refused.
+    #[test]
+    fn cookies_that_a_jar_reads_alike_are_never_two_keys(
+        one in any_cookies(),
+        other in any_cookies(),
+    ) {
+        let session = |header: &str| {
+            let mut jar = cookie::CookieJar::new();
+            for pair in header.split(';') {
+                if let Ok(read) = cookie::Cookie::parse_encoded(pair.to_owned()) {
+                    jar.add_original(read);
+                }
+            }
+            jar.get("s").map(|read| read.value().to_owned())
+        };
+        let extracted = |header: &str| {
+            let request = Request::get("/").header(COOKIE, header).body(()).unwrap();
+            key::cookie("s").extract(&request.into_parts().0)
+        };
+        if let (Ok(mine), Ok(theirs)) = (extracted(&one), extracted(&other)) {
+            if session(&one) == session(&other) {
+                prop_assert_eq!(&mine, &theirs, "{} {}", one, other);
+            }
+            // No session without its key, and no key of a session that is not there.
+            let quoted_nothing = [Some(""), Some("\"\"")];
+            let session = session(&one);
+            let is_there = session.is_some() && !quoted_nothing.contains(&session.as_deref());
+            prop_assert_eq!(mine.is_some(), is_there, "{}", one);
+        }
+    }
+
     /// Whatever the parts are: the composite that an extractor makes of them is the one of their values,
     /// and of other parts it is another.
     #[test]
@@ -569,6 +839,14 @@ impl Text {
     fn text(&self) -> &str {
         &self.0
     }
+}
+
+/// Cookies named `s`, in many spellings.
+fn any_cookies() -> impl Strategy<Value = String> {
+    let name = prop_oneof![Just("s"), Just("%73"), Just(" s "), Just("s%"), Just("S")];
+    let value = "(A|%41|\"|%22| |%20|%|%ff|=|%3B){0,3}";
+    let cookie = (name, "=|", value).prop_map(|(name, sign, value)| [name, &sign, &value].concat());
+    proptest::collection::vec(cookie, 1..3).prop_map(|cookies| cookies.join(";"))
 }
 
 /// Few letters, among them those of the encoding, so that parts are alike often.
