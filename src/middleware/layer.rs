@@ -307,7 +307,10 @@ impl<D> RedlockLayer<D> {
 
     /// Puts the fencing token into this header of the inner request. Default: none.
     ///
-    /// A header of that name that the client sent is removed first, from every request.
+    /// From every request, locked or not, what a client sent in its place is removed first: headers of that
+    /// name, those whose name is the same once `_` is read as `-` (as CGI and WSGI do), and the name among
+    /// the options of `Connection`, with which a proxy further in would drop the token. Trailers are left as
+    /// they are: a service that merges them into headers must not read the token from there.
     pub fn forward_token(mut self, header: HeaderName) -> Self {
         self.config.forward_token = Some(header);
         self

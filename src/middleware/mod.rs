@@ -44,6 +44,7 @@ mod refusals;
 mod rejection;
 mod routed;
 mod service;
+mod token_header;
 
 pub use body::{LockBody, LockLostError};
 pub use buffer::{
@@ -61,4 +62,6 @@ pub use rejection::{Rejection, RejectionResponse, RequestKind};
 pub(crate) use rejection::{escape_json, refusal};
 pub use service::RedlockService;
 #[cfg(feature = "idempotency")]
-pub(crate) use {buffer::unread, key::present, refusals::Refusals, routed::matched_no_route};
+pub(crate) use {
+    buffer::unread, key::present, layer::are_meant, refusals::Refusals, routed::matched_no_route,
+};

@@ -15,6 +15,7 @@ use crate::middleware::future::ResponseFuture;
 use crate::middleware::held::LockHandles;
 use crate::middleware::layer::Config;
 use crate::middleware::rejection::RequestKind;
+use crate::middleware::token_header;
 
 /// Middleware that holds a lock while the inner service works on a request.
 ///
@@ -65,7 +66,7 @@ where
         let (mut parts, body) = request.into_parts();
         if let Some(name) = &config.forward_token {
             // Whatever becomes of the request: behind the layer this header is ours.
-            parts.headers.remove(name);
+            token_header::clear(&mut parts.headers, name);
         }
         match config.keys(&parts) {
             Err(rejection) => {
