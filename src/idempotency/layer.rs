@@ -16,7 +16,8 @@ use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::service::IdempotencyService;
 use crate::lock::{BuildError, Once, Redlock, Waiters};
 use crate::middleware::{
-    KeyExtractor, LockHandles, Refusals, Rejection, RejectionResponse, matched_no_route, present,
+    KeyExtractor, LockHandles, Refusals, Rejection, RejectionResponse, are_meant, matched_no_route,
+    present,
 };
 use crate::node::sha256;
 use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
@@ -139,7 +140,7 @@ impl IdempotencyLayer {
     }
 
     /// Sets the methods that are made idempotent. Default: POST and PATCH; the others are idempotent
-    /// (RFC 9110, section 9.2.2) or safe, and pass through.
+    /// (RFC 9110, section 9.2.2) or safe, and pass through. GET stands for HEAD too.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.config.methods = methods.into_iter().collect();
         self
@@ -163,7 +164,8 @@ impl IdempotencyLayer {
     }
 
     /// Sets what makes two requests with one key the same request; another is refused with 422
-    /// `idempotency-key-reused`. Default: method, path, query, content type and body.
+    /// `idempotency-key-reused`. Default: method, path, query, content type and body, where `/~a` and `/%7Ea`
+    /// are one path (RFC 3986, section 6.2.2).
     ///
     /// The bytes are hashed with SHA-256.
     pub fn fingerprint(
@@ -196,8 +198,9 @@ impl IdempotencyLayer {
     /// Sets the largest response body, in bytes, that is kept: at most 1 MiB, because it travels on the
     /// connection of all locks. Default: 64 KiB.
     ///
-    /// Of a larger one, and of one whose size is not bounded beforehand, it is recorded only that there
-    /// was one: a duplicate gets 409 `result-not-kept`, and nothing is executed again.
+    /// Of a larger one, of one whose size is not bounded beforehand, and of a response whose headers and
+    /// trailers together are over 64 KiB, it is recorded only that there was one: a duplicate gets 409
+    /// `result-not-kept`, and nothing is executed again.
     pub fn max_response_body(mut self, bytes: usize) -> Self {
         self.config.max_response_body = bytes.min(LARGEST);
         self
@@ -307,7 +310,7 @@ impl fmt::Debug for IdempotencyLayer {
 impl Config {
     /// Returns what a request asks for; `None` if it passes through.
     pub(super) fn asked(&self, parts: &Parts) -> Result<Option<Asked>, Rejection> {
-        if !self.methods.contains(&parts.method) {
+        if !are_meant(&self.methods, &parts.method) {
             return Ok(None);
         }
         let key = IdempotencyKey::of(parts, &self.header).map_err(Rejection::KeyInvalid)?;
@@ -333,7 +336,7 @@ impl Config {
             b"idempotency",
             scope.as_bytes(),
             parts.method.as_str().as_bytes(),
-            fingerprint::full_path(parts).as_bytes(),
+            fingerprint::resource_path(parts).as_bytes(),
             key.as_str().as_bytes(),
         ]);
         // Not all namespaces take long keys, and this one is no other client's.
