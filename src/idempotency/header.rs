@@ -27,12 +27,20 @@ impl IdempotencyKey {
     }
 
     /// Reads the header, bare or as a structured-field string (RFC 9651, section 3.3.3).
+    ///
+    /// A bare key with a comma is what a proxy makes of two headers; in a string it means nothing.
     pub(super) fn of(parts: &Parts, name: &HeaderName) -> Result<Option<Self>, KeyError> {
-        let Some(values) = parts.headers.get(name).map(|_| header(name)) else {
+        let Some(value) = parts.headers.get(name) else {
             return Ok(None);
         };
         let malformed = |what: &str| KeyError::malformed(format!("header `{name}` {what}"));
-        let keys = values.extract(parts)?;
+        let bytes = value.as_bytes();
+        if !bytes.starts_with(b"\"") && bytes.contains(&b',') {
+            return Err(malformed(
+                "has a comma, as if sent more than once; quote it if it is a part",
+            ));
+        }
+        let keys = header(name).extract(parts)?;
         let keys = keys.ok_or_else(|| malformed("is empty"))?;
         let key = keys.as_slice().first().map(LockKey::as_bytes);
         let key = key.and_then(|key| std::str::from_utf8(key).ok());
@@ -105,6 +113,7 @@ mod tests {
         for same in [&b"8e03978e-40d5-43dd"[..], b"\"8e03978e-40d5-43dd\""] {
             assert_eq!(read(&[same]), Ok(Some("8e03978e-40d5-43dd".into())));
         }
+        assert_eq!(read(&[b"\"a,b\""]), Ok(Some("a,b".into())));
         let longest = "x".repeat(255);
         assert_eq!(read(&[longest.as_bytes()]), Ok(Some(longest.clone())));
     }
@@ -112,7 +121,7 @@ mod tests {
     #[test]
     fn what_cannot_be_a_key_is_malformed() {
         let long = "x".repeat(256);
-        let cases: [&[&[u8]]; 8] = [
+        let cases: [&[&[u8]]; 10] = [
             &[b""],
             &[b"\"\""],
             &[long.as_bytes()],
@@ -121,6 +130,8 @@ mod tests {
             &[b"a\tb"],
             &["ä".as_bytes()],
             &[b"a", b"a"],
+            &[b"a,a"],
+            &[b"a,"],
         ];
         for case in cases {
             assert!(
