@@ -73,7 +73,8 @@ pub(super) enum NoReplay {
     Unreadable(Unreadable),
 }
 
-/// Makes the record of a response that is there as a whole.
+/// Makes the record of a response that is there as a whole; if its headers and trailers are too large, of one
+/// that cannot be kept.
 pub(super) fn kept(executed: Executed<'_>, outcome: &Outcome<'_>, codec: &Codec) -> Record {
     let Outcome { head, body, .. } = *outcome;
     let dropped = connection_options(&head.headers);
@@ -81,13 +82,22 @@ pub(super) fn kept(executed: Executed<'_>, outcome: &Outcome<'_>, codec: &Codec)
         let is_cookie = !outcome.keep_cookies && *name == SET_COOKIE;
         !is_cookie && !OF_ONE_HOP.contains(name) && *name != DATE && !dropped.contains(name)
     });
+    let headers = fields(headers);
+    let trailers = outcome.trailers.map(|trailers| fields(trailers.iter()));
+    let all = headers.iter().chain(trailers.iter().flatten());
+    // As HPACK counts them, lest many small ones are for nothing (RFC 7541, section 4.1).
+    let size: usize = all.map(|(name, value)| name.len() + value.len() + 32).sum();
     let response = Kept {
         status: head.status.as_u16(),
-        headers: fields(headers),
+        headers,
         body,
-        trailers: outcome.trailers.map(|trailers| fields(trailers.iter())),
+        trailers,
     };
-    record(executed, Some(response), codec)
+    record(
+        executed,
+        (size <= LARGEST_FIELDS).then_some(response),
+        codec,
+    )
 }
 
 /// Makes the record of a response that cannot be kept.
@@ -183,6 +193,10 @@ fn connection_options(headers: &HeaderMap) -> Vec<HeaderName> {
     let names = values.flat_map(|value| value.split(','));
     names.filter_map(|name| name.trim().parse().ok()).collect()
 }
+
+/// Most bytes of headers and trailers together that are kept. Not a setting: what is larger comes from a
+/// mistake, or from a client that has its own header echoed.
+const LARGEST_FIELDS: usize = 64 * 1024;
 
 /// What concerns one connection and not the response (RFC 9110, section 7.6.1).
 const OF_ONE_HOP: [HeaderName; 9] = [
