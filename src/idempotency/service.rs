@@ -21,9 +21,7 @@ use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
 use crate::idempotency::layer::{Asked, Config, OnUnrecorded};
 use crate::idempotency::stored::{self, NoReplay};
 use crate::lock::{Execution, LockError, NotGranted, Recorded};
-use crate::middleware::{
-    BufferedBody, BufferedRequestBody, LockHandles, Rejection, RequestKind, unread,
-};
+use crate::middleware::{BufferedRequestBody, LockHandles, Rejection, RequestKind, unread};
 use crate::node::{telemetry, unguessable};
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
 
@@ -211,7 +209,6 @@ where
     LockHandles::of(&mut parts.extensions).add(&handle);
     parts.extensions.insert(handle);
     parts.extensions.insert(asked.key);
-    parts.extensions.insert(BufferedBody(body.bytes().clone()));
     if let Err(reason) = execution.begin() {
         return Ok(answer.refuse(Rejection::Lost(reason)));
     }
