@@ -232,6 +232,9 @@ fn the_same_server_twice() {
         let error = refused(builder.url(again), "url", &["10.0.0.1:6379", "twice"]);
         shows_no_secret(&format!("{error} {error:?}"));
     }
+    let spellings = ["redis://Node.example", "redis://b", "redis://nODE.EXAMPLE"];
+    let spellings = Redlock::builder().urls(spellings);
+    refused(spellings, "url", &["node.example:6379", "twice"]);
     let ports = Redlock::builder().urls(["redis://h:1", "redis://h:2", "redis://h:3"]);
     assert!(ports.build().is_ok());
 }
