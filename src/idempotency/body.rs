@@ -15,12 +15,14 @@ use crate::middleware::BufferedRequestBody;
 
 /// Request body that the inner service gets: read already, or untouched if the request has no key.
 #[pin_project]
+#[derive(Clone)]
 pub struct IdempotencyRequestBody<B> {
     #[pin]
     kind: RequestKind<B>,
 }
 
 #[pin_project(project = RequestKindProjection)]
+#[derive(Clone)]
 enum RequestKind<B> {
     Untouched(#[pin] B),
     Read(#[pin] BufferedRequestBody),
@@ -78,6 +80,20 @@ impl<B> IdempotencyBody<B> {
     pub(super) fn broken(error: BoxError) -> Self {
         let kind = Kind::Broken(Some(error));
         Self { kind }
+    }
+}
+
+/// An empty body: what layers that send a request again, such as those that follow redirects, put into it.
+impl<B> Default for IdempotencyRequestBody<B> {
+    fn default() -> Self {
+        Self::read(BufferedRequestBody::default())
+    }
+}
+
+/// An empty body: what layers further out put into the responses that they make themselves.
+impl<B> Default for IdempotencyBody<B> {
+    fn default() -> Self {
+        Self::refusal(Full::default())
     }
 }
 

@@ -102,10 +102,10 @@ impl<B> LockBody<B> {
     }
 }
 
-/// A body without a lock: what layers further out put into the responses that they make themselves.
-impl<B: Default> Default for LockBody<B> {
+/// An empty body without a lock: what layers further out put into the responses that they make themselves.
+impl<B> Default for LockBody<B> {
     fn default() -> Self {
-        Self::unlocked(B::default())
+        Self::refusal(Full::default())
     }
 }
 

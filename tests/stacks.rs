@@ -1,0 +1,256 @@
+//! The layers among those that services have: each of tower-http's outside of them, between them and inside,
+//! in one `ServiceBuilder` chain and in an axum router. That this compiles is half of what it shows.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::error_handling::HandleErrorLayer;
+use axum::routing::post;
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use tower::{Service, ServiceBuilder, ServiceExt};
+use tower_http::add_extension::AddExtensionLayer;
+use tower_http::auth::AsyncRequireAuthorizationLayer;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::cors::CorsLayer;
+use tower_http::decompression::{DecompressionLayer, RequestDecompressionLayer};
+use tower_http::follow_redirect::FollowRedirectLayer;
+use tower_http::limit::RequestBodyLimitLayer;
+use tower_http::map_request_body::MapRequestBodyLayer;
+use tower_http::map_response_body::MapResponseBodyLayer;
+use tower_http::metrics::InFlightRequestsLayer;
+use tower_http::normalize_path::NormalizePathLayer;
+use tower_http::on_early_drop::OnEarlyDropLayer;
+use tower_http::propagate_header::PropagateHeaderLayer;
+use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
+use tower_http::sensitive_headers::SetSensitiveHeadersLayer;
+use tower_http::set_header::{SetRequestHeaderLayer, SetResponseHeaderLayer};
+use tower_http::set_status::SetStatusLayer;
+use tower_http::timeout::{RequestBodyTimeoutLayer, ResponseBodyTimeoutLayer, TimeoutLayer};
+use tower_http::trace::TraceLayer;
+use tower_http::validate_request::ValidateRequestHeaderLayer;
+use tower_redlock::idempotency::{IdempotencyBody, IdempotencyRequestBody};
+use tower_redlock::middleware::BufferedRequestBody;
+use tower_redlock::{
+    BufferBodyLayer, IdempotencyLayer, LockBody, Redlock, RedlockLayer, key, scope,
+};
+
+/// A service for requests of any body, which it reads.
+#[derive(Debug, Clone)]
+struct Pay;
+
+impl<B> Service<Request<B>> for Pay
+where
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: std::fmt::Debug,
+{
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        Box::pin(async move {
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(body, "amount=5");
+            Ok(Response::new(Full::new(Bytes::from_static(b"paid"))))
+        })
+    }
+}
+
+fn request<B>(body: B) -> Request<B> {
+    Request::post("/payments")
+        .header("idempotency-key", "k")
+        .header(AUTHORIZATION, "Bearer secret")
+        .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+        .header(ACCEPT, "*/*")
+        .body(body)
+        .unwrap()
+}
+
+fn lock() -> RedlockLayer {
+    let by_field = ("payment", key::form_field("amount"));
+    RedlockLayer::new(Redlock::in_memory(3), by_field)
+}
+
+fn once() -> IdempotencyLayer {
+    IdempotencyLayer::new(Redlock::in_memory(3), scope::public())
+}
+
+fn buffer() -> BufferBodyLayer {
+    BufferBodyLayer::new(64)
+}
+
+/// Sends a request to the service that a `ServiceBuilder` has made, twice; the second time it is replayed.
+async fn check<S, B>(service: S, statuses: [StatusCode; 2])
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>> + Clone + Send + Sync + 'static,
+    S::Error: std::fmt::Debug,
+    S::Future: Send,
+    B: Body<Data: std::fmt::Debug, Error: std::fmt::Debug> + Send + 'static,
+{
+    for status in statuses {
+        let request = request(Full::from("amount=5"));
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), status);
+        let body = response.into_body().collect().await.unwrap();
+        assert_eq!(body.to_bytes() == "paid", status != StatusCode::CONFLICT);
+    }
+}
+
+/// The same with a router.
+async fn check_router(router: Router, statuses: [StatusCode; 2]) {
+    for status in statuses {
+        let request = request(axum::body::Body::from("amount=5"));
+        let response = router.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), status);
+        let body = response.into_body().collect().await.unwrap();
+        assert_eq!(body.to_bytes() == "paid", status != StatusCode::CONFLICT);
+    }
+}
+
+fn router() -> Router {
+    Router::new().route("/payments", post(async |_: Bytes| "paid"))
+}
+
+/// A test of one layer at every place that it can have among ours. The layers are given to each stack anew,
+/// because not all can be cloned.
+macro_rules! stacks {
+    ($($name:ident: $layer:expr => $status:expr;)+) => {$(
+        #[tokio::test(start_paused = true)]
+        async fn $name() {
+            macro_rules! outside {
+                () => {
+                    ServiceBuilder::new().layer($layer).layer(once()).layer(buffer()).layer(lock())
+                };
+            }
+            macro_rules! between {
+                () => {
+                    ServiceBuilder::new()
+                        .layer(buffer())
+                        .layer($layer)
+                        .layer(lock())
+                        .layer($layer)
+                        .layer(once())
+                        .layer($layer)
+                };
+            }
+            let status = StatusCode::from_u16($status).unwrap();
+            check(outside!().service(Pay), [status; 2]).await;
+            check_router(router().layer(outside!()), [status; 2]).await;
+            // What does not say how large it is is not kept.
+            let hides_size = stringify!($name) == "response_body_timeout";
+            let again = if hides_size { StatusCode::CONFLICT } else { status };
+            check(between!().service(Pay), [status, again]).await;
+            check_router(router().layer(between!()), [status, again]).await;
+        }
+    )+};
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+const NAME: HeaderName = HeaderName::from_static("x-name");
+
+const VALUE: HeaderValue = HeaderValue::from_static("value");
+
+stacks! {
+    add_extension: AddExtensionLayer::new("state") => 200;
+    async_require_authorization: AsyncRequireAuthorizationLayer::new(authorize) => 200;
+    bearer: with_bearer() => 200;
+    catch_panic: CatchPanicLayer::new() => 200;
+    compression: CompressionLayer::new() => 200;
+    cors: CorsLayer::permissive() => 200;
+    decompression: DecompressionLayer::new() => 200;
+    request_decompression: RequestDecompressionLayer::new() => 200;
+    follow_redirect: FollowRedirectLayer::new() => 200;
+    request_body_limit: RequestBodyLimitLayer::new(64) => 200;
+    map_request_body: MapRequestBodyLayer::new(std::convert::identity) => 200;
+    map_response_body: MapResponseBodyLayer::new(std::convert::identity) => 200;
+    in_flight_requests: InFlightRequestsLayer::pair().0 => 200;
+    normalize_path: NormalizePathLayer::trim_trailing_slash() => 200;
+    on_early_drop: OnEarlyDropLayer::builder() => 200;
+    propagate_header: PropagateHeaderLayer::new(NAME) => 200;
+    set_request_id: SetRequestIdLayer::x_request_id(MakeRequestUuid) => 200;
+    propagate_request_id: PropagateRequestIdLayer::x_request_id() => 200;
+    sensitive_headers: SetSensitiveHeadersLayer::new([AUTHORIZATION]) => 200;
+    set_request_header: SetRequestHeaderLayer::overriding(NAME, VALUE) => 200;
+    set_response_header: SetResponseHeaderLayer::overriding(NAME, VALUE) => 200;
+    set_status: SetStatusLayer::new(StatusCode::ACCEPTED) => 202;
+    timeout: TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, HOUR) => 200;
+    request_body_timeout: RequestBodyTimeoutLayer::new(HOUR) => 200;
+    response_body_timeout: ResponseBodyTimeoutLayer::new(HOUR) => 200;
+    trace: TraceLayer::new_for_http() => 200;
+    accept: ValidateRequestHeaderLayer::accept("text/plain") => 200;
+    everything_at_once: ServiceBuilder::new()
+        .layer(TraceLayer::new_for_http())
+        .layer(CorsLayer::permissive())
+        .layer(with_bearer())
+        .layer(TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, HOUR))
+        .layer(CompressionLayer::new())
+        .layer(CatchPanicLayer::new())
+        .into_inner() => 200;
+}
+
+#[allow(deprecated, reason = "it is what many services have")]
+fn with_bearer<B: Default>()
+-> ValidateRequestHeaderLayer<tower_http::auth::require_authorization::Bearer<B>> {
+    ValidateRequestHeaderLayer::bearer("secret")
+}
+
+/// An asynchronous look at the credentials, whose refusal has an empty body of the service's type.
+async fn authorize<A: Send, B: Default>(request: Request<A>) -> Result<Request<A>, Response<B>> {
+    if request.headers().contains_key(AUTHORIZATION) {
+        Ok(request)
+    } else {
+        Err(Response::new(B::default()))
+    }
+}
+
+#[test]
+fn bodies_that_other_layers_make_are_empty() {
+    let response = IdempotencyBody::<LockBody<Full<Bytes>>>::default();
+    let locked = LockBody::<Full<Bytes>>::default();
+    let request = IdempotencyRequestBody::<Full<Bytes>>::default();
+    let buffered = BufferedRequestBody::default();
+    let ends = [
+        response.is_end_stream(),
+        locked.is_end_stream(),
+        request.is_end_stream(),
+        buffered.is_end_stream(),
+    ];
+    assert_eq!(ends, [true; 4]);
+    let sizes = [
+        response.size_hint(),
+        locked.size_hint(),
+        request.size_hint(),
+        buffered.size_hint(),
+    ];
+    assert_eq!(sizes.map(|size| size.exact()), [Some(0); 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn layers_with_other_errors_outside() {
+    let handled = HandleErrorLayer::new(async |_: tower::BoxError| StatusCode::REQUEST_TIMEOUT);
+    let stack = ServiceBuilder::new()
+        .layer(handled)
+        .load_shed()
+        .concurrency_limit(4)
+        .timeout(HOUR)
+        .layer(once())
+        .layer(buffer())
+        .layer(lock());
+    check_router(router().layer(stack), [StatusCode::OK; 2]).await;
+}
