@@ -608,3 +608,67 @@ async fn a_path_parameter_that_nesting_made_ambiguous_is_a_mistake() {
         StatusCode::OK
     );
 }
+
+/// An order whose lock is held for four seconds.
+#[derive(Debug, Deserialize)]
+struct BriefOrder(u64);
+
+impl LockResource for BriefOrder {
+    fn lock_keys(&self) -> LockKeys {
+        OrderId(self.0).lock_keys()
+    }
+
+    fn options(&self) -> LockOptions {
+        LockOptions::default().max_hold(secs(4))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_of_the_builder_is_the_default_of_layers_and_of_locked() {
+    async fn layered(handle: LockHandle) -> String {
+        handle.lost().await.to_string()
+    }
+    async fn locked(Locked(guard, _): Locked<Path<OrderId>>) -> String {
+        guard.lost().await.to_string()
+    }
+    async fn brief(Locked(guard, _): Locked<Path<BriefOrder>>) -> String {
+        guard.lost().await.to_string()
+    }
+    for (of_builder, of_all) in [(None, 60), (Some(2), 2), (Some(100), 100)] {
+        let nodes = ScriptedNodes::new(3);
+        let mut builder = Redlock::builder().scripted(&nodes).ttl(secs(1));
+        if let Some(max_hold) = of_builder {
+            builder = builder.max_hold(secs(max_hold));
+        }
+        let redlock = builder.build().unwrap();
+        let layer = || {
+            let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
+            layer.on_lost(OnLost::Notify)
+        };
+        let app = Router::new()
+            .route("/layer/{id}", post(layered).layer(layer()))
+            .route(
+                "/brief_layer/{id}",
+                post(layered).layer(layer().max_hold(secs(4))),
+            )
+            .route("/locked/{id}", post(locked))
+            .route("/brief/{id}", post(brief))
+            .with_state(redlock);
+        for (route, expected) in [
+            ("layer", of_all),
+            ("brief_layer", 4),
+            ("locked", of_all),
+            ("brief", 4),
+        ] {
+            let began = Instant::now();
+            let (status, body) = send(&app, "POST", &format!("/{route}/7")).await;
+            assert_eq!(
+                (status, began.elapsed().as_secs()),
+                (StatusCode::OK, expected),
+                "{route} {body}"
+            );
+            assert!(body.contains("max_hold"), "{route}: {body}");
+            until_free(&nodes).await;
+        }
+    }
+}

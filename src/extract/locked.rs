@@ -1,7 +1,5 @@
 //! The extractor that locks what a handler's own arguments are about.
 
-use std::time::Duration;
-
 use axum::extract::{FromRef, FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
@@ -9,9 +7,6 @@ use http::request::Parts;
 use crate::extract::LockResource;
 use crate::lock::{LockGuard, Redlock};
 use crate::middleware::{LockHandles, Rejection, RequestKind, refusal};
-
-/// How long a lock of a request is renewed unless something else is said.
-const MAX_HOLD: Duration = Duration::from_secs(60);
 
 /// Extracts `T` and locks the resource that it names, before the handler is called.
 ///
@@ -143,7 +138,7 @@ where
     let held = LockHandles::of(&mut parts.extensions);
     let locking = held.lock(&redlock, keys, |request| {
         let request = request.wait(options.wait.unwrap_or_default());
-        let request = request.max_hold(options.max_hold.unwrap_or(MAX_HOLD));
+        let request = request.max_hold(redlock.max_hold_of_request(options.max_hold));
         let request = match options.label {
             Some(label) => request.label(label),
             None => request,

@@ -36,7 +36,8 @@ pub trait LockResource {
     /// Empty keys, and none at all, name nothing and are refused with 400 `key-missing`.
     fn lock_keys(&self) -> LockKeys;
 
-    /// Returns how to lock them. Default: the builder's ttl, without waiting, for 60 s at most.
+    /// Returns how to lock them. Default: the builder's ttl and `max_hold` (60 s if that
+    /// is not set), without waiting.
     fn options(&self) -> LockOptions {
         LockOptions::default()
     }

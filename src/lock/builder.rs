@@ -227,7 +227,8 @@ impl RedlockBuilder {
     }
 
     /// Sets after what time a lock is not renewed any more, so that a holder that never ends does
-    /// not hold it for ever. Default: never for [`Redlock::lock`], 60 s for layers.
+    /// not hold it for ever; layers and [`LockOptions`](crate::LockOptions) may say otherwise. Default: never for
+    /// [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self

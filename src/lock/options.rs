@@ -33,7 +33,8 @@ impl LockOptions {
         self
     }
 
-    /// Sets after what time the lock is not renewed any more. Default: 60 s.
+    /// Sets after what time the lock is not renewed any more. Default: the builder's, and 60 s if that has
+    /// none.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self

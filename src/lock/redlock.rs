@@ -133,6 +133,13 @@ impl Redlock {
         Arc::ptr_eq(&self.0.registry, registry)
     }
 
+    /// Returns after what time the lock of a request is not renewed any more: as the request's layer or
+    /// extractor says, else as the builder says. A client must not keep a lock for ever by reading slowly.
+    pub(crate) fn max_hold_of_request(&self, asked: Option<Duration>) -> Duration {
+        let max_hold = asked.or(self.0.settings.max_hold);
+        max_hold.unwrap_or(MAX_HOLD_OF_REQUESTS)
+    }
+
     /// Checks a ttl that is to be asked for.
     pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<(), BuildError> {
         check_ttl("ttl", ttl)?;
@@ -155,3 +162,6 @@ impl fmt::Debug for Redlock {
             .finish_non_exhaustive()
     }
 }
+
+/// How long the lock of a request is renewed unless something else is said.
+const MAX_HOLD_OF_REQUESTS: Duration = Duration::from_secs(60);

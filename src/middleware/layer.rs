@@ -54,7 +54,7 @@ pub(super) struct Config {
     ttl: Option<Duration>,
     pub(super) wait: Duration,
     waiters: Option<Arc<Waiters>>,
-    max_hold: Duration,
+    max_hold: Option<Duration>,
     missing_key: OnMissingKey,
     pub(super) on_unavailable: OnUnavailable,
     pub(super) release_at: ReleaseAt,
@@ -152,7 +152,7 @@ impl RedlockLayer {
                 ttl: None,
                 wait: Duration::ZERO,
                 waiters: None,
-                max_hold: Duration::from_secs(60),
+                max_hold: None,
                 missing_key: OnMissingKey::Reject,
                 on_unavailable: OnUnavailable::Reject,
                 release_at: ReleaseAt::BodyEnd,
@@ -196,9 +196,9 @@ impl<D> RedlockLayer<D> {
         self
     }
 
-    /// Sets after what time a lock is not renewed any more. Default: 60 s.
+    /// Sets after what time a lock is not renewed any more. Default: the builder's, and 60 s if that has none.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.config.max_hold = max_hold;
+        self.config.max_hold = Some(max_hold);
         self
     }
 
@@ -378,7 +378,8 @@ impl Config {
 
     pub(super) fn lock(&self, keys: LockKeys, held: &LockHandles) -> LockFuture {
         held.lock(&self.redlock, keys, |request| {
-            let request = request.wait(self.wait).max_hold(self.max_hold);
+            let max_hold = self.redlock.max_hold_of_request(self.max_hold);
+            let request = request.wait(self.wait).max_hold(max_hold);
             let request = request.waiters(self.waiters.clone());
             let request = match self.label {
                 Some(label) => request.label(label),
