@@ -40,7 +40,6 @@ use crate::protocol::LockKeys;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 #[must_use = "a lock is not asked for until the request is awaited"]
 pub struct LockRequest {
     inner: Arc<Inner>,
@@ -89,6 +88,19 @@ impl LockRequest {
     pub(crate) fn waiters(mut self, waiters: Option<Arc<Waiters>>) -> Self {
         self.options.waiters = waiters;
         self
+    }
+}
+
+/// By hand: a derived one would show the whole service, with the keys that others hold.
+impl fmt::Debug for LockRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockRequest")
+            .field("keys", &self.keys)
+            .field("ttl", &self.options.ttl)
+            .field("wait", &self.options.wait)
+            .field("max_hold", &self.options.max_hold)
+            .field("label", &self.options.label)
+            .finish_non_exhaustive()
     }
 }
 
