@@ -85,8 +85,8 @@ pub(super) fn kept(executed: Executed<'_>, outcome: &Outcome<'_>, codec: &Codec)
     let headers = fields(headers);
     let trailers = outcome.trailers.map(|trailers| fields(trailers.iter()));
     let all = headers.iter().chain(trailers.iter().flatten());
-    // As HPACK counts them, lest many small ones are for nothing (RFC 7541, section 4.1).
-    let size: usize = all.map(|(name, value)| name.len() + value.len() + 32).sum();
+    // With their lengths, lest many small ones are for nothing.
+    let size: usize = all.map(|(name, value)| name.len() + value.len() + 4).sum();
     let response = Kept {
         status: head.status.as_u16(),
         headers,
