@@ -6,8 +6,11 @@
 mod support;
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::future::IntoFuture;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -19,11 +22,13 @@ use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use support::Answer;
-use tower::{Layer, ServiceExt, service_fn};
+use support::{Answer, subscribe};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_http::timeout::RequestBodyTimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
-    BufferBodyLayer, IdempotencyLayer, LockHandle, Redlock, RedlockLayer, key, scope,
+    BufferBodyLayer, IdempotencyLayer, KeyExtractor, LockHandle, LockKeys, Redlock, RedlockLayer,
+    key, scope,
 };
 
 fn redlock(nodes: &ScriptedNodes) -> Redlock {
@@ -462,4 +467,246 @@ async fn a_body_that_declares_no_length_is_read_up_to_the_limit() {
         assert!(read.load(Ordering::SeqCst) <= 10, "{read:?}");
     }
     assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (1, 1));
+}
+
+/// A log of a test's own.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn subscribe(&self) -> tracing::subscriber::DefaultGuard {
+        let writer = self.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false);
+        subscribe(subscriber.with_writer(move || writer.clone()).finish())
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+/// Requests whose key the set-up cannot hold: the client learns that, the operator what to do about it.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_tells_the_client_what_is_wrong_and_the_log_what_to_set() {
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder()
+        .scripted(&nodes)
+        .namespace("")
+        .build()
+        .unwrap();
+    let many = key::from_fn(|parts: &http::request::Parts| {
+        let count = parts.headers.get("x-count")?.to_str().ok()?.parse().ok()?;
+        Some(
+            (0..count)
+                .map(|number: usize| number.to_string())
+                .collect::<LockKeys>(),
+        )
+    });
+    let layer = RedlockLayer::new(redlock, key::header("x-key").or(many));
+    let app = Router::new()
+        .route("/", any(async || "served"))
+        .layer(layer);
+    let (long, longer) = ("k".repeat(513), "k".repeat(600));
+    for (name, value) in [
+        ("x-key", long.as_str()),
+        ("x-key", &longer),
+        ("x-key", "redlock:fence:{a}"),
+        ("x-count", "33"),
+        ("x-count", "34"),
+    ] {
+        let request = Request::post("/")
+            .header(name, value)
+            .body(Body::empty())
+            .unwrap();
+        let refused = Answer::to(&app, request).await;
+        assert_eq!(
+            (refused.status.as_u16(), refused.code()),
+            (400, "key-invalid")
+        );
+        let told = String::from_utf8(refused.body.to_vec()).unwrap();
+        for advice in [
+            "namespace",
+            "lock_all",
+            "coarser",
+            "redlock:",
+            "hash",
+            "set ",
+        ] {
+            assert!(!told.contains(advice), "{told}");
+        }
+    }
+    // Each once, lest clients fill the log.
+    let log = log.text();
+    for advice in [
+        "set a namespace, which hashes",
+        "may not begin with",
+        "lock a coarser resource",
+    ] {
+        assert_eq!(log.matches(advice).count(), 1, "{advice}: {log}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_breaks_off_or_is_late_is_unreadable_and_no_invalid_key() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let late = RequestBodyTimeoutLayer::new(Duration::from_secs(1));
+    let idempotent = executed.app(once(&nodes));
+    let locked = RedlockLayer::new(redlock(&nodes), ("user", key::path("name")));
+    let buffered = Router::new().route(
+        "/users/{name}",
+        any(async |body: Bytes| body.len().to_string()),
+    );
+    let buffered = buffered.layer((BufferBodyLayer::new(64), locked));
+    let broken = |kind: io::ErrorKind| {
+        stream::iter([Err(io::Error::new(kind, "as the test wants it"))]).boxed()
+    };
+    for app in [idempotent, buffered] {
+        let app = Router::new().merge(app).layer(late.clone());
+        for (rest, status, grpc) in [
+            (broken(io::ErrorKind::BrokenPipe), 400, "1"),
+            (broken(io::ErrorKind::TimedOut), 408, "4"),
+            (stream::pending().boxed(), 408, "4"),
+        ] {
+            let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]).chain(rest);
+            let mut upload = request(Method::POST, "/users/bob", b"k");
+            *upload.body_mut() = Body::from_stream(begun);
+            let refused = Answer::to(&app, upload).await;
+            let told = String::from_utf8_lossy(&refused.body).into_owned();
+            assert_eq!(
+                (refused.status.as_u16(), refused.code()),
+                (status, "body-unreadable"),
+                "{told}"
+            );
+            assert!(
+                !told.contains("key") && !told.contains("as the test wants it"),
+                "{told}"
+            );
+            let rejection = refused.rejection.unwrap();
+            let mut call = request(Method::POST, "/users/bob", b"k");
+            call.headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]);
+            *call.body_mut() = Body::from_stream(begun.chain(match grpc {
+                "1" => broken(io::ErrorKind::BrokenPipe),
+                _ => stream::pending().boxed(),
+            }));
+            let refused = Answer::to(&app, call).await;
+            assert_eq!(refused.headers["grpc-status"], grpc);
+            assert_eq!(refused.rejection.unwrap(), rejection);
+        }
+    }
+    assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_out_of_their_range_say_in_the_log_what_they_are_instead() {
+    let nodes = ScriptedNodes::new(3);
+    let said = |set: &dyn Fn(IdempotencyLayer) -> IdempotencyLayer| {
+        let log = Log::default();
+        let _guard = log.subscribe();
+        let _layer = set(once(&nodes));
+        log.text()
+    };
+    for (setting, asked, used, log) in [
+        (
+            "retention",
+            "0ns",
+            "1ms",
+            said(&|layer| layer.retention(Duration::ZERO)),
+        ),
+        (
+            "retention",
+            "18446744073709551615.999999999s",
+            "3153600000s",
+            said(&|layer| layer.retention(Duration::MAX)),
+        ),
+        (
+            "max_response_body",
+            "1048577",
+            "1048576",
+            said(&|layer| layer.max_response_body(1024 * 1024 + 1)),
+        ),
+    ] {
+        assert_eq!(log.matches("WARN").count(), 1, "{log}");
+        for word in [setting, asked, used] {
+            assert!(log.contains(word), "{word}: {log}");
+        }
+    }
+    for log in [
+        said(&|layer| {
+            layer
+                .retention(Duration::from_millis(1))
+                .max_response_body(1024 * 1024)
+        }),
+        said(&|layer| {
+            layer
+                .retention(Duration::from_secs(86_400))
+                .max_response_body(0)
+        }),
+    ] {
+        assert_eq!(log, "");
+    }
+}
+
+/// What is printed of a thing is about that thing.
+#[tokio::test(start_paused = true)]
+async fn debug_of_no_public_type_shows_the_keys_that_others_hold() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let held = redlock.lock("theirs").await.unwrap();
+    let waiting = tokio::spawn(redlock.lock("theirs").into_future());
+    tokio::task::yield_now().await;
+    let own = redlock
+        .lock("own")
+        .ttl(Duration::from_secs(7))
+        .await
+        .unwrap();
+    let layer = RedlockLayer::new(redlock.clone(), ("thing", key::header("x-key")));
+    let mut service = layer.layer(Executed::default().app(once(&nodes)));
+    let future = Service::call(
+        &mut service,
+        Request::post("/")
+            .header("x-key", "7")
+            .body(Body::empty())
+            .unwrap(),
+    );
+    let shown = [
+        format!("{redlock:?}"),
+        format!("{:?}", redlock.lock("own")),
+        format!("{:?}", redlock.lock("own").into_future()),
+        format!("{own:?} {:?} {:?}", own.handle(), own.lost()),
+        format!("{layer:?} {service:?} {future:?}"),
+        format!("{:?}", once(&nodes)),
+        format!("{:?}", once(&nodes).layer(layer.clone())),
+        format!("{:?}", redlock.health().await),
+        format!("{:?}", Redlock::builder().scripted(&nodes)),
+        format!("{nodes:?}"),
+    ];
+    for shown in shown {
+        assert!(
+            !shown.contains("theirs") && !shown.contains("Front"),
+            "{shown}"
+        );
+        assert!(shown.len() < 2_000, "{shown}");
+    }
+    let request = format!("{:?}", redlock.lock("own").ttl(Duration::from_secs(7)));
+    assert!(
+        request.contains("own") && request.contains("7s"),
+        "{request}"
+    );
+    drop((held, own));
+    waiting.abort();
 }

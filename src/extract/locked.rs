@@ -158,6 +158,8 @@ where
                 let rejection = Rejection::from(error.clone());
                 if matches!(rejection, Rejection::Misconfigured(_)) {
                     tracing::error!(%error, "redlock handler asks for a lock that there cannot be");
+                } else if matches!(rejection, Rejection::KeyInvalid(_)) {
+                    tracing::debug!(%error, "redlock handler asks for a key that there cannot be");
                 }
                 Err(LockRefused { rejection, kind })
             }

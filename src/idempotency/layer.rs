@@ -156,10 +156,19 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets how long responses are kept, between a millisecond and a century. Default: 24 h.
+    /// Sets how long responses are kept, between a millisecond and 100 years of 365 days. Default: 24 h.
+    ///
+    /// Outside of that range the nearest end of it is taken, with a warning in the log.
     pub fn retention(mut self, retention: Duration) -> Self {
         // A node takes no record without a ttl, nor with one that it cannot add to its clock.
-        self.config.retention = retention.clamp(SHORTEST, LONGEST);
+        let used = retention.clamp(SHORTEST, LONGEST);
+        if used != retention {
+            tracing::warn!(
+                setting = "retention", asked = ?retention, ?used,
+                "a setting of an IdempotencyLayer is out of its range"
+            );
+        }
+        self.config.retention = used;
         self
     }
 
@@ -201,8 +210,19 @@ impl IdempotencyLayer {
     /// Of a larger one, of one whose size is not bounded beforehand, and of a response whose headers and
     /// trailers together are over 64 KiB, it is recorded only that there was one: a duplicate gets 409
     /// `result-not-kept`, and nothing is executed again.
+    ///
+    /// Over 1 MiB that is taken, with a warning in the log.
     pub fn max_response_body(mut self, bytes: usize) -> Self {
-        self.config.max_response_body = bytes.min(LARGEST);
+        let used = bytes.min(LARGEST);
+        if used != bytes {
+            tracing::warn!(
+                setting = "max_response_body",
+                asked = bytes,
+                used,
+                "a setting of an IdempotencyLayer is out of its range"
+            );
+        }
+        self.config.max_response_body = used;
         self
     }
 
@@ -321,15 +341,8 @@ impl Config {
                 Ok(None)
             };
         };
-        let scope = self.scope.extract(parts).map_err(|error| {
-            let rejection = Rejection::of_key(error);
-            self.refusals.log_mistake(&rejection);
-            rejection
-        })?;
-        let scope = scope.filter(present).ok_or_else(|| {
-            self.refusals.log_mistake(&Rejection::ScopeMissing);
-            Rejection::ScopeMissing
-        })?;
+        let scope = self.scope.extract(parts).map_err(Rejection::of_key)?;
+        let scope = scope.filter(present).ok_or(Rejection::ScopeMissing)?;
         // A scope of several keys is as one: it is not what is locked.
         let scope = LockKey::from_parts(scope.as_slice().iter().map(LockKey::as_bytes));
         let resource = LockKey::from_parts([

@@ -44,6 +44,9 @@ fn code(rejection: &Rejection) -> u16 {
         Rejection::Failed(_) => UNAVAILABLE,
         Rejection::KeyMissing | Rejection::KeyInvalid(_) | Rejection::KeyReused => INVALID_ARGUMENT,
         Rejection::BodyTooLarge => RESOURCE_EXHAUSTED,
+        // By the caller, which did not send it to its end.
+        Rejection::BodyUnreadable { timed_out: false } => CANCELLED,
+        Rejection::BodyUnreadable { timed_out: true } => DEADLINE_EXCEEDED,
         Rejection::Misconfigured(_) | Rejection::ScopeMissing => INTERNAL,
     }
 }
@@ -101,7 +104,9 @@ struct RetryInfo {
 
 const GRPC: &[u8] = b"application/grpc";
 
+const CANCELLED: u16 = 1;
 const INVALID_ARGUMENT: u16 = 3;
+const DEADLINE_EXCEEDED: u16 = 4;
 const RESOURCE_EXHAUSTED: u16 = 8;
 const ABORTED: u16 = 10;
 const INTERNAL: u16 = 13;

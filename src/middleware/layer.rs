@@ -361,11 +361,7 @@ impl Config {
         if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
             return Ok(Err(NotLocked::Skipped));
         }
-        let keys = self.key.extract(parts).map_err(|error| {
-            let rejection = Rejection::of_key(error);
-            self.refusals.log_mistake(&rejection);
-            rejection
-        })?;
+        let keys = self.key.extract(parts).map_err(Rejection::of_key)?;
         match keys {
             Some(keys) if present(&keys) => Ok(Ok(keys)),
             _ => match self.missing_key {

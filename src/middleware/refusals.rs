@@ -8,6 +8,7 @@ use http::Response;
 use http_body_util::Full;
 
 use crate::middleware::rejection::{Rejection, RejectionResponse, RequestKind, default_response};
+use crate::protocol::KeyError;
 
 /// The refusals of one layer; clones are of the same layer.
 #[derive(Clone)]
@@ -30,26 +31,50 @@ impl Refusals {
         self.response = Arc::new(response);
     }
 
-    /// Builds the response for a refusal, which is also put into its extensions.
+    /// Builds the response for a refusal, which is also put into its extensions. What is a mistake of the
+    /// program is logged.
     pub(crate) fn refuse(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
+        self.log_mistake(&rejection);
         let mut response = self.response.response(&rejection, &to);
         response.extensions_mut().insert(rejection);
         response
     }
 
-    /// Logs a refusal that is a mistake of the program. Each once: every request like this one meets it,
-    /// and no client can do anything about it.
-    pub(crate) fn log_mistake(&self, rejection: &Rejection) {
+    /// Logs a refusal that is a mistake of the program, or a key that it cannot take as it is set up. Each
+    /// once: every request like this one meets it, and clients are not told what to set.
+    fn log_mistake(&self, rejection: &Rejection) {
         let mistake = match rejection {
             Rejection::Misconfigured(error) => error.to_string(),
             Rejection::ScopeMissing => "the scope of an IdempotencyLayer found nobody".to_owned(),
+            Rejection::KeyInvalid(error) => {
+                self.log_limit(error);
+                return;
+            }
             _ => return,
         };
-        let known = self.mistakes.lock();
-        let mut known = known.unwrap_or_else(PoisonError::into_inner);
-        if known.len() < MOST_MISTAKES && known.insert(mistake.clone()) {
+        if self.is_new(mistake.clone()) {
             tracing::error!(error = %mistake, "redlock layer refuses requests like this one");
         }
+    }
+
+    /// Logs a key that only another set-up could take.
+    fn log_limit(&self, error: &KeyError) {
+        // Without the numbers, which are the client's choice.
+        let limit = match error {
+            KeyError::TooLong { .. } => "a key is too long",
+            KeyError::TooMany { .. } => "too many keys",
+            KeyError::Reserved => "a key is reserved",
+            _ => return,
+        };
+        if self.is_new(limit.to_owned()) {
+            tracing::warn!(%error, "redlock layer refuses a key");
+        }
+    }
+
+    fn is_new(&self, mistake: String) -> bool {
+        let known = self.mistakes.lock();
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        known.len() < MOST_MISTAKES && known.insert(mistake)
     }
 }
 

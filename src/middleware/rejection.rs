@@ -39,6 +39,12 @@ pub enum Rejection {
     KeyInvalid(KeyError),
     /// The body is larger than the service reads before it takes a lock.
     BodyTooLarge,
+    /// The body broke off, or did not come in time.
+    BodyUnreadable {
+        /// Whether an error that ended it says of itself that it is a timeout, such as that of a layer
+        /// further out.
+        timed_out: bool,
+    },
     /// The service is set up wrongly; no request can be served.
     Misconfigured(KeyError),
     /// Nobody said whose the idempotency key is; no request can be served.
@@ -114,6 +120,8 @@ impl Rejection {
             Self::Failed(_) | Self::Lost(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::KeyMissing | Self::KeyInvalid(_) => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyUnreadable { timed_out: false } => StatusCode::BAD_REQUEST,
+            Self::BodyUnreadable { timed_out: true } => StatusCode::REQUEST_TIMEOUT,
             Self::Misconfigured(_) | Self::ScopeMissing => StatusCode::INTERNAL_SERVER_ERROR,
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::OutcomeUnknown | Self::ResultNotKept | Self::ConflictingOutcomes => {
@@ -135,6 +143,7 @@ impl Rejection {
             Self::KeyMissing => "key-missing",
             Self::KeyInvalid(_) => "key-invalid",
             Self::BodyTooLarge => "body-too-large",
+            Self::BodyUnreadable { .. } => "body-unreadable",
             Self::Misconfigured(_) => "misconfigured",
             Self::ScopeMissing => "scope-missing",
             Self::KeyReused => "idempotency-key-reused",
@@ -163,6 +172,7 @@ impl Rejection {
             | Self::KeyMissing
             | Self::KeyInvalid(_)
             | Self::BodyTooLarge
+            | Self::BodyUnreadable { .. }
             | Self::Misconfigured(_)
             | Self::ScopeMissing
             | Self::KeyReused
@@ -198,6 +208,8 @@ impl Rejection {
         }
     }
 
+    /// What the client is told, which is nothing about how the service is made. What the operator has to
+    /// know besides is in the log.
     fn detail(&self) -> String {
         match self {
             Self::Contended { .. } => "another request holds the lock on this resource".into(),
@@ -213,8 +225,10 @@ impl Rejection {
             }
             Self::Lost(_) => "the lock was lost while the request was being served".into(),
             Self::KeyMissing => "the request lacks the key that it is to be served under".into(),
-            Self::KeyInvalid(error) => error.to_string(),
+            Self::KeyInvalid(error) => key_detail(error),
             Self::BodyTooLarge => "the body is larger than this resource takes".into(),
+            Self::BodyUnreadable { timed_out: false } => "the body broke off".into(),
+            Self::BodyUnreadable { timed_out: true } => "the body did not come in time".into(),
             Self::Misconfigured(_) | Self::ScopeMissing => {
                 "the service is set up wrongly; see its log".into()
             }
@@ -239,6 +253,7 @@ impl Rejection {
             Self::Lost(_) => "Lock lost",
             Self::KeyMissing | Self::KeyInvalid(_) => "Key missing or invalid",
             Self::BodyTooLarge => "Body too large",
+            Self::BodyUnreadable { .. } => "Body not readable",
             Self::Misconfigured(_) | Self::ScopeMissing => "Service misconfigured",
             Self::KeyReused => "Idempotency key reused",
             Self::OutcomeUnknown => "Outcome unknown",
@@ -295,6 +310,20 @@ fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
     headers.insert(CONTENT_TYPE, content_type);
     insert_retry_after(headers, rejection);
     response
+}
+
+/// What a client is told of its key; `Display` of the error is for those who set the service up.
+fn key_detail(error: &KeyError) -> String {
+    match error {
+        KeyError::Malformed(why) => format!("the key is malformed: {why}"),
+        KeyError::TooLong { .. } => "the key is too long".into(),
+        KeyError::TooMany { count, max } => {
+            format!("the request names {count} resources, and {max} are allowed")
+        }
+        KeyError::Reserved => "the key has a form that is reserved".into(),
+        KeyError::Empty | KeyError::None => "the key is empty".into(),
+        KeyError::Misconfigured(_) => "the key cannot be used".into(),
+    }
 }
 
 /// Returns when enough quarantined nodes may vote again; zero if nobody knows.
@@ -367,6 +396,56 @@ mod tests {
             nodes: vec![quarantined(30), quarantined(7), quarantined(5)],
         });
         assert_eq!(rejection.retry_after(), Some(Duration::from_secs(7)));
+    }
+
+    /// Also through `Display`, which a service's own responses may be made of.
+    #[test]
+    fn no_detail_gives_advice_to_operators_or_names_a_node() {
+        let quarantined = NodeFailure::Quarantined {
+            node: "redis-7".into(),
+            left: Duration::from_secs(1),
+        };
+        let keys = [
+            KeyError::Empty,
+            KeyError::None,
+            KeyError::TooLong { len: 513, max: 512 },
+            KeyError::TooMany { count: 33, max: 32 },
+            KeyError::Reserved,
+            KeyError::misconfigured("no BufferBodyLayer"),
+        ];
+        let second = Duration::from_secs(1);
+        let locks = [
+            LockError::Unavailable {
+                reached: 0,
+                needed: 2,
+                nodes: vec![quarantined],
+            },
+            LockError::TtlTooLong {
+                asked: second,
+                max: second,
+            },
+            LockError::TtlTooShort { asked: second },
+            LockError::Closed,
+        ];
+        let keys = keys.into_iter();
+        let told = keys.clone().map(Rejection::KeyInvalid);
+        let told = told.chain(keys.map(Rejection::of_key));
+        let told = told.chain(locks.into_iter().map(Rejection::from));
+        for rejection in told.chain([Rejection::ScopeMissing]) {
+            let told = rejection.to_string();
+            for advice in [
+                "namespace",
+                "Layer",
+                "set ",
+                "ttl",
+                "coarser",
+                "lock_all",
+                "redis",
+                "name the",
+            ] {
+                assert!(!told.contains(advice), "{told}");
+            }
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::iter;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -21,7 +22,6 @@ use crate::middleware::buffer::body::BufferedRequestBody;
 use crate::middleware::buffer::layer::BufferedBody;
 use crate::middleware::future::take;
 use crate::middleware::rejection::{Rejection, RequestKind, refusal};
-use crate::protocol::KeyError;
 
 /// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
 #[pin_project]
@@ -170,15 +170,34 @@ where
 /// The refusal of a request whose body could not be read.
 pub(crate) fn unread(error: &(dyn Error + 'static)) -> Rejection {
     if is_over_a_limit(error) {
-        Rejection::BodyTooLarge
-    } else {
-        let what = format!("the body could not be read: {error}");
-        Rejection::KeyInvalid(KeyError::malformed(what))
+        return Rejection::BodyTooLarge;
     }
+    tracing::debug!(error, "the body of a request could not be read");
+    let timed_out = causes(error).any(is_timeout);
+    Rejection::BodyUnreadable { timed_out }
 }
 
 /// Whether a body is over the limit, or over that of a layer further out, whose error is wrapped.
 fn is_over_a_limit(error: &(dyn Error + 'static)) -> bool {
-    let mut causes = iter::successors(Some(error), |error| (*error).source());
-    causes.any(|error| error.is::<LengthLimitError>())
+    causes(error).any(|error| error.is::<LengthLimitError>())
+}
+
+/// Whether an error says of itself that it is a timeout.
+///
+/// The layers that time bodies have error types of their own, which this crate does not know: tower-http's
+/// says "data was not received within the designated timeout". The words are those of layers and of the
+/// connection, never of the client; the most that they can do is to make a 400 a 408.
+fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+    let of_io = error.downcast_ref::<io::Error>();
+    if of_io.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+        return true;
+    }
+    let said = error.to_string().to_ascii_lowercase();
+    ["timeout", "timed out", "deadline"]
+        .iter()
+        .any(|word| said.contains(word))
+}
+
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    iter::successors(Some(error), |error| (*error).source())
 }
