@@ -229,9 +229,7 @@ impl Rejection {
             Self::BodyTooLarge => "the body is larger than this resource takes".into(),
             Self::BodyUnreadable { timed_out: false } => "the body broke off".into(),
             Self::BodyUnreadable { timed_out: true } => "the body did not come in time".into(),
-            Self::Misconfigured(_) | Self::ScopeMissing => {
-                "the service is set up wrongly; see its log".into()
-            }
+            Self::Misconfigured(_) | Self::ScopeMissing => "the service is set up wrongly".into(),
             Self::KeyReused => "the idempotency key was used for another request before".into(),
             Self::OutcomeUnknown => {
                 "the request may have been executed, with an outcome that is not known".into()
@@ -436,7 +434,7 @@ mod tests {
             for advice in [
                 "namespace",
                 "Layer",
-                "set ",
+                "set a",
                 "ttl",
                 "coarser",
                 "lock_all",
