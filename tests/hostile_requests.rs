@@ -710,3 +710,87 @@ async fn debug_of_no_public_type_shows_the_keys_that_others_hold() {
     drop((held, own));
     waiting.abort();
 }
+
+#[derive(Debug, Clone)]
+struct Caller(&'static str);
+
+#[tokio::test(start_paused = true)]
+async fn a_scope_of_an_extension_that_is_not_there_is_a_mistake_and_one_that_finds_nothing_is_missing()
+ {
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let whose = || key::extension::<Caller>(|caller| caller.0);
+    let apps = [
+        (
+            IdempotencyLayer::new(redlock(&nodes), whose()),
+            "misconfigured",
+        ),
+        (
+            IdempotencyLayer::new(redlock(&nodes), whose().optional()),
+            "scope-missing",
+        ),
+    ];
+    for (layer, missing) in apps {
+        let app = executed.app(layer);
+        for (caller, expected) in [
+            (None, missing),
+            (Some(""), "scope-missing"),
+            (Some("alice"), ""),
+        ] {
+            for _ in 0..2 {
+                let mut request = request(Method::POST, "/users/bob", b"k");
+                if let Some(caller) = caller {
+                    request.extensions_mut().insert(Caller(caller));
+                }
+                let answer = Answer::to(&app, request).await;
+                let status = if expected.is_empty() { 200 } else { 500 };
+                assert_eq!(
+                    (answer.status.as_u16(), answer.code()),
+                    (status, expected),
+                    "{caller:?}"
+                );
+                assert!(!String::from_utf8_lossy(&answer.body).contains("Caller"));
+            }
+        }
+    }
+    assert_eq!(executed.count(), 1);
+    let log = log.text();
+    assert_eq!(log.matches("hostile_requests::Caller").count(), 1, "{log}");
+    assert_eq!(log.matches("found nobody").count(), 2, "{log}");
+}
+
+/// What a server behind reads as one header is one here, too.
+#[tokio::test(start_paused = true)]
+async fn a_header_key_in_two_spellings_is_refused_like_one_that_is_sent_twice() {
+    let nodes = ScriptedNodes::new(3);
+    let layer = RedlockLayer::new(redlock(&nodes), ("thing", key::header("x-thing-id")));
+    let app = Router::new()
+        .route("/", any(async || "served"))
+        .layer(layer);
+    for (other, expected) in [
+        ("x_thing_id", (400, "key-invalid")),
+        ("x_thing-id", (400, "key-invalid")),
+        ("x-thing-id", (400, "key-invalid")),
+        ("x-thing-id2", (200, "")),
+        ("x-thingid", (200, "")),
+    ] {
+        let request = Request::post("/")
+            .header("x-thing-id", "a")
+            .header(other, "b");
+        let answer = Answer::to(&app, request.body(Body::empty()).unwrap()).await;
+        assert_eq!((answer.status.as_u16(), answer.code()), expected, "{other}");
+    }
+    let only = Request::post("/")
+        .header("x_thing_id", "b")
+        .body(Body::empty())
+        .unwrap();
+    assert_eq!(Answer::to(&app, only).await.code(), "key-missing");
+    let executed = Executed::default();
+    let app = executed.app(once(&nodes));
+    let mut twice = request(Method::POST, "/users/bob", b"a");
+    twice
+        .headers_mut()
+        .insert("idempotency_key", HeaderValue::from_static("b"));
+    assert_eq!(Answer::to(&app, twice).await.code(), "key-invalid");
+}

@@ -8,19 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 ///
 /// CGI, WSGI and their kin read `_` as `-`, so `X_Token` would stand in for `X-Token` there.
 pub(super) fn clear(headers: &mut HeaderMap, name: &HeaderName) {
-    let is_alike = |other: &[u8]| {
-        let folded = |byte: &u8| {
-            if *byte == b'_' {
-                b'-'
-            } else {
-                byte.to_ascii_lowercase()
-            }
-        };
-        other
-            .iter()
-            .map(folded)
-            .eq(name.as_str().bytes().map(|byte| folded(&byte)))
-    };
+    let is_alike = |other: &[u8]| are_alike(other, name);
     headers.remove(name);
     // Most requests have none, and pay nothing for those that do.
     while let Some(alike) = headers
@@ -33,6 +21,16 @@ pub(super) fn clear(headers: &mut HeaderMap, name: &HeaderName) {
     for list in [CONNECTION, PROXY_CONNECTION] {
         clear_options(headers, &list, is_alike);
     }
+}
+
+/// Whether a name is that of a header to those who read `_` as `-`.
+pub(super) fn are_alike(other: &[u8], name: &HeaderName) -> bool {
+    let folded = |byte: &u8| match byte {
+        b'_' => b'-',
+        byte => byte.to_ascii_lowercase(),
+    };
+    let name = name.as_str().as_bytes();
+    other.len() == name.len() && other.iter().map(folded).eq(name.iter().map(folded))
 }
 
 /// Removes options from a header that lists some; a value that has none of them stays as it is.

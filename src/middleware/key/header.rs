@@ -6,13 +6,15 @@ use http::HeaderName;
 use http::request::Parts;
 
 use crate::middleware::key::KeyExtractor;
+use crate::middleware::token_header::are_alike;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
 /// Takes the key from the request header `name`: bare, byte for byte, or a structured-field string
 /// (`"order 7"`, RFC 9651, section 3.3.3), which is the same key as its text.
 ///
-/// Missing or empty: the request names no resource. Sent more than once, not UTF-8, or begun with a
-/// quote and no such string: the request is malformed. Header values are the client's choice: put a literal beside it
+/// Missing or empty: the request names no resource. Sent more than once, also under a name that is the
+/// same once `_` is read as `-` (as CGI and WSGI do), not UTF-8, or begun with a quote and no such
+/// string: the request is malformed. Header values are the client's choice: put a literal beside it
 /// (`("upload", key::header("x-upload-id"))`), and authentication in front of it.
 ///
 /// # Panics
@@ -42,7 +44,10 @@ impl KeyExtractor for Header {
         };
         let malformed = |what: &str| KeyError::malformed(format!("header `{}` {what}", self.name));
         // Which of them would be the resource? Proxies and frameworks disagree.
-        if values.next().is_some() {
+        let is_other = |other: &HeaderName| {
+            *other != self.name && are_alike(other.as_str().as_bytes(), &self.name)
+        };
+        if values.next().is_some() || parts.headers.keys().any(is_other) {
             return Err(malformed("is sent more than once"));
         }
         let text = std::str::from_utf8(value.as_bytes()).map_err(|_| malformed("is not UTF-8"))?;
