@@ -263,7 +263,7 @@ async fn a_host_key_is_that_of_the_target_and_of_the_header_or_none() {
     let service = Service::new();
     let app = router().layer(service.layer(("tenant", key::host())));
     let tenant = |host: &str| locked(("tenant", host));
-    let rows: [(&str, &[&str], Treatment); 24] = [
+    let rows: [(&str, &[&str], Treatment); 26] = [
         ("/things", &["A.Example"], tenant("a.example")),
         ("/things", &["a.example:8080"], tenant("a.example")),
         ("/things", &["a.example."], tenant("a.example")),
@@ -306,6 +306,8 @@ async fn a_host_key_is_that_of_the_target_and_of_the_header_or_none() {
         ("http://b.example@a.example/things", &["a.example"], INVALID),
         ("/things", &["b.example@a.example"], INVALID),
         ("/things", &["."], INVALID),
+        ("/things", &["a.example.."], INVALID),
+        ("/things", &["%61.example"], INVALID),
         ("/things", &["a.example,b.example"], INVALID),
         ("/things", &["a example"], INVALID),
     ];

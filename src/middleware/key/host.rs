@@ -67,7 +67,7 @@ fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
     }
     let host = authority.host().to_ascii_lowercase();
     let host = host.strip_suffix('.').unwrap_or(&host);
-    if host.is_empty() {
+    if host.is_empty() || host.ends_with('.') {
         return Err(KeyError::malformed("the host has no name"));
     }
     // No name of a host has one: a proxy has merged two headers.
