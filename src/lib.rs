@@ -34,6 +34,8 @@ pub use extract::{
 };
 #[cfg(feature = "idempotency")]
 pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
+#[cfg(feature = "idempotency")]
+pub use lock::ExecutionHandle;
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
     LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness, Redlock,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRef, FromRequestParts, Path, Query, State};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use axum::{Extension, Router, debug_handler};
@@ -582,9 +583,17 @@ async fn requests_do_not_wait_in_a_circle_over_two_services() {
     let a = RedlockLayer::new(one, "a").wait(secs(30));
     let b = RedlockLayer::new(other, "b").wait(secs(30));
     let handler = || async { sleep(Duration::from_millis(100)).await };
+    // Both have their first lock before either asks for its second.
+    let between = from_fn(async |request: axum::extract::Request, next: Next| {
+        sleep(Duration::from_millis(10)).await;
+        next.run(request).await
+    });
     let app = Router::new()
-        .route("/ab", post(handler).layer((a.clone(), b.clone())))
-        .route("/ba", post(handler).layer((b, a)));
+        .route(
+            "/ab",
+            post(handler).layer((a.clone(), between.clone(), b.clone())),
+        )
+        .route("/ba", post(handler).layer((b, between, a)));
     let began = Instant::now();
     let (first, second) = tokio::join!(send(&app, "POST", "/ab"), send(&app, "POST", "/ba"));
     assert!([first.0, second.0].contains(&StatusCode::LOCKED));

@@ -24,7 +24,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    IdempotencyKey, IdempotencyLayer, LockHandle, LostReason, OnUnrecorded, Redlock, RedlockLayer,
+    ExecutionHandle, IdempotencyKey, IdempotencyLayer, OnUnrecorded, Redlock, RedlockLayer,
     Rejection, RequestKind, RestartGuard, key, scope,
 };
 
@@ -40,7 +40,7 @@ impl Payments {
     fn app(&self, layer: IdempotencyLayer) -> Router {
         let payments = self.clone();
         let pay = async move |Query(form): Query<Form>, request: Request| {
-            assert!(request.extensions().get::<LockHandle>().is_some());
+            assert!(request.extensions().get::<ExecutionHandle>().is_some());
             assert!(request.extensions().get::<IdempotencyKey>().is_some());
             let body = request.into_body().collect().await.unwrap().to_bytes();
             sleep(Duration::from_millis(form.ms.unwrap_or(0))).await;
@@ -356,7 +356,7 @@ async fn what_failed_is_executed_again_unless_it_may_have_had_an_effect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_gives_the_key_back_unless_it_may_have_had_an_effect() {
+async fn a_panic_leaves_the_key_locked_until_its_ttl_because_it_may_have_had_an_effect() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     for at_most_once in [false, true] {
@@ -367,7 +367,13 @@ async fn a_panic_gives_the_key_back_unless_it_may_have_had_an_effect() {
             async move { pay(&app, "/payments?status=418", &key).await }
         });
         assert!(panics.await.is_err());
-        sleep(Duration::from_millis(10)).await;
+        assert_eq!(
+            pay(&app, "/payments", &key).await.status,
+            StatusCode::UNPROCESSABLE_ENTITY
+        );
+        let again = pay(&app, "/payments?status=418", &key).await;
+        assert_eq!(again.code(), "lock-contended");
+        sleep(Duration::from_secs(11)).await;
         let again = pay(&app, "/payments", &key).await;
         let refused = if at_most_once { "outcome-unknown" } else { "" };
         assert_eq!(again.code(), refused);
@@ -466,7 +472,8 @@ async fn a_record_survives_one_wipe_at_a_time_and_is_repaired_by_replays() {
 async fn an_execution_that_outlived_its_lock_is_recorded_if_nobody_came() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
-    let app = payments.app(layer(&nodes).max_hold(Duration::from_secs(1)));
+    let app = payments.app(layer(&nodes));
+    (0..2).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Failing));
     let slow = "/payments?ms=60000";
     let first = pay(&app, slow, "a").await;
     assert_eq!(first.status, StatusCode::OK);
@@ -611,15 +618,14 @@ async fn a_layer_that_is_applied_twice_is_as_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_the_service_gives_the_key_back_before_it_is_answered() {
+async fn an_error_of_the_service_is_passed_on_and_leaves_the_key_locked_until_its_ttl() {
     let nodes = ScriptedNodes::new(3);
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Release, Gate::Slow(Duration::from_millis(20)));
-    }
-    let failing = service_fn(async |_| Err::<Response, _>("no effect"));
+    let failing = service_fn(async |_| Err::<Response, _>("perhaps an effect"));
     let failing = layer(&nodes).layer(failing);
     let failed = failing.oneshot(request("/payments", "a", "")).await;
-    assert_eq!(failed.err(), Some("no effect"));
+    assert_eq!(failed.err(), Some("perhaps an effect"));
+    assert_eq!(nodes.locks(), [1, 1, 1]);
+    sleep(Duration::from_secs(11)).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
@@ -627,11 +633,12 @@ async fn an_error_of_the_service_gives_the_key_back_before_it_is_answered() {
 async fn the_response_to_another_request_is_not_replayed_to_whoever_was_too_slow() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
-    let hasty = layer(&nodes).max_hold(Duration::from_secs(1));
-    let (slow, other) = (payments.app(hasty), payments.app(layer(&nodes)));
+    let (slow, other) = (payments.app(layer(&nodes)), payments.app(layer(&nodes)));
     let (first, second) = tokio::join!(pay(&slow, "/payments?ms=60000", "a"), async {
+        sleep(Duration::from_secs(10)).await;
         // The lock of the first is over by then, and nobody else can know of it.
-        sleep(Duration::from_secs(30)).await;
+        (0..3).for_each(|node| nodes.wipe(node));
+        sleep(Duration::from_secs(20)).await;
         pay(&other, "/payments", "a").await
     });
     assert_eq!(second.body, "payment 1 of 8 bytes ");
@@ -758,25 +765,6 @@ async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
             .num_alive_tasks();
         assert_eq!(tasks, 0, "{what}");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_recorded_response_ends_the_lock_also_for_a_detached_guard() {
-    let nodes = ScriptedNodes::new(3);
-    let (detached, mut guards) = tokio::sync::mpsc::unbounded_channel();
-    let pay_on = post(async move |handle: LockHandle| {
-        detached.send(handle.detach().unwrap()).unwrap();
-        "paid, and more to do"
-    });
-    let app = Router::new()
-        .route("/payments", pay_on)
-        .layer(layer(&nodes));
-    let first = pay(&app, "/payments", "a").await;
-    let guard = guards.recv().await.unwrap();
-    assert!(!guard.is_valid());
-    assert_eq!(guard.lost().await, LostReason::Released);
-    assert!(pay(&app, "/payments", "a").await.is_replayed());
-    assert_eq!((first.status, nodes.locks()), (StatusCode::OK, vec![0; 3]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use http::request::Parts;
 
 use crate::extract::LockResource;
 use crate::lock::{LockGuard, Redlock};
-use crate::middleware::{LockHandles, Rejection, RequestKind, refusal};
+use crate::middleware::{LockHandles, OnLost, Passage, Rejection, RequestKind, refusal};
 
 /// Extracts `T` and locks the resource that it names, before the handler is called.
 ///
@@ -135,6 +135,7 @@ where
 {
     let (redlock, kind) = (Redlock::from_ref(state), RequestKind::of(parts));
     let (keys, options) = (resource.lock_keys(), resource.options());
+    let passage = parts.extensions.get::<Passage>().cloned();
     let held = LockHandles::of(&mut parts.extensions);
     let locking = held.lock(&redlock, keys, |request| {
         let request = request.wait(options.wait.unwrap_or_default());
@@ -151,7 +152,8 @@ where
     async move {
         match locking.await {
             Ok(guard) => {
-                held.add(&guard.handle());
+                // The handler is not stopped when it loses the lock.
+                held.add(&guard.handle(), OnLost::Notify);
                 Ok(guard)
             }
             Err(error) => {
@@ -161,7 +163,11 @@ where
                 } else if matches!(rejection, Rejection::KeyInvalid(_)) {
                     tracing::debug!(%error, "redlock handler asks for a key that there cannot be");
                 }
-                Err(LockRefused { rejection, kind })
+                Err(LockRefused {
+                    rejection,
+                    kind,
+                    passage,
+                })
             }
         }
     }
@@ -182,6 +188,8 @@ pub enum LockedRejection<R> {
 pub struct LockRefused {
     rejection: Rejection,
     kind: RequestKind,
+    /// For an idempotency layer outside, which is told that the handler was not called.
+    passage: Option<Passage>,
 }
 
 impl LockRefused {
@@ -203,6 +211,9 @@ impl<R: IntoResponse> IntoResponse for LockedRejection<R> {
 
 impl IntoResponse for LockRefused {
     fn into_response(self) -> Response {
+        if let Some(passage) = &self.passage {
+            passage.refused();
+        }
         refusal(self.rejection, self.kind).into_response()
     }
 }

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
 use crate::idempotency::header::IdempotencyKey;
+use crate::lock::ExecutionHandle;
 use crate::middleware::{Rejection, RequestKind, refusal};
 use crate::protocol::KeyError;
 
@@ -32,7 +33,26 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for IdempotencyKey {
     }
 }
 
-/// Why there is no [`IdempotencyKey`]: a mistake of the program, 500, which says what to do.
+/// The execution that an [`IdempotencyLayer`](crate::IdempotencyLayer) lets the handler do.
+impl<S: Send + Sync> FromRequestParts<S> for ExecutionHandle {
+    type Rejection = IdempotencyKeyRejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        let execution = parts.extensions.get::<Self>().cloned();
+        execution.ok_or_else(|| IdempotencyKeyRejection(RequestKind::of(parts)))
+    }
+}
+
+/// `None` if the request has no key, or there is no layer.
+impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get().cloned())
+    }
+}
+
+/// Why there is no [`IdempotencyKey`] and no [`ExecutionHandle`]: a mistake of the program, 500, which says what to do.
 #[derive(Debug, Clone)]
 pub struct IdempotencyKeyRejection(RequestKind);
 

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::RETRY_AFTER;
 use http::request::Parts;
-use http::{HeaderName, Method, StatusCode, response};
+use http::{Extensions, HeaderName, Method, StatusCode, response};
 use tower::Layer;
 
 use crate::idempotency::codec::Codec;
@@ -14,10 +15,9 @@ use crate::idempotency::codec::RecordKeys;
 use crate::idempotency::fingerprint;
 use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::service::IdempotencyService;
-use crate::lock::{BuildError, Once, Redlock, Waiters};
+use crate::lock::{BuildError, ExecutionHandle, Once, Redlock, Waiters};
 use crate::middleware::{
-    KeyExtractor, LockHandles, Refusals, Rejection, RejectionResponse, are_meant, matched_no_route,
-    present,
+    KeyExtractor, Refusals, Rejection, RejectionResponse, are_meant, matched_no_route, present,
 };
 use crate::node::sha256;
 use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
@@ -48,8 +48,18 @@ use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
 /// [`IdempotencyKey`] in the transaction of the effect makes that impossible.
 /// [`at_most_once`](Self::at_most_once) refuses such retries instead.
 ///
-/// The record takes the place of the lock: a guard that the handler has detached is over
-/// ([`LostReason::Released`](crate::LostReason::Released)) when the response is recorded.
+/// An execution that has begun keeps its lock, and a share of every other lock that the request holds, until
+/// it ends: also when the client goes away, when a layer outside drops the request, or when it calls again.
+/// If a [`RedlockLayer`](crate::RedlockLayer) outside loses its lock, the execution is stopped, unless that
+/// layer is set to [`OnLost::Notify`](crate::OnLost::Notify).
+///
+/// An execution that ends without a response, by an error or a panic, may have had an effect: its key stays
+/// locked until its ttl, and a retry executes after that, or gets 409 `outcome-unknown` with
+/// [`at_most_once`](Self::at_most_once).
+///
+/// The handler finds an [`ExecutionHandle`] and the [`IdempotencyKey`] in the extensions of its request.
+/// [`LockHandle`](crate::LockHandle) and [`FencingToken`](crate::FencingToken) are those of the resource
+/// layers alone.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct IdempotencyLayer {
@@ -76,13 +86,14 @@ pub(super) struct Config {
     required: bool,
     pub(super) retention: Duration,
     fingerprint: Arc<dyn Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync>,
-    record_if: Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>,
+    /// `None` for the default, which also looks at the request.
+    record_if: Option<Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>>,
     pub(super) max_request_body: usize,
     pub(super) max_response_body: usize,
     wait: Duration,
     waiters: Option<Arc<Waiters>>,
     ttl: Option<Duration>,
-    max_hold: Duration,
+    max_hold: Option<Duration>,
     pub(super) replay_header: HeaderName,
     pub(super) keep_cookies: bool,
     intents: Option<Duration>,
@@ -96,6 +107,8 @@ pub(super) struct Asked {
     pub(super) key: IdempotencyKey,
     /// What is locked and recorded.
     pub(super) resource: LockKey,
+    /// Whether a router has found no route for the request, as far as is known.
+    pub(super) matched_no_route: bool,
 }
 
 impl IdempotencyLayer {
@@ -116,13 +129,13 @@ impl IdempotencyLayer {
                 required: false,
                 retention: DAY,
                 fingerprint: Arc::new(fingerprint::of_request),
-                record_if: Arc::new(is_final),
+                record_if: None,
                 max_request_body: 2 * 1024 * 1024,
                 max_response_body: 64 * 1024,
                 wait: Duration::ZERO,
                 waiters: None,
                 ttl: None,
-                max_hold: Duration::from_secs(60),
+                max_hold: None,
                 replay_header: HeaderName::from_static("idempotency-replayed"),
                 keep_cookies: false,
                 intents: None,
@@ -185,16 +198,23 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets which responses are recorded. Default: all but 5xx, 408, 425 and 429, and but refusals of
-    /// this crate, such as 423 of a [`RedlockLayer`](crate::RedlockLayer) within: they have a
-    /// [`Rejection`] in their extensions.
+    /// Sets which responses are recorded. Default: those that a handler gives for good.
+    ///
+    /// By default these are not recorded, because a retry may be answered differently: 5xx, 401, 407, 408,
+    /// 423, 425 and 429, a 409 with `Retry-After`, 405, and a 404 of a request for which an axum router
+    /// around the layer has found no route. With a function of your own, it alone decides about these.
     ///
     /// To refuse a response is to state that the operation had no effect: a retry executes it.
+    ///
+    /// Refusals of this crate's layers and extractors within, such as 423 of a
+    /// [`RedlockLayer`](crate::RedlockLayer), are never recorded and never given to the function: the handler
+    /// was not called. Nor is anything recorded if a lock was lost and the handler stopped midway: what it
+    /// did is not known, and the key stays locked until its ttl.
     pub fn record_if(
         mut self,
         record_if: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.config.record_if = Arc::new(record_if);
+        self.config.record_if = Some(Arc::new(record_if));
         self
     }
 
@@ -250,11 +270,16 @@ impl IdempotencyLayer {
         Ok(self)
     }
 
-    /// Sets after what time the lock is not renewed any more. Default: 60 s.
+    /// Sets how long an execution may take. Default: no bound; an execution that has begun keeps its lock
+    /// until it ends, and the `max_hold` of the [`Redlock`] does not apply to it.
     ///
-    /// An execution that takes longer goes on, and is recorded if nobody else was granted the key.
+    /// At the bound the lock is not renewed any more, so the execution is stopped: two executions must not
+    /// run at once. The caller gets 503 `lock-lost`, an error event is logged, and `redlock_lost_total`
+    /// counts it with the reason `max_hold`. What the stopped execution did is not known: a retry executes
+    /// again once the lock has ended by its ttl, or gets 409 `outcome-unknown` with
+    /// [`at_most_once`](Self::at_most_once).
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.config.max_hold = max_hold;
+        self.config.max_hold = Some(max_hold);
         self
     }
 
@@ -358,12 +383,17 @@ impl Config {
         } else {
             resource
         };
-        // The same layer further out: the lock that would refuse this request is its own.
-        let handles = parts.extensions.get::<LockHandles>();
-        if handles.is_some_and(|handles| handles.have(&self.redlock, &resource)) {
+        // The same layer further out: the lock that would refuse this request is its own. One that has ended
+        // does not count: a retry in between asks anew.
+        let executing = parts.extensions.get::<Executing>();
+        if executing.is_some_and(|executing| executing.has(&self.redlock, &resource)) {
             return Ok(None);
         }
-        Ok(Some(Asked { key, resource }))
+        Ok(Some(Asked {
+            key,
+            resource,
+            matched_no_route: matched_no_route(parts),
+        }))
     }
 
     pub(super) fn fingerprint_of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
@@ -375,7 +405,7 @@ impl Config {
             key: resource,
             asked_for,
             ttl: self.ttl,
-            max_hold: Some(self.max_hold),
+            max_hold: self.max_hold,
             wait: self.wait,
             waiters: self.waiters.clone(),
             intents: self.intents,
@@ -383,21 +413,54 @@ impl Config {
         }
     }
 
-    pub(super) fn is_recorded(&self, head: &response::Parts) -> bool {
-        (self.record_if)(head)
+    /// Whether the response of a handler is recorded.
+    pub(super) fn is_recorded(&self, head: &response::Parts, matched_no_route: bool) -> bool {
+        match &self.record_if {
+            Some(record_if) => record_if(head),
+            None => is_final(head, matched_no_route),
+        }
     }
 }
 
-/// Whether a retry would be answered the same: not where the service failed, or asked to come back,
-/// or where a lock of this crate refused the request before it was executed.
-fn is_final(head: &response::Parts) -> bool {
-    let come_back = [
-        StatusCode::REQUEST_TIMEOUT,
-        StatusCode::TOO_EARLY,
-        StatusCode::TOO_MANY_REQUESTS,
-    ];
+/// The executions that a request is part of, outermost first; in its extensions.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Executing(Vec<ExecutionHandle>);
+
+impl Executing {
+    /// Returns those of a request.
+    pub(super) fn of(extensions: &Extensions) -> Self {
+        extensions.get::<Self>().cloned().unwrap_or_default()
+    }
+
+    pub(super) fn push(&mut self, execution: ExecutionHandle) {
+        self.0.push(execution);
+    }
+
+    fn has(&self, redlock: &Redlock, resource: &LockKey) -> bool {
+        let mut executions = self.0.iter();
+        executions.any(|execution| execution.is_executing(redlock, resource))
+    }
+}
+
+/// Whether a retry would be answered the same: not where the service failed, or asked to come back or to
+/// authenticate first, or had no route for the request.
+fn is_final(head: &response::Parts, matched_no_route: bool) -> bool {
+    let transient = match head.status {
+        StatusCode::UNAUTHORIZED
+        | StatusCode::PROXY_AUTHENTICATION_REQUIRED
+        | StatusCode::REQUEST_TIMEOUT
+        | StatusCode::LOCKED
+        | StatusCode::TOO_EARLY
+        | StatusCode::TOO_MANY_REQUESTS => true,
+        StatusCode::CONFLICT => head.headers.contains_key(RETRY_AFTER),
+        // Also the router's: the next version may have a route for it.
+        StatusCode::METHOD_NOT_ALLOWED => true,
+        StatusCode::NOT_FOUND => matched_no_route,
+        status => status.is_server_error(),
+    };
+    // A refusal that was made from one of ours, say by `map_response`.
     let refused = head.extensions.get::<Rejection>().is_some();
-    !refused && !head.status.is_server_error() && !come_back.contains(&head.status)
+    !transient && !refused
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

@@ -1,7 +1,7 @@
 //! The service: executes once, and replays.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::mem;
 use std::panic;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, response};
 use http_body::Body;
 use http_body_util::{BodyExt, Full, Limited};
 use pin_project::pin_project;
@@ -18,10 +18,13 @@ use tower::{BoxError, Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
-use crate::idempotency::layer::{Asked, Config, OnUnrecorded};
+use crate::idempotency::layer::{Asked, Config, Executing, OnUnrecorded};
 use crate::idempotency::stored::{self, NoReplay};
-use crate::lock::{Execution, LockError, NotGranted, Recorded};
-use crate::middleware::{BufferedRequestBody, LockHandles, Rejection, RequestKind, unread};
+use crate::lock::{Execution, LockError, Lost, LostReason, NotBegun, NotGranted, Recorded};
+use crate::middleware::{
+    BufferedRequestBody, HeldLock, LockHandles, OnLost, Passage, Passages, Reached, Rejection,
+    RequestKind, Taken, unread,
+};
 use crate::node::{telemetry, unguessable};
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
 
@@ -92,6 +95,7 @@ where
                 Kind::Idempotent(Box::pin(serve(inner, config, asked, parts, body)))
             }
             Err(rejection) => {
+                Passage::refuse(&parts.extensions);
                 let refusal = self
                     .config
                     .refusals
@@ -171,14 +175,18 @@ async fn serve<S, ReqBody, ResBody>(
     body: ReqBody,
 ) -> Outcome<ResBody, S::Error>
 where
-    S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>,
+    S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>
+        + Send
+        + 'static,
     S::Future: Send + 'static,
     S::Error: Send + 'static,
-    ReqBody: Body<Data = Bytes>,
+    ReqBody: Body<Data = Bytes> + Send + 'static,
     ReqBody::Error: Into<BoxError>,
     ResBody: Body<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
+    // Until the handler may have been called, all that follows is a refusal for a layer outside.
+    let outside = Passage::take(&mut parts.extensions);
     let answer = Answer {
         config,
         resource: asked.resource,
@@ -193,28 +201,34 @@ where
     let once = config.once(answer.resource.clone(), asked_for);
     let execution = match config.redlock.once(once).await {
         Ok(execution) => execution,
-        Err(NotGranted::Done(record)) => return Ok(answer.replay(record).await),
-        Err(reason) => {
-            if matches!(reason, NotGranted::Conflicting) {
-                telemetry::conflict();
-                tracing::error!(
-                    "an idempotent request was executed more than once, with outcomes that no majority agrees on"
-                );
-            }
-            return Ok(answer.refuse(refusal(reason)));
-        }
+        Err(reason) => return Ok(answer.not_granted(reason, outside.as_ref()).await),
     };
-    inner.ready().await?;
-    let handle = execution.handle();
-    LockHandles::of(&mut parts.extensions).add(&handle);
-    parts.extensions.insert(handle);
-    parts.extensions.insert(asked.key);
-    if let Err(reason) = execution.begin() {
-        return Ok(answer.refuse(Rejection::Lost(reason)));
+    if let Err(error) = inner.ready().await {
+        // Before the error is answered: a retry must not meet the lock of the request that it repeats.
+        execution.release().await;
+        return Err(error);
     }
+    let mut executing = Executing::of(&parts.extensions);
+    executing.push(execution.handle());
+    parts.extensions.insert(executing);
+    parts.extensions.insert(execution.handle());
+    parts.extensions.insert(asked.key);
+    let passages = Passages::default();
+    passages.open(&mut parts.extensions);
+    let held = parts.extensions.get::<LockHandles>();
+    let held = held.map(LockHandles::share).unwrap_or_default();
     let request = Request::from_parts(parts, IdempotencyRequestBody::read(body));
-    let executing = execute(inner.call(request), execution, asked_for, answer);
-    match tokio::spawn(executing.in_current_span()).await {
+    let granted = Granted {
+        execution,
+        held,
+        passages,
+        outside,
+        asked_for,
+        matched_no_route: asked.matched_no_route,
+        answer,
+    };
+    let executing = granted.execute(inner, request).in_current_span();
+    match tokio::spawn(executing).await {
         Ok(outcome) => outcome,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => panic::resume_unwind(panic),
@@ -239,50 +253,159 @@ where
     Ok(BufferedRequestBody::new(collected.to_bytes(), trailers))
 }
 
-/// Waits for the response of the inner service, and records it.
-///
-/// Dropped by a panic of that, it gives the key back.
-async fn execute<F, B, E>(
-    running: F,
+/// A request that may be executed, and all that its execution holds.
+struct Granted {
     execution: Execution,
+    /// Shares of the locks that layers outside hold for the request. They last as long as the execution,
+    /// whatever becomes of the client and of those layers.
+    held: Vec<HeldLock>,
+    /// What the layers and extractors within do with the calls of the handler.
+    passages: Passages,
+    /// The same for an idempotency layer outside.
+    outside: Option<Taken>,
     asked_for: Fingerprint,
+    matched_no_route: bool,
     answer: Answer,
-) -> Outcome<B, E>
-where
-    F: Future<Output = Result<Response<B>, E>>,
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    let config = &answer.config;
-    // In both cases before the answer: whoever retries must not meet the lock of what it retries.
-    let (mut head, body) = match running.await {
-        Ok(response) => response.into_parts(),
-        Err(error) => {
-            execution.release().await;
-            return Err(error);
+}
+
+/// What the inner service answered.
+enum Produced<B> {
+    /// To be recorded with this body.
+    Whole(response::Parts, Bytes, Option<HeaderMap>),
+    /// To be recorded without its body, which cannot be kept.
+    Large(response::Parts, B),
+    /// The same; the body broke off while it was read.
+    Broken(response::Parts, BoxError),
+    /// Not to be recorded.
+    Unrecorded(Response<B>),
+}
+
+impl Granted {
+    /// Executes and records, in a task of its own.
+    ///
+    /// The locks that are held are given back before the outcome is: the layers outside release theirs in
+    /// order then, and the client does not meet them with its next request. Dropped by a panic of the
+    /// inner service, this leaves the key locked until its ttl.
+    async fn execute<S, ReqBody, ResBody>(
+        self,
+        mut inner: S,
+        request: Request<IdempotencyRequestBody<ReqBody>>,
+    ) -> Outcome<ResBody, S::Error>
+    where
+        S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>,
+        ResBody: Body<Data = Bytes>,
+        ResBody::Error: Into<BoxError>,
+    {
+        let begun = match self.held_is_over() {
+            Some(reason) => Err(NotBegun::Lost(reason)),
+            None => self.execution.begin().await,
+        };
+        if let Err(reason) = begun {
+            let answer = self.answer;
+            self.execution.release().await;
+            return Ok(match reason {
+                NotBegun::Lost(reason) => answer.refuse(Rejection::Lost(reason)),
+                NotBegun::NotGranted(reason) => {
+                    answer.not_granted(reason, self.outside.as_ref()).await
+                }
+            });
         }
-    };
-    if !config.is_recorded(&head) {
-        execution.release().await;
-        let body = IdempotencyBody::streaming(body);
-        return Ok(Response::from_parts(head, body));
+        if let Some(outside) = &self.outside {
+            outside.reached();
+        }
+        let produced = tokio::select! {
+            biased;
+            // First: once a lock is lost, the handler must not be polled again.
+            reason = self.stopped() => Err(reason),
+            produced = self.produce(&mut inner, request) => Ok(produced),
+        };
+        if let Some(outside) = &self.outside {
+            outside.follow(self.passages.reached());
+        }
+        match produced {
+            Err(reason) => {
+                tracing::error!(
+                    %reason,
+                    "an idempotent execution was stopped midway; its key stays locked until its ttl"
+                );
+                Ok(self.answer.refuse(Rejection::Lost(reason)))
+            }
+            Ok(Err(error)) => {
+                // A timeout, say: what the handler did by then is not known.
+                if self.passages.reached() == Reached::No {
+                    self.execution.release().await;
+                }
+                Err(error)
+            }
+            Ok(Ok(Produced::Unrecorded(response))) => {
+                match self.passages.reached() {
+                    Reached::No => self.execution.release().await,
+                    Reached::Perhaps => self.execution.release_without_effect().await,
+                    Reached::Stopped => drop(self.execution),
+                }
+                Ok(response.map(IdempotencyBody::streaming))
+            }
+            Ok(Ok(produced)) => Ok(self.record(produced).await),
+        }
     }
-    let executed = stored::Executed {
-        resource: &answer.resource,
-        execution: ExecutionId::from_random(unguessable()),
-        fingerprint: asked_for,
-        token: execution.handle().fencing_token(),
-    };
-    let codec = &config.codec;
-    let upper = body.size_hint().upper();
-    // What becomes of the connection is the better part of an upgrade, and is in no record.
-    let fits = head.status != StatusCode::SWITCHING_PROTOCOLS
-        && upper.is_some_and(|upper| upper <= config.max_response_body as u64);
-    let (record, body) = if fits {
-        match body.collect().await {
+
+    /// Calls the inner service, and reads of its response what is to be recorded.
+    async fn produce<S, ReqBody, ResBody>(
+        &self,
+        inner: &mut S,
+        request: Request<IdempotencyRequestBody<ReqBody>>,
+    ) -> Result<Produced<ResBody>, S::Error>
+    where
+        S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>,
+        ResBody: Body<Data = Bytes>,
+        ResBody::Error: Into<BoxError>,
+    {
+        let config = &self.answer.config;
+        let (head, body) = inner.call(request).await?.into_parts();
+        if self.passages.reached() != Reached::Perhaps
+            || !config.is_recorded(&head, self.matched_no_route)
+        {
+            return Ok(Produced::Unrecorded(Response::from_parts(head, body)));
+        }
+        let upper = body.size_hint().upper();
+        // What becomes of the connection is the better part of an upgrade, and is in no record.
+        let fits = head.status != StatusCode::SWITCHING_PROTOCOLS
+            && upper.is_some_and(|upper| upper <= config.max_response_body as u64);
+        if !fits {
+            return Ok(Produced::Large(head, body));
+        }
+        Ok(match body.collect().await {
             Ok(collected) => {
                 let trailers = collected.trailers().cloned();
-                let bytes = collected.to_bytes();
+                Produced::Whole(head, collected.to_bytes(), trailers)
+            }
+            // It was executed all the same.
+            Err(error) => Produced::Broken(head, error.into()),
+        })
+    }
+
+    /// Records what was executed, and answers.
+    async fn record<ResBody>(
+        self,
+        produced: Produced<ResBody>,
+    ) -> Response<IdempotencyBody<ResBody>> {
+        let Self {
+            execution,
+            held,
+            asked_for,
+            answer,
+            ..
+        } = self;
+        let config = &answer.config;
+        let executed = stored::Executed {
+            resource: &answer.resource,
+            execution: ExecutionId::from_random(unguessable()),
+            fingerprint: asked_for,
+            token: execution.handle().fencing_token(),
+        };
+        let codec = &config.codec;
+        let (record, mut head, body) = match produced {
+            Produced::Whole(head, bytes, trailers) => {
                 let outcome = stored::Outcome {
                     head: &head,
                     body: &bytes,
@@ -290,44 +413,74 @@ where
                     keep_cookies: config.keep_cookies,
                 };
                 let record = stored::kept(executed, &outcome, codec);
-                (record, IdempotencyBody::whole(bytes, trailers))
+                (record, head, IdempotencyBody::whole(bytes, trailers))
             }
-            // It was executed all the same.
-            Err(error) => {
+            Produced::Large(head, body) => {
                 let record = stored::not_kept(executed, codec);
-                (record, IdempotencyBody::broken(error.into()))
+                (record, head, IdempotencyBody::streaming(body))
+            }
+            Produced::Broken(head, error) => {
+                let record = stored::not_kept(executed, codec);
+                (record, head, IdempotencyBody::broken(error))
+            }
+            Produced::Unrecorded(response) => return response.map(IdempotencyBody::streaming),
+        };
+        match execution.record(record, config.retention).await {
+            Recorded::Yes => {}
+            Recorded::Another(other) => {
+                telemetry::conflict();
+                tracing::warn!(
+                    "an idempotent request was executed twice; the outcome that was recorded first is answered"
+                );
+                // The response to another request is not for whoever made this one.
+                if other.fingerprint() != asked_for {
+                    return answer.refuse(Rejection::ConflictingOutcomes);
+                }
+                return answer.replay(other).await;
+            }
+            Recorded::No => {
+                telemetry::unrecorded();
+                tracing::warn!(
+                    "the outcome of an idempotent request could not be recorded; a retry may execute it again"
+                );
+                if config.on_unrecorded == OnUnrecorded::Fail {
+                    return answer.refuse(Rejection::OutcomeUnknown);
+                }
+                head.headers
+                    .insert(RECORDED, HeaderValue::from_static("false"));
             }
         }
-    } else {
-        let record = stored::not_kept(executed, codec);
-        (record, IdempotencyBody::streaming(body))
-    };
-    match execution.record(record, config.retention).await {
-        Recorded::Yes => {}
-        Recorded::Another(other) => {
-            telemetry::conflict();
-            tracing::warn!(
-                "an idempotent request was executed twice; the outcome that was recorded first is answered"
-            );
-            // The response to another request is not for whoever made this one.
-            if other.fingerprint() != asked_for {
-                return Ok(answer.refuse(Rejection::ConflictingOutcomes));
-            }
-            return Ok(answer.replay(other).await);
-        }
-        Recorded::No => {
-            telemetry::unrecorded();
-            tracing::warn!(
-                "the outcome of an idempotent request could not be recorded; a retry may execute it again"
-            );
-            if config.on_unrecorded == OnUnrecorded::Fail {
-                return Ok(answer.refuse(Rejection::OutcomeUnknown));
-            }
-            head.headers
-                .insert(RECORDED, HeaderValue::from_static("false"));
+        drop(held);
+        Response::from_parts(head, body)
+    }
+
+    /// Waits until the execution must not go on; for ever, if nothing ends it.
+    async fn stopped(&self) -> LostReason {
+        let aborting = self
+            .held
+            .iter()
+            .filter(|held| held.on_lost == OnLost::Abort);
+        let mut lost: Vec<Lost> = aborting.map(|held| held.guard.lost()).collect();
+        let first_lost = poll_fn(|context| {
+            let polled = lost.iter_mut().map(|lost| Pin::new(lost).poll(context));
+            polled.fold(
+                Poll::Pending,
+                |first, next| if first.is_ready() { first } else { next },
+            )
+        });
+        let handle = self.execution.handle();
+        tokio::select! {
+            biased;
+            reason = first_lost => reason,
+            () = handle.reached_max_hold() => LostReason::MaxHold,
         }
     }
-    Ok(Response::from_parts(head, body))
+
+    /// Looks by the clock whether a lock that the request holds is over: then its handler must not begin.
+    fn held_is_over(&self) -> Option<LostReason> {
+        let is_valid = self.held.iter().all(|held| held.guard.is_valid());
+        (!is_valid).then_some(LostReason::Expired)
+    }
 }
 
 /// What is needed to answer without executing.
@@ -338,6 +491,31 @@ struct Answer {
 }
 
 impl Answer {
+    /// Answers a request that is not to be executed.
+    async fn not_granted<B>(
+        &self,
+        reason: NotGranted,
+        outside: Option<&Taken>,
+    ) -> Response<IdempotencyBody<B>> {
+        match reason {
+            NotGranted::Done(record) => {
+                // For a layer outside this is the handler's response.
+                if let Some(outside) = outside {
+                    outside.reached();
+                }
+                return self.replay(record).await;
+            }
+            NotGranted::Conflicting => {
+                telemetry::conflict();
+                tracing::error!(
+                    "an idempotent request was executed more than once, with outcomes that no majority agrees on"
+                );
+            }
+            _ => {}
+        }
+        self.refuse(refusal(reason))
+    }
+
     fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
         let refusal = self.config.refusals.refuse(rejection, self.kind);
         refusal.map(IdempotencyBody::refusal)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::lock::lease::Lease;
+use crate::lock::lease::{Effect, Lease};
 use crate::lock::redlock::Inner;
 use crate::node::{Job, Packet, Request, Tally, Trail, unguessable};
 use crate::protocol::message::{Command, Op, Reply};
@@ -15,8 +15,8 @@ use crate::protocol::{Fingerprint, KeyNames, OwnerToken};
 /// What one attempt may have left on the nodes.
 ///
 /// Armed before the first request is sent and disarmed by [`Claim::release`]. Dropped otherwise,
-/// because the lease task panicked, it releases by itself, unless somebody holds the lock: then
-/// the keys end by their ttl, because a lock is never released under a live guard.
+/// because the lease task panicked, it releases by itself, unless a guard is alive or an execution has
+/// begun: then the keys end by their ttl, because such a lock is never released.
 #[derive(Debug)]
 pub(super) struct Claim {
     inner: Arc<Inner>,
@@ -107,13 +107,17 @@ impl Claim {
         self.send_release(tally, tells)
     }
 
+    /// Returns what may have been executed under the lock.
+    pub(super) fn effect(&self) -> Effect {
+        let lease = self.lease.as_ref();
+        lease.map_or(Effect::None, |lease| lease.effect())
+    }
+
     fn send_release(&mut self, tally: &Arc<Tally>, tells: bool) -> ReleaseRound {
         self.released = true;
-        let executed = self.lease.as_ref().is_some_and(|lease| lease.has_begun());
-        let op = if executed {
-            Op::ReleaseExecuted
-        } else {
-            Op::Release
+        let op = match self.effect() {
+            Effect::None => Op::Release,
+            Effect::Possible | Effect::Denied => Op::ReleaseExecuted,
         };
         let packet = self.packet(op, tells && self.inner.settings.wake_ups);
         let mut round = ReleaseRound::new(self.inner.settings.quorum);
@@ -145,7 +149,8 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let held = self.lease.as_ref().is_some_and(|lease| lease.is_shared());
-        if !self.released && !held {
+        let executed = self.effect() == Effect::Possible;
+        if !self.released && !held && !executed {
             // Nobody is left to count the answers.
             let (tally, _) = Tally::new(&self.inner.names);
             self.send_release(&tally, self.lease.is_some());

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
-use crate::lock::lease::Status;
+use crate::lock::lease::Lease;
 use crate::lock::redlock::Inner;
 use crate::node::{Ear, Listening};
 use crate::protocol::{Fingerprint, KeyNames, LockKey, LockKeys, Record};
@@ -72,7 +72,7 @@ const ROW: usize = 4;
 /// What others are told of a lock that is held.
 #[derive(Debug, Clone)]
 pub(super) struct Holder {
-    pub(super) status: watch::Receiver<Status>,
+    pub(super) lease: Arc<Lease>,
     /// What it is held for, if it is a key that keeps records.
     pub(super) asked_for: Option<Fingerprint>,
 }
@@ -115,6 +115,9 @@ pub(super) struct Busy {
     pub(super) retry_after: Option<Duration>,
     /// Who holds it; nobody, as long as it is only being asked for. It changes when somebody does.
     pub(super) holder: watch::Receiver<Option<Holder>>,
+    /// Whether the lock is about to be given back and no other call waits for it: the next call need not be
+    /// refused, because its requests follow the release on every node.
+    pub(super) is_ending: bool,
 }
 
 impl Front {
@@ -129,6 +132,7 @@ impl Front {
                     return Err(Busy {
                         retry_after: place.retry_after(),
                         holder: place.holder(),
+                        is_ending: place.is_ending(),
                     });
                 }
             }
@@ -335,6 +339,11 @@ impl Place {
         self.slot.as_ref()?.retry_after()
     }
 
+    fn is_ending(&self) -> bool {
+        let slot = self.slot.as_deref();
+        slot.is_some_and(|slot| slot.is_ending() && !slot.is_waited_for())
+    }
+
     fn holder(&self) -> watch::Receiver<Option<Holder>> {
         match &self.slot {
             Some(slot) => slot.holder(),
@@ -366,9 +375,18 @@ impl Slot {
         told.subscribe()
     }
 
+    /// Whether the last share of the lock is gone, and its release is about to be sent.
+    fn is_ending(&self) -> bool {
+        let holding = self.holding();
+        holding
+            .by
+            .as_ref()
+            .is_some_and(|holder| holder.lease.is_ending())
+    }
+
     fn retry_after(&self) -> Option<Duration> {
         let holding = self.holding();
-        let status = holding.by.as_ref()?.status.borrow();
+        let status = holding.by.as_ref()?.lease.status.borrow();
         let left = status.valid_until.checked_duration_since(Instant::now())?;
         Some(left)
     }
@@ -485,7 +503,7 @@ mod tests {
                 label: None,
             };
             let execution = redlock.once(once()).await.unwrap();
-            execution.begin().unwrap();
+            execution.begin().await.unwrap();
             let rest = if number % 10 == 0 { &big } else { &small };
             let id = ExecutionId::from_random(u128::from(number).to_be_bytes());
             let record = Record::new(id, asked_for, sha256(rest), rest);

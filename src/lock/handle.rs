@@ -36,9 +36,9 @@ impl LockHandle {
         redlock.is_service(&self.lease.service)
     }
 
-    /// Whether something is executed under it whose outcome is recorded.
-    pub(crate) fn is_of_execution(&self) -> bool {
-        self.lease.has_begun()
+    /// Whether the lock has a holder: it is neither released nor about to be.
+    pub(crate) fn is_held(&self) -> bool {
+        self.lease.is_shared()
     }
 
     /// Whether both are of one lock.

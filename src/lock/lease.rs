@@ -1,7 +1,7 @@
 //! The lease: what the lease task and the holders of a lock have in common.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{Lost, LostReason};
-use crate::lock::once::Recorded;
+use crate::lock::once::{NotBegun, Recorded};
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Registry;
 use crate::lock::settings::whole_millis;
@@ -26,8 +26,8 @@ pub(super) struct Lease {
     pub(super) max_ttl: Duration,
     pub(super) node_timeout: Duration,
     pub(super) status: watch::Receiver<Status>,
-    /// Whether what the lock is for may have been executed.
-    begun: AtomicBool,
+    /// The [`Effect`] of the execution that the lock is for.
+    effect: AtomicU8,
     /// Guards, responses and bodies that hold the lock. Zero is final.
     shares: AtomicUsize,
     wishes: Mutex<Wishes>,
@@ -62,8 +62,27 @@ pub(super) struct Status {
 #[derive(Debug)]
 pub(super) enum Wish {
     Extend(Extension),
+    Begin(Beginning),
     Record(Recording),
 }
+
+/// What an execution may have done under its lock, which decides how the lock ends.
+///
+/// Once an execution has begun, its lock is never released without a record, unless it is known that it
+/// had no effect (PROTOCOL, section 2.3.7): otherwise a retry would run beside it, or after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Effect {
+    /// Nothing was executed: the lock and the intent are given back.
+    None,
+    /// Something may have been executed: without a record, the lock stays until its ttl.
+    Possible,
+    /// The user stated that what was executed had no effect: the lock is given back, the intent stays.
+    Denied,
+}
+
+/// A holder's wish to begin an execution.
+pub(super) type Beginning = oneshot::Sender<Result<(), NotBegun>>;
 
 /// A holder's wish to leave a record, and with it the lock.
 #[derive(Debug)]
@@ -100,7 +119,7 @@ impl Lease {
             max_ttl: inner.settings.max_ttl,
             node_timeout: inner.settings.node_timeout,
             status,
-            begun: AtomicBool::new(false),
+            effect: AtomicU8::new(Effect::None as u8),
             shares: AtomicUsize::new(1),
             wishes: Mutex::default(),
             stirred: Notify::new(),
@@ -137,17 +156,26 @@ impl Lease {
         Some(Share(Arc::clone(self)))
     }
 
-    /// Notes that what the lock is for may have been executed from now on.
-    pub(super) fn begin(&self) {
-        self.begun.store(true, Ordering::Release);
+    /// Notes what the execution that the lock is for may have done.
+    pub(super) fn set_effect(&self, effect: Effect) {
+        self.effect.store(effect as u8, Ordering::Release);
     }
 
-    pub(super) fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::Acquire)
+    pub(super) fn effect(&self) -> Effect {
+        match self.effect.load(Ordering::Acquire) {
+            effect if effect == Effect::None as u8 => Effect::None,
+            effect if effect == Effect::Denied as u8 => Effect::Denied,
+            _ => Effect::Possible,
+        }
     }
 
     pub(super) fn is_shared(&self) -> bool {
         self.shares.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the last share is gone, and the task is about to give the lock back.
+    pub(super) fn is_ending(&self) -> bool {
+        !self.is_shared()
     }
 
     pub(super) fn valid_for(&self) -> Duration {
@@ -246,7 +274,7 @@ impl Wish {
     pub(super) fn recording(self) -> Option<Recording> {
         match self {
             Self::Record(recording) => Some(recording),
-            Self::Extend(_) => None,
+            Self::Extend(_) | Self::Begin(_) => None,
         }
     }
 }

@@ -12,6 +12,7 @@
 mod builder;
 mod claim;
 mod error;
+mod execution;
 mod front;
 mod guard;
 mod handle;
@@ -31,12 +32,14 @@ mod waiters;
 
 pub use builder::{BuildError, RedlockBuilder, RestartGuard};
 pub use error::{ExtendError, LockError, ReleaseError};
+#[cfg(feature = "idempotency")]
+pub use execution::ExecutionHandle;
 pub use guard::{LockGuard, Released};
 pub use handle::{AlreadyReleased, LockHandle};
 pub use health::{Health, NodeHealth, Readiness};
 pub use lost::{Lost, LostReason};
 #[cfg(feature = "idempotency")]
-pub(crate) use once::{Execution, NotGranted, Once, Recorded};
+pub(crate) use once::{Execution, NotBegun, NotGranted, Once, Recorded};
 pub use options::LockOptions;
 pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};

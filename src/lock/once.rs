@@ -7,10 +7,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::error::LockError;
+use crate::lock::execution::ExecutionHandle;
 use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
-use crate::lock::handle::LockHandle;
-use crate::lock::lease::{Recording, Status, Wish};
+use crate::lock::lease::{Effect, Recording, Status, Wish};
 use crate::lock::lost::LostReason;
 use crate::lock::record::Asking;
 use crate::lock::redlock::{Inner, Redlock};
@@ -28,6 +28,8 @@ pub(crate) struct Once {
     /// What is asked for: another request with the same key is told so.
     pub(crate) asked_for: Fingerprint,
     pub(crate) ttl: Option<Duration>,
+    /// After what time the lock is not renewed any more. An execution that has begun keeps its lock until
+    /// it ends, so the default of the builder does not count here.
     pub(crate) max_hold: Option<Duration>,
     /// How long to wait for somebody else's execution.
     pub(crate) wait: Duration,
@@ -55,6 +57,15 @@ pub(crate) enum NotGranted {
     Unknown,
 }
 
+/// Why an execution that was granted must not begin.
+#[derive(Debug, Clone)]
+pub(crate) enum NotBegun {
+    /// The lock is not held any more.
+    Lost(LostReason),
+    /// A record of another execution came in after the grant, and decides.
+    NotGranted(NotGranted),
+}
+
 /// How a recording ended.
 #[derive(Debug, Clone)]
 pub(crate) enum Recorded {
@@ -68,7 +79,8 @@ pub(crate) enum Recorded {
 
 /// The right to execute, as long as the lock is held; to be used up by a recording.
 ///
-/// Dropped without one, the key is given back: a retry may execute again.
+/// Dropped before [`begin`](Self::begin), it gives the key back. Dropped after it, it leaves the lock to its
+/// ttl: what was executed is not known to have had no effect.
 #[derive(Debug)]
 pub(crate) struct Execution {
     guard: LockGuard,
@@ -113,31 +125,65 @@ impl Execution {
         Self { guard }
     }
 
-    /// Notes that from now on something may have been executed.
+    /// Asks whether the execution may begin; from then on something may have been executed.
+    ///
+    /// Between the grant and this there may be a long wait for the inner service. Answers that came in
+    /// meanwhile are looked at, and after more than a node timeout all nodes are asked once more: a record
+    /// that is heard of before the execution begins decides instead (PROTOCOL, section 2.3.4).
     ///
     /// # Errors
     ///
-    /// If the lock is not held any more: then nothing may be.
-    pub(crate) fn begin(&self) -> Result<(), LostReason> {
-        if !self.guard.is_valid() {
-            let reason = Status::over(&self.guard.lease().status);
-            return Err(reason.unwrap_or(LostReason::Expired));
+    /// [`NotBegun`]: then nothing may be executed.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; the execution counts as begun then if the lease task was faster.
+    pub(crate) async fn begin(&self) -> Result<(), NotBegun> {
+        let lease = self.guard.lease();
+        let lost = || NotBegun::Lost(Status::over(&lease.status).unwrap_or(LostReason::Expired));
+        let (done, outcome) = oneshot::channel();
+        if !lease.wish(Wish::Begin(done)) {
+            return Err(lost());
         }
-        self.guard.lease().begin();
-        Ok(())
+        outcome.await.unwrap_or_else(|_| Err(lost()))?;
+        if self.guard.is_valid() {
+            return Ok(());
+        }
+        // The thread was busy, or the process was stopped, after the lease task had answered.
+        lease.set_effect(Effect::None);
+        Err(lost())
     }
 
-    /// Gives the key back without a record: what was executed had no effect.
+    /// Gives the key back without a record, because nothing was executed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once begun it goes on in the background.
     pub(crate) async fn release(self) {
+        self.release_with(Effect::None).await;
+    }
+
+    /// Gives the key back without a record, because what was executed is known to have had no effect.
+    /// A retry may execute, unless intents are kept.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once begun it goes on in the background.
+    pub(crate) async fn release_without_effect(self) {
+        self.release_with(Effect::Denied).await;
+    }
+
+    async fn release_with(self, effect: Effect) {
+        self.guard.lease().set_effect(effect);
         // Unconfirmed or lost, the lock ends by its ttl.
         if let Err(error) = self.guard.release().await {
             tracing::debug!(%error, "an idempotency key was released without confirmation");
         }
     }
 
-    /// Returns a handle for whoever executes.
-    pub(crate) fn handle(&self) -> LockHandle {
-        self.guard.handle()
+    /// Returns a handle for the handler that executes.
+    pub(crate) fn handle(&self) -> ExecutionHandle {
+        ExecutionHandle::new(self.guard.handle())
     }
 
     pub(super) fn guard(&self) -> &LockGuard {
@@ -225,7 +271,7 @@ async fn ask(
         keys: keys.clone(),
         names: [names].into(),
         ttl,
-        max_hold: once.max_hold.or(settings.max_hold),
+        max_hold: once.max_hold,
         deadline,
         turn,
         waiting,
@@ -264,6 +310,8 @@ async fn take_turn(
         let holder = busy.holder.borrow_and_update().clone();
         let is_held = holder.is_some();
         let (until, look_again) = match holder {
+            // About to be given back: who comes next is decided in a moment.
+            Some(holder) if holder.lease.is_ending() => (asked_until, asked_until),
             Some(holder) if holder.asked_for.is_some_and(other) => {
                 return Err(NotGranted::OtherRequest);
             }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::lock::error::LockError;
-use crate::lock::front::Turn;
+use crate::lock::front::{Busy, Turn};
 use crate::lock::guard::LockGuard;
 use crate::lock::once::NotGranted;
 use crate::lock::record::Asking;
@@ -189,10 +189,11 @@ async fn ask(
     let caps = [settings.waiters.clone(), options.waiters.clone()];
     let caps = caps.into_iter().flatten().collect();
     let mut waiting = Waiting::new(caps, waited.clone());
-    let turn = match try_turn(&inner, &keys, wait)? {
-        Some(turn) => turn,
+    let turn = match try_turn(&inner, &keys)? {
+        Ok(turn) => turn,
         // Boxed: most calls need not wait, and would have its room all the same.
-        None => Box::pin(wait_for_turn(&inner, &keys, deadline, &mut waiting)).await?,
+        Err(busy) if wait.is_zero() => Box::pin(wait_for_release(&inner, &keys, &busy)).await?,
+        Err(_) => Box::pin(wait_for_turn(&inner, &keys, deadline, &mut waiting)).await?,
     };
     let ticket = inner.registry.enter(&keys).ok_or(LockError::Closed)?;
     let order = Order {
@@ -212,23 +213,32 @@ async fn ask(
     granted.map_err(NotGranted::into_lock_error)
 }
 
-/// Makes this call the only one in the process that asks the nodes for its keys, if it can be that at once;
-/// `None` if it has to wait for that.
-fn try_turn(
-    inner: &Arc<Inner>,
-    keys: &LockKeys,
-    wait: Duration,
-) -> Result<Option<Turn>, LockError> {
+/// Makes this call the only one in the process that asks the nodes for its keys, if it can be that at once.
+fn try_turn(inner: &Arc<Inner>, keys: &LockKeys) -> Result<Result<Turn, Busy>, LockError> {
     if inner.registry.stage() != Stage::Open {
         return Err(LockError::Closed);
     }
-    match inner.front.try_take(keys) {
-        Ok(turn) => Ok(Some(turn)),
-        Err(busy) if wait.is_zero() => Err(LockError::Contended {
-            retry_after: busy.retry_after,
-        }),
-        Err(_) => Ok(None),
+    Ok(inner.front.try_take(keys))
+}
+
+/// Refuses a call that does not wait, unless the lock is about to be given back in this process.
+///
+/// A guard, a response body or a future that is dropped only wakes the lease task. A caller that goes on at
+/// once, such as `tower::retry` after it has dropped a response, would meet the lock of its own last request.
+/// The release is sent within moments, so this waits for that; the node timeout only bounds it.
+async fn wait_for_release(
+    inner: &Arc<Inner>,
+    keys: &LockKeys,
+    busy: &Busy,
+) -> Result<Turn, LockError> {
+    let contended = LockError::Contended {
+        retry_after: busy.retry_after,
+    };
+    if !busy.is_ending {
+        return Err(contended);
     }
+    let turn = timeout(inner.settings.node_timeout, inner.front.take(keys)).await;
+    turn.map_err(|_| contended)
 }
 
 /// Waits until this call is the only one in the process that asks the nodes for its keys.

@@ -172,9 +172,7 @@ where
             *hold = None;
             return Poll::Ready(last.map(Ok));
         }
-        if let Some(lost) = &mut holding.lost
-            && let Poll::Ready(reason) = Pin::new(lost).poll(context)
-        {
+        if let Some(reason) = holding.poll_lost(context) {
             // Never a clean end: the client must not take the part for the whole.
             kind.set(Kind::Aborted);
             return Poll::Ready(Some(Err(LockLostError(reason).into())));
@@ -251,6 +249,19 @@ where
 }
 
 impl Hold {
+    /// Looks whether the lock is lost and the body has to end; by the clock too, because the timer is late
+    /// if this thread was busy or the process was stopped.
+    fn poll_lost(&mut self, context: &mut Context<'_>) -> Option<LostReason> {
+        let lost = self.lost.as_mut()?;
+        match (Pin::new(lost).poll(context), &self.stage) {
+            (Poll::Ready(reason), _) => Some(reason),
+            (Poll::Pending, Stage::Holding(guard)) if !guard.is_valid() => {
+                Some(LostReason::Expired)
+            }
+            (Poll::Pending, _) => None,
+        }
+    }
+
     /// Bytes that the inner body has handed out and the client has not got.
     fn held_back(&self) -> u64 {
         match &self.stage {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::future::Future;
 use std::panic;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use http::Request;
@@ -33,6 +35,8 @@ pub struct RunToCompletion;
 pub(super) struct Outlive {
     pub(super) lock: LockHandle,
     pub(super) abort_if_lost: bool,
+    /// Set if the lock is lost before the handler begins, which then never does.
+    pub(super) not_begun: Arc<AtomicBool>,
 }
 
 /// Service inside of a [`RedlockService`](crate::middleware::RedlockService) that calls its inner
@@ -75,14 +79,15 @@ where
             |Outlive {
                  lock,
                  abort_if_lost,
+                 not_begun,
              }| {
                 let share = lock.detach().ok()?;
-                Some((share, abort_if_lost))
+                Some((share, abort_if_lost, not_begun))
             },
         );
         let kind = match share {
-            Some((share, abort_if_lost)) => {
-                let running = run(inner, share, abort_if_lost).in_current_span();
+            Some((share, abort_if_lost, not_begun)) => {
+                let running = run(inner, share, abort_if_lost, not_begun).in_current_span();
                 Kind::Spawned(tokio::spawn(running))
             }
             None => Kind::Inline(inner),
@@ -92,7 +97,17 @@ where
 }
 
 /// Runs a handler to its end, or to that of its lock.
-async fn run<F: Future>(handler: F, share: LockGuard, abort_if_lost: bool) -> Option<F::Output> {
+async fn run<F: Future>(
+    handler: F,
+    share: LockGuard,
+    abort_if_lost: bool,
+    not_begun: Arc<AtomicBool>,
+) -> Option<F::Output> {
+    // The task may have waited for a thread beyond the validity of the lock.
+    if !share.is_valid() {
+        not_begun.store(true, Ordering::Release);
+        return None;
+    }
     let lost = async {
         if abort_if_lost {
             share.lost().await;

@@ -1,9 +1,12 @@
 //! The response future: lock, call, release; it owns what must end with the request.
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -13,11 +16,12 @@ use http_body_util::Full;
 use pin_project::pin_project;
 use tower::{BoxError, Service};
 
-use crate::lock::{LockError, LockFuture, LockGuard, LockHandle, Lost};
+use crate::lock::{LockError, LockFuture, LockGuard, LockHandle, Lost, LostReason};
 use crate::middleware::body::{Hold, LockBody, Releasing, declared_length};
 use crate::middleware::disconnect::Outlive;
 use crate::middleware::held::LockHandles;
 use crate::middleware::layer::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
+use crate::middleware::passage::Taken;
 use crate::middleware::rejection::{Rejection, RequestKind};
 use crate::node::telemetry;
 
@@ -30,16 +34,16 @@ where
     S: Service<Request<ReqBody>>,
 {
     #[pin]
-    state: State<S, ReqBody, S::Future, S::Response>,
+    state: State<S, ReqBody, S::Future, S::Response, S::Error>,
 }
 
 /// # States
 ///
 /// `Locking → Readying → Running → Releasing`, where `Readying` is over at once if the inner
-/// service was kept ready, and `Releasing` is skipped if the body takes the lock over. `Refused`
-/// and `Passing` stand by themselves.
+/// service was kept ready, and `Releasing` is skipped if the body takes the lock over. An error or a
+/// panic of the inner service waits in `Releasing` too. `Refused` and `Passing` stand by themselves.
 #[pin_project(project = StateProjection)]
-enum State<S, ReqBody, F, R> {
+enum State<S, ReqBody, F, R, E> {
     Refused(Option<Response<Full<Bytes>>>),
     Passing(#[pin] F),
     Locking {
@@ -59,9 +63,18 @@ enum State<S, ReqBody, F, R> {
         sent: Sent,
     },
     Releasing {
-        releasing: Releasing,
-        response: Option<R>,
+        /// `None` if there is nothing to wait for.
+        releasing: Option<Releasing>,
+        outcome: Option<Outcome<R, E>>,
     },
+}
+
+/// How the inner service ended.
+enum Outcome<R, E> {
+    Response(R),
+    Error(E),
+    /// In a mutex, which makes it `Sync`.
+    Panic(Mutex<Box<dyn Any + Send>>),
 }
 
 /// A call that waits for its lock.
@@ -69,6 +82,8 @@ struct Call<S, ReqBody> {
     inner: S,
     is_ready: bool,
     request: Request<ReqBody>,
+    /// For an idempotency layer outside.
+    passage: Option<Taken>,
     config: Arc<Config>,
 }
 
@@ -76,6 +91,9 @@ struct Call<S, ReqBody> {
 struct Sent {
     method: Method,
     kind: RequestKind,
+    passage: Option<Taken>,
+    /// Where the handler runs in a task of its own: whether that found the lock lost before it began.
+    not_begun: Option<Arc<AtomicBool>>,
     config: Arc<Config>,
 }
 
@@ -98,12 +116,14 @@ where
         inner: S,
         is_ready: bool,
         request: Request<ReqBody>,
+        passage: Option<Taken>,
         config: Arc<Config>,
     ) -> Self {
         let call = Some(Call {
             inner,
             is_ready,
             request,
+            passage,
             config,
         });
         let state = State::Locking { lock, call };
@@ -152,21 +172,28 @@ where
                     }
                 }
                 StateProjection::Readying { guard, lost, call } => {
-                    // No handler begins without its lock, whatever it is to do when it loses it.
-                    if let Some(lost) = lost
-                        && let Poll::Ready(reason) = Pin::new(lost).poll(context)
-                    {
-                        let refusal = take(call).reject(Rejection::Lost(reason));
-                        state.set(State::Refused(None));
-                        return Poll::Ready(Ok(refusal));
-                    }
-                    if let Some(call) = call
+                    let mut failed = None;
+                    // A lock that is lost meanwhile needs no readiness any more.
+                    let mut lost_now = poll_lost(lost, context);
+                    if lost_now.is_none()
+                        && let Some(call) = call
                         && !call.is_ready
+                        && let Err(error) = ready!(call.inner.poll_ready(context))
                     {
-                        // An error drops the guard, and with it the lock.
-                        ready!(call.inner.poll_ready(context))?;
+                        failed = Some(error);
                     }
-                    take(call).run(guard.take(), lost.take())
+                    // No handler begins without its lock, whatever it is to do when it loses it. By the
+                    // clock, too: the timer is late if this thread was busy.
+                    lost_now = lost_now.or_else(|| over(guard.as_ref()));
+                    let (guard, lost, call) = (guard.take(), lost.take(), take(call));
+                    match (failed, lost_now) {
+                        (Some(error), _) => releasing(guard, Outcome::Error(error), &call.config),
+                        (None, Some(reason)) => {
+                            state.set(State::Refused(None));
+                            return Poll::Ready(Ok(call.reject(Rejection::Lost(reason))));
+                        }
+                        (None, None) => call.run(guard, lost),
+                    }
                 }
                 StateProjection::Running {
                     inner,
@@ -175,46 +202,70 @@ where
                     sent,
                 } => {
                     // First: once the lock is lost, the handler must not be polled again.
-                    if let Some(lost) = lost
-                        && let Poll::Ready(reason) = Pin::new(lost).poll(context)
-                    {
-                        let rejection = Rejection::Lost(reason);
-                        let refusal = sent.config.refusals.refuse(rejection, sent.kind);
+                    let mut stopped = poll_lost(lost, context);
+                    let mut polled = Poll::Pending;
+                    if stopped.is_none() {
+                        // The lock is given back before the panic goes on, like before an error.
+                        let polling = AssertUnwindSafe(|| inner.poll(context));
+                        polled = match catch_unwind(polling) {
+                            Ok(polled) => polled.map(|outcome| match outcome {
+                                Ok(response) => Outcome::Response(response),
+                                Err(error) => Outcome::Error(error),
+                            }),
+                            Err(panic) => Poll::Ready(Outcome::Panic(Mutex::new(panic))),
+                        };
+                        // The timer is late if the handler kept the thread busy, or the process was
+                        // stopped: the clock is asked before the response is passed on.
+                        if lost.is_some() && polled.is_ready() {
+                            stopped = over(guard.as_ref());
+                        }
+                        if sent.did_not_begin() {
+                            stopped = Some(LostReason::Expired);
+                        }
+                    }
+                    if let Some(reason) = stopped {
+                        let refusal = sent.refuse_lost(reason);
                         // Drops the handler now, not with this future.
                         state.set(State::Refused(None));
                         return Poll::Ready(Ok(refused(refusal)));
                     }
-                    let mut response = ready!(inner.poll(context))?;
-                    let Some(guard) = guard.take() else {
-                        return Poll::Ready(Ok(response.map(LockBody::unlocked)));
-                    };
                     let config = &sent.config;
-                    if let (Some(name), Some(value)) = (&config.expose_token, token_of(&guard)) {
-                        response.headers_mut().insert(name, value);
-                    }
-                    let at_head = config.release_at == ReleaseAt::ResponseHead;
-                    if !at_head && has_body(&response, &sent.method) {
-                        let abort = config.on_lost == OnLost::Abort;
-                        let hold = Hold::new(guard, abort, config.await_release);
-                        let (parts, body) = response.into_parts();
-                        let body = LockBody::locked(body, &parts.headers, hold);
-                        return Poll::Ready(Ok(Response::from_parts(parts, body)));
-                    }
-                    if !config.await_release {
-                        drop(guard);
-                        return Poll::Ready(Ok(response.map(LockBody::unlocked)));
-                    }
-                    State::Releasing {
-                        releasing: Releasing::new(guard),
-                        response: Some(response),
+                    match (ready!(polled), guard.take()) {
+                        (Outcome::Response(response), None) => {
+                            return Poll::Ready(Ok(response.map(LockBody::unlocked)));
+                        }
+                        (Outcome::Response(mut response), Some(guard)) => {
+                            if let (Some(name), Some(value)) =
+                                (&config.expose_token, token_of(&guard))
+                            {
+                                response.headers_mut().insert(name, value);
+                            }
+                            let at_head = config.release_at == ReleaseAt::ResponseHead;
+                            if !at_head && has_body(&response, &sent.method) {
+                                let abort = config.on_lost == OnLost::Abort;
+                                let hold = Hold::new(guard, abort, config.await_release);
+                                let (parts, body) = response.into_parts();
+                                let body = LockBody::locked(body, &parts.headers, hold);
+                                return Poll::Ready(Ok(Response::from_parts(parts, body)));
+                            }
+                            releasing(Some(guard), Outcome::Response(response), config)
+                        }
+                        (outcome, guard) => releasing(guard, outcome, config),
                     }
                 }
-                StateProjection::Releasing {
-                    releasing,
-                    response,
-                } => {
-                    ready!(Pin::new(releasing).poll(context));
-                    return Poll::Ready(Ok(take(response).map(LockBody::unlocked)));
+                StateProjection::Releasing { releasing, outcome } => {
+                    if let Some(releasing) = releasing {
+                        ready!(Pin::new(releasing).poll(context));
+                    }
+                    return match take(outcome) {
+                        Outcome::Response(response) => {
+                            Poll::Ready(Ok(response.map(LockBody::unlocked)))
+                        }
+                        Outcome::Error(error) => Poll::Ready(Err(error)),
+                        Outcome::Panic(panic) => resume_unwind(
+                            panic.into_inner().unwrap_or_else(PoisonError::into_inner),
+                        ),
+                    };
                 }
             };
             state.set(next);
@@ -231,22 +282,30 @@ where
         self,
         guard: Option<LockGuard>,
         lost: Option<Lost>,
-    ) -> State<S, ReqBody, S::Future, S::Response> {
+    ) -> State<S, ReqBody, S::Future, S::Response, S::Error> {
         let Self {
             mut inner,
             request,
+            passage,
             config,
             ..
         } = self;
         let (mut parts, body) = request.into_parts();
+        if let Some(passage) = &passage {
+            passage.pass(&mut parts.extensions);
+        }
+        let mut not_begun = None;
         if let Some(guard) = &guard {
-            LockHandles::of(&mut parts.extensions).add(&guard.handle());
+            LockHandles::of(&mut parts.extensions).add(&guard.handle(), config.on_lost);
             parts.extensions.insert(guard.handle());
             if config.runs_to_completion {
-                parts.extensions.insert(Outlive {
+                let outlive = Outlive {
                     lock: guard.handle(),
                     abort_if_lost: config.on_lost == OnLost::Abort,
-                });
+                    not_begun: Arc::default(),
+                };
+                not_begun = Some(Arc::clone(&outlive.not_begun));
+                parts.extensions.insert(outlive);
             }
             if let (Some(name), Some(value)) = (&config.forward_token, token_of(guard)) {
                 parts.headers.insert(name, value);
@@ -255,6 +314,8 @@ where
         let sent = Sent {
             method: parts.method.clone(),
             kind: RequestKind::of(&parts),
+            passage,
+            not_begun,
             config,
         };
         State::Running {
@@ -282,6 +343,23 @@ impl<S, ReqBody> Call<S, ReqBody> {
     }
 }
 
+impl Sent {
+    /// Whether the handler found its lock lost before it was first polled, in a task of its own.
+    fn did_not_begin(&self) -> bool {
+        let not_begun = self.not_begun.as_ref();
+        not_begun.is_some_and(|not_begun| not_begun.load(Ordering::Acquire))
+    }
+
+    /// Refuses a request whose handler is stopped, or never began.
+    fn refuse_lost(&self, reason: LostReason) -> Response<Full<Bytes>> {
+        if let Some(passage) = &self.passage {
+            passage.stop();
+        }
+        let rejection = Rejection::Lost(reason);
+        self.config.refusals.refuse(rejection, self.kind)
+    }
+}
+
 impl Config {
     fn proceeds_despite(&self, error: &LockError) -> bool {
         let proceeds = self.on_unavailable == OnUnavailable::Proceed
@@ -300,6 +378,35 @@ where
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}
+
+/// Looks whether the lock is lost, as far as its lease task has said.
+fn poll_lost(lost: &mut Option<Lost>, context: &mut Context<'_>) -> Option<LostReason> {
+    match Pin::new(lost.as_mut()?).poll(context) {
+        Poll::Ready(reason) => Some(reason),
+        Poll::Pending => None,
+    }
+}
+
+/// Looks by the clock whether the validity of the lock is over.
+fn over(guard: Option<&LockGuard>) -> Option<LostReason> {
+    guard
+        .filter(|guard| !guard.is_valid())
+        .map(|_| LostReason::Expired)
+}
+
+/// Gives the lock back before the request ends with this outcome, so that its client does not meet its own
+/// lock with the next request.
+fn releasing<S, ReqBody, F, R, E>(
+    guard: Option<LockGuard>,
+    outcome: Outcome<R, E>,
+    config: &Config,
+) -> State<S, ReqBody, F, R, E> {
+    State::Releasing {
+        // Otherwise it is dropped, and given back in the background.
+        releasing: guard.filter(|_| config.await_release).map(Releasing::new),
+        outcome: Some(outcome),
     }
 }
 

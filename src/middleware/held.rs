@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::Extensions;
 
 use crate::lock::{LockFuture, LockGuard, LockHandle, LockRequest, Redlock};
+use crate::middleware::layer::OnLost;
 use crate::protocol::{LockKey, LockKeys};
 
 /// Handles of all locks that were taken for a request, outermost first: by the layers of a stack
@@ -16,13 +17,30 @@ use crate::protocol::{LockKey, LockKeys};
 /// request: it shares its locks. A handler that makes requests of its own from those extensions, to
 /// run at once, and wants them to exclude each other takes `LockHandles` out of them first.
 #[derive(Debug, Clone, Default)]
-pub struct LockHandles(Arc<Mutex<Vec<LockHandle>>>);
+pub struct LockHandles(Arc<Mutex<Vec<Known>>>);
+
+/// A lock that was taken for the request.
+#[derive(Debug, Clone)]
+struct Known {
+    handle: LockHandle,
+    on_lost: OnLost,
+}
+
+/// A share of a lock that a request holds, for what goes on without the request's future.
+#[cfg(feature = "idempotency")]
+pub(crate) struct HeldLock {
+    pub(crate) guard: LockGuard,
+    pub(crate) on_lost: OnLost,
+}
 
 impl LockHandles {
     /// Returns the handles.
     #[must_use]
     pub fn to_vec(&self) -> Vec<LockHandle> {
-        self.handles().clone()
+        self.known()
+            .iter()
+            .map(|known| known.handle.clone())
+            .collect()
     }
 
     /// Returns the locks of a request, none at first. Clones of the extensions have the same.
@@ -30,52 +48,56 @@ impl LockHandles {
         extensions.get_or_insert_default::<Self>().clone()
     }
 
-    /// Notes a lock that was taken for the request.
-    pub(crate) fn add(&self, handle: &LockHandle) {
-        let mut handles = self.handles();
-        if !handles.iter().any(|known| known.is_same(handle)) {
+    /// Notes a lock that was taken for the request, and what is to happen to the handler when it is lost.
+    pub(crate) fn add(&self, handle: &LockHandle, on_lost: OnLost) {
+        let mut known = self.known();
+        if !known.iter().any(|known| known.handle.is_same(handle)) {
             // What is beside it is here already, by itself.
-            handles.push(handle.alone());
+            let handle = handle.alone();
+            known.push(Known { handle, on_lost });
         }
     }
 
-    /// Whether a lock of this service on `key` was taken for the request.
+    /// Takes a share of every lock that the request still holds.
     #[cfg(feature = "idempotency")]
-    pub(crate) fn have(&self, redlock: &Redlock, key: &LockKey) -> bool {
-        self.handles()
-            .iter()
-            .any(|handle| handle.is_of(redlock) && handle.keys().contains(key))
+    pub(crate) fn share(&self) -> Vec<HeldLock> {
+        let known = self.known();
+        let held = known.iter().filter_map(|known| {
+            let guard = known.handle.detach().ok()?;
+            let on_lost = known.on_lost;
+            Some(HeldLock { guard, on_lost })
+        });
+        held.collect()
     }
 
     /// Asks for what of `keys` the request does not hold yet, and shares the rest.
     ///
     /// A request that holds a lock waits for another only if all that it asks for sorts after all
     /// that it holds, in the same service, and tries once otherwise; so requests cannot wait for each
-    /// other in a circle. What an idempotent request is executed under does not count: only duplicates
-    /// of that wait for it, and they hold nothing that it could want.
+    /// other in a circle. A lock that has been released, or is about to be, does not count: a layer outside
+    /// that calls again, such as `tower::retry`, holds it no longer.
     pub(crate) fn lock(
         &self,
         redlock: &Redlock,
         keys: LockKeys,
         ask: impl FnOnce(LockRequest) -> LockRequest,
     ) -> LockFuture {
-        let mut handles = self.handles().clone();
+        let handles = self.to_vec();
         // A share of a lock that is lost would let a handler begin without one.
-        handles.retain(LockHandle::is_valid);
-        if handles.is_empty() {
+        let valid = handles.iter().filter(|handle| handle.is_valid());
+        // With a share of each, none of them can be released from here on.
+        let shares = valid.filter_map(|handle| Some((handle, handle.detach().ok()?)));
+        let (ours, others): (Vec<_>, Vec<_>) =
+            shares.partition(|(handle, _)| handle.is_of(redlock));
+        if ours.is_empty() && others.is_empty() {
             return ask(redlock.lock_keys(keys)).into_future();
         }
-        let (ours, others): (Vec<_>, Vec<_>) =
-            handles.iter().partition(|handle| handle.is_of(redlock));
-        let held = ours.iter().filter_map(|handle| handle.detach().ok());
-        let held: Vec<LockGuard> = held.collect();
+        let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
         let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
         let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
-        let in_the_way = |handle: &&LockHandle| !handle.is_of_execution();
-        let ordered = ours.iter().copied().filter(in_the_way);
-        let last_held = ordered.flat_map(LockHandle::keys).max();
+        let last_held = held.iter().flat_map(LockGuard::keys).max();
         // Of different services there is no order.
-        let in_order = !others.iter().any(in_the_way) && last_held < missing.as_slice().first();
+        let in_order = others.is_empty() && last_held < missing.as_slice().first();
         let wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
         let mut shared: Vec<LockGuard> = held.into_iter().filter(wanted).collect();
@@ -90,7 +112,7 @@ impl LockHandles {
         request.into_future().beside(shared)
     }
 
-    fn handles(&self) -> MutexGuard<'_, Vec<LockHandle>> {
+    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

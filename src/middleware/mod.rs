@@ -40,6 +40,7 @@ mod grpc;
 mod held;
 pub(crate) mod key;
 mod layer;
+mod passage;
 mod refusals;
 mod rejection;
 mod routed;
@@ -57,11 +58,18 @@ pub use key::{IntoKeys, KeyExtractor};
 #[cfg(feature = "axum")]
 pub(crate) use layer::NotLocked;
 pub use layer::{OnLost, OnMissingKey, OnUnavailable, RedlockLayer, ReleaseAt, Unprotected};
+pub(crate) use passage::Passage;
 pub use rejection::{Rejection, RejectionResponse, RequestKind};
 #[cfg(feature = "axum")]
 pub(crate) use rejection::{escape_json, refusal};
 pub use service::RedlockService;
 #[cfg(feature = "idempotency")]
 pub(crate) use {
-    buffer::unread, key::present, layer::are_meant, refusals::Refusals, routed::matched_no_route,
+    buffer::unread,
+    held::HeldLock,
+    key::present,
+    layer::are_meant,
+    passage::{Passages, Reached, Taken},
+    refusals::Refusals,
+    routed::matched_no_route,
 };

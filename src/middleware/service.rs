@@ -14,6 +14,7 @@ use crate::middleware::body::LockBody;
 use crate::middleware::future::ResponseFuture;
 use crate::middleware::held::LockHandles;
 use crate::middleware::layer::Config;
+use crate::middleware::passage::Passage;
 use crate::middleware::rejection::RequestKind;
 use crate::middleware::token_header;
 
@@ -70,6 +71,7 @@ where
         }
         match config.keys(&parts) {
             Err(rejection) => {
+                Passage::refuse(&parts.extensions);
                 let refusal = config.refusals.refuse(rejection, RequestKind::of(&parts));
                 ResponseFuture::refused(refusal)
             }
@@ -81,6 +83,8 @@ where
                 ResponseFuture::passing(self.inner.call(request))
             }
             Ok(Ok(keys)) => {
+                // From here on it is this layer that passes the request on, or refuses it.
+                let passage = Passage::take(&mut parts.extensions);
                 let held = LockHandles::of(&mut parts.extensions);
                 let lock = config.lock(keys, &held);
                 // The instance that was made ready is the one that must be called; its clone is
@@ -96,7 +100,7 @@ where
                     (self.inner.clone(), false)
                 };
                 let request = Request::from_parts(parts, body);
-                ResponseFuture::locking(lock, inner, is_ready, request, config)
+                ResponseFuture::locking(lock, inner, is_ready, request, passage, config)
             }
         }
     }

@@ -47,6 +47,8 @@ pub enum OnceStep {
     Confirm(u64),
     /// A majority granted the key with this token and none of them has a record: execute, unless one
     /// more answer with a record comes before that, or the validity is over. Final otherwise.
+    ///
+    /// Until the execution begins, every answer that comes in has to be given to the round.
     Execute(u64),
     /// A minority has this record: send it as `RECORD` to the nodes of [`OnceRound::repairers`], after
     /// looking at one that has it for what is missing if it is not whole.
@@ -99,6 +101,13 @@ impl OnceRound {
         self.note(node, answer);
         let step = self.acquiring.on_confirm(node, step, answer);
         self.decide(step)
+    }
+
+    /// Takes the answer of `node` to a `CONFIRM` that extends the granted lock before the execution has
+    /// begun. Only a record matters in it: the grant stands.
+    pub fn on_extension(&mut self, node: usize, answer: &Answer) -> OnceStep {
+        self.note(node, answer);
+        self.decide(AcquireStep::Wait)
     }
 
     /// Takes the answer of `node` to the `RECORD` of a repair.

@@ -12,6 +12,7 @@ use crate::lock::error::LockError;
 use crate::lock::front::Turn;
 use crate::lock::once::NotGranted;
 use crate::lock::registry::Stage;
+use crate::lock::task::attempt::Inquiry;
 use crate::lock::task::recording::Replay;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{LeaseTask, TICK};
@@ -26,6 +27,8 @@ pub(super) struct Acquired {
     /// Before the first request was sent.
     pub(super) began: Instant,
     pub(super) valid_until: Instant,
+    /// Of a key that keeps records: goes on until the execution begins. Boxed, because most locks have none.
+    pub(super) inquiry: Option<Box<Inquiry>>,
 }
 
 /// Why a single attempt did not end in a lock.

@@ -20,9 +20,17 @@ use crate::protocol::once::{OnceRound, OnceStep};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
 use crate::protocol::{FencingToken, Record, validity};
 
-/// What an attempt has done and learned so far.
+/// An attempt under way.
 struct Attempt {
     claim: Claim,
+    inquiry: Inquiry,
+}
+
+/// What an attempt has asked and learned so far.
+///
+/// Of a key that keeps records it lives on while the grant waits for its execution to begin: a record that
+/// comes in by then decides, and not the grant.
+pub(super) struct Inquiry {
     round: OnceRound,
     failures: Failures,
     /// Before the first request was sent.
@@ -32,22 +40,24 @@ struct Attempt {
     acquiring: u32,
     /// Until when each node may take to answer in the first phase.
     due: Vec<Instant>,
+    /// Until when the attempt may take with all its phases (PROTOCOL, section 2.2.3).
+    deadline: Instant,
     /// The rest of a record on its way, to be written to more nodes.
     reading: Option<Reading>,
     /// When the first of the nodes that have a record forgets it.
     expires_in: Duration,
 }
 
-/// Where an attempt stands, and of the later phases their number in the tally and when they are over.
+/// Where an attempt stands, and of the later phases their number in the tally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Acquiring,
     /// The second phase, with all of its steps.
-    Confirming(u32, Instant),
-    /// What is missing of a record is read, to be written to more nodes.
-    Reading,
+    Confirming(u32),
+    /// What is missing of a record is read since then, to be written to more nodes.
+    Reading(Instant),
     /// A record is written to more nodes.
-    Repairing(u32, Instant),
+    Repairing(u32),
 }
 
 /// How an attempt ends.
@@ -73,33 +83,81 @@ impl LeaseTask {
     ///
     /// Of a key that keeps records, a record ends it: one that a majority has is the outcome, and one
     /// that a minority has is written to more nodes first.
-    pub(super) async fn attempt(&mut self, mut caller: Caller<'_>) -> Result<Acquired, Missed> {
-        let mut attempt = self.begin_attempt();
+    pub(super) async fn attempt(&mut self, caller: Caller<'_>) -> Result<Acquired, Missed> {
+        let attempt = self.begin_attempt();
+        self.pursue(attempt, OnceStep::Wait, caller).await
+    }
+
+    /// Takes up an attempt that was granted its key, and then heard of a record before anything was
+    /// executed: repairs and replays the record, or gives up.
+    pub(super) async fn resume(
+        &mut self,
+        claim: Claim,
+        mut inquiry: Inquiry,
+        step: OnceStep,
+    ) -> Result<Acquired, Missed> {
+        // The time that the execution took to begin is not the nodes'.
+        inquiry.deadline = Instant::now() + self.inner.settings.node_timeout;
+        let attempt = Attempt { claim, inquiry };
+        self.pursue(attempt, step, Caller(None)).await
+    }
+
+    /// Drives an attempt to its end.
+    async fn pursue(
+        &mut self,
+        mut attempt: Attempt,
+        mut step: OnceStep,
+        mut caller: Caller<'_>,
+    ) -> Result<Acquired, Missed> {
         loop {
+            if let OnceStep::Execute(_) = step
+                && self.asked_for.is_some()
+            {
+                step = self.count_heard(&mut attempt, step);
+            }
+            if let Some(end) = self.follow(&mut attempt, step) {
+                return self.concluded(attempt, end);
+            }
             let event = match self.votes.waiting() {
                 // Woken once for several.
                 Some(vote) => Event::Voted(vote),
                 None => self.next_event(&mut attempt, &mut caller).await,
             };
-            let step = match event {
+            step = match event {
                 Event::Gone => {
                     // Others may have been told nothing, because this process had somebody for it.
                     self.give_back(attempt.claim, true);
                     return Err(Missed::Stopped(Stopped::Abandoned));
                 }
                 Event::Voted(vote) => match self.count_release(vote) {
-                    Some(vote) => attempt.on_vote(vote),
+                    Some(vote) => attempt.inquiry.on_vote(vote, &mut attempt.claim),
                     None => OnceStep::Wait,
                 },
-                Event::Read(Ok(record)) => OnceStep::Repair(record),
-                // What cannot be read is not written either.
-                Event::Read(Err(_)) => self.on_silence(&mut attempt, Instant::now()),
+                Event::Read(read) => {
+                    attempt.inquiry.end_reading();
+                    match read {
+                        Ok(record) => OnceStep::Repair(record),
+                        // What cannot be read is not written either.
+                        Err(_) => self.on_silence(&mut attempt, Instant::now()),
+                    }
+                }
                 Event::Silence(now) => self.on_silence(&mut attempt, now),
             };
-            if let Some(end) = self.follow(&mut attempt, step) {
-                return self.concluded(attempt, end);
+        }
+    }
+
+    /// Counts the votes that are here already before a grant is concluded from some of them: one may have
+    /// a record, which decides instead.
+    fn count_heard(&mut self, attempt: &mut Attempt, granted: OnceStep) -> OnceStep {
+        while let Some(vote) = self.votes.waiting() {
+            if let Some(vote) = self.count_release(vote) {
+                let step = attempt.inquiry.on_vote(vote, &mut attempt.claim);
+                if attempt.inquiry.round.is_recorded() {
+                    return step;
+                }
             }
         }
+        granted
     }
 
     fn begin_attempt(&self) -> Attempt {
@@ -120,17 +178,18 @@ impl LeaseTask {
             retention: settings.fence_retention,
         };
         claim.send(acquire, self.ttl, &self.tally, 0..due.len());
-        Attempt {
-            claim,
+        let inquiry = Inquiry {
             round: OnceRound::new(settings.quorum, self.asked_for.unwrap_or_default()),
             failures: Failures::default(),
             began,
             stage: Stage::Acquiring,
             acquiring,
+            deadline: due.iter().copied().max().unwrap_or(began),
             due,
             reading: None,
             expires_in: Duration::MAX,
-        }
+        };
+        Attempt { claim, inquiry }
     }
 
     /// Records are only written where their writer was the last to be granted the key, which the fence
@@ -140,21 +199,21 @@ impl LeaseTask {
     }
 
     async fn next_event(&mut self, attempt: &mut Attempt, caller: &mut Caller<'_>) -> Event {
-        let enough = match attempt.stage {
+        let enough = match attempt.inquiry.stage {
             Stage::Acquiring => {
-                let heard = self.inner.nodes.len() - attempt.round.unanswered().count();
+                let heard = self.inner.nodes.len() - attempt.inquiry.round.unanswered().count();
                 let decisive = self.inner.settings.quorum.decisive();
-                Enough::of(attempt.acquiring, decisive.saturating_sub(heard))
+                Enough::of(attempt.inquiry.acquiring, decisive.saturating_sub(heard))
             }
-            Stage::Confirming(..) | Stage::Reading | Stage::Repairing(..) => Enough::any(),
+            Stage::Confirming(_) | Stage::Reading(_) | Stage::Repairing(_) => Enough::any(),
         };
-        let due = attempt.next_due();
+        let due = attempt.inquiry.next_due();
         tokio::select! {
             biased;
             () = caller.gone() => Event::Gone,
             vote = self.votes.next(enough) => Event::Voted(vote),
-            whole = poll_rest(&mut attempt.reading) => Event::Read(whole),
-            () = self.alarm.at(due), if attempt.stage != Stage::Reading => match self.votes.waiting() {
+            whole = poll_rest(&mut attempt.inquiry.reading) => Event::Read(whole),
+            () = self.alarm.at(due), if !matches!(attempt.inquiry.stage, Stage::Reading(_)) => match self.votes.waiting() {
                 // Too few to wake for, but in time.
                 Some(vote) => Event::Voted(vote),
                 None => Event::Silence(due),
@@ -164,10 +223,12 @@ impl LeaseTask {
 
     /// Counts nodes as failed that were silent until `now`.
     fn on_silence(&self, attempt: &mut Attempt, now: Instant) -> OnceStep {
-        let after = attempt.began.elapsed();
-        for node in attempt.late(now) {
+        let after = attempt.inquiry.began.elapsed();
+        for node in attempt.inquiry.late(now) {
             let name = Arc::clone(self.inner.nodes[node].name());
-            let step = attempt.on_silence(node, NodeFailure::TimedOut { node: name, after });
+            let step = attempt
+                .inquiry
+                .on_silence(node, NodeFailure::TimedOut { node: name, after });
             if step != OnceStep::Wait {
                 return step;
             }
@@ -189,7 +250,7 @@ impl LeaseTask {
             }
             OnceStep::Execute(number) => return Some(End::Granted(number)),
             OnceStep::Replay(record) => return Some(End::Replayed(record)),
-            OnceStep::Refused(refusal) => Some(self.missed(refusal, &attempt.failures)),
+            OnceStep::Refused(refusal) => Some(self.missed(refusal, &attempt.inquiry.failures)),
             OnceStep::Undecided => Some(Missed::Undecided),
             OnceStep::OtherRequest => Some(Missed::not_granted(NotGranted::OtherRequest)),
             OnceStep::Conflicting => Some(Missed::not_granted(NotGranted::Conflicting)),
@@ -204,20 +265,18 @@ impl LeaseTask {
             End::Replayed(record) => {
                 let replay = Box::new(Replay {
                     claim: attempt.claim,
-                    round: attempt.round,
-                    acquiring: attempt.acquiring,
-                    due: attempt.due,
-                    expires_in: attempt.expires_in,
+                    round: attempt.inquiry.round,
+                    acquiring: attempt.inquiry.acquiring,
+                    due: attempt.inquiry.due,
+                    expires_in: attempt.inquiry.expires_in,
                 });
                 return Err(Missed::Stopped(Stopped::Replayed(record, replay)));
             }
             End::Missed(missed) => missed,
         };
         // Releases what it may hold, which is nothing where it was refused.
-        let Attempt {
-            mut claim, round, ..
-        } = attempt;
-        for node in (0..self.inner.nodes.len()).filter(|node| round.refused_by(*node)) {
+        let Attempt { mut claim, inquiry } = attempt;
+        for node in (0..self.inner.nodes.len()).filter(|node| inquiry.round.refused_by(*node)) {
             claim.excuse(node);
         }
         self.give_up(claim);
@@ -226,42 +285,36 @@ impl LeaseTask {
 
     fn confirm(&mut self, attempt: &mut Attempt, token: u64) {
         let settings = &self.inner.settings;
-        let due = match attempt.stage {
-            Stage::Confirming(_, due) => due,
-            _ => Instant::now() + settings.node_timeout,
-        };
-        attempt.stage = Stage::Confirming(self.tally.next_phase(), due);
+        attempt.inquiry.stage = Stage::Confirming(self.tally.next_phase());
         let confirm = Op::Confirm {
             token: self.is_fenced().then_some(token),
             ttl: self.ttl,
             retention: settings.fence_retention,
         };
-        let nodes = attempt.round.unconfirmed();
+        let nodes = attempt.inquiry.round.unconfirmed();
         attempt.claim.send(confirm, self.ttl, &self.tally, nodes);
     }
 
     fn repair(&mut self, attempt: &mut Attempt, record: Record) {
         if record.is_whole() {
-            let retention = attempt.expires_in;
+            let retention = attempt.inquiry.expires_in;
             let write = Op::Record { record, retention };
-            let due = Instant::now() + self.inner.settings.node_timeout + transit(&write);
-            attempt.stage = Stage::Repairing(self.tally.next_phase(), due);
-            let nodes = attempt.round.repairers();
+            // What it carries takes its time on the wire, whatever the votes took.
+            attempt.inquiry.deadline += transit(&write);
+            attempt.inquiry.stage = Stage::Repairing(self.tally.next_phase());
+            let nodes = attempt.inquiry.round.repairers();
             attempt.claim.ask(write, &self.tally, nodes);
         } else {
-            attempt.stage = Stage::Reading;
+            attempt.inquiry.stage = Stage::Reading(Instant::now());
             let (inner, key) = (Arc::clone(&self.inner), self.recorded_key().clone());
-            attempt.reading = Some(Box::pin(async move { inner.whole(&key, &record).await }));
+            attempt.inquiry.reading =
+                Some(Box::pin(async move { inner.whole(&key, &record).await }));
         }
     }
 
     fn granted(&mut self, attempt: Attempt, number: u64) -> Result<Acquired, Missed> {
-        let Attempt {
-            claim,
-            round,
-            began,
-            ..
-        } = attempt;
+        let Attempt { claim, inquiry } = attempt;
+        let (round, began) = (&inquiry.round, inquiry.began);
         Span::current().record("quorum.granted", round.acknowledged(number));
         // After the last counted answer, and by the monotonic clock.
         let elapsed = began.elapsed();
@@ -277,6 +330,7 @@ impl LeaseTask {
             token: token.transpose().unwrap_or_default(),
             began,
             valid_until: began + elapsed + left,
+            inquiry: self.asked_for.is_some().then(|| Box::new(inquiry)),
         })
     }
 
@@ -295,7 +349,7 @@ impl LeaseTask {
     }
 }
 
-impl Attempt {
+impl Inquiry {
     /// Returns when the next node has been silent for too long.
     fn next_due(&self) -> Instant {
         match self.stage {
@@ -304,9 +358,9 @@ impl Attempt {
                 // Without a silent node there is an answer that decides.
                 next.unwrap_or(self.began)
             }
-            Stage::Confirming(_, due) | Stage::Repairing(_, due) => due,
+            Stage::Confirming(_) | Stage::Repairing(_) => self.deadline,
             // That has its own time limit.
-            Stage::Reading => self.began,
+            Stage::Reading(_) => self.began,
         }
     }
 
@@ -317,7 +371,46 @@ impl Attempt {
         self.round.silent().filter(late).collect()
     }
 
-    fn on_vote(&mut self, vote: Vote) -> OnceStep {
+    /// Notes that what was read is in, or cannot be had: the time for that does not count.
+    fn end_reading(&mut self) {
+        if let Stage::Reading(since) = self.stage {
+            self.deadline += since.elapsed();
+        }
+    }
+
+    /// Whether votes of this phase are on what the attempt asks now.
+    pub(super) fn asked_in(&self, phase: u32) -> bool {
+        let later = match self.stage {
+            Stage::Confirming(later) | Stage::Repairing(later) => Some(later),
+            Stage::Acquiring | Stage::Reading(_) => None,
+        };
+        phase == self.acquiring || later == Some(phase)
+    }
+
+    /// Whether some node has a record.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.round.is_recorded()
+    }
+
+    /// Takes a record that a node answered to an extension of the granted lock.
+    pub(super) fn on_extension(
+        &mut self,
+        node: usize,
+        outcome: &Result<Reply, NodeFailure>,
+    ) -> OnceStep {
+        match outcome {
+            Ok(reply) => {
+                if let Reply::Done { expires_in, .. } = reply {
+                    self.expires_in = self.expires_in.min(*expires_in);
+                }
+                let answer = Answer::Replied(reply.clone());
+                self.round.on_extension(node, &answer)
+            }
+            Err(_) => OnceStep::Wait,
+        }
+    }
+
+    pub(super) fn on_vote(&mut self, vote: Vote, claim: &mut Claim) -> OnceStep {
         let Vote {
             node,
             phase,
@@ -329,20 +422,20 @@ impl Attempt {
         }
         if phase == self.acquiring {
             if outcome.as_ref().is_err_and(NodeFailure::never_sent) {
-                self.claim.excuse(node);
+                claim.excuse(node);
             }
             let answer = self.failures.note(node, outcome);
             return self.round.on_acquire(node, &answer);
         }
         match self.stage {
-            Stage::Confirming(current, _) if phase == current => {
+            Stage::Confirming(current) if phase == current => {
                 let answer = self.failures.note(node, outcome);
                 self.round.on_confirm(node, self.round.step(), &answer)
             }
-            Stage::Repairing(current, _) if phase == current => {
+            Stage::Repairing(current) if phase == current => {
                 let answer = self.failures.note(node, outcome);
                 if matches!(answer, Answer::Replied(Reply::Done { .. })) {
-                    self.claim.excuse(node);
+                    claim.excuse(node);
                 }
                 self.round.on_record(node, &answer)
             }
@@ -355,14 +448,12 @@ impl Attempt {
     fn on_silence(&mut self, node: usize, failure: NodeFailure) -> OnceStep {
         self.failures.set(node, failure);
         match self.stage {
-            Stage::Confirming(..) if !self.round.is_recorded() => {
+            Stage::Confirming(_) if !self.round.is_recorded() => {
                 let step = self.round.step();
                 self.round.on_confirm(node, step, &Answer::Failed)
             }
-            Stage::Acquiring | Stage::Confirming(..) => {
-                self.round.on_acquire(node, &Answer::Failed)
-            }
-            Stage::Reading | Stage::Repairing(..) => self.round.on_record(node, &Answer::Failed),
+            Stage::Acquiring | Stage::Confirming(_) => self.round.on_acquire(node, &Answer::Failed),
+            Stage::Reading(_) | Stage::Repairing(_) => self.round.on_record(node, &Answer::Failed),
         }
     }
 }

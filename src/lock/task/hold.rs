@@ -10,16 +10,19 @@ use crate::lock::claim::Claim;
 use crate::lock::error::ExtendError;
 use crate::lock::front::{Holder, Turn};
 use crate::lock::guard::LockGuard;
-use crate::lock::lease::{Extension, Lease, Recording, Status, Wish, Wished};
+use crate::lock::lease::{Beginning, Effect, Extension, Lease, Recording, Status, Wish, Wished};
 use crate::lock::lost::LostReason;
+use crate::lock::once::{NotBegun, NotGranted};
 use crate::lock::record::HeldRecord;
 use crate::lock::registry::Stage;
 use crate::lock::settings::{after, whole_millis};
-use crate::lock::task::acquire::Acquired;
+use crate::lock::task::acquire::{Acquired, Missed};
+use crate::lock::task::attempt::Inquiry;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{Failures, LeaseTask, TICK};
 use crate::node::{Enough, Vote, telemetry};
-use crate::protocol::message::Op;
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::once::OnceStep;
 use crate::protocol::round::{ExtendRound, ExtendStep};
 use crate::protocol::{FencingToken, Quorum, validity};
 
@@ -38,6 +41,38 @@ pub(super) struct Holding {
     renew_at: Option<Instant>,
     /// Boxed, like all that few locks come to: every lock would have its room.
     extending: Option<Box<Extending>>,
+    /// Of a key that keeps records, as long as its execution has not begun.
+    pending: Option<Box<Pending>>,
+}
+
+/// A grant whose execution has not begun.
+struct Pending {
+    /// The attempt that was granted, which still takes votes.
+    inquiry: Inquiry,
+    granted_at: Instant,
+    /// What follows from a record that was heard of since the grant.
+    heard: Option<OnceStep>,
+    /// The execution that is about to begin.
+    beginning: Option<Beginning>,
+    /// Whether all nodes were asked once more.
+    asked_again: bool,
+}
+
+/// Why a lock is not held any longer.
+pub(super) enum Ending {
+    /// Its last share is gone.
+    Released,
+    /// What was executed under it is to be kept.
+    Recording(Recording),
+    /// A record was heard of before the execution began, and decides instead.
+    Overtaken(Box<Overtaken>),
+}
+
+/// An execution that a record came before.
+pub(super) struct Overtaken {
+    inquiry: Inquiry,
+    step: OnceStep,
+    beginning: Beginning,
 }
 
 /// An extension under way.
@@ -74,19 +109,20 @@ impl LeaseTask {
             token,
             began,
             valid_until,
+            inquiry,
         } = acquired;
         let (status, seen) = watch::channel(Status {
             valid_until,
             lost: None,
         });
+        let (lease, share, wished) = Lease::new(&self.inner, self.keys.clone(), token, seen);
         turn.set_holder(&Holder {
-            status: seen.clone(),
+            lease: Arc::clone(&lease),
             asked_for: self.asked_for,
         });
         turn.hush();
         self.ticket.set_held();
         let record = HeldRecord::new(self.label);
-        let (lease, share, wished) = Lease::new(&self.inner, self.keys.clone(), token, seen);
         claim.lease = Some(Arc::clone(&lease));
         let holding = Holding {
             claim,
@@ -98,20 +134,20 @@ impl LeaseTask {
             hold_until: max_hold.map(|max_hold| after(began, max_hold)),
             renew_at: self.inner.settings.renew.then(|| began + self.ttl / 3),
             extending: None,
+            pending: inquiry.map(|inquiry| Box::new(Pending::new(inquiry))),
         };
         // With a caller that has gone away the only share is dropped.
         (holding, LockGuard::new(share))
     }
 
-    /// Hands the guard out and renews until it is given back; returns what is to be kept of what it was
-    /// for.
+    /// Hands the guard out, and renews the lock for as long as it is held.
     pub(super) async fn hold(
         &mut self,
         holding: &mut Holding,
         turn: &mut Turn,
         grant: Grant,
         guard: LockGuard,
-    ) -> Option<Recording> {
+    ) -> Ending {
         grant.hand_out(guard).await;
         loop {
             if holding.lost().is_some() {
@@ -121,14 +157,19 @@ impl LeaseTask {
             if !holding.lease.is_shared() {
                 // The last share may have gone with whoever asked for the recording.
                 let mut wishes = std::iter::from_fn(|| holding.wished.next());
-                return wishes.find_map(Wish::recording);
+                let recording = wishes.find_map(Wish::recording);
+                return recording.map_or(Ending::Released, Ending::Recording);
+            }
+            if let Some(overtaken) = self.begin_execution(holding) {
+                return Ending::Overtaken(overtaken);
             }
             if holding.extending.is_none()
                 && let Some(wish) = holding.wished.next()
             {
                 match wish {
                     Wish::Extend(wish) => self.on_wish(holding, wish),
-                    Wish::Record(recording) => return Some(recording),
+                    Wish::Record(recording) => return Ending::Recording(recording),
+                    Wish::Begin(beginning) => holding.on_beginning(beginning),
                 }
                 continue;
             }
@@ -139,29 +180,119 @@ impl LeaseTask {
                 () = holding.wished.stirred() => {}
                 // Of the acquisition and of failed attempts, nothing is urgent.
                 vote = self.votes.next(enough), if holding.extending.is_some() => {
-                    if let Some(vote) = self.count_release(vote) {
-                        self.on_extension_vote(holding, vote);
-                    }
+                    self.on_vote(holding, vote);
                 }
                 () = self.alarm.at(alarm) => self.on_alarm(holding),
             }
         }
     }
 
-    /// Keeps what is to be kept, and releases.
-    pub(super) async fn end(&mut self, ended: Ended, recording: Option<Recording>, turn: Turn) {
+    /// Keeps what is to be kept, and gives the lock back if that may be done.
+    pub(super) async fn end(&mut self, ended: Ended, ending: Ending, turn: Turn) {
         let Ended {
             claim,
             status,
             wished,
         } = ended;
-        if let Some(recording) = recording {
-            Box::pin(self.record(claim, recording, turn, &status, &wished)).await;
-        } else {
-            let releasing = self.begin_release(claim, turn, &status);
-            self.finish_release(releasing, &wished).await;
+        match ending {
+            Ending::Recording(recording) => {
+                Box::pin(self.record(claim, recording, turn, &status, &wished)).await;
+            }
+            Ending::Overtaken(overtaken) => {
+                set_released(&status);
+                Box::pin(self.yield_to_record(claim, *overtaken, turn)).await;
+                wished.tell_released(Ok(()));
+            }
+            Ending::Released if claim.effect() == Effect::Possible => {
+                set_released(&status);
+                self.leave_to_its_ttl(claim);
+                drop(turn);
+                wished.tell_released(Ok(()));
+            }
+            Ending::Released => {
+                let releasing = self.begin_release(claim, turn, &status);
+                self.finish_release(releasing, &wished).await;
+            }
         }
         drop((status, wished));
+    }
+
+    /// Lets an execution that is about to begin do so, unless a record was heard of or the lock is lost.
+    fn begin_execution(&mut self, holding: &mut Holding) -> Option<Box<Overtaken>> {
+        let is_asked = |pending: &Box<Pending>| pending.beginning.is_some();
+        if holding.extending.is_some() || !holding.pending.as_ref().is_some_and(is_asked) {
+            return None;
+        }
+        // None of these is waited for, but a record that is among them decides.
+        while let Some(vote) = self.votes.waiting() {
+            self.on_vote(holding, vote);
+        }
+        let now = Instant::now();
+        holding.check_validity(now);
+        let lost = holding.lost();
+        let mut pending = holding.pending.take()?;
+        let beginning = pending.beginning.take()?;
+        if let Some(step) = pending.heard.take() {
+            let inquiry = pending.inquiry;
+            return Some(Box::new(Overtaken {
+                inquiry,
+                step,
+                beginning,
+            }));
+        }
+        let is_late = now - pending.granted_at > self.inner.settings.node_timeout;
+        match lost {
+            // The execution may have gone away with its caller, here and below.
+            Some(reason) => drop(beginning.send(Err(NotBegun::Lost(reason)))),
+            None if is_late && !pending.asked_again => {
+                pending.asked_again = true;
+                pending.beginning = Some(beginning);
+                holding.pending = Some(pending);
+                let ttl = holding.renewal_ttl(self.ttl, now).unwrap_or(self.ttl);
+                self.start_extension(holding, ttl, None);
+            }
+            None => {
+                holding.lease.set_effect(Effect::Possible);
+                drop(beginning.send(Ok(())));
+            }
+        }
+        None
+    }
+
+    /// Goes on with the record that an execution met before it began.
+    async fn yield_to_record(&mut self, mut claim: Claim, overtaken: Overtaken, turn: Turn) {
+        let Overtaken {
+            inquiry,
+            step,
+            beginning,
+        } = overtaken;
+        // Nothing was executed under it, and its guard is of no use any more.
+        claim.lease = None;
+        let (reason, replay) = match self.resume(claim, inquiry, step).await {
+            Err(Missed::Stopped(stopped)) => stopped.conclude(turn),
+            Err(Missed::Undecided | Missed::Contended { .. }) => {
+                (Some(NotGranted::Undecided), None)
+            }
+            Ok(acquired) => {
+                // Where a record is known there is no grant; should there be one, it is not to be used.
+                self.give_up(acquired.claim);
+                (Some(NotGranted::Undecided), None)
+            }
+        };
+        if let Some(reason) = reason {
+            drop(beginning.send(Err(NotBegun::NotGranted(reason))));
+        }
+        if let Some(replay) = replay {
+            self.finish_replay(*replay).await;
+        }
+    }
+
+    /// Counts a vote that came in while the lock is held.
+    fn on_vote(&mut self, holding: &mut Holding, vote: Vote) {
+        let vote = self.count_release(vote);
+        if let Some(vote) = vote.and_then(|vote| holding.hear(vote)) {
+            self.on_extension_vote(holding, vote);
+        }
     }
 
     fn on_wish(&mut self, holding: &mut Holding, wish: Extension) {
@@ -182,9 +313,7 @@ impl LeaseTask {
         {
             // Too few to wake for, but in time.
             while let Some(vote) = self.votes.waiting() {
-                if let Some(vote) = self.count_release(vote) {
-                    self.on_extension_vote(holding, vote);
-                }
+                self.on_vote(holding, vote);
             }
         }
         if let Some(extending) = &holding.extending
@@ -301,7 +430,48 @@ impl LeaseTask {
     }
 }
 
+impl Pending {
+    fn new(inquiry: Box<Inquiry>) -> Self {
+        Self {
+            inquiry: *inquiry,
+            granted_at: Instant::now(),
+            heard: None,
+            beginning: None,
+            asked_again: false,
+        }
+    }
+}
+
 impl Holding {
+    /// Notes that an execution is about to begin.
+    fn on_beginning(&mut self, beginning: Beginning) {
+        match &mut self.pending {
+            Some(pending) => pending.beginning = Some(beginning),
+            // It has begun already, or what it waits for keeps no records.
+            None => drop(beginning.send(Ok(()))),
+        }
+    }
+
+    /// Looks for a record in a vote, as long as the execution has not begun; returns the vote if it is on
+    /// an extension.
+    fn hear(&mut self, vote: Vote) -> Option<Vote> {
+        let Some(pending) = &mut self.pending else {
+            return Some(vote);
+        };
+        let inquiry = &mut pending.inquiry;
+        let (step, vote) = if inquiry.asked_in(vote.phase) {
+            (inquiry.on_vote(vote, &mut self.claim), None)
+        } else if let Ok(Reply::Done { .. }) = &vote.outcome {
+            (inquiry.on_extension(vote.node, &vote.outcome), Some(vote))
+        } else {
+            (OnceStep::Wait, Some(vote))
+        };
+        if inquiry.is_recorded() && (pending.heard.is_none() || step != OnceStep::Wait) {
+            pending.heard = Some(step);
+        }
+        vote
+    }
+
     /// Ends the holding.
     pub(super) fn end(self) -> Ended {
         drop(self.record);
@@ -371,4 +541,11 @@ impl Holding {
         let enough = end.saturating_duration_since(now) + validity::drift(ttl) + 2 * TICK;
         (valid_until < end + TICK).then(|| ttl.min(whole_millis(enough)))
     }
+}
+
+/// Tells holders that are left that the lock is not theirs any more.
+fn set_released(status: &watch::Sender<Status>) {
+    status.send_modify(|status| {
+        status.lost.get_or_insert(LostReason::Released);
+    });
 }

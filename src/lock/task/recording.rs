@@ -97,15 +97,18 @@ impl LeaseTask {
             // It is decided, so there is nothing to keep others from.
             Recorded::Yes | Recorded::Another(_) => self.give_up(claim),
             // Something was executed, and nobody knows: others are kept away as long as may be.
-            Recorded::No => {
-                let gone_at = claim.gone_at();
-                let nodes = claim.leave().into_iter();
-                let names = nodes.map(|node| Arc::clone(self.inner.nodes[node].name()));
-                self.ticket.set_unconfirmed(names, &self.keys, gone_at);
-            }
+            Recorded::No => self.leave_to_its_ttl(claim),
         }
         drop(turn);
         drop(done.send(outcome));
+    }
+
+    /// Leaves the lock of an execution without a record where it is: it keeps others away until its ttl.
+    pub(super) fn leave_to_its_ttl(&mut self, claim: Claim) {
+        let gone_at = claim.gone_at();
+        let nodes = claim.leave().into_iter();
+        let names = nodes.map(|node| Arc::clone(self.inner.nodes[node].name()));
+        self.ticket.set_unconfirmed(names, &self.keys, gone_at);
     }
 
     /// Finds out what became of a record that a majority did not take.

@@ -235,12 +235,12 @@ fn run(order: Order, mut grant: Grant) -> impl Future<Output = ()> + Send {
                 Ok(acquired) => acquired,
                 Err(stopped) => break 'held stopped.tell(turn, grant),
             };
-            let (ended, recording) = {
+            let (ended, ending) = {
                 let (mut holding, guard) = task.begin_holding(acquired, max_hold, &turn);
-                let recording = task.hold(&mut holding, &mut turn, grant, guard).await;
-                (holding.end(), recording)
+                let ending = task.hold(&mut holding, &mut turn, grant, guard).await;
+                (holding.end(), ending)
             };
-            task.end(ended, recording, turn).await;
+            task.end(ended, ending, turn).await;
             None
         };
         // Boxed, like all that few locks come to: every lock would have its room.
@@ -254,19 +254,23 @@ fn run(order: Order, mut grant: Grant) -> impl Future<Output = ()> + Send {
 impl Stopped {
     /// Tells why the lock was not granted; returns what is left to do about a replay.
     fn tell(self, turn: Turn, grant: Grant) -> Option<Box<Replay>> {
+        let (reason, replay) = self.conclude(turn);
+        if let Some(reason) = reason {
+            grant.send(Err(reason));
+        }
+        replay
+    }
+
+    /// Gives the turn to the next in this process. Returns why there is no lock, unless the caller went
+    /// away, and what is left to do about a replay.
+    pub(super) fn conclude(self, turn: Turn) -> (Option<NotGranted>, Option<Box<Replay>>) {
         match self {
-            Self::NotGranted(reason) => {
-                drop(turn);
-                grant.send(Err(reason));
-                None
-            }
+            Self::NotGranted(reason) => (Some(reason), None),
             Self::Replayed(record, replay) => {
                 turn.set_recorded(&record);
-                drop(turn);
-                grant.send(Err(NotGranted::Done(record)));
-                Some(replay)
+                (Some(NotGranted::Done(record)), Some(replay))
             }
-            Self::Abandoned => None,
+            Self::Abandoned => (None, None),
         }
     }
 }

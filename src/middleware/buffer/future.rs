@@ -21,6 +21,7 @@ use crate::middleware::body::LockBody;
 use crate::middleware::buffer::body::BufferedRequestBody;
 use crate::middleware::buffer::layer::BufferedBody;
 use crate::middleware::future::take;
+use crate::middleware::passage::Passage;
 use crate::middleware::rejection::{Rejection, RequestKind, refusal};
 
 /// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
@@ -133,6 +134,7 @@ where
                             }
                         }
                         Err(error) => {
+                            Passage::refuse(&parts.extensions);
                             let rejection = unread(&*error);
                             State::Refused(Some((rejection, RequestKind::of(&parts))))
                         }

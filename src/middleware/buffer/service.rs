@@ -11,6 +11,7 @@ use tower::{BoxError, Service};
 use crate::middleware::body::LockBody;
 use crate::middleware::buffer::body::BufferedRequestBody;
 use crate::middleware::buffer::future::BufferBodyFuture;
+use crate::middleware::passage::Passage;
 use crate::middleware::rejection::RequestKind;
 
 /// Middleware that reads a request's body before it hands the request on.
@@ -62,6 +63,7 @@ where
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (parts, body) = request.into_parts();
         if body.size_hint().lower() > self.limit as u64 {
+            Passage::refuse(&parts.extensions);
             return BufferBodyFuture::too_large(RequestKind::of(&parts));
         }
         let clone = self.inner.clone();

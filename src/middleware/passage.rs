@@ -1,0 +1,179 @@
+//! Whether a request that is executed once has got past the layers and extractors that may refuse it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use http::Extensions;
+
+/// What an [`IdempotencyLayer`](crate::IdempotencyLayer) learns about the calls that the layers and
+/// extractors within make for one execution.
+///
+/// # Design
+///
+/// The response cannot tell: a layer in between may rebuild it, and with that our refusal looks like the
+/// handler's answer. So every request carries a [`Passage`] in its extensions, which counts as a call of the
+/// handler. The layer that gets it takes it over: the call was its own to pass on or to refuse. A layer that
+/// calls several times, such as `tower::retry`, clones the passage; only the first clone is taken over, and
+/// every call that is passed on afterwards counts by itself. So the handler was certainly not called if
+/// nothing is left to count.
+#[derive(Debug, Default)]
+struct Calls {
+    /// Calls that went where none of our layers and extractors is known to have refused them.
+    passed: AtomicUsize,
+    /// Whether a handler was stopped midway because a lock was lost.
+    stopped: AtomicBool,
+}
+
+/// The right to call the handler once, in the extensions of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Passage {
+    calls: Arc<Calls>,
+    taken: Arc<AtomicBool>,
+}
+
+/// A passage that one of our layers has taken over.
+#[derive(Debug, Clone)]
+pub(crate) struct Taken(Arc<Calls>);
+
+/// The other end of all passages of one execution.
+#[cfg(feature = "idempotency")]
+#[derive(Debug, Default)]
+pub(crate) struct Passages(Arc<Calls>);
+
+/// What may have become of the handler.
+#[cfg(feature = "idempotency")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// It was not called.
+    No,
+    /// It may have been called.
+    Perhaps,
+    /// It was called, and stopped midway.
+    Stopped,
+}
+
+#[cfg(feature = "idempotency")]
+impl Passages {
+    /// Puts the first passage into the extensions of a request, in place of that of a layer outside.
+    pub(crate) fn open(&self, extensions: &mut Extensions) {
+        Taken(Arc::clone(&self.0)).pass(extensions);
+    }
+
+    /// Returns what may have become of the handler.
+    pub(crate) fn reached(&self) -> Reached {
+        if self.0.stopped.load(Ordering::Acquire) {
+            Reached::Stopped
+        } else if self.0.passed.load(Ordering::Acquire) == 0 {
+            Reached::No
+        } else {
+            Reached::Perhaps
+        }
+    }
+}
+
+impl Passage {
+    /// Takes the passage of a request over, if it has one.
+    pub(crate) fn take(extensions: &mut Extensions) -> Option<Taken> {
+        let passage = extensions.remove::<Self>()?;
+        Some(passage.take_over())
+    }
+
+    /// Says that the request was refused: the handler is not called by this passage.
+    pub(crate) fn refuse(extensions: &Extensions) {
+        if let Some(passage) = extensions.get::<Self>() {
+            passage.take_over();
+        }
+    }
+
+    /// Says that the request was refused.
+    #[cfg(feature = "axum")]
+    pub(crate) fn refused(&self) {
+        self.take_over();
+    }
+
+    fn take_over(&self) -> Taken {
+        if !self.taken.swap(true, Ordering::AcqRel) {
+            self.calls.passed.fetch_sub(1, Ordering::AcqRel);
+        }
+        Taken(Arc::clone(&self.calls))
+    }
+}
+
+impl Taken {
+    /// Passes a request on: whatever is within may call the handler.
+    pub(crate) fn pass(&self, extensions: &mut Extensions) {
+        self.0.passed.fetch_add(1, Ordering::AcqRel);
+        extensions.insert(Passage {
+            calls: Arc::clone(&self.0),
+            taken: Arc::default(),
+        });
+    }
+
+    /// Says that the handler may have been called.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn reached(&self) {
+        self.0.passed.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Says what became of a call that was said to have [`reached`](Self::reached) the handler.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn follow(&self, reached: Reached) {
+        match reached {
+            Reached::No => {
+                self.0.passed.fetch_sub(1, Ordering::AcqRel);
+            }
+            Reached::Perhaps => {}
+            Reached::Stopped => self.stop(),
+        }
+    }
+
+    /// Says that a handler was stopped midway.
+    pub(crate) fn stop(&self) {
+        self.0.stopped.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, feature = "idempotency"))]
+mod tests {
+    use super::*;
+
+    fn opened() -> (Passages, Extensions) {
+        let (passages, mut extensions) = (Passages::default(), Extensions::new());
+        passages.open(&mut extensions);
+        (passages, extensions)
+    }
+
+    #[test]
+    fn a_request_that_a_layer_within_refuses_has_not_reached_its_handler() {
+        let (passages, mut outer) = opened();
+        assert_eq!(passages.reached(), Reached::Perhaps);
+        let taken = Passage::take(&mut outer).unwrap();
+        assert_eq!(passages.reached(), Reached::No);
+        taken.pass(&mut outer);
+        assert_eq!(passages.reached(), Reached::Perhaps);
+        Passage::refuse(&outer);
+        assert_eq!(passages.reached(), Reached::No);
+    }
+
+    #[test]
+    fn of_several_calls_one_that_is_passed_on_has_reached_the_handler() {
+        for refused_first in [true, false] {
+            let (passages, request) = opened();
+            let mut calls = [request.clone(), request];
+            let taken = calls.each_mut().map(|call| Passage::take(call).unwrap());
+            taken[usize::from(refused_first)].pass(&mut calls[0]);
+            assert_eq!(passages.reached(), Reached::Perhaps);
+        }
+    }
+
+    #[test]
+    fn a_handler_that_was_stopped_stays_so_whatever_is_refused_later() {
+        let (passages, mut request) = opened();
+        let retried = request.clone();
+        let taken = Passage::take(&mut request).unwrap();
+        taken.pass(&mut request);
+        taken.stop();
+        Passage::refuse(&retried);
+        assert_eq!(passages.reached(), Reached::Stopped);
+    }
+}
