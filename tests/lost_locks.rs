@@ -1,0 +1,207 @@
+//! Requests whose lock is lost: no handler begins without its lock, and an aborted one is not polled
+//! again. The tests poll each response future by hand, so that a poll comes after the loss.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::poll;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tokio::time::sleep;
+use tower::{Layer, Service};
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{LockBody, LockHandle, OnLost, Redlock, RedlockLayer, Rejection};
+
+const TTL: Duration = Duration::from_secs(1);
+const WAIT: Duration = Duration::from_secs(10);
+
+type Plain = Full<Bytes>;
+
+/// A service whose readiness and whose answer the test decides, and which counts what it is asked.
+#[derive(Debug, Clone, Default)]
+struct Inner(Arc<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    is_ready: AtomicBool,
+    answers: AtomicBool,
+    calls: AtomicUsize,
+    /// How often its handlers were polled.
+    polls: AtomicUsize,
+    lock: Mutex<Option<LockHandle>>,
+}
+
+impl Seen {
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    fn polls(&self) -> usize {
+        self.polls.load(Ordering::Relaxed)
+    }
+}
+
+impl Service<Request<Plain>> for Inner {
+    type Response = Response<Plain>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Plain>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        if self.0.is_ready.load(Ordering::Relaxed) {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn call(&mut self, request: Request<Plain>) -> Self::Future {
+        let seen = Arc::clone(&self.0);
+        seen.calls.fetch_add(1, Ordering::Relaxed);
+        *seen.lock.lock().unwrap() = request.extensions().get().cloned();
+        Box::pin(poll_fn(move |_| {
+            seen.polls.fetch_add(1, Ordering::Relaxed);
+            if seen.answers.load(Ordering::Relaxed) {
+                Poll::Ready(Ok(Response::new(Full::from("done"))))
+            } else {
+                Poll::Pending
+            }
+        }))
+    }
+}
+
+/// Nodes, and locks of them that are not renewed.
+fn redlock() -> (ScriptedNodes, Redlock) {
+    let nodes = ScriptedNodes::new(3);
+    let builder = Redlock::builder().scripted(&nodes).ttl(TTL).renew(false);
+    (nodes, builder.build().unwrap())
+}
+
+fn request() -> Request<Plain> {
+    Request::post("/").body(Full::default()).unwrap()
+}
+
+#[track_caller]
+fn assert_lost(polled: Poll<Result<Response<LockBody<Plain>>, Infallible>>, what: &str) {
+    let Poll::Ready(Ok(response)) = polled else {
+        panic!("{what}: still under way");
+    };
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{what}");
+    let rejection = response.extensions().get::<Rejection>();
+    assert_eq!(rejection.map(Rejection::code), Some("lock-lost"), "{what}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_lost_abort_answers_503_without_polling_the_handler_again() {
+    for wait in [Duration::ZERO, WAIT] {
+        for answers in [false, true] {
+            let what = format!("waiting {wait:?}, the handler has an answer: {answers}");
+            let (_nodes, redlock) = redlock();
+            let inner = Inner::default();
+            let seen = Arc::clone(&inner.0);
+            seen.is_ready.store(true, Ordering::Relaxed);
+            let layer = RedlockLayer::new(redlock.clone(), "k").wait(wait);
+            let mut service = layer.on_lost(OnLost::Abort).layer(inner);
+            poll_fn(|context| service.poll_ready(context))
+                .await
+                .unwrap();
+            let mut serving = pin!(service.call(request()));
+            while seen.polls() == 0 {
+                assert!(poll!(&mut serving).is_pending(), "{what}");
+                sleep(Duration::from_millis(1)).await;
+            }
+
+            let lock = seen.lock.lock().unwrap().take().unwrap();
+            lock.lost().await;
+            let polled = seen.polls();
+            seen.answers.store(answers, Ordering::Relaxed);
+            assert_lost(poll!(&mut serving), &what);
+            assert_eq!(seen.polls(), polled, "{what}: the handler went on");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_lost_notify_lets_a_handler_that_has_begun_answer() {
+    let (_nodes, redlock) = redlock();
+    let inner = Inner::default();
+    let seen = Arc::clone(&inner.0);
+    seen.is_ready.store(true, Ordering::Relaxed);
+    let layer = RedlockLayer::new(redlock.clone(), "k").on_lost(OnLost::Notify);
+    let mut service = layer.layer(inner);
+    poll_fn(|context| service.poll_ready(context))
+        .await
+        .unwrap();
+    let mut serving = pin!(service.call(request()));
+    while seen.polls() == 0 {
+        assert!(poll!(&mut serving).is_pending());
+        sleep(Duration::from_millis(1)).await;
+    }
+
+    let lock = seen.lock.lock().unwrap().take().unwrap();
+    lock.lost().await;
+    assert!(poll!(&mut serving).is_pending(), "it is not aborted");
+    seen.answers.store(true, Ordering::Relaxed);
+    let response = serving.await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+}
+
+/// In wait mode a request asks for readiness itself, once it has its lock.
+#[tokio::test(start_paused = true)]
+async fn layer_begins_no_handler_if_its_lock_is_lost_while_the_service_is_not_ready() {
+    for on_lost in [OnLost::Abort, OnLost::Notify] {
+        for becomes_ready in [false, true] {
+            let what = format!("{on_lost:?}, ready at last: {becomes_ready}");
+            let (nodes, redlock) = redlock();
+            let inner = Inner::default();
+            let seen = Arc::clone(&inner.0);
+            let layer = RedlockLayer::new(redlock.clone(), "k").wait(WAIT);
+            let mut service = layer.on_lost(on_lost).layer(inner);
+            let mut serving = pin!(service.call(request()));
+            while nodes.locks() != [1, 1, 1] {
+                assert!(poll!(&mut serving).is_pending(), "{what}");
+                sleep(Duration::from_millis(1)).await;
+            }
+            assert!(poll!(&mut serving).is_pending(), "{what}");
+
+            sleep(TTL).await;
+            seen.is_ready.store(becomes_ready, Ordering::Relaxed);
+            assert_lost(poll!(&mut serving), &what);
+            assert_eq!(seen.calls(), 0, "{what}: a handler began without its lock");
+        }
+    }
+}
+
+/// The lease task gets the lock from another process while the response future is not polled.
+#[tokio::test(start_paused = true)]
+async fn layer_begins_no_handler_if_its_lock_is_lost_before_the_future_is_polled() {
+    for on_lost in [OnLost::Abort, OnLost::Notify] {
+        let what = format!("{on_lost:?}");
+        let (nodes, redlock) = redlock();
+        let other = Redlock::builder().scripted(&nodes).build().unwrap();
+        let elsewhere = other.lock("k").await.unwrap();
+        let inner = Inner::default();
+        let seen = Arc::clone(&inner.0);
+        seen.is_ready.store(true, Ordering::Relaxed);
+        let layer = RedlockLayer::new(redlock.clone(), "k").wait(WAIT);
+        let mut service = layer.on_lost(on_lost).layer(inner);
+        let mut serving = pin!(service.call(request()));
+        for _ in 0..3 {
+            assert!(poll!(&mut serving).is_pending(), "{what}");
+            sleep(Duration::from_millis(1)).await;
+        }
+        elsewhere.release().await.unwrap();
+        sleep(TTL / 2).await;
+        assert_eq!(nodes.locks(), [1, 1, 1], "{what}: its task has the lock");
+        sleep(TTL).await;
+        assert_lost(poll!(&mut serving), &what);
+        assert_eq!(seen.calls(), 0, "{what}: a handler began without its lock");
+    }
+}
