@@ -836,6 +836,41 @@ async fn a_drain_names_the_nodes_that_did_not_confirm_a_release_before_it() {
     assert!(redlock.drain(Duration::ZERO).await.is_clean());
 }
 
+/// A holder may still be at work: its lock ends by its ttl, not earlier.
+#[tokio::test(start_paused = true)]
+async fn drain_at_its_timeout_releases_no_lock_under_a_live_guard() {
+    for renew in [true, false] {
+        for timeout in [ms(0), ms(1), secs(4), secs(9)] {
+            let what = format!("renewal {renew}, a drain of {timeout:?}");
+            let nodes = ScriptedNodes::new(3);
+            let redlock = builder(&nodes).renew(renew).build().unwrap();
+            let guard = redlock.try_lock("guard").await.unwrap();
+            let other = redlock.try_lock("share").await.unwrap();
+            let share = other.handle().detach().unwrap();
+            drop(other);
+
+            let drained = redlock.drain(timeout).await;
+            assert_eq!(drained.held.len(), 2, "{what}");
+            let end = Instant::now() + guard.valid_for().min(share.valid_for());
+            assert!(
+                end >= Instant::now() + secs(10) - timeout - ms(200),
+                "{what}"
+            );
+            // A second drain releases nothing either.
+            redlock.drain(ms(0)).await;
+            while Instant::now() + ms(50) < end {
+                assert!(guard.is_valid() && share.is_valid(), "{what}");
+                assert_eq!(nodes.locks(), [2, 2, 2], "{what}");
+                sleep(ms(10)).await;
+            }
+            let released = (0..3).map(|node| nodes.sent(node, OpKind::Release));
+            assert_eq!(released.sum::<usize>(), 0, "{what}");
+            sleep(ms(100)).await;
+            assert!(!guard.is_valid() && !share.is_valid(), "{what}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handle_hears_of_the_release_before_the_nodes_have_answered_it() {
     let nodes = ScriptedNodes::new(3);

@@ -269,6 +269,39 @@ mod tests {
         assert_eq!(LockKey::from(("a", "b")), LockKey::from_parts(["a", "b"]));
     }
 
+    /// Other languages produce the same bytes, and clients of two versions must meet.
+    #[test]
+    fn composite_keys_are_encoded_as_netstrings_with_lengths_in_bytes() {
+        let encoded = |parts: &[&str]| LockKey::from_parts(parts).as_bytes().to_vec();
+        assert_eq!(
+            LockKey::from(("account", "7")).as_bytes(),
+            b"7:account,1:7,"
+        );
+        assert_eq!(encoded(&["account", "7"]), b"7:account,1:7,");
+        assert_eq!(encoded(&["a"]), b"1:a,");
+        assert_eq!(encoded(&["", ""]), b"0:,0:,");
+        assert_eq!(encoded(&["0123456789"]), b"10:0123456789,");
+        assert_eq!(encoded(&["\u{e9}"]), b"2:\xc3\xa9,");
+        assert_eq!(LockKey::from_parts([[0, 255]]).as_bytes(), b"2:\x00\xff,");
+        assert_eq!(
+            LockKey::from((("a", "b"), "c")).as_bytes(),
+            b"8:1:a,1:b,,1:c,"
+        );
+    }
+
+    #[test]
+    fn composite_keys_whose_parts_spell_out_separators_differ() {
+        for (one, other) in [
+            (["a,:b", "c"], ["a", "b,:c"]),
+            (["a,1:b", "c"], ["a", "b,1:c"]),
+            (["a,", "b"], ["a", ",b"]),
+            ([":", ""], ["", ":"]),
+        ] {
+            let (one, other) = (LockKey::from_parts(one), LockKey::from_parts(other));
+            assert_ne!(one, other);
+        }
+    }
+
     #[test]
     fn a_plain_key_is_its_own_bytes() {
         assert_eq!(
