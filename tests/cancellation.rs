@@ -319,18 +319,36 @@ async fn a_guard_dropped_at_any_poll_of_its_release_is_released_on_every_node_th
 
 #[tokio::test(start_paused = true)]
 async fn a_guard_that_a_bare_majority_granted_is_released_everywhere_at_any_poll() {
+    let in_time = |gate: &&Gate| {
+        matches!(gate, Gate::Ready | Gate::Slow(_)) && **gate != Gate::Slow(TOO_SLOW)
+    };
+    // Of guards, and of releases that were dropped before they were done.
+    let (mut by_all, mut by_majority, mut cut_short, mut done) = (0, 0, 0, 0);
     for gates in all_gates() {
+        let granting = gates.iter().filter(in_time).count();
         // How often the release is polled; the acquisition itself is awaited.
         for polls in [0, 1, 2, 3, 4, 8, 12, 24] {
             let what = format!("{gates:?} after {polls} polls");
             let nodes = ScriptedNodes::new(3);
             set_all(&nodes, gates);
             let redlock = builder(&nodes).build().unwrap();
-            let Ok(guard) = redlock.try_lock("k").await else {
-                break;
+            let guard = match redlock.try_lock("k").await {
+                Ok(guard) => guard,
+                Err(refused) => {
+                    assert!(granting < 2, "{what}: {refused}");
+                    break;
+                }
             };
+            match granting {
+                2 => by_majority += 1,
+                3 => by_all += 1,
+                few => panic!("{what}: {few} are no majority"),
+            }
             let mut releasing = Box::pin(guard.release());
-            drop(poll_times(&mut releasing, polls).await);
+            match poll_times(&mut releasing, polls).await {
+                Some(_) => done += 1,
+                None => cut_short += 1,
+            }
             drop(releasing);
             drain(&redlock, &what).await;
             // Behind an acquisition that is still on the wire.
@@ -338,6 +356,12 @@ async fn a_guard_that_a_bare_majority_granted_is_released_everywhere_at_any_poll
             assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
         }
     }
+    // Two of the seven kinds of nodes vote in time.
+    assert_eq!((by_majority, by_all), (3 * 2 * 2 * 5 * 8, 2 * 2 * 2 * 8));
+    assert!(
+        cut_short > 100 && done > 100,
+        "{cut_short} cut short, {done} done"
+    );
 }
 
 #[tokio::test(start_paused = true)]

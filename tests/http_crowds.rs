@@ -76,9 +76,9 @@ async fn a_thousand_waiters_hold_no_place_of_the_inner_service_and_the_next_is_t
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
-/// An inner service that takes its time, streams some of its answers, and counts who is in it.
+/// An inner service that takes its time, streams some of its answers, and counts what is in it.
 fn inner(
-    inside: &Arc<AtomicUsize>,
+    counts: &Arc<Counts>,
 ) -> impl Service<
     Request<()>,
     Response = Response<http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>>,
@@ -86,13 +86,16 @@ fn inner(
     Future: Send + 'static,
 > + Clone
 + use<> {
-    let inside = Arc::clone(inside);
+    let counts = Arc::clone(counts);
     service_fn(move |request: Request<()>| {
-        let inside = Arc::clone(&inside);
+        let counts = Arc::clone(&counts);
         async move {
-            assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two are inside");
-            let here = Inside(inside);
+            let inside = counts.inside.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(inside, 0, "two are inside");
+            counts.begun.fetch_add(1, Ordering::Relaxed);
+            let here = Inside(counts);
             sleep(ms(3)).await;
+            here.0.done.fetch_add(1, Ordering::Relaxed);
             drop(here);
             let streams = request.uri().path() == "/stream";
             let body = if streams {
@@ -110,12 +113,21 @@ fn inner(
     })
 }
 
+/// Of handlers.
+#[derive(Debug, Default)]
+struct Counts {
+    inside: AtomicUsize,
+    begun: AtomicUsize,
+    /// Those that were not dropped.
+    done: AtomicUsize,
+}
+
 /// Counts out also when the handler is dropped.
-struct Inside(Arc<AtomicUsize>);
+struct Inside(Arc<Counts>);
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.inside.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -136,14 +148,14 @@ async fn of_ten_thousand_requests_that_go_away_anywhere_nothing_is_left() {
         nodes.set_for(node, op, Gate::Slow(ms(delay)));
     }
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
-    let inside = Arc::default();
+    let counts = Arc::default();
     let layer = RedlockLayer::new(redlock.clone(), "hot").wait(ms(20));
     let head = layer.clone().release_at(ReleaseAt::ResponseHead);
     let hasty = layer.clone().await_release(false);
     let (layer, head, hasty) = (
-        layer.layer(inner(&inside)),
-        head.layer(inner(&inside)),
-        hasty.layer(inner(&inside)),
+        layer.layer(inner(&counts)),
+        head.layer(inner(&counts)),
+        hasty.layer(inner(&counts)),
     );
     let (mut done, mut tasks) = (0, Vec::new());
     for number in 0..REQUESTS {
@@ -175,16 +187,37 @@ async fn of_ten_thousand_requests_that_go_away_anywhere_nothing_is_left() {
 async fn handlers_that_run_on_end_too() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
-    let inside = Arc::default();
+    let counts = Arc::<Counts>::default();
     let layer = RedlockLayer::new(redlock.clone(), "hot").wait(ms(20));
-    let service = layer.on_disconnect(RunToCompletion).layer(inner(&inside));
+    let service = layer.on_disconnect(RunToCompletion).layer(inner(&counts));
+    // Of requests: answered, gone while some handler ran, and gone without a handler.
+    let (mut answered, mut gone_amid, mut gone_before) = (0, 0, 0);
     for micros in 0..1_000 {
         let patience = Duration::from_micros(10 * micros);
+        let begun = counts.begun.load(Ordering::Relaxed);
         let call = service.clone().oneshot(post("/"));
-        drop(timeout(patience, call).await);
+        match timeout(patience, call).await {
+            Ok(response) => {
+                assert_eq!(response.unwrap().status(), StatusCode::OK);
+                answered += 1;
+            }
+            // Its own handler: no other request is left that could begin one.
+            Err(_) if counts.begun.load(Ordering::Relaxed) > begun => gone_amid += 1,
+            Err(_) => gone_before += 1,
+        }
     }
     let drained = redlock.drain(Duration::from_secs(1)).await;
     assert_eq!((drained.held, drained.unconfirmed), (vec![], vec![]));
     assert_eq!(nodes.locks(), [0, 0, 0]);
     assert_eq!(Handle::current().metrics().num_alive_tasks(), 0);
+    let done = counts.done.load(Ordering::Relaxed);
+    assert_eq!(
+        done,
+        answered + gone_amid,
+        "every handler that began ran to its end"
+    );
+    assert!(
+        answered > 100 && gone_amid > 100,
+        "{answered} answered, {gone_amid} gone while they were served, {gone_before} before"
+    );
 }
