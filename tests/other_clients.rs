@@ -1,10 +1,6 @@
 //! A Redlock client of another language, and ours in the empty namespace, exclude each other.
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-#![allow(
-    clippy::print_stdout,
-    reason = "what is not checked must not go unsaid"
-)]
 
 mod support;
 
@@ -13,7 +9,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use support::{Cluster, Connection};
+use support::{Cluster, Connection, not_run};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
@@ -36,7 +32,7 @@ impl Other {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/other_clients");
         let packages = folder.join("node_modules");
         if !packages.join("redlock").is_dir() || !packages.join("ioredis").is_dir() {
-            println!("skipped: the npm packages are missing; tests/run.sh installs them");
+            not_run("a Redlock client in JavaScript: its npm packages are missing");
             return None;
         }
         let process = Command::new("node")
@@ -49,7 +45,7 @@ impl Other {
         let mut process = match process {
             Ok(process) => process,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                println!("skipped: node is missing, so there is no client of another language");
+                not_run("a Redlock client in JavaScript: node is missing");
                 return None;
             }
             Err(error) => panic!("node does not start: {error}"),

@@ -2,14 +2,19 @@
 # Runs all tests on a fresh Debian, Ubuntu or macOS with Rust; arguments go to `cargo test`.
 #
 # The tests start their own redis-server processes on ports of their own; what is missing for that
-# is installed first. REDIS_SERVER may name another binary.
+# is installed first, and curl, if it can be. REDIS_SERVER may name another binary. Tests that could
+# not run are named at the end.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 main() {
     command -v cargo >/dev/null || fail "cargo is missing: install Rust first"
+    trap clean_up EXIT
+    TOWER_REDLOCK_NOT_RUN="$(mktemp)"
+    export TOWER_REDLOCK_NOT_RUN
     provide_redis
+    provide_curl
     provide_other_clients
     say "running: cargo test --all-features --no-fail-fast${*:+ $*}"
     cargo test --all-features --no-fail-fast "$@"
@@ -22,8 +27,7 @@ main() {
         CARGO_TARGET_DIR="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)/messages" \
             cargo test --manifest-path tests/messages/Cargo.toml
     fi
-    [ -z "$skipped" ] || say "$skipped"
-    say "all tests passed"
+    say "all tests passed$([ ! -s "$TOWER_REDLOCK_NOT_RUN" ] || echo ", but for those that are named below")"
 }
 
 provide_redis() {
@@ -31,7 +35,9 @@ provide_redis() {
     if ! command -v "$server" >/dev/null; then
         [ -z "${REDIS_SERVER:-}" ] || fail "REDIS_SERVER names $server, which is not there"
         if command -v apt-get >/dev/null; then
-            install_with_apt
+            install_with_apt redis-server \
+                || fail "apt-get could not install redis-server; its own message is above"
+            switch_service_off
         elif command -v brew >/dev/null; then
             say "installing redis with brew"
             brew install --quiet redis </dev/null
@@ -43,27 +49,42 @@ provide_redis() {
     check_version "$server"
 }
 
-# Debian's package starts a service, which nobody asked for: its own switch against that is a
-# policy script, which is ours only while there is no other.
+# Debian's packages start their services, and the tests use none. Debian's own switch against that is
+# a policy script, which is ours only while there is no other.
 install_with_apt() {
-    local policy=/usr/sbin/policy-rc.d
-    say "installing redis-server with apt-get"
+    local installed=yes
+    say "installing $1 with apt-get"
     as_root apt-get update -qq </dev/null || say "apt-get update failed, going on with the old lists"
-    if [ ! -e "$policy" ]; then
-        trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
-        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
-        as_root chmod 755 "$policy"
+    if [ ! -e "$POLICY" ]; then
+        policy_is_ours=yes
+        printf '#!/bin/sh\nexit 101\n' | as_root tee "$POLICY" >/dev/null
+        as_root chmod 755 "$POLICY"
     fi
     as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends redis-server </dev/null >/dev/null \
-        || fail "apt-get could not install redis-server; its own message is above"
+        apt-get install -y -qq --no-install-recommends "$1" </dev/null >/dev/null || installed=no
+    remove_policy
+    [ "$installed" = yes ]
+}
+
+remove_policy() {
+    [ -z "$policy_is_ours" ] || as_root rm -f "$POLICY"
+    policy_is_ours=
+}
+
+switch_service_off() {
     if [ -d /run/systemd/system ]; then
         say "switching the system's redis-server service off, the tests do not use it"
         as_root systemctl disable --now --quiet redis-server.service 2>/dev/null || true
     fi
-    if [ "$(trap -p EXIT)" ]; then
-        as_root rm -f "$policy"
-        trap - EXIT
+}
+
+# The examples print curl lines, which their tests run. Without curl those say that they did not run.
+provide_curl() {
+    command -v curl >/dev/null && return
+    if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null; }; then
+        install_with_apt curl || say "apt-get could not install curl"
+    else
+        say "curl is missing"
     fi
 }
 
@@ -78,11 +99,12 @@ check_version() {
     say "using $(command -v "$1"), version $version"
 }
 
-# Redlock clients of another language, against which one test checks ours.
+# Redlock clients of another language, against which one test checks ours. Node.js is not installed for
+# it: its package brings hundreds of others.
 provide_other_clients() {
     local clients=tests/other_clients
     if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
-        skip_other_clients "node or npm is missing"
+        say "node or npm is missing"
         return
     fi
     if [ -d "$clients/node_modules/redlock" ] && [ -d "$clients/node_modules/ioredis" ]; then
@@ -91,13 +113,18 @@ provide_other_clients() {
     fi
     say "installing the npm packages redlock and ioredis into $clients/node_modules"
     (cd "$clients" && npm install --no-audit --no-fund --silent </dev/null) \
-        || skip_other_clients "npm could not install its packages"
+        || say "npm could not install its packages"
 }
 
-# Said at once and again at the end, so that nobody takes a skipped test for a passed one.
-skip_other_clients() {
-    skipped="skipping the test against another language's Redlock client, because $1"
-    say "$skipped"
+# At the end, also of a run that fails: what a test said that could not run, so that it is not taken for
+# one that passed.
+clean_up() {
+    remove_policy
+    [ -f "${TOWER_REDLOCK_NOT_RUN:-}" ] || return 0
+    sort -u "$TOWER_REDLOCK_NOT_RUN" | while IFS= read -r line; do
+        say "$line"
+    done
+    rm -f "$TOWER_REDLOCK_NOT_RUN"
 }
 
 as_root() {
@@ -119,7 +146,7 @@ fail() {
     exit 1
 }
 
-readonly SMALLEST=6.2
-skipped=
+readonly SMALLEST=6.2 POLICY=/usr/sbin/policy-rc.d
+policy_is_ours=
 
 main "$@"

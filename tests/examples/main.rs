@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 #![allow(
     clippy::print_stdout,
-    reason = "what is not checked must not go unsaid"
+    reason = "what a line printed explains its failure"
 )]
 
 #[path = "../support/mod.rs"]
@@ -25,7 +25,7 @@ use std::time::Duration;
 use documented::Example;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use support::{ChildProcess, Cluster, example_path, free_port};
+use support::{ChildProcess, Cluster, example_path, free_port, not_run};
 use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -58,7 +58,7 @@ fn has_curl() -> bool {
     match Command::new("curl").arg("--version").output() {
         Ok(_) => true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            println!("not checking the curl lines of the quickstart: curl is missing");
+            not_run("the curl lines of the examples: curl is missing");
             false
         }
         Err(error) => panic!("curl does not start: {error}"),
