@@ -110,12 +110,17 @@ async fn readiness_goes_from_quarantined_over_ready_and_degraded_to_down() {
     cluster.servers[1].kill();
     let states = ready_until(&health, "quarantined", StatusCode::SERVICE_UNAVAILABLE).await;
     assert_eq!(states, ["quarantined", "unreachable", "up"]);
-    assert!(redlock.try_lock("quarantined").await.is_err());
+    let refused = redlock.try_lock("quarantined").await.unwrap_err();
+    assert_eq!(quarantined(&refused), 1, "{refused:?}");
 
     cluster.servers[2].kill();
     let states = ready_until(&health, "down", StatusCode::SERVICE_UNAVAILABLE).await;
     assert_eq!(states, ["quarantined", "unreachable", "unreachable"]);
-    assert!(redlock.try_lock("down").await.is_err());
+    let refused = redlock.try_lock("down").await.unwrap_err();
+    assert!(
+        matches!(refused, LockError::Unavailable { .. }),
+        "{refused:?}"
+    );
 }
 
 /// Asks until the readiness is this one, and returns the nodes' states.
@@ -184,8 +189,15 @@ async fn a_majority_that_forgot_a_lock_grants_it_to_nobody_while_it_may_be_held(
     }
     // One client that saw the restart, and one that did not.
     let (fresh, mut asked) = (redlock(&cluster), 0);
+    let is_quarantined = |node: &&NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
+    wait_until(&fresh, |health| {
+        health.nodes.iter().filter(is_quarantined).count() == 2
+    })
+    .await;
     while guard.is_valid() {
-        assert!(fresh.try_lock("k").await.is_err(), "two hold the lock");
+        let refused = fresh.try_lock("k").await;
+        let refused = refused.expect_err("two hold the lock");
+        assert_eq!(quarantined(&refused), 2, "{refused:?}");
         asked += 1;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -325,7 +337,11 @@ async fn a_new_client_gets_no_lock_from_one_server_under_two_addresses() {
         let twin = server.url().replace("127.0.0.1", "localhost");
         let dead = format!("redis://127.0.0.1:{}", support::free_port());
         let redlock = builder([server.url(), twin, dead]).build().unwrap();
-        assert!(redlock.try_lock(i.to_string()).await.is_err());
+        let refused = redlock.try_lock(i.to_string()).await.unwrap_err();
+        assert!(
+            matches!(refused, LockError::Unavailable { .. }),
+            "{refused:?}"
+        );
     }
 }
 
