@@ -2,12 +2,13 @@
 //!
 //! What must hold: I1 all who are answered are answered the same; I2 nobody who began after an answer
 //! executes; I2' nor who began after a majority recorded; I3 two execute only if a lock of one broke
-//! before it was decided; I4 nobody executes who was told of a record. With intents besides: at most
+//! before it was decided; I4 nobody executes who was told of a record, also between grant and beginning. With intents besides: at most
 //! one executes, whatever breaks. An outcome that is answered as not recorded is outside of these.
 
 use crate::records::promises::{
     CONFIRMED, CONFLICT, EVERYWHERE, FORGOTTEN, FOUND_ANOTHER, FOUND_ITS_OWN, I1, I2, I2_DECIDED,
-    I3, I4, NOT_RECORDED, ONCE, REPAIR, REPLAY, RETRIED, TWICE, UNDECIDED, UNKNOWN,
+    I3, I4, NOT_RECORDED, ONCE, RECORDED_AGAIN, REFRAINED, REPAIR, REPLAY, RETRIED, TWICE,
+    UNDECIDED, UNKNOWN,
 };
 use crate::records::{Bounds, Records};
 use crate::requests::Variant;
@@ -54,6 +55,27 @@ fn one_that_executed_and_acquires_again_to_repair_does_no_harm() {
     holds_within(2_000_000, name, Records::<3>::new(bounds));
 }
 
+/// Its own locks would refuse a new attempt, so it goes on with the one that has them.
+#[test]
+fn one_that_finds_only_its_own_record_sends_it_again_and_does_no_harm() {
+    let bounds = Bounds {
+        again: true,
+        calm: true,
+        timeouts: true,
+        reaches: &[REPLAY, RECORDED_AGAIN],
+        ..Bounds::of(2, 1)
+    };
+    let name = "2 requests, healthy nodes, RECORD again";
+    holds_within(2_000_000, name, Records::<3>::new(bounds.clone()));
+    let broken = Bounds {
+        calm: false,
+        reaches: &[REPLAY, REPAIR, RECORDED_AGAIN, TWICE],
+        ..bounds
+    };
+    let name = "2 requests, RECORD again";
+    holds_within(2_000_000, name, Records::<3>::new(broken));
+}
+
 #[test]
 fn a_repeated_acquire_of_a_request_does_no_harm() {
     let bounds = Bounds {
@@ -63,6 +85,28 @@ fn a_repeated_acquire_of_a_request_does_no_harm() {
     };
     let name = "2 requests, a repeated ACQUIRE";
     holds_within(2_000_000, name, Records::<3>::new(bounds));
+}
+
+/// A client may wait for long between the grant and the beginning, and hears of records meanwhile.
+#[test]
+fn a_client_that_hears_of_a_record_before_it_begins_does_not_execute() {
+    let bounds = Bounds {
+        begins: true,
+        reaches: &[REPLAY, REPAIR, REFRAINED, TWICE],
+        ..Bounds::of(2, 1)
+    };
+    let name = "2 requests, beginning is a step";
+    holds_within(2_000_000, name, Records::<3>::new(bounds));
+}
+
+#[test]
+fn a_client_that_is_deaf_once_granted_executes_beside_a_record_that_it_was_told_of() {
+    let bounds = Bounds {
+        variant: Variant::DeafOnceGranted,
+        begins: true,
+        ..Bounds::of(2, 1)
+    };
+    breaks("deaf once granted", Records::<3>::new(bounds), &[I4]);
 }
 
 #[test]

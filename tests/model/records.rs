@@ -9,7 +9,8 @@
 //! The reductions are those of `asynchronous`, and two more. A node that has a record answers with
 //! it whatever it is asked; once that is seen to be so, what else the node has is forgotten. And
 //! between being told that it may execute and executing, nobody can tell what a client has read; so
-//! that is one step. Extensions are left out: they change neither who was granted the key last nor
+//! that is one step, unless [`Bounds::begins`] asks for two: then a client that may execute hears one
+//! answer after the other until it begins, and it is noted what it was told. Extensions are left out: they change neither who was granted the key last nor
 //! what is recorded.
 
 use stateright::{Model, Property};
@@ -38,6 +39,8 @@ enum Stage {
     #[default]
     Idle,
     Acquiring,
+    /// It may execute, and has not begun.
+    Granted,
     Recording,
     Looking,
     Ended(Ending),
@@ -74,6 +77,12 @@ struct Attempt {
     /// Whose outcome its caller was told, if that was recorded.
     answer: Option<u8>,
     executed: bool,
+    /// It might have begun to execute, as a step of its own.
+    granted: bool,
+    /// It was told of a record.
+    told: bool,
+    /// It sent its record once more.
+    again: bool,
     /// A lock of it vanished before it was decided, at a node without a record.
     broken: bool,
     after_an_answer: bool,
@@ -126,6 +135,10 @@ pub(crate) enum Action {
     TopUp {
         attempt: u8,
         node: u8,
+    },
+    /// A client that may execute begins to.
+    Start {
+        attempt: u8,
     },
     Decide {
         attempt: u8,
@@ -211,8 +224,50 @@ impl<const N: usize> Records<N> {
         }));
     }
 
+    /// Every answer that a client may hear that has not begun.
+    fn hearings(&self, state: &State<N>, attempt: u8, actions: &mut Vec<Action>) {
+        let me = &state.attempts[usize::from(attempt)];
+        for (node, column) in (0_u8..).zip(&state.nodes) {
+            for (phase, call) in (0_u8..).zip(&column.attempts[usize::from(attempt)]) {
+                if let Call::Ran(heard) = *call {
+                    let told = vec![Told { node, phase, heard }];
+                    let (_, step) = self.rounds.tell_all(me.round, &told);
+                    actions.push(Action::Decide {
+                        attempt,
+                        told,
+                        step,
+                    });
+                }
+            }
+        }
+    }
+
+    fn execute(&self, state: &mut State<N>, number: u8) {
+        let me = usize::from(number);
+        let attempt = &mut state.attempts[me];
+        state.executed_after_an_answer |= attempt.after_an_answer;
+        state.executed_after_a_decision |= attempt.after_a_decision;
+        state.executed_though_told |= attempt.told;
+        attempt.executed = true;
+        attempt.stage = Stage::Recording;
+        attempt.round = self.rounds.begin(Kind::Record(number));
+        attempt.record = Some(number);
+        deafen(state, me);
+        send(state, me, RECORD, ALL);
+    }
+
     fn decide(&self, state: &mut State<N>, number: u8, log: &[Told]) {
         let me = usize::from(number);
+        let granted = state.attempts[me].stage == Stage::Granted;
+        if granted && self.bounds.variant == Variant::DeafOnceGranted {
+            for told in log {
+                let is_done = matches!(told.heard, Heard::Done(_));
+                state.attempts[me].told |= is_done;
+                let calls = &mut state.nodes[usize::from(told.node)].attempts[me];
+                calls[usize::from(told.phase)].deafen();
+            }
+            return;
+        }
         let (round, step) = self.rounds.tell_all(state.attempts[me].round, log);
         for told in log {
             let calls = &mut state.nodes[usize::from(told.node)].attempts[me];
@@ -220,6 +275,13 @@ impl<const N: usize> Records<N> {
             call.deafen();
         }
         match step {
+            Step::Wait if granted => {
+                state.attempts[me].round = round;
+                // A record keeps it from beginning; an answer to an earlier phase does not.
+                if log.iter().any(|told| matches!(told.heard, Heard::Done(_))) {
+                    state.attempts[me].stage = Stage::Acquiring;
+                }
+            }
             Step::Wait => {}
             Step::Confirm(target) => {
                 state.attempts[me].round = round;
@@ -234,16 +296,14 @@ impl<const N: usize> Records<N> {
             }
             Step::Execute(_) if me == RETRY => end(state, me, Ending::NotRecorded, None),
             Step::Execute(told) => {
-                let attempt = &mut state.attempts[me];
-                state.executed_after_an_answer |= attempt.after_an_answer;
-                state.executed_after_a_decision |= attempt.after_a_decision;
-                state.executed_though_told |= told;
-                attempt.executed = true;
-                attempt.stage = Stage::Recording;
-                attempt.round = self.rounds.begin(Kind::Record(number));
-                attempt.record = Some(number);
-                deafen(state, me);
-                send(state, me, RECORD, ALL);
+                state.attempts[me].told |= told;
+                if self.bounds.begins {
+                    state.attempts[me].round = round;
+                    state.attempts[me].stage = Stage::Granted;
+                    state.attempts[me].granted = true;
+                } else {
+                    self.execute(state, number);
+                }
             }
             Step::Replay(of) => {
                 let ending = match state.attempts[me].record {
@@ -265,12 +325,26 @@ impl<const N: usize> Records<N> {
             }
             Step::Found(of) if of == number => end(state, me, Ending::FoundItsOwn, Some(of)),
             Step::Found(of) => end(state, me, Ending::FoundAnother, Some(of)),
+            Step::Minority if self.records_again(&state.attempts[me], number, log) => {
+                state.attempts[me].stage = Stage::Recording;
+                state.attempts[me].again = true;
+                state.attempts[me].round = self.rounds.begin(Kind::Record(number));
+                deafen(state, me);
+                send(state, me, RECORD, ALL);
+            }
             Step::Minority if self.bounds.retry && state.attempts[RETRY].stage == Stage::Idle => {
                 end(state, me, Ending::Retries, None);
                 self.begin(state, RETRY, self.bounds.proposals);
             }
             Step::Minority | Step::Nothing => end(state, me, Ending::NotRecorded, None),
         }
+    }
+
+    /// Whether one that found what it was told by a look sends its record once more.
+    fn records_again(&self, attempt: &Attempt, number: u8, log: &[Told]) -> bool {
+        let mut of_others = log.iter();
+        let of_others = of_others.any(|told| matches!(told.heard, Heard::Done(of) if of != number));
+        self.bounds.again && !attempt.again && !of_others
     }
 
     /// Forgets what cannot matter any more: requests that will never change anything, and what is
@@ -322,7 +396,9 @@ impl<const N: usize> Records<N> {
                 }
                 attempt.broken &= attempt.executed;
             }
-            let may_execute = attempt.stage == Stage::Acquiring && me != RETRY;
+            let may_execute = matches!(attempt.stage, Stage::Acquiring | Stage::Granted);
+            let may_execute = may_execute && me != RETRY;
+            attempt.told &= may_execute;
             attempt.after_an_answer &= may_execute;
             attempt.after_a_decision &= may_execute;
         }
@@ -410,7 +486,7 @@ impl<const N: usize> Records<N> {
                 }
             }
             let vanished = changed(Ask::Vanish);
-            if vanished.is_some() {
+            if vanished.is_some() && !self.bounds.calm {
                 actions.push(Action::Vanish { attempt, node });
             }
             let carelessly = me.executed
@@ -471,6 +547,10 @@ impl<const N: usize> Model for Records<N> {
                 }
                 Stage::Acquiring | Stage::Recording | Stage::Looking => {
                     self.decisions(state, attempt, actions);
+                }
+                Stage::Granted => {
+                    self.hearings(state, attempt, actions);
+                    actions.push(Action::Start { attempt });
                 }
                 Stage::Ended(_) => {}
             }
@@ -535,6 +615,7 @@ impl<const N: usize> Model for Records<N> {
                 let ask = Ask::TopUp(of.unwrap_or(attempt));
                 state.nodes[usize::from(node)].store = asked(node, attempt, ask).0;
             }
+            Action::Start { attempt } => self.execute(&mut state, attempt),
             Action::Decide { attempt, told, .. } => self.decide(&mut state, attempt, &told),
             Action::Wipe { node } => {
                 state.wipes -= 1;

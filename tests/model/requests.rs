@@ -61,6 +61,8 @@ pub(crate) enum Variant {
     ReleasesWithoutRecord,
     /// A record that was seen does not keep from executing.
     IgnoresRecords,
+    /// A client that was granted the key ignores all answers until it begins to execute.
+    DeafOnceGranted,
     /// At most once: whoever executed takes the intent back together with the lock.
     TakesIntentBack,
 }

@@ -14,12 +14,19 @@ pub(crate) struct Bounds {
     pub(crate) duplicates: u8,
     /// Whether one that executed acquires once more to repair.
     pub(crate) retry: bool,
+    /// Whether one that executed and finds only its own record at a minority sends `RECORD` once more, for
+    /// the same attempt.
+    pub(crate) again: bool,
+    /// Whether no lock vanishes by itself: all nodes are healthy, and every lease is renewed.
+    pub(crate) calm: bool,
     /// Whether a record that is decided is sent to more nodes.
     pub(crate) top_up: bool,
     /// Whether nodes keep intents, so that at most one executes.
     pub(crate) intents: bool,
     /// Whether clients give up waiting for single answers and act on what they have.
     pub(crate) timeouts: bool,
+    /// Whether beginning to execute is a step of its own, before which a client goes on hearing answers.
+    pub(crate) begins: bool,
     /// How many nodes lose their memory, once a record is decided.
     pub(crate) wipes: u8,
     /// How many nodes must have a record for it to count as decided, if that is more than a majority.
@@ -38,9 +45,12 @@ impl Bounds {
             proposals,
             duplicates: 0,
             retry: false,
+            again: false,
+            calm: false,
             top_up: false,
             intents: false,
             timeouts: false,
+            begins: false,
             wipes: 0,
             copies: 0,
             promises: &[I1, I2, I2_DECIDED, I3, I4],

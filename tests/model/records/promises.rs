@@ -22,10 +22,12 @@ pub(crate) const FOUND_ANOTHER: &str = "a look finds what another recorded";
 pub(crate) const FOUND_ITS_OWN: &str = "a look finds what was recorded unheard";
 pub(crate) const NOT_RECORDED: &str = "an outcome is answered without a record";
 pub(crate) const RETRIED: &str = "one that executed repairs";
+pub(crate) const RECORDED_AGAIN: &str = "one that executed records in a second try";
 pub(crate) const UNDECIDED: &str = "a record is undecided";
 pub(crate) const UNKNOWN: &str = "an outcome is unknown";
 pub(crate) const CONFIRMED: &str = "one executes after a second phase";
 pub(crate) const EVERYWHERE: &str = "all nodes have a record";
+pub(crate) const REFRAINED: &str = "one that might have begun hears of a record and replays it";
 pub(crate) const FORGOTTEN: &str = "one is answered after a node forgot";
 
 impl<const N: usize> Records<N> {
@@ -59,6 +61,10 @@ impl<const N: usize> Records<N> {
             UNDECIDED => |_, state| ended(state, Ending::Undecided),
             UNKNOWN => |_, state| ended(state, Ending::Unknown),
             RETRIED => |_, state| state.attempts[RETRY].answer.is_some(),
+            RECORDED_AGAIN => |_, state| {
+                let mut attempts = state.attempts.iter();
+                attempts.any(|me| me.again && me.stage == Stage::Ended(Ending::Recorded))
+            },
             TWICE => |_, state| executions(state) >= 2,
             CONFIRMED => |_, state| {
                 let mut attempts = state.attempts.iter();
@@ -69,6 +75,10 @@ impl<const N: usize> Records<N> {
                 kept.filter(|copies| *copies > 0).count() >= 2
             },
             EVERYWHERE => |model, state| model.most_copies(state) == N,
+            REFRAINED => |_, state| {
+                let mut attempts = state.attempts.iter();
+                attempts.any(|me| me.granted && me.answer.is_some() && !me.executed)
+            },
             FORGOTTEN => |model, state| {
                 let answered = |me: &Attempt| me.answer.is_some();
                 let forgot = state.wipes < model.bounds.wipes;
