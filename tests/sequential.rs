@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::error_handling::HandleErrorLayer;
 use axum::http::{HeaderMap, Method, Response, StatusCode};
 use axum::routing::any;
-use axum::{Router, extract::Query};
+use axum::{BoxError, Router, extract::Query};
 use bytes::Bytes;
 use futures_util::stream;
 use http_body::Frame;
@@ -18,6 +19,10 @@ use serde_json::Value;
 use support::Cluster;
 use support::http::Client;
 use tokio::net::TcpListener;
+use tokio::time::sleep;
+use tower::ServiceBuilder;
+use tower::timeout::TimeoutLayer;
+use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::{Redlock, RedlockLayer, ReleaseAt, RestartGuard};
 
 /// Requests for each form of response and moment of release: over a thousand for each moment.
@@ -66,7 +71,22 @@ async fn server(cluster: &Cluster, release_at: ReleaseAt) -> SocketAddr {
     let layer = RedlockLayer::new(redlock, "the only key")
         .methods([Method::POST, Method::HEAD])
         .release_at(release_at);
-    let app = Router::new().route("/", any(respond)).route_layer(layer);
+    let late = any(async || sleep(Duration::from_secs(60)).await);
+    let late = late.layer(
+        ServiceBuilder::new()
+            .layer(HandleErrorLayer::new(async |_: BoxError| {
+                StatusCode::GATEWAY_TIMEOUT
+            }))
+            .layer(layer.clone())
+            .layer(TimeoutLayer::new(Duration::from_millis(1))),
+    );
+    let panicking = any(async || -> () { panic!("as the test wants it") });
+    let panicking = panicking.layer((CatchPanicLayer::new(), layer.clone()));
+    let app = Router::new()
+        .route("/", any(respond))
+        .route_layer(layer)
+        .route("/late", late)
+        .route("/panicking", panicking);
     let listener = TcpListener::bind("127.0.0.1:0")
         .await
         .expect("a port is free");
@@ -115,4 +135,21 @@ async fn a_sequential_client_is_never_refused_with_the_release_at_the_end_of_the
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sequential_client_is_never_refused_with_the_release_at_the_head() {
     alternate(ReleaseAt::ResponseHead).await;
+}
+
+/// An error of the inner service and a panic of the handler end a request as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequential_client_is_never_refused_after_an_error_or_a_panic() {
+    let cluster = Cluster::start(3);
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        clients.push(Client::connect(server(&cluster, ReleaseAt::BodyEnd).await).await);
+    }
+    for (path, status) in [("/late", 504), ("/panicking", 500)] {
+        for i in 0..REQUESTS {
+            let response = clients[i % 2].request("POST", path, &[], b"").await;
+            let text = response.text();
+            assert_eq!(response.status, status, "{path}, request {i}: {text}");
+        }
+    }
 }
