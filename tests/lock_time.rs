@@ -888,3 +888,44 @@ async fn a_handle_hears_of_the_release_before_the_nodes_have_answered_it() {
     assert_eq!(lost.await, LostReason::Released);
     assert!(began.elapsed() < node_timeout / 10);
 }
+
+/// Gives the first two of three nodes fences of their own, far ahead of every proposal: all three then
+/// grant a lock with different numbers.
+fn spread_fences(nodes: &ScriptedNodes, key: &str) {
+    for (node, ahead) in [(0, 2_000_000_000_000_000), (1, 1_000_000_000_000_000)] {
+        let foreign = Foreign::new(key);
+        let proposal = Some(4_000_000_000_000_000 + ahead);
+        let (ttl, retention) = (secs(1), secs(3_600));
+        let acquire = Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        };
+        assert!(matches!(
+            foreign.send(nodes, node, acquire),
+            Reply::Granted(_)
+        ));
+        assert_eq!(foreign.send(nodes, node, Op::Release), Reply::Released);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_has_one_deadline_for_both_of_its_phases() {
+    for (slow, is_granted) in [(ms(20), true), (ms(40), false)] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = builder(&nodes).build().unwrap();
+        spread_fences(&nodes, "k");
+        for node in 0..3 {
+            nodes.set_for(node, OpKind::Acquire, Gate::Slow(slow));
+            nodes.set_for(node, OpKind::Confirm, Gate::Slow(slow));
+        }
+        let began = Instant::now();
+        let outcome = redlock.try_lock("k").await;
+        assert_eq!(outcome.is_ok(), is_granted, "{outcome:?}");
+        // The default node timeout is 50 ms.
+        assert!(began.elapsed() <= ms(52), "{slow:?}: {:?}", began.elapsed());
+        drop(outcome);
+        sleep(secs(1)).await;
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+}
