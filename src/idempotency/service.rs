@@ -319,26 +319,35 @@ impl Granted {
             reason = self.stopped() => Err(reason),
             produced = self.produce(&mut inner, request) => Ok(produced),
         };
+        let reached = match (self.passages.reached(), &produced) {
+            (Reached::Perhaps, Err(_)) => Reached::Stopped,
+            (reached, _) => reached,
+        };
         if let Some(outside) = &self.outside {
-            outside.follow(self.passages.reached());
+            outside.follow(reached);
         }
         match produced {
             Err(reason) => {
-                tracing::error!(
-                    %reason,
-                    "an idempotent execution was stopped midway; its key stays locked until its ttl"
-                );
-                Ok(self.answer.refuse(Rejection::Lost(reason)))
+                let answer = self.answer;
+                if reached == Reached::No {
+                    self.execution.release().await;
+                } else {
+                    tracing::error!(
+                        %reason,
+                        "an idempotent execution was stopped midway; its key stays locked until its ttl"
+                    );
+                }
+                Ok(answer.refuse(Rejection::Lost(reason)))
             }
             Ok(Err(error)) => {
                 // A timeout, say: what the handler did by then is not known.
-                if self.passages.reached() == Reached::No {
+                if reached == Reached::No {
                     self.execution.release().await;
                 }
                 Err(error)
             }
             Ok(Ok(Produced::Unrecorded(response))) => {
-                match self.passages.reached() {
+                match reached {
                     Reached::No => self.execution.release().await,
                     Reached::Perhaps => self.execution.release_without_effect().await,
                     Reached::Stopped => drop(self.execution),

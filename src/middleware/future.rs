@@ -216,7 +216,7 @@ where
                         };
                         // The timer is late if the handler kept the thread busy, or the process was
                         // stopped: the clock is asked before the response is passed on.
-                        if lost.is_some() && polled.is_ready() {
+                        if lost.is_some() && matches!(polled, Poll::Ready(Outcome::Response(_))) {
                             stopped = over(guard.as_ref());
                         }
                         if sent.did_not_begin() {

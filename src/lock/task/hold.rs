@@ -219,8 +219,8 @@ impl LeaseTask {
 
     /// Lets an execution that is about to begin do so, unless a record was heard of or the lock is lost.
     fn begin_execution(&mut self, holding: &mut Holding) -> Option<Box<Overtaken>> {
-        let is_asked = |pending: &Box<Pending>| pending.beginning.is_some();
-        if holding.extending.is_some() || !holding.pending.as_ref().is_some_and(is_asked) {
+        let is_asked = |pending: &Pending| pending.beginning.is_some();
+        if holding.extending.is_some() || !holding.pending.as_deref().is_some_and(is_asked) {
             return None;
         }
         // None of these is waited for, but a record that is among them decides.
@@ -269,7 +269,7 @@ impl LeaseTask {
         // Nothing was executed under it, and its guard is of no use any more.
         claim.lease = None;
         let (reason, replay) = match self.resume(claim, inquiry, step).await {
-            Err(Missed::Stopped(stopped)) => stopped.conclude(turn),
+            Err(Missed::Stopped(stopped)) => stopped.conclude(&turn),
             Err(Missed::Undecided | Missed::Contended { .. }) => {
                 (Some(NotGranted::Undecided), None)
             }
@@ -279,6 +279,7 @@ impl LeaseTask {
                 (Some(NotGranted::Undecided), None)
             }
         };
+        drop(turn);
         if let Some(reason) = reason {
             drop(beginning.send(Err(NotBegun::NotGranted(reason))));
         }

@@ -254,16 +254,17 @@ fn run(order: Order, mut grant: Grant) -> impl Future<Output = ()> + Send {
 impl Stopped {
     /// Tells why the lock was not granted; returns what is left to do about a replay.
     fn tell(self, turn: Turn, grant: Grant) -> Option<Box<Replay>> {
-        let (reason, replay) = self.conclude(turn);
+        let (reason, replay) = self.conclude(&turn);
+        drop(turn);
         if let Some(reason) = reason {
             grant.send(Err(reason));
         }
         replay
     }
 
-    /// Gives the turn to the next in this process. Returns why there is no lock, unless the caller went
-    /// away, and what is left to do about a replay.
-    pub(super) fn conclude(self, turn: Turn) -> (Option<NotGranted>, Option<Box<Replay>>) {
+    /// Makes a record known to those who wait for the turn. Returns why there is no lock, unless the caller
+    /// went away, and what is left to do about a replay.
+    pub(super) fn conclude(self, turn: &Turn) -> (Option<NotGranted>, Option<Box<Replay>>) {
         match self {
             Self::NotGranted(reason) => (Some(reason), None),
             Self::Replayed(record, replay) => {
