@@ -23,6 +23,7 @@ use tokio::time::Instant;
 pub struct Proxy {
     addr: SocketAddr,
     wire: watch::Sender<Wire>,
+    upstream: watch::Sender<SocketAddr>,
     accepted: Arc<AtomicUsize>,
     /// Dropping it ends the thread.
     stop: Option<oneshot::Sender<()>>,
@@ -36,6 +37,7 @@ impl Proxy {
             mode: Mode::Pass,
             cuts: 0,
         });
+        let (upstream, leads_to) = watch::channel(upstream);
         let accepted = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&accepted);
         let (stop, stopped) = oneshot::channel();
@@ -54,13 +56,14 @@ impl Proxy {
                 bound.send(addr).ok();
                 tokio::select! {
                     _ = stopped => {}
-                    () = accept(&listener, upstream, observed, &counter) => {}
+                    () = accept(&listener, leads_to, observed, &counter) => {}
                 }
             });
         });
         Self {
             addr: addr.await.expect("the proxy's thread starts"),
             wire,
+            upstream,
             accepted,
             stop: Some(stop),
             thread: Some(thread),
@@ -112,6 +115,12 @@ impl Proxy {
     /// Closes all connections, and new ones as soon as they are accepted, until [`Proxy::pass`].
     pub fn cut(&self) {
         self.switch(Mode::Cut);
+    }
+
+    /// Leads new connections to another server, as a name does whose address was changed; those that
+    /// stand go on.
+    pub fn lead_to(&self, upstream: SocketAddr) {
+        self.upstream.send_replace(upstream);
     }
 
     fn switch(&self, mode: Mode) {
@@ -200,7 +209,7 @@ struct Chunk {
 
 async fn accept(
     listener: &TcpListener,
-    upstream: SocketAddr,
+    upstream: watch::Receiver<SocketAddr>,
     wire: watch::Receiver<Wire>,
     accepted: &AtomicUsize,
 ) {
@@ -208,7 +217,7 @@ async fn accept(
         match listener.accept().await {
             Ok((client, _)) => {
                 accepted.fetch_add(1, Ordering::Relaxed);
-                tokio::spawn(carry(client, upstream, wire.clone()));
+                tokio::spawn(carry(client, *upstream.borrow(), wire.clone()));
             }
             // Out of file descriptors, most likely: others close theirs soon.
             Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,

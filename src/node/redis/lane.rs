@@ -134,6 +134,9 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
 /// However it ends, what comes later needs another lane.
 impl Drop for Lane {
     fn drop(&mut self) {
+        // What it knew of the server too: with it, requests would be refused, and none come as far as to
+        // start the next lane. Before it leaves, because the next one may know more at once.
+        self.shared.set_reachability(Reachability::Untried);
         self.shared.inbox.leave();
     }
 }

@@ -143,6 +143,10 @@ impl Shared {
 
     /// Returns the failure of a request that is not sent because the node is down or may not vote.
     fn unreachable(&self) -> Option<NodeFailure> {
+        if !self.is_tried.load(Ordering::Acquire) {
+            // There is no connection to send it on, so it waits, and the next lane starts with it.
+            return None;
+        }
         if let Some(why) = self.twin() {
             let node = Arc::clone(&self.name);
             return Some(NodeFailure::Unreachable { node, why });
@@ -247,6 +251,9 @@ impl Node for RedisNode {
     }
 
     fn state(&self) -> NodeState {
+        if !self.shared.is_tried.load(Ordering::Acquire) {
+            return NodeState::Up;
+        }
         if let Some(why) = self.shared.twin() {
             let since = Duration::ZERO;
             return NodeState::Unreachable { why, since };
