@@ -7,6 +7,8 @@
 
 mod notes;
 mod parked;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -100,35 +102,7 @@ struct Batch {
 /// Starts a lane. It ends when the inbox is closed and nothing is left to do.
 pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
     shared.set_reachability(Reachability::Untried);
-    let guard = shared.guard.as_ref();
-    let lane = Lane {
-        calls: telemetry::NodeCalls::of(&shared.name),
-        passport: Passport {
-            generation_key: guard.map(|guard| Arc::clone(&guard.generation_key)),
-            generation: None,
-        },
-        shared,
-        link: None,
-        unanswered: VecDeque::new(),
-        out: VecDeque::new(),
-        answers: Vec::new(),
-        transit: Duration::ZERO,
-        sent: Load::default(),
-        parked: Parked::default(),
-        opening: None,
-        retry_at: None,
-        link_lost_at: None,
-        rests: false,
-        link_used: false,
-        ended_unused: false,
-        candidate: None,
-        quarantined_until: None,
-        last_sent: Instant::now(),
-        opening_began: Instant::now(),
-        opening_took: None,
-        openings: 0,
-    };
-    runtime.spawn(lane.run());
+    runtime.spawn(Lane::new(shared).run());
 }
 
 /// However it ends, what comes later needs another lane.
@@ -142,6 +116,37 @@ impl Drop for Lane {
 }
 
 impl Lane {
+    fn new(shared: Arc<Shared>) -> Self {
+        let guard = shared.guard.as_ref();
+        Self {
+            calls: telemetry::NodeCalls::of(&shared.name),
+            passport: Passport {
+                generation_key: guard.map(|guard| Arc::clone(&guard.generation_key)),
+                generation: None,
+            },
+            shared,
+            link: None,
+            unanswered: VecDeque::new(),
+            out: VecDeque::new(),
+            answers: Vec::new(),
+            transit: Duration::ZERO,
+            sent: Load::default(),
+            parked: Parked::default(),
+            opening: None,
+            retry_at: None,
+            link_lost_at: None,
+            rests: false,
+            link_used: false,
+            ended_unused: false,
+            candidate: None,
+            quarantined_until: None,
+            last_sent: Instant::now(),
+            opening_began: Instant::now(),
+            opening_took: None,
+            openings: 0,
+        }
+    }
+
     async fn run(mut self) {
         self.start_opening();
         let mut open = true;
@@ -211,11 +216,18 @@ impl Lane {
             match job {
                 Some(job) if self.link.is_none() => self.parked.push_back(job),
                 // Also to a silent server: the acquisition is ahead of it on this connection.
-                Some(job) => self.out.push_back(job),
+                Some(job) => self.put_out(job),
                 None => {}
             }
         }
         self.send(from);
+    }
+
+    /// Puts a job behind all that are on the connection; it goes out when they are sent from there on.
+    fn put_out(&mut self, job: Job) {
+        // Not when it is sent: its release may be in the same batch, and must not be called off.
+        job.mark_sent();
+        self.out.push_back(job);
     }
 
     /// Sends the jobs that were put out from there on.
@@ -242,7 +254,6 @@ impl Lane {
         self.last_sent = sent;
         let (mut load, mut own) = (Load::default(), Duration::ZERO);
         for job in self.out.range(from..) {
-            job.mark_sent();
             let (jobs, bytes) = (1, job.bytes());
             load += Load { jobs, bytes };
             own += job.transit();
@@ -347,7 +358,10 @@ impl Lane {
         let mut wanted = wanted.into_iter().peekable();
         while wanted.peek().is_some() {
             let from = self.out.len();
-            self.out.extend(wanted.by_ref().take(MAX_BATCH));
+            wanted
+                .by_ref()
+                .take(MAX_BATCH)
+                .for_each(|job| self.put_out(job));
             self.send(from);
         }
     }
@@ -374,9 +388,7 @@ impl Lane {
     fn adopt(&mut self, opened: Opened) {
         let Opened { link, admission } = opened;
         let again = self.give_up_link(&"replaced by a new connection".into());
-        for job in again.into_iter().rev() {
-            self.parked.push_front(job);
-        }
+        self.park_again(again);
         let left = admission
             .as_ref()
             .map_or(Duration::ZERO, |admission| admission.left);
@@ -400,7 +412,7 @@ impl Lane {
 
     fn on_link_lost(&mut self, why: &Arc<str>) {
         let again = self.give_up_link(why);
-        self.parked.extend(again);
+        self.park_again(again);
         if let Some((opened, _)) = self.candidate.take() {
             self.adopt(opened);
         } else if self.opening.is_none() {
@@ -442,6 +454,13 @@ impl Lane {
             }
         }
         again
+    }
+
+    /// Parks what was on a connection, before what never was: it is older.
+    fn park_again(&mut self, jobs: Vec<Job>) {
+        for job in jobs.into_iter().rev() {
+            self.parked.push_front(job);
+        }
     }
 
     fn start_opening(&mut self) {
