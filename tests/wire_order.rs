@@ -436,6 +436,73 @@ async fn serve_introduction(mut stream: TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Until the server accepts it: the lock would be there until its ttl.
+#[tokio::test]
+async fn a_release_that_a_server_refuses_for_now_is_sent_again() {
+    for by in BOTH {
+        let server = RedisServer::start();
+        let redlock = builder(by, &[server.url()]).ttl(LONG_TTL).build();
+        let redlock = redlock.expect("the settings are valid");
+        wait_until_all_are_up(&redlock).await;
+
+        let guard = redlock.lock("no replicas").await.expect("it is free");
+        server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+        let refused = guard.release().await.expect_err("the server refuses");
+        assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
+        // More than one, and again and again.
+        let refused = redlock
+            .try_lock("refused")
+            .await
+            .expect_err("it does still");
+        assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
+        sleep(Duration::from_millis(400)).await;
+        assert!(server.exists("redlock:{no replicas}"), "{by:?}");
+        server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+        wait_until_free(&server).await;
+
+        let guards = [redlock.lock("busy"), redlock.lock("too")].map(IntoFuture::into_future);
+        let guards = join_all(guards).await;
+        let script = keep_busy(&server);
+        for guard in guards {
+            let refused = guard.expect("it is free").release().await;
+            let refused = refused.expect_err("the server is busy").to_string();
+            assert!(refused.contains("BUSY"), "{refused}");
+        }
+        server.command(&["SCRIPT", "KILL"]);
+        script.join().expect("the script ends");
+        wait_until_free(&server).await;
+    }
+}
+
+/// Runs a script on a server until it is killed, and returns as soon as others are told so.
+fn keep_busy(server: &RedisServer) -> thread::JoinHandle<()> {
+    server.command(&["CONFIG", "SET", "busy-reply-threshold", "1"]);
+    let mut connection = Connection::open(server.addr()).expect("the server answers");
+    let script = thread::spawn(move || {
+        drop(connection.call(&["EVAL", "while true do end", "0"]));
+    });
+    let is_busy = |reply| matches!(reply, Reply::Error(why) if why.starts_with("BUSY"));
+    let deadline = Deadline::after(Duration::from_secs(5));
+    while !is_busy(server.command(&["PING"])) {
+        assert!(deadline.pause(), "the script does not run");
+    }
+    script
+}
+
+async fn wait_until_free(server: &RedisServer) {
+    let free = async {
+        while server
+            .keys("redlock:*")
+            .iter()
+            .any(|key| key.ends_with('}'))
+        {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let in_time = timeout(Duration::from_secs(10), free).await;
+    in_time.expect("the locks are given back");
+}
+
 /// The name and version of the library, and the scripts.
 const INTRODUCTION: usize = 15;
 

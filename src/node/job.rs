@@ -13,6 +13,8 @@ use tokio::time::Instant;
 use crate::node::failure::NodeFailure;
 use crate::node::tally::Ballot;
 use crate::protocol::Record;
+#[cfg(feature = "redis")]
+use crate::protocol::message::Reply;
 use crate::protocol::message::{Command, Op};
 
 /// A request on its way to one node.
@@ -117,6 +119,11 @@ impl Job {
         if let Request::Command(packet) = &self.request {
             packet.trail.mark_sent(self.ballot.node());
         }
+    }
+
+    /// Answers the request, which may be sent again though nothing waits for its answer any more.
+    pub(crate) fn answer(&mut self, outcome: Result<Reply, NodeFailure>) {
+        std::mem::replace(&mut self.ballot, Ballot::spent()).cast(outcome);
     }
 
     /// Whether this is the release of what was never sent, which is called off instead.

@@ -208,6 +208,12 @@ struct Open {
 }
 
 impl Ballot {
+    /// One that was cast.
+    #[cfg(feature = "redis")]
+    pub(crate) fn spent() -> Self {
+        Self(None)
+    }
+
     pub(crate) fn cast(mut self, outcome: Result<Reply, NodeFailure>) {
         self.deliver(|open| match &open.without_record {
             Some(failure) if outcome == Ok(Reply::NotDone) => Err((**failure).clone()),

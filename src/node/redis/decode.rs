@@ -64,6 +64,37 @@ pub(super) fn is_noscript(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
+/// Whether a server refuses what it is asked for a reason that passes, and that has nothing to do with the
+/// request: the same may be accepted later.
+pub(super) fn is_passing(value: &Value) -> bool {
+    let Value::ServerError(error) = value else {
+        return false;
+    };
+    // Of a command in a script, servers before 7.0 say it in the text.
+    let details = error.details().unwrap_or_default();
+    PASSING.iter().any(|code| {
+        let said = |text: &str| {
+            text.split([' ', ':'])
+                .any(|word| word.strip_prefix('-') == Some(code))
+        };
+        error.code() == *code || said(details)
+    })
+}
+
+/// It runs a script, loads its data, cannot save them, has too little memory, is or was a replica, has
+/// too few of them, or belongs to a cluster that is not whole.
+const PASSING: [&str; 9] = [
+    "BUSY",
+    "LOADING",
+    "MISCONF",
+    "OOM",
+    "READONLY",
+    "MASTERDOWN",
+    "NOREPLICAS",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+];
+
 fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
     match (&packet.command.op, value) {
         (Op::Acquire { proposal: None, .. }, Value::Okay) => Some(Reply::Granted(0)),
@@ -127,7 +158,7 @@ const FOREIGN_RECORD: &str =
 mod tests {
     use std::time::Duration;
 
-    use deadpool_redis::redis::Arg;
+    use deadpool_redis::redis::{Arg, parse_redis_value};
 
     use super::*;
     use crate::node::redis::encode::{Passport, ends_with_generation, pack, wire};
@@ -369,6 +400,49 @@ mod tests {
                 let (key, remedy) = ("record key (NAMESPACE:{KEY}:done)", "delete it there");
                 assert!(why.contains(key) && why.contains(remedy), "{why}");
             }
+        }
+    }
+
+    #[test]
+    fn what_passes_is_told_from_what_a_server_will_always_refuse() {
+        let refusal = |line: &str| parse_redis_value(line.as_bytes()).expect("it is a reply");
+        for (line, passes) in [
+            (
+                "-BUSY Redis is busy running a script. You can only call SCRIPT KILL\r\n",
+                true,
+            ),
+            ("-LOADING Redis is loading the dataset in memory\r\n", true),
+            (
+                "-MISCONF Errors writing to the AOF file: No space left on device\r\n",
+                true,
+            ),
+            (
+                "-READONLY You can't write against a read only replica.\r\n",
+                true,
+            ),
+            (
+                "-NOREPLICAS Not enough good replicas to write. script: f, on @user_script:5.\r\n",
+                true,
+            ),
+            (
+                "-ERR Error running script (call to f_1): @user_script:5: @user_script: 5: -READONLY You can't write\r\n",
+                true,
+            ),
+            (
+                "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+                false,
+            ),
+            (
+                "-NOPERM this user has no permissions to run the 'del' command\r\n",
+                false,
+            ),
+            (
+                "-ERR unknown command 'BUSY', with args beginning with:\r\n",
+                false,
+            ),
+            (":1\r\n", false),
+        ] {
+            assert_eq!(is_passing(&refusal(line)), passes, "{line}");
         }
     }
 

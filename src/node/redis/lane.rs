@@ -7,6 +7,7 @@
 
 mod notes;
 mod parked;
+mod refused;
 #[cfg(test)]
 mod tests;
 
@@ -24,10 +25,11 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::job::{Job, Request};
 use crate::node::redis::connection::{Opened, open};
-use crate::node::redis::decode::{answer, is_noscript, refusal};
+use crate::node::redis::decode::{answer, is_noscript, is_passing, refusal};
 use crate::node::redis::encode::Passport;
 use crate::node::redis::inbox::Load;
 use crate::node::redis::lane::parked::Parked;
+use crate::node::redis::lane::refused::Refused;
 use crate::node::redis::link::Link;
 use crate::node::redis::scripts::load_all;
 use crate::node::redis::{Reachability, Shared};
@@ -68,6 +70,8 @@ struct Lane {
     sent: Load,
     /// Jobs that wait for a connection.
     parked: Parked,
+    /// Releases that the server refused for now.
+    refused: Refused,
     opening: Option<Opening>,
     /// When to try to connect again.
     retry_at: Option<Instant>,
@@ -132,6 +136,7 @@ impl Lane {
             transit: Duration::ZERO,
             sent: Load::default(),
             parked: Parked::default(),
+            refused: Refused::default(),
             opening: None,
             retry_at: None,
             link_lost_at: None,
@@ -188,6 +193,7 @@ impl Lane {
     /// Returns what it has taken and not finished.
     fn load(&self) -> Load {
         let mut load = self.parked.load();
+        load += self.refused.load();
         load += self.sent;
         load
     }
@@ -288,7 +294,7 @@ impl Lane {
             // finds out what is wrong, and tells.
             return self.on_link_lost(&why);
         }
-        let (mut forgot_scripts, mut forgot_all) = (false, false);
+        let (mut forgot_scripts, mut forgot_all, mut releases) = (false, false, false);
         let jobs = self.out.drain(..batch.load.jobs);
         // There are more answers than jobs if what was sent had nobody who waits.
         for (mut job, value) in jobs.zip(self.answers.drain(..)) {
@@ -304,9 +310,16 @@ impl Lane {
             if let Value::Int(told) = value
                 && job.is_release()
             {
+                releases = true;
                 self.shared.note_listeners(&mut job, told);
             }
             let mut outcome = answer(&job.request, &value, &self.shared.name);
+            if job.is_release() && is_passing(&value) {
+                // Told at once, because it may take longer than anyone waits.
+                job.answer(outcome);
+                self.refused.push(job, now + PROBE_PAUSE);
+                continue;
+            }
             if outcome == Ok(Reply::Amnesia) {
                 forgot_all = true;
                 outcome = Err(self.shared.forgot());
@@ -322,6 +335,10 @@ impl Lane {
         }
         if forgot_scripts {
             self.reload_scripts();
+        }
+        if releases && !self.refused.is_empty() {
+            let refused = self.refused.take();
+            self.send_again(refused);
         }
         if forgot_all {
             self.on_amnesia();
@@ -350,10 +367,14 @@ impl Lane {
     }
 
     fn send_parked(&mut self) {
-        let now = Instant::now();
         let parked = self.parked.take();
-        let (wanted, over): (Vec<_>, Vec<_>) =
-            parked.into_iter().partition(|job| job.is_wanted(now));
+        self.send_again(parked);
+    }
+
+    /// Sends those of the jobs that are still wanted.
+    fn send_again(&mut self, jobs: impl IntoIterator<Item = Job>) {
+        let now = Instant::now();
+        let (wanted, over): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.is_wanted(now));
         drop(over);
         let mut wanted = wanted.into_iter().peekable();
         while wanted.peek().is_some() {
@@ -442,7 +463,8 @@ impl Lane {
         self.sent = Load::default();
         self.unanswered.clear();
         self.answers.clear();
-        let mut again = Vec::new();
+        // Those that were refused are older than what is out.
+        let mut again: Vec<Job> = self.refused.take().into();
         for job in self.out.drain(..) {
             if job.is_release() {
                 again.push(job);
@@ -521,11 +543,19 @@ impl Lane {
         // While it is known to be silent, the next thing to happen is the next probe.
         let silent_at = self.silent_at().filter(|_| !self.is_probing());
         let readmit_at = self.quarantined_until.filter(|_| !self.is_probing());
-        [adopt_at, self.retry_at, silent_at, keepalive_at, readmit_at]
-            .into_iter()
-            .flatten()
-            .min()
-            .unwrap_or_else(|| Instant::now() + KEEPALIVE)
+        let refused_at = self.refused.due();
+        [
+            adopt_at,
+            self.retry_at,
+            silent_at,
+            keepalive_at,
+            readmit_at,
+            refused_at,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or_else(|| Instant::now() + KEEPALIVE)
     }
 
     fn on_alarm(&mut self) {
@@ -552,6 +582,11 @@ impl Lane {
             }
         }
         self.parked.retain(|job| job.is_wanted(now));
+        self.refused.retain(|job| job.is_wanted(now));
+        // One, to find out whether it takes them again; the others follow it then.
+        if let Some(release) = self.refused.next(now, now + PROBE_PAUSE) {
+            self.send_again([release]);
+        }
     }
 
     /// Whether an attempt to reach the server is under way or planned.
@@ -565,6 +600,7 @@ impl Lane {
         self.out
             .iter()
             .chain(self.parked.iter())
+            .chain(self.refused.iter())
             .any(|job| job.is_release() && job.is_wanted(now))
     }
 

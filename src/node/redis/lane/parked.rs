@@ -35,6 +35,12 @@ impl Parked {
         self.jobs.push_front(job);
     }
 
+    pub(super) fn pop_front(&mut self) -> Option<Job> {
+        let job = self.jobs.pop_front()?;
+        self.bytes -= job.bytes();
+        Some(job)
+    }
+
     pub(super) fn extend(&mut self, jobs: impl IntoIterator<Item = Job>) {
         jobs.into_iter().for_each(|job| self.push_back(job));
     }
