@@ -225,6 +225,30 @@ async fn a_flushed_majority_is_noticed_on_standing_connections() {
     theirs.try_lock("k").await.unwrap().release().await.unwrap();
 }
 
+/// Also the single key, which needs no script if nothing is compared.
+#[tokio::test]
+async fn without_fencing_a_flushed_majority_is_noticed_on_standing_connections_too() {
+    for keys in [&["k"][..], &["k", "l"]] {
+        let cluster = Cluster::start(3);
+        let unfenced = || builder(cluster.urls()).fencing(false).build();
+        let unfenced = || unfenced().expect("the settings are valid");
+        let (ours, theirs) = (unfenced(), unfenced());
+        admitted(&ours).await;
+        admitted(&theirs).await;
+        let guard = ours.lock_all(keys.iter().copied()).await.unwrap();
+        for server in &cluster.servers[..2] {
+            server.command(&["FLUSHALL"]);
+        }
+        let second = theirs.lock_all(keys.iter().copied()).wait(Duration::ZERO);
+        let refused = second.await.expect_err("two hold it");
+        assert!(quarantined(&refused) >= 1, "{refused:?}");
+        assert!(guard.is_valid());
+        guard.lost().await;
+        admitted(&theirs).await;
+        theirs.try_lock("k").await.unwrap().release().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn without_the_guard_a_flushed_majority_grants_the_lock_again() {
     let cluster = Cluster::start(3);

@@ -242,8 +242,9 @@ impl RedlockBuilder {
 
     /// Sets whether locks come with a fencing token. Default: true.
     ///
-    /// Off, an acquisition is the plain `SET key value NX PX ttl` of the Redlock description, which
-    /// costs the servers less. All clients of a namespace must agree on it.
+    /// Off, an acquisition writes no fence, which costs the servers less; with
+    /// [`RestartGuard::Off`] it is the plain `SET key value NX PX ttl` of the Redlock description.
+    /// All clients of a namespace must agree on it.
     pub fn fencing(mut self, fencing: bool) -> Self {
         self.fencing = fencing;
         self

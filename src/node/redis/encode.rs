@@ -195,16 +195,11 @@ impl Decimal {
     }
 }
 
-/// Whether the command ends with the generation that the server must have: all scripts that vote.
+/// Whether the command ends with the generation that the server must have, if there is one: all that vote.
 pub(super) fn ends_with_generation(request: &Request) -> bool {
     match request {
         Request::Command(packet) => match packet.command.op {
-            Op::Acquire { proposal, .. } => {
-                // Only the plain command of the Redlock description is no script.
-                let names = &packet.command.names;
-                proposal.is_some() || names.len() > 1 || names[0].record.is_some()
-            }
-            Op::Confirm { .. } => true,
+            Op::Acquire { .. } | Op::Confirm { .. } => true,
             Op::Release
             | Op::ReleaseExecuted
             | Op::Record { .. }
@@ -225,22 +220,22 @@ fn encode<A: Arguments>(command: &Command, tells: bool, generation_key: Option<&
     }
     let (scripts, owner, single) = (&*SCRIPTS, owner.as_str().as_bytes(), names.len() == 1);
     let (script, number, ttl, retention) = match *op {
-        // The plain command of the Redlock description.
+        // The plain command of the Redlock description, which compares nothing.
         Op::Acquire {
             proposal: None,
             ttl,
             ..
-        } if single => {
+        } if single && generation_key.is_none() => {
             let mut set = A::sized();
             set.put(b"SET").put(&names[0].lock).put(owner);
             set.put(b"NX").put(b"PX").put_millis(ttl);
             return set;
         }
         Op::Acquire {
-            proposal,
+            proposal: number @ Some(_),
             ttl,
             retention,
-        } if single => (&scripts.acquire, proposal, ttl, retention),
+        } if single => (&scripts.acquire, number, ttl, retention),
         Op::Acquire {
             proposal,
             ttl,
