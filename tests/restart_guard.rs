@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::future::Future;
 use std::time::Duration;
 
 use axum::Router;
@@ -10,7 +11,7 @@ use axum::routing::post;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
-use support::{Cluster, RedisServer};
+use support::{Cluster, Proxy, RedisServer};
 use tower::ServiceExt;
 use tower_redlock::{
     Health, IdempotencyLayer, LockError, NodeFailure, NodeHealth, NodeState, Redlock,
@@ -21,6 +22,9 @@ use tower_redlock::{
 const TTL: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(6);
+
+/// Servers that are one are asked again every five seconds; with the window, and time to spare.
+const TWINS_ASKED: Duration = Duration::from_secs(15);
 
 fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
     let guard = RestartGuard::For(WINDOW);
@@ -367,6 +371,85 @@ async fn a_new_client_gets_no_lock_from_one_server_under_two_addresses() {
             "{refused:?}"
         );
     }
+}
+
+/// A name of the second led to the first, and then where it should.
+#[tokio::test]
+async fn a_server_that_was_another_under_two_names_votes_once_its_name_is_right() {
+    let cluster = Cluster::start(3);
+    // Else they would be asked again when their quarantine ends.
+    admitted(&redlock(&cluster)).await;
+    let name = Proxy::start(cluster.servers[0].addr()).await;
+    let urls = [
+        &cluster.servers[0].url(),
+        &name.url(),
+        &cluster.servers[2].url(),
+    ]
+    .map(Clone::clone);
+    let redlock = builder(urls).build().unwrap();
+    twins(&redlock).await;
+    assert!(redlock.try_lock("k").await.is_err());
+    // The connection to the wrong one stands, and is good in every other way.
+    name.lead_to(cluster.servers[1].addr());
+    within(TWINS_ASKED, admitted_in_the_end(&redlock)).await;
+    let guard = redlock.lock("k").await.unwrap();
+    let locks = || {
+        cluster
+            .servers
+            .iter()
+            .filter(|server| server.exists("redlock:{k}"))
+    };
+    wait_until(&redlock, |_| locks().count() == 3).await;
+    guard.release().await.unwrap();
+}
+
+/// It may be that nothing is there now; that is no reason for the first not to vote.
+#[tokio::test]
+async fn a_server_votes_again_once_no_other_name_leads_to_it() {
+    let cluster = Cluster::start(2);
+    // Else they would be asked again when their quarantine ends.
+    admitted(&redlock(&cluster)).await;
+    let name = Proxy::start(cluster.servers[0].addr()).await;
+    let urls = [
+        &cluster.servers[0].url(),
+        &name.url(),
+        &cluster.servers[1].url(),
+    ]
+    .map(Clone::clone);
+    let redlock = builder(urls).build().unwrap();
+    twins(&redlock).await;
+    name.lead_to(([127, 0, 0, 1], support::free_port()).into());
+    let two = async {
+        while redlock.health().await.up() < 2 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within(TWINS_ASKED, two).await;
+    redlock.lock("k").await.unwrap().release().await.unwrap();
+    // And not any more when it does.
+    name.lead_to(cluster.servers[0].addr());
+    within(TWINS_ASKED, twins(&redlock)).await;
+}
+
+/// Waits until the first two are seen to be one.
+async fn twins(redlock: &Redlock) {
+    let are_twins = |health: &Health| {
+        health.nodes[..2].iter().all(|node| {
+            matches!(&node.state, NodeState::Unreachable { why, .. } if why.contains("same server"))
+        })
+    };
+    wait_until(redlock, are_twins).await;
+}
+
+async fn admitted_in_the_end(redlock: &Redlock) {
+    while redlock.health().await.up() < 3 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn within(limit: Duration, what: impl Future<Output = ()>) {
+    let done = tokio::time::timeout(limit, what).await;
+    done.unwrap_or_else(|_| panic!("not after {limit:?}"));
 }
 
 #[tokio::test]

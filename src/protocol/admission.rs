@@ -91,6 +91,8 @@ struct Known {
     generation: Generation,
     /// When this client saw the node lose its memory, by its own clock.
     lost_memory: Option<Duration>,
+    /// Whether there is a connection for which this was said.
+    is_met: bool,
 }
 
 impl Admissions {
@@ -138,9 +140,18 @@ impl Admissions {
             replication_id: said.replication_id,
             generation: said.generation,
             lost_memory,
+            is_met: true,
         };
         self.nodes.insert(Arc::clone(node), known);
         by_generation.max(by_uptime).max(by_own_clock)
+    }
+
+    /// Notes that there is no connection to `node` any more, and will be none without another admission:
+    /// what is behind its name may be another node by then, so that it is no twin of any until it said so.
+    pub fn leave(&mut self, node: &str) {
+        if let Some(known) = self.nodes.get_mut(node) {
+            known.is_met = false;
+        }
     }
 
     /// Returns the node that is the same one as `node`, or a copy of it, if there is one: neither
@@ -162,7 +173,8 @@ impl Admissions {
 
 impl Known {
     fn is_twin_of(&self, other: &Self) -> bool {
-        self.run_id == other.run_id || self.generation == other.generation
+        let is_same = self.run_id == other.run_id || self.generation == other.generation;
+        is_same && self.is_met && other.is_met
     }
 }
 
@@ -249,5 +261,24 @@ mod tests {
         assert_eq!(guard.twin_of("a"), Some(&b));
         assert!(guard.twin_of("b").is_some() && guard.twin_of("c").is_some());
         assert!(guard.have_twins());
+    }
+
+    #[test]
+    fn a_node_that_is_not_connected_to_is_no_twin_until_it_is_again() {
+        let mut guard = Admissions::new(secs(20));
+        let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
+        let (g, other) = (generation(1, "same"), generation(2, "other"));
+        let same = || said("same", 100, &g, 100);
+        guard.admit(&a, same(), secs(0));
+        guard.admit(&b, same(), secs(0));
+        guard.leave("b");
+        assert!(guard.twin_of("a").is_none() && guard.twin_of("b").is_none());
+        assert!(!guard.have_twins());
+        guard.admit(&b, same(), secs(1));
+        assert_eq!(guard.twin_of("a"), Some(&b));
+        // What is behind the name now may have forgotten, as far as this client can tell.
+        let left = guard.admit(&b, said("other", 100, &other, 100), secs(2));
+        assert!(!guard.have_twins());
+        assert_eq!(left, secs(20));
     }
 }

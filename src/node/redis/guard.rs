@@ -110,7 +110,15 @@ impl Guard {
         Ok(Admission { generation, left })
     }
 
-    /// Whether another node is the same server, or a copy of it.
+    /// Notes that there is no connection to a node any more, and none that is going to be used.
+    pub(super) fn leave(&self, node: &str) {
+        let mut known = self.known();
+        known.admissions.leave(node);
+        self.have_twins
+            .store(known.admissions.have_twins(), Ordering::Relaxed);
+    }
+
+    /// Returns the other node that is the same server, or a copy of it.
     pub(super) fn twin_of(&self, node: &str) -> Option<Arc<str>> {
         if !self.have_twins.load(Ordering::Relaxed) {
             return None;

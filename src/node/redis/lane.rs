@@ -49,6 +49,10 @@ const PROBE_PAUSE: Duration = Duration::from_millis(150);
 /// after its recovery a server is back that was reached before.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
+/// How long a server that another node is too is not asked who it is. That takes a new connection, because
+/// the one that stands leads to where the name led then.
+const TWIN_PAUSE: Duration = Duration::from_secs(5);
+
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
 
 struct Lane {
@@ -87,6 +91,8 @@ struct Lane {
     /// Until when the server may not vote, as far as is known; then it is asked again.
     quarantined_until: Option<Instant>,
     last_sent: Instant,
+    /// When the connection in use was made the one.
+    adopted: Instant,
     opening_began: Instant,
     /// How long the last successful attempt to connect took.
     opening_took: Option<Duration>,
@@ -146,6 +152,7 @@ impl Lane {
             candidate: None,
             quarantined_until: None,
             last_sent: Instant::now(),
+            adopted: Instant::now(),
             opening_began: Instant::now(),
             opening_took: None,
             openings: 0,
@@ -327,7 +334,15 @@ impl Lane {
             job.ballot.cast(outcome);
         }
         if self.shared.is_down() && !self.is_silent() {
-            // Attempts to replace a connection that answers again are called off.
+            // Attempts to replace a connection that answers again are called off, but for one that led to
+            // another memory: what is known of the node now is known of that.
+            if let Some((opened, _)) = self.candidate.take_if(|(opened, _)| {
+                let admission = opened.admission.as_ref();
+                admission.map(|admission| &admission.generation)
+                    != self.passport.generation.as_ref()
+            }) {
+                return self.adopt(opened);
+            }
             self.candidate = None;
             self.opening = None;
             self.retry_at = None;
@@ -399,9 +414,24 @@ impl Lane {
             Ok(opened) => self.adopt(opened),
             Err(why) => {
                 self.note_down(&why);
+                if self.shared.is_twin() {
+                    self.leave(&why);
+                }
                 self.refuse_parked();
                 self.retry_at = Some(now + PROBE_PAUSE);
             }
+        }
+    }
+
+    /// Gives up a connection to what another node is too, after which the other may vote: this one is
+    /// admitted again before it does.
+    fn leave(&mut self, why: &Arc<str>) {
+        // It was admitted before.
+        self.candidate = None;
+        let again = self.give_up_link(why);
+        self.park_again(again);
+        if let Some(guard) = &self.shared.guard {
+            guard.leave(&self.shared.name);
         }
     }
 
@@ -415,6 +445,7 @@ impl Lane {
             .map_or(Duration::ZERO, |admission| admission.left);
         self.passport.generation = admission.map(|admission| admission.generation);
         self.link = Some(link);
+        self.adopted = Instant::now();
         self.link_used = false;
         self.opening_took = Some(self.opening_began.elapsed());
         self.openings = 0;
@@ -544,6 +575,7 @@ impl Lane {
         let silent_at = self.silent_at().filter(|_| !self.is_probing());
         let readmit_at = self.quarantined_until.filter(|_| !self.is_probing());
         let refused_at = self.refused.due();
+        let twin_at = self.twin_at();
         [
             adopt_at,
             self.retry_at,
@@ -551,6 +583,7 @@ impl Lane {
             keepalive_at,
             readmit_at,
             refused_at,
+            twin_at,
         ]
         .into_iter()
         .flatten()
@@ -575,6 +608,9 @@ impl Lane {
             // By its own clocks the server decides, so it is asked again, from the beginning.
             self.start_opening();
         }
+        if self.twin_at().is_some_and(|at| at <= now) {
+            self.start_opening();
+        }
         if self.last_sent + KEEPALIVE <= now {
             self.last_sent = now;
             if !self.is_silent() {
@@ -587,6 +623,12 @@ impl Lane {
         if let Some(release) = self.refused.next(now, now + PROBE_PAUSE) {
             self.send_again([release]);
         }
+    }
+
+    /// Returns when to ask a server again that another node is too.
+    fn twin_at(&self) -> Option<Instant> {
+        let is_due = self.link.is_some() && self.shared.is_twin() && !self.is_probing();
+        is_due.then(|| self.adopted + TWIN_PAUSE)
     }
 
     /// Whether an attempt to reach the server is under way or planned.

@@ -167,6 +167,12 @@ impl Shared {
         }
     }
 
+    /// Whether the node is a server that another node is too.
+    fn is_twin(&self) -> bool {
+        let guard = self.guard.as_ref();
+        guard.is_some_and(|guard| guard.twin_of(&self.name).is_some())
+    }
+
     /// Returns why the node may not vote if it is a server that another node is too.
     fn twin(&self) -> Option<Arc<str>> {
         let twin = self.guard.as_ref()?.twin_of(&self.name)?;
