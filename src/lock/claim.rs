@@ -24,7 +24,7 @@ pub(super) struct Claim {
     owner: OwnerToken,
     /// Per node, whether it may hold the keys for this owner.
     may_hold: Vec<bool>,
-    /// When the last request that could have locked a key has expired for certain.
+    /// When the last request that could have locked a key has expired for certain. An intent lives longer.
     gone_at: Instant,
     /// Where its requests went out.
     trail: Trail,
@@ -96,7 +96,7 @@ impl Claim {
         self.may_hold[node] = false;
     }
 
-    /// Returns when nothing of this attempt can be left on any node.
+    /// Returns when no lock of this attempt can be left on any node.
     pub(super) fn gone_at(&self) -> Instant {
         self.gone_at
     }
@@ -142,7 +142,13 @@ impl Claim {
             owner: self.owner.clone(),
             op,
         };
-        Packet::of_attempt(command, tells, self.trail.clone())
+        let record = self.names.first().and_then(|name| name.record.as_ref());
+        let intent = record.and_then(|record| record.intent.as_ref());
+        let intent_until = match command.op {
+            Op::Release => intent.map(|intent| self.gone_at + intent.retention),
+            _ => None,
+        };
+        Packet::taking_back(intent_until, command, tells, self.trail.clone())
     }
 }
 

@@ -22,7 +22,8 @@ use crate::protocol::message::{Command, Op};
 pub(crate) struct Job {
     pub(crate) request: Request,
     pub(crate) ballot: Ballot,
-    /// When the request is of no use any more: a release, when its key has expired anyway.
+    /// When the request is of no use any more: a release, when its lock has expired anyway, but for an
+    /// intent that it takes back.
     #[cfg_attr(
         not(any(feature = "redis", feature = "test-util")),
         expect(dead_code, reason = "embedded nodes answer at once")
@@ -212,9 +213,28 @@ impl Job {
             return false;
         }
         if self.is_release() {
-            now < self.useful_until
+            self.may_unlock(now) || self.takes_back_intent(now)
         } else {
             self.ballot.is_open()
+        }
+    }
+
+    /// Whether this is a release whose lock may be there.
+    pub(crate) fn may_unlock(&self, now: Instant) -> bool {
+        self.is_release() && now < self.useful_until
+    }
+
+    /// Whether this is a release of whose attempt nothing but the intent can be there.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_about_intent(&self, now: Instant) -> bool {
+        self.is_release() && !self.may_unlock(now)
+    }
+
+    /// Whether this is a release whose intent may be there.
+    fn takes_back_intent(&self, now: Instant) -> bool {
+        match &self.request {
+            Request::Command(packet) => packet.intent_until.is_some_and(|until| now < until),
+            Request::Ping => false,
         }
     }
 }
@@ -247,6 +267,12 @@ pub(crate) struct Packet {
     pub(crate) command: Command,
     /// Whether those who wait for what it releases are to be told.
     pub(crate) tells: bool,
+    /// Of a release that takes back an intent: when that has expired anyway.
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "test-util")),
+        expect(dead_code, reason = "embedded nodes answer at once")
+    )]
+    pub(crate) intent_until: Option<Instant>,
     /// Of the attempt that it belongs to.
     #[cfg_attr(
         not(feature = "redis"),
@@ -266,9 +292,20 @@ impl Packet {
     }
 
     pub(crate) fn of_attempt(command: Command, tells: bool, trail: Trail) -> Arc<Self> {
+        Self::taking_back(None, command, tells, trail)
+    }
+
+    /// Of a release that also takes back an intent, which has expired by `intent_until` if there is one.
+    pub(crate) fn taking_back(
+        intent_until: Option<Instant>,
+        command: Command,
+        tells: bool,
+        trail: Trail,
+    ) -> Arc<Self> {
         Arc::new(Self {
             command,
             tells,
+            intent_until,
             trail,
             #[cfg(feature = "redis")]
             wire: OnceLock::new(),

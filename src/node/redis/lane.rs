@@ -41,6 +41,9 @@ const MAX_BATCH: usize = 128;
 /// Most pipelines that are on the wire. On a long wire many must be, or jobs wait for answers that have
 /// nothing to do with them; beyond this a server is behind, and what waits may yet be called off.
 const MAX_IN_FLIGHT: usize = 32;
+/// Beyond so many jobs that wait, releases are not kept any more whose lock has expired: what they would
+/// take back is an intent, which keeps a request from being executed and nothing else.
+const MAX_KEPT: usize = 1 << 16;
 /// A connection on which nothing was asked for this long is asked whether it still stands.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Pause between two attempts to reach a server that does not answer.
@@ -617,8 +620,10 @@ impl Lane {
                 self.keep_alive();
             }
         }
-        self.parked.retain(|job| job.is_wanted(now));
-        self.refused.retain(|job| job.is_wanted(now));
+        let has_room = self.load().jobs <= MAX_KEPT;
+        let is_kept = |job: &Job| job.is_wanted(now) && (has_room || !job.is_about_intent(now));
+        self.parked.retain(is_kept);
+        self.refused.retain(is_kept);
         // One, to find out whether it takes them again; the others follow it then.
         if let Some(release) = self.refused.next(now, now + PROBE_PAUSE) {
             self.send_again([release]);
@@ -636,14 +641,15 @@ impl Lane {
         self.opening.is_some() || self.candidate.is_some() || self.retry_at.is_some()
     }
 
-    /// Whether a release is still to be confirmed whose key may be there.
+    /// Whether a release is still to be confirmed whose lock may be there. Intents live for a day, which is
+    /// too long to wait for a server when nothing is left that could ask it for a lock.
     fn has_release(&self) -> bool {
         let now = Instant::now();
         self.out
             .iter()
             .chain(self.parked.iter())
             .chain(self.refused.iter())
-            .any(|job| job.is_release() && job.is_wanted(now))
+            .any(|job| job.may_unlock(now))
     }
 
     /// Asks an idle connection whether it still stands, so that the next lock need not find out.

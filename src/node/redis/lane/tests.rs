@@ -83,6 +83,19 @@ impl Bench {
         Job::new(Request::Command(packet), ballot, Instant::now() + TTL)
     }
 
+    /// The release of an attempt whose lock has expired, and whose intent has not.
+    fn take_back(&self, owner: &Owner) -> Job {
+        let mut job = self.job(owner, Op::Release);
+        let Request::Command(packet) = &job.request else {
+            unreachable!("it is a command");
+        };
+        let (command, now) = (packet.command.clone(), Instant::now());
+        let trail = owner.trail.clone();
+        job.request = Request::Command(Packet::taking_back(Some(now + TTL), command, false, trail));
+        job.useful_until = now;
+        job
+    }
+
     fn acquire(&self, owner: &Owner) -> Job {
         let op = Op::Acquire {
             proposal: Some(1),
@@ -132,4 +145,23 @@ async fn releases_that_are_sent_again_go_out_before_what_waited() {
         let expected = [(first.token, "release"), (second.token, "acquire")];
         assert_eq!(bench.out(), expected, "replaced: {replaced}");
     }
+}
+
+#[tokio::test]
+async fn releases_of_intents_are_kept_while_there_is_room_and_do_not_keep_a_lane_alive() {
+    let mut bench = Bench::new().await;
+    bench.lane.on_link_lost(&"it broke".into());
+    let owner = Owner::new(1);
+    for _ in 0..MAX_KEPT {
+        let job = bench.take_back(&owner);
+        bench.lane.parked.push_back(job);
+    }
+    bench.lane.on_alarm();
+    assert_eq!(bench.lane.parked.load().jobs, MAX_KEPT);
+    assert!(!bench.lane.has_release());
+    let of_lock = bench.job(&owner, Op::Release);
+    bench.lane.parked.push_back(of_lock);
+    assert!(bench.lane.has_release());
+    bench.lane.on_alarm();
+    assert_eq!(bench.lane.parked.load().jobs, 1);
 }
