@@ -22,7 +22,7 @@ use crate::protocol::{LockKey, OwnerToken, Record};
 /// Nothing is kept beyond those who wait: what is read is shared by them and goes with the last, so that
 /// memory is bounded by the requests that are being answered.
 #[derive(Debug, Default)]
-pub(super) struct Readings(Mutex<HashMap<Wanted, Told>>);
+pub(super) struct Readings(Mutex<HashMap<Wanted, Arc<Told>>>);
 
 type Wanted = (LockKey, Record);
 type Told = watch::Sender<Option<Result<Record, LockError>>>;
@@ -32,6 +32,8 @@ type Told = watch::Sender<Option<Result<Record, LockError>>>;
 struct Reading {
     inner: Arc<Inner>,
     wanted: Wanted,
+    /// Which of several entries is its own: others may want the same again while it ends.
+    told: Arc<Told>,
 }
 
 impl Inner {
@@ -50,14 +52,19 @@ impl Inner {
         key: &LockKey,
         head: &Record,
     ) -> Result<Record, LockError> {
-        let (mut told, begun) = self.join((key.clone(), head.clone()));
-        if let Some(reading) = begun {
-            tokio::spawn(async move { reading.run().await }.in_current_span());
+        for _ in 0..READINGS {
+            let (mut told, begun) = self.join((key.clone(), head.clone()));
+            if let Some(reading) = begun {
+                tokio::spawn(async move { reading.run().await }.in_current_span());
+            }
+            if let Ok(outcome) = told.wait_for(Option::is_some).await
+                && let Some(outcome) = &*outcome
+            {
+                return outcome.clone();
+            }
+            // It panicked, or the runtime is gone that it was begun in, which may be another one's.
         }
-        let outcome = told.wait_for(Option::is_some).await;
-        // It panicked, or its runtime is gone.
-        let outcome = outcome.ok().and_then(|outcome| (*outcome).clone());
-        outcome.unwrap_or(Err(LockError::Closed))
+        Err(LockError::Closed)
     }
 
     /// Waits with the others who want the same; returns the reading too, if it is yet to be done.
@@ -73,14 +80,20 @@ impl Inner {
             return (told.subscribe(), None);
         }
         let (told, waiting) = watch::channel(None);
-        readings.insert(wanted.clone(), told);
+        let told = Arc::new(told);
+        readings.insert(wanted.clone(), Arc::clone(&told));
         let inner = Arc::clone(self);
-        (waiting, Some(Reading { inner, wanted }))
+        let reading = Reading {
+            inner,
+            wanted,
+            told,
+        };
+        (waiting, Some(reading))
     }
 }
 
 impl Readings {
-    fn under_way(&self) -> MutexGuard<'_, HashMap<Wanted, Told>> {
+    fn under_way(&self) -> MutexGuard<'_, HashMap<Wanted, Arc<Told>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -88,9 +101,22 @@ impl Readings {
 impl Reading {
     async fn run(self) {
         let outcome = self.read().await;
-        // Told and removed at once: whoever comes later reads again.
-        if let Some(told) = self.inner.readings.under_way().remove(&self.wanted) {
-            told.send_replace(Some(outcome));
+        self.tell(outcome);
+    }
+
+    /// Tells those who wait.
+    fn tell(&self, outcome: Result<Record, LockError>) {
+        // Those who come later read again.
+        self.leave();
+        self.told.send_replace(Some(outcome));
+    }
+
+    /// Removes its entry, and not that of another which was begun since.
+    fn leave(&self) {
+        let mut readings = self.inner.readings.under_way();
+        let told = readings.get(&self.wanted);
+        if told.is_some_and(|told| Arc::ptr_eq(told, &self.told)) {
+            readings.remove(&self.wanted);
         }
     }
 
@@ -98,7 +124,7 @@ impl Reading {
     ///
     /// Not all at once: most of the time that would be as many bodies as there are nodes for one.
     async fn read(&self) -> Result<Record, LockError> {
-        let Self { inner, wanted } = self;
+        let Self { inner, wanted, .. } = self;
         let (key, head) = wanted;
         let Inner {
             nodes, settings, ..
@@ -172,7 +198,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.inner.readings.under_way().remove(&self.wanted);
+        self.leave();
     }
 }
 
@@ -188,5 +214,61 @@ pub(crate) fn is_undamaged(record: &Record) -> bool {
     sha256(record.rest()) == record.digest()
 }
 
+/// How often a reading is begun that ends untold: not again and again, if it is ours that panics.
+const READINGS: usize = 2;
+
 /// The head does not say how big a record is: as big as any that is kept.
 const LARGEST: usize = 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use crate::lock::Redlock;
+    use crate::protocol::{ExecutionId, Fingerprint};
+
+    use super::*;
+
+    fn wanted() -> Wanted {
+        let id = ExecutionId::from_random([1; 16]);
+        let record = Record::new(id, Fingerprint::of_digest([2; 32]), [3; 32], b"rest");
+        ("k".into(), record)
+    }
+
+    /// The first is told, the second begins, and only then does the first end.
+    #[tokio::test]
+    async fn a_reading_that_ends_leaves_that_of_others_alone_which_began_meanwhile() {
+        let redlock = Redlock::builder().embedded(1).build().unwrap();
+        let inner = redlock.inner();
+        let (told, first) = inner.join(wanted());
+        let first = first.expect("nobody reads it");
+        first.tell(Err(LockError::Closed));
+        assert!(told.borrow().is_some());
+        let (waiting, second) = inner.join(wanted());
+        let second = second.expect("nobody reads it any more");
+        drop(first);
+        assert!(waiting.has_changed().is_ok(), "nobody would tell them");
+        assert!(inner.join(wanted()).1.is_none(), "it is read twice at once");
+        second.tell(Err(LockError::Contended { retry_after: None }));
+        let told = waiting.borrow().clone();
+        assert!(matches!(told, Some(Err(LockError::Contended { .. }))));
+        drop(second);
+        assert!(inner.join(wanted()).1.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_reading_that_ends_untold_is_begun_again_by_those_who_wait() {
+        let redlock = Redlock::builder().embedded(1).build().unwrap();
+        let inner = redlock.inner();
+        let (key, head) = wanted();
+        let (_, lost) = inner.join(wanted());
+        let mut waiting = tokio_test::task::spawn(inner.whole(&key, &head));
+        tokio_test::assert_pending!(waiting.poll());
+        // As by the end of the runtime that it ran in.
+        drop(lost);
+        let outcome = waiting.await;
+        // It was looked for, and is not there.
+        assert!(
+            matches!(outcome, Err(LockError::Contended { .. })),
+            "{outcome:?}"
+        );
+    }
+}
