@@ -136,11 +136,12 @@ fn confirm(token: u64, ttl: Duration) -> Op {
     }
 }
 
-/// The two nodes side by side.
+/// The two nodes side by side. Time passes on both by as much as a test says.
 struct Pair {
     node: ScriptNode,
     store: Store,
     epoch: Instant,
+    passed: Duration,
 }
 
 impl Pair {
@@ -149,7 +150,29 @@ impl Pair {
             node: start_node(),
             store: Store::new(),
             epoch: Instant::now(),
+            passed: Duration::ZERO,
         }
+    }
+
+    /// Lets a time pass that is a multiple of [`STEP`]: on the server, every key comes nearer to its end.
+    fn pass(&mut self, time: Duration) {
+        let millis = i64::try_from(time.as_millis()).unwrap();
+        for name in self.node.server.keys("*") {
+            match self.node.call(&["PTTL", &name]).as_int().unwrap() {
+                // What has no end has none later either.
+                -1 => continue,
+                left if left <= millis => self.node.call(&["DEL", &name]),
+                left => {
+                    let left = (left - millis).to_string();
+                    self.node.call(&["PEXPIRE", &name, &left])
+                }
+            };
+        }
+        self.passed += time;
+    }
+
+    fn now(&self) -> Duration {
+        self.epoch.elapsed() + self.passed
     }
 
     fn forget(&mut self) {
@@ -161,7 +184,7 @@ impl Pair {
     #[track_caller]
     fn ask(&mut self, command: &Command, as_set: bool, what: &str) -> Reply {
         let theirs = send(&mut self.node, command, as_set).unwrap();
-        let ours = self.store.apply(command, self.epoch.elapsed());
+        let ours = self.store.apply(command, self.now());
         let same = match (&ours, &theirs) {
             (
                 Reply::Held {
@@ -205,6 +228,8 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
             // Without fencing, the node asks for single keys with plain commands or as sets.
             let as_set = keys.len() > 1 || !fencing || random.below(4) == 0;
             let ttl = STEP * u32::try_from(1 + random.below(9)).unwrap();
+            // A fence outlives the locks under it.
+            let retention = STEP * u32::try_from(10 + random.below(5)).unwrap();
             // Numbers around the last one, and now and then a jump.
             let near = (last_number + random.below(4)).saturating_sub(1);
             let number = match random.below(8) {
@@ -212,26 +237,30 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
                 1 => near + random.below(1_000),
                 _ => near,
             };
-            let op = match random.below(10) {
+            let op = match random.below(12) {
                 0..4 => Op::Acquire {
                     proposal: fencing.then_some(number),
                     ttl,
-                    retention: RETENTION,
+                    retention,
                 },
                 4..7 => Op::Confirm {
                     // What is confirmed is never beyond what nodes grant.
                     token: fencing.then_some(number.min(FencingToken::MAX.as_u64())),
                     ttl,
-                    retention: RETENTION,
+                    retention,
                 },
                 7..9 => Op::Release,
+                9..11 => {
+                    pair.pass(STEP * u32::try_from(1 + random.below(6)).unwrap());
+                    continue;
+                }
                 _ => {
                     // One key vanishes on both, whoever holds it.
                     let key = random.one_of(&["x", "y", "z"]);
                     let lock = text(&names(&[key])[0].lock);
                     pair.node.call(&["DEL", &lock]);
                     for id in 0..3 {
-                        let now = pair.epoch.elapsed();
+                        let now = pair.now();
                         pair.store.apply(&command(&[key], id, Op::Release), now);
                     }
                     continue;
@@ -317,6 +346,61 @@ fn every_digit_of_a_number_survives() {
         assert_eq!(over, Reply::Overflow);
         let lock = text(&names(&[first])[0].lock);
         assert!(!pair.node.server.exists(&lock));
+    }
+}
+
+/// Too short, the next token could be one that was; without an end, servers get full.
+#[test]
+fn a_fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
+    let mut pair = Pair::new();
+    for key in [&["k"][..], &["x", "y"]] {
+        let as_set = key.len() > 1;
+        let lives = |pair: &mut Pair, steps: u32, what: &str| {
+            for name in names(key).iter() {
+                let pttl = pair.node.call(&["PTTL", &text(&name.fence)]);
+                let left = u64::try_from(pttl.as_int().unwrap());
+                let left = Duration::from_millis(left.expect("it has an end"));
+                let late = (steps * STEP).abs_diff(left);
+                assert!(late < TOLERANCE, "{what}, {key:?}: {left:?}");
+            }
+        };
+        let kept = |op, steps: u32| match op {
+            Op::Acquire { proposal, ttl, .. } => Op::Acquire {
+                proposal,
+                ttl,
+                retention: steps * STEP,
+            },
+            Op::Confirm { token, ttl, .. } => Op::Confirm {
+                token,
+                ttl,
+                retention: steps * STEP,
+            },
+            other => other,
+        };
+        let mut ask = |op, steps, what| {
+            pair.ask(&command(key, 1, kept(op, steps)), as_set, what);
+            lives(&mut pair, steps, what);
+            pair.pass(STEP);
+            lives(&mut pair, steps - 1, what);
+        };
+        ask(acquire(5, 5 * STEP), 10, "granted");
+        ask(confirm(7, 5 * STEP), 12, "raised");
+        ask(confirm(7, 5 * STEP), 14, "confirmed");
+        // Also one that vanished: it would be the first that it grants.
+        for name in names(key).iter() {
+            pair.node.call(&["DEL", &text(&name.fence)]);
+        }
+        pair.ask(
+            &command(key, 1, kept(confirm(9, STEP), 14)),
+            as_set,
+            "vanished",
+        );
+        lives(&mut pair, 14, "vanished");
+        pair.pass(STEP);
+        pair.ask(&command(key, 1, Op::Release), as_set, "release");
+        lives(&mut pair, 13, "released");
+        pair.ask(&command(key, 2, kept(acquire(1, STEP), 20)), as_set, "next");
+        lives(&mut pair, 20, "granted again");
     }
 }
 

@@ -1,5 +1,7 @@
 //! The rules of records, one by one, and what no answer may tell.
 
+use std::time::Duration;
+
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::Record;
 use tower_redlock::protocol::message::{Op, Reply};
@@ -63,6 +65,40 @@ fn a_record_is_written_once_and_only_by_the_last_who_was_granted_the_key() {
     // With the record the lock and the intent were given back.
     let left = ["lock", "intent"].map(|role| pair.node.server.exists(&name_of(role)));
     assert_eq!(left, [false; 2]);
+}
+
+/// Too short, what was executed could not be recorded; without an end, servers get full.
+#[test]
+fn a_fence_lives_for_its_retention_from_the_last_request_of_its_key() {
+    let mut pair = Pair::new();
+    let mut ask = |proposal: Option<u64>, number, steps, vanished, what| {
+        let (ttl, retention) = (TTL, STEP * steps);
+        let op = match proposal {
+            Some(_) => Op::Acquire {
+                proposal,
+                ttl,
+                retention,
+            },
+            None => Op::Confirm {
+                token: Some(number),
+                ttl,
+                retention,
+            },
+        };
+        if vanished {
+            pair.node.call(&["DEL", &name_of("fence")]);
+        }
+        pair.ask(&command(1, INTENTS, op), what);
+        let left = pair.node.call(&["PTTL", &name_of("fence")]);
+        let left = u64::try_from(left.as_int().unwrap()).expect("it has an end");
+        let late = retention.abs_diff(Duration::from_millis(left));
+        assert!(late < STEP / 5, "{what}: {left} ms");
+    };
+    ask(Some(5), 0, 30, false, "granted");
+    ask(Some(5), 0, 32, false, "granted again");
+    ask(None, 7, 34, false, "raised");
+    ask(None, 7, 36, false, "confirmed");
+    ask(None, 9, 38, true, "vanished");
 }
 
 /// Whoever knows the random half of an owner can release its lock.

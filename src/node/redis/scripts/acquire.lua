@@ -17,7 +17,10 @@ if record then
     return redis.error_reply('WRONGTYPE the fence key holds something else')
   end
 end
-if not holder then
+if holder then
+  -- The fence outlives what it was granted for, as of a new lock.
+  redis.call('PEXPIRE', KEYS[2], ARGV[4])
+else
   local proposal = tonumber(ARGV[2])
   if proposal > fence then fence = proposal else fence = fence + 1 end
   -- Lua numbers are doubles: beyond 2^53 two tokens could be one.
