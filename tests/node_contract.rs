@@ -12,6 +12,7 @@ use std::time::Duration;
 use support::{Random, ScriptNode};
 use tokio::time::Instant;
 use tower_redlock::FencingToken;
+use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
 
@@ -22,13 +23,14 @@ const TOLERANCE: Duration = Duration::from_secs(20);
 const RETENTION: Duration = Duration::from_secs(100_000);
 
 /// The scripts as the node loads them, in the order of [`Script`].
-const SCRIPTS: [&str; 6] = [
+const SCRIPTS: [&str; 7] = [
     include_str!("../src/node/redis/scripts/acquire.lua"),
     include_str!("../src/node/redis/scripts/confirm.lua"),
     include_str!("../src/node/redis/scripts/release.lua"),
     include_str!("../src/node/redis/scripts/acquire_all.lua"),
     include_str!("../src/node/redis/scripts/confirm_all.lua"),
     include_str!("../src/node/redis/scripts/release_all.lua"),
+    include_str!("../src/node/redis/scripts/admit.lua"),
 ];
 
 /// Starts a real server with the scripts, which is spoken to as the headers of the scripts say.
@@ -402,6 +404,42 @@ fn a_fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
         pair.ask(&command(key, 2, kept(acquire(1, STEP), 20)), as_set, "next");
         lives(&mut pair, 20, "granted again");
     }
+}
+
+/// A restart with its data, an old backup and a promoted replica bring back a generation that is another
+/// process's: by its age alone, a server that forgot locks would vote at once.
+#[test]
+fn a_generation_is_of_one_memory_of_one_process() {
+    let mut pair = Pair::new();
+    let mut admit = |random: u8, run_id: &str| {
+        let random = owner(random);
+        let key = b"redlock:generation";
+        let args = [random.as_str(), run_id].map(str::as_bytes);
+        let reply = pair.node.eval(6, &[key], &args).unwrap();
+        let [generation, seconds, micros] = reply.as_array().unwrap() else {
+            panic!("{reply:?}");
+        };
+        let number = |reply: &support::Reply| u64::try_from(reply.as_int().unwrap()).unwrap();
+        let now = Duration::from_secs(number(seconds)) + Duration::from_micros(number(micros));
+        let theirs = Generation::parse(generation.as_str().unwrap()).unwrap();
+        let began = now - theirs.age(now);
+        let ours = pair.store.admit(&random, run_id, began);
+        assert_eq!(theirs, ours, "{run_id}");
+        assert_eq!(
+            pair.node.call(&["PTTL", "redlock:generation"]).as_int(),
+            Some(-1)
+        );
+        theirs
+    };
+    let first = admit(1, "a");
+    assert_eq!(admit(2, "a"), first);
+    let second = admit(3, "b");
+    assert_ne!(second, first);
+    // Neither does it matter that the name begins alike, or ends so.
+    for run_id in ["bb", "b"] {
+        assert_ne!(admit(4, run_id), second, "{run_id}");
+    }
+    assert_ne!(admit(5, "a"), first);
 }
 
 #[test]

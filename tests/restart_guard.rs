@@ -373,6 +373,25 @@ async fn a_new_client_gets_no_lock_from_one_server_under_two_addresses() {
     }
 }
 
+/// As after a restart with its data, or with an old backup, that this client did not see.
+#[tokio::test]
+async fn a_generation_of_another_process_does_not_make_a_server_old() {
+    let cluster = Cluster::start(3);
+    admitted(&redlock(&cluster)).await;
+    for server in &cluster.servers[..2] {
+        let generation = server.command(&["GET", "redlock:generation"]);
+        let generation = generation.as_str().expect("there is one");
+        let (old, _) = generation
+            .rsplit_once(':')
+            .expect("it ends with the run id");
+        server.command(&["SET", "redlock:generation", &format!("{old}:another")]);
+    }
+    let fresh = redlock(&cluster);
+    let refused = fresh.try_lock("k").await.unwrap_err();
+    assert!(quarantined(&refused) >= 1, "{refused:?}");
+    admitted(&fresh).await;
+}
+
 /// A name of the second led to the first, and then where it should.
 #[tokio::test]
 async fn a_server_that_was_another_under_two_names_votes_once_its_name_is_right() {

@@ -582,3 +582,24 @@ async fn a_server_that_takes_no_scripts_any_more_is_not_sent_them_again_and_agai
         }
     }
 }
+
+/// So that the next lock does not have to find out that it is dead: nobody asks for one meanwhile.
+#[tokio::test]
+async fn an_idle_connection_that_fell_silent_is_replaced() {
+    for by in BOTH {
+        let server = RedisServer::start();
+        let wire = Proxy::start(server.addr()).await;
+        let redlock = builder(by, &[wire.url()]).build();
+        let redlock = redlock.expect("the settings are valid");
+        wait_until_all_are_up(&redlock).await;
+        let opened = wire.connections();
+        wire.black_hole();
+        let deadline = Deadline::after(Duration::from_secs(20));
+        while wire.connections() == opened {
+            assert!(!deadline.is_over(), "{by:?}: nobody asks whether it stands");
+            sleep(Duration::from_millis(50)).await;
+        }
+        wire.pass();
+        wait_until_all_are_up(&redlock).await;
+    }
+}
