@@ -482,6 +482,35 @@ async fn an_execution_that_outlived_its_lock_is_recorded_if_nobody_came() {
     assert_eq!(payments.executed(), 1);
 }
 
+/// The lock of the execution is still there, and keeps a new owner from recording.
+#[tokio::test(start_paused = true)]
+async fn an_outcome_that_a_minority_took_is_recorded_as_soon_as_a_majority_answers() {
+    for mute in [Gate::Never, Gate::Failing] {
+        let nodes = ScriptedNodes::new(3);
+        let payments = Payments::default();
+        let app = payments.app(layer(&nodes));
+        for node in 0..2 {
+            nodes.set_for(node, OpKind::Record, mute);
+            nodes.set_for(node, OpKind::Look, Gate::Slow(Duration::from_millis(20)));
+        }
+        // After they were asked to record, and before their answers to the look.
+        let back = async {
+            while nodes.sent(0, OpKind::Look) == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            (0..2).for_each(|node| nodes.set(node, Gate::Ready));
+        };
+        let (first, ()) = tokio::join!(pay(&app, "/payments", "a"), back);
+        assert_eq!(first.status, StatusCode::OK);
+        assert!(
+            !first.headers.contains_key("idempotency-recorded"),
+            "{mute:?}"
+        );
+        assert!(pay(&app, "/payments", "a").await.is_replayed());
+        assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_outcome_that_no_majority_took_is_said_to_be_unrecorded() {
     let nodes = ScriptedNodes::new(3);

@@ -508,6 +508,48 @@ fn told(lines: &[String]) -> Told {
     }
 }
 
+/// The wires swallow what is sent, or its answers, and then the connections break.
+#[tokio::test]
+async fn an_outcome_is_recorded_although_the_connections_break_when_it_is_sent() {
+    for (lost, arrives) in [(3, false), (2, false), (3, true)] {
+        let cluster = Cluster::start(3);
+        let mut wires = Vec::new();
+        for server in &cluster.servers {
+            wires.push(Proxy::start(server.addr()).await);
+        }
+        let urls = wires.iter().map(Proxy::url).collect();
+        let redlock = redlock(urls, 3, Duration::from_secs(2)).await;
+        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
+        let bank = Bank::default();
+        let server = Server::serve(redlock, bank.routes().route_layer(layer)).await;
+        let paying = pay(server.addr, "/payments?ms=300", "a");
+        let breaking = async {
+            let deadline = Deadline::after(PATIENCE);
+            while bank.executed() == 0 {
+                assert!(!deadline.is_over(), "it is not executed");
+                sleep(POLL).await;
+            }
+            for wire in &wires[..lost] {
+                match arrives {
+                    true => wire.delay(PATIENCE),
+                    false => wire.black_hole(),
+                }
+            }
+            // It is sent 300 ms after the execution began, and given up two seconds later.
+            sleep(Duration::from_millis(1_000)).await;
+            wires.iter().for_each(Proxy::cut);
+            wires.iter().for_each(Proxy::pass);
+        };
+        let (first, ()) = tokio::join!(paying, breaking);
+        let what = format!("{lost} lost, arrives: {arrives}: {}", said(&first));
+        assert!(is_executed(&first), "{what}");
+        let again = pay(server.addr, "/payments?ms=300", "a").await;
+        assert!(is_replayed(&again), "{what}, then {}", said(&again));
+        assert_eq!(bank.executed(), 1);
+        cluster.wait_until_free(PATIENCE).await;
+    }
+}
+
 #[tokio::test]
 async fn a_hung_node_delays_neither_executions_nor_replays() {
     const NODE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -153,6 +153,20 @@ impl Job {
         matches!(&self.request, Request::Command(packet) if matches!(packet.command.op, Op::Release | Op::ReleaseExecuted))
     }
 
+    /// Whether it is sent again when a connection breaks on which it was sent: always a release, and what
+    /// may be carried out twice as long as its answer is waited for. A record is written once.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_sent_again(&self) -> bool {
+        let is_repeatable = match &self.request {
+            Request::Command(packet) => matches!(
+                packet.command.op,
+                Op::Record { .. } | Op::TopUp { .. } | Op::Look
+            ),
+            Request::Ping => false,
+        };
+        self.is_release() || (is_repeatable && self.ballot.is_open())
+    }
+
     /// Returns what is sent of it to a node that is known not to answer or not to vote; what is not is
     /// answered.
     ///

@@ -415,8 +415,9 @@ pub enum LookStep {
     Wait,
     /// A majority has this record: answer it, whoever executed. Final.
     Found(Record),
-    /// A minority has a record: acquire once more, with a new owner, to repair it, and execute in no
-    /// case. Final.
+    /// A minority has a record: send [`LookRound::leading`] as `RECORD` with the same owner, whose lock may
+    /// still be there. If that is missed, acquire once more, with a new owner, to repair it, and execute in
+    /// no case. Final.
     Minority,
     /// No node that answered has a record: answer the own outcome as not recorded. Final.
     Nothing,
@@ -452,6 +453,17 @@ impl LookRound {
         } else {
             LookStep::Nothing
         }
+    }
+
+    /// Returns the record that most nodes have, and of several that of the `own` execution.
+    #[must_use]
+    pub fn leading(&self, own: ExecutionId) -> Option<&Record> {
+        let records = || self.nodes.iter().filter_map(Looking::record);
+        records().max_by_key(|record| {
+            let id = record.execution();
+            let copies = records().filter(|other| other.execution() == id).count();
+            (copies, id == own)
+        })
     }
 
     /// Returns the nodes that have not answered.

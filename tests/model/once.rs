@@ -59,7 +59,7 @@ fn one_that_executed_and_acquires_again_to_repair_does_no_harm() {
 #[test]
 fn one_that_finds_only_its_own_record_sends_it_again_and_does_no_harm() {
     let bounds = Bounds {
-        again: true,
+        retry: true,
         calm: true,
         timeouts: true,
         reaches: &[REPLAY, RECORDED_AGAIN],

@@ -17,8 +17,8 @@ use stateright::{Model, Property};
 
 pub(crate) use crate::records::bounds::Bounds;
 use crate::requests::{
-    ATTEMPTS, Ask, CALLS, Call, Heard, Kind, LOOK, Nodes, PHASES, RECORD, REQUESTS, RETRY, Rounds,
-    Step, Told, Variant,
+    AGAIN, ATTEMPTS, Ask, CALLS, Call, Heard, Kind, LOOK, Nodes, PHASES, RECORD, REQUESTS, RETRY,
+    Rounds, Step, Told, Variant,
 };
 
 mod bounds;
@@ -43,12 +43,16 @@ enum Stage {
     Granted,
     Recording,
     Looking,
+    /// It executed, and writes what a minority has to more nodes, as the owner that it was.
+    Repairing,
     Ended(Ending),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Ending {
     Recorded,
+    /// As the owner that it was, after a look that found its record at a minority.
+    RecordedAgain,
     Replayed,
     Repaired,
     /// It executed, and answered what another recorded.
@@ -74,6 +78,8 @@ struct Attempt {
     targets: [u8; PHASES],
     /// Whose outcome its `RECORD` has.
     record: Option<u8>,
+    /// The same of the one after its `LOOK`.
+    again: Option<u8>,
     /// Whose outcome its caller was told, if that was recorded.
     answer: Option<u8>,
     executed: bool,
@@ -81,8 +87,6 @@ struct Attempt {
     granted: bool,
     /// It was told of a record.
     told: bool,
-    /// It sent its record once more.
-    again: bool,
     /// A lock of it vanished before it was decided, at a node without a record.
     broken: bool,
     after_an_answer: bool,
@@ -181,6 +185,7 @@ impl<const N: usize> Records<N> {
             0 => Ask::Acquire(me.proposal),
             RECORD => Ask::Record(me.record.expect("it was sent")),
             LOOK => Ask::Look,
+            AGAIN => Ask::Record(me.again.expect("it was sent")),
             phase => Ask::Confirm(me.targets[usize::from(phase) - 1]),
         }
     }
@@ -316,35 +321,40 @@ impl<const N: usize> Records<N> {
             Step::Conflicting => end(state, me, Ending::Conflicting, None),
             Step::Unknown => end(state, me, Ending::Unknown, None),
             Step::Refused => end(state, me, Ending::Refused, None),
+            Step::Recorded if state.attempts[me].stage == Stage::Repairing => {
+                let of = state.attempts[me].again.expect("it was sent");
+                let ending = match of == number {
+                    true => Ending::RecordedAgain,
+                    false => Ending::FoundAnother,
+                };
+                end(state, me, ending, Some(of));
+            }
             Step::Recorded => end(state, me, Ending::Recorded, Some(number)),
+            Step::Missed if state.attempts[me].stage == Stage::Repairing => {
+                if state.attempts[RETRY].stage == Stage::Idle {
+                    end(state, me, Ending::Retries, None);
+                    self.begin(state, RETRY, self.bounds.proposals);
+                } else {
+                    end(state, me, Ending::NotRecorded, None);
+                }
+            }
             Step::Missed => {
                 state.attempts[me].stage = Stage::Looking;
-                state.attempts[me].round = self.rounds.begin(Kind::Look);
+                state.attempts[me].round = self.rounds.begin(Kind::Look(number));
                 deafen(state, me);
                 send(state, me, LOOK, ALL);
             }
             Step::Found(of) if of == number => end(state, me, Ending::FoundItsOwn, Some(of)),
             Step::Found(of) => end(state, me, Ending::FoundAnother, Some(of)),
-            Step::Minority if self.records_again(&state.attempts[me], number, log) => {
-                state.attempts[me].stage = Stage::Recording;
-                state.attempts[me].again = true;
-                state.attempts[me].round = self.rounds.begin(Kind::Record(number));
+            Step::Minority(of) if self.bounds.retry => {
+                state.attempts[me].stage = Stage::Repairing;
+                state.attempts[me].round = self.rounds.begin(Kind::Record(of));
+                state.attempts[me].again = Some(of);
                 deafen(state, me);
-                send(state, me, RECORD, ALL);
+                send(state, me, AGAIN, ALL);
             }
-            Step::Minority if self.bounds.retry && state.attempts[RETRY].stage == Stage::Idle => {
-                end(state, me, Ending::Retries, None);
-                self.begin(state, RETRY, self.bounds.proposals);
-            }
-            Step::Minority | Step::Nothing => end(state, me, Ending::NotRecorded, None),
+            Step::Minority(_) | Step::Nothing => end(state, me, Ending::NotRecorded, None),
         }
-    }
-
-    /// Whether one that found what it was told by a look sends its record once more.
-    fn records_again(&self, attempt: &Attempt, number: u8, log: &[Told]) -> bool {
-        let mut of_others = log.iter();
-        let of_others = of_others.any(|told| matches!(told.heard, Heard::Done(of) if of != number));
-        self.bounds.again && !attempt.again && !of_others
     }
 
     /// Forgets what cannot matter any more: requests that will never change anything, and what is
@@ -393,6 +403,9 @@ impl<const N: usize> Records<N> {
             if let Stage::Ended(_) = attempt.stage {
                 if !pending[usize::from(RECORD)] {
                     attempt.record = None;
+                }
+                if !pending[usize::from(AGAIN)] {
+                    attempt.again = None;
                 }
                 attempt.broken &= attempt.executed;
             }
@@ -545,7 +558,7 @@ impl<const N: usize> Model for Records<N> {
                     may_begin = false;
                     continue;
                 }
-                Stage::Acquiring | Stage::Recording | Stage::Looking => {
+                Stage::Acquiring | Stage::Recording | Stage::Looking | Stage::Repairing => {
                     self.decisions(state, attempt, actions);
                 }
                 Stage::Granted => {

@@ -35,8 +35,11 @@ pub(crate) const RECORD: u8 = 4;
 /// The call that is a `LOOK`.
 pub(crate) const LOOK: u8 = 5;
 
+/// The call that is a `RECORD` after that.
+pub(crate) const AGAIN: u8 = 6;
+
 /// How many calls pass between one attempt and one node.
-pub(crate) const CALLS: usize = 6;
+pub(crate) const CALLS: usize = 7;
 
 /// More than any number that a node of a model grants.
 const MOST_TOKENS: u8 = 8;
@@ -243,7 +246,7 @@ impl Nodes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Told {
     pub(crate) node: u8,
-    /// 0 for the `ACQUIRE`, then the numbers of the second phases, [`RECORD`] and [`LOOK`].
+    /// 0 for the `ACQUIRE`, then the numbers of the second phases, [`RECORD`], [`LOOK`] and [`AGAIN`].
     pub(crate) phase: u8,
     pub(crate) heard: Heard,
 }
@@ -264,7 +267,8 @@ pub(crate) enum Step {
     Recorded,
     Missed,
     Found(u8),
-    Minority,
+    /// With whose record goes out to more nodes.
+    Minority(u8),
     Nothing,
 }
 
@@ -274,7 +278,8 @@ pub(crate) enum Kind {
     Once,
     /// With whose execution is recorded.
     Record(u8),
-    Look,
+    /// With whose record is preferred.
+    Look(u8),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -282,7 +287,7 @@ enum Round {
     /// With whether it was told of a record.
     Once(OnceRound, bool),
     Record(RecordRound, u8),
-    Look(LookRound),
+    Look(LookRound, u8),
 }
 
 /// All rounds: one function from a round and an answer to a round and a step.
@@ -315,7 +320,7 @@ impl Rounds {
         let round = match kind {
             Kind::Once => Round::Once(OnceRound::new(self.quorum, fingerprint()), false),
             Kind::Record(of) => Round::Record(RecordRound::new(self.quorum, execution(of)), of),
-            Kind::Look => Round::Look(LookRound::new(self.quorum)),
+            Kind::Look(own) => Round::Look(LookRound::new(self.quorum), own),
         };
         let note = (kind, Vec::new());
         self.rounds.write().expect("no panic").id(round, note)
@@ -348,7 +353,7 @@ impl Rounds {
         match self.rounds.read().expect("no panic").value(round) {
             Round::Once(round, _) if repair => bits(&mut round.repairers()),
             Round::Once(round, _) => bits(&mut round.unconfirmed()),
-            Round::Record(..) | Round::Look(_) => 0,
+            Round::Record(..) | Round::Look(..) => 0,
         }
     }
 
@@ -356,7 +361,7 @@ impl Rounds {
     pub(crate) fn phase(&self, round: u32) -> u8 {
         match self.rounds.read().expect("no panic").value(round) {
             Round::Once(round, _) => round.step(),
-            Round::Record(..) | Round::Look(_) => 0,
+            Round::Record(..) | Round::Look(..) => 0,
         }
     }
 
@@ -447,10 +452,13 @@ impl Rounds {
                     RecordStep::Missed => Step::Missed,
                 }
             }
-            Round::Look(round) => match round.on_look(node, &answer(told.heard)) {
+            Round::Look(round, own) => match round.on_look(node, &answer(told.heard)) {
                 LookStep::Wait => Step::Wait,
                 LookStep::Found(record) => Step::Found(executed(&record)),
-                LookStep::Minority => Step::Minority,
+                LookStep::Minority => {
+                    let leading = round.leading(execution(*own));
+                    Step::Minority(executed(leading.expect("a minority has one")))
+                }
                 LookStep::Nothing => Step::Nothing,
             },
         }

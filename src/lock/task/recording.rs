@@ -30,6 +30,14 @@ pub(super) struct Replay {
     pub(super) expires_in: Duration,
 }
 
+/// A record that was written to a majority after a minority had it, and what else is to be done with it.
+struct Repaired {
+    record: Record,
+    retention: Duration,
+    /// The nodes that are not known to have it.
+    without: Vec<usize>,
+}
+
 impl LeaseTask {
     /// Keeps a record and gives the key back, and tells how that went as soon as it is decided.
     pub(super) async fn record(
@@ -91,8 +99,24 @@ impl LeaseTask {
             self.give_up(claim);
             return;
         }
-        let outcome = self.recorded_after_all(&claim, &record).await;
+        let left = retention.saturating_sub(began.elapsed());
+        let (outcome, repaired) = self.recorded_after_all(&mut claim, &record, left).await;
         wished.tell_released(Ok(()));
+        if let Some(Repaired {
+            record,
+            retention,
+            without,
+        }) = repaired
+        {
+            if matches!(outcome, Recorded::Yes) {
+                turn.set_recorded(&record);
+            }
+            drop(done.send(outcome));
+            drop(turn);
+            self.top_up(&claim, record, retention, without).await;
+            self.give_up(claim);
+            return;
+        }
         match outcome {
             // It is decided, so there is nothing to keep others from.
             Recorded::Yes | Recorded::Another(_) => self.give_up(claim),
@@ -112,9 +136,15 @@ impl LeaseTask {
     }
 
     /// Finds out what became of a record that a majority did not take.
-    async fn recorded_after_all(&mut self, claim: &Claim, record: &Record) -> Recorded {
+    async fn recorded_after_all(
+        &mut self,
+        claim: &mut Claim,
+        record: &Record,
+        retention: Duration,
+    ) -> (Recorded, Option<Repaired>) {
+        let own = record.execution();
         let found = |other: Record| {
-            if other.execution() == record.execution() {
+            if other.execution() == own {
                 Recorded::Yes
             } else {
                 Recorded::Another(other)
@@ -123,16 +153,27 @@ impl LeaseTask {
         let quorum = self.inner.settings.quorum;
         let mut round = LookRound::new(quorum);
         let mut asking = self.ask(claim, Op::Look, 0..quorum.nodes());
+        let mut left = retention;
         loop {
             let (node, answer) = self.next_answer(&mut asking).await;
+            if let Answer::Replied(Reply::Done { expires_in, .. }) = &answer {
+                left = left.min(*expires_in);
+            }
             match round.on_look(node, &answer) {
                 LookStep::Wait => {}
-                LookStep::Found(other) => return found(other),
-                LookStep::Nothing => return Recorded::No,
+                LookStep::Found(other) => return (found(other), None),
+                LookStep::Nothing => return (Recorded::No, None),
                 LookStep::Minority => break,
             }
         }
-        match Box::pin(self.attempt(Caller(None))).await {
+        // With the owner that executed: its lock may still be there, and would keep a new one from it.
+        if let Some(leading) = round.leading(own).cloned()
+            && let Some(whole) = self.whole_of(&leading, record).await
+            && let Some(repaired) = self.repair_as(claim, &whole, left).await
+        {
+            return (found(whole), Some(repaired));
+        }
+        let outcome = match Box::pin(self.attempt(Caller(None))).await {
             Err(Missed::Stopped(Stopped::Replayed(record, replay))) => {
                 self.finish_replay(*replay).await;
                 found(record)
@@ -143,7 +184,56 @@ impl LeaseTask {
                 self.give_up(acquired.claim);
                 Recorded::No
             }
+        };
+        (outcome, None)
+    }
+
+    /// Returns all of a record of which perhaps only the head is known; the own one is known.
+    async fn whole_of(&self, record: &Record, own: &Record) -> Option<Record> {
+        if record.execution() == own.execution() {
+            Some(own.clone())
+        } else if record.is_whole() {
+            Some(record.clone())
+        } else {
+            self.inner.whole(self.recorded_key(), record).await.ok()
         }
+    }
+
+    /// Writes a record that a minority has to more nodes, in the name of a claim; returns what is left to
+    /// do if a majority has it then.
+    ///
+    /// Only where the claim's owner was the last to be granted the key, which each node sees to: whose
+    /// outcome it is makes no difference to that.
+    async fn repair_as(
+        &mut self,
+        claim: &mut Claim,
+        record: &Record,
+        retention: Duration,
+    ) -> Option<Repaired> {
+        let began = Instant::now();
+        let quorum = self.inner.settings.quorum;
+        let mut round = RecordRound::new(quorum, record.execution());
+        let write = Op::Record {
+            record: record.clone(),
+            retention,
+        };
+        let mut asking = self.ask(claim, write, 0..quorum.nodes());
+        loop {
+            let (node, answer) = self.next_answer(&mut asking).await;
+            if matches!(answer, Answer::Replied(Reply::Done { .. })) {
+                claim.excuse(node);
+            }
+            match round.on_record(node, &answer) {
+                RecordStep::Wait => {}
+                RecordStep::Recorded => break,
+                RecordStep::Missed => return None,
+            }
+        }
+        Some(Repaired {
+            record: record.clone(),
+            retention: retention.saturating_sub(began.elapsed()),
+            without: round.without().collect(),
+        })
     }
 
     /// Waits for the nodes that had not answered when a replay was decided, and writes the record to

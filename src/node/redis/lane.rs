@@ -438,7 +438,7 @@ impl Lane {
         }
     }
 
-    /// Makes a new connection the one that is used. Releases that are not confirmed go out again.
+    /// Makes a new connection the one that is used. Releases and records that are not confirmed go out again.
     fn adopt(&mut self, opened: Opened) {
         let Opened { link, admission } = opened;
         let again = self.give_up_link(&"replaced by a new connection".into());
@@ -490,7 +490,7 @@ impl Lane {
         }
     }
 
-    /// Drops the connection and fails what is out on it, but for the releases, which it returns.
+    /// Drops the connection and fails what is out on it, but for what is sent again, which it returns.
     fn give_up_link(&mut self, why: &Arc<str>) -> Vec<Job> {
         self.link = None;
         self.transit = Duration::ZERO;
@@ -500,7 +500,7 @@ impl Lane {
         // Those that were refused are older than what is out.
         let mut again: Vec<Job> = self.refused.take().into();
         for job in self.out.drain(..) {
-            if job.is_release() {
+            if job.is_sent_again() {
                 again.push(job);
             } else {
                 job.ballot.cast(Err(NodeFailure::Disconnected {

@@ -12,11 +12,9 @@ pub(crate) struct Bounds {
     pub(crate) proposals: u8,
     /// How many `ACQUIRE`s are carried out once more.
     pub(crate) duplicates: u8,
-    /// Whether one that executed acquires once more to repair.
+    /// Whether one that executed and finds a record at a minority sends it to more nodes: as the owner that
+    /// it was, and then by acquiring once more.
     pub(crate) retry: bool,
-    /// Whether one that executed and finds only its own record at a minority sends `RECORD` once more, for
-    /// the same attempt.
-    pub(crate) again: bool,
     /// Whether no lock vanishes by itself: all nodes are healthy, and every lease is renewed.
     pub(crate) calm: bool,
     /// Whether a record that is decided is sent to more nodes.
@@ -45,7 +43,6 @@ impl Bounds {
             proposals,
             duplicates: 0,
             retry: false,
-            again: false,
             calm: false,
             top_up: false,
             intents: false,

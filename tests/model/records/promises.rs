@@ -61,10 +61,7 @@ impl<const N: usize> Records<N> {
             UNDECIDED => |_, state| ended(state, Ending::Undecided),
             UNKNOWN => |_, state| ended(state, Ending::Unknown),
             RETRIED => |_, state| state.attempts[RETRY].answer.is_some(),
-            RECORDED_AGAIN => |_, state| {
-                let mut attempts = state.attempts.iter();
-                attempts.any(|me| me.again && me.stage == Stage::Ended(Ending::Recorded))
-            },
+            RECORDED_AGAIN => |_, state| ended(state, Ending::RecordedAgain),
             TWICE => |_, state| executions(state) >= 2,
             CONFIRMED => |_, state| {
                 let mut attempts = state.attempts.iter();
