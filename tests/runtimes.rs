@@ -3,9 +3,10 @@
 
 mod support;
 
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
+use axum::BoxError;
 use support::{Proxy, RedisServer};
 use tokio::runtime::{Builder, Runtime};
 use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard};
@@ -100,4 +101,45 @@ fn a_node_that_was_a_twin_when_a_runtime_ended_is_asked_again_by_the_next() {
     }));
     name.lead_to(servers[1].addr());
     second.block_on(until_locked(&redlock));
+}
+
+/// What talks to a node runs where it was first needed, and carries the commands of all.
+#[test]
+fn the_end_of_a_runtime_fails_no_command_of_another() {
+    let server = RedisServer::start();
+    let second = runtime();
+    let wire = second.block_on(Proxy::start(server.addr()));
+    let is_locked = |key: &str| server.exists(&format!("redlock:{{{key}}}"));
+    for key in ["asked", "released"] {
+        let redlock = builder(&wire.url()).restart_guard(RestartGuard::Off);
+        let redlock = redlock.node_timeout(Duration::from_secs(3)).build();
+        let redlock = redlock.expect("the settings are valid");
+        let first = runtime();
+        first.block_on(until_locked(&redlock));
+        let guard = match key {
+            "released" => Some(second.block_on(redlock.lock(key).into_future())),
+            _ => None,
+        };
+        // It is carried out at once, and answered when the first is gone.
+        wire.delay(Duration::from_millis(300));
+        let asking = async {
+            let guard = match guard {
+                Some(guard) => guard?,
+                None => redlock.lock(key).await?,
+            };
+            guard.release().await?;
+            Ok::<(), BoxError>(())
+        };
+        let ending = async {
+            until("carried out", || async {
+                is_locked(key) == (key == "asked")
+            })
+            .await;
+            first.shutdown_background();
+        };
+        let (outcome, ()) = second.block_on(async { tokio::join!(asking, ending) });
+        assert!(outcome.is_ok(), "{key}: {outcome:?}");
+        wire.pass();
+        second.block_on(until("free", || async { !is_locked(key) }));
+    }
 }

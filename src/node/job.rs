@@ -153,6 +153,14 @@ impl Job {
         matches!(&self.request, Request::Command(packet) if matches!(packet.command.op, Op::Release | Op::ReleaseExecuted))
     }
 
+    /// Whether it does no harm if it is carried out twice, and is answered the same. An acquisition is, if it
+    /// is a script that knows its owner again.
+    #[cfg(feature = "redis")]
+    pub(crate) fn may_be_repeated(&self) -> bool {
+        !matches!(&self.request, Request::Command(packet)
+            if matches!(packet.command.op, Op::Acquire { proposal: None, .. }))
+    }
+
     /// Whether it is sent again when a connection breaks on which it was sent: always a release, and what
     /// may be carried out twice as long as its answer is waited for. A record is written once.
     #[cfg(feature = "redis")]

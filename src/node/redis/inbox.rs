@@ -5,7 +5,7 @@ use std::ops::{AddAssign, SubAssign};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 
 use crate::node::job::Job;
 
@@ -27,6 +27,10 @@ struct Waiting {
     /// What the lane has taken and not finished, as it last said.
     taken: Load,
     lane: Attendance,
+    /// The runtime that the lane was started in.
+    runtime: Option<Id>,
+    /// Another that jobs came from, to go on in when that one ends.
+    other: Option<Handle>,
     /// Nothing comes in any more.
     closed: bool,
 }
@@ -71,26 +75,33 @@ impl Inbox {
     /// waits, and there is at most one for each.
     pub(super) fn post(&self, job: Job) -> Posted {
         let bytes = job.bytes();
+        let runtime = Handle::try_current().ok();
         let mut waiting = self.waiting();
         if !job.is_release() && !waiting.has_room(bytes) {
             return Posted::Full(job);
         }
-        let runtime = match &waiting.lane {
+        let (mut starts_in, mut replaced) = (None, None);
+        match (&waiting.lane, runtime) {
             // In the caller's, also if there was a lane, and the runtime that it ran on is gone.
-            Attendance::Absent => match Handle::try_current() {
-                Ok(runtime) => Some(runtime),
-                Err(_) => return Posted::Stranded(job),
-            },
-            Attendance::Awake | Attendance::Asleep(_) => None,
-        };
+            (Attendance::Absent, Some(runtime)) => {
+                waiting.runtime = Some(runtime.id());
+                starts_in = Some(runtime);
+            }
+            (Attendance::Absent, None) => return Posted::Stranded(job),
+            (Attendance::Awake | Attendance::Asleep(_), Some(runtime)) => {
+                replaced = waiting.note_other(runtime);
+            }
+            (Attendance::Awake | Attendance::Asleep(_), None) => {}
+        }
         waiting.bytes += bytes;
         waiting.jobs.push_back(job);
         let lane = std::mem::replace(&mut waiting.lane, Attendance::Awake);
         drop(waiting);
+        drop(replaced);
         if let Attendance::Asleep(lane) = lane {
             lane.wake();
         }
-        runtime.map_or(Posted::Accepted, Posted::NeedsLane)
+        starts_in.map_or(Posted::Accepted, Posted::NeedsLane)
     }
 
     /// Waits until there is something to take; false if there never will be. The lane has `carried`.
@@ -136,12 +147,25 @@ impl Inbox {
         }
     }
 
-    /// The lane is gone: what waits is the next one's, which the next job needs. There may be releases, and
-    /// jobs of other runtimes.
-    pub(super) fn leave(&self) {
+    /// The lane is gone: what waits is the next one's, behind what it had not finished. There may be
+    /// releases, and jobs of other runtimes: returns one of those to start the next lane in. Without one the
+    /// next job needs it.
+    #[must_use]
+    pub(super) fn leave(&self, unfinished: Vec<Job>) -> Option<Handle> {
         let mut waiting = self.waiting();
         waiting.taken = Load::default();
-        waiting.lane = Attendance::Absent;
+        for job in unfinished.into_iter().rev() {
+            waiting.bytes += job.bytes();
+            waiting.jobs.push_front(job);
+        }
+        let is_empty = waiting.jobs.is_empty();
+        let next = waiting.other.take_if(|_| !is_empty);
+        waiting.runtime = next.as_ref().map(Handle::id);
+        waiting.lane = match next {
+            Some(_) => Attendance::Awake,
+            None => Attendance::Absent,
+        };
+        next
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -164,6 +188,16 @@ impl SubAssign for Load {
 }
 
 impl Waiting {
+    /// Notes where a job came from, if the lane is not there; returns what that takes the place of.
+    fn note_other(&mut self, runtime: Handle) -> Option<Handle> {
+        let id = Some(runtime.id());
+        let is_known = id == self.runtime || id == self.other.as_ref().map(Handle::id);
+        if is_known {
+            return Some(runtime);
+        }
+        self.other.replace(runtime)
+    }
+
     fn has_room(&self, bytes: usize) -> bool {
         self.jobs.len() + self.taken.jobs < MAX_JOBS
             && self.bytes + self.taken.bytes + bytes <= MAX_BYTES
@@ -236,7 +270,7 @@ mod tests {
         inbox.take(1, &mut taken);
         assert!(is_full(record(MAX_BYTES / 2)));
         drop(taken);
-        inbox.leave();
+        assert!(inbox.leave(Vec::new()).is_none());
         assert!(!is_full(record(MAX_BYTES / 2)));
     }
 
@@ -268,12 +302,36 @@ mod tests {
         let posted = runtime.block_on(async { inbox.post(job(Op::Release)) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
         assert!(matches!(inbox.post(job(Op::Look)), Posted::Accepted));
-        inbox.leave();
+        assert!(inbox.leave(Vec::new()).is_none());
         assert!(matches!(inbox.post(job(Op::Look)), Posted::Stranded(_)));
         let posted = runtime.block_on(async { inbox.post(job(Op::Look)) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
         let mut taken = VecDeque::new();
         inbox.take(9, &mut taken);
         assert_eq!(taken.len(), 3);
+    }
+
+    #[test]
+    fn what_a_lane_leaves_of_two_runtimes_goes_on_in_the_other() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().build();
+        let (first, second) = (runtime().unwrap(), runtime().unwrap());
+        let inbox = Inbox::default();
+        let post = |op| inbox.post(job(op));
+        let posted = first.block_on(async { post(Op::Release) });
+        assert!(matches!(posted, Posted::NeedsLane(_)));
+        let mut taken = VecDeque::new();
+        inbox.take(9, &mut taken);
+        first.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
+        second.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
+        first.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
+        let next = inbox.leave(taken.drain(..).collect());
+        assert_eq!(next.map(|next| next.id()), Some(second.handle().id()));
+        inbox.take(9, &mut taken);
+        assert!(taken.len() == 4 && taken[0].is_release());
+        // That one ends too, and nothing is left.
+        taken.clear();
+        first.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
+        inbox.take(9, &mut VecDeque::new());
+        assert!(inbox.leave(Vec::new()).is_none());
     }
 }

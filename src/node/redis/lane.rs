@@ -118,13 +118,21 @@ pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
     runtime.spawn(Lane::new(shared).run());
 }
 
-/// However it ends, what comes later needs another lane.
+/// However it ends, what comes later needs another lane. If it is because its runtime does, so does what it
+/// carried for others.
 impl Drop for Lane {
     fn drop(&mut self) {
+        // Not what it panicked on.
+        let unfinished = match std::thread::panicking() {
+            true => Vec::new(),
+            false => self.unfinished(),
+        };
         // What it knew of the server too: with it, requests would be refused, and none come as far as to
         // start the next lane. Before it leaves, because the next one may know more at once.
         self.shared.set_reachability(Reachability::Untried);
-        self.shared.inbox.leave();
+        if let Some(runtime) = self.shared.inbox.leave(unfinished) {
+            spawn(&runtime, Arc::clone(&self.shared));
+        }
     }
 }
 
@@ -639,6 +647,15 @@ impl Lane {
     /// Whether an attempt to reach the server is under way or planned.
     fn is_probing(&self) -> bool {
         self.opening.is_some() || self.candidate.is_some() || self.retry_at.is_some()
+    }
+
+    /// Takes what another connection may carry out, also what this one may have: the owners are the same.
+    fn unfinished(&mut self) -> Vec<Job> {
+        let now = Instant::now();
+        let refused = self.refused.take().into_iter();
+        let sent = self.out.drain(..).filter(Job::may_be_repeated);
+        let jobs = refused.chain(sent).chain(self.parked.take());
+        jobs.filter(|job| job.is_wanted(now)).collect()
     }
 
     /// Whether a release is still to be confirmed whose lock may be there. Intents live for a day, which is
