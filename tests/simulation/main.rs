@@ -19,6 +19,17 @@
 //!   while nobody has anything, also if no message that tells of a release arrives.
 //! * A process that is drained listens for nothing.
 //!
+//! Of requests with an idempotency key, which are sent through the shipped layer in simulations of their
+//! own, with nodes that keep their memory:
+//!
+//! * All recorded answers to a key are the same, and a request that is sent after one does not execute.
+//! * With `at_most_once`, one execution at most has an effect.
+//! * No execution begins whose client has been told of a record of the key.
+//! * Once an execution has begun, no lock of it is released before a majority has a record, unless its
+//!   response is one that is not to be recorded.
+//! * A client that leaves before its execution begins leaves no intent behind once nodes are reachable.
+//! * Where nothing breaks but connections, every execution ends recorded.
+//!
 //! # Running it
 //!
 //! `cargo test --release --all-features --test simulation` runs 10,000 seeds.
@@ -27,6 +38,7 @@
 //!
 //! [`Store`]: tower_redlock::protocol::Store
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::ops::Range;
@@ -37,11 +49,13 @@ use std::thread::{self, available_parallelism};
 use tokio::time::Instant;
 
 use crate::history::Counts;
+use crate::orders::OrderCounts;
 use crate::plan::Plan;
 use crate::simulation::{Outcome, simulate};
 
 mod history;
 mod network;
+mod orders;
 mod plan;
 mod process;
 mod simulation;
@@ -103,11 +117,65 @@ fn where_only_wake_ups_are_lost_nobody_waits_while_nobody_has_anything() {
 }
 
 #[test]
+fn orders_are_executed_once_and_leave_nothing_behind() {
+    run_orders("orders", 3_000, Plan::of_orders);
+}
+
+#[test]
+fn orders_are_recorded_where_nothing_breaks_but_connections() {
+    let plan = Plan::of_orders_over_breaking_connections;
+    run_orders("orders, connections break", 3_000, plan);
+}
+
+/// Runs seeds of customers; what they come to must not be too tame.
+fn run_orders(name: &str, seeds: u64, plan: fn(u64) -> Plan) {
+    let asked = std::env::var_os("TOWER_REDLOCK_SEEDS").map(|_| crate::seeds());
+    let range = asked.unwrap_or(0..seeds);
+    let single = range.end - range.start == 1;
+    let (mut orders, mut told_late) = (OrderCounts::default(), 0);
+    let mut found: BTreeMap<String, (u64, usize)> = BTreeMap::new();
+    for seed in range.clone() {
+        let outcome = simulate(seed, &plan(seed));
+        if single {
+            say(&outcome.story);
+        }
+        orders.add(outcome.orders);
+        told_late += outcome.told_late;
+        for violation in outcome.violations {
+            // Of one kind, one example.
+            let kind = violation.replace(|c: char| c.is_ascii_digit(), "");
+            let kind = kind.chars().take(40).collect();
+            let (_, times) = found.entry(kind).or_insert_with(|| {
+                say(&format!("simulation: {name}: seed {seed}: {violation}"));
+                (seed, 0)
+            });
+            *times += 1;
+        }
+    }
+    say(&format!(
+        "simulation: {name}: {orders:?}, {told_late} told late"
+    ));
+    if let Some((kind, (seed, times))) = found.iter().next() {
+        panic!("seed {seed}: violated: {kind}… ({times} times; {found:#?})");
+    }
+    if range.end - range.start >= seeds {
+        let counts = [orders.executed, orders.replayed, orders.failed, orders.left];
+        assert!(
+            counts.iter().all(|count| *count > 50),
+            "too tame: {orders:?}"
+        );
+    }
+}
+
+#[test]
 fn a_seed_tells_the_same_story_every_time() {
     for seed in 0..100 {
         let plan = Plan::from_seed(seed);
         let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
         assert_eq!(first.story, second.story, "seed {seed}");
+        let plan = Plan::of_orders(seed);
+        let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
+        assert_eq!(first.story, second.story, "seed {seed} of orders");
     }
 }
 
@@ -149,6 +217,7 @@ fn run(next: &AtomicU64, end: u64, single: bool) -> Total {
             heard,
             missed,
             violations,
+            ..
         }) = outcome
         else {
             total.failed.push((seed, "it panicked".to_owned()));

@@ -13,9 +13,11 @@ use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, OwnerToken, Store};
 use tower_redlock::test_util::{Listener, Parcel, Wire};
 
+use crate::network::orders::Orders;
 use crate::network::wake_ups::{EarMessage, WakeUps};
 use crate::plan::{Fault, NODE_TIMEOUT, NetworkPlan, Plan, WINDOW, happens, ms, up_to};
 
+mod orders;
 mod wake_ups;
 
 /// How long an attempt to connect takes to be repeated.
@@ -47,6 +49,7 @@ pub(crate) struct State {
     /// for it: such a lock stays until it expires, which nobody can help.
     overtaken: BTreeSet<(usize, OwnerToken)>,
     pub(crate) wake_ups: WakeUps,
+    pub(crate) orders: Orders,
     /// How many faults had an effect.
     pub(crate) faults: usize,
 }
@@ -76,6 +79,8 @@ struct Process {
     links: Vec<Link>,
     paused_until: Duration,
     alive: bool,
+    /// When its clock began, once it has sent something.
+    epoch: Option<Instant>,
 }
 
 /// What one process has with one node.
@@ -93,7 +98,7 @@ struct Link {
     /// Nothing passes before this instant.
     cut_until: Duration,
     unanswered: BTreeMap<u64, Parcel>,
-    /// Releases that wait for a connection.
+    /// What waits for a connection: releases, and what is asked of records.
     parked: VecDeque<Parcel>,
 }
 
@@ -166,7 +171,10 @@ pub(crate) struct Line {
 impl Wire for Line {
     fn carry(&self, node: usize, parcel: Parcel) {
         let now = self.now();
-        self.network.state().send(self.process, node, parcel, now);
+        let mut state = self.network.state();
+        state.processes[self.process].epoch = Some(self.epoch);
+        state.send(self.process, node, parcel, now);
+        drop(state);
         self.sent.notify_one();
     }
 
@@ -206,6 +214,7 @@ impl Network {
             links: plan.nodes.iter().map(|_| Link::default()).collect(),
             paused_until: Duration::ZERO,
             alive: true,
+            epoch: None,
         });
         let mut state = State {
             now: Duration::ZERO,
@@ -220,6 +229,7 @@ impl Network {
             attempts: BTreeMap::new(),
             latest: BTreeMap::new(),
             overtaken: BTreeSet::new(),
+            orders: Orders::default(),
             faults: 0,
         };
         for (index, node) in state.nodes.iter_mut().enumerate() {
@@ -311,10 +321,10 @@ impl State {
         if !self.processes[process].alive {
             return;
         }
-        if let Some(failure) = self
-            .failure(process, node, now)
-            .filter(|_| !parcel.is_release())
-        {
+        if let Some(command) = parcel.command() {
+            self.note_order(command);
+        }
+        if let Some(failure) = self.failure(process, node, now).filter(|_| locks(&parcel)) {
             return parcel.answer(Err(failure));
         }
         if self.link(process, node).open.is_some() {
@@ -431,6 +441,7 @@ impl State {
         } = request;
         let given_back = self.nodes[node].held_by(&command, now);
         let reply = self.nodes[node].store.apply_in(&generation, &command, now);
+        self.note_record(node, &command, &reply);
         let stale = !in_use || repeated;
         // A client expects that a request is not on its way for longer than the lock lives.
         let late = match command.op {
@@ -468,6 +479,10 @@ impl State {
         if let Some(listeners) = told {
             parcel.set_listeners(listeners);
         }
+        if let Some(command) = parcel.command().cloned() {
+            self.note_heard(to.node, &command, &reply);
+        }
+        let link = self.link(to.process, to.node);
         if reply == Reply::Amnesia {
             link.quarantined_until = Some(now + WINDOW);
             parcel.answer(Err(NodeFailure::Quarantined {
@@ -572,8 +587,17 @@ impl State {
         if !left.is_zero() {
             self.after(left, Event::Open { process, node });
         }
+        let epoch = self.processes[process].epoch;
         for parcel in std::mem::take(&mut self.link(process, node).parked) {
-            self.transmit(process, node, parcel, now);
+            // As a lane does: what is of no use any more is not sent again.
+            if epoch.is_none_or(|epoch| parcel.is_wanted(epoch + now)) {
+                self.transmit(process, node, parcel, now);
+            } else {
+                parcel.answer(Err(NodeFailure::Disconnected {
+                    node: Arc::clone(&name),
+                    why: "it came too late".into(),
+                }));
+            }
         }
     }
 
@@ -588,15 +612,16 @@ impl State {
         self.nodes[node].up && self.processes[process].links[node].cut_until <= self.now
     }
 
-    /// Gives a connection up. Releases that were not answered wait for the next.
+    /// Gives a connection up. Releases that were not answered wait for the next, and records as planned.
     fn give_up(&mut self, process: usize, node: usize) {
         let name = Arc::clone(&self.nodes[node].name);
         let link = self.link(process, node);
         link.open = None;
-        let (releases, others): (Vec<_>, Vec<_>) = std::mem::take(&mut link.unanswered)
+        let (again, others): (Vec<_>, Vec<_>) = std::mem::take(&mut link.unanswered)
             .into_values()
-            .partition(Parcel::is_release);
-        for parcel in releases.into_iter().rev() {
+            .partition(|parcel| self.is_sent_again(parcel));
+        let link = self.link(process, node);
+        for parcel in again.into_iter().rev() {
             link.parked.push_front(parcel);
         }
         for parcel in others {
@@ -605,6 +630,13 @@ impl State {
                 why: "the connection is gone".into(),
             }));
         }
+    }
+
+    /// Whether it goes out again on the next connection.
+    fn is_sent_again(&self, parcel: &Parcel) -> bool {
+        let op = parcel.command().map(|command| &command.op);
+        let is_record = matches!(op, Some(Op::Record { .. } | Op::TopUp { .. }));
+        parcel.is_release() || is_record && self.plan.records_again
     }
 
     fn link(&mut self, process: usize, node: usize) -> &mut Link {
@@ -686,6 +718,7 @@ impl State {
 
     pub(crate) fn kill(&mut self, process: usize) {
         self.kill_ears(process);
+        self.note_killed(process);
         let process = &mut self.processes[process];
         process.alive = false;
         for link in &mut process.links {
@@ -710,6 +743,7 @@ impl State {
             slow_delay: ms(2),
             lost: 0,
             repeated: 0,
+            records_again: true,
         };
         let now = self.now;
         for process in &mut self.processes {
@@ -729,7 +763,11 @@ impl State {
                 Event::Request(_) | Event::Answer(..) | Event::Restart { .. }
             )
         };
-        !self.events.values().any(on_its_way)
+        // What waits for the connection of a process that stands still goes out in the end.
+        let living = self.processes.iter().filter(|process| process.alive);
+        let mut links = living.flat_map(|process| &process.links);
+        let waits = links.any(|link| !link.parked.is_empty());
+        !waits && !self.events.values().any(on_its_way)
     }
 }
 
@@ -789,4 +827,10 @@ impl Node {
 
 fn lock_names(names: &[KeyNames]) -> Vec<Arc<[u8]>> {
     names.iter().map(|name| Arc::clone(&name.lock)).collect()
+}
+
+/// Whether it may lock something, so that it does not wait for a connection.
+fn locks(parcel: &Parcel) -> bool {
+    let op = parcel.command().map(|command| &command.op);
+    matches!(op, None | Some(Op::Acquire { .. } | Op::Confirm { .. }))
 }

@@ -29,6 +29,8 @@ pub(crate) struct Plan {
     pub(crate) wake_ups: WakeUpPlan,
     /// What goes wrong when, in no order.
     pub(crate) faults: Vec<(Duration, Fault)>,
+    /// Whether customers break nothing but connections.
+    pub(crate) healthy: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -47,6 +49,8 @@ pub(crate) struct ProcessPlan {
     pub(crate) renews: bool,
     /// How many locks each of its users asks for.
     pub(crate) users: Vec<usize>,
+    /// How many orders each of its customers sends, which are to be executed once.
+    pub(crate) customers: Vec<usize>,
     /// Whether it tells of releases and listens for them.
     pub(crate) wake_ups: bool,
     /// How long it goes without asking at most while it listens.
@@ -61,6 +65,9 @@ pub(crate) struct NetworkPlan {
     pub(crate) slow_delay: Duration,
     pub(crate) lost: u32,
     pub(crate) repeated: u32,
+    /// Whether a record that was not answered goes out again on the next connection, as in the shipped
+    /// lanes. If not, the client that executed finds out by looking.
+    pub(crate) records_again: bool,
 }
 
 /// How bad the telling of releases is: in how many of a thousand messages what happens. No node waits for
@@ -114,6 +121,7 @@ impl Plan {
                 skew: up_to(&mut rng, MAX_SKEW),
                 renews: rng.u8(..3) > 0,
                 users: (0..rng.usize(1..=2)).map(|_| rng.usize(3..=8)).collect(),
+                customers: Vec::new(),
                 wake_ups: true,
                 poll_interval: Duration::ZERO,
             })
@@ -155,6 +163,7 @@ impl Plan {
             network,
             wake_ups,
             faults,
+            healthy: false,
         }
     }
 
@@ -167,8 +176,38 @@ impl Plan {
             slow_delay: self.network.delay,
             lost: 0,
             repeated: 0,
+            records_again: true,
         };
         self
+    }
+
+    /// Customers in the place of users, and nodes that keep their memory and their clocks: without that,
+    /// records and locks promise less.
+    pub(crate) fn of_orders(seed: u64) -> Self {
+        let mut plan = Self::from_seed(seed);
+        for process in &mut plan.processes {
+            process.customers = std::mem::take(&mut process.users);
+        }
+        plan.faults.retain_mut(|(_, fault)| match fault {
+            Fault::Flush { .. } | Fault::Step { .. } => false,
+            Fault::Crash { keeps, .. } => {
+                *keeps = true;
+                true
+            }
+            _ => true,
+        });
+        plan
+    }
+
+    /// Customers, and nothing that goes wrong but that connections break: leases do not.
+    pub(crate) fn of_orders_over_breaking_connections(seed: u64) -> Self {
+        let mut plan = Self::of_orders(seed).calmed();
+        plan.healthy = true;
+        plan.network.records_again = seed.is_multiple_of(2);
+        for process in &mut plan.processes {
+            process.renews = true;
+        }
+        plan
     }
 
     /// Whether nothing stands between a lock that is free and whoever asks for it, so that nobody waits
@@ -200,6 +239,7 @@ impl NetworkPlan {
             slow_delay: delay,
             lost: 0,
             repeated: 0,
+            records_again: true,
         };
         match rng.u8(..4) {
             0 => perfect,

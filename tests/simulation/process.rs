@@ -14,6 +14,7 @@ use tower_redlock::{Drained, LockError, LockGuard, Redlock, RestartGuard};
 
 use crate::history::{History, LeaseId};
 use crate::network::{Line, Network};
+use crate::orders::{Customer, Ledger};
 use crate::plan::{MAX_TTL, NODE_TIMEOUT, Plan, ms, up_to};
 
 /// What all wall clocks show at the beginning, but for the skew of each.
@@ -53,6 +54,7 @@ impl Process {
         index: usize,
         network: &Arc<Network>,
         history: &History,
+        ledger: &Ledger,
         rng: &mut Rng,
     ) -> Self {
         let runtime = Builder::new_current_thread()
@@ -100,7 +102,29 @@ impl Process {
             });
             is_done
         });
-        let users = users.collect();
+        let mut users: Vec<_> = users.collect();
+        for orders in plan.processes[index].customers.iter().copied() {
+            let customer = Customer {
+                process: index,
+                redlock: redlock.clone(),
+                network: Arc::clone(network),
+                history: history.clone(),
+                ledger: ledger.clone(),
+                sent: Arc::clone(&sent),
+                epoch,
+                rng: rng.fork(),
+                healthy: plan.healthy,
+                nodes: plan.nodes.len(),
+            };
+            let (done, is_done) = oneshot::channel();
+            let starts = plan.processes[index].starts;
+            tokio::spawn(async move {
+                sleep(starts).await;
+                customer.live(orders).await;
+                drop(done);
+            });
+            users.push(is_done);
+        }
         drop(entered);
         Self {
             index,

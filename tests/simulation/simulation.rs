@@ -8,6 +8,7 @@ use tower_redlock::protocol::{KeyNames, LockKeys, Namespace};
 
 use crate::history::{Counts, History};
 use crate::network::Network;
+use crate::orders::{Ledger, OrderCounts};
 use crate::plan::{Fault, MAX_TTL, Plan, ms};
 use crate::process::Process;
 
@@ -24,6 +25,9 @@ const IDLE: Duration = ms(100);
 pub(crate) struct Outcome {
     pub(crate) story: String,
     pub(crate) counts: Counts,
+    pub(crate) orders: OrderCounts,
+    /// Attempts that were told of a record after they were granted the key.
+    pub(crate) told_late: usize,
     pub(crate) faults: usize,
     pub(crate) heard: usize,
     pub(crate) missed: usize,
@@ -45,8 +49,9 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
     let mut rng = Rng::with_seed(seed ^ 0x5eed);
     let network = Network::new(plan, rng.fork());
     let history = History::default();
+    let ledger = Ledger::default();
     let processes = (0..plan.processes.len())
-        .map(|index| Process::new(plan, index, &network, &history, &mut rng));
+        .map(|index| Process::new(plan, index, &network, &history, &ledger, &mut rng));
     let keys: LockKeys = ["x", "y"].into_iter().collect();
     let keys = Namespace::default().names(&keys, |_| [0; 32]);
     let mut simulation = Simulation {
@@ -70,8 +75,13 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
     } = simulation;
     let state = network.state();
     let idle = plan.is_calm().then(|| plan.longest_poll() + IDLE);
+    let mut violations = history.violations(plan.clocks_are_steady(), &pauses, idle);
+    violations.extend(ledger.violations(plan));
+    violations.extend(state.orders.wrong.iter().cloned());
     Outcome {
-        violations: history.violations(plan.clocks_are_steady(), &pauses, idle),
+        violations,
+        orders: ledger.counts(),
+        told_late: state.orders.told_late,
         counts: history.counts(),
         faults: state.faults,
         heard: state.wake_ups.heard,
@@ -131,6 +141,9 @@ impl Simulation {
             self.go_on(self.now + ms(50));
         }
         self.go_on(self.now + MAX_TTL + SLACK);
+        for closed in self.network.state().closed_for_nothing() {
+            self.history.wrong(closed);
+        }
         let left = self.network.state().locks();
         if left > 0 {
             self.history.wrong(format!("{left} locks never expire"));
