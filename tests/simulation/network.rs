@@ -34,7 +34,7 @@ pub(crate) struct Network(Mutex<State>);
 pub(crate) struct State {
     pub(crate) now: Duration,
     rng: Rng,
-    plan: NetworkPlan,
+    pub(crate) plan: NetworkPlan,
     /// What is going to happen, in order.
     events: BTreeMap<(Duration, u64), Event>,
     next_event: u64,
@@ -400,6 +400,38 @@ impl State {
         self.at(now + 2 * NODE_TIMEOUT, Event::Look(to));
     }
 
+    /// Puts off a request, and all behind it on its connection: they arrive in the order in which they
+    /// were sent.
+    fn hold_back(&mut self, request: Request, until: Duration) {
+        let To {
+            process,
+            node,
+            connection,
+            ..
+        } = request.to;
+        let behind = self.events.iter().filter_map(|(at, event)| match event {
+            Event::Request(other) => {
+                let is_behind = other.to.connection == connection && !other.repeated;
+                is_behind.then_some(*at)
+            }
+            _ => None,
+        });
+        let behind: Vec<_> = behind.collect();
+        let mut requests = vec![request];
+        for at in behind {
+            if let Some(Event::Request(other)) = self.events.remove(&at) {
+                requests.push(other);
+            }
+        }
+        requests.sort_unstable_by_key(|request| request.to.message);
+        let link = self.link(process, node);
+        link.arrives = link.arrives.max(until);
+        let arrives = link.arrives;
+        for request in requests {
+            self.at(arrives, Event::Request(request));
+        }
+    }
+
     fn note_attempt(&mut self, process: usize, command: &Command, began: Duration) {
         let attempt = Attempt { process, began };
         self.attempts
@@ -421,9 +453,7 @@ impl State {
         if cut_until > self.now {
             // It is sent again and again until it gets through, or its connection is given up.
             if in_use && !request.repeated {
-                let arrives = cut_until.max(self.processes[process].links[node].arrives);
-                self.link(process, node).arrives = arrives;
-                self.at(arrives, Event::Request(request));
+                self.hold_back(request, cut_until);
             }
             return;
         }

@@ -343,7 +343,12 @@ impl Desk {
         match trouble {
             Trouble::Nothing => {}
             Trouble::Break(breaks) => {
+                // Where records are not sent again, what follows a break has to make up for it, which it
+                // cannot if the connections break under that too.
+                let at_once = !self.network.state().plan.records_again;
+                let first = breaks.first().map(|(after, _)| *after);
                 for (after, node) in breaks.clone() {
+                    let after = first.filter(|_| at_once).unwrap_or(after);
                     let desk = self.clone();
                     tokio::spawn(async move {
                         sleep(after).await;
