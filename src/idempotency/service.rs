@@ -441,7 +441,7 @@ impl Granted {
                 tracing::warn!(
                     "an idempotent request was executed twice; the outcome that was recorded first is answered"
                 );
-                // The response to another request is not for whoever made this one.
+                // The response to another request is not for the client that made this one.
                 if other.fingerprint() != asked_for {
                     return answer.refuse(Rejection::ConflictingOutcomes);
                 }
