@@ -33,9 +33,7 @@ pub use extract::{
     LockHandleRejection, LockRefused, LockResource, Locked, LockedRejection, health_router,
 };
 #[cfg(feature = "idempotency")]
-pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
-#[cfg(feature = "idempotency")]
-pub use lock::ExecutionHandle;
+pub use idempotency::{ExecutionHandle, IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
     LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness, Redlock,

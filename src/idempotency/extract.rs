@@ -7,8 +7,8 @@ use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
+use crate::idempotency::execution::ExecutionHandle;
 use crate::idempotency::header::IdempotencyKey;
-use crate::lock::ExecutionHandle;
 use crate::middleware::{Rejection, RequestKind, refusal};
 use crate::protocol::KeyError;
 

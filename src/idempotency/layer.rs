@@ -12,10 +12,11 @@ use tower::Layer;
 use crate::idempotency::codec::Codec;
 #[cfg(feature = "encryption")]
 use crate::idempotency::codec::RecordKeys;
+use crate::idempotency::execution::ExecutionHandle;
 use crate::idempotency::fingerprint;
 use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::service::IdempotencyService;
-use crate::lock::{BuildError, ExecutionHandle, Once, Redlock, Waiters};
+use crate::lock::{BuildError, Once, Redlock, Waiters};
 use crate::middleware::{
     KeyExtractor, Refusals, Rejection, RejectionResponse, are_meant, matched_no_route, present,
 };

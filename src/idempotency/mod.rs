@@ -15,6 +15,7 @@
 
 mod body;
 mod codec;
+mod execution;
 #[cfg(feature = "axum")]
 mod extract;
 mod fingerprint;
@@ -29,6 +30,7 @@ pub mod scope;
 pub use body::{IdempotencyBody, IdempotencyRequestBody};
 #[cfg(feature = "encryption")]
 pub use codec::RecordKeys;
+pub use execution::ExecutionHandle;
 #[cfg(feature = "axum")]
 pub use extract::IdempotencyKeyRejection;
 pub use header::{IdempotencyKey, ParseIdempotencyKeyError};

@@ -18,6 +18,7 @@ use tower::{BoxError, Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
+use crate::idempotency::execution::ExecutionHandle;
 use crate::idempotency::layer::{Asked, Config, Executing, OnUnrecorded};
 use crate::idempotency::stored::{self, NoReplay};
 use crate::lock::{Execution, LockError, Lost, LostReason, NotBegun, NotGranted, Recorded};
@@ -208,10 +209,11 @@ where
         execution.release().await;
         return Err(error);
     }
+    let handle = ExecutionHandle::new(execution.handle());
     let mut executing = Executing::of(&parts.extensions);
-    executing.push(execution.handle());
+    executing.push(handle.clone());
     parts.extensions.insert(executing);
-    parts.extensions.insert(execution.handle());
+    parts.extensions.insert(handle);
     parts.extensions.insert(asked.key);
     let passages = Passages::default();
     passages.open(&mut parts.extensions);
@@ -477,7 +479,7 @@ impl Granted {
                 |first, next| if first.is_ready() { first } else { next },
             )
         });
-        let handle = self.execution.handle();
+        let handle = ExecutionHandle::new(self.execution.handle());
         tokio::select! {
             biased;
             reason = first_lost => reason,

@@ -12,7 +12,6 @@
 mod builder;
 mod claim;
 mod error;
-mod execution;
 mod front;
 mod guard;
 mod handle;
@@ -32,8 +31,6 @@ mod waiters;
 
 pub use builder::{BuildError, RedlockBuilder, RestartGuard};
 pub use error::{ExtendError, LockError, ReleaseError};
-#[cfg(feature = "idempotency")]
-pub use execution::ExecutionHandle;
 pub use guard::{LockGuard, Released};
 pub use handle::{AlreadyReleased, LockHandle};
 pub use health::{Health, NodeHealth, Readiness};

@@ -7,9 +7,9 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::error::LockError;
-use crate::lock::execution::ExecutionHandle;
 use crate::lock::front::Turn;
 use crate::lock::guard::LockGuard;
+use crate::lock::handle::LockHandle;
 use crate::lock::lease::{Effect, Recording, Status, Wish};
 use crate::lock::lost::LostReason;
 use crate::lock::record::Asking;
@@ -182,8 +182,8 @@ impl Execution {
     }
 
     /// Returns a handle for the handler that executes.
-    pub(crate) fn handle(&self) -> ExecutionHandle {
-        ExecutionHandle::new(self.guard.handle())
+    pub(crate) fn handle(&self) -> LockHandle {
+        self.guard.handle()
     }
 
     pub(super) fn guard(&self) -> &LockGuard {

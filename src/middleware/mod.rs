@@ -58,6 +58,7 @@ pub use key::{IntoKeys, KeyExtractor};
 #[cfg(feature = "axum")]
 pub(crate) use layer::NotLocked;
 pub use layer::{OnLost, OnMissingKey, OnUnavailable, RedlockLayer, ReleaseAt, Unprotected};
+#[cfg(any(feature = "axum", feature = "idempotency"))]
 pub(crate) use passage::Passage;
 pub use rejection::{Rejection, RejectionResponse, RequestKind};
 #[cfg(feature = "axum")]

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::lock::handle::LockHandle;
-use crate::lock::lost::{Lost, LostReason};
-use crate::lock::redlock::Redlock;
+use crate::lock::{LockHandle, Lost, LostReason, Redlock};
 use crate::protocol::{FencingToken, LockKey};
 
 /// A view of one execution of an idempotent request: its key, its fencing token, and whether its lock is
