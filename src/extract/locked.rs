@@ -1,5 +1,7 @@
 //! The extractor that locks what a handler's own arguments are about.
 
+use std::sync::Arc;
+
 use axum::extract::{FromRef, FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
@@ -135,7 +137,7 @@ where
 {
     let (redlock, kind) = (Redlock::from_ref(state), RequestKind::of(parts));
     let (keys, options) = (resource.lock_keys(), resource.options());
-    let passage = parts.extensions.get::<Passage>().cloned();
+    let passage = Passage::of(&parts.extensions);
     let held = LockHandles::of(&mut parts.extensions);
     let locking = held.lock(&redlock, keys, |request| {
         let request = request.wait(options.wait.unwrap_or_default());
@@ -189,7 +191,7 @@ pub struct LockRefused {
     rejection: Rejection,
     kind: RequestKind,
     /// For an idempotency layer outside, which is told that the handler was not called.
-    passage: Option<Passage>,
+    passage: Option<Arc<Passage>>,
 }
 
 impl LockRefused {

@@ -13,9 +13,13 @@ use http::Extensions;
 /// The response cannot tell: a layer in between may rebuild it, and with that our refusal looks like the
 /// handler's answer. So every request carries a [`Passage`] in its extensions, which counts as a call of the
 /// handler. The layer that gets it takes it over: the call was its own to pass on or to refuse. A layer that
-/// calls several times, such as `tower::retry`, clones the passage; only the first clone is taken over, and
-/// every call that is passed on afterwards counts by itself. So the handler was certainly not called if
-/// nothing is left to count.
+/// calls several times, such as `tower::retry`, sends the request and keeps copies; only the request's own
+/// passage is taken over, and every call that is passed on afterwards counts by itself. So the handler was
+/// certainly not called if nothing is left to count.
+///
+/// A handler keeps the passage that came with its request. Where that was not taken over, a copy is of a
+/// request that the handler makes itself, from its extensions: what becomes of it says nothing about the
+/// handler, which was called.
 #[derive(Debug, Default)]
 struct Calls {
     /// Calls that went where none of our layers and extractors is known to have refused them.
@@ -25,10 +29,23 @@ struct Calls {
 }
 
 /// The right to call the handler once, in the extensions of a request.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Passage {
     calls: Arc<Calls>,
+    /// Whether the passage, or that of which it is a copy, was taken over.
     taken: Arc<AtomicBool>,
+    is_copy: bool,
+}
+
+/// By hand: a copy of the extensions is another request, with no right to a call of its own.
+impl Clone for Passage {
+    fn clone(&self) -> Self {
+        Self {
+            calls: Arc::clone(&self.calls),
+            taken: Arc::clone(&self.taken),
+            is_copy: true,
+        }
+    }
 }
 
 /// A passage that one of our layers has taken over.
@@ -78,6 +95,16 @@ impl Passage {
         Some(passage.take_over())
     }
 
+    /// Returns the passage of a request, for an extractor that may refuse it once it is gone.
+    #[cfg(feature = "axum")]
+    pub(crate) fn of(extensions: &Extensions) -> Option<Arc<Self>> {
+        let passage = extensions.get::<Self>()?;
+        Some(Arc::new(Self {
+            is_copy: passage.is_copy,
+            ..passage.clone()
+        }))
+    }
+
     /// Says that the request was refused: the handler is not called by this passage.
     pub(crate) fn refuse(extensions: &Extensions) {
         if let Some(passage) = extensions.get::<Self>() {
@@ -92,6 +119,12 @@ impl Passage {
     }
 
     fn take_over(&self) -> Taken {
+        if self.is_copy {
+            let is_retry = self.taken.load(Ordering::Acquire);
+            // Of a request that a handler makes, what is passed on or refused counts for no one.
+            let calls = is_retry.then(|| Arc::clone(&self.calls));
+            return Taken(calls.unwrap_or_default());
+        }
         if !self.taken.swap(true, Ordering::AcqRel) {
             self.calls.passed.fetch_sub(1, Ordering::AcqRel);
         }
@@ -106,6 +139,7 @@ impl Taken {
         extensions.insert(Passage {
             calls: Arc::clone(&self.0),
             taken: Arc::default(),
+            is_copy: false,
         });
     }
 
@@ -159,11 +193,26 @@ mod tests {
     fn of_several_calls_one_that_is_passed_on_has_reached_the_handler() {
         for refused_first in [true, false] {
             let (passages, request) = opened();
-            let mut calls = [request.clone(), request];
+            let copy = request.clone();
+            let mut calls = [request, copy];
             let taken = calls.each_mut().map(|call| Passage::take(call).unwrap());
+            assert_eq!(passages.reached(), Reached::No);
             taken[usize::from(refused_first)].pass(&mut calls[0]);
             assert_eq!(passages.reached(), Reached::Perhaps);
         }
+    }
+
+    #[test]
+    fn what_becomes_of_a_request_that_a_handler_makes_says_nothing_about_the_handler() {
+        let (passages, handlers) = opened();
+        let mut made = handlers.clone();
+        Passage::refuse(&made);
+        assert_eq!(passages.reached(), Reached::Perhaps);
+        let taken = Passage::take(&mut made).unwrap();
+        taken.pass(&mut made);
+        taken.stop();
+        Passage::refuse(&made);
+        assert_eq!(passages.reached(), Reached::Perhaps);
     }
 
     #[test]
