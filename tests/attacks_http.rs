@@ -305,6 +305,18 @@ async fn retried_after_a_loss(statuses: &'static [u16], refused: bool) -> (Route
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_retry_within_that_succeeds_after_a_lost_lock_is_recorded() {
+    let (app, executed) = retried_after_a_loss(&[200], false).await;
+    assert_eq!(executed.count(), 2, "the first was stopped midway");
+    for _ in 0..2 {
+        let again = pay(&app, "/payments?account=1", "a").await;
+        assert!(again.is_replayed(), "{again:?}");
+        sleep(secs(20)).await;
+    }
+    assert_eq!(executed.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_retry_within_that_fails_after_a_lost_lock_leaves_the_key_locked_until_its_ttl() {
     for refused in [false, true] {
         let (app, executed) = retried_after_a_loss(&[200, 503], refused).await;

@@ -350,6 +350,8 @@ impl Granted {
             }
             Ok(Ok(Produced::Unrecorded(response))) => {
                 match reached {
+                    // A call before this one may have had an effect.
+                    _ if self.passages.was_stopped() => drop(self.execution),
                     Reached::No => self.execution.release().await,
                     Reached::Perhaps => self.execution.release_without_effect().await,
                     Reached::Stopped => drop(self.execution),

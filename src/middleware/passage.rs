@@ -26,6 +26,8 @@ struct Calls {
     passed: AtomicUsize,
     /// Whether a handler was stopped midway because a lock was lost.
     stopped: AtomicBool,
+    /// Whether that is what became of the last call that was passed on.
+    stopped_last: AtomicBool,
 }
 
 /// The right to call the handler once, in the extensions of a request.
@@ -63,9 +65,9 @@ pub(crate) struct Passages(Arc<Calls>);
 pub(crate) enum Reached {
     /// It was not called.
     No,
-    /// It may have been called.
+    /// It may have been called, and answered.
     Perhaps,
-    /// It was called, and stopped midway.
+    /// It was called, and stopped midway, and not called again after that.
     Stopped,
 }
 
@@ -78,13 +80,21 @@ impl Passages {
 
     /// Returns what may have become of the handler.
     pub(crate) fn reached(&self) -> Reached {
-        if self.0.stopped.load(Ordering::Acquire) {
+        let none_is_left = self.0.passed.load(Ordering::Acquire) == 0;
+        let was_stopped = self.was_stopped();
+        if was_stopped && (none_is_left || self.0.stopped_last.load(Ordering::Acquire)) {
             Reached::Stopped
-        } else if self.0.passed.load(Ordering::Acquire) == 0 {
+        } else if none_is_left {
             Reached::No
         } else {
             Reached::Perhaps
         }
+    }
+
+    /// Returns whether any call of the handler was stopped midway, so that what it did is not known, whatever
+    /// a later one says of itself.
+    pub(crate) fn was_stopped(&self) -> bool {
+        self.0.stopped.load(Ordering::Acquire)
     }
 }
 
@@ -126,7 +136,7 @@ impl Passage {
             return Taken(calls.unwrap_or_default());
         }
         if !self.taken.swap(true, Ordering::AcqRel) {
-            self.calls.passed.fetch_sub(1, Ordering::AcqRel);
+            self.calls.take_back();
         }
         Taken(Arc::clone(&self.calls))
     }
@@ -135,7 +145,7 @@ impl Passage {
 impl Taken {
     /// Passes a request on: whatever is within may call the handler.
     pub(crate) fn pass(&self, extensions: &mut Extensions) {
-        self.0.passed.fetch_add(1, Ordering::AcqRel);
+        self.0.pass();
         extensions.insert(Passage {
             calls: Arc::clone(&self.0),
             taken: Arc::default(),
@@ -146,24 +156,39 @@ impl Taken {
     /// Says that the handler may have been called.
     #[cfg(feature = "idempotency")]
     pub(crate) fn reached(&self) {
-        self.0.passed.fetch_add(1, Ordering::AcqRel);
+        self.0.pass();
     }
 
     /// Says what became of a call that was said to have [`reached`](Self::reached) the handler.
     #[cfg(feature = "idempotency")]
     pub(crate) fn follow(&self, reached: Reached) {
         match reached {
-            Reached::No => {
-                self.0.passed.fetch_sub(1, Ordering::AcqRel);
-            }
+            Reached::No => self.0.take_back(),
             Reached::Perhaps => {}
             Reached::Stopped => self.stop(),
         }
     }
 
-    /// Says that a handler was stopped midway.
+    /// Says that a handler that was called by this was stopped midway.
     pub(crate) fn stop(&self) {
         self.0.stopped.store(true, Ordering::Release);
+        self.0.stopped_last.store(true, Ordering::Release);
+        self.0.take_back();
+    }
+}
+
+impl Calls {
+    fn pass(&self) {
+        self.passed.fetch_add(1, Ordering::AcqRel);
+        self.stopped_last.store(false, Ordering::Release);
+    }
+
+    /// Counts a call less, unless a layer further in has taken it over and was about to pass it on.
+    fn take_back(&self) {
+        let less = |passed: usize| passed.checked_sub(1);
+        self.passed
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
+            .ok();
     }
 }
 
@@ -216,13 +241,21 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_was_stopped_stays_so_whatever_is_refused_later() {
+    fn a_handler_that_was_stopped_stays_so_whatever_is_refused_later_until_one_answers() {
         let (passages, mut request) = opened();
-        let retried = request.clone();
+        let mut retried = request.clone();
         let taken = Passage::take(&mut request).unwrap();
         taken.pass(&mut request);
         taken.stop();
         Passage::refuse(&retried);
         assert_eq!(passages.reached(), Reached::Stopped);
+        // An extractor refuses what a layer has passed on.
+        let mut refused = retried.clone();
+        Passage::take(&mut refused).unwrap().pass(&mut refused);
+        Passage::refuse(&refused);
+        assert_eq!(passages.reached(), Reached::Stopped);
+        Passage::take(&mut retried).unwrap().pass(&mut retried);
+        assert_eq!(passages.reached(), Reached::Perhaps);
+        assert!(passages.was_stopped());
     }
 }
