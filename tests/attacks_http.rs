@@ -510,6 +510,38 @@ impl<B: hyper::body::Body> hyper::body::Body for Sized<B> {
 
 // ---- locks that end while something begins ----
 
+#[tokio::test(start_paused = true)]
+async fn an_execution_does_not_begin_when_an_outer_lock_is_lost_while_it_asks_once_more() {
+    for on_lost in [OnLost::Abort, OnLost::Notify] {
+        let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+        let locks = Redlock::builder().scripted(&accounts).ttl(secs(3));
+        let locks = locks.build().unwrap();
+        let executed = Executed::default();
+        // Asked for at 980 ms, it begins at 1,960 ms and asks until 2,005 ms; the account's lock is renewed
+        // at 1,980 ms.
+        set_all(&records, OpKind::Confirm, Gate::Slow(ms(45)));
+        let slow = SlowReadiness::new(executed.app(), ms(980));
+        let slow = once(&redlock(&records)).at_most_once(true).layer(slow);
+        let service = per_account(&locks).on_lost(on_lost).layer(slow);
+        let call = service.oneshot(request("/payments?account=1", "a"));
+        let (answer, ()) = tokio::join!(call, async {
+            sleep(ms(1_500)).await;
+            (0..3).for_each(|node| accounts.wipe(node));
+        });
+        assert_eq!(answer.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+        sleep(secs(1)).await;
+        assert_eq!(executed.count(), 0, "{on_lost:?}");
+        assert_eq!(records.locks(), [0, 0, 0], "{on_lost:?}");
+        let app = executed
+            .app()
+            .layer(once(&redlock(&records)).at_most_once(true));
+        assert_eq!(
+            pay(&app, "/payments?account=1", "a").await.body,
+            "payment 1"
+        );
+    }
+}
+
 // ---- clients that go away ----
 
 /// Polls a request as often as `polls`, with time going on in between, and drops it then. Returns whether it

@@ -298,10 +298,12 @@ impl Granted {
         ResBody: Body<Data = Bytes>,
         ResBody::Error: Into<BoxError>,
     {
-        let begun = match self.held_is_over() {
+        let begun = self.execution.begin().await;
+        // Behind that: to begin may take as long as to ask all nodes once more.
+        let begun = begun.and_then(|()| match self.held_is_over() {
             Some(reason) => Err(NotBegun::Lost(reason)),
-            None => self.execution.begin().await,
-        };
+            None => Ok(()),
+        });
         if let Err(reason) = begun {
             let answer = self.answer;
             self.execution.release().await;
