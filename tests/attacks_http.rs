@@ -35,7 +35,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     ExecutionHandle, IdempotencyLayer, KeyExtractor, LockError, LockKey, LockKeys, LockResource,
-    Locked, LockedRejection, OnLost, Redlock, RedlockLayer, Rejection, RequestKind,
+    Locked, LockedRejection, LostReason, OnLost, Redlock, RedlockLayer, Rejection, RequestKind,
     RunToCompletion, key, scope,
 };
 
@@ -333,24 +333,6 @@ async fn a_retry_within_that_fails_after_a_lost_lock_leaves_the_key_locked_until
 
 // ---- panics ----
 
-#[derive(Clone)]
-struct PanicsIn(&'static str);
-
-impl<R> Service<R> for PanicsIn {
-    type Response = Response<String>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: R) -> Self::Future {
-        assert_ne!(self.0, "call", "as the test wants it");
-        ready(Ok(Response::default()))
-    }
-}
-
 /// Calls, and says whether that panicked.
 async fn panics(app: &Router, target: &str, key: &str) -> bool {
     AssertUnwindSafe(pay(app, target, key))
@@ -539,6 +521,28 @@ async fn an_execution_does_not_begin_when_an_outer_lock_is_lost_while_it_asks_on
             pay(&app, "/payments?account=1", "a").await.body,
             "payment 1"
         );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_execution_takes_no_longer_than_its_max_hold_also_below_the_ttl() {
+    for (max_hold, latest) in [(ms(0), ms(200)), (ms(500), ms(600)), (secs(3), ms(3_100))] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = executed.app();
+        let app = app.layer(once(&redlock(&nodes)).max_hold(max_hold).at_most_once(true));
+        let began = Instant::now();
+        let late = pay(&app, "/payments?ms=8000", "a").await;
+        let took = began.elapsed();
+        assert_eq!(late.code(), "lock-lost", "{max_hold:?}");
+        let reason = Some(Rejection::Lost(LostReason::MaxHold));
+        assert_eq!(late.rejection, reason, "{max_hold:?}");
+        assert!(
+            took + ms(10) >= max_hold && took <= latest,
+            "{max_hold:?}: {took:?}"
+        );
+        sleep(secs(10)).await;
+        let again = pay(&app, "/payments?ms=8000", "a").await;
+        assert_eq!((again.code(), executed.count()), ("outcome-unknown", 1));
     }
 }
 

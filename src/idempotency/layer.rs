@@ -274,8 +274,8 @@ impl IdempotencyLayer {
     /// Sets how long an execution may take. Default: no bound; an execution that has begun keeps its lock
     /// until it ends, and the `max_hold` of the [`Redlock`] does not apply to it.
     ///
-    /// At the bound the lock is not renewed any more, so the execution is stopped: two executions must not
-    /// run at once. The caller gets 503 `lock-lost`, an error event is logged, and `redlock_lost_total`
+    /// The lock is asked for and renewed for so long, at least for two node timeouts, and at the bound the
+    /// execution is stopped: two executions must not run at once. The caller gets 503 `lock-lost`, an error event is logged, and `redlock_lost_total`
     /// counts it with the reason `max_hold`. What the stopped execution did is not known: a retry executes
     /// again once the lock has ended by its ttl, or gets 409 `outcome-unknown` with
     /// [`at_most_once`](Self::at_most_once).

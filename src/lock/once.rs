@@ -15,11 +15,11 @@ use crate::lock::lost::LostReason;
 use crate::lock::record::Asking;
 use crate::lock::redlock::{Inner, Redlock};
 use crate::lock::registry::Stage;
-use crate::lock::settings::{Options, after};
+use crate::lock::settings::{Options, after, whole_millis};
 use crate::lock::task::{Order, Story};
 use crate::lock::waiters::{Waited, Waiters, Waiting};
 use crate::node::sha256;
-use crate::protocol::{Fingerprint, LockKey, LockKeys, Record};
+use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
 
 /// A request to execute something at most once per key.
 #[derive(Debug)]
@@ -253,6 +253,11 @@ async fn ask(
         ttl: once.ttl,
         ..Options::default()
     })?;
+    let ttl = match once.max_hold {
+        // Its validity ends with the execution then, also where one ttl is more than that.
+        Some(max_hold) => ttl.min(ttl_to_hold(max_hold).max(2 * settings.node_timeout)),
+        None => ttl,
+    };
     let asked = Instant::now();
     let deadline = after(asked, once.wait);
     let caps = [settings.waiters.clone(), once.waiters.clone()];
@@ -281,6 +286,11 @@ async fn ask(
         inner: Arc::clone(inner),
     };
     Story::of(order, asking.span()).await.map(Execution::new)
+}
+
+/// Returns the ttl with which a lock is valid for so long, and a little longer, lest it be renewed for that.
+fn ttl_to_hold(max_hold: Duration) -> Duration {
+    whole_millis(max_hold.saturating_add(validity::drift(max_hold) + SLACK))
 }
 
 /// Waits until this call is the only one in the process that asks the nodes for its key.
@@ -340,3 +350,6 @@ async fn take_turn(
         }
     }
 }
+
+/// What rounding and the drift of the drift may take.
+const SLACK: Duration = Duration::from_millis(4);
