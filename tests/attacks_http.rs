@@ -333,6 +333,83 @@ async fn a_retry_within_that_fails_after_a_lost_lock_leaves_the_key_locked_until
 
 // ---- panics ----
 
+#[derive(Clone)]
+struct PanicsIn(&'static str);
+
+impl<R> Service<R> for PanicsIn {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: R) -> Self::Future {
+        assert_ne!(self.0, "call", "as the test wants it");
+        ready(Ok(Response::default()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_panics_when_it_is_called_has_its_lock_released_before_the_answer() {
+    let nodes = ScriptedNodes::new(3);
+    set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
+    let redlock = redlock(&nodes);
+    let extractor = |_: &Parts| -> Option<LockKey> { panic!("as the test wants it") };
+    let second = RedlockLayer::new(redlock.clone(), extractor).layer(PanicsIn("never"));
+    let caught = CatchPanicLayer::new();
+    let request = || cloneable("/?account=1", "a");
+    let of_call = (caught.clone(), per_account(&redlock)).layer(PanicsIn("call"));
+    let of_key = (caught, per_account(&redlock)).layer(second);
+    for turn in 0..2 {
+        let answer = of_call.clone().oneshot(request()).await.unwrap();
+        assert_eq!(
+            (answer.status().as_u16(), nodes.locks()),
+            (500, vec![0; 3]),
+            "{turn}"
+        );
+        let answer = of_key.clone().oneshot(request()).await.unwrap();
+        assert_eq!(
+            (answer.status().as_u16(), nodes.locks()),
+            (500, vec![0; 3]),
+            "{turn}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_panics_while_it_becomes_ready_has_its_lock_released_before_the_answer() {
+    #[derive(Clone)]
+    struct ReadyOnce(Arc<AtomicUsize>);
+
+    impl<R> Service<R> for ReadyOnce {
+        type Response = Response<String>;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            let calls = self.0.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(calls, 0, "as the test wants it");
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: R) -> Self::Future {
+            ready(Ok(Response::default()))
+        }
+    }
+
+    let nodes = ScriptedNodes::new(3);
+    set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
+    let layer = per_account(&redlock(&nodes)).wait(secs(1));
+    let service = (CatchPanicLayer::new(), layer).layer(ReadyOnce(Arc::default()));
+    let answer = service
+        .oneshot(cloneable("/?account=1", "a"))
+        .await
+        .unwrap();
+    assert_eq!((answer.status().as_u16(), nodes.locks()), (500, vec![0; 3]));
+}
+
 /// Calls, and says whether that panicked.
 async fn panics(app: &Router, target: &str, key: &str) -> bool {
     AssertUnwindSafe(pay(app, target, key))

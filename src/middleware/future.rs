@@ -178,16 +178,20 @@ where
                     if lost_now.is_none()
                         && let Some(call) = call
                         && !call.is_ready
-                        && let Err(error) = ready!(call.inner.poll_ready(context))
                     {
-                        failed = Some(error);
+                        // The lock is given back before an error or a panic goes on.
+                        let polling = AssertUnwindSafe(|| call.inner.poll_ready(context));
+                        failed = match catch_unwind(polling) {
+                            Ok(polled) => ready!(polled).err().map(Outcome::Error),
+                            Err(panic) => Some(Outcome::Panic(Mutex::new(panic))),
+                        };
                     }
                     // No handler begins without its lock, whatever it is to do when it loses it. By the
                     // clock, too: the timer is late if this thread was busy.
                     lost_now = lost_now.or_else(|| over(guard.as_ref()));
                     let (guard, lost, call) = (guard.take(), lost.take(), take(call));
                     match (failed, lost_now) {
-                        (Some(error), _) => releasing(guard, Outcome::Error(error), &call.config),
+                        (Some(failed), _) => releasing(guard, failed, &call.config),
                         (None, Some(reason)) => {
                             state.set(State::Refused(None));
                             return Poll::Ready(Ok(call.reject(Rejection::Lost(reason))));
@@ -318,11 +322,18 @@ where
             not_begun,
             config,
         };
-        State::Running {
-            lost: lost.filter(|_| sent.config.on_lost == OnLost::Abort),
-            inner: inner.call(Request::from_parts(parts, body)),
-            guard,
-            sent,
+        let request = Request::from_parts(parts, body);
+        match catch_unwind(AssertUnwindSafe(|| inner.call(request))) {
+            Ok(inner) => State::Running {
+                lost: lost.filter(|_| sent.config.on_lost == OnLost::Abort),
+                inner,
+                guard,
+                sent,
+            },
+            Err(panic) => {
+                let outcome = Outcome::Panic(Mutex::new(panic));
+                releasing(guard, outcome, &sent.config)
+            }
         }
     }
 }
