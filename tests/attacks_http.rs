@@ -1052,6 +1052,26 @@ async fn a_lock_within_that_a_drain_refuses_has_executed_nothing() {
 // ---- locks without HTTP ----
 
 #[tokio::test(start_paused = true)]
+async fn a_set_of_which_one_is_held_is_refused_at_once_and_keeps_the_rest_from_no_one() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let held = redlock.lock("b").await.unwrap();
+    let ending = redlock.lock("a").await.unwrap();
+    drop(ending);
+    let began = Instant::now();
+    let both = redlock.lock_all(["a", "b"]).wait(Duration::ZERO);
+    let (both, alone) = tokio::join!(both, async {
+        for _ in 0..3 {
+            yield_now().await;
+        }
+        redlock.try_lock("a").await
+    });
+    assert!(matches!(both, Err(LockError::Contended { .. })));
+    assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
+    assert!(alone.is_ok(), "it is in no one's way: {alone:?}");
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_storm_of_calls_that_do_not_wait_hangs_nowhere_and_has_one_holder_at_a_time() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let (holders, granted) = (Executed::default(), Executed::default());

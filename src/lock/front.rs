@@ -115,8 +115,8 @@ pub(super) struct Busy {
     pub(super) retry_after: Option<Duration>,
     /// Who holds it; nobody, as long as it is only being asked for. It changes when somebody does.
     pub(super) holder: watch::Receiver<Option<Holder>>,
-    /// Whether the lock is about to be given back and no other call waits for it: the next call need not be
-    /// refused, because its requests follow the release on every node.
+    /// Whether the lock is about to be given back and no other call waits for it, and so for all keys that
+    /// are busy: the next call need not be refused, because its requests follow the release on every node.
     pub(super) is_ending: bool,
 }
 
@@ -129,10 +129,15 @@ impl Front {
             match place.turn().and_then(|turn| turn.try_acquire_owned().ok()) {
                 Some(permit) => turn.places.push((permit, place)),
                 None => {
+                    // With one that is not about to be given back, to wait for this one is of no use, and
+                    // would keep it from others.
+                    let rest = &keys.as_slice()[turn.places.len() + 1..];
+                    let is_in_the_way = |key: &LockKey| self.place(key).is_in_the_way();
+                    let is_ending = place.is_ending() && !rest.iter().any(is_in_the_way);
                     return Err(Busy {
                         retry_after: place.retry_after(),
                         holder: place.holder(),
-                        is_ending: place.is_ending(),
+                        is_ending,
                     });
                 }
             }
@@ -342,6 +347,12 @@ impl Place {
     fn is_ending(&self) -> bool {
         let slot = self.slot.as_deref();
         slot.is_some_and(|slot| slot.is_ending() && !slot.is_waited_for())
+    }
+
+    /// Whether its turn is taken, and not about to be given back to the next call.
+    fn is_in_the_way(&self) -> bool {
+        let slot = self.slot.as_deref();
+        slot.is_some_and(|slot| slot.turn.available_permits() == 0) && !self.is_ending()
     }
 
     fn holder(&self) -> watch::Receiver<Option<Holder>> {
