@@ -1258,6 +1258,14 @@ fn an_optional_extension_is_missing_wherever_it_is_a_part() {
     );
 }
 
+#[test]
+fn a_literal_on_a_condition_with_another_key_behind_it_is_not_constant() {
+    let staff = || "staff".when(|parts: &Parts| parts.uri.path() == "/staff");
+    assert!(!staff().or(key::query("device")).is_constant());
+    assert!(!staff().or("customers").is_constant());
+    assert!("staff".or(key::query("device")).is_constant());
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_header_may_forward_and_expose_the_token_of_two_layers() {
     let redlock = redlock(&ScriptedNodes::new(3));

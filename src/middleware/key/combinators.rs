@@ -125,7 +125,8 @@ where
     }
 
     fn is_constant(&self) -> bool {
-        self.inner.is_constant()
+        // Others have no key, or that of what follows with `or`.
+        false
     }
 }
 
