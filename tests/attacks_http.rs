@@ -266,6 +266,36 @@ async fn a_handler_that_calls_itself_with_its_extensions_is_one_execution() {
     assert_eq!(executed.count(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_task_with_the_extensions_of_an_execution_executes_nothing_after_it() {
+    for late in [5, 15, 500] {
+        let nodes = ScriptedNodes::new(3);
+        set_all(&nodes, OpKind::Record, Gate::Slow(ms(20)));
+        let redlock = redlock(&nodes);
+        let (executed, again) = (Executed::default(), Executed::default());
+        let behind = again.app().layer(once(&redlock).wait(secs(1)));
+        let (sender, answered) = tokio::sync::oneshot::channel();
+        let sender = Arc::new(std::sync::Mutex::new(Some(sender)));
+        let counted = executed.clone();
+        let pay_and_leave = async move |extensions: Extensions| {
+            let sender = sender.lock().unwrap().take().unwrap();
+            tokio::spawn(async move {
+                sleep(ms(late)).await;
+                let mut call = request("/payments", "a");
+                *call.extensions_mut() = extensions;
+                sender.send(Answer::to(&behind, call).await).unwrap();
+            });
+            format!("payment {}", counted.one_more())
+        };
+        let app = Router::new().route("/payments", post(pay_and_leave));
+        let app = app.layer(once(&redlock));
+        assert_eq!(pay(&app, "/payments", "a").await.body, "payment 1");
+        let answer = answered.await.unwrap();
+        assert!(answer.is_replayed(), "after {late} ms: {answer:?}");
+        assert_eq!((executed.count(), again.count()), (1, 0), "after {late} ms");
+    }
+}
+
 // ---- retries within an execution ----
 
 /// An execution whose first attempt loses its account's lock, and what the second is answered.

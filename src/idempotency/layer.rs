@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::header::RETRY_AFTER;
@@ -425,7 +426,12 @@ impl Config {
 
 /// The executions that a request is part of, outermost first; in its extensions.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Executing(Vec<ExecutionHandle>);
+pub(super) struct Executing(Vec<(ExecutionHandle, Answered)>);
+
+/// Whether the inner service has answered. What has the extensions of its request from then on, such as a task that
+/// its handler has left behind, is no part of the execution any more, while that is being recorded.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Answered(Arc<AtomicBool>);
 
 impl Executing {
     /// Returns those of a request.
@@ -433,13 +439,28 @@ impl Executing {
         extensions.get::<Self>().cloned().unwrap_or_default()
     }
 
-    pub(super) fn push(&mut self, execution: ExecutionHandle) {
-        self.0.push(execution);
+    /// Adds one, and returns what is to be told when it is answered.
+    pub(super) fn push(&mut self, execution: ExecutionHandle) -> Answered {
+        let answered = Answered::default();
+        self.0.push((execution, answered.clone()));
+        answered
     }
 
     fn has(&self, redlock: &Redlock, resource: &LockKey) -> bool {
         let mut executions = self.0.iter();
-        executions.any(|execution| execution.is_executing(redlock, resource))
+        executions.any(|(execution, answered)| {
+            !answered.is_set() && execution.is_executing(redlock, resource)
+        })
+    }
+}
+
+impl Answered {
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
     }
 }
 

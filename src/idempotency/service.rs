@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
 use crate::idempotency::execution::ExecutionHandle;
-use crate::idempotency::layer::{Asked, Config, Executing, OnUnrecorded};
+use crate::idempotency::layer::{Answered, Asked, Config, Executing, OnUnrecorded};
 use crate::idempotency::stored::{self, NoReplay};
 use crate::lock::{Execution, LockError, Lost, LostReason, NotBegun, NotGranted, Recorded};
 use crate::middleware::{
@@ -211,7 +211,7 @@ where
     }
     let handle = ExecutionHandle::new(execution.handle());
     let mut executing = Executing::of(&parts.extensions);
-    executing.push(handle.clone());
+    let answered = executing.push(handle.clone());
     parts.extensions.insert(executing);
     parts.extensions.insert(handle);
     parts.extensions.insert(asked.key);
@@ -227,6 +227,7 @@ where
         outside,
         asked_for,
         matched_no_route: asked.matched_no_route,
+        answered,
         answer,
     };
     let executing = granted.execute(inner, request).in_current_span();
@@ -267,6 +268,7 @@ struct Granted {
     outside: Option<Taken>,
     asked_for: Fingerprint,
     matched_no_route: bool,
+    answered: Answered,
     answer: Answer,
 }
 
@@ -323,6 +325,7 @@ impl Granted {
             reason = self.stopped() => Err(reason),
             produced = self.produce(&mut inner, request) => Ok(produced),
         };
+        self.answered.set();
         let reached = match (self.passages.reached(), &produced) {
             (Reached::Perhaps, Err(_)) => Reached::Stopped,
             (reached, _) => reached,
