@@ -35,8 +35,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     ExecutionHandle, IdempotencyLayer, KeyExtractor, LockError, LockKey, LockKeys, LockResource,
-    Locked, LockedRejection, LostReason, OnLost, Redlock, RedlockLayer, Rejection, RequestKind,
-    RunToCompletion, key, scope,
+    Locked, LockedRejection, LostReason, OnLost, OnUnavailable, Redlock, RedlockLayer, Rejection,
+    RequestKind, RunToCompletion, key, scope,
 };
 
 /// Counts executions.
@@ -390,7 +390,7 @@ async fn a_service_that_panics_when_it_is_called_has_its_lock_released_before_th
     let second = RedlockLayer::new(redlock.clone(), extractor).layer(PanicsIn("never"));
     let caught = CatchPanicLayer::new();
     let request = || cloneable("/?account=1", "a");
-    let of_call = (caught.clone(), per_account(&redlock)).layer(PanicsIn("call"));
+    let of_call = (caught, per_account(&redlock)).layer(PanicsIn("call"));
     let of_key = (caught, per_account(&redlock)).layer(second);
     for turn in 0..2 {
         let answer = of_call.clone().oneshot(request()).await.unwrap();
@@ -864,6 +864,30 @@ async fn a_handler_that_takes_the_refusal_and_goes_on_was_executed() {
     drop(other);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_answers_with_the_refusal_it_took_says_that_it_did_nothing() {
+    type Refused = LockedRejection<axum::extract::rejection::QueryRejection>;
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let executed = Executed::default();
+    let counted = executed.clone();
+    let pay_locked = async move |locked: Result<Locked<Query<Account>>, Refused>| match locked {
+        Ok(_) => format!("payment {}", counted.one_more()).into_response(),
+        Err(refused) => refused.into_response(),
+    };
+    let state = AppState {
+        redlock: redlock.clone(),
+    };
+    let app = Router::new().route("/payments", post(pay_locked));
+    let app = app.with_state(state).layer(map_response(rebuilt));
+    let app = app.layer(once(&redlock).at_most_once(true));
+    let other = redlock.lock(("account", "1")).await.unwrap();
+    let target = "/payments?account=1";
+    assert_eq!(pay(&app, target, "a").await.status, StatusCode::BAD_REQUEST);
+    other.release().await.unwrap();
+    assert_eq!(pay(&app, target, "a").await.body, "payment 1");
+    assert!(pay(&app, target, "a").await.is_replayed());
+}
+
 // ---- idempotency within idempotency ----
 
 fn scoped(redlock: &Redlock, header: &'static str) -> IdempotencyLayer {
@@ -1149,6 +1173,166 @@ async fn a_lease_whose_task_has_died_keeps_a_call_that_does_not_wait_for_no_long
     drop(next);
     sleep(secs(4)).await;
     assert!(redlock.try_lock("k").await.is_ok());
+}
+
+// ---- one after the other, over two servers ----
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_alternates_between_two_servers_never_meets_a_lock_of_its_own() {
+    type Stack = fn(Router, &Redlock) -> Router;
+    let stacks: [(&str, Stack); 4] = [
+        ("outside", |app, redlock| {
+            app.layer(once(redlock)).layer(per_account(redlock))
+        }),
+        ("inside", |app, redlock| {
+            app.layer(per_account(redlock)).layer(once(redlock))
+        }),
+        ("running on", |app, redlock| {
+            let app = app.layer(per_account(redlock).on_disconnect(RunToCompletion));
+            app.layer(once(redlock)).layer(CatchPanicLayer::new())
+        }),
+        ("running on, outside", |app, redlock| {
+            let app = app.layer(once(redlock));
+            app.layer(per_account(redlock).on_disconnect(RunToCompletion))
+        }),
+    ];
+    for (name, stack) in stacks {
+        let nodes = ScriptedNodes::new(3);
+        set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
+        set_all(&nodes, OpKind::Record, Gate::Slow(ms(10)));
+        let executed = Executed::default();
+        let counted = executed.clone();
+        let handler = any(async move || {
+            let number = counted.one_more();
+            let status = [200, 500, 204, 429, 404][number % 5];
+            (StatusCode::from_u16(status).unwrap(), format!("{number}"))
+        });
+        let app = Router::new().route("/payments", handler);
+        let servers = [(); 2].map(|()| stack(app.clone(), &redlock(&nodes)));
+        for number in 0..40 {
+            // Every second one is a duplicate of the one before.
+            let key = format!("k{}", number / 2);
+            let answer = pay(&servers[number % 2], "/payments?account=1", &key).await;
+            assert_eq!(answer.code(), "", "{name}, {number}: {answer:?}");
+        }
+        assert!(executed.count() > 20);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_away_before_the_service_is_ready_leaves_the_key_to_the_next() {
+    for waits in [false, true] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let redlock = redlock(&nodes);
+        let layer = once(&redlock)
+            .at_most_once(true)
+            .wait(secs(u64::from(waits) * 30));
+        let slow = layer.layer(SlowReadiness::new(executed.app(), secs(5)));
+        let first = tokio::spawn(slow.oneshot(request("/payments", "a")));
+        sleep(secs(7)).await;
+        assert_eq!(nodes.locks(), [1, 1, 1], "granted, and not begun");
+        let app = executed.app().layer(layer.clone());
+        let mut others = JoinSet::new();
+        if waits {
+            (0..3).for_each(|_| {
+                let app = app.clone();
+                others.spawn(async move { pay(&app, "/payments", "a").await });
+            });
+            sleep(ms(10)).await;
+        }
+        first.abort();
+        sleep(ms(100)).await;
+        let answers = others.join_all().await;
+        assert!(answers.iter().all(|answer| answer.body == "payment 1"));
+        let again = pay(&app, "/payments", "a").await;
+        assert_eq!((again.body, executed.count()), ("payment 1".into(), 1));
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_between_two_scopes_lets_the_inner_execution_go_on_and_the_outer_have_it_later() {
+    use tower_http::timeout::TimeoutLayer;
+
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, executed) = (redlock(&nodes), Executed::default());
+    let short = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, ms(200));
+    let app = executed.app().layer(once(&redlock)).layer(short);
+    let app = app.layer(scoped(&redlock, "host").at_most_once(false));
+    let call = async || {
+        let mut call = request("/payments?ms=1000", "a");
+        call.headers_mut()
+            .insert(HOST, HeaderValue::from_static("a"));
+        Answer::to(&app, call).await
+    };
+    assert_eq!(call().await.status, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(call().await.code(), "lock-contended");
+    sleep(secs(2)).await;
+    for _ in 0..2 {
+        let again = call().await;
+        assert!(
+            again.is_replayed() && again.body == "payment 1",
+            "{again:?}"
+        );
+    }
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_stops_an_execution_also_if_its_lock_ended_before_that() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = executed
+        .app()
+        .layer(once(&redlock(&nodes)).max_hold(secs(30)));
+    set_all(&nodes, OpKind::Confirm, Gate::Failing);
+    let began = Instant::now();
+    let late = pay(&app, "/payments?ms=300000", "a").await;
+    assert_eq!(late.rejection, Some(Rejection::Lost(LostReason::MaxHold)));
+    let took = began.elapsed();
+    assert!(took > secs(29) && took < secs(31), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_sends_only_a_copy_of_the_request_is_on_the_safe_side() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let executed = Executed::default();
+    let app = executed.app().layer(per_account(&redlock));
+    // Drops the request, and sends a copy of it.
+    let copying = service_fn(move |request: Request| {
+        let (app, (parts, body)) = (app.clone(), request.into_parts());
+        let copy = Request::from_parts(parts.clone(), body);
+        drop(parts);
+        app.oneshot(copy)
+    });
+    let app = Router::new().fallback_service(copying);
+    let app = app.layer(once(&redlock).at_most_once(true));
+    let target = "/payments?account=1";
+    let other = redlock.lock(("account", "1")).await.unwrap();
+    assert_eq!(pay(&app, target, "a").await.status, StatusCode::LOCKED);
+    other.release().await.unwrap();
+    assert_eq!(pay(&app, target, "a").await.code(), "outcome-unknown");
+    assert_eq!(pay(&app, target, "b").await.body, "payment 1");
+    assert!(pay(&app, target, "b").await.is_replayed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_proceeds_without_its_lock_is_executed_once_all_the_same() {
+    let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+    let executed = Executed::default();
+    let layer = || per_account(&redlock(&accounts)).on_unavailable(OnUnavailable::Proceed);
+    set_all(&accounts, OpKind::Acquire, Gate::Failing);
+    let once = || once(&redlock(&records)).at_most_once(true);
+    let inside = executed.app().layer(layer()).layer(once());
+    let outside = executed.app().layer(once()).layer(layer());
+    for (number, app) in [inside, outside].iter().enumerate() {
+        let key = format!("k{number}");
+        let first = pay(app, "/payments?account=1", &key).await;
+        assert_eq!(
+            (first.status, executed.count()),
+            (StatusCode::OK, number + 1)
+        );
+        assert!(pay(app, "/payments?account=1", &key).await.is_replayed());
+    }
 }
 
 // ---- keys ----

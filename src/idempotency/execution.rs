@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::lock::{LockHandle, Lost, LostReason, Redlock};
+use tokio::time::{Instant, sleep_until};
+
+use crate::lock::{LockHandle, Lost, LostReason, Redlock, after};
 use crate::protocol::{FencingToken, LockKey};
 
 /// A view of one execution of an idempotent request: its key, its fencing token, and whether its lock is
@@ -55,11 +57,16 @@ impl ExecutionHandle {
         self.0.lost()
     }
 
-    /// Waits until the execution reaches the bound that was set for it; for ever if none was, or if its
-    /// lock ends otherwise.
-    pub(crate) async fn reached_max_hold(&self) {
-        if self.lost().await != LostReason::MaxHold {
-            std::future::pending::<()>().await;
+    /// Waits until the execution, which begins now, reaches the bound that is set for it; for ever if none
+    /// is. The lease tells when that is, unless it ended before, say because the nodes could not be reached.
+    pub(crate) async fn reached_max_hold(&self, max_hold: Option<Duration>) {
+        let began = Instant::now();
+        if self.lost().await == LostReason::MaxHold {
+            return;
+        }
+        match max_hold {
+            Some(max_hold) => sleep_until(after(began, max_hold)).await,
+            None => std::future::pending().await,
         }
     }
 

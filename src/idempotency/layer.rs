@@ -95,7 +95,7 @@ pub(super) struct Config {
     wait: Duration,
     waiters: Option<Arc<Waiters>>,
     ttl: Option<Duration>,
-    max_hold: Option<Duration>,
+    pub(super) max_hold: Option<Duration>,
     pub(super) replay_header: HeaderName,
     pub(super) keep_cookies: bool,
     intents: Option<Duration>,

@@ -490,7 +490,7 @@ impl Granted {
         tokio::select! {
             biased;
             reason = first_lost => reason,
-            () = handle.reached_max_hold() => LostReason::MaxHold,
+            () = handle.reached_max_hold(self.answer.config.max_hold) => LostReason::MaxHold,
         }
     }
 

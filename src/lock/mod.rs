@@ -43,4 +43,6 @@ pub use registry::{Drained, Unconfirmed};
 pub use request::{LockFuture, LockRequest};
 #[cfg(feature = "idempotency")]
 pub(crate) use rest::is_undamaged;
+#[cfg(feature = "idempotency")]
+pub(crate) use settings::after;
 pub(crate) use waiters::Waiters;

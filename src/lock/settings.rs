@@ -58,7 +58,7 @@ impl Settings {
 }
 
 /// Adds a duration of any length; what the clock cannot hold is as good as never.
-pub(super) fn after(instant: Instant, duration: Duration) -> Instant {
+pub(crate) fn after(instant: Instant, duration: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     instant + duration.min(NEVER)
 }
