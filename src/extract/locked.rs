@@ -59,8 +59,9 @@ use crate::middleware::{LockHandles, OnLost, Passage, Rejection, RequestKind, re
 ///
 /// # Forms
 ///
-/// `Result<Locked<T>, LockedRejection<_>>` gives the refusal to the handler. `Option<Locked<T>>` is
-/// `None` only when `Option<T>` is, never for contention.
+/// `Result<Locked<T>, LockedRejection<_>>` gives the refusal to the handler. A handler that answers with it
+/// states that it did nothing: an [`IdempotencyLayer`](crate::IdempotencyLayer) outside executes the next
+/// request with the key. `Option<Locked<T>>` is `None` only when `Option<T>` is, never for contention.
 ///
 /// # When it does not compile
 ///
