@@ -725,6 +725,27 @@ async fn a_client_that_goes_away_at_any_poll_leaves_nothing_or_one_execution_tha
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_execution_whose_client_has_gone_holds_all_locks_outside_and_not_the_first_alone() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, executed) = (redlock(&nodes), Executed::default());
+    let tenant = RedlockLayer::new(redlock.clone(), ("tenant", key::query("tenant")));
+    let app = executed.app().layer(once(&redlock));
+    let app = app.layer(per_account(&redlock)).layer(tenant);
+    let call = pay(&app, "/payments?account=1&tenant=2&ms=1000", "a");
+    assert!(timeout(ms(100), call).await.is_err());
+    sleep(ms(100)).await;
+    for target in [
+        "/payments?account=1&tenant=3",
+        "/payments?account=4&tenant=2",
+    ] {
+        let beside = pay(&app, target, "b").await;
+        assert_eq!(beside.status, StatusCode::LOCKED, "{target}");
+    }
+    sleep(secs(1)).await;
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_account_stays_locked_while_a_recorded_stream_is_sent_and_no_longer() {
     for leaves in [false, true] {
         let nodes = ScriptedNodes::new(3);
@@ -1123,6 +1144,16 @@ async fn a_set_of_which_one_is_held_is_refused_at_once_and_keeps_the_rest_from_n
     assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
     assert!(alone.is_ok(), "it is in no one's way: {alone:?}");
     drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_calls_behind_a_dropped_guard_the_second_is_refused_at_once() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    drop(redlock.try_lock("k").await.unwrap());
+    let began = Instant::now();
+    let (first, second) = tokio::join!(redlock.try_lock("k"), redlock.try_lock("k"));
+    assert!(first.is_ok() && matches!(second, Err(LockError::Contended { .. })));
+    assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
