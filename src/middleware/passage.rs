@@ -238,6 +238,8 @@ mod tests {
         taken.stop();
         Passage::refuse(&made);
         assert_eq!(passages.reached(), Reached::Perhaps);
+        // The handler has its own until it ends.
+        drop(handlers);
     }
 
     #[test]
