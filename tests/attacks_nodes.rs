@@ -511,6 +511,26 @@ fn scripted(nodes: &ScriptedNodes) -> RedlockBuilder {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_execution_that_begins_late_does_not_outlast_its_max_hold() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let redlock = scripted(&nodes).build().unwrap();
+    let layer = once(&redlock).max_hold(secs(12));
+    let slow = layer.layer(SlowReadiness::new(executed.app(), secs(11)));
+    let valid_for = text(slow.oneshot(request("a")).await.unwrap().map(Body::new)).await;
+    let valid_for: u64 = valid_for.parse().unwrap();
+    assert!((900..1_100).contains(&valid_for), "{valid_for} ms");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_execution_that_begins_late_is_not_renewed_against_the_setting() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let redlock = scripted(&nodes).renew(false).build().unwrap();
+    let valid_for = text(pay_late(&redlock, &executed, secs(8)).await).await;
+    let valid_for: u64 = valid_for.parse().unwrap();
+    assert!((1_500..2_000).contains(&valid_for), "{valid_for} ms");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_execution_whose_lock_was_lost_before_it_began_leaves_nothing() {
     for (gone, status) in [(secs(1), 503), (secs(20), 503)] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());

@@ -248,7 +248,10 @@ impl LeaseTask {
                 pending.asked_again = true;
                 pending.beginning = Some(beginning);
                 holding.pending = Some(pending);
-                let ttl = holding.renewal_ttl(self.ttl, now).unwrap_or(self.ttl);
+                let renewed = holding.renewal_ttl(self.ttl, now);
+                let ttl = renewed.filter(|_| holding.renew_at.is_some());
+                // A lock that is not to be renewed is asked about, for what is left of it.
+                let ttl = ttl.unwrap_or_else(|| holding.left(now));
                 self.start_extension(holding, ttl, None);
             }
             None => {
@@ -531,6 +534,12 @@ impl Holding {
             // Never shortens.
             status.valid_until = status.valid_until.max(valid_until);
         });
+    }
+
+    /// Returns the ttl with which an extension prolongs nothing.
+    fn left(&self, now: Instant) -> Duration {
+        let valid_until = self.status.borrow().valid_until;
+        whole_millis(valid_until.saturating_duration_since(now)).max(TICK)
     }
 
     /// Returns the ttl to renew with: so much that the validity ends with `max_hold`, not later.
