@@ -613,6 +613,85 @@ async fn a_request_that_is_dropped_before_its_handler_began_leaves_no_intent() {
     }
 }
 
+/// A lease task that dies while its execution runs leaves the lock to its ttl, and that is told.
+#[tokio::test(start_paused = true)]
+async fn drain_tells_of_the_lock_of_a_lease_task_that_died_in_an_execution() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = scripted(&nodes).build().unwrap();
+    let pay = Router::new().route("/", post(async || sleep(secs(5)).await));
+    let pay = pay.layer(once(&redlock));
+    let executing = tokio::spawn(pay.oneshot(request("a")));
+    sleep(secs(1)).await;
+    nodes.set_for(1, OpKind::Confirm, Gate::Panic);
+    executing.await.unwrap().unwrap();
+    assert_eq!(nodes.locks(), [1, 1, 1]);
+    let drained = redlock.drain(secs(1)).await;
+    assert!(!drained.is_clean(), "{drained:?}");
+    assert_eq!(drained.unconfirmed.len(), 3, "{drained:?}");
+    sleep(secs(20)).await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    assert!(redlock.drain(secs(1)).await.is_clean());
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_tells_of_the_lock_of_a_lease_task_that_died_under_its_guard() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = scripted(&nodes).build().unwrap();
+    let guard = redlock.lock("k").await.unwrap();
+    nodes.set_for(1, OpKind::Confirm, Gate::Panic);
+    sleep(secs(5)).await;
+    assert!(!guard.is_valid());
+    assert_eq!(nodes.locks(), [1, 1, 1]);
+    let drained = redlock.drain(secs(1)).await;
+    assert_eq!(drained.unconfirmed.len(), 3, "{drained:?}");
+    drop(guard);
+    sleep(secs(20)).await;
+    assert!(redlock.drain(secs(1)).await.is_clean());
+}
+
+/// At each kind of request, before, in and after an execution: what is left ends by its ttl, the key is
+/// free for others then, and intents stay only where something may have been executed.
+#[tokio::test(start_paused = true)]
+async fn a_lease_task_may_die_at_any_request_of_an_execution() {
+    for kind in [
+        OpKind::Acquire,
+        OpKind::Confirm,
+        OpKind::Release,
+        OpKind::Record,
+        OpKind::Look,
+    ] {
+        for node in 0..3 {
+            for (late, ms_executing) in [(0, 0), (200, 0), (0, 5_000)] {
+                let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+                let redlock = scripted(&nodes).build().unwrap();
+                let counted = executed.clone();
+                let pay_for = async move || {
+                    counted.0.fetch_add(1, Ordering::SeqCst);
+                    sleep(ms(ms_executing)).await;
+                };
+                let inner = Router::new().route("/", post(pay_for));
+                let layer = || once(&redlock).at_most_once(true);
+                nodes.set_for(node, kind, Gate::Panic);
+                let slow = layer().layer(SlowReadiness::new(inner.clone(), ms(late)));
+                let answer = timeout(secs(120), slow.oneshot(request("a"))).await;
+                let status = answer.expect("it hangs").unwrap().status();
+                nodes.set(node, Gate::Ready);
+                let count = executed.count();
+                sleep(secs(30)).await;
+                let case = format!("{kind:?} at {node}, {late}, {ms_executing}: {status}");
+                assert_eq!(nodes.locks(), [0, 0, 0], "{case}");
+                let again = timeout(secs(60), pay(&inner.layer(layer()), "a")).await;
+                let again = again.expect("it hangs");
+                match count {
+                    0 => assert_eq!(again.status, StatusCode::OK, "{case}"),
+                    _ => assert_eq!(executed.count(), 1, "{case}: executed again"),
+                }
+                assert!(redlock.drain(secs(1)).await.is_clean(), "{case}");
+            }
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_guard_that_is_dropped_with_an_extension_under_way_leaves_no_lock() {
     for (slow, pause) in [(5, 0), (5, 3), (30, 10), (200, 60)] {

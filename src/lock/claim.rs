@@ -16,7 +16,8 @@ use crate::protocol::{Fingerprint, KeyNames, OwnerToken};
 ///
 /// Armed before the first request is sent and disarmed by [`Claim::release`]. Dropped otherwise,
 /// because the lease task panicked, it releases by itself, unless a guard is alive or an execution has
-/// begun: then the keys end by their ttl, because such a lock is never released.
+/// begun: then the keys end by their ttl, because such a lock is never released. The right to execute is no
+/// such guard: without the task, nothing can begin.
 #[derive(Debug)]
 pub(super) struct Claim {
     inner: Arc<Inner>,
@@ -113,6 +114,10 @@ impl Claim {
         lease.map_or(Effect::None, |lease| lease.effect())
     }
 
+    fn keeps_records(&self) -> bool {
+        self.names.first().is_some_and(|name| name.record.is_some())
+    }
+
     fn send_release(&mut self, tally: &Arc<Tally>, tells: bool) -> ReleaseRound {
         self.released = true;
         let op = match self.effect() {
@@ -154,10 +159,25 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if self.released {
+            return;
+        }
+        // Nobody is left to count the answers, so a drain must take it that there are none.
+        if let Some(lease) = &self.lease {
+            let nodes = self.may_hold.iter().zip(self.inner.names.iter());
+            let names = nodes.filter(|(may_hold, _)| **may_hold);
+            let names = names.map(|(_, name)| Arc::clone(name));
+            let registry = &self.inner.registry;
+            registry.set_unconfirmed(names, &lease.keys, self.gone_at);
+        }
         let held = self.lease.as_ref().is_some_and(|lease| lease.is_shared());
-        let executed = self.effect() == Effect::Possible;
-        if !self.released && !held && !executed {
-            // Nobody is left to count the answers.
+        let is_kept = match self.effect() {
+            // Only the lease task lets an execution begin, and it is gone.
+            Effect::None => held && !self.keeps_records(),
+            Effect::Denied => held,
+            Effect::Possible => true,
+        };
+        if !is_kept {
             let (tally, _) = Tally::new(&self.inner.names);
             self.send_release(&tally, self.lease.is_some());
         }

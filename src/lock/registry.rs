@@ -193,7 +193,20 @@ impl Ticket {
         keys: &LockKeys,
         gone_at: Instant,
     ) {
-        let mut leases = self.registry.leases();
+        self.registry.set_unconfirmed(nodes, keys, gone_at);
+    }
+}
+
+impl Registry {
+    /// Notes on which nodes a release was not confirmed, or never sent, until the keys have ended by their
+    /// ttl.
+    pub(super) fn set_unconfirmed(
+        &self,
+        nodes: impl Iterator<Item = Arc<str>>,
+        keys: &LockKeys,
+        gone_at: Instant,
+    ) {
+        let mut leases = self.leases();
         let now = Instant::now();
         let is_over = |entry: &(Instant, Unconfirmed)| entry.0 <= now;
         while leases.unconfirmed.front().is_some_and(is_over) {
