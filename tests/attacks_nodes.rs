@@ -171,6 +171,34 @@ async fn text(response: Response) -> String {
 
 // Runtimes.
 
+/// The first to ask for a record reads it for all, in a runtime of which nothing may come any more.
+#[test]
+fn a_big_record_is_replayed_while_the_runtime_rests_that_began_to_read_it() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let layer = once(&redlock).max_response_body(100_000);
+    let app = Router::new().route("/", post(async || vec![b'x'; 50_000]));
+    let app = app.route_layer(layer);
+    let (resting, going_on) = (one_thread(), many_threads());
+    let first = going_on.block_on(pay(&app, "a"));
+    assert_eq!(first.status, StatusCode::OK);
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Fetch, Gate::Slow(ms(40)));
+    }
+    assert!(
+        resting
+            .block_on(async { timeout(ms(20), pay(&app, "a")).await })
+            .is_err()
+    );
+    for node in 0..3 {
+        nodes.set(node, Gate::Ready);
+    }
+    let again = going_on.block_on(async { timeout(LONGEST, pay(&app, "a")).await });
+    let again = again.expect("it waits for a runtime that rests");
+    assert!(again.is_replayed(), "{} {}", again.status, again.code());
+    drop(resting);
+}
+
 #[test]
 fn a_runtime_that_ended_before_it_was_connected_leaves_a_redlock_that_connects() {
     let server = RedisServer::start();

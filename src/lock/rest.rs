@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -26,6 +27,7 @@ pub(super) struct Readings(Mutex<HashMap<Wanted, Arc<Told>>>);
 
 type Wanted = (LockKey, Record);
 type Told = watch::Sender<Option<Result<Record, LockError>>>;
+type Waiting = watch::Receiver<Option<Result<Record, LockError>>>;
 
 /// A reading's entry; removed when it is dropped, however the reading ends, and those who still wait are
 /// told that it did.
@@ -52,29 +54,38 @@ impl Inner {
         key: &LockKey,
         head: &Record,
     ) -> Result<Record, LockError> {
+        let wanted = (key.clone(), head.clone());
         for _ in 0..READINGS {
-            let (mut told, begun) = self.join((key.clone(), head.clone()));
+            let (mut told, begun) = self.join(wanted.clone());
             if let Some(reading) = begun {
                 tokio::spawn(async move { reading.run().await }.in_current_span());
             }
-            if let Ok(outcome) = told.wait_for(Option::is_some).await
-                && let Some(outcome) = &*outcome
-            {
-                return outcome.clone();
+            let late = Instant::now() + self.reading_limit();
+            if let Ok(ended) = timeout_at(late, told.wait_for(Option::is_some)).await {
+                if let Ok(outcome) = ended
+                    && let Some(outcome) = &*outcome
+                {
+                    return outcome.clone();
+                }
+                // It panicked, or the runtime is gone that it was begun in, which may be another one's.
+                continue;
             }
-            // It panicked, or the runtime is gone that it was begun in, which may be another one's.
+            // That runtime rests, because nothing blocks on it any more.
+            self.readings.remove(&wanted, &told);
         }
         Err(LockError::Closed)
     }
 
+    /// Returns how long a reading takes at most if nothing keeps it: one node after the other is asked, and
+    /// the last may take its time. Once more a node timeout for what is between.
+    fn reading_limit(&self) -> Duration {
+        let asked = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        let patience = self.settings.node_timeout;
+        patience.saturating_mul(asked.saturating_add(1)) + transit_of(LARGEST)
+    }
+
     /// Waits with the others who want the same; returns the reading too, if it is yet to be done.
-    fn join(
-        self: &Arc<Self>,
-        wanted: Wanted,
-    ) -> (
-        watch::Receiver<Option<Result<Record, LockError>>>,
-        Option<Reading>,
-    ) {
+    fn join(self: &Arc<Self>, wanted: Wanted) -> (Waiting, Option<Reading>) {
         let mut readings = self.readings.under_way();
         if let Some(told) = readings.get(&wanted) {
             return (told.subscribe(), None);
@@ -93,6 +104,15 @@ impl Inner {
 }
 
 impl Readings {
+    /// Removes what is waited for, if nobody did already.
+    fn remove(&self, wanted: &Wanted, waiting: &Waiting) {
+        let mut readings = self.under_way();
+        let told = readings.get(wanted);
+        if told.is_some_and(|told| told.subscribe().same_channel(waiting)) {
+            readings.remove(wanted);
+        }
+    }
+
     fn under_way(&self) -> MutexGuard<'_, HashMap<Wanted, Arc<Told>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
