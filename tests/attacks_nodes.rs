@@ -171,6 +171,37 @@ async fn text(response: Response) -> String {
 
 // Runtimes.
 
+/// A runtime that was asked last before the lane's own ended, and that rests since then, is alive all the
+/// same.
+#[test]
+fn a_lane_is_not_left_to_a_runtime_that_rests() {
+    let server = RedisServer::start();
+    let (resting, going_on) = (one_thread(), many_threads());
+    let wire = going_on.block_on(Proxy::start(server.addr()));
+    let redlock = builder([wire.url()]).node_timeout(secs(2));
+    let redlock = redlock.build().unwrap();
+    let first = many_threads();
+    let guard = first.block_on(redlock.lock("warm").into_future()).unwrap();
+    first.block_on(guard.release()).unwrap();
+    wire.delay(ms(300));
+    let asking = going_on.spawn(redlock.lock("asked").into_future());
+    until("asked", || server.exists(&name_of("asked")));
+    let other = redlock.lock("other").into_future();
+    assert!(
+        resting
+            .block_on(async { timeout(ms(20), other).await })
+            .is_err()
+    );
+    until("asked", || server.exists(&name_of("other")));
+    first.shutdown_background();
+    wire.pass();
+    let asked = going_on.block_on(asking).unwrap();
+    let later = going_on.block_on(redlock.try_lock("later").into_future());
+    assert!(later.is_ok(), "{later:?}");
+    assert!(asked.is_ok(), "{asked:?}");
+    drop(resting);
+}
+
 /// The first to ask for a record reads it for all, in a runtime of which nothing may come any more.
 #[test]
 fn a_big_record_is_replayed_while_the_runtime_rests_that_began_to_read_it() {

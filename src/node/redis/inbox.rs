@@ -29,8 +29,8 @@ struct Waiting {
     lane: Attendance,
     /// The runtime that the lane was started in.
     runtime: Option<Id>,
-    /// Another that jobs came from, to go on in when that one ends.
-    other: Option<Handle>,
+    /// Others that jobs came from last, to go on in when that one ends.
+    others: Vec<Handle>,
     /// Nothing comes in any more.
     closed: bool,
 }
@@ -67,6 +67,8 @@ pub(super) enum Posted {
 const MAX_JOBS: usize = 1 << 16;
 /// Most bytes of records.
 const MAX_BYTES: usize = 64 << 20;
+/// Most runtimes that are remembered beside the lane's.
+const MAX_OTHERS: usize = 4;
 
 impl Inbox {
     /// Puts a job behind all that wait.
@@ -148,24 +150,34 @@ impl Inbox {
     }
 
     /// The lane is gone: what waits is the next one's, behind what it had not finished. There may be
-    /// releases, and jobs of other runtimes: returns one of those to start the next lane in. Without one the
-    /// next job needs it.
+    /// releases, and jobs of other runtimes: returns those to [attend](Self::attend) in, unless the next job
+    /// comes sooner.
     #[must_use]
-    pub(super) fn leave(&self, unfinished: Vec<Job>) -> Option<Handle> {
+    pub(super) fn leave(&self, unfinished: Vec<Job>) -> Vec<Handle> {
         let mut waiting = self.waiting();
         waiting.taken = Load::default();
         for job in unfinished.into_iter().rev() {
             waiting.bytes += job.bytes();
             waiting.jobs.push_front(job);
         }
-        let is_empty = waiting.jobs.is_empty();
-        let next = waiting.other.take_if(|_| !is_empty);
-        waiting.runtime = next.as_ref().map(Handle::id);
-        waiting.lane = match next {
-            Some(_) => Attendance::Awake,
-            None => Attendance::Absent,
-        };
-        next
+        waiting.runtime = None;
+        waiting.lane = Attendance::Absent;
+        match waiting.jobs.is_empty() {
+            true => Vec::new(),
+            false => std::mem::take(&mut waiting.others),
+        }
+    }
+
+    /// Makes the caller the lane, in the runtime that it is called in, if there is none and something waits.
+    #[must_use]
+    pub(super) fn attend(&self) -> bool {
+        let mut waiting = self.waiting();
+        let is_needed = matches!(waiting.lane, Attendance::Absent) && !waiting.jobs.is_empty();
+        if is_needed {
+            waiting.lane = Attendance::Awake;
+            waiting.runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        }
+        is_needed
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -190,12 +202,15 @@ impl SubAssign for Load {
 impl Waiting {
     /// Notes where a job came from, if the lane is not there; returns what that takes the place of.
     fn note_other(&mut self, runtime: Handle) -> Option<Handle> {
-        let id = Some(runtime.id());
-        let is_known = id == self.runtime || id == self.other.as_ref().map(Handle::id);
+        let id = runtime.id();
+        let is_known = self.runtime == Some(id) || self.others.iter().any(|other| other.id() == id);
         if is_known {
             return Some(runtime);
         }
-        self.other.replace(runtime)
+        let oldest = self.others.len() == MAX_OTHERS;
+        let replaced = oldest.then(|| self.others.remove(0));
+        self.others.push(runtime);
+        replaced
     }
 
     fn has_room(&self, bytes: usize) -> bool {
@@ -270,7 +285,7 @@ mod tests {
         inbox.take(1, &mut taken);
         assert!(is_full(record(MAX_BYTES / 2)));
         drop(taken);
-        assert!(inbox.leave(Vec::new()).is_none());
+        assert!(inbox.leave(Vec::new()).is_empty());
         assert!(!is_full(record(MAX_BYTES / 2)));
     }
 
@@ -302,7 +317,7 @@ mod tests {
         let posted = runtime.block_on(async { inbox.post(job(Op::Release)) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
         assert!(matches!(inbox.post(job(Op::Look)), Posted::Accepted));
-        assert!(inbox.leave(Vec::new()).is_none());
+        assert!(inbox.leave(Vec::new()).is_empty());
         assert!(matches!(inbox.post(job(Op::Look)), Posted::Stranded(_)));
         let posted = runtime.block_on(async { inbox.post(job(Op::Look)) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
@@ -325,13 +340,32 @@ mod tests {
         second.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
         first.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
         let next = inbox.leave(taken.drain(..).collect());
-        assert_eq!(next.map(|next| next.id()), Some(second.handle().id()));
+        let next: Vec<_> = next.iter().map(Handle::id).collect();
+        assert_eq!(next, [second.handle().id()]);
+        assert!(second.block_on(async { inbox.attend() }));
+        assert!(!second.block_on(async { inbox.attend() }));
         inbox.take(9, &mut taken);
         assert!(taken.len() == 4 && taken[0].is_release());
         // That one ends too, and nothing is left.
         taken.clear();
         first.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
         inbox.take(9, &mut VecDeque::new());
-        assert!(inbox.leave(Vec::new()).is_none());
+        assert!(inbox.leave(Vec::new()).is_empty());
+    }
+
+    /// A runtime may rest, and is alive all the same: it has nothing until it goes on.
+    #[test]
+    fn what_a_lane_leaves_is_for_whichever_runtime_asks_first() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().build();
+        let (first, resting, third) = (runtime().unwrap(), runtime().unwrap(), runtime().unwrap());
+        let inbox = Inbox::default();
+        let post = |op| inbox.post(job(op));
+        let posted = first.block_on(async { post(Op::Look) });
+        assert!(matches!(posted, Posted::NeedsLane(_)));
+        resting.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
+        assert_eq!(inbox.leave(Vec::new()).len(), 1);
+        let posted = third.block_on(async { post(Op::Look) });
+        assert!(matches!(posted, Posted::NeedsLane(_)));
+        assert!(!resting.block_on(async { inbox.attend() }));
     }
 }

@@ -131,8 +131,14 @@ impl Drop for Lane {
         // What it knew of the server too: with it, requests would be refused, and none come as far as to
         // start the next lane. Before it leaves, because the next one may know more at once.
         self.shared.set_reachability(Reachability::Untried);
-        if let Some(runtime) = self.shared.inbox.leave(unfinished) {
-            spawn(&runtime, Arc::clone(&self.shared));
+        for runtime in self.shared.inbox.leave(unfinished) {
+            let shared = Arc::clone(&self.shared);
+            // Some may rest, or end as well: the first that goes on has it, or the next that asks.
+            runtime.spawn(async move {
+                if shared.inbox.attend() {
+                    Self::new(shared).run().await;
+                }
+            });
         }
     }
 }
