@@ -534,6 +534,42 @@ async fn names_that_change_where_they_lead_make_no_majority_of_one_server() {
     assert!(connections < 9 * 3 * 20, "{connections} connections");
 }
 
+/// The first vote of a server came under a name that leads elsewhere by now, so that it is no twin when
+/// another name leads to it for the first time.
+#[tokio::test]
+async fn a_server_that_voted_under_one_name_does_not_vote_at_once_under_another() {
+    let cluster = Cluster::start(2);
+    let window = secs(4);
+    let ttl = secs(3);
+    let settled = guarded(cluster.urls()).ttl(ttl).max_ttl(ttl);
+    all_up(
+        &settled
+            .restart_guard(RestartGuard::For(window))
+            .build()
+            .unwrap(),
+    )
+    .await;
+    let fast = Proxy::start(cluster.servers[0].addr()).await;
+    let slow = Proxy::start(cluster.servers[0].addr()).await;
+    slow.delay(ms(250));
+    let away = format!("redis://127.0.0.1:{}", free_port());
+    let redlock = builder([fast.url(), slow.url(), away]).connect_timeout(secs(3));
+    let redlock = redlock.ttl(ttl).restart_guard(RestartGuard::For(window));
+    let redlock = redlock.build().unwrap();
+    let moving = async {
+        let name = name_of("k");
+        until_async("asked", || async { cluster.servers[0].exists(&name) }).await;
+        fast.lead_to(cluster.servers[1].addr());
+        fast.cut();
+        fast.pass();
+    };
+    let (asked, ()) = tokio::join!(redlock.try_lock("k").into_future(), moving);
+    let name = name_of("k");
+    let have = cluster.servers.iter().filter(|server| server.exists(&name));
+    let have = have.count();
+    assert!(asked.is_err(), "held by {have} server");
+}
+
 #[tokio::test]
 async fn three_names_of_one_server_have_no_vote_and_do_not_connect_without_end() {
     let server = RedisServer::start();

@@ -145,7 +145,11 @@ async fn introduce(
         .await
         .map_err(|error| Arc::<str>::from(describe(&error)))?;
     match &shared.guard {
-        Some(guard) => guard.admit(&shared.name, connection).await.map(Some),
+        Some(guard) => {
+            let attempt = shared.timeouts.connect + shared.timeouts.node;
+            let admission = guard.admit(&shared.name, connection, attempt);
+            admission.await.map(Some)
+        }
         None => Ok(None),
     }
 }

@@ -1,6 +1,6 @@
 //! The restart guard: asks a server, on each new connection, what the rules of admission need.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -30,7 +30,16 @@ pub(crate) struct Guard {
 #[derive(Debug)]
 struct Known {
     admissions: Admissions,
+    /// Which memory each name led to last, and which until when before that.
+    memories: BTreeMap<Arc<str>, Memory>,
+    former: Vec<(Arc<str>, Memory, Duration)>,
     warned_of_eviction: BTreeSet<Arc<str>>,
+}
+
+#[derive(Debug, Clone)]
+struct Memory {
+    run_id: Arc<str>,
+    generation: Generation,
 }
 
 /// What follows from what a server said of itself on one connection.
@@ -58,6 +67,8 @@ impl Guard {
     pub(crate) fn new(window: Duration, generation_key: Arc<[u8]>) -> Arc<Self> {
         let known = Known {
             admissions: Admissions::new(window),
+            memories: BTreeMap::new(),
+            former: Vec::new(),
             warned_of_eviction: BTreeSet::new(),
         };
         Arc::new(Self {
@@ -73,11 +84,13 @@ impl Guard {
         self.known().admissions.window()
     }
 
-    /// Asks a server, on the very connection that is going to be used, whether it may vote.
+    /// Asks a server, on the very connection that is going to be used, whether it may vote. An attempt at a
+    /// lock takes no longer than `attempt`.
     pub(super) async fn admit(
         &self,
         node: &Arc<str>,
         connection: &mut MultiplexedConnection,
+        attempt: Duration,
     ) -> Result<Admission, Arc<str>> {
         let text = cmd("INFO").query_async::<String>(connection).await;
         let text = text.map_err(|error| refused("INFO", &error))?;
@@ -104,7 +117,13 @@ impl Guard {
             generation: generation.clone(),
             now,
         };
-        let left = known.admissions.admit(node, said, self.now());
+        let now = self.now();
+        let memory = Memory {
+            run_id: Arc::clone(&said.run_id),
+            generation: generation.clone(),
+        };
+        let moved = known.note_memory(node, memory, attempt, now);
+        let left = known.admissions.admit(node, said, now).max(moved);
         self.have_twins
             .store(known.admissions.have_twins(), Ordering::Relaxed);
         Ok(Admission { generation, left })
@@ -133,6 +152,42 @@ impl Guard {
     fn now(&self) -> Duration {
         let now = Instant::now();
         now.saturating_duration_since(*self.epoch.get_or_init(|| now))
+    }
+}
+
+impl Known {
+    /// Notes which memory a name leads to. Returns how long it must not vote because another name led there:
+    /// an attempt may have a vote of it under that name, and would count a second.
+    fn note_memory(
+        &mut self,
+        node: &Arc<str>,
+        memory: Memory,
+        attempt: Duration,
+        now: Duration,
+    ) -> Duration {
+        let left = |until: Duration| attempt.saturating_sub(now.saturating_sub(until));
+        self.former.retain(|(_, _, until)| !left(*until).is_zero());
+        let others = self
+            .memories
+            .iter()
+            .map(|(name, memory)| (name, memory, now));
+        let former = self.former.iter();
+        let former = former.map(|(name, memory, until)| (name, memory, *until));
+        let same = others.chain(former);
+        let same = same.filter(|(name, other, _)| *name != node && other.is_of(&memory));
+        let left = same.map(|(_, _, until)| left(until)).max();
+        if let Some(before) = self.memories.insert(Arc::clone(node), memory.clone())
+            && !before.is_of(&memory)
+        {
+            self.former.push((Arc::clone(node), before, now));
+        }
+        left.unwrap_or_default()
+    }
+}
+
+impl Memory {
+    fn is_of(&self, other: &Self) -> bool {
+        self.run_id == other.run_id || self.generation == other.generation
     }
 }
 

@@ -437,7 +437,7 @@ impl Lane {
         let keepalive_at = self.link.is_some().then(|| self.last_sent + KEEPALIVE);
         // While it is known to be silent, the next thing to happen is the next probe.
         let silent_at = self.silent_at().filter(|_| !self.is_probing());
-        let readmit_at = self.quarantined_until.filter(|_| !self.is_probing());
+        let readmit_at = self.readmit_at();
         let refused_at = self.refused.due();
         let twin_at = self.twin_at();
         [
@@ -468,7 +468,7 @@ impl Lane {
             self.note_down(&format!("no answer for {patience:?}").into());
             self.start_opening();
         }
-        if self.quarantined_until.is_some_and(|until| until <= now) && !self.is_probing() {
+        if self.readmit_at().is_some_and(|until| until <= now) {
             // By its own clocks the server decides, so it is asked again, from the beginning.
             self.start_opening();
         }
@@ -489,6 +489,12 @@ impl Lane {
         if let Some(release) = self.refused.next(now, now + PROBE_PAUSE) {
             self.send_again([release]);
         }
+    }
+
+    /// Returns when to ask a server again whether it may vote. What another node is too may not anyway.
+    fn readmit_at(&self) -> Option<Instant> {
+        let is_asked = self.is_probing() || self.shared.is_twin();
+        self.quarantined_until.filter(|_| !is_asked)
     }
 
     /// Returns when to ask a server again that another node is too.
