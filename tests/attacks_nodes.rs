@@ -872,3 +872,45 @@ async fn two_phases_have_one_deadline_however_long_the_node_timeout_is() {
         assert_eq!(nodes.locks(), [0, 0, 0]);
     }
 }
+
+/// One server is away while very many requests leave before they begin.
+#[tokio::test]
+async fn many_abandoned_requests_beside_a_stopped_server_keep_neither_drain_nor_a_lane() {
+    let cluster = Cluster::start(3);
+    let wire = Proxy::start(cluster.servers[2].addr()).await;
+    let urls = [
+        cluster.servers[0].url(),
+        cluster.servers[1].url(),
+        wire.url(),
+    ];
+    let redlock = builder(urls).ttl(secs(1)).build().unwrap();
+    redlock.lock("warm").await.unwrap().release().await.unwrap();
+    let executed = Executed::default();
+    let layer = once(&redlock).at_most_once(true);
+    wire.black_hole();
+    let mut tasks = tokio::task::JoinSet::new();
+    for key in 0..3_000 {
+        let slow = layer.layer(SlowReadiness::new(executed.app(), secs(60)));
+        let asked = slow.oneshot(request(&key.to_string()));
+        tasks.spawn(async move { timeout(ms(300), asked).await.is_ok() });
+        if key % 100 == 0 {
+            sleep(ms(10)).await;
+        }
+    }
+    while let Some(answered) = tasks.join_next().await {
+        assert!(!answered.unwrap());
+    }
+    let began = Instant::now();
+    let drained = redlock.drain(secs(30)).await;
+    assert!(began.elapsed() < secs(10) && drained.held.is_empty());
+    for server in &cluster.servers[..2] {
+        assert_eq!(server.keys("*:intent").len(), 0);
+    }
+    assert_eq!(executed.count(), 0);
+    drop((redlock, layer));
+    // Two ttls, and it does not try to connect any more.
+    sleep(secs(4)).await;
+    let connections = wire.connections();
+    sleep(secs(2)).await;
+    assert_eq!(wire.connections(), connections);
+}

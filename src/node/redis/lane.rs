@@ -481,6 +481,12 @@ impl Lane {
                 self.keep_alive();
             }
         }
+        let is_full = self.unanswered.len() >= MAX_IN_FLIGHT;
+        if is_full && self.is_silent() && !self.is_worth_waiting_for(now) {
+            // Else nothing more would be taken, not even that all is over, as long as the server is silent.
+            let again = self.give_up_link(&"nothing of use is on it any more".into());
+            self.park_again(again);
+        }
         let has_room = self.load().jobs <= MAX_KEPT;
         let is_kept = |job: &Job| job.is_wanted(now) && (has_room || !job.is_about_intent(now));
         self.parked.retain(is_kept);
@@ -526,6 +532,12 @@ impl Lane {
             .chain(self.parked.iter())
             .chain(self.refused.iter())
             .any(|job| job.may_unlock(now))
+    }
+
+    /// Whether anything is on the connection that has to be carried out, or is waited for.
+    fn is_worth_waiting_for(&self, now: Instant) -> bool {
+        let of_use = |job: &Job| job.may_unlock(now) || job.ballot.is_open();
+        self.out.iter().any(of_use)
     }
 
     /// Asks an idle connection whether it still stands, so that the next lock need not find out.

@@ -98,7 +98,7 @@ impl Lane {
     }
 
     /// Drops the connection and fails what is out on it, but for what is sent again, which it returns.
-    fn give_up_link(&mut self, why: &Arc<str>) -> Vec<Job> {
+    pub(super) fn give_up_link(&mut self, why: &Arc<str>) -> Vec<Job> {
         self.link = None;
         self.transit = Duration::ZERO;
         self.sent = Load::default();
@@ -120,7 +120,7 @@ impl Lane {
     }
 
     /// Parks what was on a connection, before what never was: it is older.
-    fn park_again(&mut self, jobs: Vec<Job>) {
+    pub(super) fn park_again(&mut self, jobs: Vec<Job>) {
         for job in jobs.into_iter().rev() {
             self.parked.push_front(job);
         }
