@@ -131,8 +131,12 @@ impl Guard {
 
     /// Notes that there is no connection to a node any more, and none that is going to be used.
     pub(super) fn leave(&self, node: &str) {
+        let now = self.now();
         let mut known = self.known();
         known.admissions.leave(node);
+        if let Some((name, memory)) = known.memories.remove_entry(node) {
+            known.former.push((name, memory, now));
+        }
         self.have_twins
             .store(known.admissions.have_twins(), Ordering::Relaxed);
     }
