@@ -54,16 +54,7 @@ fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-#[track_caller]
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let began = std::time::Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < LONGEST, "not {what} after {LONGEST:?}");
-        std::thread::sleep(ms(10));
-    }
-}
-
-async fn until_async<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let waiting = async {
         while !holds().await {
             sleep(ms(20)).await;
@@ -185,14 +176,18 @@ fn a_lane_is_not_left_to_a_runtime_that_rests() {
     first.block_on(guard.release()).unwrap();
     wire.delay(ms(300));
     let asking = going_on.spawn(redlock.lock("asked").into_future());
-    until("asked", || server.exists(&name_of("asked")));
+    going_on.block_on(until("asked", || async {
+        server.exists(&name_of("asked"))
+    }));
     let other = redlock.lock("other").into_future();
     assert!(
         resting
             .block_on(async { timeout(ms(20), other).await })
             .is_err()
     );
-    until("asked", || server.exists(&name_of("other")));
+    going_on.block_on(until("asked", || async {
+        server.exists(&name_of("other"))
+    }));
     first.shutdown_background();
     wire.pass();
     let asked = going_on.block_on(asking).unwrap();
@@ -200,6 +195,55 @@ fn a_lane_is_not_left_to_a_runtime_that_rests() {
     assert!(later.is_ok(), "{later:?}");
     assert!(asked.is_ok(), "{asked:?}");
     drop(resting);
+}
+
+/// The runtime in which a node was first asked something need not be blocked on again.
+#[test]
+fn a_node_is_asked_from_one_runtime_while_the_one_of_its_lane_rests() {
+    let server = RedisServer::start();
+    let redlock = builder([server.url()]).build().unwrap();
+    let (resting, going_on) = (one_thread(), many_threads());
+    let guard = resting.block_on(redlock.lock("k").into_future()).unwrap();
+    resting.block_on(guard.release()).unwrap();
+    going_on.block_on(until("locked", || async {
+        redlock.try_lock("k").await.is_ok()
+    }));
+    drop(resting);
+}
+
+/// Nor is anything lost when that one goes on: there is one lane, and it is in order.
+#[test]
+fn a_lane_that_was_replaced_while_its_runtime_rested_gives_back_what_it_had() {
+    let server = RedisServer::start();
+    let redlock = builder([server.url()]).ttl(secs(60)).build().unwrap();
+    let (resting, going_on) = (one_thread(), many_threads());
+    let held = resting
+        .block_on(redlock.lock("held").into_future())
+        .unwrap();
+    // Its lease task runs where it was asked for, so this is released when that goes on.
+    drop(held);
+    going_on.block_on(until("locked", || async {
+        match redlock.try_lock("k").await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    }));
+    for round in 0..50 {
+        let key = format!("k{round}");
+        let runtime = if round % 2 == 0 { &resting } else { &going_on };
+        runtime.block_on(async {
+            let guard = redlock.lock(key.as_str()).await.unwrap();
+            guard.release().await.unwrap();
+        });
+    }
+    resting.block_on(until("free", || async {
+        server.keys("redlock:{*}").is_empty()
+    }));
+    resting.block_on(async { drop(redlock) });
+    going_on.block_on(until("closed", || async {
+        let clients = server.command(&["CLIENT", "LIST"]);
+        clients.as_str().unwrap().lines().count() <= 1
+    }));
 }
 
 /// The first to ask for a record reads it for all, in a runtime of which nothing may come any more.
@@ -257,9 +301,9 @@ fn the_end_of_a_runtime_lets_the_next_in_the_queue_in() {
     for _ in 0..3 {
         first.spawn(redlock.lock("k").wait(LONGEST).into_future());
     }
-    std::thread::sleep(ms(100));
+    second.block_on(async { sleep(ms(100)).await });
     let last = second.spawn(redlock.lock("k").wait(LONGEST).into_future());
-    std::thread::sleep(ms(50));
+    second.block_on(async { sleep(ms(50)).await });
     drop(first);
     second.block_on(guard.release()).unwrap();
     let last = second.block_on(last).unwrap().unwrap();
@@ -314,7 +358,7 @@ async fn a_refused_release_outlives_its_connection_and_frees_the_key_before_its_
     sleep(ms(500)).await;
     assert!(server.exists(&name_of("k")));
     refuse_writes(&server, false);
-    until_async("free", || async { !server.exists(&name_of("k")) }).await;
+    until("free", || async { !server.exists(&name_of("k")) }).await;
 }
 
 #[tokio::test]
@@ -332,7 +376,7 @@ async fn a_refused_release_outlives_its_redlock_and_drain_names_its_node() {
     sleep(ms(300)).await;
     wire.pass();
     refuse_writes(&server, false);
-    until_async("free", || async { !server.exists(&name_of("k")) }).await;
+    until("free", || async { !server.exists(&name_of("k")) }).await;
 }
 
 /// A release that is refused is of its own owner: when it is accepted at last, the key may be another's.
@@ -392,7 +436,7 @@ async fn a_server_that_restarts_with_refused_releases_waiting_grants_again() {
     sleep(ms(300)).await;
     server.kill();
     server.restart();
-    until_async("granted", || async {
+    until("granted", || async {
         match redlock.try_lock("k0").await {
             Ok(guard) => guard.release().await.is_ok(),
             Err(_) => false,
@@ -413,7 +457,7 @@ fn guarded(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
 }
 
 async fn all_up(redlock: &Redlock) {
-    until_async("up", || async {
+    until("up", || async {
         let health = redlock.health().await;
         health.up() == health.nodes.len()
     })
@@ -558,7 +602,7 @@ async fn a_server_that_voted_under_one_name_does_not_vote_at_once_under_another(
     let redlock = redlock.build().unwrap();
     let moving = async {
         let name = name_of("k");
-        until_async("asked", || async { cluster.servers[0].exists(&name) }).await;
+        until("asked", || async { cluster.servers[0].exists(&name) }).await;
         fast.lead_to(cluster.servers[1].addr());
         fast.cut();
         fast.pass();
@@ -579,7 +623,7 @@ async fn three_names_of_one_server_have_no_vote_and_do_not_connect_without_end()
         wires.push(Proxy::start(server.addr()).await);
     }
     let redlock = guarded(wires.iter().map(Proxy::url)).build().unwrap();
-    until_async("known", || async {
+    until("known", || async {
         let health = redlock.health().await;
         health
             .nodes

@@ -122,7 +122,7 @@ impl Guard {
             run_id: Arc::clone(&said.run_id),
             generation: generation.clone(),
         };
-        let moved = known.note_memory(node, memory, attempt, now);
+        let moved = known.note_memory(node, &memory, attempt, now);
         let left = known.admissions.admit(node, said, now).max(moved);
         self.have_twins
             .store(known.admissions.have_twins(), Ordering::Relaxed);
@@ -165,7 +165,7 @@ impl Known {
     fn note_memory(
         &mut self,
         node: &Arc<str>,
-        memory: Memory,
+        memory: &Memory,
         attempt: Duration,
         now: Duration,
     ) -> Duration {
@@ -178,10 +178,10 @@ impl Known {
         let former = self.former.iter();
         let former = former.map(|(name, memory, until)| (name, memory, *until));
         let same = others.chain(former);
-        let same = same.filter(|(name, other, _)| *name != node && other.is_of(&memory));
+        let same = same.filter(|(name, other, _)| *name != node && other.is_of(memory));
         let left = same.map(|(_, _, until)| left(until)).max();
         if let Some(before) = self.memories.insert(Arc::clone(node), memory.clone())
-            && !before.is_of(&memory)
+            && !before.is_of(memory)
         {
             self.former.push((Arc::clone(node), before, now));
         }

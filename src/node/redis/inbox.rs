@@ -2,10 +2,13 @@
 
 use std::collections::VecDeque;
 use std::ops::{AddAssign, SubAssign};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
+use tokio::time::Instant;
 
 use crate::node::job::Job;
 
@@ -17,7 +20,12 @@ use crate::node::job::Job;
 /// doors, from all threads of the runtime: a channel, a count of what waits and a place for the lane, each
 /// with atomics of its own, cost more there than one after the other suggests.
 #[derive(Debug, Default)]
-pub(super) struct Inbox(Mutex<Waiting>);
+pub(super) struct Inbox {
+    waiting: Mutex<Waiting>,
+    /// Which lane it is that looks here: one that finds another number has been replaced. Changed under the
+    /// lock.
+    number: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -29,6 +37,8 @@ struct Waiting {
     lane: Attendance,
     /// The runtime that the lane was started in.
     runtime: Option<Id>,
+    /// Since when something of another runtime waits that the lane has not looked at.
+    unheard: Option<Instant>,
     /// Others that jobs came from last, to go on in when that one ends.
     others: Vec<Handle>,
     /// Nothing comes in any more.
@@ -49,6 +59,8 @@ enum Attendance {
     Absent,
     /// It will look before it sleeps.
     Awake,
+    /// It does not look before something was answered.
+    Behind,
     Asleep(Waker),
 }
 
@@ -67,6 +79,9 @@ pub(super) enum Posted {
 const MAX_JOBS: usize = 1 << 16;
 /// Most bytes of records.
 const MAX_BYTES: usize = 64 << 20;
+/// How long a lane may leave something unheard before another runtime takes over: its own may rest, and only
+/// live on.
+const REST: Duration = Duration::from_secs(1);
 /// Most runtimes that are remembered beside the lane's.
 const MAX_OTHERS: usize = 4;
 
@@ -82,6 +97,9 @@ impl Inbox {
         if !job.is_release() && !waiting.has_room(bytes) {
             return Posted::Full(job);
         }
+        let rests = runtime
+            .as_ref()
+            .is_some_and(|runtime| waiting.rests(runtime));
         let (mut starts_in, mut replaced) = (None, None);
         match (&waiting.lane, runtime) {
             // In the caller's, also if there was a lane, and the runtime that it ran on is gone.
@@ -90,14 +108,22 @@ impl Inbox {
                 starts_in = Some(runtime);
             }
             (Attendance::Absent, None) => return Posted::Stranded(job),
-            (Attendance::Awake | Attendance::Asleep(_), Some(runtime)) => {
-                replaced = waiting.note_other(runtime);
+            (_, Some(runtime)) if rests => {
+                self.number.fetch_add(1, Ordering::AcqRel);
+                waiting.taken = Load::default();
+                waiting.runtime = Some(runtime.id());
+                waiting.lane = Attendance::Awake;
+                starts_in = Some(runtime);
             }
-            (Attendance::Awake | Attendance::Asleep(_), None) => {}
+            (_, Some(runtime)) => replaced = waiting.note_other(runtime),
+            (_, None) => {}
         }
         waiting.bytes += bytes;
         waiting.jobs.push_back(job);
-        let lane = std::mem::replace(&mut waiting.lane, Attendance::Awake);
+        let lane = match waiting.lane {
+            Attendance::Behind => Attendance::Behind,
+            _ => std::mem::replace(&mut waiting.lane, Attendance::Awake),
+        };
         drop(waiting);
         drop(replaced);
         if let Attendance::Asleep(lane) = lane {
@@ -106,10 +132,21 @@ impl Inbox {
         starts_in.map_or(Posted::Accepted, Posted::NeedsLane)
     }
 
-    /// Waits until there is something to take; false if there never will be. The lane has `carried`.
-    pub(super) fn poll_filled(&self, context: &Context<'_>, carried: Load) -> Poll<bool> {
+    /// Waits until there is something to take; false if there never will be. The lane with this `number` has
+    /// `carried`; for one that was replaced there is nothing.
+    pub(super) fn poll_filled(
+        &self,
+        number: u64,
+        context: &Context<'_>,
+        carried: Load,
+    ) -> Poll<bool> {
         let mut waiting = self.waiting();
+        if self.number() != number {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         waiting.taken = carried;
+        waiting.unheard = None;
         if !waiting.jobs.is_empty() {
             return Poll::Ready(true);
         }
@@ -121,6 +158,33 @@ impl Inbox {
             lane => *lane = Attendance::Asleep(context.waker().clone()),
         }
         Poll::Pending
+    }
+
+    /// Notes that the lane looks again when something was answered.
+    pub(super) fn note_behind(&self, number: u64) {
+        let mut waiting = self.waiting();
+        if self.number() == number {
+            waiting.lane = Attendance::Behind;
+            waiting.unheard = None;
+        }
+    }
+
+    /// Returns the number of the lane that is there, or about to be.
+    pub(super) fn number(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
+    }
+
+    /// Takes back what a lane has not finished that was replaced.
+    pub(super) fn take_back(&self, unfinished: Vec<Job>) {
+        let mut waiting = self.waiting();
+        waiting.push_front(unfinished);
+        if !matches!(waiting.lane, Attendance::Asleep(_)) || waiting.jobs.is_empty() {
+            return;
+        }
+        if let Attendance::Asleep(lane) = std::mem::replace(&mut waiting.lane, Attendance::Awake) {
+            drop(waiting);
+            lane.wake();
+        }
     }
 
     /// Moves so many jobs at most to `jobs`, which is empty, beside what the lane has.
@@ -156,10 +220,8 @@ impl Inbox {
     pub(super) fn leave(&self, unfinished: Vec<Job>) -> Vec<Handle> {
         let mut waiting = self.waiting();
         waiting.taken = Load::default();
-        for job in unfinished.into_iter().rev() {
-            waiting.bytes += job.bytes();
-            waiting.jobs.push_front(job);
-        }
+        waiting.push_front(unfinished);
+        waiting.unheard = None;
         waiting.runtime = None;
         waiting.lane = Attendance::Absent;
         match waiting.jobs.is_empty() {
@@ -181,7 +243,7 @@ impl Inbox {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -200,6 +262,28 @@ impl SubAssign for Load {
 }
 
 impl Waiting {
+    /// Whether the lane has left something of another runtime than its own unheard for too long.
+    fn rests(&mut self, runtime: &Handle) -> bool {
+        let looks_later = matches!(self.lane, Attendance::Absent | Attendance::Behind);
+        if looks_later || self.runtime == Some(runtime.id()) {
+            return false;
+        }
+        let now = Instant::now();
+        let unheard = self.unheard.get_or_insert(now);
+        let rests = now.saturating_duration_since(*unheard) > REST;
+        if rests {
+            self.unheard = None;
+        }
+        rests
+    }
+
+    fn push_front(&mut self, unfinished: Vec<Job>) {
+        for job in unfinished.into_iter().rev() {
+            self.bytes += job.bytes();
+            self.jobs.push_front(job);
+        }
+    }
+
     /// Notes where a job came from, if the lane is not there; returns what that takes the place of.
     fn note_other(&mut self, runtime: Handle) -> Option<Handle> {
         let id = runtime.id();
@@ -223,9 +307,7 @@ impl Waiting {
 mod tests {
     use std::future::poll_fn;
     use std::sync::Arc;
-    use std::time::Duration;
 
-    use tokio::time::Instant;
     use tokio_test::task::spawn;
     use tokio_test::{assert_pending, assert_ready};
 
@@ -269,7 +351,7 @@ mod tests {
         assert!(is_full(job(Op::Look)));
         // It has answered them, and looks whether there are more.
         let carried = Load::default();
-        let mut filled = spawn(poll_fn(|context| inbox.poll_filled(context, carried)));
+        let mut filled = spawn(poll_fn(|context| inbox.poll_filled(0, context, carried)));
         assert_pending!(filled.poll());
         assert!(!is_full(job(Op::Look)));
     }
@@ -292,7 +374,7 @@ mod tests {
     #[tokio::test]
     async fn a_lane_is_woken_once_and_ends_when_all_is_taken_after_the_end() {
         let inbox = Inbox::default();
-        let filled = || poll_fn(|context| inbox.poll_filled(context, Load::default()));
+        let filled = || poll_fn(|context| inbox.poll_filled(0, context, Load::default()));
         inbox.post(job(Op::Look));
         assert!(filled().await);
         inbox.take(1, &mut VecDeque::new());
@@ -367,5 +449,40 @@ mod tests {
         let posted = third.block_on(async { post(Op::Look) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
         assert!(!resting.block_on(async { inbox.attend() }));
+    }
+
+    #[test]
+    fn a_lane_that_leaves_another_runtime_unheard_for_long_is_replaced() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().build();
+        let (resting, other) = (runtime().unwrap(), runtime().unwrap());
+        let inbox = Inbox::default();
+        let post = |op| inbox.post(job(op));
+        let posted = resting.block_on(async { post(Op::Look) });
+        assert!(matches!(posted, Posted::NeedsLane(_)));
+        let ago = |how_long| {
+            let now = Instant::now();
+            inbox.waiting().unheard = now.checked_sub(how_long);
+        };
+        other.block_on(async {
+            assert!(matches!(post(Op::Look), Posted::Accepted));
+            ago(REST / 2);
+            assert!(matches!(post(Op::Look), Posted::Accepted));
+            // It is behind, and not at rest.
+            inbox.note_behind(0);
+            ago(2 * REST);
+            assert!(matches!(post(Op::Look), Posted::Accepted));
+            inbox.waiting().lane = Attendance::Awake;
+            assert!(matches!(post(Op::Look), Posted::NeedsLane(_)));
+        });
+        assert_eq!(inbox.number(), 1);
+        // The old one goes on, and what it had is the other's.
+        let mut taken = VecDeque::new();
+        inbox.take(9, &mut taken);
+        inbox.note_behind(0);
+        let old = poll_fn(|context| inbox.poll_filled(0, context, Load::default()));
+        assert_pending!(spawn(old).poll());
+        inbox.take_back(taken.drain(..).collect());
+        inbox.take(9, &mut taken);
+        assert_eq!(taken.len(), 5);
     }
 }

@@ -61,6 +61,8 @@ type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
 
 struct Lane {
     shared: Arc<Shared>,
+    /// Its own in the inbox; with another there, it was replaced.
+    number: u64,
     calls: telemetry::NodeCalls,
     link: Option<Link>,
     /// What requests for votes name on it.
@@ -128,6 +130,9 @@ impl Drop for Lane {
             true => Vec::new(),
             false => self.unfinished(),
         };
+        if self.is_replaced() {
+            return self.shared.inbox.take_back(unfinished);
+        }
         // What it knew of the server too: with it, requests would be refused, and none come as far as to
         // start the next lane. Before it leaves, because the next one may know more at once.
         self.shared.set_reachability(Reachability::Untried);
@@ -152,6 +157,7 @@ impl Lane {
                 generation_key: guard.map(|guard| Arc::clone(&guard.generation_key)),
                 generation: None,
             },
+            number: shared.inbox.number(),
             shared,
             link: None,
             unanswered: VecDeque::new(),
@@ -184,19 +190,25 @@ impl Lane {
         // that.
         let mut alarm = Box::pin(sleep_until(self.next_alarm()));
         let mut jobs = VecDeque::new();
+        let (shared, number) = (Arc::clone(&self.shared), self.number);
         while open || self.has_release() {
             let next_alarm = self.next_alarm();
             if next_alarm < alarm.deadline() {
                 alarm.as_mut().reset(next_alarm);
             }
             let carried = self.load();
+            if open && self.is_full() {
+                self.shared.inbox.note_behind(number);
+            }
             tokio::select! {
                 // Answers first: what has arrived is not late, however late we look.
                 biased;
+                // Its runtime went on after all: what it knows of the server is another's to tell now.
+                () = poll_replaced(&shared, number) => return,
                 answered = poll_answers(&mut self.link, &mut self.answers) => self.on_answered(answered),
                 opened = poll_opening(&mut self.opening) => self.on_opened(opened),
-                filled = poll_fn(|context| self.shared.inbox.poll_filled(context, carried)),
-                    if open && self.unanswered.len() < MAX_IN_FLIGHT =>
+                filled = poll_fn(|context| shared.inbox.poll_filled(number, context, carried)),
+                    if open && !self.is_full() =>
                 {
                     open = filled;
                     // For those who are about to ask too, on a busy wire: one pipeline costs less
@@ -481,8 +493,7 @@ impl Lane {
                 self.keep_alive();
             }
         }
-        let is_full = self.unanswered.len() >= MAX_IN_FLIGHT;
-        if is_full && self.is_silent() && !self.is_worth_waiting_for(now) {
+        if self.is_full() && self.is_silent() && !self.is_worth_waiting_for(now) {
             // Else nothing more would be taken, not even that all is over, as long as the server is silent.
             let again = self.give_up_link(&"nothing of use is on it any more".into());
             self.park_again(again);
@@ -534,6 +545,15 @@ impl Lane {
             .any(|job| job.may_unlock(now))
     }
 
+    /// Whether as much is on the connection as may be.
+    fn is_full(&self) -> bool {
+        self.unanswered.len() >= MAX_IN_FLIGHT
+    }
+
+    fn is_replaced(&self) -> bool {
+        self.shared.inbox.number() != self.number
+    }
+
     /// Whether anything is on the connection that has to be carried out, or is waited for.
     fn is_worth_waiting_for(&self, now: Instant) -> bool {
         let of_use = |job: &Job| job.may_unlock(now) || job.ballot.is_open();
@@ -547,6 +567,15 @@ impl Lane {
             self.note_sent(self.out.len());
         }
     }
+}
+
+/// Waits until another lane has taken over, to be looked at whenever the task is woken.
+async fn poll_replaced(shared: &Shared, number: u64) {
+    poll_fn(|_| match shared.inbox.number() == number {
+        true => Poll::Pending,
+        false => Poll::Ready(()),
+    })
+    .await;
 }
 
 /// Waits for the answers to the oldest batch, or the end of the connection; for ever, if there is none.
