@@ -379,6 +379,23 @@ async fn a_refused_release_outlives_its_redlock_and_drain_names_its_node() {
     until("free", || async { !server.exists(&name_of("k")) }).await;
 }
 
+/// The next runtime has it from the lane of the one that ended.
+#[test]
+fn a_refused_release_outlives_the_runtime_that_it_was_sent_in() {
+    let server = RedisServer::start();
+    let redlock = builder([server.url()]).ttl(secs(60)).build().unwrap();
+    let (first, second) = (many_threads(), many_threads());
+    let guard = first.block_on(redlock.lock("k").into_future()).unwrap();
+    refuse_writes(&server, true);
+    assert!(first.block_on(guard.release()).is_err());
+    drop(first);
+    refuse_writes(&server, false);
+    second.block_on(until("free", || async {
+        redlock.health().await;
+        !server.exists(&name_of("k"))
+    }));
+}
+
 /// A release that is refused is of its own owner: when it is accepted at last, the key may be another's.
 #[tokio::test]
 async fn a_refused_release_takes_nothing_from_the_next_holder() {
