@@ -162,7 +162,7 @@ impl Drop for Claim {
         if self.released {
             return;
         }
-        // Nobody is left to count the answers, so a drain must take it that there are none.
+        // No task is left to count the answers, so a drain must assume that there are none.
         if let Some(lease) = &self.lease {
             let nodes = self.may_hold.iter().zip(self.inner.names.iter());
             let names = nodes.filter(|(may_hold, _)| **may_hold);

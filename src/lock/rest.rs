@@ -104,7 +104,7 @@ impl Inner {
 }
 
 impl Readings {
-    /// Removes what is waited for, if nobody did already.
+    /// Removes what is waited for, unless that has been done.
     fn remove(&self, wanted: &Wanted, waiting: &Waiting) {
         let mut readings = self.under_way();
         let told = readings.get(wanted);
@@ -259,13 +259,13 @@ mod tests {
         let redlock = Redlock::builder().embedded(1).build().unwrap();
         let inner = redlock.inner();
         let (told, first) = inner.join(wanted());
-        let first = first.expect("nobody reads it");
+        let first = first.expect("no reading is under way");
         first.tell(Err(LockError::Closed));
         assert!(told.borrow().is_some());
         let (waiting, second) = inner.join(wanted());
-        let second = second.expect("nobody reads it any more");
+        let second = second.expect("the first reading has been told");
         drop(first);
-        assert!(waiting.has_changed().is_ok(), "nobody would tell them");
+        assert!(waiting.has_changed().is_ok(), "no reading would tell them");
         assert!(inner.join(wanted()).1.is_none(), "it is read twice at once");
         second.tell(Err(LockError::Contended { retry_after: None }));
         let told = waiting.borrow().clone();

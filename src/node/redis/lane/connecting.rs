@@ -83,11 +83,11 @@ impl Lane {
             let ended_unused = std::mem::replace(&mut self.ended_unused, unused);
             let lost_before = self.link_lost_at.replace(now);
             if unused && ended_unused && self.parked.is_empty() {
-                // Somebody closes what is idle: nothing is lost by waiting for the next request.
+                // The server, or a proxy, closes idle connections: the next request opens one.
                 self.rests = true;
                 self.retry_at = Some(now + KEEPALIVE);
             } else if lost_before.is_some_and(|at| now - at < PROBE_PAUSE) {
-                // Somebody closes whatever is opened.
+                // The server, or a proxy, closes every connection at once.
                 self.retry_at = Some(now + PROBE_PAUSE);
             } else {
                 // At once: an idle connection that the server closed is no outage, and until this

@@ -110,7 +110,7 @@ impl Bench {
         let out = self.lane.out.iter();
         out.map(|job| match &job.request {
             Request::Command(packet) => (packet.command.owner.clone(), job.request.name()),
-            Request::Ping => unreachable!("nobody asks that here"),
+            Request::Ping => unreachable!("no test asks that here"),
         })
         .collect()
     }
