@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::Router;
@@ -25,7 +25,7 @@ use axum::routing::{any, post};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream};
 use http_body_util::{BodyExt, Full};
-use support::Answer;
+use support::{Answer, SlowReadiness};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tower::limit::ConcurrencyLimitLayer;
@@ -154,49 +154,6 @@ impl<R: Clone, B, E> Policy<R, http::Response<B>, E> for Again {
 
     fn clone_request(&mut self, request: &R) -> Option<R> {
         Some(request.clone())
-    }
-}
-
-/// A service that takes a while to become ready.
-struct SlowReadiness<S> {
-    inner: S,
-    after: Duration,
-    waiting: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> SlowReadiness<S> {
-    fn new(inner: S, after: Duration) -> Self {
-        let waiting = None;
-        Self {
-            inner,
-            after,
-            waiting,
-        }
-    }
-}
-
-/// A clone is not ready.
-impl<S: Clone> Clone for SlowReadiness<S> {
-    fn clone(&self) -> Self {
-        Self::new(self.inner.clone(), self.after)
-    }
-}
-
-impl<S: Service<R>, R> Service<R> for SlowReadiness<S> {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        let after = self.after;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(after)));
-        ready!(waiting.as_mut().poll(context));
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: R) -> S::Future {
-        self.waiting = None;
-        self.inner.call(request)
     }
 }
 

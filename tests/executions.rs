@@ -5,11 +5,10 @@
 mod support;
 
 use std::convert::Infallible;
-use std::future::{Future, ready};
-use std::pin::Pin;
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -19,8 +18,8 @@ use axum::http::StatusCode;
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use support::Answer;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use support::{Answer, SlowReadiness};
+use tokio::time::{Instant, sleep, timeout};
 use tower::retry::{Policy, RetryLayer};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -280,49 +279,6 @@ async fn a_record_that_was_heard_with_the_grant_is_replayed() {
     let again = pay(&app, "/payments", "a").await;
     assert!(again.is_replayed(), "{again:?}");
     assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
-}
-
-/// A service that takes a while to become ready.
-struct SlowReadiness<S> {
-    inner: S,
-    after: Duration,
-    waiting: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> SlowReadiness<S> {
-    fn new(inner: S, after: Duration) -> Self {
-        let waiting = None;
-        Self {
-            inner,
-            after,
-            waiting,
-        }
-    }
-}
-
-/// A clone is not ready.
-impl<S: Clone> Clone for SlowReadiness<S> {
-    fn clone(&self) -> Self {
-        Self::new(self.inner.clone(), self.after)
-    }
-}
-
-impl<S: Service<R>, R> Service<R> for SlowReadiness<S> {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        let after = self.after;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(after)));
-        ready!(waiting.as_mut().poll(context));
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: R) -> S::Future {
-        self.waiting = None;
-        self.inner.call(request)
-    }
 }
 
 #[tokio::test(start_paused = true)]

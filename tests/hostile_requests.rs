@@ -8,8 +8,8 @@ mod support;
 use std::convert::Infallible;
 use std::future::IntoFuture;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -22,7 +22,7 @@ use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use support::{Answer, subscribe};
+use support::{Answer, Log};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
@@ -467,33 +467,6 @@ async fn a_body_that_declares_no_length_is_read_up_to_the_limit() {
         assert!(read.load(Ordering::SeqCst) <= 10, "{read:?}");
     }
     assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (1, 1));
-}
-
-/// A log of a test's own.
-#[derive(Debug, Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn subscribe(&self) -> tracing::subscriber::DefaultGuard {
-        let writer = self.clone();
-        let subscriber = tracing_subscriber::fmt().with_ansi(false);
-        subscribe(subscriber.with_writer(move || writer.clone()).finish())
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
 }
 
 /// Requests whose key the set-up cannot hold: the client learns that, the operator what to do about it.

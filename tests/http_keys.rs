@@ -5,8 +5,7 @@
 
 mod support;
 
-use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -16,7 +15,7 @@ use axum::routing::{get, post};
 use http::header::{COOKIE, HOST};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use proptest::prelude::*;
-use support::subscribe;
+use support::{Log, subscribe};
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -683,33 +682,6 @@ async fn without_a_namespace_keys_that_cannot_be_named_are_invalid() {
     }
 }
 
-/// Where the log of a test goes.
-#[derive(Debug, Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn subscribe(&self) -> tracing::subscriber::DefaultGuard {
-        let writer = self.clone();
-        let subscriber = tracing_subscriber::fmt().with_ansi(false);
-        subscribe(subscriber.with_writer(move || writer.clone()).finish())
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_mistake_in_the_program_is_logged_once_with_the_name_and_told_to_no_client() {
     let log = Log::default();
@@ -729,7 +701,7 @@ async fn a_mistake_in_the_program_is_logged_once_with_the_name_and_told_to_no_cl
         assert!(body.contains("misconfigured"), "{body}");
         assert!(!body.contains("nonsense"), "{body}");
     }
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let log = log.text();
     for route in ["/things/{id}", "/others/{other}"] {
         assert_eq!(log.matches(route).count(), 1, "{log}");
     }
