@@ -56,7 +56,7 @@ async fn edit(
     State(documents): State<Documents>,
 ) -> Response {
     // Not in the closure: it runs when the response, and with it the layer's share, is gone.
-    let guard = lock.detach().expect("the layer holds it until we respond");
+    let guard = lock.upgrade().expect("the layer holds it until we respond");
     upgrade.on_upgrade(move |socket| serve(socket, guard, documents, id))
 }
 

@@ -40,9 +40,9 @@ pub use lock::{
     RedlockBuilder, ReleaseError, Released, RestartGuard, Unconfirmed,
 };
 pub use middleware::{
-    BufferBodyLayer, BufferedBody, Cancel, IntoKeys, KeyExtractor, LockBody, LockHandles,
-    LockLostError, OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection, RejectionResponse,
-    ReleaseAt, RequestKind, RunToCompletion, Unprotected,
+    BufferBodyLayer, BufferedBody, CancelOnDisconnect, IntoKeys, KeyExtractor, LockBody,
+    LockHandles, LockLostError, OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection,
+    RejectionResponse, ReleaseAt, RequestKind, RunToCompletion, Unprotected,
 };
 pub use node::{NodeFailure, NodeState};
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
@@ -64,6 +64,6 @@ pub mod key {
 #[cfg(feature = "test-util")]
 pub mod test_util {
     pub use crate::node::scripted::{Gate, OpKind, ScriptedNodes};
-    pub use crate::node::wired::{Listener, Parcel, Wire};
-    pub use crate::node::world::World;
+    pub use crate::node::sim::{SimNetwork, SimRequest, SimSubscriber};
+    pub use crate::node::sim_env::SimEnv;
 }

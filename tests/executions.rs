@@ -686,7 +686,7 @@ async fn try_lock_waits_for_a_guard_that_was_just_dropped_and_for_no_other() {
         drop(redlock.try_lock("k").await.unwrap());
     }
     let guard = redlock.try_lock("k").await.unwrap();
-    let share = guard.handle().detach().unwrap();
+    let share = guard.handle().upgrade().unwrap();
     drop(guard);
     assert!(redlock.try_lock("k").await.is_err(), "a share is left");
     drop(share);

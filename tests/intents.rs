@@ -13,7 +13,7 @@ use http::{Request, StatusCode};
 use support::{Cluster, Proxy};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt;
-use tower_redlock::test_util::{Parcel, Wire};
+use tower_redlock::test_util::{SimNetwork, SimRequest};
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -36,12 +36,12 @@ async fn pay(app: &Router, key: &str) -> StatusCode {
 /// A wire to nodes that are away: nothing is answered, and releases are kept, as a lane does.
 #[derive(Debug, Default)]
 struct Away {
-    releases: Mutex<Vec<Parcel>>,
-    others: Mutex<Vec<Parcel>>,
+    releases: Mutex<Vec<SimRequest>>,
+    others: Mutex<Vec<SimRequest>>,
 }
 
-impl Wire for Away {
-    fn carry(&self, _node: usize, parcel: Parcel) {
+impl SimNetwork for Away {
+    fn carry(&self, _node: usize, parcel: SimRequest) {
         let kept = match parcel.is_release() {
             true => &self.releases,
             false => &self.others,
@@ -65,7 +65,9 @@ impl Away {
 async fn a_release_is_of_use_as_long_as_the_intent_that_it_takes_back() {
     for (at_most_once, lives) in [(true, 24 * HOUR), (false, Duration::from_secs(20))] {
         let away = Arc::new(Away::default());
-        let redlock = Redlock::builder().wired(3, Arc::clone(&away) as _).build();
+        let redlock = Redlock::builder()
+            .simulated(3, Arc::clone(&away) as _)
+            .build();
         let redlock = redlock.expect("the settings are valid");
         let began = Instant::now();
         // It is not granted; nor is one that its client does not wait for.

@@ -510,14 +510,14 @@ async fn a_detached_share_keeps_the_lock_until_it_is_gone_too() {
     let (handle, lost) = (guard.handle(), guard.lost());
     assert_eq!(handle.keys(), guard.keys());
     assert_eq!(handle.fencing_token(), guard.fencing_token());
-    let detached = handle.detach().unwrap();
+    let detached = handle.upgrade().unwrap();
     assert_eq!(guard.release().await, Ok(Released::Shared));
     sleep(secs(30)).await;
     assert!(handle.is_valid() && detached.is_valid());
     assert_eq!(nodes.locks(), [1, 1, 1]);
     assert_eq!(detached.release().await, Ok(Released::Freed));
 
-    assert_eq!(handle.detach().unwrap_err(), AlreadyReleased);
+    assert_eq!(handle.upgrade().unwrap_err(), AlreadyReleased);
     assert!(!handle.is_valid() && handle.valid_for().is_zero());
     assert_eq!(lost.await, LostReason::Released);
     assert_eq!(handle.lost().await, LostReason::Released);
@@ -535,7 +535,7 @@ async fn a_handle_alone_holds_nothing() {
     handle.extend(secs(10)).await.unwrap();
     drop(guard);
     assert_eq!(handle.lost().await, LostReason::Released);
-    assert_eq!(handle.detach().unwrap_err(), AlreadyReleased);
+    assert_eq!(handle.upgrade().unwrap_err(), AlreadyReleased);
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
@@ -846,7 +846,7 @@ async fn drain_at_its_timeout_releases_no_lock_under_a_live_guard() {
             let redlock = builder(&nodes).renew(renew).build().unwrap();
             let guard = redlock.try_lock("guard").await.unwrap();
             let other = redlock.try_lock("share").await.unwrap();
-            let share = other.handle().detach().unwrap();
+            let share = other.handle().upgrade().unwrap();
             drop(other);
 
             let drained = redlock.drain(timeout).await;

@@ -74,7 +74,7 @@ enum Source {
     #[cfg(feature = "test-util")]
     Scripted(crate::node::scripted::ScriptedNodes),
     #[cfg(feature = "test-util")]
-    Wired(usize, Arc<dyn crate::node::wired::Wire>),
+    Simulated(usize, Arc<dyn crate::node::sim::SimNetwork>),
 }
 
 impl RedlockBuilder {
@@ -147,8 +147,8 @@ impl RedlockBuilder {
 
     /// Adds `count` nodes at the end of a wire that a simulation carries requests over.
     #[cfg(feature = "test-util")]
-    pub fn wired(mut self, count: usize, wire: Arc<dyn crate::node::wired::Wire>) -> Self {
-        self.sources.push(Source::Wired(count, wire));
+    pub fn simulated(mut self, count: usize, wire: Arc<dyn crate::node::sim::SimNetwork>) -> Self {
+        self.sources.push(Source::Simulated(count, wire));
         self
     }
 
@@ -426,10 +426,10 @@ impl RedlockBuilder {
                     }));
                 }
                 #[cfg(feature = "test-util")]
-                Source::Wired(count, wire) => {
+                Source::Simulated(count, wire) => {
                     nodes.extend((0..*count).map(|index| -> Arc<dyn Node> {
                         let wire = Arc::clone(wire);
-                        Arc::new(crate::node::wired::WiredNode::new(index, wire))
+                        Arc::new(crate::node::sim::SimNode::new(index, wire))
                     }));
                 }
             }
@@ -485,7 +485,7 @@ impl Source {
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => nodes.nodes.len(),
             #[cfg(feature = "test-util")]
-            Self::Wired(count, _) => *count,
+            Self::Simulated(count, _) => *count,
         }
     }
 }
@@ -502,7 +502,7 @@ impl fmt::Debug for Source {
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => write!(f, "Scripted({})", nodes.nodes.len()),
             #[cfg(feature = "test-util")]
-            Self::Wired(count, _) => write!(f, "Wired({count})"),
+            Self::Simulated(count, _) => write!(f, "Simulated({count})"),
         }
     }
 }

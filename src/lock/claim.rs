@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::lock::lease::{Effect, Lease};
 use crate::lock::redlock::Inner;
-use crate::node::{Job, Packet, Request, Tally, Trail, unguessable};
+use crate::node::{Job, Packet, Request, Trail, VoteReceiver, unguessable};
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{Fingerprint, KeyNames, OwnerToken};
@@ -54,12 +54,12 @@ impl Claim {
         }
     }
 
-    /// Sends a request that may lock or extend the keys to some nodes, in the tally's phase.
+    /// Sends a request that may lock or extend the keys to some nodes, in the current phase.
     pub(super) fn send(
         &mut self,
         op: Op,
         ttl: Duration,
-        tally: &Arc<Tally>,
+        votes: &VoteReceiver,
         nodes: impl IntoIterator<Item = usize>,
     ) {
         let packet = self.packet(op, false);
@@ -68,16 +68,16 @@ impl Claim {
         self.gone_at = self.gone_at.max(Instant::now() + 2 * ttl);
         for node in nodes {
             self.may_hold[node] = true;
-            self.submit(node, &packet, tally);
+            self.submit(node, &packet, votes);
         }
     }
 
-    /// Sends a request that locks nothing to some nodes, in the tally's phase.
-    pub(super) fn ask(&self, op: Op, tally: &Arc<Tally>, nodes: impl IntoIterator<Item = usize>) {
+    /// Sends a request that locks nothing to some nodes, in the current phase.
+    pub(super) fn ask(&self, op: Op, votes: &VoteReceiver, nodes: impl IntoIterator<Item = usize>) {
         let tells = self.inner.settings.wake_ups && matches!(op, Op::Record { .. });
         let packet = self.packet(op, tells);
         for node in nodes {
-            self.submit(node, &packet, tally);
+            self.submit(node, &packet, votes);
         }
     }
 
@@ -102,10 +102,10 @@ impl Claim {
         self.gone_at
     }
 
-    /// Releases the keys on every node that may hold them, in the tally's phase, and tells those who wait
+    /// Releases the keys on every node that may hold them, in the current phase, and tells those who wait
     /// for them.
-    pub(super) fn release(mut self, tally: &Arc<Tally>, tells: bool) -> ReleaseRound {
-        self.send_release(tally, tells)
+    pub(super) fn release(mut self, votes: &VoteReceiver, tells: bool) -> ReleaseRound {
+        self.send_release(votes, tells)
     }
 
     /// Returns what may have been executed under the lock.
@@ -118,7 +118,7 @@ impl Claim {
         self.names.first().is_some_and(|name| name.record.is_some())
     }
 
-    fn send_release(&mut self, tally: &Arc<Tally>, tells: bool) -> ReleaseRound {
+    fn send_release(&mut self, votes: &VoteReceiver, tells: bool) -> ReleaseRound {
         self.released = true;
         let op = match self.effect() {
             Effect::None => Op::Release,
@@ -128,7 +128,7 @@ impl Claim {
         let mut round = ReleaseRound::new(self.inner.settings.quorum);
         for node in 0..self.may_hold.len() {
             if self.may_hold[node] {
-                self.submit(node, &packet, tally);
+                self.submit(node, &packet, votes);
             } else {
                 round.on_release(node, &Answer::Replied(Reply::Released));
             }
@@ -136,9 +136,9 @@ impl Claim {
         round
     }
 
-    fn submit(&self, node: usize, packet: &Arc<Packet>, tally: &Arc<Tally>) {
+    fn submit(&self, node: usize, packet: &Arc<Packet>, votes: &VoteReceiver) {
         let request = Request::Command(Arc::clone(packet));
-        self.inner.nodes[node].submit(Job::new(request, tally.ballot(node), self.gone_at));
+        self.inner.nodes[node].submit(Job::new(request, votes.sender(node), self.gone_at));
     }
 
     fn packet(&self, op: Op, tells: bool) -> Arc<Packet> {
@@ -178,8 +178,8 @@ impl Drop for Claim {
             Effect::Possible => true,
         };
         if !is_kept {
-            let (tally, _) = Tally::new(&self.inner.names);
-            self.send_release(&tally, self.lease.is_some());
+            let votes = VoteReceiver::new(&self.inner.names);
+            self.send_release(&votes, self.lease.is_some());
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::lock::lease::Lease;
 use crate::lock::redlock::Inner;
-use crate::node::{Ear, Listening};
+use crate::node::{ReleaseSignal, Subscription};
 use crate::protocol::{Fingerprint, KeyNames, LockKey, LockKeys, Record};
 
 /// All keys that this process holds, asks for or waits for.
@@ -48,9 +48,9 @@ struct Held {
 
 #[derive(Debug)]
 struct Ears {
-    ear: Arc<Ear>,
+    ear: Arc<ReleaseSignal>,
     /// At every node that can tell.
-    _listening: Vec<Listening>,
+    _listening: Vec<Subscription>,
 }
 
 /// The other processes that want a key, as far as is known.
@@ -217,15 +217,15 @@ impl Turn {
     }
 
     /// Makes this process hear of the release of any of its keys, until nobody here waits any more.
-    pub(super) fn listen(&self, inner: &Inner, names: &[KeyNames]) -> Vec<Arc<Ear>> {
+    pub(super) fn listen(&self, inner: &Inner, names: &[KeyNames]) -> Vec<Arc<ReleaseSignal>> {
         let ears = self.slots().filter_map(|(slot, key)| {
             let lock = &names.get(key)?.lock;
             let mut ears = slot.ears();
             let ears = ears.get_or_insert_with(|| {
                 slot.rivals.listening.store(true, Ordering::Relaxed);
-                let ear = Ear::new(inner.settings.quorum);
+                let ear = ReleaseSignal::new(inner.settings.quorum);
                 let nodes = inner.nodes.iter().enumerate();
-                let listening = nodes.filter_map(|(index, node)| node.listen(lock, &ear, index));
+                let listening = nodes.filter_map(|(index, node)| node.subscribe(lock, &ear, index));
                 Ears {
                     _listening: listening.collect(),
                     ear,
@@ -305,7 +305,7 @@ impl Drop for Turn {
 
 impl Rivals {
     /// Notes how many processes a node told of a release.
-    pub(super) fn set_listeners(&self, listeners: usize) {
+    pub(super) fn set_subscribers(&self, listeners: usize) {
         self.listeners.store(listeners, Ordering::Relaxed);
     }
 
@@ -555,7 +555,7 @@ mod tests {
         tokio_test::assert_pending!(waiting.poll());
         // Of other processes nobody is known.
         assert!(turn.tells());
-        turn.rivals()[0].set_listeners(1);
+        turn.rivals()[0].set_subscribers(1);
         assert_eq!(
             [(); 8].map(|()| turn.tells()),
             [false, false, false, true, false, false, false, true]

@@ -111,7 +111,7 @@ impl LockHandle {
     /// # Errors
     ///
     /// [`AlreadyReleased`] if the last share is gone.
-    pub fn detach(&self) -> Result<LockGuard, AlreadyReleased> {
+    pub fn upgrade(&self) -> Result<LockGuard, AlreadyReleased> {
         let share = |lease: &Arc<Lease>| lease.share().map(LockGuard::new).ok_or(AlreadyReleased);
         let others: Result<_, _> = self.beside.iter().map(share).collect();
         Ok(share(&self.lease)?.beside(others?))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::redlock::Inner;
-use crate::node::{Job, NodeState, Request, Tally};
+use crate::node::{Job, NodeState, Request, VoteReceiver};
 
 /// What [`Redlock::health`](crate::Redlock::health) found.
 ///
@@ -92,21 +92,21 @@ impl Health {
 }
 
 pub(super) async fn check(inner: &Inner) -> Health {
-    let (tally, mut votes) = Tally::new(&inner.names);
-    tally.next_phase();
+    let mut votes = VoteReceiver::new(&inner.names);
+    votes.next_phase();
     let asked = Instant::now();
     let node_timeout = inner.settings.node_timeout;
     let mut due = asked;
     for (index, node) in inner.nodes.iter().enumerate() {
         due = due.max(asked + node_timeout + node.extra_patience());
-        let ballot = tally.ballot(index);
-        node.submit(Job::new(Request::Ping, ballot, asked));
+        let sender = votes.sender(index);
+        node.submit(Job::new(Request::Ping, sender, asked));
     }
     let mut found: Vec<Option<Result<Duration, Arc<str>>>> = vec![None; inner.nodes.len()];
     while found.iter().any(Option::is_none) {
         tokio::select! {
             biased;
-            vote = votes.any() => {
+            vote = votes.recv_any() => {
                 let outcome = vote.outcome.map(|_| asked.elapsed());
                 found[vote.node] = Some(outcome.map_err(|failure| failure.to_string().into()));
             }

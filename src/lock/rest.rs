@@ -11,7 +11,7 @@ use tracing::Instrument;
 use crate::lock::error::LockError;
 use crate::lock::redlock::Inner;
 use crate::node::{
-    Job, NodeFailure, NodeState, Packet, Request, Tally, sha256, transit_of, unguessable,
+    Job, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, transit_of, unguessable,
 };
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::{LockKey, OwnerToken, Record};
@@ -155,7 +155,7 @@ impl Reading {
             owner: OwnerToken::from_random(unguessable()),
             op: Op::Fetch,
         });
-        let (tally, mut votes) = Tally::new(&inner.names);
+        let mut votes = VoteReceiver::new(&inner.names);
         let mut failures = Vec::new();
         let mut places = self.places().into_iter().peekable();
         let mut silent = Vec::new();
@@ -165,8 +165,8 @@ impl Reading {
             if let Some(place) = places.next() {
                 due = now + settings.node_timeout + transit_of(LARGEST);
                 let request = Request::Command(Arc::clone(&packet));
-                let ballot = tally.ballot(place);
-                nodes[place].fetch(Job::new(request, ballot, due));
+                let sender = votes.sender(place);
+                nodes[place].fetch(Job::new(request, sender, due));
                 silent.push(place);
             } else if silent.is_empty() {
                 break;
@@ -175,7 +175,7 @@ impl Reading {
                 Some(_) => now + settings.node_timeout,
                 None => due,
             };
-            let vote = match timeout_at(patience, votes.any()).await {
+            let vote = match timeout_at(patience, votes.recv_any()).await {
                 Ok(vote) => vote,
                 Err(_) if places.peek().is_some() => continue,
                 Err(_) => break,

@@ -19,7 +19,7 @@ use crate::lock::{LockGuard, LockHandle};
 /// Drop the handler when the client goes away, wherever it is, and release the lock: what hyper
 /// does without a lock, too. The default of [`RedlockLayer`](crate::RedlockLayer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Cancel;
+pub struct CancelOnDisconnect;
 
 /// Let a handler that has begun run to its end under its lock when the client goes away.
 ///
@@ -81,7 +81,7 @@ where
                  abort_if_lost,
                  not_begun,
              }| {
-                let share = lock.detach().ok()?;
+                let share = lock.upgrade().ok()?;
                 Some((share, abort_if_lost, not_begun))
             },
         );

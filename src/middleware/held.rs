@@ -63,7 +63,7 @@ impl LockHandles {
     pub(crate) fn share(&self) -> Vec<HeldLock> {
         let known = self.known();
         let held = known.iter().filter_map(|known| {
-            let guard = known.handle.detach().ok()?;
+            let guard = known.handle.upgrade().ok()?;
             let on_lost = known.on_lost;
             Some(HeldLock { guard, on_lost })
         });
@@ -86,7 +86,7 @@ impl LockHandles {
         // A share of a lock that is lost would let a handler begin without one.
         let valid = handles.iter().filter(|handle| handle.is_valid());
         // With a share of each, none of them can be released from here on.
-        let shares = valid.filter_map(|handle| Some((handle, handle.detach().ok()?)));
+        let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
         let (ours, others): (Vec<_>, Vec<_>) =
             shares.partition(|(handle, _)| handle.is_of(redlock));
         if ours.is_empty() && others.is_empty() {

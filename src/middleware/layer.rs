@@ -10,7 +10,7 @@ use http::{HeaderName, Method, StatusCode};
 use tower::Layer;
 
 use crate::lock::{BuildError, LockFuture, Redlock, Waiters};
-use crate::middleware::disconnect::{Cancel, RunToCompletion, RunToCompletionService};
+use crate::middleware::disconnect::{CancelOnDisconnect, RunToCompletion, RunToCompletionService};
 use crate::middleware::held::LockHandles;
 use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::refusals::Refusals;
@@ -38,7 +38,7 @@ use crate::protocol::LockKeys;
 /// ```
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
-pub struct RedlockLayer<D = Cancel> {
+pub struct RedlockLayer<D = CancelOnDisconnect> {
     config: Config,
     on_disconnect: PhantomData<D>,
 }
@@ -262,7 +262,7 @@ impl<D> RedlockLayer<D> {
     }
 
     /// Lets a handler that has begun run to its end when its client goes away. Default:
-    /// [`Cancel`], it is dropped.
+    /// [`CancelOnDisconnect`], it is dropped.
     ///
     /// Asks that the inner service's future, response and error be `Send + 'static`; this one's
     /// future is not:
@@ -323,7 +323,7 @@ impl<D> RedlockLayer<D> {
     }
 }
 
-impl<S> Layer<S> for RedlockLayer<Cancel> {
+impl<S> Layer<S> for RedlockLayer<CancelOnDisconnect> {
     type Service = RedlockService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {

@@ -51,7 +51,9 @@ pub use body::{LockBody, LockLostError};
 pub use buffer::{
     BufferBodyFuture, BufferBodyLayer, BufferBodyService, BufferedBody, BufferedRequestBody,
 };
-pub use disconnect::{Cancel, RunToCompletion, RunToCompletionFuture, RunToCompletionService};
+pub use disconnect::{
+    CancelOnDisconnect, RunToCompletion, RunToCompletionFuture, RunToCompletionService,
+};
 pub use future::ResponseFuture;
 pub use held::LockHandles;
 pub use key::{IntoKeys, KeyExtractor};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::node::ear::Audience;
 use crate::node::job::{Job, Request};
-use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
+use crate::node::release_signal::Subscribers;
+use crate::node::{Node, NodeFailure, NodeState, ReleaseSignal, Subscription};
 use crate::protocol::Store;
 use crate::protocol::message::{Command, Reply};
 
@@ -17,7 +17,7 @@ pub(crate) struct EmbeddedNode {
     name: Arc<str>,
     store: Mutex<Store>,
     /// Shared with whoever listens, who may outlive the node.
-    audience: Arc<Audience>,
+    subscribers: Arc<Subscribers>,
     /// Set at first use: a node may be built before the runtime whose clock it follows.
     epoch: OnceLock<Instant>,
 }
@@ -27,7 +27,7 @@ impl EmbeddedNode {
         Self {
             name: format!("embedded-{index}").into(),
             store: Mutex::default(),
-            audience: Arc::default(),
+            subscribers: Arc::default(),
             epoch: OnceLock::new(),
         }
     }
@@ -70,24 +70,31 @@ impl Node for EmbeddedNode {
                 let reply = self.apply(&packet.command);
                 if packet.tells {
                     let names = packet.command.names.iter();
-                    let told = names.map(|name| self.audience.tell(&name.lock)).max();
-                    job.ballot.set_listeners(told.unwrap_or(0));
+                    let told = names.map(|name| self.subscribers.publish(&name.lock)).max();
+                    job.sender.set_subscribers(told.unwrap_or(0));
                 }
                 reply
             }
             Request::Ping => Reply::Released,
         };
-        job.ballot.cast(NodeFailure::vote(&self.name, reply));
+        job.sender.send(NodeFailure::vote(&self.name, reply));
     }
 
-    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening> {
-        self.audience.join(lock, ear, node);
-        let (audience, lock, ear) = (
-            Arc::clone(&self.audience),
+    fn subscribe(
+        &self,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Option<Subscription> {
+        self.subscribers.subscribe(lock, signal, node);
+        let (subscribers, lock, signal) = (
+            Arc::clone(&self.subscribers),
             Arc::clone(lock),
-            Arc::clone(ear),
+            Arc::clone(signal),
         );
-        Some(Listening::new(move || audience.leave(&lock, &ear)))
+        Some(Subscription::new(move || {
+            subscribers.unsubscribe(&lock, &signal)
+        }))
     }
 
     fn extra_patience(&self) -> Duration {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
 use crate::node::failure::NodeFailure;
-use crate::node::tally::Ballot;
+use crate::node::votes::VoteSender;
 use crate::protocol::Record;
 #[cfg(feature = "redis")]
 use crate::protocol::message::Reply;
@@ -21,7 +21,7 @@ use crate::protocol::message::{Command, Op};
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) request: Request,
-    pub(crate) ballot: Ballot,
+    pub(crate) sender: VoteSender,
     /// When the request is of no use any more: a release, when its lock has expired anyway, but for an
     /// intent that it takes back.
     #[cfg_attr(
@@ -32,10 +32,10 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(request: Request, ballot: Ballot, useful_until: Instant) -> Self {
+    pub(crate) fn new(request: Request, sender: VoteSender, useful_until: Instant) -> Self {
         Self {
             request,
-            ballot,
+            sender,
             useful_until,
         }
     }
@@ -118,20 +118,20 @@ impl Job {
     /// Notes that it is on its way.
     pub(crate) fn mark_sent(&self) {
         if let Request::Command(packet) = &self.request {
-            packet.trail.mark_sent(self.ballot.node());
+            packet.trail.mark_sent(self.sender.node());
         }
     }
 
     /// Answers the request, which may be sent again though nothing waits for its answer any more.
     pub(crate) fn answer(&mut self, outcome: Result<Reply, NodeFailure>) {
-        std::mem::replace(&mut self.ballot, Ballot::spent()).cast(outcome);
+        std::mem::replace(&mut self.sender, VoteSender::spent()).send(outcome);
     }
 
     /// Whether this is the release of what was never sent, which is called off instead.
     pub(crate) fn calls_off(&self) -> bool {
         match &self.request {
             Request::Command(packet) if self.is_release() => {
-                packet.trail.call_off(self.ballot.node())
+                packet.trail.call_off(self.sender.node())
             }
             _ => false,
         }
@@ -139,7 +139,7 @@ impl Job {
 
     fn is_called_off(&self) -> bool {
         match &self.request {
-            Request::Command(packet) => packet.trail.is_called_off(self.ballot.node()),
+            Request::Command(packet) => packet.trail.is_called_off(self.sender.node()),
             Request::Ping => false,
         }
     }
@@ -172,7 +172,7 @@ impl Job {
             ),
             Request::Ping => false,
         };
-        self.is_release() || (is_repeatable && self.ballot.is_open())
+        self.is_release() || (is_repeatable && self.sender.is_open())
     }
 
     /// Returns what is sent of it to a node that is known not to answer or not to vote; what is not is
@@ -201,13 +201,13 @@ impl Job {
                     };
                     let look = Packet::of_attempt(look, false, packet.trail.clone());
                     self.request = Request::Command(look);
-                    self.ballot.cast_without_record(failure.clone());
+                    self.sender.fail_without_record(failure.clone());
                     return Some(self);
                 }
                 _ => {}
             }
         }
-        self.ballot.cast(Err(failure.clone()));
+        self.sender.send(Err(failure.clone()));
         None
     }
 
@@ -237,7 +237,7 @@ impl Job {
         if self.is_release() {
             self.may_unlock(now) || self.takes_back_intent(now)
         } else {
-            self.ballot.is_open()
+            self.sender.is_open()
         }
     }
 

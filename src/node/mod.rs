@@ -1,41 +1,42 @@
 //! One node, one command: what a lock needs of a Redis server, and the embedded node beside it.
 //!
-//! A [`Node`] takes a [`Job`] and answers it by casting its [`Ballot`]. Taking a job never waits
+//! A [`Node`] takes a [`Job`] and answers it by casting its [`VoteSender`]. Taking a job never waits
 //! and never fails, so a lease can hand out a request or a release from anywhere, also from a
 //! destructor, and what travels to a node can be queued, batched or sent as the node sees fit.
 
-mod ear;
 mod embedded;
-mod entropy;
 mod failure;
 mod job;
+mod mutex;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+mod release_signal;
 #[cfg(feature = "test-util")]
 pub(crate) mod scripted;
-mod tally;
+#[cfg(feature = "test-util")]
+pub(crate) mod sim;
+#[cfg(feature = "test-util")]
+pub(crate) mod sim_env;
+mod system;
 pub(crate) mod telemetry;
-#[cfg(feature = "test-util")]
-pub(crate) mod wired;
-#[cfg(feature = "test-util")]
-pub(crate) mod world;
+mod votes;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use ear::{Ear, Listening};
 pub(crate) use embedded::EmbeddedNode;
-pub(crate) use entropy::{next_proposal, random_u64, sha256, unguessable};
 pub use failure::NodeFailure;
 pub(crate) use job::{Job, Packet, Request, Trail, transit, transit_of};
-pub(crate) use tally::{Enough, Tally, Vote, Votes};
+pub(crate) use release_signal::{ReleaseSignal, Subscription};
+pub(crate) use system::{next_proposal, random_u64, sha256, unguessable};
+pub(crate) use votes::{Threshold, Vote, VoteReceiver};
 
 /// One independent lock server.
 ///
 /// # Contract
 ///
-/// * `submit` returns at once. The ballot is cast exactly once, from anywhere, at any time, or
+/// * `submit` returns at once. The vote is cast exactly once, from anywhere, at any time, or
 ///   never, if the node never answers; dropping it casts a failure.
 /// * Jobs of one caller reach the server in the order they were submitted, so that a release always
 ///   comes after the acquisition it undoes, also when the answer to that is still out. Only a
@@ -58,9 +59,14 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// connect timeout before the first connection, else nothing.
     fn extra_patience(&self) -> Duration;
 
-    /// Lets an ear, which knows this node as number `node`, hear of releases of a lock, for as long as
+    /// Lets an signal, which knows this node as number `node`, hear of releases of a lock, for as long as
     /// what is returned lives. A node that cannot tell never does.
-    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening>;
+    fn subscribe(
+        &self,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Option<Subscription>;
 
     /// Returns what is known about the node without asking it.
     fn state(&self) -> NodeState;

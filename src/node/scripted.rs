@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::node::embedded::EmbeddedNode;
 use crate::node::job::{Job, Request};
-use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
+use crate::node::{Node, NodeFailure, NodeState, ReleaseSignal, Subscription};
 use crate::protocol::message::{Command, Op, Reply};
 
 /// What happens to the requests that reach a scripted node.
@@ -258,11 +258,11 @@ impl Node for ScriptedLane {
                 drop(script);
                 self.post(delay, job);
             }
-            Gate::Failing => job.ballot.cast(Err(NodeFailure::Refused {
+            Gate::Failing => job.sender.send(Err(NodeFailure::Refused {
                 node,
                 why: "scripted failure".into(),
             })),
-            Gate::Down => job.ballot.cast(Err(NodeFailure::Unreachable {
+            Gate::Down => job.sender.send(Err(NodeFailure::Unreachable {
                 node,
                 why: "scripted to be down".into(),
             })),
@@ -277,9 +277,14 @@ impl Node for ScriptedLane {
         }
     }
 
-    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening> {
+    fn subscribe(
+        &self,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Option<Subscription> {
         let is_deaf = self.node.script().is_silent;
-        (!is_deaf).then(|| self.node.store.listen(lock, ear, node))?
+        (!is_deaf).then(|| self.node.store.subscribe(lock, signal, node))?
     }
 
     fn extra_patience(&self) -> Duration {

@@ -11,7 +11,7 @@ use tower_redlock::NodeFailure;
 use tower_redlock::protocol::admission::{Admissions, Generation, Introduction};
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, OwnerToken, Store};
-use tower_redlock::test_util::{Listener, Parcel, Wire};
+use tower_redlock::test_util::{SimNetwork, SimRequest, SimSubscriber};
 
 use crate::network::orders::Orders;
 use crate::network::wake_ups::{EarMessage, WakeUps};
@@ -97,9 +97,9 @@ struct Link {
     dead: bool,
     /// Nothing passes before this instant.
     cut_until: Duration,
-    unanswered: BTreeMap<u64, Parcel>,
+    unanswered: BTreeMap<u64, SimRequest>,
     /// What waits for a connection: releases, and what is asked of records.
-    parked: VecDeque<Parcel>,
+    parked: VecDeque<SimRequest>,
 }
 
 #[derive(Debug)]
@@ -168,8 +168,8 @@ pub(crate) struct Line {
     pub(crate) sent: Arc<Notify>,
 }
 
-impl Wire for Line {
-    fn carry(&self, node: usize, parcel: Parcel) {
+impl SimNetwork for Line {
+    fn carry(&self, node: usize, parcel: SimRequest) {
         let now = self.now();
         let mut state = self.network.state();
         state.processes[self.process].epoch = Some(self.epoch);
@@ -178,14 +178,14 @@ impl Wire for Line {
         self.sent.notify_one();
     }
 
-    fn listen(&self, node: usize, lock: &Arc<[u8]>, listener: Listener) {
+    fn subscribe(&self, node: usize, lock: &Arc<[u8]>, listener: SimSubscriber) {
         let now = self.now();
         let mut state = self.network.state();
         state.listen((self.process, node), lock, listener, now);
         self.sent.notify_one();
     }
 
-    fn hush(&self, node: usize, lock: &Arc<[u8]>) {
+    fn unsubscribe(&self, node: usize, lock: &Arc<[u8]>) {
         let now = self.now();
         self.network.state().hush(self.process, node, lock, now);
         self.sent.notify_one();
@@ -317,7 +317,7 @@ impl State {
 
 /// Requests and answers.
 impl State {
-    fn send(&mut self, process: usize, node: usize, parcel: Parcel, now: Duration) {
+    fn send(&mut self, process: usize, node: usize, parcel: SimRequest, now: Duration) {
         if !self.processes[process].alive {
             return;
         }
@@ -351,8 +351,8 @@ impl State {
         })
     }
 
-    fn transmit(&mut self, process: usize, node: usize, parcel: Parcel, now: Duration) {
-        let (command, tells) = (parcel.command().cloned(), parcel.tells());
+    fn transmit(&mut self, process: usize, node: usize, parcel: SimRequest, now: Duration) {
+        let (command, tells) = (parcel.command().cloned(), parcel.notifies());
         let message = self.next_message;
         self.next_message += 1;
         let delay = self.delay();
@@ -663,7 +663,7 @@ impl State {
     }
 
     /// Whether it goes out again on the next connection.
-    fn is_sent_again(&self, parcel: &Parcel) -> bool {
+    fn is_sent_again(&self, parcel: &SimRequest) -> bool {
         let op = parcel.command().map(|command| &command.op);
         let is_record = matches!(op, Some(Op::Record { .. } | Op::TopUp { .. }));
         parcel.is_release() || is_record && self.plan.records_again
@@ -860,7 +860,7 @@ fn lock_names(names: &[KeyNames]) -> Vec<Arc<[u8]>> {
 }
 
 /// Whether it may lock something, so that it does not wait for a connection.
-fn locks(parcel: &Parcel) -> bool {
+fn locks(parcel: &SimRequest) -> bool {
     let op = parcel.command().map(|command| &command.op);
     matches!(op, None | Some(Op::Acquire { .. } | Op::Confirm { .. }))
 }

@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tower_redlock::protocol::{LockKeys, Namespace};
-use tower_redlock::test_util::World;
+use tower_redlock::test_util::SimEnv;
 use tower_redlock::{Drained, LockError, LockGuard, Redlock, RestartGuard};
 
 use crate::history::{History, LeaseId};
@@ -26,7 +26,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub(crate) struct Process {
     index: usize,
     runtime: Option<Runtime>,
-    world: World,
+    world: SimEnv,
     skew: Duration,
     epoch: Instant,
     sent: Arc<Notify>,
@@ -63,7 +63,7 @@ impl Process {
             .build()
             .expect("a runtime without I/O needs nothing");
         let mut randomness = rng.fork();
-        let mut world = World::new(move || randomness.u64(..));
+        let mut world = SimEnv::new(move || randomness.u64(..));
         let skew = plan.processes[index].skew;
         world.set_wall_clock(WALL_EPOCH + skew);
         let (sent, entered) = (Arc::new(Notify::new()), runtime.enter());
@@ -75,7 +75,7 @@ impl Process {
             sent: Arc::clone(&sent),
         };
         let redlock = Redlock::builder()
-            .wired(plan.nodes.len(), Arc::new(line))
+            .simulated(plan.nodes.len(), Arc::new(line))
             .ttl(MAX_TTL)
             .node_timeout(NODE_TIMEOUT)
             .renew(plan.processes[index].renews)

@@ -125,7 +125,7 @@ impl Simulation {
             self.history.wrong(what);
         }
         for node in self.held_by(index) {
-            let name = format!("wired-{node}");
+            let name = format!("sim-{node}");
             if !drained.unconfirmed.iter().any(|left| *left.node == *name) {
                 let what = format!("process {index} left a lock on node {node}");
                 self.history.wrong(what);

@@ -1,4 +1,4 @@
-//! WebSockets: the lock is gone with the 101, unless the handler detaches it for the socket's task.
+//! WebSockets: the lock is gone with the 101, unless the handler upgradees it for the socket's task.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -53,10 +53,10 @@ enum Leave {
 }
 
 #[tokio::test]
-async fn a_detached_lock_lives_as_long_as_the_task_of_the_socket() {
+async fn a_upgradeed_lock_lives_as_long_as_the_task_of_the_socket() {
     let nodes = ScriptedNodes::new(3);
     let handler = async |lock: LockHandle, upgrade: WebSocketUpgrade| {
-        let guard = lock.detach().unwrap();
+        let guard = lock.upgrade().unwrap();
         upgrade.on_upgrade(async move |socket| {
             echo(socket).await;
             drop(guard);

@@ -17,7 +17,7 @@ use crate::lock::task::recording::Replay;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{LeaseTask, TICK};
 use crate::lock::waiters::Waiting;
-use crate::node::{Ear, random_u64};
+use crate::node::{ReleaseSignal, random_u64};
 use crate::protocol::{FencingToken, OnRelease, Record, Retry};
 
 /// A lock that a majority has granted.
@@ -84,7 +84,7 @@ struct Waits {
     /// How long the last attempt took.
     round_trip: Duration,
     /// What hears of a release, by key.
-    ears: Vec<Arc<Ear>>,
+    ears: Vec<Arc<ReleaseSignal>>,
 }
 
 /// Other processes that are let in.
@@ -118,7 +118,7 @@ impl LeaseTask {
         }
         loop {
             for ear in &waits.ears {
-                ear.forget();
+                ear.reset();
             }
             let asked = Instant::now();
             // Boxed: what comes after it in the task needs less room.
@@ -220,7 +220,7 @@ impl LeaseTask {
         if settings.wake_ups && waits.ears.is_empty() {
             waits.ears = turn.listen(&self.inner, &self.names);
         }
-        let told = !waits.ears.is_empty() && waits.ears.iter().all(|ear| ear.is_attentive());
+        let told = !waits.ears.is_empty() && waits.ears.iter().all(|ear| ear.is_subscribed());
         let delay = if told {
             let bound = settings.poll_interval;
             settings.retry.poll_delay(bound, retry_after, random_u64())
@@ -271,8 +271,8 @@ impl LeaseTask {
 const RUN: u32 = 10;
 
 /// Waits until one of the ears hears of a release, and returns how many processes did.
-async fn first_news(ears: &[Arc<Ear>]) -> usize {
-    let mut news: Vec<_> = ears.iter().map(|ear| Box::pin(ear.news())).collect();
+async fn first_news(ears: &[Arc<ReleaseSignal>]) -> usize {
+    let mut news: Vec<_> = ears.iter().map(|ear| Box::pin(ear.released())).collect();
     poll_fn(|context| {
         let ready = news.iter_mut().map(|news| news.as_mut().poll(context));
         ready.fold(

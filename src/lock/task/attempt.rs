@@ -14,7 +14,7 @@ use crate::lock::once::NotGranted;
 use crate::lock::task::acquire::{Acquired, Caller, Missed, Stopped};
 use crate::lock::task::recording::Replay;
 use crate::lock::task::state::{Failures, LeaseTask};
-use crate::node::{Enough, Node, NodeFailure, Vote, next_proposal, transit};
+use crate::node::{Node, NodeFailure, Threshold, Vote, next_proposal, transit};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{OnceRound, OnceStep};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
@@ -118,7 +118,7 @@ impl LeaseTask {
             if let Some(end) = self.follow(&mut attempt, step) {
                 return self.concluded(attempt, end);
             }
-            let event = match self.votes.waiting() {
+            let event = match self.votes.try_recv() {
                 // Woken once for several.
                 Some(vote) => Event::Voted(vote),
                 None => self.next_event(&mut attempt, &mut caller).await,
@@ -149,7 +149,7 @@ impl LeaseTask {
     /// Counts the votes that are here already before a grant is concluded from some of them: one may have
     /// a record, which decides instead.
     fn count_heard(&mut self, attempt: &mut Attempt, granted: OnceStep) -> OnceStep {
-        while let Some(vote) = self.votes.waiting() {
+        while let Some(vote) = self.votes.try_recv() {
             if let Some(vote) = self.count_release(vote) {
                 let step = attempt.inquiry.on_vote(vote, &mut attempt.claim);
                 if attempt.inquiry.round.is_recorded() {
@@ -171,13 +171,13 @@ impl LeaseTask {
             .iter()
             .map(|node| began + patience(node))
             .collect();
-        let acquiring = self.tally.next_phase();
+        let acquiring = self.votes.next_phase();
         let acquire = Op::Acquire {
             proposal: self.is_fenced().then(next_proposal),
             ttl: self.ttl,
             retention: settings.fence_retention,
         };
-        claim.send(acquire, self.ttl, &self.tally, 0..due.len());
+        claim.send(acquire, self.ttl, &self.votes, 0..due.len());
         let inquiry = Inquiry {
             round: OnceRound::new(settings.quorum, self.asked_for.unwrap_or_default()),
             failures: Failures::default(),
@@ -203,17 +203,17 @@ impl LeaseTask {
             Stage::Acquiring => {
                 let heard = self.inner.nodes.len() - attempt.inquiry.round.unanswered().count();
                 let decisive = self.inner.settings.quorum.decisive();
-                Enough::of(attempt.inquiry.acquiring, decisive.saturating_sub(heard))
+                Threshold::new(attempt.inquiry.acquiring, decisive.saturating_sub(heard))
             }
-            Stage::Confirming(_) | Stage::Reading(_) | Stage::Repairing(_) => Enough::any(),
+            Stage::Confirming(_) | Stage::Reading(_) | Stage::Repairing(_) => Threshold::any(),
         };
         let due = attempt.inquiry.next_due();
         tokio::select! {
             biased;
             () = caller.gone() => Event::Gone,
-            vote = self.votes.next(enough) => Event::Voted(vote),
+            vote = self.votes.recv(enough) => Event::Voted(vote),
             whole = poll_rest(&mut attempt.inquiry.reading) => Event::Read(whole),
-            () = self.alarm.at(due), if !matches!(attempt.inquiry.stage, Stage::Reading(_)) => match self.votes.waiting() {
+            () = self.alarm.at(due), if !matches!(attempt.inquiry.stage, Stage::Reading(_)) => match self.votes.try_recv() {
                 // Too few to wake for, but in time.
                 Some(vote) => Event::Voted(vote),
                 None => Event::Silence(due),
@@ -285,14 +285,14 @@ impl LeaseTask {
 
     fn confirm(&mut self, attempt: &mut Attempt, token: u64) {
         let settings = &self.inner.settings;
-        attempt.inquiry.stage = Stage::Confirming(self.tally.next_phase());
+        attempt.inquiry.stage = Stage::Confirming(self.votes.next_phase());
         let confirm = Op::Confirm {
             token: self.is_fenced().then_some(token),
             ttl: self.ttl,
             retention: settings.fence_retention,
         };
         let nodes = attempt.inquiry.round.unconfirmed();
-        attempt.claim.send(confirm, self.ttl, &self.tally, nodes);
+        attempt.claim.send(confirm, self.ttl, &self.votes, nodes);
     }
 
     fn repair(&mut self, attempt: &mut Attempt, record: Record) {
@@ -301,9 +301,9 @@ impl LeaseTask {
             let write = Op::Record { record, retention };
             // What it carries takes its time on the wire, whatever the votes took.
             attempt.inquiry.deadline += transit(&write);
-            attempt.inquiry.stage = Stage::Repairing(self.tally.next_phase());
+            attempt.inquiry.stage = Stage::Repairing(self.votes.next_phase());
             let nodes = attempt.inquiry.round.repairers();
-            attempt.claim.ask(write, &self.tally, nodes);
+            attempt.claim.ask(write, &self.votes, nodes);
         } else {
             attempt.inquiry.stage = Stage::Reading(Instant::now());
             let (inner, key) = (Arc::clone(&self.inner), self.recorded_key().clone());

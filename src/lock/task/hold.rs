@@ -20,7 +20,7 @@ use crate::lock::task::acquire::{Acquired, Missed};
 use crate::lock::task::attempt::Inquiry;
 use crate::lock::task::run::Grant;
 use crate::lock::task::state::{Failures, LeaseTask, TICK};
-use crate::node::{Enough, Vote, telemetry};
+use crate::node::{Threshold, Vote, telemetry};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::OnceStep;
 use crate::protocol::round::{ExtendRound, ExtendStep};
@@ -179,7 +179,7 @@ impl LeaseTask {
                 biased;
                 () = holding.wished.stirred() => {}
                 // Of the acquisition and of failed attempts, nothing is urgent.
-                vote = self.votes.next(enough), if holding.extending.is_some() => {
+                vote = self.votes.recv(enough), if holding.extending.is_some() => {
                     self.on_vote(holding, vote);
                 }
                 () = self.alarm.at(alarm) => self.on_alarm(holding),
@@ -224,7 +224,7 @@ impl LeaseTask {
             return None;
         }
         // None of these is waited for, but a record that is among them decides.
-        while let Some(vote) = self.votes.waiting() {
+        while let Some(vote) = self.votes.try_recv() {
             self.on_vote(holding, vote);
         }
         let now = Instant::now();
@@ -316,7 +316,7 @@ impl LeaseTask {
             && extending.due <= now
         {
             // Too few to wake for, but in time.
-            while let Some(vote) = self.votes.waiting() {
+            while let Some(vote) = self.votes.try_recv() {
                 self.on_vote(holding, vote);
             }
         }
@@ -336,7 +336,7 @@ impl LeaseTask {
                         node,
                         phase,
                         outcome,
-                        listeners: None,
+                        subscribers: None,
                     },
                 );
             }
@@ -358,7 +358,7 @@ impl LeaseTask {
     ) {
         let settings = &self.inner.settings;
         let began = Instant::now();
-        let phase = self.tally.next_phase();
+        let phase = self.votes.next_phase();
         let confirm = Op::Confirm {
             token: holding.token.map(FencingToken::as_u64),
             ttl,
@@ -366,7 +366,7 @@ impl LeaseTask {
         };
         let nodes = settings.quorum.nodes();
         let claim = &mut holding.claim;
-        claim.send(confirm, ttl.max(self.ttl), &self.tally, 0..nodes);
+        claim.send(confirm, ttl.max(self.ttl), &self.votes, 0..nodes);
         let number = holding.token.map_or(0, FencingToken::as_u64);
         holding.extending = Some(Box::new(Extending {
             round: ExtendRound::new(settings.quorum, number),
@@ -497,12 +497,12 @@ impl Holding {
     }
 
     /// Returns how many votes may decide an extension.
-    fn enough(&self, quorum: Quorum) -> Enough {
+    fn enough(&self, quorum: Quorum) -> Threshold {
         let Some(extending) = &self.extending else {
-            return Enough::any();
+            return Threshold::any();
         };
         let heard = quorum.nodes() - extending.round.silent().count();
-        Enough::of(extending.phase, quorum.decisive().saturating_sub(heard))
+        Threshold::new(extending.phase, quorum.decisive().saturating_sub(heard))
     }
 
     fn lost(&self) -> Option<LostReason> {

@@ -301,9 +301,9 @@ impl LeaseTask {
 
     fn ask(&mut self, claim: &Claim, op: Op, nodes: impl IntoIterator<Item = usize>) -> Asking {
         let silent: Vec<usize> = nodes.into_iter().collect();
-        let phase = self.tally.next_phase();
+        let phase = self.votes.next_phase();
         let patience = self.inner.settings.node_timeout + transit(&op);
-        claim.ask(op, &self.tally, silent.iter().copied());
+        claim.ask(op, &self.votes, silent.iter().copied());
         Asking {
             phase,
             due: Instant::now() + patience,
@@ -317,7 +317,7 @@ impl LeaseTask {
         loop {
             tokio::select! {
                 biased;
-                vote = self.votes.any() => {
+                vote = self.votes.recv_any() => {
                     let Some(Vote { node, phase, outcome, .. }) = self.count_release(vote) else {
                         continue;
                     };

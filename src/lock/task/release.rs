@@ -11,7 +11,7 @@ use crate::lock::front::Turn;
 use crate::lock::lease::{Status, Wished};
 use crate::lock::lost::LostReason;
 use crate::lock::task::state::{Failures, LeaseTask, Release};
-use crate::node::{Enough, NodeFailure, Vote};
+use crate::node::{NodeFailure, Threshold, Vote};
 use crate::protocol::Quorum;
 use crate::protocol::round::ReleaseStep;
 
@@ -85,9 +85,9 @@ impl LeaseTask {
         let now = Instant::now();
         // A node that was given up on keeps its release; there is nobody left to hear of it.
         self.forget_old_releases(now);
-        let phase = self.tally.next_phase();
+        let phase = self.votes.next_phase();
         let gone_at = claim.gone_at();
-        let round = claim.release(&self.tally, tells);
+        let round = claim.release(&self.votes, tells);
         self.releases.push(Release {
             phase,
             round,
@@ -100,9 +100,9 @@ impl LeaseTask {
 
     /// Counts a vote if it is on a release, and gives it back if not.
     pub(super) fn count_release(&mut self, vote: Vote) -> Option<Vote> {
-        if let Some(listeners) = vote.listeners {
+        if let Some(listeners) = vote.subscribers {
             for rivals in &self.rivals {
-                rivals.set_listeners(listeners);
+                rivals.set_subscribers(listeners);
             }
         }
         let Some(release) = self.releases.iter_mut().find(|r| r.phase == vote.phase) else {
@@ -114,13 +114,13 @@ impl LeaseTask {
     }
 
     /// Waits for more votes on a release, or gives up on the nodes that are overdue.
-    async fn next_release_votes(&mut self, enough: Enough) {
+    async fn next_release_votes(&mut self, enough: Threshold) {
         let due = self.releases.iter().filter_map(|release| release.due).min();
         let due = due.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
-            vote = self.votes.next(enough) => {
-                // Votes on anything else are of no interest any more.
+            vote = self.votes.recv(enough) => {
+                // VoteReceiver on anything else are of no interest any more.
                 drop(self.count_release(vote));
                 self.count_waiting();
             }
@@ -144,8 +144,8 @@ impl LeaseTask {
 
     /// Counts the votes that were too few to wake for, but came in time.
     fn count_waiting(&mut self) {
-        while let Some(vote) = self.votes.waiting() {
-            // Votes on anything else are of no interest any more.
+        while let Some(vote) = self.votes.try_recv() {
+            // VoteReceiver on anything else are of no interest any more.
             drop(self.count_release(vote));
         }
     }
@@ -154,7 +154,7 @@ impl LeaseTask {
     pub(super) async fn settle(&mut self) {
         let is_open = |release: &&Release| release.round.silent().next().is_some();
         while let Some(release) = self.releases.iter().find(is_open) {
-            let enough = Enough::of(release.phase, release.round.silent().count());
+            let enough = Threshold::new(release.phase, release.round.silent().count());
             self.next_release_votes(enough).await;
         }
         self.forget_old_releases(Instant::now());
@@ -177,8 +177,8 @@ impl LeaseTask {
 
 impl Release {
     /// Returns how many more votes may decide it.
-    fn enough(&self, quorum: Quorum) -> Enough {
+    fn enough(&self, quorum: Quorum) -> Threshold {
         let heard = quorum.nodes() - self.round.silent().count();
-        Enough::of(self.phase, quorum.decisive().saturating_sub(heard))
+        Threshold::new(self.phase, quorum.decisive().saturating_sub(heard))
     }
 }

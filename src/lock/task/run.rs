@@ -22,7 +22,7 @@ use crate::lock::task::acquire::Stopped;
 use crate::lock::task::recording::Replay;
 use crate::lock::task::state::{Alarm, LeaseTask};
 use crate::lock::waiters::Waiting;
-use crate::node::Tally;
+use crate::node::VoteReceiver;
 use crate::protocol::{Fingerprint, KeyNames, LockKeys};
 
 /// What became of an acquisition.
@@ -214,13 +214,12 @@ fn run(order: Order, mut grant: Grant) -> impl Future<Output = ()> + Send {
         label,
         asked_for,
     } = order;
-    let (tally, votes) = Tally::new(&inner.names);
+    let votes = VoteReceiver::new(&inner.names);
     let mut task = LeaseTask {
         inner,
         keys,
         names,
         ttl,
-        tally,
         votes,
         releases: Vec::new(),
         ticket,

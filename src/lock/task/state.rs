@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::lock::front::Rivals;
 use crate::lock::redlock::Inner;
 use crate::lock::registry::Ticket;
-use crate::node::{NodeFailure, Tally, Votes};
+use crate::node::{NodeFailure, VoteReceiver};
 use crate::protocol::message::Reply;
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{Fingerprint, KeyNames, LockKey, LockKeys};
@@ -26,8 +26,7 @@ pub(super) struct LeaseTask {
     pub(super) keys: LockKeys,
     pub(super) names: Arc<[KeyNames]>,
     pub(super) ttl: Duration,
-    pub(super) tally: Arc<Tally>,
-    pub(super) votes: Votes,
+    pub(super) votes: VoteReceiver,
     /// Releases that some node has not confirmed yet, of failed attempts and of the lock itself.
     pub(super) releases: Vec<Release>,
     pub(super) ticket: Ticket,

@@ -312,7 +312,7 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready};
 
     use super::*;
-    use crate::node::{Packet, Request, Tally};
+    use crate::node::{Packet, Request, VoteReceiver};
     use crate::protocol::message::{Command, Op};
     use crate::protocol::{ExecutionId, Fingerprint, KeyNames, OwnerToken, Record};
 
@@ -323,8 +323,8 @@ mod tests {
             owner: OwnerToken::from_random([0; 16]),
             op,
         });
-        let (tally, _) = Tally::new(&["n".into()].into());
-        Job::new(Request::Command(packet), tally.ballot(0), Instant::now())
+        let votes = VoteReceiver::new(&["n".into()].into());
+        Job::new(Request::Command(packet), votes.sender(0), Instant::now())
     }
 
     fn record(bytes: usize) -> Job {

@@ -241,7 +241,7 @@ impl Lane {
         let down = self.shared.unreachable();
         for job in jobs {
             if job.calls_off() {
-                job.ballot.cast(Ok(Reply::Released));
+                job.sender.send(Ok(Reply::Released));
                 continue;
             }
             if !job.is_wanted(now) {
@@ -249,7 +249,7 @@ impl Lane {
                     node: Arc::clone(&self.shared.name),
                     why: "the request was over before it could be sent".into(),
                 };
-                job.ballot.cast(Err(down.clone().unwrap_or_else(over)));
+                job.sender.send(Err(down.clone().unwrap_or_else(over)));
                 continue;
             }
             let job = match &down {
@@ -361,7 +361,7 @@ impl Lane {
                 forgot_all = true;
                 outcome = Err(self.shared.forgot());
             }
-            job.ballot.cast(outcome);
+            job.sender.send(outcome);
         }
         if self.shared.is_down() && !self.is_silent() {
             // Attempts to replace a connection that answers again are called off, but for one that led to
@@ -556,7 +556,7 @@ impl Lane {
 
     /// Whether anything is on the connection that has to be carried out, or is waited for.
     fn is_worth_waiting_for(&self, now: Instant) -> bool {
-        let of_use = |job: &Job| job.may_unlock(now) || job.ballot.is_open();
+        let of_use = |job: &Job| job.may_unlock(now) || job.sender.is_open();
         self.out.iter().any(of_use)
     }
 

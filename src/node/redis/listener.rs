@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::node::redis::connection::{describe, within};
-use crate::node::{Ear, Listening};
+use crate::node::{ReleaseSignal, Subscription};
 
 /// Hears of releases at one server.
 pub(super) struct Listener {
@@ -31,7 +31,7 @@ pub(super) struct Listener {
 }
 
 enum Order {
-    Join(Arc<[u8]>, Arc<Ear>, usize),
+    Join(Arc<[u8]>, Arc<ReleaseSignal>, usize),
     Leave(Arc<[u8]>),
 }
 
@@ -50,7 +50,7 @@ struct Task {
     client: Client,
     limit: Duration,
     /// By the name of the lock, who wants to hear of it, and what it knows this server as.
-    ears: HashMap<Arc<[u8]>, (Arc<Ear>, usize)>,
+    signals: HashMap<Arc<[u8]>, (Arc<ReleaseSignal>, usize)>,
     link: Option<Link>,
     /// When to ask whether the connection stands, or to close it, or to open one.
     alarm: Instant,
@@ -92,12 +92,12 @@ impl Listener {
     pub(super) fn listen(
         self: &Arc<Self>,
         lock: &Arc<[u8]>,
-        ear: &Arc<Ear>,
+        signal: &Arc<ReleaseSignal>,
         node: usize,
-    ) -> Listening {
-        self.order(Order::Join(Arc::clone(lock), Arc::clone(ear), node));
+    ) -> Subscription {
+        self.order(Order::Join(Arc::clone(lock), Arc::clone(signal), node));
         let (listener, lock) = (Arc::clone(self), Arc::clone(lock));
-        Listening::new(move || listener.order(Order::Leave(lock)))
+        Subscription::new(move || listener.order(Order::Leave(lock)))
     }
 
     fn order(&self, order: Order) {
@@ -126,7 +126,7 @@ impl Listener {
             name: Arc::clone(&self.name),
             client: self.client.clone(),
             limit: self.limit,
-            ears: HashMap::new(),
+            signals: HashMap::new(),
             link: None,
             alarm: now,
             close_at: now,
@@ -149,9 +149,9 @@ impl Task {
                     self.take(&mut batch);
                 }
                 heard = hear(&mut self.link) => match heard {
-                    Heard::Message(message) => self.tell(&message),
-                    Heard::Asked(asked) => self.on_asked(asked),
-                    Heard::End => self.lose_link("the server closed the connection"),
+                    Notified::Message(message) => self.tell(&message),
+                    Notified::Asked(asked) => self.on_asked(asked),
+                    Notified::End => self.lose_link("the server closed the connection"),
                 },
                 () = sleep_until(self.alarm) => self.on_alarm().await,
             }
@@ -163,14 +163,14 @@ impl Task {
         let (mut joined, mut left) = (Vec::new(), Vec::new());
         for order in batch.drain(..) {
             match order {
-                Order::Join(lock, ear, node) => {
+                Order::Join(lock, signal, node) => {
                     left.retain(|other| *other != lock);
                     joined.push(Arc::clone(&lock));
-                    self.ears.insert(lock, (ear, node));
+                    self.signals.insert(lock, (signal, node));
                 }
                 Order::Leave(lock) => {
                     joined.retain(|other| *other != lock);
-                    self.ears.remove(&lock);
+                    self.signals.remove(&lock);
                     left.push(lock);
                 }
             }
@@ -182,7 +182,7 @@ impl Task {
             }
             None => self.alarm = self.connect_at,
         }
-        if self.ears.is_empty() {
+        if self.signals.is_empty() {
             // Nothing else is put off: those who come and go may do so on a connection that is dead.
             self.close_at = Instant::now() + LINGER;
         }
@@ -192,9 +192,9 @@ impl Task {
         let now = Instant::now();
         self.alarm = now + KEEPALIVE;
         match &mut self.link {
-            None if self.ears.is_empty() => {}
+            None if self.signals.is_empty() => {}
             None => self.connect().await,
-            Some(_) if self.ears.is_empty() && self.close_at <= now => self.link = None,
+            Some(_) if self.signals.is_empty() && self.close_at <= now => self.link = None,
             Some(link) if link.unanswered => self.lose_link("no answer"),
             Some(link) => link.ask_whether_it_stands(),
         }
@@ -214,7 +214,7 @@ impl Task {
                     asking: FuturesUnordered::new(),
                     unanswered: false,
                 };
-                link.join(self.ears.keys().cloned().collect());
+                link.join(self.signals.keys().cloned().collect());
                 self.link = Some(link);
             }
             Err(why) => self.lose_link(&why),
@@ -224,8 +224,8 @@ impl Task {
     fn on_asked(&mut self, asked: Asked) {
         match asked {
             Asked::Joined(locks, Ok(())) => {
-                for (ear, node) in locks.iter().filter_map(|lock| self.ears.get(lock)) {
-                    ear.set_attentive(*node, true);
+                for (signal, node) in locks.iter().filter_map(|lock| self.signals.get(lock)) {
+                    signal.set_subscribed(*node, true);
                 }
             }
             Asked::Joined(_, Err(error)) | Asked::Other(Err(error)) => self.warn(&error),
@@ -241,8 +241,8 @@ impl Task {
         let Ok(lock) = message.get_channel::<Vec<u8>>() else {
             return;
         };
-        if let Some((ear, node)) = self.ears.get(lock.as_slice()) {
-            ear.tell(*node, message.get_payload().unwrap_or(1));
+        if let Some((signal, node)) = self.signals.get(lock.as_slice()) {
+            signal.notify(*node, message.get_payload().unwrap_or(1));
         }
     }
 
@@ -253,8 +253,8 @@ impl Task {
             "releases at this redlock node are not heard of"
         );
         self.link = None;
-        for (ear, node) in self.ears.values() {
-            ear.set_attentive(*node, false);
+        for (signal, node) in self.signals.values() {
+            signal.set_subscribed(*node, false);
         }
         self.connect_at = Instant::now() + PAUSE;
         self.alarm = self.connect_at;
@@ -276,27 +276,27 @@ impl Task {
 /// The runtime may end before those who listen do.
 impl Drop for Task {
     fn drop(&mut self) {
-        for (ear, node) in self.ears.values() {
-            ear.set_attentive(*node, false);
+        for (signal, node) in self.signals.values() {
+            signal.set_subscribed(*node, false);
         }
     }
 }
 
 /// What is heard on a connection.
-enum Heard {
+enum Notified {
     Message(Msg),
     Asked(Asked),
     End,
 }
 
 /// Waits for what comes on the connection; for ever, if there is none.
-async fn hear(link: &mut Option<Link>) -> Heard {
+async fn hear(link: &mut Option<Link>) -> Notified {
     let Some(link) = link else {
         return pending().await;
     };
     tokio::select! {
-        Some(asked) = link.asking.next() => Heard::Asked(asked),
-        message = link.messages.next() => message.map_or(Heard::End, Heard::Message),
+        Some(asked) = link.asking.next() => Notified::Asked(asked),
+        message = link.messages.next() => message.map_or(Notified::End, Notified::Message),
     }
 }
 
@@ -377,19 +377,20 @@ mod tests {
             asking: FuturesUnordered::new(),
             unanswered: false,
         });
-        let ear = Ear::new(Quorum::new(1).unwrap());
+        let signal = ReleaseSignal::new(Quorum::new(1).unwrap());
         let lock = Arc::from(&b"k"[..]);
-        task.ears.insert(Arc::clone(&lock), (Arc::clone(&ear), 0));
-        ear.set_attentive(0, true);
+        task.signals
+            .insert(Arc::clone(&lock), (Arc::clone(&signal), 0));
+        signal.set_subscribed(0, true);
         let (orders, received) = mpsc::unbounded_channel();
         tokio::spawn(task.run(received));
         for _ in 0..8 {
             sleep(KEEPALIVE / 2).await;
             orders.send(Order::Leave(Arc::clone(&lock))).unwrap();
-            let order = Order::Join(Arc::clone(&lock), Arc::clone(&ear), 0);
+            let order = Order::Join(Arc::clone(&lock), Arc::clone(&signal), 0);
             sleep(KEEPALIVE / 10).await;
             orders.send(order).unwrap();
         }
-        assert!(!ear.is_attentive());
+        assert!(!signal.is_subscribed());
     }
 }

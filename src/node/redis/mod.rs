@@ -28,7 +28,7 @@ use crate::node::redis::connection::{Address, TELLING};
 use crate::node::redis::inbox::{Inbox, Posted};
 use crate::node::redis::listener::Listener;
 use crate::node::redis::reader::Reader;
-use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
+use crate::node::{Node, NodeFailure, NodeState, ReleaseSignal, Subscription};
 
 pub(crate) use connection::{Endpoint, pool_for};
 pub(crate) use encode::Packed;
@@ -191,7 +191,7 @@ impl Shared {
     /// Notes to how many processes a release was told; that it must not be, it says once.
     fn note_listeners(&self, job: &mut Job, told: i64) {
         if let Ok(listeners) = usize::try_from(told) {
-            job.ballot.set_listeners(listeners);
+            job.sender.set_subscribers(listeners);
         } else if told == -1 && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 node = &*self.name,
@@ -223,9 +223,9 @@ impl Node for RedisNode {
         match self.shared.inbox.post(job) {
             Posted::Accepted => {}
             Posted::NeedsLane(runtime) => lane::spawn(&runtime, Arc::clone(&self.shared)),
-            // There is no way to reach the server; the ballot says so when dropped.
+            // There is no way to reach the server; the vote says so when dropped.
             Posted::Stranded(job) => drop(job),
-            Posted::Full(job) => job.ballot.cast(Err(NodeFailure::Unreachable {
+            Posted::Full(job) => job.sender.send(Err(NodeFailure::Unreachable {
                 node: Arc::clone(&self.shared.name),
                 why: "too many requests wait for it already".into(),
             })),
@@ -234,19 +234,24 @@ impl Node for RedisNode {
 
     fn fetch(&self, job: Job) {
         if let Some(failure @ NodeFailure::Unreachable { .. }) = self.shared.unreachable() {
-            job.ballot.cast(Err(failure));
+            job.sender.send(Err(failure));
             return;
         }
-        // Without a runtime there is no way to reach the server; the ballot says so when dropped.
+        // Without a runtime there is no way to reach the server; the vote says so when dropped.
         if let Ok(runtime) = Handle::try_current() {
             let (shared, reader) = (Arc::clone(&self.shared), Arc::clone(&self.reader));
             runtime.spawn(async move { reader.run(&shared, job).await });
         }
     }
 
-    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening> {
+    fn subscribe(
+        &self,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Option<Subscription> {
         let listener = self.listener.as_ref()?;
-        Some(listener.listen(lock, ear, node))
+        Some(listener.listen(lock, signal, node))
     }
 
     fn extra_patience(&self) -> Duration {

@@ -60,7 +60,7 @@ impl Reader {
             node: Arc::clone(&shared.name),
             after: began.elapsed(),
         };
-        job.ballot.cast(outcome.unwrap_or_else(|_| Err(late())));
+        job.sender.send(outcome.unwrap_or_else(|_| Err(late())));
         if is_late && let Some(link) = &link {
             self.forget(link).await;
         }
@@ -80,7 +80,7 @@ impl Reader {
         // It is never closed; nobody waits for what could not be read then.
         let place = self.places.acquire().await;
         let _place = place.map_err(|_| over("the reader is closed"))?;
-        if !job.ballot.is_open() {
+        if !job.sender.is_open() {
             return Err(over("the request was over before it could be sent"));
         }
         loop {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tower_redlock::test_util::Listener;
+use tower_redlock::test_util::SimSubscriber;
 
 use crate::network::{Event, RETRY, State};
 use crate::plan::{WakeUpPlan, happens, ms, up_to};
@@ -37,7 +37,7 @@ type Subscriber = (usize, u64);
 struct EarLink {
     open: Option<u64>,
     opening: bool,
-    wanted: BTreeMap<Arc<[u8]>, Listener>,
+    wanted: BTreeMap<Arc<[u8]>, SimSubscriber>,
     /// When the last request on this connection arrives: the next does not overtake it.
     arrives: Duration,
 }
@@ -88,7 +88,7 @@ impl State {
         &mut self,
         (process, node): (usize, usize),
         lock: &Arc<[u8]>,
-        listener: Listener,
+        listener: SimSubscriber,
         now: Duration,
     ) {
         if !self.processes[process].alive {
@@ -207,7 +207,7 @@ impl State {
             What::Gone => {
                 link.open = None;
                 for listener in link.wanted.values() {
-                    listener.set_attentive(false);
+                    listener.set_subscribed(false);
                 }
                 link.opening = true;
                 self.after(RETRY, Event::OpenEar { process, node });
@@ -218,12 +218,12 @@ impl State {
             }
             What::Subscribed(lock) => {
                 if let Some(listener) = link.wanted.get(lock) {
-                    listener.set_attentive(true);
+                    listener.set_subscribed(true);
                 }
             }
             What::Released(lock, listeners) => {
                 if let Some(listener) = link.wanted.get(lock) {
-                    listener.tell(*listeners);
+                    listener.notify(*listeners);
                     self.wake_ups.heard += 1;
                 }
             }

@@ -110,7 +110,7 @@ impl Lane {
             if job.is_sent_again() {
                 again.push(job);
             } else {
-                job.ballot.cast(Err(NodeFailure::Disconnected {
+                job.sender.send(Err(NodeFailure::Disconnected {
                     node: Arc::clone(&self.shared.name),
                     why: Arc::clone(why),
                 }));
@@ -161,7 +161,7 @@ impl Lane {
             if job.is_wanted(now) {
                 self.parked.extend(job.despite(&failure));
             } else {
-                job.ballot.cast(Err(failure.clone()));
+                job.sender.send(Err(failure.clone()));
             }
         }
     }

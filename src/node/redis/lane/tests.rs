@@ -2,10 +2,10 @@
 
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::node::VoteReceiver;
 use crate::node::job::{Packet, Trail};
 use crate::node::redis::socket::Socket;
 use crate::node::redis::{RedisNode, Timeouts, pool_for};
-use crate::node::{Tally, Votes};
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken};
 
@@ -16,9 +16,8 @@ const TTL: Duration = Duration::from_secs(10);
 /// A lane, and what it sends to.
 struct Bench {
     lane: Lane,
-    tally: Arc<Tally>,
     /// As long as it is there, the jobs are of use.
-    _votes: Votes,
+    votes: VoteReceiver,
     servers: Vec<TcpStream>,
 }
 
@@ -47,11 +46,10 @@ impl Bench {
             connect: limit,
         };
         let node = RedisNode::new(endpoint, timeouts, None);
-        let (tally, votes) = Tally::new(&["n".into()].into());
+        let votes = VoteReceiver::new(&["n".into()].into());
         let mut bench = Self {
             lane: Lane::new(Arc::clone(&node.shared)),
-            tally,
-            _votes: votes,
+            votes,
             servers: Vec::new(),
         };
         let opened = bench.opened().await;
@@ -79,8 +77,8 @@ impl Bench {
             op,
         };
         let packet = Packet::of_attempt(command, false, owner.trail.clone());
-        let ballot = self.tally.ballot(0);
-        Job::new(Request::Command(packet), ballot, Instant::now() + TTL)
+        let sender = self.votes.sender(0);
+        Job::new(Request::Command(packet), sender, Instant::now() + TTL)
     }
 
     /// The release of an attempt whose lock has expired, and whose intent has not.

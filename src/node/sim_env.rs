@@ -12,9 +12,9 @@ use std::time::Duration;
 /// ```
 /// use std::time::Duration;
 /// use tower_redlock::Redlock;
-/// use tower_redlock::test_util::World;
+/// use tower_redlock::test_util::SimEnv;
 ///
-/// let mut world = World::new(|| 7);
+/// let mut world = SimEnv::new(|| 7);
 /// world.set_wall_clock(Duration::from_secs(1_000));
 /// let token = world.enter(|| {
 ///     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -24,17 +24,17 @@ use std::time::Duration;
 /// });
 /// assert_eq!(token.unwrap().as_u64(), 1_000_000_000);
 /// ```
-pub struct World {
+pub struct SimEnv {
     random: Box<dyn FnMut() -> u64>,
     wall_clock: Duration,
     last_proposal: u64,
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<World>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<SimEnv>> = const { RefCell::new(None) };
 }
 
-impl World {
+impl SimEnv {
     /// A world with a source of randomness, in which it is 1970.
     #[must_use]
     pub fn new(random: impl FnMut() -> u64 + 'static) -> Self {
@@ -84,9 +84,9 @@ impl World {
 }
 
 /// By hand, because a source of randomness has nothing to show.
-impl fmt::Debug for World {
+impl fmt::Debug for SimEnv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("World")
+        f.debug_struct("SimEnv")
             .field("wall_clock", &self.wall_clock)
             .finish_non_exhaustive()
     }

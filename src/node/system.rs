@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sha2::{Digest, Sha256};
 
 #[cfg(feature = "test-util")]
-use crate::node::world::World;
+use crate::node::sim_env::SimEnv;
 
 /// The highest number this process has proposed for any key.
 static LAST_PROPOSAL: AtomicU64 = AtomicU64::new(0);
@@ -20,7 +20,7 @@ static LAST_PROPOSAL: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn unguessable() -> [u8; 16] {
     let mut bytes = [0; 16];
     #[cfg(feature = "test-util")]
-    if let Some(random) = World::random() {
+    if let Some(random) = SimEnv::random() {
         bytes[..8].copy_from_slice(&random.to_le_bytes());
         return bytes;
     }
@@ -65,7 +65,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
 /// come later, whatever process they run in; nothing else in the crate reads it.
 pub(crate) fn next_proposal() -> u64 {
     #[cfg(feature = "test-util")]
-    if let Some(proposal) = World::next_proposal() {
+    if let Some(proposal) = SimEnv::next_proposal() {
         return proposal;
     }
     let now = wall_clock_micros();

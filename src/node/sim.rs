@@ -1,4 +1,4 @@
-//! Nodes behind a wire that a simulation carries every request over.
+//! Nodes behind a network that a simulation carries every request over.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::node::job::{Job, Request};
-use crate::node::{Ear, Listening, Node, NodeFailure, NodeState};
+use crate::node::{Node, NodeFailure, NodeState, ReleaseSignal, Subscription};
 use crate::protocol::message::{Command, Reply};
 
 /// The way from one process to its nodes, for a simulation to implement.
@@ -17,45 +17,45 @@ use crate::protocol::message::{Command, Reply};
 /// What holds for every node: [`carry`](Self::carry) returns at once; what one process sends reaches
 /// a node in the order in which it was sent, unless a connection breaks in between; and a release is
 /// not dropped while its key may still be there, but sent again.
-pub trait Wire: fmt::Debug + Send + Sync + 'static {
+pub trait SimNetwork: fmt::Debug + Send + Sync + 'static {
     /// Takes a request to a node, given by its place in the list of nodes.
-    fn carry(&self, node: usize, parcel: Parcel);
+    fn carry(&self, node: usize, request: SimRequest);
 
-    /// Takes the wish to hear of releases of a lock at a node, until [`hush`](Self::hush) is called; of a
+    /// Takes the wish to hear of releases of a lock at a node, until [`hush`](Self::unsubscribe) is called; of a
     /// lock that is listened for already, the new listener takes the place of the old. Returns at once.
     ///
     /// Without an implementation no node ever tells.
-    fn listen(&self, _node: usize, _lock: &Arc<[u8]>, _listener: Listener) {}
+    fn subscribe(&self, _node: usize, _lock: &Arc<[u8]>, _listener: SimSubscriber) {}
 
     /// Takes note that nobody wants to hear of releases of a lock at a node any more. Returns at once.
-    fn hush(&self, _node: usize, _lock: &Arc<[u8]>) {}
+    fn unsubscribe(&self, _node: usize, _lock: &Arc<[u8]>) {}
 }
 
 /// Who hears of releases of one lock at one node. What it is told may be late, repeated, lost or untrue:
 /// it is a hint to ask.
 #[derive(Debug)]
-pub struct Listener {
-    ear: Arc<Ear>,
+pub struct SimSubscriber {
+    signal: Arc<ReleaseSignal>,
     node: usize,
 }
 
-impl Listener {
+impl SimSubscriber {
     /// Notes whether the node would tell of a release from now on; at first it would not.
-    pub fn set_attentive(&self, attentive: bool) {
-        self.ear.set_attentive(self.node, attentive);
+    pub fn set_subscribed(&self, subscribed: bool) {
+        self.signal.set_subscribed(self.node, subscribed);
     }
 
     /// Tells of a release that so many processes were told of, this one included.
-    pub fn tell(&self, listeners: usize) {
-        self.ear.tell(self.node, listeners);
+    pub fn notify(&self, listeners: usize) {
+        self.signal.notify(self.node, listeners);
     }
 }
 
 /// A request on its way. Dropped unanswered, it is answered with [`NodeFailure::Disconnected`].
 #[derive(Debug)]
-pub struct Parcel(Job);
+pub struct SimRequest(Job);
 
-impl Parcel {
+impl SimRequest {
     /// Returns what is asked; `None` if it is only whether the node answers.
     #[must_use]
     pub fn command(&self) -> Option<&Command> {
@@ -81,56 +81,61 @@ impl Parcel {
     /// Returns whether those who listen are to be told if the node gives back one of the locks, which
     /// it does only if that is still the owner's.
     #[must_use]
-    pub fn tells(&self) -> bool {
+    pub fn notifies(&self) -> bool {
         matches!(&self.0.request, Request::Command(packet) if packet.tells)
     }
 
     /// Notes how many processes the node told of a release.
-    pub fn set_listeners(&mut self, listeners: usize) {
-        self.0.ballot.set_listeners(listeners);
+    pub fn set_subscribers(&mut self, listeners: usize) {
+        self.0.sender.set_subscribers(listeners);
     }
 
     /// Answers the request.
     pub fn answer(self, outcome: Result<Reply, NodeFailure>) {
-        self.0.ballot.cast(outcome);
+        self.0.sender.send(outcome);
     }
 }
 
-/// One node at the end of a wire.
+/// One node at the end of a network.
 #[derive(Debug)]
-pub(crate) struct WiredNode {
+pub(crate) struct SimNode {
     name: Arc<str>,
     index: usize,
-    wire: Arc<dyn Wire>,
+    network: Arc<dyn SimNetwork>,
 }
 
-impl WiredNode {
-    pub(crate) fn new(index: usize, wire: Arc<dyn Wire>) -> Self {
+impl SimNode {
+    pub(crate) fn new(index: usize, network: Arc<dyn SimNetwork>) -> Self {
         Self {
-            name: format!("wired-{index}").into(),
+            name: format!("sim-{index}").into(),
             index,
-            wire,
+            network,
         }
     }
 }
 
-impl Node for WiredNode {
+impl Node for SimNode {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
 
     fn submit(&self, job: Job) {
-        self.wire.carry(self.index, Parcel(job));
+        self.network.carry(self.index, SimRequest(job));
     }
 
-    fn listen(&self, lock: &Arc<[u8]>, ear: &Arc<Ear>, node: usize) -> Option<Listening> {
-        let listener = Listener {
-            ear: Arc::clone(ear),
+    fn subscribe(
+        &self,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Option<Subscription> {
+        let listener = SimSubscriber {
+            signal: Arc::clone(signal),
             node,
         };
-        self.wire.listen(self.index, lock, listener);
-        let (wire, index, lock) = (Arc::clone(&self.wire), self.index, Arc::clone(lock));
-        Some(Listening::new(move || wire.hush(index, &lock)))
+        self.network.subscribe(self.index, lock, listener);
+        let (network, index, lock) = (Arc::clone(&self.network), self.index, Arc::clone(lock));
+        Some(Subscription::new(move || network.unsubscribe(index, &lock)))
     }
 
     fn extra_patience(&self) -> Duration {

@@ -1,0 +1,239 @@
+//! Wake-ups: how a process that waits for a lock learns of its release.
+//!
+//! # Implementation details
+//!
+//! A [`ReleaseSignal`] is a process's subscription to the releases of one lock at all nodes. It fires when a
+//! majority of the nodes has published a release, because the lock can only be acquired at a majority then.
+//!
+//! A signal is a hint to try again and nothing more: a message can be lost, and a lock that expires sends
+//! none. Waiters therefore poll as well, at a lower rate. The signal also fires when the number of subscribed
+//! nodes reaches a majority, or falls below one: a release may have been missed in between, and the waiter
+//! has to choose its polling rate anew.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use crate::node::mutex::Mutex;
+use crate::protocol::Quorum;
+
+/// What the nodes have published to this process about one lock.
+#[derive(Debug)]
+pub(crate) struct ReleaseSignal {
+    majority: usize,
+    published: Mutex<Published>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Published {
+    /// By node, whether this process is subscribed there.
+    subscribed: Vec<bool>,
+    /// By node, whether it has published a release.
+    released: Vec<bool>,
+    /// The number of subscribers of the last message, this process included.
+    subscribers: usize,
+}
+
+/// A subscription at one node; dropping it unsubscribes.
+pub(crate) struct Subscription(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+/// The signals at an embedded node, by the name of the lock, each with the node's number.
+#[derive(Debug, Default)]
+pub(crate) struct Subscribers(Mutex<HashMap<Arc<[u8]>, Vec<(Arc<ReleaseSignal>, usize)>>>);
+
+impl ReleaseSignal {
+    pub(crate) fn new(quorum: Quorum) -> Arc<Self> {
+        Arc::new(Self {
+            majority: quorum.majority(),
+            published: Mutex::new(Published {
+                subscribed: vec![false; quorum.nodes()],
+                released: vec![false; quorum.nodes()],
+                subscribers: 1,
+            }),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Sets whether a node publishes releases to this process from now on.
+    pub(crate) fn set_subscribed(&self, node: usize, subscribed: bool) {
+        let mut published = self.published.lock();
+        let before = published.is_subscribed(self.majority);
+        published.subscribed[node] = subscribed;
+        if before != published.is_subscribed(self.majority) {
+            // The lock may have been released without a message to this process.
+            published.released.fill(true);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Takes a node's message that the lock was released, sent to this many subscribers.
+    pub(crate) fn notify(&self, node: usize, subscribers: usize) {
+        let mut published = self.published.lock();
+        published.released[node] = true;
+        published.subscribers = subscribers;
+        if published.is_released(self.majority) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Discards the messages so far, because the nodes are about to be asked anyway.
+    pub(crate) fn reset(&self) {
+        self.published.lock().released.fill(false);
+    }
+
+    /// Returns whether a majority of the nodes would publish a release to this process.
+    pub(crate) fn is_subscribed(&self) -> bool {
+        self.published.lock().is_subscribed(self.majority)
+    }
+
+    /// Waits until a majority has published a release, and returns the number of subscribers.
+    ///
+    /// # Cancel safety
+    ///
+    /// No message is lost if the future is dropped.
+    pub(crate) async fn released(&self) -> usize {
+        loop {
+            {
+                let mut published = self.published.lock();
+                if published.is_released(self.majority) {
+                    published.released.fill(false);
+                    return published.subscribers;
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+}
+
+impl Published {
+    fn is_subscribed(&self, majority: usize) -> bool {
+        self.subscribed.iter().filter(|is| **is).count() >= majority
+    }
+
+    fn is_released(&self, majority: usize) -> bool {
+        self.released.iter().filter(|is| **is).count() >= majority
+    }
+}
+
+impl Subscription {
+    pub(crate) fn new(unsubscribe: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self(Some(Box::new(unsubscribe)))
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if let Some(unsubscribe) = self.0.take() {
+            unsubscribe();
+        }
+    }
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription").finish_non_exhaustive()
+    }
+}
+
+impl Subscribers {
+    /// Adds a signal, to which this node is number `node`.
+    pub(crate) fn subscribe(&self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>, node: usize) {
+        let mut signals = self.0.lock();
+        let of_lock = signals.entry(Arc::clone(lock)).or_default();
+        of_lock.push((Arc::clone(signal), node));
+        drop(signals);
+        signal.set_subscribed(node, true);
+    }
+
+    /// Removes a signal.
+    pub(crate) fn unsubscribe(&self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) {
+        let mut signals = self.0.lock();
+        if let Some(of_lock) = signals.get_mut(lock) {
+            of_lock.retain(|(other, _)| !Arc::ptr_eq(other, signal));
+            if of_lock.is_empty() {
+                signals.remove(lock);
+            }
+        }
+    }
+
+    /// Publishes the release of a lock, and returns the number of its subscribers.
+    pub(crate) fn publish(&self, lock: &Arc<[u8]>) -> usize {
+        let signals = self.0.lock().get(lock).cloned().unwrap_or_default();
+        for (signal, node) in &signals {
+            signal.notify(*node, signals.len());
+        }
+        signals.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::task::spawn;
+    use tokio_test::{assert_pending, assert_ready_eq};
+
+    use super::*;
+
+    #[test]
+    fn released_needs_messages_from_a_majority() {
+        let signal = ReleaseSignal::new(Quorum::new(5).unwrap());
+        signal.notify(0, 4);
+        signal.notify(0, 4);
+        signal.notify(3, 4);
+        let mut released = spawn(signal.released());
+        assert_pending!(released.poll());
+        signal.notify(4, 4);
+        assert!(released.is_woken());
+        assert_ready_eq!(released.poll(), 4);
+        drop(released);
+        signal.notify(2, 4);
+        signal.notify(1, 4);
+        // The wake-up that was left over is not a message.
+        assert_pending!(spawn(signal.released()).poll());
+    }
+
+    #[test]
+    fn released_resolves_when_a_majority_becomes_subscribed() {
+        let signal = ReleaseSignal::new(Quorum::new(3).unwrap());
+        let mut released = spawn(signal.released());
+        assert_pending!(released.poll());
+        signal.set_subscribed(2, true);
+        assert!(!signal.is_subscribed());
+        assert!(!released.is_woken());
+        signal.set_subscribed(0, true);
+        assert!(signal.is_subscribed());
+        assert_ready_eq!(released.poll(), 1);
+    }
+
+    #[test]
+    fn released_resolves_when_the_subscribed_majority_is_lost() {
+        let signal = ReleaseSignal::new(Quorum::new(3).unwrap());
+        (0..3).for_each(|node| signal.set_subscribed(node, true));
+        assert_ready_eq!(spawn(signal.released()).poll(), 1);
+        let mut released = spawn(signal.released());
+        signal.set_subscribed(0, false);
+        assert_pending!(released.poll());
+        signal.set_subscribed(1, false);
+        assert!(!signal.is_subscribed());
+        assert_ready_eq!(released.poll(), 1);
+    }
+
+    #[test]
+    fn publish_reaches_subscribers_until_their_subscriptions_are_dropped() {
+        let (subscribers, lock) = (Arc::new(Subscribers::default()), Arc::from(&b"k"[..]));
+        let signals = [(); 2].map(|()| ReleaseSignal::new(Quorum::new(1).unwrap()));
+        let subscriptions = signals.each_ref().map(|signal| {
+            subscribers.subscribe(&lock, signal, 0);
+            let (from, lock) = (Arc::clone(&subscribers), Arc::clone(&lock));
+            let signal = Arc::clone(signal);
+            Subscription::new(move || from.unsubscribe(&lock, &signal))
+        });
+        assert_eq!(subscribers.publish(&lock), 2);
+        assert_ready_eq!(spawn(signals[1].released()).poll(), 2);
+        drop(subscriptions);
+        assert_eq!(subscribers.publish(&lock), 0);
+        assert!(subscribers.0.lock().is_empty());
+    }
+}

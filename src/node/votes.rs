@@ -1,0 +1,341 @@
+//! The votes channel: many nodes send, one lease receives.
+//!
+//! # Implementation details
+//!
+//! It differs from an ordinary multi-producer channel in two ways.
+//!
+//! *Phases.* A lease asks its nodes several times: to acquire, to confirm, to release. Each time is a phase
+//! with a number. A [`VoteSender`] belongs to the phase in which it was made. Votes of earlier phases are
+//! still delivered, but a request whose phase is over, and which has not been sent yet, need not be sent:
+//! [`VoteSender::is_open`] tells.
+//!
+//! *Thresholds.* Over five nodes, a phase is decided by the third vote at the earliest. Waking the lease's
+//! task for each earlier vote costs more than everything else that the client does for a lock. So the
+//! receiver says how many votes of which phase it needs, and is woken once, by the vote that completes them.
+//!
+//! Invariants: every sender sends exactly one vote (dropping it sends a failure), and no vote is lost unless
+//! the receiver has been dropped.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use crate::node::failure::NodeFailure;
+use crate::node::mutex::Mutex;
+use crate::protocol::message::Reply;
+
+/// Receives the votes of one lease. Once it is dropped, votes are discarded.
+#[derive(Debug)]
+pub(crate) struct VoteReceiver {
+    channel: Arc<Channel>,
+    /// Whether a threshold was reached and the votes behind it are being taken one by one.
+    is_draining: bool,
+}
+
+/// The right to send one vote. Dropped unused, it sends a failure.
+#[derive(Debug)]
+pub(crate) struct VoteSender(Option<Unsent>);
+
+/// One node's vote in one phase of a lease.
+#[derive(Debug)]
+pub(crate) struct Vote {
+    pub(crate) node: usize,
+    pub(crate) phase: u32,
+    pub(crate) outcome: Result<Reply, NodeFailure>,
+    /// The number of subscribers that a release was published to.
+    pub(crate) subscribers: Option<usize>,
+}
+
+/// How many votes of which phase wake the receiver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Threshold {
+    phase: u32,
+    votes: usize,
+}
+
+#[derive(Debug)]
+struct Channel {
+    queue: Mutex<Queue>,
+    /// The current phase.
+    phase: AtomicU32,
+    /// The nodes' names, by number.
+    names: Arc<[Arc<str>]>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    votes: VecDeque<Vote>,
+    /// The receiver's task and what it waits for.
+    waiting: Option<(Waker, Threshold)>,
+    /// Whether the receiver has been dropped.
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Unsent {
+    channel: Arc<Channel>,
+    phase: u32,
+    node: usize,
+    /// The vote to send if the node has no record: it may be read from, but must not vote. Boxed because it
+    /// is rare, and every request carries a sender.
+    without_record: Option<Box<NodeFailure>>,
+    subscribers: Option<u32>,
+}
+
+impl Threshold {
+    /// This many votes of a phase.
+    pub(crate) fn new(phase: u32, votes: usize) -> Self {
+        Self { phase, votes }
+    }
+
+    /// Any one vote.
+    pub(crate) fn any() -> Self {
+        Self::new(0, 0)
+    }
+}
+
+impl VoteReceiver {
+    /// Makes a channel for the nodes with these names.
+    pub(crate) fn new(names: &Arc<[Arc<str>]>) -> Self {
+        let queue = Queue {
+            // Two phases fit: a phase is decided by fewer than all of its votes.
+            votes: VecDeque::with_capacity(2 * names.len()),
+            ..Queue::default()
+        };
+        Self {
+            channel: Arc::new(Channel {
+                queue: Mutex::new(queue),
+                phase: AtomicU32::new(0),
+                names: Arc::clone(names),
+            }),
+            is_draining: false,
+        }
+    }
+
+    /// Begins a new phase, which closes the senders of the one before, and returns its number.
+    pub(crate) fn next_phase(&self) -> u32 {
+        self.channel.phase.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Returns the sender of one node for the current phase.
+    pub(crate) fn sender(&self, node: usize) -> VoteSender {
+        VoteSender(Some(Unsent {
+            channel: Arc::clone(&self.channel),
+            phase: self.channel.phase.load(Ordering::Acquire),
+            node,
+            without_record: None,
+            subscribers: None,
+        }))
+    }
+
+    /// Returns the next vote, once there are as many as the threshold asks for.
+    ///
+    /// # Cancel safety
+    ///
+    /// No vote is lost if the future is dropped.
+    pub(crate) async fn recv(&mut self, threshold: Threshold) -> Vote {
+        poll_fn(|context| self.poll_recv(context, threshold)).await
+    }
+
+    /// Returns the next vote, whichever it is. As cancel safe as [`recv`](Self::recv).
+    pub(crate) async fn recv_any(&mut self) -> Vote {
+        self.recv(Threshold::any()).await
+    }
+
+    /// Returns a vote that has arrived already.
+    pub(crate) fn try_recv(&mut self) -> Option<Vote> {
+        self.channel.queue.lock().votes.pop_front()
+    }
+
+    fn poll_recv(&mut self, context: &Context<'_>, threshold: Threshold) -> Poll<Vote> {
+        let mut queue = self.channel.queue.lock();
+        if self.is_draining || queue.reaches(threshold) {
+            self.is_draining = true;
+            if let Some(vote) = queue.votes.pop_front() {
+                return Poll::Ready(vote);
+            }
+            self.is_draining = false;
+        }
+        match &mut queue.waiting {
+            Some((waker, awaited)) => {
+                waker.clone_from(context.waker());
+                *awaited = threshold;
+            }
+            none => *none = Some((context.waker().clone(), threshold)),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for VoteReceiver {
+    fn drop(&mut self) {
+        let mut queue = self.channel.queue.lock();
+        queue.is_closed = true;
+        let votes = std::mem::take(&mut queue.votes);
+        drop(queue);
+        drop(votes);
+    }
+}
+
+impl VoteSender {
+    /// Returns a sender whose vote has been sent.
+    #[cfg(feature = "redis")]
+    pub(crate) fn spent() -> Self {
+        Self(None)
+    }
+
+    /// Sends the vote.
+    pub(crate) fn send(mut self, outcome: Result<Reply, NodeFailure>) {
+        self.send_with(|unsent| match &unsent.without_record {
+            Some(failure) if outcome == Ok(Reply::NotDone) => Err((**failure).clone()),
+            _ => outcome,
+        });
+    }
+
+    /// Returns the number of its node.
+    #[cfg(feature = "redis")]
+    pub(crate) fn node(&self) -> usize {
+        self.0.as_ref().map_or(usize::MAX, |unsent| unsent.node)
+    }
+
+    /// Adds the number of subscribers that the node published the release to.
+    pub(crate) fn set_subscribers(&mut self, subscribers: usize) {
+        if let Some(unsent) = &mut self.0 {
+            unsent.subscribers = Some(u32::try_from(subscribers).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Turns "there is no record" into this failure: the node may be read from, but must not vote.
+    #[cfg(feature = "redis")]
+    pub(crate) fn fail_without_record(&mut self, failure: NodeFailure) {
+        if let Some(unsent) = &mut self.0 {
+            unsent.without_record = Some(Box::new(failure));
+        }
+    }
+
+    /// Returns whether the receiver still waits for votes of this phase.
+    #[cfg(any(feature = "redis", feature = "test-util"))]
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.as_ref().is_some_and(|unsent| {
+            let channel = &unsent.channel;
+            let is_current = channel.phase.load(Ordering::Acquire) == unsent.phase;
+            is_current && !channel.queue.lock().is_closed
+        })
+    }
+
+    fn send_with(&mut self, outcome: impl FnOnce(&Unsent) -> Result<Reply, NodeFailure>) {
+        if let Some(unsent) = self.0.take() {
+            unsent.channel.push(Vote {
+                node: unsent.node,
+                phase: unsent.phase,
+                outcome: outcome(&unsent),
+                subscribers: unsent
+                    .subscribers
+                    .and_then(|count| usize::try_from(count).ok()),
+            });
+        }
+    }
+}
+
+impl Drop for VoteSender {
+    fn drop(&mut self) {
+        self.send_with(|unsent| {
+            let node = unsent.channel.names.get(unsent.node);
+            Err(NodeFailure::Disconnected {
+                node: node.cloned().unwrap_or_default(),
+                why: "the request was dropped unanswered".into(),
+            })
+        });
+    }
+}
+
+impl Channel {
+    fn push(&self, vote: Vote) {
+        let mut queue = self.queue.lock();
+        if queue.is_closed {
+            return;
+        }
+        queue.votes.push_back(vote);
+        let woken = queue.take_waker();
+        // Woken without the mutex, which the receiver's task locks at once.
+        drop(queue);
+        if let Some(waker) = woken {
+            waker.wake();
+        }
+    }
+}
+
+impl Queue {
+    fn reaches(&self, threshold: Threshold) -> bool {
+        let of_phase = self.votes.iter();
+        let of_phase = of_phase.filter(|vote| vote.phase == threshold.phase);
+        !self.votes.is_empty() && of_phase.count() >= threshold.votes
+    }
+
+    fn take_waker(&mut self) -> Option<Waker> {
+        let (_, threshold) = self.waiting.as_ref()?;
+        if !self.reaches(*threshold) {
+            return None;
+        }
+        self.waiting.take().map(|(waker, _)| waker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::task::spawn;
+    use tokio_test::{assert_pending, assert_ready};
+
+    use super::*;
+
+    #[test]
+    fn recv_wakes_once_by_the_vote_that_reaches_the_threshold() {
+        let names = vec![Arc::from("n"); 5].into();
+        let mut votes = VoteReceiver::new(&names);
+        let earlier = votes.sender(0);
+        let phase = votes.next_phase();
+        let mut senders: Vec<_> = (0..5).map(|node| votes.sender(node)).collect();
+        let send = |sender: VoteSender| sender.send(Ok(Reply::Released));
+        let mut waiting = spawn(votes.recv(Threshold::new(phase, 3)));
+        assert_pending!(waiting.poll());
+        send(earlier);
+        send(senders.pop().unwrap());
+        send(senders.pop().unwrap());
+        assert!(!waiting.is_woken());
+        send(senders.pop().unwrap());
+        assert!(waiting.is_woken());
+        assert_eq!(assert_ready!(waiting.poll()).phase, 0);
+        drop(waiting);
+        // The votes behind the threshold come without waiting for more.
+        for node in [4, 3, 2] {
+            let next = assert_ready!(spawn(votes.recv(Threshold::new(phase, 5))).poll());
+            assert_eq!((next.phase, next.node), (phase, node));
+        }
+        let mut waiting = spawn(votes.recv(Threshold::new(phase, 2)));
+        assert_pending!(waiting.poll());
+        send(senders.pop().unwrap());
+        assert!(!waiting.is_woken());
+        drop(waiting);
+        assert_eq!(votes.try_recv().unwrap().node, 1);
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn a_sender_is_closed_by_the_next_phase_and_by_dropping_the_receiver() {
+        let names = vec![Arc::from("n"); 5].into();
+        let votes = VoteReceiver::new(&names);
+        let first = votes.sender(0);
+        assert!(first.is_open());
+        votes.next_phase();
+        assert!(!first.is_open());
+        let second = votes.sender(0);
+        let channel = Arc::clone(&votes.channel);
+        drop(votes);
+        assert!(!second.is_open());
+        drop(first);
+        drop(second);
+        assert!(channel.queue.lock().votes.is_empty());
+    }
+}
