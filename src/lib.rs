@@ -24,6 +24,7 @@ pub mod idempotency;
 mod lock;
 pub mod middleware;
 mod node;
+mod once;
 pub mod protocol;
 
 #[cfg(feature = "redis")]
@@ -33,7 +34,7 @@ pub use extract::{
     LockHandleRejection, LockRefused, LockResource, Locked, LockedRejection, health_router,
 };
 #[cfg(feature = "idempotency")]
-pub use idempotency::{ExecutionHandle, IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
+pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
     LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness, Redlock,
@@ -45,6 +46,7 @@ pub use middleware::{
     RejectionResponse, ReleaseAt, RequestKind, RunToCompletion, Unprotected,
 };
 pub use node::{NodeFailure, NodeState};
+pub use once::{ExecuteOnce, ExecutionHandle, OnceError, Outcome};
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
 
 /// Where lock keys come from: one function per place in a request.

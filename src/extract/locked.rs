@@ -140,18 +140,8 @@ where
     let (keys, options) = (resource.lock_keys(), resource.options());
     let passage = Passage::of(&parts.extensions);
     let held = LockHandles::of(&mut parts.extensions);
-    let locking = held.lock(&redlock, keys, |request| {
-        let request = request.wait(options.wait.unwrap_or_default());
-        let request = request.max_hold(redlock.max_hold_of_request(options.max_hold));
-        let request = match options.label {
-            Some(label) => request.label(label),
-            None => request,
-        };
-        match options.ttl {
-            Some(ttl) => request.ttl(ttl),
-            None => request,
-        }
-    });
+    let options = redlock.request_options(options);
+    let locking = held.lock(&redlock, keys, |request| request.options(options));
     async move {
         match locking.await {
             Ok(guard) => {

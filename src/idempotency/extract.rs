@@ -7,9 +7,9 @@ use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use crate::idempotency::execution::ExecutionHandle;
 use crate::idempotency::header::IdempotencyKey;
 use crate::middleware::{Rejection, RequestKind, refusal};
+use crate::once::ExecutionHandle;
 use crate::protocol::KeyError;
 
 /// The key of a request that an [`IdempotencyLayer`](crate::IdempotencyLayer) let through.

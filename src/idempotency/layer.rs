@@ -13,15 +13,15 @@ use tower::Layer;
 use crate::idempotency::codec::Codec;
 #[cfg(feature = "encryption")]
 use crate::idempotency::codec::RecordKeys;
-use crate::idempotency::execution::ExecutionHandle;
 use crate::idempotency::fingerprint;
 use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::service::IdempotencyService;
-use crate::lock::{BuildError, Once, Redlock, Waiters};
+use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
 use crate::middleware::{
     KeyExtractor, Refusals, Rejection, RejectionResponse, are_meant, matched_no_route, present,
 };
 use crate::node::sha256;
+use crate::once::{ExecuteOnce, ExecutionHandle};
 use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
 
 /// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
@@ -92,13 +92,11 @@ pub(super) struct Config {
     record_if: Option<Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>>,
     pub(super) max_request_body: usize,
     pub(super) max_response_body: usize,
-    wait: Duration,
-    waiters: Option<Arc<Waiters>>,
-    ttl: Option<Duration>,
-    pub(super) max_hold: Option<Duration>,
+    pub(super) options: LockOptions,
+    waiters: Option<Arc<WaiterCap>>,
     pub(super) replay_header: HeaderName,
     pub(super) keep_cookies: bool,
-    intents: Option<Duration>,
+    at_most_once: bool,
     pub(super) on_unrecorded: OnUnrecorded,
     pub(super) codec: Codec,
     pub(super) refusals: Refusals,
@@ -134,13 +132,11 @@ impl IdempotencyLayer {
                 record_if: None,
                 max_request_body: 2 * 1024 * 1024,
                 max_response_body: 64 * 1024,
-                wait: Duration::ZERO,
+                options: LockOptions::default().label("idempotency"),
                 waiters: None,
-                ttl: None,
-                max_hold: None,
                 replay_header: HeaderName::from_static("idempotency-replayed"),
                 keep_cookies: false,
-                intents: None,
+                at_most_once: false,
                 on_unrecorded: OnUnrecorded::Answer,
                 codec: Codec::default(),
                 refusals: Refusals::new(),
@@ -251,13 +247,13 @@ impl IdempotencyLayer {
     /// Sets how long a duplicate waits for the first execution, to replay its response. Default: zero,
     /// it is refused with 409 `lock-contended`.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.config.wait = wait;
+        self.config.options = self.config.options.wait(wait);
         self
     }
 
     /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
-        self.config.waiters = Some(Waiters::new(max_waiters));
+        self.config.waiters = Some(WaiterCap::new(max_waiters));
         self
     }
 
@@ -268,7 +264,7 @@ impl IdempotencyLayer {
     /// As [`RedlockLayer::ttl`](crate::RedlockLayer::ttl).
     pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
         self.config.redlock.check_ttl(ttl)?;
-        self.config.ttl = Some(ttl);
+        self.config.options = self.config.options.ttl(ttl);
         Ok(self)
     }
 
@@ -281,7 +277,7 @@ impl IdempotencyLayer {
     /// again once the lock has ended by its ttl, or gets 409 `outcome-unknown` with
     /// [`at_most_once`](Self::at_most_once).
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.config.max_hold = Some(max_hold);
+        self.config.options = self.config.options.max_hold(max_hold);
         self
     }
 
@@ -303,7 +299,7 @@ impl IdempotencyLayer {
     /// was refused by [`record_if`](Self::record_if) gets 409 `outcome-unknown` instead, for a day.
     /// It does so as long as a majority of the nodes remembers that something began.
     pub fn at_most_once(mut self, at_most_once: bool) -> Self {
-        self.config.intents = at_most_once.then_some(DAY);
+        self.config.at_most_once = at_most_once;
         self
     }
 
@@ -402,17 +398,10 @@ impl Config {
         fingerprint::digest(&(self.fingerprint)(parts, body))
     }
 
-    pub(super) fn once(&self, resource: LockKey, asked_for: Fingerprint) -> Once {
-        Once {
-            key: resource,
-            asked_for,
-            ttl: self.ttl,
-            max_hold: self.max_hold,
-            wait: self.wait,
-            waiters: self.waiters.clone(),
-            intents: self.intents,
-            label: Some("idempotency"),
-        }
+    pub(super) fn once(&self, resource: LockKey, fingerprint: Fingerprint) -> ExecuteOnce {
+        let once = self.redlock.once(resource).digest(fingerprint);
+        let once = once.options(self.options).cap(self.waiters.clone());
+        once.at_most_once(self.at_most_once)
     }
 
     /// Whether the response of a handler is recorded.

@@ -15,7 +15,6 @@
 
 mod body;
 mod codec;
-mod execution;
 #[cfg(feature = "axum")]
 mod extract;
 mod fingerprint;
@@ -30,7 +29,6 @@ pub mod scope;
 pub use body::{IdempotencyBody, IdempotencyRequestBody};
 #[cfg(feature = "encryption")]
 pub use codec::RecordKeys;
-pub use execution::ExecutionHandle;
 #[cfg(feature = "axum")]
 pub use extract::IdempotencyKeyRejection;
 pub use header::{IdempotencyKey, ParseIdempotencyKeyError};

@@ -18,15 +18,15 @@ use tower::{BoxError, Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
-use crate::idempotency::execution::ExecutionHandle;
 use crate::idempotency::layer::{Answered, Asked, Config, Executing, OnUnrecorded};
 use crate::idempotency::stored::{self, NoReplay};
-use crate::lock::{Execution, LockError, Lost, LostReason, NotBegun, NotGranted, Recorded};
+use crate::lock::{LockError, Lost, LostReason};
 use crate::middleware::{
     BufferedRequestBody, HeldLock, LockHandles, OnLost, Passage, Passages, Reached, Rejection,
     RequestKind, Taken, unread,
 };
 use crate::node::{telemetry, unguessable};
+use crate::once::{BeginError, Denied, Execution, Recorded};
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
 
 /// Middleware that executes a request once per idempotency key, and replays its response.
@@ -200,7 +200,7 @@ where
     };
     let asked_for = config.fingerprint_of(&parts, body.bytes());
     let once = config.once(answer.resource.clone(), asked_for);
-    let execution = match config.redlock.once(once).await {
+    let execution = match once.acquire().await {
         Ok(execution) => execution,
         Err(reason) => return Ok(answer.not_granted(reason, outside.as_ref()).await),
     };
@@ -209,7 +209,7 @@ where
         execution.release().await;
         return Err(error);
     }
-    let handle = ExecutionHandle::new(execution.handle());
+    let handle = execution.handle();
     let mut executing = Executing::of(&parts.extensions);
     let answered = executing.push(handle.clone());
     parts.extensions.insert(executing);
@@ -303,15 +303,15 @@ impl Granted {
         let begun = self.execution.begin().await;
         // Behind that: to begin may take as long as to ask all nodes once more.
         let begun = begun.and_then(|()| match self.held_is_over() {
-            Some(reason) => Err(NotBegun::Lost(reason)),
+            Some(reason) => Err(BeginError::Lost(reason)),
             None => Ok(()),
         });
         if let Err(reason) = begun {
             let answer = self.answer;
             self.execution.release().await;
             return Ok(match reason {
-                NotBegun::Lost(reason) => answer.refuse(Rejection::Lost(reason)),
-                NotBegun::NotGranted(reason) => {
+                BeginError::Lost(reason) => answer.refuse(Rejection::Lost(reason)),
+                BeginError::Denied(reason) => {
                     answer.not_granted(reason, self.outside.as_ref()).await
                 }
             });
@@ -486,11 +486,11 @@ impl Granted {
                 |first, next| if first.is_ready() { first } else { next },
             )
         });
-        let handle = ExecutionHandle::new(self.execution.handle());
+        let handle = self.execution.handle();
         tokio::select! {
             biased;
             reason = first_lost => reason,
-            () = handle.reached_max_hold(self.answer.config.max_hold) => LostReason::MaxHold,
+            () = handle.reached_max_hold(self.answer.config.options.max_hold) => LostReason::MaxHold,
         }
     }
 
@@ -512,18 +512,18 @@ impl Answer {
     /// Answers a request that is not to be executed.
     async fn not_granted<B>(
         &self,
-        reason: NotGranted,
+        reason: Denied,
         outside: Option<&Taken>,
     ) -> Response<IdempotencyBody<B>> {
         match reason {
-            NotGranted::Done(record) => {
+            Denied::Recorded(record) => {
                 // For a layer outside this is the handler's response.
                 if let Some(outside) = outside {
                     outside.reached();
                 }
                 return self.replay(record).await;
             }
-            NotGranted::Conflicting => {
+            Denied::Conflicting => {
                 telemetry::conflict();
                 tracing::error!(
                     "an idempotent request was executed more than once, with outcomes that no majority agrees on"
@@ -542,7 +542,8 @@ impl Answer {
     /// Answers with what was recorded, by whomever.
     async fn replay<B>(&self, record: Record) -> Response<IdempotencyBody<B>> {
         let read = |record: &Record| stored::replay(record, &self.resource, &self.config.codec);
-        let rest = self.config.redlock.rest_of(&self.resource, &record);
+        let once = self.config.redlock.once(self.resource.clone());
+        let rest = once.fetch(&record);
         let replayed = if record.is_whole() {
             match read(&record) {
                 // Of a damaged copy there is a better one elsewhere.
@@ -575,17 +576,17 @@ impl Answer {
     }
 }
 
-fn refusal(reason: NotGranted) -> Rejection {
+fn refusal(reason: Denied) -> Rejection {
     match reason {
-        NotGranted::Lock(error) => Rejection::of(error, StatusCode::CONFLICT),
+        Denied::Lock(error) => Rejection::of(error, StatusCode::CONFLICT),
         // Nothing is decided, or nothing can be told: come back.
-        NotGranted::Undecided | NotGranted::Done(_) => Rejection::of(
+        Denied::Undecided | Denied::Recorded(_) => Rejection::of(
             LockError::Contended { retry_after: None },
             StatusCode::CONFLICT,
         ),
-        NotGranted::OtherRequest => Rejection::KeyReused,
-        NotGranted::Conflicting => Rejection::ConflictingOutcomes,
-        NotGranted::Unknown => Rejection::OutcomeUnknown,
+        Denied::OtherRequest => Rejection::KeyReused,
+        Denied::Conflicting => Rejection::ConflictingOutcomes,
+        Denied::Unknown => Rejection::OutcomeUnknown,
     }
 }
 

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::{Codec, Of, Unreadable};
-use crate::lock::is_undamaged;
 use crate::node::sha256;
+use crate::once::is_undamaged;
 use crate::protocol::{ExecutionId, FencingToken, Fingerprint, LockKey, Record};
 
 /// What is behind the head of a record, as the codec is given it.

@@ -4,19 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::lock::cluster::Settings;
+use crate::lock::error::{BuildError, LONGEST_TTL};
+use crate::lock::queue::WaiterCap;
 use crate::lock::redlock::Redlock;
-use crate::lock::settings::{Settings, whole_millis};
-use crate::lock::waiters::Waiters;
+use crate::lock::time::whole_millis;
 use crate::node::{EmbeddedNode, Node};
-use crate::protocol::{Namespace, Quorum, Retry, validity};
+use crate::protocol::{Namespace, Quorum, Retry};
 
-/// Longest ttl that is not taken for a mistake in units: ten days.
-const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
-
-/// Longest memory of a fence: ten years.
+/// The longest retention of a fence: ten years.
 const LONGEST_RETENTION: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
 
-/// How to keep nodes from voting that have just lost their memory.
+/// For how long a node that lost its memory is quarantined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RestartGuard {
@@ -25,11 +24,11 @@ pub enum RestartGuard {
     Auto,
     /// For this long after the node came up.
     For(Duration),
-    /// Not at all: a node that restarts empty votes at once, which voids mutual exclusion.
+    /// Not at all: a node that restarts empty votes at once, which breaks mutual exclusion.
     Off,
 }
 
-/// Builds a [`Redlock`]; everything is checked once, in [`build`](Self::build).
+/// Builds a [`Redlock`]; [`build`](Self::build) checks all settings at once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -63,7 +62,7 @@ pub struct RedlockBuilder {
     log_keys: bool,
 }
 
-/// Where nodes come from.
+/// A source of nodes.
 #[derive(Clone)]
 enum Source {
     Embedded(usize),
@@ -77,8 +76,30 @@ enum Source {
     Simulated(usize, Arc<dyn crate::node::sim::SimNetwork>),
 }
 
-impl RedlockBuilder {
-    pub(super) fn new() -> Self {
+impl Redlock {
+    /// Returns a builder, which takes the nodes and the settings.
+    pub fn builder() -> RedlockBuilder {
+        RedlockBuilder::default()
+    }
+
+    /// Makes a lock service over embedded nodes, for development, tests and single processes.
+    ///
+    /// The same as `builder().embedded(nodes).build()`: nothing leaves this process, and its locks are
+    /// forgotten with it.
+    ///
+    /// # Panics
+    ///
+    /// If `nodes` is zero.
+    #[must_use]
+    pub fn in_memory(nodes: usize) -> Self {
+        assert!(nodes > 0, "Redlock::in_memory needs at least one node");
+        let built = Self::builder().embedded(nodes).build();
+        built.expect("defaults with at least one node are valid")
+    }
+}
+
+impl Default for RedlockBuilder {
+    fn default() -> Self {
         Self {
             sources: Vec::new(),
             namespace: Namespace::default().as_str().to_owned(),
@@ -99,7 +120,9 @@ impl RedlockBuilder {
             log_keys: false,
         }
     }
+}
 
+impl RedlockBuilder {
     /// Adds a Redis server by its URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for
     /// TLS (feature `tls-rustls`), `unix://path`.
     ///
@@ -120,19 +143,19 @@ impl RedlockBuilder {
 
     /// Adds a Redis server by a pool of connections to it.
     ///
-    /// One connection is taken out of the pool and kept; the pool's own time limits hold for
-    /// opening it, the node timeout for all that is asked on it. Another one is taken while recorded
-    /// responses of more than 16 KiB are read, so that the pool's size is best two or more.
+    /// One connection is taken out of the pool and kept. The pool's own timeouts apply to opening it, the node
+    /// timeout to every request on it. A second one is taken while large results are read, so the pool should
+    /// have a size of two or more.
     ///
-    /// A server that is named by a TCP [`url`](Self::url) without TLS is asked for locks on a socket of
-    /// their own instead, which no task of redis-rs has to drive.
+    /// A server that is named by a TCP [`url`](Self::url) without TLS is asked for locks on a separate socket
+    /// instead, which needs no task of redis-rs.
     #[cfg(feature = "redis")]
     pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
         self.sources.push(Source::Pool(pool));
         self
     }
 
-    /// Adds `count` nodes that live in this process and are forgotten with it.
+    /// Adds `count` nodes in the memory of this process.
     pub fn embedded(mut self, count: usize) -> Self {
         self.sources.push(Source::Embedded(count));
         self
@@ -145,10 +168,14 @@ impl RedlockBuilder {
         self
     }
 
-    /// Adds `count` nodes at the end of a wire that a simulation carries requests over.
+    /// Adds `count` nodes behind a network that a simulation implements.
     #[cfg(feature = "test-util")]
-    pub fn simulated(mut self, count: usize, wire: Arc<dyn crate::node::sim::SimNetwork>) -> Self {
-        self.sources.push(Source::Simulated(count, wire));
+    pub fn simulated(
+        mut self,
+        count: usize,
+        network: Arc<dyn crate::node::sim::SimNetwork>,
+    ) -> Self {
+        self.sources.push(Source::Simulated(count, network));
         self
     }
 
@@ -195,39 +222,39 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets whether those who wait in other processes are told when a lock is released, and listen for
-    /// that themselves, by `PUBLISH` and `SUBSCRIBE`. Default: true.
+    /// Sets whether a release is published to the processes that wait for the lock, and whether this process
+    /// subscribes while it waits, by `PUBLISH` and `SUBSCRIBE`. Default: true.
     ///
-    /// A process listens only while it waits, on one more connection to each server, which it opens for
-    /// the first wait and closes after 10 s without one; a node given as a [`pool`](Self::pool) has no
-    /// address to open one to. Without the [rights](crate::guide::operating_the_nodes) for it, or with
-    /// a majority of the nodes not telling, the [`retry`](Self::retry) delays hold. All clients of a
-    /// namespace should agree on it: who is not told asks only every
-    /// [`poll_interval`](Self::poll_interval).
+    /// A process subscribes only while it waits, on a further connection to each server, which it opens for
+    /// the first wait and closes after 10 s without one. A node given as a [`pool`](Self::pool) has no
+    /// address for a further connection. Without the [rights](crate::guide::operating_the_nodes) to
+    /// subscribe, or without a majority of the nodes, the [`retry`](Self::retry) delays apply. All clients of a
+    /// namespace should agree on this setting: a release that is not published is found only by the next poll,
+    /// after up to [`poll_interval`](Self::poll_interval).
     ///
-    /// Without them, a process whose calls hand a lock on to each other waits now and then like one that
-    /// was refused, for about a twentieth of the time, so that others can have it too.
+    /// Without wake-ups, a process whose callers acquire a lock one after the other pauses now and then, for
+    /// about a twentieth of the time, so that other processes can acquire it too.
     pub fn wake_ups(mut self, wake_ups: bool) -> Self {
         self.wake_ups = wake_ups;
         self
     }
 
-    /// Sets how long to wait at most before asking again while a majority of the nodes would tell of a
-    /// release: a message can be lost, and a lock that expires sends none. Default: 500 ms.
+    /// Sets the longest pause between attempts while a majority of the nodes would publish the release:
+    /// a message can be lost, and a lock that expires sends none. Default: 500 ms.
     pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
         self.poll_interval = poll_interval;
         self
     }
 
-    /// Sets the delays between attempts while another process holds the lock and too few nodes would
-    /// tell of its release. Default: random, growing from 10 ms to 250 ms.
+    /// Sets the delays between attempts while another process holds the lock and no majority of the nodes
+    /// would publish its release. Default: random, growing from 10 ms to 250 ms.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// Sets after what time a lock is not renewed any more, so that a holder that never ends does
-    /// not hold it for ever; layers and [`LockOptions`](crate::LockOptions) may say otherwise. Default: never for
+    /// Sets for how long a lock is renewed, so that a holder that never ends does not hold it for ever.
+    /// Layers and [`LockOptions`](crate::LockOptions) may override it. Default: without end for
     /// [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
@@ -242,7 +269,7 @@ impl RedlockBuilder {
 
     /// Sets whether locks come with a fencing token. Default: true.
     ///
-    /// Off, an acquisition writes no fence, which costs the servers less; with
+    /// Without fencing an acquisition writes no fence, which is cheaper for the servers; with
     /// [`RestartGuard::Off`] it is the plain `SET key value NX PX ttl` of the Redlock description.
     /// All clients of a namespace must agree on it.
     pub fn fencing(mut self, fencing: bool) -> Self {
@@ -250,21 +277,21 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets how long a node remembers a fence after the last lock. Default: 1 h, or what
-    /// `max(2 * max_ttl, max_hold + max_ttl)` asks for, if that is more.
+    /// Sets how long a node remembers a fence after the last lock. Default: 1 h, or
+    /// `max(2 * max_ttl, max_hold + max_ttl)`, the least that is allowed, if that is longer.
     pub fn fence_retention(mut self, fence_retention: Duration) -> Self {
         self.fence_retention = Some(fence_retention);
         self
     }
 
-    /// Sets how long a Redis node that lost its memory is kept from voting. Default:
+    /// Sets how long a Redis node that lost its memory is quarantined. Default:
     /// [`RestartGuard::Auto`]; with the default ttl that is 20 s.
     ///
-    /// A restart, with data or without, `FLUSHALL`, and the promotion of a replica are noticed, by
-    /// every client, from what the server says of itself; so a fresh cluster refuses locks for that
-    /// long after its first contact. Not noticed: a server that gets older data of its own back
-    /// within one process; and with `fencing(false)`, what happens under a connection that stands.
-    /// Needs the right to `INFO` and `TIME`. Embedded nodes are exempt.
+    /// Every client notices a restart, with data or without, `FLUSHALL`, and the promotion of a replica, from
+    /// the `INFO` of the server. A fresh cluster therefore refuses locks for that long after its first
+    /// contact. It does not notice a server that restores older data within one process, nor, with
+    /// `fencing(false)`, a loss while a connection stands. Needs the right to `INFO` and `TIME`. Embedded
+    /// nodes are exempt.
     pub fn restart_guard(mut self, restart_guard: RestartGuard) -> Self {
         self.restart_guard = restart_guard;
         self
@@ -278,21 +305,21 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets whether the spans of locks show their keys, as the field `key`. Default: false.
+    /// Sets whether the spans of locks show their keys, in the field `key`. Default: false.
     ///
-    /// Keys are made of what clients send; an e-mail address or a session should not be in a log.
+    /// Clients choose the keys; an e-mail address or a session should not be in a log.
     pub fn log_keys(mut self, log_keys: bool) -> Self {
         self.log_keys = log_keys;
         self
     }
 
-    /// Checks the settings and makes the lock service. Connects to nothing: a server that is down
+    /// Checks the settings and makes the lock service. It does not connect: a server that is down
     /// is no error.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for no nodes, a malformed URL, the same server twice, or settings that make
-    /// no sense together; it names the setting, its value and the remedy.
+    /// [`BuildError`] for no nodes, a malformed URL, the same server twice, or settings that exclude each
+    /// other; it names the setting, its value and the remedy.
     pub fn build(self) -> Result<Redlock, BuildError> {
         let settings = self.settings()?;
         let nodes = self.nodes(&settings)?;
@@ -313,11 +340,11 @@ impl RedlockBuilder {
             BuildError::new("namespace", &self.namespace, remedy)
         })?;
         let max_ttl = self.max_ttl.unwrap_or(self.ttl);
-        check_ttl("ttl", self.ttl)?;
-        check_ttl("max_ttl", max_ttl)?;
+        BuildError::check_ttl("ttl", self.ttl)?;
+        BuildError::check_ttl("max_ttl", max_ttl)?;
         if max_ttl < self.ttl {
             let remedy = format!("it is below ttl = {:?}; raise it or lower ttl", self.ttl);
-            return Err(BuildError::of("max_ttl", max_ttl, remedy));
+            return Err(BuildError::from_duration("max_ttl", max_ttl, remedy));
         }
         for (setting, value) in [
             ("node_timeout", self.node_timeout),
@@ -325,7 +352,7 @@ impl RedlockBuilder {
             ("max_hold", self.max_hold.unwrap_or(Duration::MAX)),
         ] {
             if value.is_zero() {
-                return Err(BuildError::of(
+                return Err(BuildError::from_duration(
                     setting,
                     value,
                     "zero leaves no time; raise it",
@@ -333,16 +360,20 @@ impl RedlockBuilder {
             }
         }
         if self.connect_timeout > LONGEST_TTL {
-            let remedy = format!("nobody waits that long; at most {LONGEST_TTL:?}");
+            let remedy = format!("too long; at most {LONGEST_TTL:?}");
             let value = self.connect_timeout;
-            return Err(BuildError::of("connect_timeout", value, remedy));
+            return Err(BuildError::from_duration("connect_timeout", value, remedy));
         }
         if self.node_timeout >= self.ttl {
             let remedy = format!(
-                "a lock would be over before its nodes have answered; keep it well below ttl = {:?}",
+                "a lock would expire before its nodes have answered; keep it well below ttl = {:?}",
                 self.ttl
             );
-            return Err(BuildError::of("node_timeout", self.node_timeout, remedy));
+            return Err(BuildError::from_duration(
+                "node_timeout",
+                self.node_timeout,
+                remedy,
+            ));
         }
         let held = self.max_hold.unwrap_or_default();
         let least = (2 * max_ttl).max(held.saturating_add(max_ttl));
@@ -352,11 +383,19 @@ impl RedlockBuilder {
             let remedy = format!(
                 "a fence could lapse under a lock; at least max(2 * max_ttl, max_hold + max_ttl) = {least:?}"
             );
-            return Err(BuildError::of("fence_retention", fence_retention, remedy));
+            return Err(BuildError::from_duration(
+                "fence_retention",
+                fence_retention,
+                remedy,
+            ));
         }
         if fence_retention > LONGEST_RETENTION {
             let remedy = format!("at most {LONGEST_RETENTION:?}");
-            return Err(BuildError::of("fence_retention", fence_retention, remedy));
+            return Err(BuildError::from_duration(
+                "fence_retention",
+                fence_retention,
+                remedy,
+            ));
         }
         Ok(Settings {
             namespace,
@@ -372,7 +411,7 @@ impl RedlockBuilder {
             renew: self.renew,
             fencing: self.fencing,
             fence_retention: whole_millis(fence_retention),
-            waiters: self.max_waiters.map(Waiters::new),
+            max_waiters: self.max_waiters.map(WaiterCap::new),
             log_keys: self.log_keys,
         })
     }
@@ -426,10 +465,10 @@ impl RedlockBuilder {
                     }));
                 }
                 #[cfg(feature = "test-util")]
-                Source::Simulated(count, wire) => {
+                Source::Simulated(count, network) => {
                     nodes.extend((0..*count).map(|index| -> Arc<dyn Node> {
-                        let wire = Arc::clone(wire);
-                        Arc::new(crate::node::sim::SimNode::new(index, wire))
+                        let network = Arc::clone(network);
+                        Arc::new(crate::node::sim::SimNode::new(index, network))
                     }));
                 }
             }
@@ -451,7 +490,7 @@ impl RedlockBuilder {
                 let remedy = format!(
                     "a restarted node must stay out for longer than any lock lives: more than max_ttl = {max_ttl:?}, at most {LONGEST_RETENTION:?}"
                 );
-                return Err(BuildError::of("restart_guard", window, remedy));
+                return Err(BuildError::from_duration("restart_guard", window, remedy));
             }
         };
         let generation_key = settings.namespace.generation();
@@ -507,71 +546,13 @@ impl fmt::Debug for Source {
     }
 }
 
-/// Settings that a [`Redlock`] cannot be made of: which, what they were, and what to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BuildError {
-    setting: &'static str,
-    value: String,
-    remedy: String,
-}
-
-impl BuildError {
-    fn new(setting: &'static str, value: impl fmt::Display, remedy: &str) -> Self {
-        Self {
-            setting,
-            value: value.to_string(),
-            remedy: remedy.to_owned(),
-        }
-    }
-
-    pub(crate) fn of(setting: &'static str, value: Duration, remedy: impl Into<String>) -> Self {
-        Self {
-            setting,
-            value: format!("{value:?}"),
-            remedy: remedy.into(),
-        }
-    }
-
-    /// Returns the name of the setting, as its setter is called.
-    #[must_use]
-    pub fn setting(&self) -> &str {
-        self.setting
-    }
-}
-
-impl fmt::Display for BuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            setting,
-            value,
-            remedy,
-        } = self;
-        write!(f, "`{setting}` is {value}: {remedy}")
-    }
-}
-
-impl std::error::Error for BuildError {}
-
-/// Checks a ttl by itself.
-pub(crate) fn check_ttl(setting: &'static str, ttl: Duration) -> Result<(), BuildError> {
-    if validity::lifetime(whole_millis(ttl)).is_none() {
-        let remedy = "clock drift (ttl / 100 + 2 ms) leaves nothing of it; use seconds";
-        return Err(BuildError::of(setting, ttl, remedy));
-    }
-    if ttl > LONGEST_TTL {
-        let remedy = format!("a crash would lock others out that long; at most {LONGEST_TTL:?}");
-        return Err(BuildError::of(setting, ttl, remedy));
-    }
-    Ok(())
-}
-
-/// Cuts what may be a password out of a URL that could not be parsed.
+/// Removes credentials from a URL that could not be parsed.
 #[cfg(feature = "redis")]
 fn without_credentials(url: &str) -> String {
     let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
     let rest = &url[scheme.len()..];
     match (rest.rfind('@'), rest.find('?')) {
-        // Either of them may be part of a password; nobody can tell which.
+        // Either of them may be part of a password.
         (Some(at), Some(query)) if query < at => format!("{scheme}***"),
         (Some(at), query) => format!("{scheme}***{}", &rest[at..query.unwrap_or(rest.len())]),
         (None, query) => format!("{scheme}{}", &rest[..query.unwrap_or(rest.len())]),

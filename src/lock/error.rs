@@ -1,25 +1,29 @@
-//! What can go wrong with a lock, one type per operation.
+//! Errors, one type per operation.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::lock::lost::LostReason;
+use crate::lock::time::whole_millis;
 use crate::node::NodeFailure;
-use crate::protocol::KeyError;
+use crate::protocol::{KeyError, validity};
 
-/// Why a lock was not acquired. Whatever the nodes granted has been released.
+/// The longest ttl that is not taken for a mistake in units: ten days.
+pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
+
+/// Why a lock was not acquired. Keys that nodes had granted are released.
 ///
-/// That somebody else holds the lock, that the nodes cannot be reached, and that they answered too
-/// late are three different things; only the first says anything about the resource.
+/// A lock that is held, nodes that cannot be reached, and answers that come too late are three different
+/// things; only the first says anything about the resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Somebody else holds it, and, with a wait, still held it when the wait ended.
+    /// The lock is held by another caller, and, with a wait, still was when the wait ended.
     Contended {
-        /// When the lock expires unless its holder renews it, if that is known.
+        /// After what time the lock expires unless its holder renews it, if that is known.
         retry_after: Option<Duration>,
     },
-    /// No majority of the nodes answered: nobody is known to hold the lock.
+    /// No majority of the nodes answered; no holder of the lock is known.
     Unavailable {
         /// Nodes that voted.
         reached: usize,
@@ -35,9 +39,9 @@ pub enum LockError {
         /// How long the nodes took.
         elapsed: Duration,
     },
-    /// More calls wait in this process than allowed.
+    /// Too many calls wait for locks in this process.
     Overloaded {
-        /// How many may wait.
+        /// The number of calls that may wait.
         max: usize,
     },
     /// A longer ttl was asked for than `max_ttl`, which all clients of a namespace share.
@@ -47,7 +51,7 @@ pub enum LockError {
         /// The longest that is allowed.
         max: Duration,
     },
-    /// The ttl is so short that clock drift leaves nothing of it.
+    /// The ttl is used up by clock drift.
     TtlTooShort {
         /// The ttl that was asked for.
         asked: Duration,
@@ -59,8 +63,8 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// The name of the case in spans and metrics.
-    pub(super) fn outcome(&self) -> &'static str {
+    /// Returns the name of the error in spans and metrics.
+    pub(crate) fn outcome(&self) -> &'static str {
         match self {
             Self::Contended { .. } => "contended",
             Self::Unavailable { .. } => "unavailable",
@@ -76,7 +80,7 @@ impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Contended { retry_after } => {
-                f.write_str("somebody else holds the lock")?;
+                f.write_str("the lock is held by another caller")?;
                 match retry_after {
                     Some(left) => write!(f, "; it expires in {left:?} unless it is renewed"),
                     None => Ok(()),
@@ -89,22 +93,22 @@ impl fmt::Display for LockError {
             } => {
                 write!(
                     f,
-                    "{reached} nodes voted on the lock and {needed} are needed"
+                    "no quorum: {reached} nodes voted on the lock, {needed} are needed"
                 )?;
                 write_nodes(f, nodes)
             }
             Self::Expired { ttl, elapsed } => write!(
                 f,
-                "a majority granted the lock after {elapsed:?}, too late for a ttl of {ttl:?}; use a longer ttl"
+                "the nodes granted the lock after {elapsed:?}, too late for a ttl of {ttl:?}; use a longer ttl"
             ),
             Self::Overloaded { max } => write!(
                 f,
-                "{max} calls already wait for locks in this process; raise max_waiters or wait shorter"
+                "{max} calls already wait for locks in this process; raise max_waiters or shorten wait"
             ),
             Self::TtlTooLong { asked, max } => write_too_long(f, *asked, *max),
             Self::TtlTooShort { asked } => write!(
                 f,
-                "a ttl of {asked:?} is used up by clock drift (ttl / 100 + 2 ms); ask for more"
+                "a ttl of {asked:?} is used up by clock drift (ttl / 100 + 2 ms); use a longer ttl"
             ),
             Self::Key(error) => error.fmt(f),
             Self::Closed => f.write_str("the lock service of this process is shutting down"),
@@ -128,13 +132,13 @@ impl From<KeyError> for LockError {
     }
 }
 
-/// Why a lock was not extended. A lock that was valid before is as valid as before.
+/// Why a lock was not extended. A valid lock stays as valid as before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExtendError {
-    /// The lock is not held any more; nothing can be extended.
+    /// The lock is not held any more.
     Lost(LostReason),
-    /// No majority of the nodes confirmed it. The lock runs on to the end it had.
+    /// No majority of the nodes confirmed the extension. The end of the lock is unchanged.
     Unavailable {
         /// Nodes that answered.
         reached: usize,
@@ -150,8 +154,8 @@ pub enum ExtendError {
         /// The longest that is allowed.
         max: Duration,
     },
-    /// The ttl is not longer than `node_timeout`, or clock drift leaves nothing of it: it could be
-    /// over before the extension is confirmed.
+    /// The ttl is not longer than `node_timeout`, or used up by clock drift: the lock could expire before the
+    /// extension is confirmed.
     TtlTooShort {
         /// The ttl that was asked for.
         asked: Duration,
@@ -169,14 +173,14 @@ impl fmt::Display for ExtendError {
             } => {
                 write!(
                     f,
-                    "{reached} nodes answered the extension and {needed} are needed; the lock keeps the end it had"
+                    "no quorum: {reached} nodes confirmed the extension, {needed} are needed; the lock ends when it would have"
                 )?;
                 write_nodes(f, nodes)
             }
             Self::TtlTooLong { asked, max } => write_too_long(f, *asked, *max),
             Self::TtlTooShort { asked } => write!(
                 f,
-                "a ttl of {asked:?} is not longer than node_timeout and clock drift; ask for more"
+                "a ttl of {asked:?} is not longer than node_timeout and clock drift; use a longer ttl"
             ),
         }
     }
@@ -184,13 +188,13 @@ impl fmt::Display for ExtendError {
 
 impl std::error::Error for ExtendError {}
 
-/// Why a release was not confirmed. The key ends by its ttl at the latest.
+/// Why a release was not confirmed. The key expires by its ttl at the latest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// The lock had been lost before: what was done under it may have overlapped with others.
+    /// The lock was lost before its release: its holder may have overlapped with another.
     Lost(LostReason),
-    /// No majority of the nodes confirmed it in time. It goes on in the background.
+    /// No majority of the nodes confirmed the release in time. It goes on in the background.
     Unavailable {
         /// Nodes that confirmed.
         reached: usize,
@@ -212,7 +216,7 @@ impl fmt::Display for ReleaseError {
             } => {
                 write!(
                     f,
-                    "{reached} nodes confirmed the release and {needed} are needed; it goes on in the background and ends by the ttl"
+                    "no quorum: {reached} nodes confirmed the release, {needed} are needed; it goes on in the background, and the key expires by its ttl"
                 )?;
                 write_nodes(f, nodes)
             }
@@ -229,6 +233,69 @@ fn write_nodes(f: &mut fmt::Formatter<'_>, nodes: &[NodeFailure]) -> fmt::Result
 fn write_too_long(f: &mut fmt::Formatter<'_>, asked: Duration, max: Duration) -> fmt::Result {
     write!(
         f,
-        "a ttl of {asked:?} was asked for and max_ttl is {max:?}; raise max_ttl in every client of the namespace"
+        "a ttl of {asked:?} is over max_ttl = {max:?}; raise max_ttl in every client of the namespace"
     )
 }
+
+/// A setting that a [`Redlock`](crate::Redlock) or a layer cannot be made with: its name, value and remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildError {
+    setting: &'static str,
+    value: String,
+    remedy: String,
+}
+
+impl BuildError {
+    pub(crate) fn new(setting: &'static str, value: impl fmt::Display, remedy: &str) -> Self {
+        Self {
+            setting,
+            value: value.to_string(),
+            remedy: remedy.to_owned(),
+        }
+    }
+
+    pub(crate) fn from_duration(
+        setting: &'static str,
+        value: Duration,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            setting,
+            value: format!("{value:?}"),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// Returns the name of the setting, as its setter is called.
+    #[must_use]
+    pub fn setting(&self) -> &str {
+        self.setting
+    }
+
+    /// Checks a ttl by itself.
+    pub(crate) fn check_ttl(setting: &'static str, ttl: Duration) -> Result<(), Self> {
+        if validity::lifetime(whole_millis(ttl)).is_none() {
+            let remedy = "it is used up by clock drift (ttl / 100 + 2 ms); use seconds";
+            return Err(Self::from_duration(setting, ttl, remedy));
+        }
+        if ttl > LONGEST_TTL {
+            let remedy =
+                format!("a crash would lock others out for that long; at most {LONGEST_TTL:?}");
+            return Err(Self::from_duration(setting, ttl, remedy));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            setting,
+            value,
+            remedy,
+        } = self;
+        write!(f, "`{setting}` is {value}: {remedy}")
+    }
+}
+
+impl std::error::Error for BuildError {}

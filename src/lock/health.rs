@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::redlock::Inner;
+use crate::lock::cluster::Cluster;
 use crate::node::{Job, NodeState, Request, VoteReceiver};
 
 /// What [`Redlock::health`](crate::Redlock::health) found.
@@ -91,18 +91,18 @@ impl Health {
     }
 }
 
-pub(super) async fn check(inner: &Inner) -> Health {
-    let mut votes = VoteReceiver::new(&inner.names);
+pub(crate) async fn check(cluster: &Cluster) -> Health {
+    let mut votes = VoteReceiver::new(&cluster.names);
     votes.next_phase();
     let asked = Instant::now();
-    let node_timeout = inner.settings.node_timeout;
+    let node_timeout = cluster.settings.node_timeout;
     let mut due = asked;
-    for (index, node) in inner.nodes.iter().enumerate() {
+    for (index, node) in cluster.nodes.iter().enumerate() {
         due = due.max(asked + node_timeout + node.extra_patience());
         let sender = votes.sender(index);
         node.submit(Job::new(Request::Ping, sender, asked));
     }
-    let mut found: Vec<Option<Result<Duration, Arc<str>>>> = vec![None; inner.nodes.len()];
+    let mut found: Vec<Option<Result<Duration, Arc<str>>>> = vec![None; cluster.nodes.len()];
     while found.iter().any(Option::is_none) {
         tokio::select! {
             biased;
@@ -113,7 +113,7 @@ pub(super) async fn check(inner: &Inner) -> Health {
             () = sleep_until(due) => break,
         }
     }
-    let nodes = inner.nodes.iter().zip(found).map(|(node, found)| {
+    let nodes = cluster.nodes.iter().zip(found).map(|(node, found)| {
         let (state, latency) = match found {
             Some(Ok(latency)) => (NodeState::Up, Some(latency)),
             Some(Err(why)) => (unreachable(node.state(), why), None),
@@ -127,7 +127,7 @@ pub(super) async fn check(inner: &Inner) -> Health {
     });
     Health {
         nodes: nodes.collect(),
-        needed: inner.settings.quorum.majority(),
+        needed: cluster.settings.quorum.majority(),
     }
 }
 

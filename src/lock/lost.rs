@@ -1,4 +1,4 @@
-//! How a holder learns that its lock is gone.
+//! How a holder learns that its lock is lost.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -6,31 +6,29 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::sync::watch;
-
-use crate::lock::lease::Status;
+use tokio::time::Instant;
 
 /// Why a lock is not held any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// A majority of the nodes says that the key is not this holder's: it expired there early, was
-    /// deleted, or somebody else has it by now.
+    /// A majority of the nodes reported that the key does not belong to this holder: it expired early, was
+    /// deleted, or was acquired by another client.
     Gone,
-    /// Its validity ended: a majority of the nodes could not be reached to renew it, or renewal
+    /// The validity ended: a majority of the nodes could not be reached to renew the lock, or renewal
     /// is off.
     Expired,
-    /// It was renewed as long as `max_hold` allows.
+    /// The lock was renewed for as long as `max_hold` allows.
     MaxHold,
-    /// It was released. Only a handle or a `lost()` future that outlives the guards sees this.
+    /// The lock was released. Only a handle or a [`Lost`] future that outlives the guards resolves to this.
     Released,
-    /// The task that looked after it is gone: the runtime shut down, or the task panicked. The
-    /// key ends by its ttl.
+    /// The lease task is gone: the runtime shut down, or the task panicked. The key expires by its ttl.
     Abandoned,
 }
 
 impl LostReason {
-    /// The name of the case in metrics.
-    pub(super) fn name(self) -> &'static str {
+    /// Returns the name of the reason in metrics.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Gone => "gone",
             Self::Expired => "expired",
@@ -44,7 +42,7 @@ impl LostReason {
 impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Gone => "a majority of the nodes says that it is not held any more",
+            Self::Gone => "a majority of the nodes reported that the lock is not held any more",
             Self::Expired => "its validity ended before a majority of the nodes renewed it",
             Self::MaxHold => "it was held for as long as max_hold allows",
             Self::Released => "it was released",
@@ -53,27 +51,48 @@ impl fmt::Display for LostReason {
     }
 }
 
-/// Future that resolves when a lock is not held any more, and says why.
+/// What the lease task publishes about its lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Status {
+    pub(crate) valid_until: Instant,
+    pub(crate) lost: Option<LostReason>,
+}
+
+impl Status {
+    /// Returns why the lock is lost, if it is.
+    ///
+    /// Does not compare `valid_until` with the clock: the lease task reports the end of the validity in time,
+    /// and holders compare by themselves.
+    pub(crate) fn lost(status: &watch::Receiver<Self>) -> Option<LostReason> {
+        // Read whether the channel is closed first: the task stores its last status before it closes it.
+        let is_closed = status.has_changed().is_err();
+        let now = status.borrow();
+        now.lost
+            .or_else(|| is_closed.then_some(LostReason::Abandoned))
+    }
+}
+
+/// Future that resolves when a lock is lost, with the reason.
 ///
-/// It owns what it needs, holds no share of the lock, and may be dropped and made again at will.
+/// It owns what it needs and holds no share of the lock. It may be dropped and made again at any time.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost(Pin<Box<dyn Future<Output = LostReason> + Send + Sync>>);
 
 impl Lost {
-    pub(super) fn new(mut status: watch::Receiver<Status>) -> Self {
+    pub(crate) fn new(mut status: watch::Receiver<Status>) -> Self {
         Self(Box::pin(async move {
             loop {
-                if let Some(reason) = Status::over(&status) {
+                if let Some(reason) = Status::lost(&status) {
                     return reason;
                 }
-                // An error means that the lease task is gone, which `over` sees too.
+                // An error means that the channel is closed, which `Status::lost` reports.
                 drop(status.changed().await);
             }
         }))
     }
 
-    /// Resolves with whichever lock is lost first.
-    pub(super) fn or(self, other: Self) -> Self {
+    /// Resolves when the first of two locks is lost.
+    pub(crate) fn or(self, other: Self) -> Self {
         let (mut first, mut second) = (self, other);
         Self(Box::pin(poll_fn(move |context| {
             match Pin::new(&mut first).poll(context) {

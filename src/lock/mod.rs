@@ -2,47 +2,50 @@
 //!
 //! # One lease, one task
 //!
-//! Every lock is owned from its first request to its last by one small task, the lease task. It asks
-//! the nodes, hands the [`LockGuard`] out at the moment the round is decided, renews, and releases.
-//! Guards only hold shares of it. Its first attempt is made by whoever asks; it is spawned when that
-//! is decided, or has to wait for others, or is dropped. Whoever waits for a lock, or holds one, may therefore be dropped at any
-//! point: the lease task sees its shares gone and releases every node that may hold the key, and
-//! there is no clean-up code on any path of the caller.
+//! Each lock is owned from its first request to its last by one task, the lease task. It asks the nodes, hands
+//! out the [`LockGuard`] when a majority has granted the lock, renews, and releases. Guards hold shares of the
+//! lease. A caller that waits for a lock, or holds one, may therefore be dropped at any point: the lease task
+//! sees that its shares are gone and releases every node that may hold the key. No caller has clean-up code.
+//!
+//! # Map, from the ground up
+//!
+//! * `error`, `lost`, `registry`, `span`, `time`: values without behaviour of their own;
+//! * `queue`: the callers of this process, the processes beside it, and the cap on both;
+//! * `cluster`: the nodes and settings; `core`: what all clones of a [`Redlock`] share;
+//! * `lease`: the life of a lock, from its order to its end;
+//! * `guard`, `request`, `health`, `redlock`, `builder`: the public face.
 
 mod builder;
-mod claim;
+mod cluster;
+mod core;
 mod error;
-mod front;
 mod guard;
-mod handle;
 mod health;
 mod lease;
 mod lost;
-mod once;
-mod options;
-mod record;
+mod queue;
 mod redlock;
 mod registry;
 mod request;
-mod rest;
-mod settings;
-mod task;
-mod waiters;
+mod span;
+mod time;
 
-pub use builder::{BuildError, RedlockBuilder, RestartGuard};
-pub use error::{ExtendError, LockError, ReleaseError};
-pub use guard::{LockGuard, Released};
-pub use handle::{AlreadyReleased, LockHandle};
+pub use builder::{RedlockBuilder, RestartGuard};
+pub use error::{BuildError, ExtendError, LockError, ReleaseError};
+pub use guard::{AlreadyReleased, LockGuard, LockHandle, Released};
 pub use health::{Health, NodeHealth, Readiness};
 pub use lost::{Lost, LostReason};
-#[cfg(feature = "idempotency")]
-pub(crate) use once::{Execution, NotBegun, NotGranted, Once, Recorded};
-pub use options::LockOptions;
 pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};
-pub use request::{LockFuture, LockRequest};
-#[cfg(feature = "idempotency")]
-pub(crate) use rest::is_undamaged;
-#[cfg(feature = "idempotency")]
-pub(crate) use settings::after;
-pub(crate) use waiters::Waiters;
+pub use request::{LockFuture, LockOptions, LockRequest};
+
+pub(crate) use self::core::Core;
+pub(crate) use cluster::Cluster;
+pub(crate) use lease::{
+    AcquireError, Acquired, Attempt, Backoff, Cleanup, Concluded, Disposal, Ended, Failures,
+    Handoff, Holding, Inline, LeaseTask, Order, Progress, Round,
+};
+pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
+pub(crate) use registry::Stage;
+pub(crate) use span::LockSpan;
+pub(crate) use time::{after, whole_millis};

@@ -4,17 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::builder::{BuildError, RedlockBuilder, check_ttl};
-use crate::lock::front::Front;
+use crate::lock::cluster::Settings;
+use crate::lock::core::Core;
+use crate::lock::error::BuildError;
+use crate::lock::guard::LockHandle;
 use crate::lock::health::{self, Health};
-use crate::lock::registry::{Drained, Registry};
-use crate::lock::request::LockRequest;
-use crate::lock::rest::Readings;
-use crate::lock::settings::Settings;
+use crate::lock::registry::Drained;
+use crate::lock::request::{LockOptions, LockRequest};
 use crate::node::{Node, telemetry};
 use crate::protocol::{LockKey, LockKeys};
 
-/// Distributed locks over a quorum of independent nodes; cheap to clone, clones are the same.
+/// Distributed locks over a quorum of independent nodes. Cheap to clone; clones are the same service.
 ///
 /// ```
 /// use tower_redlock::{LockError, Redlock};
@@ -30,47 +30,16 @@ use crate::protocol::{LockKey, LockKeys};
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Redlock(Arc<Inner>);
-
-#[derive(Debug)]
-pub(super) struct Inner {
-    pub(super) nodes: Vec<Arc<dyn Node>>,
-    /// What they are called.
-    pub(super) names: Arc<[Arc<str>]>,
-    pub(super) settings: Settings,
-    pub(super) front: Arc<Front>,
-    pub(super) registry: Arc<Registry>,
-    pub(super) readings: Readings,
-}
+pub struct Redlock(Arc<Core>);
 
 impl Redlock {
-    /// Returns a builder, which is told the nodes and the settings.
-    pub fn builder() -> RedlockBuilder {
-        RedlockBuilder::new()
-    }
-
-    /// Makes a lock service over embedded nodes, for development, tests and single processes.
-    ///
-    /// The same as `builder().embedded(nodes).build()`: nothing leaves this process, and what is
-    /// locked is forgotten with it.
-    ///
-    /// # Panics
-    ///
-    /// If `nodes` is zero.
-    #[must_use]
-    pub fn in_memory(nodes: usize) -> Self {
-        assert!(nodes > 0, "Redlock::in_memory needs at least one node");
-        let built = Self::builder().embedded(nodes).build();
-        built.expect("defaults with at least one node are valid")
-    }
-
     /// Asks for a lock, waiting up to the builder's `wait` (default 5 s) while others hold it.
     pub fn lock(&self, key: impl Into<LockKey>) -> LockRequest {
         LockRequest::new(Arc::clone(&self.0), LockKeys::from(key.into()))
     }
 
-    /// Asks for a lock without waiting: one round, repeated only after a split vote, in which
-    /// several contenders got some nodes each and nobody a majority.
+    /// Asks for a lock without waiting: one round, repeated only after a split vote, in which several
+    /// callers got some nodes each and none a majority.
     pub fn try_lock(&self, key: impl Into<LockKey>) -> LockRequest {
         self.lock(key).wait(Duration::ZERO)
     }
@@ -83,27 +52,26 @@ impl Redlock {
         LockRequest::new(Arc::clone(&self.0), keys.into_iter().collect())
     }
 
-    /// Asks for a set of locks that has been made before.
+    /// Asks for a set of keys as one lock; see [`lock_all`](Self::lock_all).
     pub(crate) fn lock_keys(&self, keys: LockKeys) -> LockRequest {
         LockRequest::new(Arc::clone(&self.0), keys)
     }
 
-    /// Asks every node whether it answers; takes as long as the slowest, at most the node timeout
+    /// Asks every node whether it answers. Takes as long as the slowest node, at most the node timeout
     /// (and the connect timeout, before the first connection).
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any point.
     pub async fn health(&self) -> Health {
-        health::check(&self.0).await
+        health::check(&self.0.cluster).await
     }
 
-    /// Ends the service for a graceful shutdown: refuses new locks with
-    /// [`LockError::Closed`](crate::LockError::Closed), wakes those who wait with the same, and
-    /// waits until all guards are gone and released.
+    /// Drains the service for a graceful shutdown: refuses new locks and waiting callers with
+    /// [`LockError::Closed`](crate::LockError::Closed), and waits until all held locks are released.
     ///
-    /// At the timeout it stops renewing what is still held, but never releases it under its holder.
-    /// When all holders ended in time and the nodes answered, no key of this process is left.
+    /// At the timeout it stops renewing the locks that are still held, but never releases a lock under its
+    /// holder. If all holders ended in time and the nodes answered, no key of this process is left.
     ///
     /// # Cancel safety
     ///
@@ -114,39 +82,36 @@ impl Redlock {
 
     pub(super) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Self {
         telemetry::describe();
-        Self(Arc::new(Inner {
-            names: nodes.iter().map(|node| Arc::clone(node.name())).collect(),
-            nodes,
-            settings,
-            front: Arc::default(),
-            registry: Registry::new(),
-            readings: Readings::default(),
-        }))
+        Self(Core::new(nodes, settings))
     }
 
-    pub(super) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0
     }
 
-    /// Whether this is the service with this registry.
-    pub(super) fn is_service(&self, registry: &Arc<Registry>) -> bool {
-        Arc::ptr_eq(&self.0.registry, registry)
+    /// Returns whether a lock belongs to this service; another has other nodes or another namespace.
+    pub(crate) fn owns(&self, handle: &LockHandle) -> bool {
+        Arc::ptr_eq(&self.0.registry, &handle.lease().registry)
     }
 
-    /// Returns after what time the lock of a request is not renewed any more: as the request's layer or
-    /// extractor says, else as the builder says. A client must not keep a lock for ever by reading slowly.
-    pub(crate) fn max_hold_of_request(&self, asked: Option<Duration>) -> Duration {
-        let max_hold = asked.or(self.0.settings.max_hold);
-        max_hold.unwrap_or(MAX_HOLD_OF_REQUESTS)
+    /// Completes the options of an HTTP request's lock: it fails fast, and is renewed for a bounded time, because
+    /// a client must not keep a lock for ever by reading slowly.
+    pub(crate) fn request_options(&self, options: LockOptions) -> LockOptions {
+        let max_hold = options.max_hold.or(self.0.cluster.settings.max_hold);
+        LockOptions {
+            wait: options.wait.or(Some(Duration::ZERO)),
+            max_hold: max_hold.or(Some(MAX_HOLD_OF_REQUESTS)),
+            ..options
+        }
     }
 
-    /// Checks a ttl that is to be asked for.
+    /// Checks a ttl at start-up.
     pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<(), BuildError> {
-        check_ttl("ttl", ttl)?;
-        let max = self.0.settings.max_ttl;
+        BuildError::check_ttl("ttl", ttl)?;
+        let max = self.0.cluster.settings.max_ttl;
         if ttl > max {
             let remedy = format!("it is over max_ttl = {max:?}; raise that in the builder");
-            return Err(BuildError::of("ttl", ttl, remedy));
+            return Err(BuildError::from_duration("ttl", ttl, remedy));
         }
         Ok(())
     }
@@ -155,13 +120,19 @@ impl Redlock {
 /// Names the nodes by their addresses; credentials are never shown.
 impl fmt::Debug for Redlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nodes: Vec<_> = self.0.nodes.iter().map(|node| node.name()).collect();
+        let nodes: Vec<_> = self
+            .0
+            .cluster
+            .nodes
+            .iter()
+            .map(|node| node.name())
+            .collect();
         f.debug_struct("Redlock")
             .field("nodes", &nodes)
-            .field("settings", &self.0.settings)
+            .field("settings", &self.0.cluster.settings)
             .finish_non_exhaustive()
     }
 }
 
-/// How long the lock of a request is renewed unless something else is said.
+/// For how long the lock of a request is renewed by default.
 const MAX_HOLD_OF_REQUESTS: Duration = Duration::from_secs(60);

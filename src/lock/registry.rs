@@ -1,19 +1,26 @@
-//! All lease tasks of a Redlock, so that a process can end without leaving locks behind.
+//! The lease tasks of a lock service, so that a process can shut down without leaving locks behind.
+//!
+//! # Implementation details
+//!
+//! Each lease task holds a [`Ticket`] from before its first request until its last release is confirmed or
+//! given up. [`Registry::drain`] closes the entrance first, under the mutex under which tickets are given out;
+//! so it waits for every task that was let in, and none comes after.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::node::Mutex;
 use crate::protocol::LockKeys;
 
 /// Counts the lease tasks in and out.
 #[derive(Debug)]
-pub(super) struct Registry {
+pub(crate) struct Registry {
     leases: Mutex<Leases>,
-    /// Told when there are none left.
+    /// Notified when the last task ends.
     emptied: Notify,
     stage: watch::Sender<Stage>,
 }
@@ -30,23 +37,23 @@ struct Leases {
 #[derive(Debug)]
 struct Running {
     keys: LockKeys,
-    /// Whether it has handed out a guard.
-    held: bool,
+    /// Whether the task has handed out a guard.
+    is_held: bool,
 }
 
-/// How far the shutdown has come.
+/// The stages of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     Open,
-    /// No new locks; those that are held go on.
+    /// No new locks; held locks are renewed.
     Draining,
-    /// What is still held is not renewed any more.
+    /// Locks that are still held are not renewed any more.
     TimedOut,
 }
 
-/// A lease task's entry; removed when it is dropped, however the task ends.
+/// A lease task's entry, removed when it is dropped.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     registry: Arc<Registry>,
     id: u64,
 }
@@ -55,7 +62,7 @@ pub(super) struct Ticket {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drained {
-    /// How many held locks were released, by their holders, while draining.
+    /// The number of held locks that their holders released while draining.
     pub released: usize,
     /// The locks that were still held at the timeout. They are not renewed any more and not
     /// released under their holders; they end by their ttl.
@@ -83,7 +90,7 @@ impl Drained {
 }
 
 impl Registry {
-    pub(super) fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             leases: Mutex::default(),
             emptied: Notify::new(),
@@ -91,25 +98,24 @@ impl Registry {
         })
     }
 
-    /// Returns how far the shutdown has come.
-    pub(super) fn stage(&self) -> Stage {
+    /// Returns the stage of the shutdown.
+    pub(crate) fn stage(&self) -> Stage {
         *self.stage.borrow()
     }
 
-    /// Waits until the shutdown has come as far as `stage`.
+    /// Waits until the shutdown reaches a stage.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any point.
-    pub(super) async fn reached(&self, stage: Stage) {
-        // The sender is ours, so it cannot be gone.
+    pub(crate) async fn reached(&self, stage: Stage) {
+        // The sender is `self.stage`, so the channel is open.
         drop(self.stage.subscribe().wait_for(|now| *now >= stage).await);
     }
 
     /// Enters a lease task, unless the shutdown has begun.
-    pub(super) fn enter(self: &Arc<Self>, keys: &LockKeys) -> Option<Ticket> {
-        let mut leases = self.leases();
-        // Under the mutex, so that a drain that has begun counts all that were let in.
+    pub(crate) fn enter(self: &Arc<Self>, keys: &LockKeys) -> Option<Ticket> {
+        let mut leases = self.leases.lock();
         if self.stage() != Stage::Open {
             return None;
         }
@@ -117,7 +123,7 @@ impl Registry {
         leases.next += 1;
         let running = Running {
             keys: keys.clone(),
-            held: false,
+            is_held: false,
         };
         leases.running.insert(id, running);
         Some(Ticket {
@@ -126,87 +132,37 @@ impl Registry {
         })
     }
 
-    pub(super) async fn drain(&self, timeout: Duration) -> Drained {
+    /// Closes the entrance, and waits until all lease tasks have ended.
+    pub(crate) async fn drain(&self, timeout: Duration) -> Drained {
         {
-            let mut leases = self.leases();
+            let mut leases = self.leases.lock();
             self.advance(Stage::Draining);
             leases.released = 0;
         }
-        let in_time = tokio::time::timeout(timeout, self.empty()).await.is_ok();
+        let in_time = tokio::time::timeout(timeout, self.emptied()).await.is_ok();
         if !in_time {
             self.advance(Stage::TimedOut);
         }
-        let (leases, now) = (self.leases(), Instant::now());
+        let (leases, now) = (self.leases.lock(), Instant::now());
+        let held = leases.running.values().filter(|running| running.is_held);
+        let unconfirmed = leases.unconfirmed.iter();
+        let unconfirmed = unconfirmed.filter(|(gone_at, _)| *gone_at > now);
         Drained {
             released: leases.released,
-            held: leases
-                .running
-                .values()
-                .filter(|running| running.held)
-                .map(|running| running.keys.clone())
-                .collect(),
-            unconfirmed: leases
-                .unconfirmed
-                .iter()
-                .filter(|(gone_at, _)| *gone_at > now)
-                .map(|(_, unconfirmed)| unconfirmed.clone())
-                .collect(),
+            held: held.map(|running| running.keys.clone()).collect(),
+            unconfirmed: unconfirmed.map(|(_, entry)| entry.clone()).collect(),
         }
     }
 
-    async fn empty(&self) {
-        loop {
-            let emptied = self.emptied.notified();
-            // Looked at after the place in the queue is taken, so that no end is missed.
-            if self.leases().running.is_empty() {
-                return;
-            }
-            emptied.await;
-        }
-    }
-
-    fn advance(&self, stage: Stage) {
-        self.stage.send_if_modified(|now| {
-            let further = stage > *now;
-            *now = stage.max(*now);
-            further
-        });
-    }
-
-    fn leases(&self) -> MutexGuard<'_, Leases> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Ticket {
-    /// Notes that a guard was handed out.
-    pub(super) fn set_held(&self) {
-        if let Some(running) = self.registry.leases().running.get_mut(&self.id) {
-            running.held = true;
-        }
-    }
-
-    /// Notes on which nodes a release was not confirmed, until the keys have ended by their ttl.
-    pub(super) fn set_unconfirmed(
-        &self,
-        nodes: impl Iterator<Item = Arc<str>>,
-        keys: &LockKeys,
-        gone_at: Instant,
-    ) {
-        self.registry.set_unconfirmed(nodes, keys, gone_at);
-    }
-}
-
-impl Registry {
     /// Notes on which nodes a release was not confirmed, or never sent, until the keys have ended by their
     /// ttl.
-    pub(super) fn set_unconfirmed(
+    pub(crate) fn set_unconfirmed(
         &self,
         nodes: impl Iterator<Item = Arc<str>>,
         keys: &LockKeys,
         gone_at: Instant,
     ) {
-        let mut leases = self.leases();
+        let mut leases = self.leases.lock();
         let now = Instant::now();
         let is_over = |entry: &(Instant, Unconfirmed)| entry.0 <= now;
         while leases.unconfirmed.front().is_some_and(is_over) {
@@ -217,16 +173,45 @@ impl Registry {
             (gone_at, Unconfirmed { node, keys })
         }));
     }
+
+    async fn emptied(&self) {
+        loop {
+            // Registered before the look, so that no end is missed.
+            let emptied = self.emptied.notified();
+            if self.leases.lock().running.is_empty() {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    fn advance(&self, stage: Stage) {
+        self.stage.send_if_modified(|now| {
+            let is_further = stage > *now;
+            *now = stage.max(*now);
+            is_further
+        });
+    }
+}
+
+impl Ticket {
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Notes that a guard is handed out.
+    pub(crate) fn set_held(&self) {
+        if let Some(running) = self.registry.leases.lock().running.get_mut(&self.id) {
+            running.is_held = true;
+        }
+    }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut leases = self.registry.leases();
-        if leases
-            .running
-            .remove(&self.id)
-            .is_some_and(|running| running.held)
-        {
+        let mut leases = self.registry.leases.lock();
+        let running = leases.running.remove(&self.id);
+        if running.is_some_and(|running| running.is_held) {
             leases.released += 1;
         }
         if leases.running.is_empty() {

@@ -9,18 +9,60 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::lock::core::Core;
 use crate::lock::error::LockError;
-use crate::lock::front::{Busy, Turn};
 use crate::lock::guard::LockGuard;
-use crate::lock::once::NotGranted;
-use crate::lock::record::Asking;
-use crate::lock::redlock::Inner;
+use crate::lock::lease::{LeaseTask, Order, acquire};
+use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::Stage;
-use crate::lock::settings::{Options, after};
-use crate::lock::task::{Order, Story};
-use crate::lock::waiters::{Waited, Waiters, Waiting};
+use crate::lock::span::LockSpan;
+use crate::lock::time::after;
 use crate::node::sha256;
 use crate::protocol::LockKeys;
+
+/// How a resource is locked; see [`LockResource::options`](crate::LockResource::options).
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_redlock::LockOptions;
+///
+/// let patient = LockOptions::default().wait(Duration::from_secs(2));
+/// # let _ = patient;
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[must_use]
+pub struct LockOptions {
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) label: Option<&'static str>,
+}
+
+impl LockOptions {
+    /// Sets how long the lock lives when nothing renews it. Default: the builder's ttl.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Sets how long to wait while the lock is held by others. Default: zero.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+
+    /// Sets for how long the lock is renewed. Default: the builder's `max_hold`, or else 60 s.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Sets the kind of resource, for spans and metrics, which never show a key. Default: `unnamed`.
+    pub fn label(mut self, label: &'static str) -> Self {
+        self.label = Some(label);
+        self
+    }
+}
 
 /// A lock that is being asked for; await it to get the [`LockGuard`].
 ///
@@ -42,51 +84,60 @@ use crate::protocol::LockKeys;
 /// ```
 #[must_use = "a lock is not asked for until the request is awaited"]
 pub struct LockRequest {
-    inner: Arc<Inner>,
+    core: Arc<Core>,
     keys: LockKeys,
-    options: Options,
+    options: LockOptions,
+    /// A cap on waiting calls besides that of the lock service.
+    cap: Option<Arc<WaiterCap>>,
 }
 
 impl LockRequest {
-    pub(super) fn new(inner: Arc<Inner>, keys: LockKeys) -> Self {
+    pub(crate) fn new(core: Arc<Core>, keys: LockKeys) -> Self {
         Self {
-            inner,
+            core,
             keys,
-            options: Options::default(),
+            options: LockOptions::default(),
+            cap: None,
         }
     }
 
     /// Sets how long the lock lives on the nodes when nothing renews it. Default: the builder's.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = Some(ttl);
+        self.options = self.options.ttl(ttl);
         self
     }
 
-    /// Sets how long to wait while somebody else holds the lock. Default: the builder's for
+    /// Sets how long to wait while the lock is held by others. Default: the builder's for
     /// [`lock`](crate::Redlock::lock), zero for [`try_lock`](crate::Redlock::try_lock).
     ///
     /// Nodes that cannot be reached are not waited for beyond the node timeout.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.options.wait = Some(wait);
+        self.options = self.options.wait(wait);
         self
     }
 
-    /// Sets after what time the lock is not renewed any more. Default: the builder's.
+    /// Sets for how long the lock is renewed. Default: the builder's.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.options.max_hold = Some(max_hold);
+        self.options = self.options.max_hold(max_hold);
         self
     }
 
-    /// Sets what kind of resource this is, for spans and metrics, which never show a key; so it
-    /// must not be made of one. Default: `unnamed`.
+    /// Sets the kind of resource, for spans and metrics, which never show a key; so it must not be made of
+    /// one. Default: `unnamed`.
     pub fn label(mut self, label: &'static str) -> Self {
-        self.options.label = Some(label);
+        self.options = self.options.label(label);
+        self
+    }
+
+    /// Sets all options.
+    pub(crate) fn options(mut self, options: LockOptions) -> Self {
+        self.options = options;
         self
     }
 
     /// Makes a waiting call count against one more cap.
-    pub(crate) fn waiters(mut self, waiters: Option<Arc<Waiters>>) -> Self {
-        self.options.waiters = waiters;
+    pub(crate) fn cap(mut self, cap: Option<Arc<WaiterCap>>) -> Self {
+        self.cap = cap;
         self
     }
 }
@@ -96,10 +147,7 @@ impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockRequest")
             .field("keys", &self.keys)
-            .field("ttl", &self.options.ttl)
-            .field("wait", &self.options.wait)
-            .field("max_hold", &self.options.max_hold)
-            .field("label", &self.options.label)
+            .field("options", &self.options)
             .finish_non_exhaustive()
     }
 }
@@ -109,7 +157,7 @@ impl IntoFuture for LockRequest {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        LockFuture(Box::pin(acquire(self)))
+        LockFuture(Box::pin(lock(self)))
     }
 }
 
@@ -117,7 +165,7 @@ impl IntoFuture for LockRequest {
 ///
 /// # Errors
 ///
-/// Resolves to a [`LockError`] that says whether somebody else holds the lock, the nodes could not
+/// Resolves to a [`LockError`] that says whether the lock is held by others, the nodes could not
 /// be reached, or the request itself is wrong.
 ///
 /// # Panics
@@ -127,23 +175,23 @@ impl IntoFuture for LockRequest {
 /// # Cancel safety
 ///
 /// It may be dropped at any point: whatever the nodes have granted or will grant is released in the
-/// background, and a place in the queue is given up. One that is neither polled nor dropped keeps its
-/// place, as with any fair lock; what was granted to it meanwhile ends with its ttl.
+/// background, and its place in the queue is given up. A future that is neither polled nor dropped keeps its
+/// place, as with any fair lock; a lock that was granted to it meanwhile ends with its ttl.
 #[must_use = "futures do nothing unless awaited"]
 pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
 
 impl LockFuture {
-    /// A lock that is held already.
+    /// Resolves to a lock that is held already.
     pub(crate) fn ready(guard: LockGuard) -> Self {
         Self(Box::pin(std::future::ready(Ok(guard))))
     }
 
-    /// Makes the guard keep other locks too.
-    pub(crate) fn beside(self, others: Vec<LockGuard>) -> Self {
+    /// Adds other locks to the guard; see [`LockGuard::with_others`].
+    pub(crate) fn with_others(self, others: Vec<LockGuard>) -> Self {
         if others.is_empty() {
             return self;
         }
-        Self(Box::pin(async move { Ok(self.await?.beside(others)) }))
+        Self(Box::pin(async move { Ok(self.await?.with_others(others)) }))
     }
 }
 
@@ -161,100 +209,97 @@ impl fmt::Debug for LockFuture {
     }
 }
 
-async fn acquire(request: LockRequest) -> Result<LockGuard, LockError> {
-    let nodes = request.inner.nodes.len();
-    let logged = request.inner.settings.log_keys.then_some(&request.keys);
-    let asking = Asking::new(request.options.label, nodes, logged);
+async fn lock(request: LockRequest) -> Result<LockGuard, LockError> {
+    let settings = &request.core.cluster.settings;
+    let logged = settings.log_keys.then_some(&request.keys);
+    let span = LockSpan::new(request.options.label, settings.quorum.nodes(), logged);
     let waited = Waited::default();
-    let outcome = ask(request, &asking, &waited).await;
-    asking.tell(&outcome, waited.so_far());
+    let outcome = lock_in(request, &span, &waited).await;
+    match &outcome {
+        Ok(guard) => span.granted(guard.fencing_token(), waited.so_far()),
+        Err(error) => span.refused(error.outcome(), waited.so_far()),
+    }
     outcome
 }
 
-async fn ask(
+async fn lock_in(
     request: LockRequest,
-    asking: &Asking,
+    span: &LockSpan,
     waited: &Waited,
 ) -> Result<LockGuard, LockError> {
     let LockRequest {
-        inner,
+        core,
         keys,
         options,
+        cap,
     } = request;
-    let settings = &inner.settings;
+    let settings = &core.cluster.settings;
     let names = settings.namespace.names(&keys, sha256)?;
-    let ttl = settings.ttl_of(&options)?;
+    let ttl = settings.ttl(options.ttl)?;
     let wait = options.wait.unwrap_or(settings.wait);
     let deadline = after(Instant::now(), wait);
-    let caps = [settings.waiters.clone(), options.waiters.clone()];
-    let caps = caps.into_iter().flatten().collect();
-    let mut waiting = Waiting::new(caps, waited.clone());
-    let turn = match try_turn(&inner, &keys)? {
-        Ok(turn) => turn,
-        // Boxed: most calls need not wait, and would have its room all the same.
-        Err(busy) if wait.is_zero() => Box::pin(wait_for_release(&inner, &keys, &busy)).await?,
-        Err(_) => Box::pin(wait_for_turn(&inner, &keys, deadline, &mut waiting)).await?,
-    };
-    let ticket = inner.registry.enter(&keys).ok_or(LockError::Closed)?;
-    let order = Order {
-        keys,
-        names: names.into(),
-        ttl,
-        max_hold: options.max_hold.or(settings.max_hold),
-        deadline,
-        turn,
-        waiting,
-        ticket,
-        label: asking.label(),
-        asked_for: None,
-        inner: Arc::clone(&inner),
-    };
-    let granted = Story::of(order, asking.span()).await;
-    granted.map_err(NotGranted::into_lock_error)
-}
-
-/// Makes this call the only one in the process that asks the nodes for its keys, if it can be that at once.
-fn try_turn(inner: &Arc<Inner>, keys: &LockKeys) -> Result<Result<Turn, Busy>, LockError> {
-    if inner.registry.stage() != Stage::Open {
+    let caps = [settings.max_waiters.clone(), cap].into_iter().flatten();
+    let mut slots = WaiterSlots::new(caps, waited.clone());
+    if core.registry.stage() != Stage::Open {
         return Err(LockError::Closed);
     }
-    Ok(inner.front.try_take(keys))
+    let permit = match core.queue.try_acquire(&keys) {
+        Ok(permit) => permit,
+        // Boxed, because most calls need not wait, and would have its room all the same.
+        Err(busy) if wait.is_zero() => Box::pin(wait_for_release(&core, &keys, &busy)).await?,
+        Err(_) => Box::pin(wait_for_permit(&core, &keys, deadline, &mut slots)).await?,
+    };
+    let ticket = core.registry.enter(&keys).ok_or(LockError::Closed)?;
+    let task = LeaseTask::new(
+        &core.cluster,
+        keys,
+        names.into(),
+        ttl,
+        settings.fencing,
+        ticket,
+        span.label(),
+    );
+    let order = Order {
+        task,
+        permit,
+        slots,
+        deadline,
+        max_hold: options.max_hold.or(settings.max_hold),
+    };
+    acquire(order, span.span()).await.map(LockGuard::new)
 }
 
-/// Refuses a call that does not wait, unless the lock is about to be given back in this process.
+/// Refuses a call that does not wait, unless the lock is about to be released in this process.
 ///
 /// A guard, a response body or a future that is dropped only wakes the lease task. A caller that goes on at
 /// once, such as `tower::retry` after it has dropped a response, would meet the lock of its own last request.
 /// The release is sent within moments, so this waits for that; the node timeout only bounds it.
-async fn wait_for_release(
-    inner: &Arc<Inner>,
-    keys: &LockKeys,
-    busy: &Busy,
-) -> Result<Turn, LockError> {
+async fn wait_for_release(core: &Core, keys: &LockKeys, busy: &Busy) -> Result<Permit, LockError> {
     let contended = LockError::Contended {
         retry_after: busy.retry_after,
     };
     if !busy.is_ending {
         return Err(contended);
     }
-    let turn = timeout(inner.settings.node_timeout, inner.front.take(keys)).await;
-    turn.map_err(|_| contended)
+    let node_timeout = core.cluster.settings.node_timeout;
+    let permit = timeout(node_timeout, core.queue.acquire(keys)).await;
+    permit.map_err(|_| contended)
 }
 
-/// Waits until this call is the only one in the process that asks the nodes for its keys.
-async fn wait_for_turn(
-    inner: &Arc<Inner>,
+/// Waits until this call is the one in this process that may ask the nodes for its keys.
+async fn wait_for_permit(
+    core: &Core,
     keys: &LockKeys,
     deadline: Instant,
-    waiting: &mut Waiting,
-) -> Result<Turn, LockError> {
-    waiting.begin()?;
+    slots: &mut WaiterSlots,
+) -> Result<Permit, LockError> {
+    slots.occupy()?;
     tokio::select! {
         biased;
-        turn = inner.front.take(keys) => Ok(turn),
+        permit = core.queue.acquire(keys) => Ok(permit),
         () = sleep_until(deadline) => Err(LockError::Contended {
-            retry_after: inner.front.retry_after(keys),
+            retry_after: core.queue.retry_after(keys),
         }),
-        () = inner.registry.reached(Stage::Draining) => Err(LockError::Closed),
+        () = core.registry.reached(Stage::Draining) => Err(LockError::Closed),
     }
 }

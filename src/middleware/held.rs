@@ -88,7 +88,7 @@ impl LockHandles {
         // With a share of each, none of them can be released from here on.
         let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
         let (ours, others): (Vec<_>, Vec<_>) =
-            shares.partition(|(handle, _)| handle.is_of(redlock));
+            shares.partition(|(handle, _)| redlock.owns(&handle));
         if ours.is_empty() && others.is_empty() {
             return ask(redlock.lock_keys(keys)).into_future();
         }
@@ -103,13 +103,13 @@ impl LockHandles {
         let mut shared: Vec<LockGuard> = held.into_iter().filter(wanted).collect();
         if missing.as_slice().is_empty() && !shared.is_empty() {
             let first = shared.remove(0);
-            return LockFuture::ready(first.beside(shared));
+            return LockFuture::ready(first.with_others(shared));
         }
         let mut request = ask(redlock.lock_keys(missing));
         if !in_order {
             request = request.wait(Duration::ZERO);
         }
-        request.into_future().beside(shared)
+        request.into_future().with_others(shared)
     }
 
     fn known(&self) -> MutexGuard<'_, Vec<Known>> {

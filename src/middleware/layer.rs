@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{HeaderName, Method, StatusCode};
 use tower::Layer;
 
-use crate::lock::{BuildError, LockFuture, Redlock, Waiters};
+use crate::lock::{BuildError, LockFuture, LockOptions, Redlock, WaiterCap};
 use crate::middleware::disconnect::{CancelOnDisconnect, RunToCompletion, RunToCompletionService};
 use crate::middleware::held::LockHandles;
 use crate::middleware::key::{KeyExtractor, present};
@@ -53,7 +53,7 @@ pub(super) struct Config {
     skip: Option<Arc<dyn Fn(&Parts) -> bool + Send + Sync>>,
     ttl: Option<Duration>,
     pub(super) wait: Duration,
-    waiters: Option<Arc<Waiters>>,
+    waiters: Option<Arc<WaiterCap>>,
     max_hold: Option<Duration>,
     missing_key: OnMissingKey,
     pub(super) on_unavailable: OnUnavailable,
@@ -192,7 +192,7 @@ impl<D> RedlockLayer<D> {
 
     /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
-        self.config.waiters = Some(Waiters::new(max_waiters));
+        self.config.waiters = Some(WaiterCap::new(max_waiters));
         self
     }
 
@@ -374,17 +374,14 @@ impl Config {
 
     pub(super) fn lock(&self, keys: LockKeys, held: &LockHandles) -> LockFuture {
         held.lock(&self.redlock, keys, |request| {
-            let max_hold = self.redlock.max_hold_of_request(self.max_hold);
-            let request = request.wait(self.wait).max_hold(max_hold);
-            let request = request.waiters(self.waiters.clone());
-            let request = match self.label {
-                Some(label) => request.label(label),
-                None => request,
+            let options = LockOptions {
+                ttl: self.ttl,
+                wait: Some(self.wait),
+                max_hold: self.max_hold,
+                label: self.label,
             };
-            match self.ttl {
-                Some(ttl) => request.ttl(ttl),
-                None => request,
-            }
+            let options = self.redlock.request_options(options);
+            request.options(options).cap(self.waiters.clone())
         })
     }
 }

@@ -28,6 +28,7 @@ use std::time::Duration;
 pub(crate) use embedded::EmbeddedNode;
 pub use failure::NodeFailure;
 pub(crate) use job::{Job, Packet, Request, Trail, transit, transit_of};
+pub(crate) use mutex::Mutex;
 pub(crate) use release_signal::{ReleaseSignal, Subscription};
 pub(crate) use system::{next_proposal, random_u64, sha256, unguessable};
 pub(crate) use votes::{Threshold, Vote, VoteReceiver};

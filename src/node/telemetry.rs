@@ -103,13 +103,13 @@ pub(crate) fn unprotected(resource: &'static str) {
 }
 
 /// An idempotent request was executed twice.
-#[cfg(all(feature = "metrics", feature = "idempotency"))]
+#[cfg(feature = "metrics")]
 pub(crate) fn conflict() {
     counter!(CONFLICTS_TOTAL).increment(1);
 }
 
 /// The outcome of an idempotent request could not be recorded.
-#[cfg(all(feature = "metrics", feature = "idempotency"))]
+#[cfg(feature = "metrics")]
 pub(crate) fn unrecorded() {
     counter!(UNRECORDED_TOTAL).increment(1);
 }
@@ -208,10 +208,8 @@ mod nothing {
 
     pub(crate) fn unprotected(_: &'static str) {}
 
-    #[cfg(feature = "idempotency")]
     pub(crate) fn conflict() {}
 
-    #[cfg(feature = "idempotency")]
     pub(crate) fn unrecorded() {}
 
     #[cfg(feature = "redis")]

@@ -39,7 +39,7 @@ pub(crate) struct VoteReceiver {
 pub(crate) struct VoteSender(Option<Unsent>);
 
 /// One node's vote in one phase of a lease.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Vote {
     pub(crate) node: usize,
     pub(crate) phase: u32,

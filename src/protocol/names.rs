@@ -31,6 +31,15 @@ pub struct KeyNames {
     pub record: Option<RecordNames>,
 }
 
+impl KeyNames {
+    /// Returns how long the intent of an execution lives, if one is kept.
+    #[must_use]
+    pub fn intent_retention(&self) -> Option<Duration> {
+        let intent = self.record.as_ref()?.intent.as_ref()?;
+        Some(intent.retention)
+    }
+}
+
 /// The Redis keys beside a lock whose outcome is recorded.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordNames {

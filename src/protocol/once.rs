@@ -81,6 +81,12 @@ impl OnceRound {
         }
     }
 
+    /// Returns the part of the round that acquires the lock.
+    #[must_use]
+    pub fn acquiring(&self) -> &AcquireRound {
+        &self.acquiring
+    }
+
     /// Returns the number of the second phase that is under way; 0 while there is none.
     #[must_use]
     pub fn step(&self) -> u8 {

@@ -187,6 +187,15 @@ impl AcquireRound {
             .map(|(index, _)| index)
     }
 
+    /// Returns the nodes that have not answered the `ACQUIRE`.
+    pub fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| node.acquired == Acquired::Silent)
+            .map(|(index, _)| index)
+    }
+
     /// Returns whether `node` granted the lock to this attempt.
     #[must_use]
     pub fn granted_by(&self, node: usize) -> bool {

@@ -11,33 +11,33 @@ use crate::node::telemetry::Counted;
 
 /// Counts the calls that wait, over a whole [`Redlock`](crate::Redlock) or one layer.
 #[derive(Debug)]
-pub(crate) struct Waiters {
+pub(crate) struct WaiterCap {
     waiting: AtomicUsize,
     max: usize,
 }
 
-/// The places that one call has taken, once it has begun to wait.
+/// The slots that one call occupies under its caps, once it has begun to wait.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    caps: Vec<Arc<Waiters>>,
-    taken: usize,
+pub(crate) struct WaiterSlots {
+    caps: Vec<Arc<WaiterCap>>,
+    occupied: usize,
     waited: Waited,
-    /// While it waits.
+    /// Counts the call in the metrics while it waits.
     counted: Option<Counted>,
 }
 
-/// Since when a call has waited, if it has; clones are the same.
+/// Since when a call has waited, if it has. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Waited(Arc<OnceLock<Instant>>);
+pub(crate) struct Waited(Arc<OnceLock<Instant>>);
 
 impl Waited {
-    /// Returns for how long the call has waited; `None` if it never began to.
-    pub(super) fn so_far(&self) -> Option<Duration> {
+    /// Returns how long the call has waited; `None` if it never began to.
+    pub(crate) fn so_far(&self) -> Option<Duration> {
         self.0.get().map(Instant::elapsed)
     }
 }
 
-impl Waiters {
+impl WaiterCap {
     pub(crate) fn new(max: usize) -> Arc<Self> {
         Arc::new(Self {
             waiting: AtomicUsize::new(0),
@@ -46,24 +46,24 @@ impl Waiters {
     }
 }
 
-impl Waiting {
-    pub(super) fn new(caps: Vec<Arc<Waiters>>, waited: Waited) -> Self {
+impl WaiterSlots {
+    pub(crate) fn new(caps: impl IntoIterator<Item = Arc<WaiterCap>>, waited: Waited) -> Self {
         Self {
-            caps,
-            taken: 0,
+            caps: caps.into_iter().collect(),
+            occupied: 0,
             waited,
             counted: None,
         }
     }
 
-    /// Begins to wait; does nothing if this call waits already.
-    pub(super) fn begin(&mut self) -> Result<(), LockError> {
-        while let Some(cap) = self.caps.get(self.taken) {
+    /// Begins to wait; does nothing if the call waits already.
+    pub(crate) fn occupy(&mut self) -> Result<(), LockError> {
+        while let Some(cap) = self.caps.get(self.occupied) {
             if cap.waiting.fetch_add(1, Ordering::AcqRel) >= cap.max {
                 cap.waiting.fetch_sub(1, Ordering::AcqRel);
                 return Err(LockError::Overloaded { max: cap.max });
             }
-            self.taken += 1;
+            self.occupied += 1;
         }
         self.waited.0.get_or_init(Instant::now);
         self.counted.get_or_insert_with(Counted::waiter);
@@ -71,9 +71,9 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaiterSlots {
     fn drop(&mut self) {
-        for cap in &self.caps[..self.taken] {
+        for cap in &self.caps[..self.occupied] {
             cap.waiting.fetch_sub(1, Ordering::AcqRel);
         }
     }

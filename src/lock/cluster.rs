@@ -1,0 +1,73 @@
+//! The nodes of a lock service and its settings.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::lock::error::LockError;
+use crate::lock::queue::WaiterCap;
+use crate::lock::time::whole_millis;
+use crate::node::{Node, NodeFailure};
+use crate::protocol::{Namespace, Quorum, Retry, validity};
+
+/// What every lock of a service needs to know: the nodes, their names, and the settings.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    pub(crate) nodes: Vec<Arc<dyn Node>>,
+    /// The names of the nodes, by number.
+    pub(crate) names: Arc<[Arc<str>]>,
+    pub(crate) settings: Settings,
+}
+
+/// The builder's settings, checked and completed with defaults.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) namespace: Namespace,
+    pub(crate) quorum: Quorum,
+    pub(crate) ttl: Duration,
+    pub(crate) max_ttl: Duration,
+    pub(crate) node_timeout: Duration,
+    pub(crate) wait: Duration,
+    pub(crate) retry: Retry,
+    pub(crate) wake_ups: bool,
+    pub(crate) poll_interval: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) renew: bool,
+    pub(crate) fencing: bool,
+    pub(crate) fence_retention: Duration,
+    pub(crate) max_waiters: Option<Arc<WaiterCap>>,
+    pub(crate) log_keys: bool,
+}
+
+impl Cluster {
+    pub(crate) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Arc<Self> {
+        Arc::new(Self {
+            names: nodes.iter().map(|node| Arc::clone(node.name())).collect(),
+            nodes,
+            settings,
+        })
+    }
+
+    /// Returns the failure of a node that did not answer for this long.
+    pub(crate) fn timed_out(&self, node: usize, after: Duration) -> NodeFailure {
+        let node = Arc::clone(&self.names[node]);
+        NodeFailure::TimedOut { node, after }
+    }
+}
+
+impl Settings {
+    /// Checks the ttl of a lock, and returns it in whole milliseconds, the unit of the nodes.
+    pub(crate) fn ttl(&self, asked: Option<Duration>) -> Result<Duration, LockError> {
+        let asked = asked.unwrap_or(self.ttl);
+        if asked > self.max_ttl {
+            return Err(LockError::TtlTooLong {
+                asked,
+                max: self.max_ttl,
+            });
+        }
+        let ttl = whole_millis(asked);
+        if validity::lifetime(ttl).is_none() {
+            return Err(LockError::TtlTooShort { asked });
+        }
+        Ok(ttl)
+    }
+}

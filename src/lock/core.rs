@@ -1,0 +1,46 @@
+//! What all clones of a `Redlock` share.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::lock::cluster::{Cluster, Settings};
+use crate::lock::queue::LocalQueue;
+use crate::lock::registry::Registry;
+use crate::node::{Mutex, Node};
+
+/// A lock service: the nodes and settings, the queue of this process, and its lease tasks.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) queue: Arc<LocalQueue>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) extensions: Extensions,
+}
+
+/// What higher floors keep for a lock service, by type.
+#[derive(Debug, Default)]
+pub(crate) struct Extensions(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+
+impl Core {
+    pub(crate) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Arc<Self> {
+        Arc::new(Self {
+            cluster: Cluster::new(nodes, settings),
+            queue: Arc::default(),
+            registry: Registry::new(),
+            extensions: Extensions::default(),
+        })
+    }
+}
+
+impl Extensions {
+    /// Returns the value of a type, made at its first use.
+    pub(crate) fn get<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        let mut values = self.0.lock();
+        let value = values
+            .entry(TypeId::of::<T>())
+            .or_insert_with(|| Arc::new(T::default()));
+        // The entry of a type is a value of that type.
+        Arc::clone(value).downcast().unwrap_or_default()
+    }
+}

@@ -1,0 +1,280 @@
+//! Acquiring: attempts until a majority grants the lock, and the waits between them.
+//!
+//! # Implementation details
+//!
+//! A refused attempt is followed by another after a wait, until the deadline of the caller. How long the wait
+//! is depends on what is known:
+//!
+//! * *Split votes.* Several attempts got some nodes each and none a majority. The next one follows soon, after
+//!   a random delay that doubles, also for a caller that does not wait (PROTOCOL, section 2.2.6).
+//! * *Subscribed.* A majority of the nodes would publish a release. The next attempt follows the release; in
+//!   between the lock is polled slowly, because a message can be lost.
+//! * *Not subscribed.* The lock is polled, with growing random delays.
+//!
+//! A release wakes all waiting processes. [`Retry::on_release`] lets one of them try at once, as likely as
+//! not, and the others rest for a moment. A caller that got its permit from a local one would always be first,
+//! because it needs no message, so it lets remote waiters in first when it is their turn.
+
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::lock::error::LockError;
+use crate::lock::lease::attempt::{AcquireError, Acquired};
+use crate::lock::lease::handoff::Handoff;
+use crate::lock::lease::task::LeaseTask;
+use crate::lock::queue::{Permit, WaiterSlots};
+use crate::lock::registry::Stage;
+use crate::lock::time::TICK;
+use crate::node::{ReleaseSignal, random_u64};
+use crate::protocol::{OnRelease, Retry};
+
+/// How many times the longest delay between attempts local callers acquire a key in a row, where releases are
+/// not published.
+const RUN: u32 = 10;
+
+/// The waits between the attempts of one caller.
+pub(crate) struct Backoff {
+    began: Instant,
+    deadline: Instant,
+    slots: WaiterSlots,
+    /// When the current attempt began.
+    attempt_began: Instant,
+    /// How long the last attempt took.
+    round_trip: Duration,
+    /// How many votes in a row were split, and until when that is a reason to try again soon.
+    splits: Option<(u32, Instant)>,
+    /// How often the lock was polled.
+    polls: u32,
+    /// How many releases were published.
+    releases: u32,
+    /// The signals of the keys, once subscribed.
+    signals: Vec<Arc<ReleaseSignal>>,
+}
+
+/// Other processes that are let in first.
+enum Remote {
+    /// The last release was published to this many processes, this one included.
+    Notified(usize),
+    /// There may be some.
+    Unknown,
+}
+
+impl LeaseTask {
+    /// Acquires a plain lock.
+    pub(super) async fn acquire<T: Send>(
+        &mut self,
+        backoff: &mut Backoff,
+        permit: &Permit,
+        handoff: &mut Handoff<T>,
+    ) -> Result<Acquired, AcquireError> {
+        self.let_remote_first(backoff, permit, handoff).await?;
+        loop {
+            backoff.begin_attempt();
+            // Boxed, so that the steps behind it need less room in the task.
+            let refusal = match Box::pin(self.attempt(handoff.closed())).await {
+                Err(refusal @ AcquireError::Contended { .. }) => refusal,
+                ended => return ended,
+            };
+            self.back_off(backoff, refusal, permit, handoff).await?;
+        }
+    }
+
+    /// Lets other processes try first, as likely as not, if it is their turn.
+    pub(crate) async fn let_remote_first<T: Send>(
+        &mut self,
+        backoff: &mut Backoff,
+        permit: &Permit,
+        handoff: &mut Handoff<T>,
+    ) -> Result<(), AcquireError> {
+        self.remote = permit.remote_waiters();
+        let left = backoff.deadline.saturating_duration_since(backoff.began);
+        let Some(remote) = self.remote(permit).filter(|_| !left.is_zero()) else {
+            return Ok(());
+        };
+        let delay = match remote {
+            Remote::Notified(waiters) => match Retry::on_release(waiters, 0, TICK, random_u64()) {
+                OnRelease::Try(delay) => delay,
+                OnRelease::Rest(delay) => {
+                    backoff.signals = permit.subscribe(&self.cluster, &self.names);
+                    delay
+                }
+            },
+            // Refused processes wait as long.
+            Remote::Unknown => {
+                permit.end_run();
+                let retry = self.cluster.settings.retry;
+                retry.delay(u32::MAX, None, random_u64())
+            }
+        };
+        Box::pin(self.pause(backoff, delay.min(left), handoff)).await?;
+        Ok(())
+    }
+
+    /// Waits after an attempt that was refused, or gives up at the deadline.
+    pub(crate) async fn back_off<T: Send>(
+        &mut self,
+        backoff: &mut Backoff,
+        refusal: AcquireError,
+        permit: &Permit,
+        handoff: &mut Handoff<T>,
+    ) -> Result<(), AcquireError> {
+        let AcquireError::Contended {
+            retry_after,
+            is_split,
+        } = refusal
+        else {
+            return Err(refusal);
+        };
+        // Timers have the resolution of a tick: shorter delays would all be the same, and on a paused clock
+        // there would be none at all.
+        backoff.round_trip = backoff.attempt_began.elapsed().max(TICK);
+        let delay = self.delay(backoff, permit, retry_after, is_split)?;
+        if Box::pin(self.pause(backoff, delay, handoff)).await? {
+            // Other processes were woken as well, so the next vote is a new one.
+            backoff.splits = None;
+        }
+        Ok(())
+    }
+
+    /// Returns the other processes whose turn it is, if any.
+    fn remote(&self, permit: &Permit) -> Option<Remote> {
+        let settings = &self.cluster.settings;
+        if settings.wake_ups {
+            let notified = self.remote.iter().filter_map(|remote| remote.notified());
+            return notified.max().map(Remote::Notified);
+        }
+        let run = settings.retry.max().saturating_mul(RUN);
+        (permit.run() >= run).then_some(Remote::Unknown)
+    }
+
+    /// Returns how long to wait before the next attempt, if there is to be one.
+    fn delay(
+        &self,
+        backoff: &mut Backoff,
+        permit: &Permit,
+        retry_after: Option<Duration>,
+        is_split: bool,
+    ) -> Result<Duration, LockError> {
+        let settings = &self.cluster.settings;
+        let now = Instant::now();
+        if is_split {
+            // A caller that has waited gets as much time for this as one that came just now, but only the
+            // latter past its deadline.
+            let last = backoff.deadline.max(backoff.began + settings.node_timeout);
+            let end = last.min(backoff.attempt_began + settings.node_timeout);
+            let (splits, end) = backoff.splits.get_or_insert((0, end));
+            if now < *end {
+                let delay = Retry::split_delay(*splits, backoff.round_trip, random_u64());
+                *splits += 1;
+                // The delays double: the last would take longer than all before it.
+                return Ok(delay.min(*end - now));
+            }
+        } else {
+            backoff.splits = None;
+        }
+        if now >= backoff.deadline {
+            return Err(LockError::Contended { retry_after });
+        }
+        permit.end_run();
+        backoff.slots.occupy()?;
+        if settings.wake_ups && backoff.signals.is_empty() {
+            backoff.signals = permit.subscribe(&self.cluster, &self.names);
+        }
+        let delay = if backoff.is_subscribed() {
+            let bound = settings.poll_interval;
+            settings.retry.poll_delay(bound, retry_after, random_u64())
+        } else {
+            backoff.polls += 1;
+            let polls = backoff.polls - 1;
+            settings.retry.delay(polls, retry_after, random_u64())
+        };
+        Ok(delay.min(backoff.deadline - now))
+    }
+
+    /// Waits for a while, or until a release is published and this process may try; returns whether it was
+    /// the latter.
+    async fn pause<T: Send>(
+        &mut self,
+        backoff: &mut Backoff,
+        delay: Duration,
+        handoff: &mut Handoff<T>,
+    ) -> Result<bool, AcquireError> {
+        handoff.detach();
+        tokio::select! {
+            biased;
+            () = handoff.closed() => Err(AcquireError::Abandoned),
+            () = self.ticket.registry().reached(Stage::Draining) => Err(LockError::Closed.into()),
+            () = backoff.released() => Ok(true),
+            () = sleep(delay.max(TICK)) => Ok(false),
+        }
+    }
+}
+
+impl Backoff {
+    pub(crate) fn new(deadline: Instant, slots: WaiterSlots) -> Self {
+        let began = Instant::now();
+        Self {
+            began,
+            deadline,
+            slots,
+            attempt_began: began,
+            round_trip: TICK,
+            splits: None,
+            polls: 0,
+            releases: 0,
+            signals: Vec::new(),
+        }
+    }
+
+    /// Notes that an attempt begins, which makes earlier signals of no interest.
+    pub(crate) fn begin_attempt(&mut self) {
+        for signal in &self.signals {
+            signal.reset();
+        }
+        self.attempt_began = Instant::now();
+    }
+
+    /// Returns whether the current attempt began before the deadline.
+    pub(crate) fn is_in_time(&self) -> bool {
+        self.attempt_began < self.deadline
+    }
+
+    /// Returns whether the releases of all keys would be published to this process.
+    fn is_subscribed(&self) -> bool {
+        !self.signals.is_empty() && self.signals.iter().all(|signal| signal.is_subscribed())
+    }
+
+    /// Waits until a release is published and this process may try.
+    async fn released(&mut self) {
+        let mut rest = Duration::MAX;
+        loop {
+            let Ok(subscribers) = timeout(rest, first_release(&self.signals)).await else {
+                return;
+            };
+            self.releases = self.releases.saturating_add(1);
+            match Retry::on_release(subscribers, self.releases, self.round_trip, random_u64()) {
+                OnRelease::Try(Duration::ZERO) => return,
+                OnRelease::Try(delay) => return sleep(delay).await,
+                OnRelease::Rest(delay) => rest = delay,
+            }
+        }
+    }
+}
+
+/// Waits until a release of one of the keys is published, and returns the number of subscribers.
+async fn first_release(signals: &[Arc<ReleaseSignal>]) -> usize {
+    let released = signals.iter().map(|signal| Box::pin(signal.released()));
+    let mut released: Vec<_> = released.collect();
+    poll_fn(|context| {
+        let polled = released.iter_mut().map(|next| next.as_mut().poll(context));
+        polled.fold(
+            Poll::Pending,
+            |first, next| if first.is_ready() { first } else { next },
+        )
+    })
+    .await
+}

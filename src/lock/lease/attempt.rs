@@ -1,0 +1,388 @@
+//! One attempt at a lock: its requests go out, its votes are counted, and it is granted or given up.
+//!
+//! # Implementation details
+//!
+//! An attempt drives a [`Round`], which knows the protocol and no clock, with the votes that come in and the
+//! silence of nodes. It has a fresh owner token, sends one `ACQUIRE` to every node, and `CONFIRM` if the nodes
+//! answered different fencing numbers (PROTOCOL, section 2.2).
+//!
+//! *Time.* In the first phase each node has the node timeout, and the connect timeout before its first
+//! connection. All phases together have the longest of these (section 2.2.3). A node that is silent for
+//! longer counts as failed; its late grant is released like every other.
+//!
+//! *Wake-ups.* In the first phase the task is woken by the first vote that may decide, not by each. Votes
+//! that have arrived are taken without waiting.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Span;
+
+use crate::lock::cluster::Cluster;
+use crate::lock::error::LockError;
+use crate::lock::lease::cleanup::Cleanup;
+use crate::lock::lease::task::{Failures, LeaseTask};
+use crate::node::{NodeFailure, Threshold, Vote, next_proposal, unguessable};
+use crate::protocol::message::Op;
+use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal, RefusalKind};
+use crate::protocol::{FencingToken, OwnerToken, validity};
+
+/// An acquisition round, as an attempt drives it.
+///
+/// What it may conclude besides the steps of [`AcquireRound`], it returns as an error.
+pub(crate) trait Round: Send {
+    type Other: Send;
+
+    /// Returns the part of the round that acquires.
+    fn acquiring(&self) -> &AcquireRound;
+
+    /// Takes the answer of a node to the `ACQUIRE`.
+    fn on_acquire(&mut self, node: usize, answer: &Answer) -> Result<AcquireStep, Self::Other>;
+
+    /// Takes the answer of a node to the current `CONFIRM`.
+    fn on_confirm(&mut self, node: usize, answer: &Answer) -> Result<AcquireStep, Self::Other>;
+
+    /// Counts a silent node as failed.
+    fn on_silence(&mut self, node: usize) -> Result<AcquireStep, Self::Other> {
+        if self.acquiring().step() == 0 {
+            self.on_acquire(node, &Answer::Failed)
+        } else {
+            self.on_confirm(node, &Answer::Failed)
+        }
+    }
+
+    /// Returns the nodes from which an answer is outstanding that would matter.
+    fn silent(&self) -> impl Iterator<Item = usize>;
+}
+
+/// An attempt under way.
+pub(crate) struct Attempt<R> {
+    pub(crate) cleanup: Cleanup,
+    pub(crate) progress: Progress<R>,
+}
+
+/// What an attempt has asked and been answered.
+pub(crate) struct Progress<R> {
+    pub(crate) round: R,
+    pub(crate) failures: Failures,
+    /// Before the first request was sent.
+    pub(crate) began: Instant,
+    /// The phase of the `ACQUIRE`.
+    pub(crate) acquiring: u32,
+    /// The phase of the current `CONFIRM`.
+    confirming: Option<u32>,
+    /// By node, until when it may answer the `ACQUIRE`.
+    pub(crate) due: Vec<Instant>,
+    /// Until when the attempt may take with all of its phases.
+    pub(crate) deadline: Instant,
+}
+
+/// A lock that a majority has granted.
+pub(crate) struct Acquired {
+    pub(crate) cleanup: Cleanup,
+    pub(crate) token: Option<FencingToken>,
+    /// Before the first request was sent.
+    pub(crate) began: Instant,
+    pub(crate) valid_until: Instant,
+}
+
+/// Why a lock was not acquired.
+pub(crate) enum AcquireError {
+    /// This attempt met other holders, or split the votes with others. Another attempt may succeed.
+    Contended {
+        retry_after: Option<Duration>,
+        /// Whether this attempt got some nodes, so that no other may have a majority.
+        is_split: bool,
+    },
+    /// No further attempt is made.
+    Failed(LockError),
+    /// The caller went away.
+    Abandoned,
+}
+
+impl From<LockError> for AcquireError {
+    fn from(error: LockError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// How the round of an attempt ends.
+pub(crate) enum Concluded<T> {
+    /// A majority granted the lock with this fencing number.
+    Granted(u64),
+    Refused(Refusal),
+    /// What the kind of round concludes besides.
+    Other(T),
+    /// The caller went away first.
+    Abandoned,
+}
+
+impl Round for AcquireRound {
+    type Other = std::convert::Infallible;
+
+    fn acquiring(&self) -> &AcquireRound {
+        self
+    }
+
+    fn on_acquire(&mut self, node: usize, answer: &Answer) -> Result<AcquireStep, Self::Other> {
+        Ok(Self::on_acquire(self, node, answer))
+    }
+
+    fn on_confirm(&mut self, node: usize, answer: &Answer) -> Result<AcquireStep, Self::Other> {
+        Ok(Self::on_confirm(self, node, self.step(), answer))
+    }
+
+    fn silent(&self) -> impl Iterator<Item = usize> {
+        Self::silent(self)
+    }
+}
+
+impl LeaseTask {
+    /// Makes one attempt at a plain lock. What a failed attempt may have acquired is released.
+    pub(super) async fn attempt(
+        &mut self,
+        abandoned: impl Future<Output = ()> + Send,
+    ) -> Result<Acquired, AcquireError> {
+        let round = AcquireRound::new(self.cluster.settings.quorum);
+        let mut attempt = self.begin_attempt(round, OwnerToken::from_random(unguessable()));
+        let first = Ok(AcquireStep::Wait);
+        match self
+            .pursue(&mut attempt, first, std::pin::pin!(abandoned))
+            .await
+        {
+            Concluded::Granted(number) => {
+                self.granted(attempt, number).map(|(acquired, _)| acquired)
+            }
+            Concluded::Refused(refusal) => Err(self.refused(attempt, refusal)),
+            Concluded::Abandoned => Err(self.abandoned(attempt)),
+            Concluded::Other(never) => match never {},
+        }
+    }
+
+    /// Sends the `ACQUIRE` of a new attempt to every node.
+    pub(crate) fn begin_attempt<R: Round>(&self, round: R, owner: OwnerToken) -> Attempt<R> {
+        let settings = &self.cluster.settings;
+        let mut cleanup = Cleanup::new(&self.cluster, &self.names, owner);
+        let began = Instant::now();
+        let due = self.cluster.nodes.iter();
+        let due = due.map(|node| began + settings.node_timeout + node.extra_patience());
+        let due: Vec<Instant> = due.collect();
+        let acquiring = self.votes.next_phase();
+        let acquire = Op::Acquire {
+            proposal: self.is_fenced.then(next_proposal),
+            ttl: self.ttl,
+            retention: settings.fence_retention,
+        };
+        cleanup.send(acquire, self.ttl, &self.votes, 0..due.len());
+        let progress = Progress {
+            round,
+            failures: Failures::default(),
+            began,
+            acquiring,
+            confirming: None,
+            deadline: due.iter().copied().max().unwrap_or(began),
+            due,
+        };
+        Attempt { cleanup, progress }
+    }
+
+    /// Drives an attempt from a step of its round until the round concludes.
+    pub(crate) async fn pursue<R: Round>(
+        &mut self,
+        attempt: &mut Attempt<R>,
+        mut step: Result<AcquireStep, R::Other>,
+        mut abandoned: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Concluded<R::Other> {
+        loop {
+            match step {
+                Ok(AcquireStep::Wait) => {}
+                Ok(AcquireStep::Confirm(token)) => self.confirm(attempt, token),
+                Ok(AcquireStep::Granted(number)) => return Concluded::Granted(number),
+                Ok(AcquireStep::Refused(refusal)) => return Concluded::Refused(refusal),
+                Err(other) => return Concluded::Other(other),
+            }
+            let vote = match self.votes.try_recv() {
+                Some(vote) => Some(vote),
+                None => {
+                    let threshold = attempt.progress.threshold(&self.cluster);
+                    let due = attempt.progress.next_due();
+                    tokio::select! {
+                        biased;
+                        () = abandoned.as_mut() => return Concluded::Abandoned,
+                        vote = self.votes.recv(threshold) => Some(vote),
+                        // Votes below the threshold are in time.
+                        () = self.timer.at(due) => self.votes.try_recv(),
+                    }
+                }
+            };
+            step = match vote.map(|vote| self.count_release(vote)) {
+                Some(Some(vote)) => attempt.on_vote(vote),
+                Some(None) => Ok(AcquireStep::Wait),
+                None => self.on_silence(&mut attempt.progress),
+            };
+        }
+    }
+
+    /// Counts the nodes as failed that have been silent for too long.
+    fn on_silence<R: Round>(&self, progress: &mut Progress<R>) -> Result<AcquireStep, R::Other> {
+        let after = progress.began.elapsed();
+        for node in progress.late(Instant::now()) {
+            let failure = self.cluster.timed_out(node, after);
+            progress.failures.set(node, failure);
+            let step = progress.round.on_silence(node)?;
+            if step != AcquireStep::Wait {
+                return Ok(step);
+            }
+        }
+        Ok(AcquireStep::Wait)
+    }
+
+    fn confirm<R: Round>(&mut self, attempt: &mut Attempt<R>, token: u64) {
+        let Attempt { cleanup, progress } = attempt;
+        progress.confirming = Some(self.votes.next_phase());
+        let confirm = Op::Confirm {
+            token: self.is_fenced.then_some(token),
+            ttl: self.ttl,
+            retention: self.cluster.settings.fence_retention,
+        };
+        let nodes = progress.round.acquiring().unconfirmed();
+        cleanup.send(confirm, self.ttl, &self.votes, nodes);
+    }
+
+    /// Concludes an attempt that a majority granted, unless that came too late.
+    pub(crate) fn granted<R: Round>(
+        &mut self,
+        attempt: Attempt<R>,
+        number: u64,
+    ) -> Result<(Acquired, Progress<R>), AcquireError> {
+        let Attempt { cleanup, progress } = attempt;
+        let acknowledged = progress.round.acquiring().acknowledged(number);
+        Span::current().record("quorum.granted", acknowledged);
+        // Read behind the last counted answer, from the monotonic clock.
+        let elapsed = progress.began.elapsed();
+        let Some(left) = validity::remaining(self.ttl, elapsed) else {
+            self.give_up(cleanup);
+            let ttl = self.ttl;
+            return Err(LockError::Expired { ttl, elapsed }.into());
+        };
+        let token = self.is_fenced.then(|| FencingToken::try_from(number));
+        let acquired = Acquired {
+            cleanup,
+            // The nodes never go beyond the largest token.
+            token: token.transpose().unwrap_or_default(),
+            began: progress.began,
+            valid_until: progress.began + elapsed + left,
+        };
+        Ok((acquired, progress))
+    }
+
+    /// Concludes an attempt that cannot get a majority, and says why.
+    pub(crate) fn refused<R: Round>(
+        &mut self,
+        attempt: Attempt<R>,
+        refusal: Refusal,
+    ) -> AcquireError {
+        let failures = self.end_attempt(attempt).failures;
+        match refusal.kind {
+            RefusalKind::Contended { expires_in } => AcquireError::Contended {
+                retry_after: expires_in,
+                is_split: refusal.split,
+            },
+            RefusalKind::Unavailable => AcquireError::Failed(LockError::Unavailable {
+                reached: refusal.reached,
+                needed: self.cluster.settings.quorum.majority(),
+                nodes: failures.list(),
+            }),
+        }
+    }
+
+    /// Concludes an attempt whose caller has gone away.
+    pub(crate) fn abandoned<R: Round>(&mut self, attempt: Attempt<R>) -> AcquireError {
+        // Published: the last release of this process may not have been, because this caller waited.
+        self.begin_release(attempt.cleanup, true);
+        AcquireError::Abandoned
+    }
+
+    /// Releases what an attempt may hold, which is nothing where it was refused.
+    pub(crate) fn end_attempt<R: Round>(&mut self, attempt: Attempt<R>) -> Progress<R> {
+        let Attempt {
+            mut cleanup,
+            progress,
+        } = attempt;
+        let round = progress.round.acquiring();
+        for node in (0..self.cluster.nodes.len()).filter(|node| round.refused_by(*node)) {
+            cleanup.mark_not_held(node);
+        }
+        self.give_up(cleanup);
+        progress
+    }
+}
+
+impl<R: Round> Attempt<R> {
+    /// Takes a vote on the `ACQUIRE` or the current `CONFIRM`. Others belong to earlier attempts or steps.
+    pub(crate) fn on_vote(&mut self, vote: Vote) -> Result<AcquireStep, R::Other> {
+        self.progress.on_vote(vote, &mut self.cleanup)
+    }
+}
+
+impl<R: Round> Progress<R> {
+    /// Takes a vote; see [`Attempt::on_vote`].
+    pub(crate) fn on_vote(
+        &mut self,
+        vote: Vote,
+        cleanup: &mut Cleanup,
+    ) -> Result<AcquireStep, R::Other> {
+        let Vote {
+            node,
+            phase,
+            outcome,
+            ..
+        } = vote;
+        if phase == self.acquiring {
+            if outcome.as_ref().is_err_and(NodeFailure::never_sent) {
+                cleanup.mark_not_held(node);
+            }
+            let answer = self.failures.note(node, outcome);
+            self.round.on_acquire(node, &answer)
+        } else if Some(phase) == self.confirming {
+            let answer = self.failures.note(node, outcome);
+            self.round.on_confirm(node, &answer)
+        } else {
+            Ok(AcquireStep::Wait)
+        }
+    }
+
+    /// Returns whether votes of this phase answer what the attempt asks now.
+    pub(crate) fn is_current(&self, phase: u32) -> bool {
+        phase == self.acquiring || Some(phase) == self.confirming
+    }
+
+    /// Returns how many votes may decide.
+    fn threshold(&self, cluster: &Cluster) -> Threshold {
+        if self.confirming.is_some() {
+            return Threshold::any();
+        }
+        let answered = cluster.nodes.len() - self.round.acquiring().unanswered().count();
+        let decisive = cluster.settings.quorum.decisive();
+        Threshold::new(self.acquiring, decisive.saturating_sub(answered))
+    }
+
+    /// Returns when the next node has been silent for too long.
+    fn next_due(&self) -> Instant {
+        if self.confirming.is_some() {
+            return self.deadline;
+        }
+        let next = self.round.silent().map(|node| self.due[node]).min();
+        // Without a silent node, an answer is waiting that decides.
+        next.unwrap_or(self.began)
+    }
+
+    /// Returns the nodes that have been silent for too long.
+    fn late(&self, now: Instant) -> Vec<usize> {
+        let is_confirming = self.confirming.is_some();
+        let is_late = |node: &usize| is_confirming || self.due[*node] <= now;
+        self.round.silent().filter(is_late).collect()
+    }
+}

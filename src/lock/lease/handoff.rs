@@ -1,0 +1,169 @@
+//! The hand-off of an outcome from a lease task to its caller.
+//!
+//! # Implementation details
+//!
+//! A lease task outlives its caller, so it must be a spawned task. But a lock that is granted at once need not
+//! wait for the scheduler twice, once to start the task and once to wake the caller. So the caller polls the
+//! task *inline* until the outcome is decided, and spawns the rest. This saves two wake-ups, about a tenth of
+//! what the client does for a lock.
+//!
+//! The task is spawned as soon as one of these happens:
+//!
+//! * it hands out the outcome ([`Handoff::hand_out`] yields once, so that nothing behind it runs inline);
+//! * it is about to wait for other holders ([`Handoff::detach`]): then it has a deadline to keep and callers
+//!   behind it in the queue, whether its own caller polls or not;
+//! * the caller drops [`Inline`]: the task finds the hand-off closed, and cleans up.
+//!
+//! A panic while the task is polled inline is caught, as the runtime would catch it in a spawned task: the task
+//! is dropped, its clean-up is its `Drop`, and the caller gets no outcome.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot::{self, error::TryRecvError};
+use tracing::{Instrument, Span};
+
+/// The task's end.
+#[derive(Debug)]
+pub(crate) struct Handoff<T> {
+    outcome: oneshot::Sender<T>,
+    mode: Mode,
+}
+
+/// The caller's end: a future that polls the task, and resolves to its outcome; to `None` if the task ended
+/// without one.
+pub(crate) struct Inline<T> {
+    task: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    outcome: oneshot::Receiver<T>,
+    mode: Mode,
+    runtime: Handle,
+}
+
+/// Who polls the task; shared by both ends.
+#[derive(Debug, Clone)]
+struct Mode(Arc<AtomicU8>);
+
+/// The caller polls it.
+const INLINE: u8 = 0;
+/// The caller polls it, and is to spawn it.
+const DETACHING: u8 = 1;
+/// The runtime polls it.
+const SPAWNED: u8 = 2;
+
+impl<T> Handoff<T> {
+    /// Waits until the caller has gone away.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(crate) async fn closed(&mut self) {
+        self.outcome.closed().await;
+    }
+
+    /// Sends the outcome of a task that is about to end. Without a caller, the outcome is dropped.
+    pub(crate) fn send(self, outcome: T) {
+        drop(self.outcome.send(outcome));
+    }
+
+    /// Sends the outcome of a task that goes on.
+    pub(crate) async fn hand_out(self, outcome: T) {
+        let mut yields = !self.mode.is(SPAWNED);
+        self.send(outcome);
+        // Nothing has to wake the task: the caller spawns it, and the runtime polls it then.
+        poll_fn(|_| {
+            if std::mem::take(&mut yields) {
+                Poll::Pending
+            } else {
+                Poll::Ready(())
+            }
+        })
+        .await;
+    }
+
+    /// Asks the caller to spawn the task at the next await.
+    pub(crate) fn detach(&self) {
+        if self.mode.is(INLINE) {
+            self.mode.set(DETACHING);
+        }
+    }
+}
+
+impl<T> Inline<T> {
+    /// Makes the task, in a span.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime.
+    pub(crate) fn new<F>(task: impl FnOnce(Handoff<T>) -> F, span: &Span) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let runtime = Handle::current();
+        let mode = Mode(Arc::new(AtomicU8::new(INLINE)));
+        let (sender, outcome) = oneshot::channel();
+        let handoff = Handoff {
+            outcome: sender,
+            mode: mode.clone(),
+        };
+        Self {
+            task: Some(Box::pin(task(handoff).instrument(span.clone()))),
+            outcome,
+            mode,
+            runtime,
+        }
+    }
+
+    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        self.mode.set(SPAWNED);
+        self.runtime.spawn(task);
+    }
+}
+
+impl<T> Future for Inline<T> {
+    type Output = Option<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        if let Some(mut task) = self.task.take() {
+            let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+            let is_pending = matches!(polled, Ok(Poll::Pending));
+            let outcome = self.outcome.try_recv();
+            if is_pending {
+                if matches!(outcome, Err(TryRecvError::Empty)) && !self.mode.is(DETACHING) {
+                    self.task = Some(task);
+                    return Poll::Pending;
+                }
+                self.spawn(task);
+            }
+            match outcome {
+                Ok(outcome) => return Poll::Ready(Some(outcome)),
+                Err(TryRecvError::Closed) => return Poll::Ready(None),
+                Err(TryRecvError::Empty) => {}
+            }
+        }
+        Pin::new(&mut self.outcome).poll(context).map(Result::ok)
+    }
+}
+
+impl<T> Drop for Inline<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            self.outcome.close();
+            self.spawn(task);
+        }
+    }
+}
+
+impl Mode {
+    fn is(&self, mode: u8) -> bool {
+        self.0.load(Ordering::Relaxed) == mode
+    }
+
+    fn set(&self, mode: u8) {
+        self.0.store(mode, Ordering::Relaxed);
+    }
+}

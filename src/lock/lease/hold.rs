@@ -1,0 +1,389 @@
+//! Holding: the guard is out, the lock is renewed, and its holders learn when it is lost.
+//!
+//! # Implementation details
+//!
+//! A lock is renewed by an extension, `CONFIRM` with its token at all nodes, each in a phase and a round of its
+//! own: an answer to an older one must not vouch for a newer expiry. One extension is under way at a time.
+//!
+//! The first extension begins a third of the ttl after the acquisition, each further one a third of the ttl
+//! after the last successful one began, and after a failed one a tenth of the ttl, while the old validity runs
+//! on. The validity only ever grows. `max_hold` bounds the ttl of a renewal, so that the validity ends with it.
+//!
+//! The lock is lost when a majority answers that it is gone, or one timer tick before the end of the validity.
+//! A lost lock is not renewed any more, and its permit goes to the next waiter, but its keys are released only
+//! when the last share is gone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
+
+use crate::lock::error::ExtendError;
+use crate::lock::lease::attempt::Acquired;
+use crate::lock::lease::cleanup::Cleanup;
+use crate::lock::lease::release::Ended;
+use crate::lock::lease::shared::{Commands, Disposal, ExtendCommand, Lease, Share};
+use crate::lock::lease::task::{Failures, LeaseTask};
+use crate::lock::lost::{LostReason, Status};
+use crate::lock::queue::{HeldLease, Holder, Memo, Permit};
+use crate::lock::registry::Stage;
+use crate::lock::span::HeldSpan;
+use crate::lock::time::{TICK, after, whole_millis};
+use crate::node::{NodeFailure, Threshold, Vote, telemetry};
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::round::{ExtendRound, ExtendStep};
+use crate::protocol::{FencingToken, Quorum, validity};
+
+/// A lock while it is held.
+pub(crate) struct Holding {
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) cleanup: Cleanup,
+    status: watch::Sender<Status>,
+    commands: Commands,
+    span: HeldSpan,
+    /// When `max_hold` is over.
+    hold_until: Option<Instant>,
+    /// When to renew next; `None` if renewal is off or has ended.
+    renew_at: Option<Instant>,
+    /// Boxed, because few locks are held for so long, and all would have its room.
+    extension: Option<Box<Extension>>,
+}
+
+/// An extension under way.
+struct Extension {
+    round: ExtendRound,
+    phase: u32,
+    /// Before its first request was sent.
+    began: Instant,
+    due: Instant,
+    ttl: Duration,
+    failures: Failures,
+    /// The holder that asked for it; `None` for a renewal.
+    done: Option<oneshot::Sender<Result<(), ExtendError>>>,
+}
+
+impl LeaseTask {
+    /// Makes the lease of an acquired lock, and its first share.
+    pub(crate) fn begin_holding(
+        &mut self,
+        acquired: Acquired,
+        max_hold: Option<Duration>,
+        disposal: Disposal,
+        purpose: Option<Memo>,
+        permit: &Permit,
+    ) -> (Holding, Share) {
+        let Acquired {
+            mut cleanup,
+            token,
+            began,
+            valid_until,
+        } = acquired;
+        let (status, published) = watch::channel(Status {
+            valid_until,
+            lost: None,
+        });
+        let (keys, registry) = (self.keys.clone(), Arc::clone(self.ticket.registry()));
+        let (lease, share, commands) =
+            Lease::new(&self.cluster, registry, keys, token, disposal, published);
+        permit.set_holder(&Holder {
+            lease: Arc::clone(&lease) as Arc<dyn HeldLease>,
+            purpose,
+        });
+        permit.unsubscribe();
+        self.ticket.set_held();
+        cleanup.lease = Some(Arc::clone(&lease));
+        let holding = Holding {
+            lease,
+            cleanup,
+            status,
+            commands,
+            span: HeldSpan::new(self.label),
+            hold_until: max_hold.map(|max_hold| after(began, max_hold)),
+            renew_at: (self.cluster.settings.renew).then(|| began + self.ttl / 3),
+            extension: None,
+        };
+        (holding, share)
+    }
+
+    /// Holds and renews a lock until its last share is gone.
+    pub(super) async fn hold(&mut self, holding: &mut Holding, permit: &mut Permit) {
+        while holding.is_held_with(permit) {
+            self.hold_step(holding, &mut |_, _| {}).await;
+        }
+    }
+
+    /// Waits for the next event of a held lock, and handles it. Shows `observe` every vote that is not on a
+    /// release.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point, and called again.
+    pub(crate) async fn hold_step(
+        &mut self,
+        holding: &mut Holding,
+        observe: &mut (impl FnMut(&Vote, &mut Cleanup) + Send),
+    ) {
+        if holding.extension.is_none()
+            && let Some(command) = holding.commands.try_recv()
+        {
+            return self.on_command(holding, command);
+        }
+        let alarm = holding.next_alarm();
+        let threshold = holding.threshold(self.cluster.settings.quorum);
+        tokio::select! {
+            biased;
+            () = holding.commands.notified() => {}
+            // Late votes on the acquisition and on failed attempts are not urgent.
+            vote = self.votes.recv(threshold), if holding.extension.is_some() => {
+                self.on_vote(holding, vote, observe);
+            }
+            () = self.timer.at(alarm) => self.on_alarm(holding, observe),
+        }
+    }
+
+    /// Takes the votes that have arrived.
+    pub(crate) fn take_votes(
+        &mut self,
+        holding: &mut Holding,
+        observe: &mut impl FnMut(&Vote, &mut Cleanup),
+    ) {
+        while let Some(vote) = self.votes.try_recv() {
+            self.on_vote(holding, vote, observe);
+        }
+    }
+
+    /// Asks all nodes to confirm the lock once more, which renews it unless it is not to be renewed.
+    pub(crate) fn ask_again(&mut self, holding: &mut Holding, now: Instant) {
+        let renewed = holding.renewal_ttl(self.ttl, now);
+        let ttl = renewed.filter(|_| holding.renew_at.is_some());
+        // A lock that is not to be renewed is confirmed for the rest of its validity.
+        let ttl = ttl.unwrap_or_else(|| holding.left(now));
+        self.begin_extension(holding, ttl, None);
+    }
+
+    fn on_command(&mut self, holding: &mut Holding, command: ExtendCommand) {
+        let ExtendCommand { ttl, done } = command;
+        if let Some(reason) = holding.lost() {
+            // The holder may have gone away.
+            drop(done.send(Err(ExtendError::Lost(reason))));
+        } else {
+            self.begin_extension(holding, ttl, Some(done));
+        }
+    }
+
+    fn on_vote(
+        &mut self,
+        holding: &mut Holding,
+        vote: Vote,
+        observe: &mut impl FnMut(&Vote, &mut Cleanup),
+    ) {
+        if let Some(vote) = self.count_release(vote) {
+            observe(&vote, &mut holding.cleanup);
+            self.on_extension_vote(holding, vote.node, vote.phase, vote.outcome);
+        }
+    }
+
+    fn on_alarm(&mut self, holding: &mut Holding, observe: &mut impl FnMut(&Vote, &mut Cleanup)) {
+        let now = Instant::now();
+        holding.check_validity(now);
+        if holding.is_overdue(now) {
+            // Votes below the threshold are in time.
+            self.take_votes(holding, observe);
+        }
+        if let Some(extension) = holding.extension.as_ref().filter(|e| e.due <= now) {
+            let late: Vec<usize> = extension.round.silent().collect();
+            let (phase, after) = (extension.phase, self.cluster.settings.node_timeout);
+            for node in late {
+                let failure = self.cluster.timed_out(node, after);
+                self.on_extension_vote(holding, node, phase, Err(failure));
+            }
+        }
+        if holding.renew_at.is_some_and(|at| at <= now) && holding.extension.is_none() {
+            let goes_on = self.ticket.registry().stage() < Stage::TimedOut;
+            match holding.renewal_ttl(self.ttl, now).filter(|_| goes_on) {
+                Some(ttl) => self.begin_extension(holding, ttl, None),
+                None => holding.renew_at = None,
+            }
+        }
+    }
+
+    fn begin_extension(
+        &mut self,
+        holding: &mut Holding,
+        ttl: Duration,
+        done: Option<oneshot::Sender<Result<(), ExtendError>>>,
+    ) {
+        let settings = &self.cluster.settings;
+        let began = Instant::now();
+        let phase = self.votes.next_phase();
+        let token = holding.lease.token.map(FencingToken::as_u64);
+        let confirm = Op::Confirm {
+            token,
+            ttl,
+            retention: settings.fence_retention,
+        };
+        let nodes = 0..settings.quorum.nodes();
+        let cleanup = &mut holding.cleanup;
+        cleanup.send(confirm, ttl.max(self.ttl), &self.votes, nodes);
+        holding.extension = Some(Box::new(Extension {
+            round: ExtendRound::new(settings.quorum, token.unwrap_or(0)),
+            phase,
+            began,
+            due: began + settings.node_timeout,
+            ttl,
+            failures: Failures::default(),
+            done,
+        }));
+    }
+
+    fn on_extension_vote(
+        &mut self,
+        holding: &mut Holding,
+        node: usize,
+        phase: u32,
+        outcome: Result<Reply, NodeFailure>,
+    ) {
+        // Only answers to the requests of this very extension count.
+        let Some(extension) = holding.extension.as_mut().filter(|e| e.phase == phase) else {
+            return;
+        };
+        let answer = extension.failures.note(node, outcome);
+        let step = extension.round.on_confirm(node, &answer);
+        if step != ExtendStep::Wait
+            && let Some(extension) = holding.extension.take()
+        {
+            self.end_extension(holding, *extension, step);
+        }
+    }
+
+    fn end_extension(&mut self, holding: &mut Holding, extension: Extension, step: ExtendStep) {
+        let now = Instant::now();
+        holding.check_validity(now);
+        let (began, ttl) = (extension.began, extension.ttl);
+        let outcome = match (holding.lost(), step) {
+            (Some(reason), _) => Err(ExtendError::Lost(reason)),
+            (None, ExtendStep::Lost) => {
+                holding.lose(LostReason::Gone);
+                Err(ExtendError::Lost(LostReason::Gone))
+            }
+            (None, ExtendStep::Extended) => {
+                holding.prolong(began + validity::lifetime(ttl).unwrap_or_default());
+                if extension.done.is_some() {
+                    self.ttl = ttl;
+                }
+                holding.renew_at = holding.renew_at.map(|_| began + self.ttl / 3);
+                Ok(())
+            }
+            (None, ExtendStep::Missed { reached }) => {
+                let pause = (self.ttl / 10).max(TICK);
+                holding.renew_at = holding.renew_at.map(|_| now + pause);
+                Err(ExtendError::Unavailable {
+                    reached,
+                    needed: self.cluster.settings.quorum.majority(),
+                    nodes: extension.failures.list(),
+                })
+            }
+            // Such a step does not end an extension.
+            (None, ExtendStep::Wait) => return,
+        };
+        if let Some(done) = extension.done {
+            // The holder may have gone away.
+            drop(done.send(outcome));
+        }
+    }
+}
+
+impl Holding {
+    /// Returns whether the lock has holders. The permit of a lost lock is dropped, because a holder that goes
+    /// on without its lock must not keep the other callers of this process from it.
+    pub(crate) fn is_held_with(&self, permit: &mut Permit) -> bool {
+        if self.lost().is_some() {
+            drop(std::mem::take(permit));
+        }
+        self.lease.is_shared()
+    }
+
+    /// Returns whether an extension is under way.
+    pub(crate) fn is_extending(&self) -> bool {
+        self.extension.is_some()
+    }
+
+    /// Returns why the lock is lost, if it is.
+    pub(crate) fn lost(&self) -> Option<LostReason> {
+        self.status.borrow().lost
+    }
+
+    /// Declares the lock lost if its validity has ended, or will before a timer can fire.
+    pub(crate) fn check_validity(&mut self, now: Instant) {
+        let valid_until = self.status.borrow().valid_until;
+        if self.lost().is_none() && valid_until <= now + TICK {
+            let at_max_hold = self.hold_until.is_some_and(|end| end + TICK <= valid_until);
+            self.lose(if at_max_hold {
+                LostReason::MaxHold
+            } else {
+                LostReason::Expired
+            });
+        }
+    }
+
+    /// Ends the holding.
+    pub(crate) fn end(self) -> Ended {
+        drop(self.span);
+        Ended::new(self.cleanup, self.status, self.commands)
+    }
+
+    fn lose(&mut self, reason: LostReason) {
+        self.renew_at = None;
+        self.status.send_modify(|status| status.lost = Some(reason));
+        telemetry::lost(reason.name());
+        tracing::warn!(%reason, "redlock lock lost while it was held");
+    }
+
+    fn prolong(&mut self, valid_until: Instant) {
+        self.status.send_modify(|status| {
+            status.valid_until = status.valid_until.max(valid_until);
+        });
+    }
+
+    fn is_overdue(&self, now: Instant) -> bool {
+        let extension = self.extension.as_ref();
+        extension.is_some_and(|extension| extension.due <= now)
+    }
+
+    fn next_alarm(&self) -> Instant {
+        let now = self.status.borrow();
+        let lost_at = now.lost.is_none().then(|| now.valid_until - TICK);
+        let renew_at = self.renew_at.filter(|_| self.extension.is_none());
+        let extended_at = self.extension.as_ref().map(|extension| extension.due);
+        let next = [lost_at, renew_at, extended_at].into_iter().flatten().min();
+        // Without an alarm, only the release is left.
+        next.unwrap_or_else(|| Instant::now() + Duration::from_secs(60 * 60))
+    }
+
+    /// Returns how many votes may decide the extension.
+    fn threshold(&self, quorum: Quorum) -> Threshold {
+        let Some(extension) = &self.extension else {
+            return Threshold::any();
+        };
+        let answered = quorum.nodes() - extension.round.silent().count();
+        Threshold::new(extension.phase, quorum.decisive().saturating_sub(answered))
+    }
+
+    /// Returns the ttl with which an extension prolongs nothing.
+    fn left(&self, now: Instant) -> Duration {
+        let valid_until = self.status.borrow().valid_until;
+        whole_millis(valid_until.saturating_duration_since(now)).max(TICK)
+    }
+
+    /// Returns the ttl to renew with, such that the validity ends with `max_hold` and not later; `None` if it
+    /// does so already.
+    fn renewal_ttl(&self, ttl: Duration, now: Instant) -> Option<Duration> {
+        let Some(end) = self.hold_until else {
+            return Some(ttl);
+        };
+        let valid_until = self.status.borrow().valid_until;
+        let enough = end.saturating_duration_since(now) + validity::drift(ttl) + 2 * TICK;
+        (valid_until < end + TICK).then(|| ttl.min(whole_millis(enough)))
+    }
+}

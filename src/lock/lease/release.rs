@@ -1,0 +1,218 @@
+//! Releasing: the keys are given back on every node that may hold them, and the answers are counted.
+//!
+//! # Implementation details
+//!
+//! A release is sent and then counted while the task does something else: another attempt, say. Several may be
+//! under way, each in a phase of its own. A node that does not answer within the node timeout is given up by
+//! the task, but not by its lane, which keeps the release and sends it when it can. The registry notes it as
+//! unconfirmed until the keys have ended by their ttl.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::lock::error::ReleaseError;
+use crate::lock::lease::cleanup::Cleanup;
+use crate::lock::lease::shared::Commands;
+use crate::lock::lease::task::{Failures, LeaseTask, Release};
+use crate::lock::lost::{LostReason, Status};
+use crate::lock::queue::Permit;
+use crate::node::{Threshold, Vote};
+use crate::protocol::Quorum;
+use crate::protocol::round::ReleaseStep;
+
+/// A lock whose holding has ended, and which is to be given back.
+pub(crate) struct Ended {
+    pub(crate) cleanup: Cleanup,
+    status: watch::Sender<Status>,
+    pub(crate) commands: Commands,
+}
+
+impl Ended {
+    pub(super) fn new(cleanup: Cleanup, status: watch::Sender<Status>, commands: Commands) -> Self {
+        Self {
+            cleanup,
+            status,
+            commands,
+        }
+    }
+
+    /// Publishes that the lock is released, for handles that outlive its guards. Returns why it was lost before, if it was.
+    pub(crate) fn set_released(&self) -> Option<LostReason> {
+        let mut lost = None;
+        self.status.send_modify(|status| {
+            lost = status.lost;
+            status.lost.get_or_insert(LostReason::Released);
+        });
+        lost
+    }
+}
+
+impl LeaseTask {
+    /// Releases a lock, and reports to its last holder as soon as a majority has confirmed that.
+    pub(crate) async fn release(&mut self, ended: Ended, permit: Permit) {
+        ended.status.send_modify(|status| {
+            if status.lost.is_none() && status.valid_until <= Instant::now() {
+                status.lost = Some(LostReason::Expired);
+            }
+        });
+        let lost = ended.set_released();
+        let Ended {
+            cleanup,
+            status,
+            commands,
+        } = ended;
+        let phase = self.begin_release(cleanup, permit.publishes());
+        // The requests of the next waiter follow the releases on every node.
+        drop(permit);
+        let outcome = self.confirmed(phase).await;
+        commands.set_released(match lost {
+            Some(reason) => Err(ReleaseError::Lost(reason)),
+            None => outcome,
+        });
+        drop(status);
+    }
+
+    /// Releases what a failed attempt may hold. Not published, because no process waits for that.
+    pub(crate) fn give_up(&mut self, cleanup: Cleanup) {
+        self.begin_release(cleanup, false);
+    }
+
+    /// Leaves the keys on the nodes until their ttl.
+    pub(crate) fn leave_to_expire(&self, cleanup: Cleanup) {
+        let gone_at = cleanup.gone_at();
+        let nodes = cleanup.disarm().into_iter();
+        let names = nodes.map(|node| Arc::clone(&self.cluster.names[node]));
+        let registry = self.ticket.registry();
+        registry.set_unconfirmed(names, &self.keys, gone_at);
+    }
+
+    /// Sends the releases of what an attempt may hold, and returns their phase. The answers are counted as
+    /// they come.
+    pub(super) fn begin_release(&mut self, cleanup: Cleanup, publishes: bool) -> u32 {
+        self.count_received();
+        let now = Instant::now();
+        self.forget_releases(now);
+        let phase = self.votes.next_phase();
+        let gone_at = cleanup.gone_at();
+        let round = cleanup.release(&self.votes, publishes);
+        self.releases.push(Release {
+            phase,
+            round,
+            due: Some(now + self.cluster.settings.node_timeout),
+            failures: Failures::default(),
+            gone_at,
+        });
+        phase
+    }
+
+    /// Counts a vote if it is on a release, and returns it otherwise.
+    pub(crate) fn count_release(&mut self, vote: Vote) -> Option<Vote> {
+        if let Some(subscribers) = vote.subscribers {
+            for remote in &self.remote {
+                remote.set_subscribers(subscribers);
+            }
+        }
+        let Some(release) = self.releases.iter_mut().find(|r| r.phase == vote.phase) else {
+            return Some(vote);
+        };
+        let answer = release.failures.note(vote.node, vote.outcome);
+        release.round.on_release(vote.node, &answer);
+        None
+    }
+
+    /// Waits until every node has answered every release, or is overdue, and notes which did not.
+    pub(crate) async fn settle(&mut self) {
+        let is_open = |release: &&Release| release.round.silent().next().is_some();
+        while let Some(release) = self.releases.iter().find(is_open) {
+            let threshold = Threshold::new(release.phase, release.round.silent().count());
+            self.next_release_votes(threshold).await;
+        }
+        self.forget_releases(Instant::now());
+    }
+
+    /// Waits until a majority has confirmed a release, or cannot.
+    async fn confirmed(&mut self, phase: u32) -> Result<(), ReleaseError> {
+        let quorum = self.cluster.settings.quorum;
+        while let Some(release) = self.releases.iter().find(|release| release.phase == phase) {
+            match release.round.step() {
+                ReleaseStep::Wait => {}
+                ReleaseStep::Freed => break,
+                ReleaseStep::Unconfirmed => {
+                    return Err(ReleaseError::Unavailable {
+                        reached: release.round.released(),
+                        needed: quorum.majority(),
+                        nodes: release.failures.list(),
+                    });
+                }
+            }
+            let threshold = release.threshold(quorum);
+            self.next_release_votes(threshold).await;
+        }
+        Ok(())
+    }
+
+    /// Waits for more votes on a release, or gives up on the nodes that are overdue.
+    async fn next_release_votes(&mut self, threshold: Threshold) {
+        let due = self.releases.iter().filter_map(|release| release.due).min();
+        let due = due.unwrap_or_else(Instant::now);
+        tokio::select! {
+            biased;
+            vote = self.votes.recv(threshold) => {
+                // Votes on anything else are of no interest any more.
+                drop(self.count_release(vote));
+                self.count_received();
+            }
+            () = self.timer.at(due) => {
+                self.count_received();
+                self.give_up_on_late_nodes(due);
+            }
+        }
+    }
+
+    fn give_up_on_late_nodes(&mut self, due: Instant) {
+        let after = self.cluster.settings.node_timeout;
+        let is_late = |release: &&mut Release| release.due.is_some_and(|at| at <= due);
+        for release in self.releases.iter_mut().filter(is_late) {
+            release.due = None;
+            let late: Vec<usize> = release.round.silent().collect();
+            for node in late {
+                let failure = self.cluster.timed_out(node, after);
+                let answer = release.failures.note(node, Err(failure));
+                release.round.on_release(node, &answer);
+            }
+        }
+    }
+
+    /// Counts the votes that arrived below their threshold.
+    fn count_received(&mut self) {
+        while let Some(vote) = self.votes.try_recv() {
+            // Votes on anything else are of no interest any more.
+            drop(self.count_release(vote));
+        }
+    }
+
+    fn forget_releases(&mut self, now: Instant) {
+        let (cluster, ticket, keys) = (&self.cluster, &self.ticket, &self.keys);
+        self.releases.retain(|release| {
+            let is_late = release.due.is_none_or(|due| due <= now);
+            let is_over = is_late || release.round.silent().next().is_none();
+            if is_over {
+                let nodes = release.round.unreleased();
+                let names = nodes.map(|node| Arc::clone(&cluster.names[node]));
+                let registry = ticket.registry();
+                registry.set_unconfirmed(names, keys, release.gone_at);
+            }
+            !is_over
+        });
+    }
+}
+
+impl Release {
+    /// Returns how many more votes may decide it.
+    fn threshold(&self, quorum: Quorum) -> Threshold {
+        let answered = quorum.nodes() - self.round.silent().count();
+        Threshold::new(self.phase, quorum.decisive().saturating_sub(answered))
+    }
+}

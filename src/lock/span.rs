@@ -1,0 +1,111 @@
+//! The span and the metrics of one lock, from the request to the release.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::field::{self, Empty};
+use tracing::{Span, info_span};
+
+use crate::node::telemetry::{self, Counted};
+use crate::protocol::{FencingToken, LockKeys};
+
+/// The span of a lock that is being acquired. Dropped unfinished, the request was abandoned.
+#[derive(Debug)]
+pub(crate) struct LockSpan {
+    span: Span,
+    label: &'static str,
+    began: Instant,
+    is_finished: bool,
+}
+
+impl LockSpan {
+    /// Opens the span. The key is shown only if it is given.
+    pub(crate) fn new(label: Option<&'static str>, nodes: usize, key: Option<&LockKeys>) -> Self {
+        let label = label.unwrap_or(telemetry::UNNAMED);
+        let span = info_span!(
+            "redlock.lock",
+            resource = label,
+            key = key.map(field::debug),
+            outcome = Empty,
+            quorum.granted = Empty,
+            quorum.nodes = nodes,
+            wait_ms = Empty,
+            hold_ms = Empty,
+            fencing_token = Empty,
+        );
+        Self {
+            span,
+            label,
+            began: Instant::now(),
+            is_finished: false,
+        }
+    }
+
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
+    }
+
+    /// Returns what the lock is called in metrics.
+    pub(crate) fn label(&self) -> &'static str {
+        self.label
+    }
+
+    /// Finishes with a granted lock, and how long its caller waited for others, if it did.
+    pub(crate) fn granted(self, token: Option<FencingToken>, waited: Option<Duration>) {
+        if let Some(token) = token {
+            self.span.record("fencing_token", field::display(token));
+        }
+        self.refused("granted", waited);
+    }
+
+    /// Finishes with the name of another outcome.
+    pub(crate) fn refused(mut self, outcome: &'static str, waited: Option<Duration>) {
+        self.is_finished = true;
+        self.finish(outcome, waited);
+    }
+
+    fn finish(&self, outcome: &'static str, waited: Option<Duration>) {
+        self.span.record("outcome", outcome);
+        self.span
+            .record("wait_ms", millis(waited.unwrap_or_default()));
+        telemetry::acquired(self.label, outcome, self.began.elapsed(), waited);
+    }
+}
+
+impl Drop for LockSpan {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            self.finish("abandoned", None);
+        }
+    }
+}
+
+/// Counts a lock as held for as long as it lives, in the current span.
+#[derive(Debug)]
+pub(crate) struct HeldSpan {
+    label: &'static str,
+    since: Instant,
+    _counted: Counted,
+}
+
+impl HeldSpan {
+    pub(crate) fn new(label: &'static str) -> Self {
+        Self {
+            label,
+            since: Instant::now(),
+            _counted: Counted::held(),
+        }
+    }
+}
+
+impl Drop for HeldSpan {
+    fn drop(&mut self) {
+        let held = self.since.elapsed();
+        Span::current().record("hold_ms", millis(held));
+        telemetry::held(self.label, held);
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,56 @@
+//! Durations, instants, and the one timer of a lease task.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// Resolution of tokio's timers. What must happen by an instant is armed this much earlier.
+pub(crate) const TICK: Duration = Duration::from_millis(1);
+
+/// Adds a duration of any length to an instant; 30 years stand for all that is longer.
+pub(crate) fn after(instant: Instant, duration: Duration) -> Instant {
+    const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+    instant + duration.min(NEVER)
+}
+
+/// Rounds down to whole milliseconds, the unit of the nodes.
+pub(crate) fn whole_millis(duration: Duration) -> Duration {
+    duration - Duration::from_nanos(u64::from(duration.subsec_nanos() % 1_000_000))
+}
+
+/// The one timer of a task.
+///
+/// # Implementation details
+///
+/// It is reset only to fire sooner, or after it has fired too early. A lock that is held for a moment would
+/// otherwise register and remove several timers that never fire.
+#[derive(Debug, Default)]
+pub(crate) struct Timer(Option<Pin<Box<Sleep>>>);
+
+impl Timer {
+    /// Waits until an instant.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point, and called again.
+    pub(crate) async fn at(&mut self, due: Instant) {
+        poll_fn(|context| self.poll_at(context, due)).await;
+    }
+
+    fn poll_at(&mut self, context: &mut Context<'_>, due: Instant) -> Poll<()> {
+        let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        if timer.deadline() > due {
+            timer.as_mut().reset(due);
+        }
+        loop {
+            ready!(timer.as_mut().poll(context));
+            if timer.deadline() >= due {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(due);
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! One attempt at the key of an execution: the acquisition, and the repair of a record that it meets.
+//!
+//! # Implementation details
+//!
+//! Until a node answers with a record, this is the acquisition of a plain lock. Then the round waits for all
+//! nodes and decides by the number of copies: a majority is replayed; a minority is written to the nodes that
+//! granted the key to this attempt, if that makes a majority (PROTOCOL, section 2.3.3). A large record is first
+//! read from a node that has it.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::lock::{AcquireError, Acquired, Attempt, Cleanup, Concluded, Progress};
+use crate::node::{Vote, transit, unguessable};
+use crate::once::error::Denied;
+use crate::once::replay::Replay;
+use crate::once::round::{RecordedRound, Step};
+use crate::once::task::OnceTask;
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::once::{OnceRound, OnceStep};
+use crate::protocol::round::{AcquireStep, Answer};
+use crate::protocol::{OwnerToken, Record};
+
+/// The key of an execution that has not begun. The round still takes answers: a record that arrives before the
+/// beginning decides.
+pub(super) struct Granted {
+    pub(super) acquired: Acquired,
+    pub(super) progress: Progress<RecordedRound>,
+}
+
+/// Why an attempt did not end in a grant.
+pub(super) enum AttemptError {
+    /// As with a plain lock.
+    Lock(AcquireError),
+    /// A minority has a record. When more nodes answer it may be replayed.
+    Undecided,
+    /// No further attempt is made.
+    Denied(Denied),
+    /// A majority has this record; the rest is done in the background.
+    Recorded(Record, Box<Replay>),
+}
+
+impl From<AcquireError> for AttemptError {
+    fn from(error: AcquireError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+impl OnceTask {
+    /// Makes one attempt. What a failed attempt may have acquired is released.
+    pub(super) async fn attempt(
+        &mut self,
+        abandoned: impl Future<Output = ()> + Send,
+    ) -> Result<Granted, AttemptError> {
+        let quorum = self.lease.cluster.settings.quorum;
+        let round = RecordedRound::new(OnceRound::new(quorum, self.fingerprint));
+        let owner = OwnerToken::asking_for(unguessable(), self.fingerprint);
+        let attempt = self.lease.begin_attempt(round, owner);
+        self.pursue(attempt, Ok(AcquireStep::Wait), pin!(abandoned))
+            .await
+    }
+
+    /// Takes up an attempt that was granted the key, and then met a record before its execution began.
+    pub(super) async fn resume(
+        &mut self,
+        cleanup: Cleanup,
+        mut progress: Progress<RecordedRound>,
+        step: Step,
+    ) -> Result<Granted, AttemptError> {
+        // The time until the execution was to begin does not count.
+        progress.deadline = Instant::now() + self.lease.cluster.settings.node_timeout;
+        let attempt = Attempt { cleanup, progress };
+        let abandoned = pin!(std::future::pending());
+        self.pursue(attempt, step, abandoned).await
+    }
+
+    async fn pursue(
+        &mut self,
+        mut attempt: Attempt<RecordedRound>,
+        mut step: Step,
+        mut abandoned: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Result<Granted, AttemptError> {
+        loop {
+            let pursued = self.lease.pursue(&mut attempt, step, abandoned.as_mut());
+            let other = match pursued.await {
+                Concluded::Granted(number) => match self.take_received(&mut attempt) {
+                    Some(decided) => {
+                        step = decided;
+                        continue;
+                    }
+                    None => {
+                        let (acquired, progress) = self.lease.granted(attempt, number)?;
+                        return Ok(Granted { acquired, progress });
+                    }
+                },
+                Concluded::Refused(refusal) => {
+                    return Err(self.lease.refused(attempt, refusal).into());
+                }
+                Concluded::Abandoned => return Err(self.lease.abandoned(attempt).into()),
+                Concluded::Other(other) => other,
+            };
+            step = match other {
+                OnceStep::Repair(record) => {
+                    match self.repair(&mut attempt, record, abandoned.as_mut()).await {
+                        Some(step) => step,
+                        None => return Err(self.lease.abandoned(attempt).into()),
+                    }
+                }
+                OnceStep::Replay(record) => {
+                    let replay = Box::new(Replay::new(attempt));
+                    return Err(AttemptError::Recorded(record, replay));
+                }
+                other => {
+                    self.lease.end_attempt(attempt);
+                    return Err(other.into());
+                }
+            };
+        }
+    }
+
+    /// Takes the votes that have arrived before a grant is concluded from some of them: a record among them
+    /// decides instead.
+    fn take_received(&mut self, attempt: &mut Attempt<RecordedRound>) -> Option<Step> {
+        while let Some(vote) = self.lease.votes.try_recv() {
+            if let Some(vote) = self.lease.count_release(vote) {
+                let step = attempt.on_vote(vote);
+                if attempt.progress.round.round.is_recorded() {
+                    return Some(step);
+                }
+            }
+        }
+        None
+    }
+
+    /// Writes a record that a minority has to the nodes that granted the key. Returns what follows; `None` if
+    /// the caller went away.
+    async fn repair(
+        &mut self,
+        attempt: &mut Attempt<RecordedRound>,
+        record: Record,
+        mut abandoned: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Option<Step> {
+        let record = match record.is_whole() {
+            true => record,
+            false => {
+                let began = Instant::now();
+                match self.read(attempt, &record, abandoned.as_mut()).await? {
+                    Ok(record) => {
+                        // The time of the reading does not count: it has its own limit.
+                        attempt.progress.deadline += began.elapsed();
+                        record
+                    }
+                    Err(step) => return Some(step),
+                }
+            }
+        };
+        let Attempt { cleanup, progress } = &mut *attempt;
+        let retention = progress.round.expires_in;
+        let write = Op::Record { record, retention };
+        // A large record takes its time on the wire, whatever the votes took.
+        progress.deadline += transit(&write);
+        let phase = self.lease.votes.next_phase();
+        let nodes = progress.round.round.repairers();
+        let publishes = self.lease.cluster.settings.wake_ups;
+        cleanup.ask(write, publishes, &self.lease.votes, nodes);
+        loop {
+            let deadline = attempt.progress.deadline;
+            let vote = tokio::select! {
+                biased;
+                () = abandoned.as_mut() => return None,
+                vote = self.lease.votes.recv_any() => Some(vote),
+                () = self.lease.timer.at(deadline) => self.lease.votes.try_recv(),
+            };
+            let step = match vote {
+                Some(vote) => self.on_repair_vote(attempt, vote, phase),
+                None => fail_silent(attempt),
+            };
+            if step != Ok(AcquireStep::Wait) {
+                return Some(step);
+            }
+        }
+    }
+
+    /// Reads a large record, and counts the votes that arrive meanwhile. Returns the record, or the step that
+    /// follows without it; `None` if the caller went away.
+    async fn read(
+        &mut self,
+        attempt: &mut Attempt<RecordedRound>,
+        head: &Record,
+        mut abandoned: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Option<Result<Record, Step>> {
+        let (cluster, key) = (Arc::clone(&self.lease.cluster), self.key().clone());
+        let fetches = Arc::clone(&self.fetches);
+        let mut fetched = pin!(fetches.fetch(&cluster, &key, head));
+        loop {
+            let vote = tokio::select! {
+                biased;
+                () = abandoned.as_mut() => return None,
+                vote = self.lease.votes.recv_any() => vote,
+                whole = fetched.as_mut() => {
+                    // A record that cannot be read is not written either.
+                    return Some(whole.map_err(|_| fail_silent(attempt)));
+                }
+            };
+            let step = self.on_acquire_vote(attempt, vote);
+            if step != Ok(AcquireStep::Wait) {
+                return Some(Err(step));
+            }
+        }
+    }
+
+    fn on_repair_vote(
+        &mut self,
+        attempt: &mut Attempt<RecordedRound>,
+        vote: Vote,
+        repairing: u32,
+    ) -> Step {
+        if vote.phase != repairing {
+            return self.on_acquire_vote(attempt, vote);
+        }
+        let Attempt { cleanup, progress } = attempt;
+        let answer = progress.failures.note(vote.node, vote.outcome);
+        if matches!(answer, Answer::Replied(Reply::Done { .. })) {
+            cleanup.mark_not_held(vote.node);
+        }
+        progress.round.on_record(vote.node, &answer)
+    }
+
+    /// Takes a vote on the `ACQUIRE`, which may bring one more copy of the record.
+    fn on_acquire_vote(&mut self, attempt: &mut Attempt<RecordedRound>, vote: Vote) -> Step {
+        match self.lease.count_release(vote) {
+            Some(vote) if vote.phase == attempt.progress.acquiring => attempt.on_vote(vote),
+            _ => Ok(AcquireStep::Wait),
+        }
+    }
+}
+
+/// Counts the nodes as failed whose answer to the repair is outstanding.
+fn fail_silent(attempt: &mut Attempt<RecordedRound>) -> Step {
+    let silent: Vec<usize> = attempt.progress.round.round.silent().collect();
+    for node in silent {
+        let step = attempt.progress.round.on_record(node, &Answer::Failed)?;
+        if step != AcquireStep::Wait {
+            return Ok(step);
+        }
+    }
+    Ok(AcquireStep::Wait)
+}
+
+/// A step after which there is neither a grant nor a replay.
+impl From<OnceStep> for AttemptError {
+    fn from(step: OnceStep) -> Self {
+        match step {
+            OnceStep::OtherRequest => Self::Denied(Denied::OtherRequest),
+            OnceStep::Conflicting => Self::Denied(Denied::Conflicting),
+            OnceStep::Unknown => Self::Denied(Denied::Unknown),
+            _ => Self::Undecided,
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Fetching: large records are read once for all callers that want them at the time.
+//!
+//! # Implementation details
+//!
+//! The nodes answer an `ACQUIRE` with the head of a large record only. Its body is fetched from one node after
+//! the other until one has it, by a task of its own that all interested callers share. Nothing is cached beyond
+//! them, so memory is bounded by the requests that are being answered.
+//!
+//! A task may end without a result: it panicked, or its runtime is gone, which may be another one than the
+//! caller's. Then its entry is removed and a caller begins anew.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use tracing::Instrument;
+
+use crate::lock::{Cluster, LockError};
+use crate::node::{
+    Job, Mutex, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, transit_of,
+    unguessable,
+};
+use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::{LockKey, OwnerToken, Record};
+
+/// How often a caller begins a fetch that ends without a result: not for ever, if it is ours that panics.
+const FETCHES: usize = 2;
+
+/// The head does not say how large a record is: as large as any that is kept.
+const LARGEST: usize = 1024 * 1024;
+
+/// The fetches under way, by the key and the head of the record.
+#[derive(Debug, Default)]
+pub(crate) struct Fetches(Mutex<HashMap<Wanted, Arc<FetchSender>>>);
+
+type Wanted = (LockKey, Record);
+type FetchSender = watch::Sender<Option<Result<Record, LockError>>>;
+type FetchReceiver = watch::Receiver<Option<Result<Record, LockError>>>;
+
+/// The entry of a fetch, removed when it is dropped. Callers that still wait see the channel closed.
+struct Fetch {
+    fetches: Arc<Fetches>,
+    cluster: Arc<Cluster>,
+    wanted: Wanted,
+    sender: Arc<FetchSender>,
+}
+
+impl Fetches {
+    /// Returns the whole record of which the head is known.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if some node could not be read, and `Contended` if all were and none has it: it has
+    /// expired meanwhile, and asking again is of use.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point. The fetch is a task of its own, and goes on for other callers.
+    pub(crate) async fn fetch(
+        self: &Arc<Self>,
+        cluster: &Arc<Cluster>,
+        key: &LockKey,
+        head: &Record,
+    ) -> Result<Record, LockError> {
+        let wanted = (key.clone(), head.clone());
+        for _ in 0..FETCHES {
+            let (mut receiver, fetch) = self.join(cluster, wanted.clone());
+            if let Some(fetch) = fetch {
+                tokio::spawn(async move { fetch.run().await }.in_current_span());
+            }
+            let limit = Instant::now() + time_limit(cluster);
+            if let Ok(ended) = timeout_at(limit, receiver.wait_for(Option::is_some)).await {
+                if let Ok(outcome) = ended
+                    && let Some(outcome) = &*outcome
+                {
+                    return outcome.clone();
+                }
+                continue;
+            }
+            // The runtime of the fetch rests: no thread blocks on it any more.
+            self.remove(&wanted, |sender| sender.subscribe().same_channel(&receiver));
+        }
+        Err(LockError::Closed)
+    }
+
+    /// Waits with the other callers that want the same record. Returns the fetch too, if it is yet to be run.
+    fn join(
+        self: &Arc<Self>,
+        cluster: &Arc<Cluster>,
+        wanted: Wanted,
+    ) -> (FetchReceiver, Option<Fetch>) {
+        let mut fetches = self.0.lock();
+        if let Some(sender) = fetches.get(&wanted) {
+            return (sender.subscribe(), None);
+        }
+        let (sender, receiver) = watch::channel(None);
+        let sender = Arc::new(sender);
+        fetches.insert(wanted.clone(), Arc::clone(&sender));
+        let fetch = Fetch {
+            fetches: Arc::clone(self),
+            cluster: Arc::clone(cluster),
+            wanted,
+            sender,
+        };
+        (receiver, Some(fetch))
+    }
+
+    /// Removes an entry, unless it belongs to a fetch that was begun since.
+    fn remove(&self, wanted: &Wanted, is_own: impl Fn(&Arc<FetchSender>) -> bool) {
+        let mut fetches = self.0.lock();
+        if fetches.get(wanted).is_some_and(is_own) {
+            fetches.remove(wanted);
+        }
+    }
+}
+
+/// Returns how long a fetch takes at most while its runtime runs: one node after the other is asked, and the
+/// last may take its time. One more node timeout stands for the rest.
+fn time_limit(cluster: &Cluster) -> Duration {
+    let nodes = u32::try_from(cluster.nodes.len()).unwrap_or(u32::MAX);
+    let node_timeout = cluster.settings.node_timeout;
+    node_timeout.saturating_mul(nodes.saturating_add(1)) + transit_of(LARGEST)
+}
+
+impl Fetch {
+    async fn run(self) {
+        let outcome = self.read().await;
+        self.finish(outcome);
+    }
+
+    /// Hands the outcome to the callers that wait. Later callers fetch anew.
+    fn finish(&self, outcome: Result<Record, LockError>) {
+        self.leave();
+        self.sender.send_replace(Some(outcome));
+    }
+
+    fn leave(&self) {
+        let is_own = |sender: &Arc<FetchSender>| Arc::ptr_eq(sender, &self.sender);
+        self.fetches.remove(&self.wanted, is_own);
+    }
+
+    /// Asks one node, and the next as soon as that fails or is silent for a node timeout.
+    ///
+    /// Asking all at once would transfer the body from every node, nearly always for nothing.
+    async fn read(&self) -> Result<Record, LockError> {
+        let (cluster, (key, head)) = (&self.cluster, &self.wanted);
+        let settings = &cluster.settings;
+        let names = settings.namespace.names_with_record(key, None, sha256)?;
+        let packet = Packet::new(Command {
+            names: [names].into(),
+            owner: OwnerToken::from_random(unguessable()),
+            op: Op::Fetch,
+        });
+        let mut votes = VoteReceiver::new(&cluster.names);
+        let mut failures = Vec::new();
+        let mut nodes = self.order().into_iter().peekable();
+        let mut silent = Vec::new();
+        let patience = settings.node_timeout + transit_of(LARGEST);
+        let mut due = Instant::now();
+        loop {
+            let now = Instant::now();
+            if let Some(node) = nodes.next() {
+                due = now + patience;
+                let request = Request::Command(Arc::clone(&packet));
+                cluster.nodes[node].fetch(Job::new(request, votes.sender(node), due));
+                silent.push(node);
+            } else if silent.is_empty() {
+                break;
+            }
+            let until = match nodes.peek() {
+                Some(_) => now + settings.node_timeout,
+                None => due,
+            };
+            let vote = match timeout_at(until, votes.recv_any()).await {
+                Ok(vote) => vote,
+                Err(_) if nodes.peek().is_some() => continue,
+                Err(_) => break,
+            };
+            silent.retain(|node| *node != vote.node);
+            match vote.outcome {
+                Ok(Reply::Whole(record)) if is_whole_of(&record, head) => return Ok(record),
+                // Another node has a better copy than a damaged one.
+                Ok(_) => {}
+                Err(failure) => failures.push(failure),
+            }
+        }
+        let timed_out = silent
+            .into_iter()
+            .map(|node| cluster.timed_out(node, patience));
+        failures.extend(timed_out);
+        Err(unread(failures))
+    }
+
+    /// Returns the nodes in the order in which to ask them: first those that answer, beginning with another one
+    /// for each record.
+    fn order(&self) -> Vec<usize> {
+        let (nodes, (_, head)) = (&self.cluster.nodes, &self.wanted);
+        let first = usize::from(head.digest()[0]) % nodes.len();
+        let mut order: Vec<usize> = (first..nodes.len()).chain(0..first).collect();
+        order.sort_by_key(|node| matches!(nodes[*node].state(), NodeState::Unreachable { .. }));
+        order
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+fn unread(nodes: Vec<NodeFailure>) -> LockError {
+    if nodes.is_empty() {
+        return LockError::Contended { retry_after: None };
+    }
+    // One node that has it would be enough.
+    let (reached, needed) = (0, 1);
+    LockError::Unavailable {
+        reached,
+        needed,
+        nodes,
+    }
+}
+
+/// Returns whether this is the record of which the head is known, undamaged.
+///
+/// Compares all of the head, which a majority agreed on; the id alone could be forged.
+fn is_whole_of(record: &Record, head: &Record) -> bool {
+    record.completes(head) && is_undamaged(record)
+}
+
+/// Returns whether the body of a whole record has the digest that its head says.
+pub(crate) fn is_undamaged(record: &Record) -> bool {
+    sha256(record.rest()) == record.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::lock::Redlock;
+    use crate::protocol::{ExecutionId, Fingerprint};
+
+    use super::*;
+
+    fn cluster() -> Arc<Cluster> {
+        Arc::clone(&Redlock::in_memory(1).core().cluster)
+    }
+
+    fn wanted() -> Wanted {
+        let id = ExecutionId::from_random([1; 16]);
+        let record = Record::new(id, Fingerprint::of_digest([2; 32]), [3; 32], b"rest");
+        ("k".into(), record)
+    }
+
+    /// The first is finished, the second begins, and only then is the first dropped.
+    #[tokio::test]
+    async fn a_fetch_that_ends_leaves_the_entry_of_a_later_one() {
+        let (fetches, cluster) = (Arc::new(Fetches::default()), cluster());
+        let (told, first) = fetches.join(&cluster, wanted());
+        let first = first.expect("no fetch is under way");
+        first.finish(Err(LockError::Closed));
+        assert!(told.borrow().is_some());
+        let (waiting, second) = fetches.join(&cluster, wanted());
+        let second = second.expect("the first fetch has finished");
+        drop(first);
+        assert!(waiting.has_changed().is_ok(), "no fetch would finish");
+        let again = fetches.join(&cluster, wanted()).1;
+        assert!(again.is_none(), "it is fetched twice at once");
+        second.finish(Err(LockError::Contended { retry_after: None }));
+        let told = waiting.borrow().clone();
+        assert!(matches!(told, Some(Err(LockError::Contended { .. }))));
+        drop(second);
+        assert!(fetches.join(&cluster, wanted()).1.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_fetch_that_ends_without_a_result_is_begun_anew_by_its_callers() {
+        let (fetches, cluster) = (Arc::new(Fetches::default()), cluster());
+        let (key, head) = wanted();
+        let (_, lost) = fetches.join(&cluster, wanted());
+        let mut waiting = tokio_test::task::spawn(fetches.fetch(&cluster, &key, &head));
+        tokio_test::assert_pending!(waiting.poll());
+        // As by the end of the runtime that it ran in.
+        drop(lost);
+        let outcome = waiting.await;
+        // The nodes were asked, and have no such record.
+        assert!(
+            matches!(outcome, Err(LockError::Contended { .. })),
+            "{outcome:?}"
+        );
+    }
+}

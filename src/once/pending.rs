@@ -1,0 +1,126 @@
+//! Pending: a granted execution until it begins, and the commands that it sends to its lease task.
+//!
+//! # Implementation details
+//!
+//! Between the grant and the beginning, a node may still answer that it has a record. The votes that arrive
+//! meanwhile are shown to the round, and an execution begins only if none of them changed its decision: when
+//! the caller asks to begin, the votes that have arrived are taken, and if that is more than a node timeout
+//! after the grant, all nodes are asked once more first (PROTOCOL, section 2.3.4).
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::lock::{Cleanup, Disposal, Holding, Progress};
+use crate::node::Vote;
+use crate::once::error::BeginError;
+use crate::once::recording::RecordCommand;
+use crate::once::round::{RecordedRound, Step};
+use crate::once::task::OnceTask;
+use crate::protocol::message::Reply;
+use crate::protocol::round::{AcquireStep, Answer};
+
+/// What an execution asks of its lease task.
+pub(super) enum Command {
+    /// May the execution begin?
+    Begin(BeginSender),
+    Record(RecordCommand),
+}
+
+pub(super) type BeginSender = oneshot::Sender<Result<(), BeginError>>;
+
+/// A grant whose execution has not begun.
+pub(super) struct Pending {
+    /// The attempt that was granted, which still takes votes.
+    progress: Progress<RecordedRound>,
+    granted_at: Instant,
+    /// What follows from a record that arrived since the grant.
+    step: Option<Step>,
+    /// The execution that asks to begin.
+    beginning: Option<BeginSender>,
+    /// Whether all nodes were asked once more.
+    asked_again: bool,
+}
+
+/// An execution that a record overtook before it began.
+pub(super) struct Overtaken {
+    pub(super) progress: Progress<RecordedRound>,
+    pub(super) step: Step,
+    pub(super) beginning: BeginSender,
+}
+
+impl Pending {
+    pub(super) fn new(progress: Progress<RecordedRound>) -> Self {
+        Self {
+            progress,
+            granted_at: Instant::now(),
+            step: None,
+            beginning: None,
+            asked_again: false,
+        }
+    }
+
+    /// Takes the command to begin.
+    pub(super) fn set_beginning(&mut self, beginning: BeginSender) {
+        self.beginning = Some(beginning);
+    }
+
+    /// Looks for a record in a vote.
+    pub(super) fn observe(&mut self, vote: &Vote, cleanup: &mut Cleanup) {
+        let step = if self.progress.is_current(vote.phase) {
+            self.progress.on_vote(vote.clone(), cleanup)
+        } else if let Ok(reply @ Reply::Done { .. }) = &vote.outcome {
+            // A node that was asked to extend the granted lock.
+            let answer = Answer::Replied(reply.clone());
+            self.progress.round.on_extension(vote.node, &answer)
+        } else {
+            return;
+        };
+        let is_decided = step != Ok(AcquireStep::Wait);
+        if self.progress.round.round.is_recorded() && (self.step.is_none() || is_decided) {
+            self.step = Some(step);
+        }
+    }
+}
+
+impl OnceTask {
+    /// Lets an execution begin that asks to, unless a record overtook it or the lock is lost.
+    pub(super) fn try_begin(
+        &mut self,
+        holding: &mut Holding,
+        pending: &mut Option<Box<Pending>>,
+    ) -> Option<Box<Overtaken>> {
+        let is_asked = |pending: &Pending| pending.beginning.is_some();
+        if holding.is_extending() || !pending.as_deref().is_some_and(is_asked) {
+            return None;
+        }
+        let mut now_pending = pending.take()?;
+        let mut observe = |vote: &Vote, cleanup: &mut Cleanup| now_pending.observe(vote, cleanup);
+        self.lease.take_votes(holding, &mut observe);
+        let now = Instant::now();
+        holding.check_validity(now);
+        let beginning = now_pending.beginning.take()?;
+        if let Some(step) = now_pending.step.take() {
+            return Some(Box::new(Overtaken {
+                progress: now_pending.progress,
+                step,
+                beginning,
+            }));
+        }
+        let is_late = now - now_pending.granted_at > self.lease.cluster.settings.node_timeout;
+        match holding.lost() {
+            // The execution may have gone away with its caller, here and below.
+            Some(reason) => drop(beginning.send(Err(BeginError::Lost(reason)))),
+            None if is_late && !now_pending.asked_again => {
+                now_pending.asked_again = true;
+                now_pending.beginning = Some(beginning);
+                *pending = Some(now_pending);
+                self.lease.ask_again(holding, now);
+            }
+            None => {
+                holding.lease.set_disposal(Disposal::Expire);
+                drop(beginning.send(Ok(())));
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,204 @@
+//! Recording: the outcome of an execution is written to a majority of the nodes, and to the rest if possible.
+//!
+//! # Implementation details
+//!
+//! `RECORD` at all nodes writes the record where the execution's owner was the last to be granted the key. If a
+//! majority takes it, the outcome counts. Otherwise all nodes are asked what they have (`LOOK`):
+//!
+//! 1. A majority has a record: that one counts, ours or another.
+//! 2. A minority has one: the leading record is sent as `RECORD` with the same owner, whose lock may still be
+//!    there. If that is missed too, one attempt with a new owner repairs it, and executes in no case.
+//! 3. No node has one: the outcome is not recorded, and the key stays locked until its ttl.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::lock::{Cleanup, Ended, Permit};
+use crate::once::attempt::AttemptError;
+use crate::once::execution::Recorded;
+use crate::once::replay::Asked;
+use crate::once::task::{KeyMemo, OnceTask};
+use crate::protocol::Record;
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::once::{LookRound, LookStep, RecordRound, RecordStep};
+use crate::protocol::round::Answer;
+
+/// An execution's command to record its outcome, which ends its lock.
+pub(super) struct RecordCommand {
+    pub(super) record: Record,
+    pub(super) retention: Duration,
+    pub(super) done: oneshot::Sender<Recorded>,
+}
+
+/// A record that has been sent to all nodes.
+struct Written {
+    record: Record,
+    round: RecordRound,
+    asked: Asked,
+    /// When it was sent, and how long it lives from then on.
+    began: Instant,
+    retention: Duration,
+}
+
+impl OnceTask {
+    /// Records an outcome and frees the key, and reports how that went as soon as it is decided.
+    pub(super) async fn record(&mut self, ended: Ended, command: RecordCommand, permit: Permit) {
+        let RecordCommand {
+            record,
+            retention,
+            done,
+        } = command;
+        ended.set_released();
+        let Ended {
+            mut cleanup,
+            commands,
+            ..
+        } = ended;
+        let mut written = self.write(&cleanup, record.clone(), retention);
+        let (outcome, written) = match self.decided(&mut written, &mut cleanup).await {
+            RecordStep::Recorded => (Recorded::Yes, Some(written)),
+            _ => {
+                let left = written.left();
+                self.look(&mut cleanup, &record, left).await
+            }
+        };
+        commands.set_released(Ok(()));
+        // The execution may have gone away with its caller, so that nothing receives the outcome.
+        let Some(written) = written else {
+            match outcome {
+                Recorded::Yes | Recorded::Another(_) => self.lease.give_up(cleanup),
+                // Something was executed, and its outcome is unknown: others are kept away for as long as
+                // possible.
+                Recorded::No => self.lease.leave_to_expire(cleanup),
+            }
+            drop(permit);
+            drop(done.send(outcome));
+            return;
+        };
+        if matches!(outcome, Recorded::Yes) {
+            // The next callers of this process replay it without asking the nodes.
+            permit.set_memo(KeyMemo::recorded(&written.record));
+        }
+        drop(done.send(outcome));
+        drop(permit);
+        self.finish_record(&mut cleanup, written).await;
+        self.lease.give_up(cleanup);
+    }
+
+    fn write(&mut self, cleanup: &Cleanup, record: Record, retention: Duration) -> Written {
+        let began = Instant::now();
+        let quorum = self.lease.cluster.settings.quorum;
+        let round = RecordRound::new(quorum, record.execution());
+        let write = Op::Record {
+            record: record.clone(),
+            retention,
+        };
+        Written {
+            asked: self.ask(cleanup, write, 0..quorum.nodes()),
+            record,
+            round,
+            began,
+            retention,
+        }
+    }
+
+    /// Waits until a majority has taken a record, or cannot.
+    async fn decided(&mut self, written: &mut Written, cleanup: &mut Cleanup) -> RecordStep {
+        loop {
+            let step = self.next_recorded(written, cleanup).await;
+            if step != RecordStep::Wait {
+                return step;
+            }
+        }
+    }
+
+    /// Waits for the nodes that had not answered, and writes the record to those that lack it.
+    async fn finish_record(&mut self, cleanup: &mut Cleanup, mut written: Written) {
+        while written.round.silent().next().is_some() {
+            self.next_recorded(&mut written, cleanup).await;
+        }
+        let without: Vec<usize> = written.round.without().collect();
+        let left = written.left();
+        self.top_up(cleanup, written.record, left, without).await;
+    }
+
+    async fn next_recorded(&mut self, written: &mut Written, cleanup: &mut Cleanup) -> RecordStep {
+        let (node, answer) = self.next_answer(&mut written.asked).await;
+        if matches!(answer, Answer::Replied(Reply::Done { .. })) {
+            cleanup.mark_not_held(node);
+        }
+        written.round.on_record(node, &answer)
+    }
+
+    /// Finds out what became of a record that a majority did not take. Returns the record too that was written
+    /// instead, if one was.
+    async fn look(
+        &mut self,
+        cleanup: &mut Cleanup,
+        record: &Record,
+        retention: Duration,
+    ) -> (Recorded, Option<Written>) {
+        let own = record.execution();
+        let found = |other: Record| {
+            if other.execution() == own {
+                Recorded::Yes
+            } else {
+                Recorded::Another(other)
+            }
+        };
+        let quorum = self.lease.cluster.settings.quorum;
+        let mut round = LookRound::new(quorum);
+        let mut asked = self.ask(cleanup, Op::Look, 0..quorum.nodes());
+        let mut left = retention;
+        loop {
+            let (node, answer) = self.next_answer(&mut asked).await;
+            if let Answer::Replied(Reply::Done { expires_in, .. }) = &answer {
+                left = left.min(*expires_in);
+            }
+            match round.on_look(node, &answer) {
+                LookStep::Wait => {}
+                LookStep::Found(other) => return (found(other), None),
+                LookStep::Nothing => return (Recorded::No, None),
+                LookStep::Minority => break,
+            }
+        }
+        if let Some(leading) = round.leading(own) {
+            let whole = if leading.execution() == own {
+                Some(record.clone())
+            } else {
+                self.whole(leading.clone()).await
+            };
+            if let Some(whole) = whole {
+                // Written by the owner of the execution, whose lock would keep a new owner from it. Each node
+                // checks that this owner was the last to be granted the key.
+                let mut written = self.write(cleanup, whole.clone(), left);
+                if self.decided(&mut written, cleanup).await == RecordStep::Recorded {
+                    return (found(whole), Some(written));
+                }
+            }
+        }
+        let attempt = Box::pin(self.attempt(std::future::pending()));
+        let outcome = match attempt.await {
+            Err(AttemptError::Recorded(record, replay)) => {
+                self.finish_replay(*replay).await;
+                found(record)
+            }
+            Err(_) => Recorded::No,
+            // The key is not executed again, also if this attempt is granted it.
+            Ok(granted) => {
+                self.lease.give_up(granted.acquired.cleanup);
+                Recorded::No
+            }
+        };
+        (outcome, None)
+    }
+}
+
+impl Written {
+    /// Returns how much longer the record lives.
+    fn left(&self) -> Duration {
+        self.retention.saturating_sub(self.began.elapsed())
+    }
+}

@@ -1,0 +1,87 @@
+//! How the result of work is written into a record.
+
+use std::any::type_name;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::node::{sha256, unguessable};
+use crate::once::fetch::is_undamaged;
+use crate::protocol::{ExecutionId, Fingerprint, Record};
+
+/// The body of a record begins with a byte that says what follows. The HTTP layer's records begin with others.
+const JSON: u8 = b'J';
+const NOT_KEPT: u8 = b'N';
+
+/// The recorded result cannot be returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ResultError {
+    /// It was not kept, or is not of this type.
+    NotKept,
+    /// The copy is damaged; another node may have a better one.
+    Damaged,
+}
+
+/// Makes the record of a result. A result that is over `max` bytes of JSON, or cannot be encoded, is recorded as
+/// not kept.
+pub(super) fn encode<T: Serialize>(result: &T, fingerprint: Fingerprint, max: usize) -> Record {
+    let mut body = vec![JSON];
+    let kept = match serde_json::to_writer(&mut body, result) {
+        Ok(()) => body.len() - 1 <= max,
+        Err(error) => {
+            tracing::warn!(%error, "the result of an execution cannot be encoded, and is not kept");
+            false
+        }
+    };
+    if !kept {
+        body = vec![NOT_KEPT];
+    }
+    let id = ExecutionId::from_random(unguessable());
+    Record::new(id, fingerprint, sha256(&body), &body)
+}
+
+/// Reads the result from a whole record.
+pub(super) fn decode<T: DeserializeOwned>(record: &Record) -> Result<T, ResultError> {
+    if !is_undamaged(record) {
+        return Err(ResultError::Damaged);
+    }
+    match record.rest().split_first() {
+        Some((&JSON, json)) => serde_json::from_slice(json).map_err(|error| {
+            let expected = type_name::<T>();
+            tracing::error!(%error, expected, "a recorded result cannot be decoded");
+            ResultError::NotKept
+        }),
+        _ => Err(ResultError::NotKept),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fingerprint() -> Fingerprint {
+        Fingerprint::of_digest([1; 32])
+    }
+
+    #[test]
+    fn decode_returns_what_encode_was_given() {
+        let record = encode(&vec![1, 2, 3], fingerprint(), 7);
+        assert_eq!(decode(&record), Ok(vec![1, 2, 3]));
+        assert_eq!(decode::<String>(&record), Err(ResultError::NotKept));
+    }
+
+    #[test]
+    fn encode_keeps_no_result_over_the_limit() {
+        let record = encode(&vec![1, 2, 3], fingerprint(), 6);
+        assert_eq!(decode::<Vec<u8>>(&record), Err(ResultError::NotKept));
+    }
+
+    #[test]
+    fn decode_refuses_a_damaged_copy() {
+        let record = encode(&7, fingerprint(), 6);
+        let mut bytes = record.as_bytes().to_vec();
+        *bytes.last_mut().unwrap() = b'8';
+        let damaged = Record::from_bytes(bytes.into()).unwrap();
+        assert_eq!(decode::<u8>(&damaged), Err(ResultError::Damaged));
+    }
+}

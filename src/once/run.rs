@@ -1,0 +1,245 @@
+//! Running work once.
+
+use std::future::Future;
+use std::panic;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::lock::{LockError, LostReason};
+use crate::node::telemetry;
+use crate::once::error::{BeginError, Denied, OnceError};
+use crate::once::execution::{Execution, ExecutionHandle, Recorded};
+use crate::once::request::ExecuteOnce;
+use crate::once::result::{ResultError, decode, encode};
+use crate::protocol::Record;
+
+/// What [`ExecuteOnce::run`] returned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome<T> {
+    /// This call executed the work.
+    Executed(T),
+    /// An earlier call executed it, and this is its recorded result.
+    Replayed(T),
+}
+
+impl<T> Outcome<T> {
+    /// Returns the result, whichever call executed the work.
+    pub fn into_inner(self) -> T {
+        match self {
+            Self::Executed(result) | Self::Replayed(result) => result,
+        }
+    }
+
+    /// Returns whether an earlier call executed the work.
+    #[must_use]
+    pub fn is_replayed(&self) -> bool {
+        matches!(self, Self::Replayed(_))
+    }
+}
+
+impl ExecuteOnce {
+    /// Sets how long the result is kept, between a millisecond and 100 years of 365 days. Default: 24 h.
+    ///
+    /// Outside of that range the nearest end of it is used, with a warning in the log.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        // A node takes no record without a ttl, nor with one that it cannot add to its clock.
+        let used = retention.clamp(SHORTEST, LONGEST);
+        warn_of("retention", &retention, &used);
+        self.retention = used;
+        self
+    }
+
+    /// Sets the largest result that is kept, in bytes of JSON, at most 1 MiB. Default: 64 KiB.
+    ///
+    /// Of a larger result it is recorded only that there was one: later calls get [`OnceError::NotKept`].
+    ///
+    /// Above 1 MiB, 1 MiB is used, with a warning in the log.
+    pub fn max_result(mut self, bytes: usize) -> Self {
+        let used = bytes.min(LARGEST);
+        warn_of("max_result", &bytes, &used);
+        self.max_result = used;
+        self
+    }
+
+    /// Executes `work`, unless an earlier call with the key did: then returns the result that it recorded.
+    ///
+    /// The result is recorded as JSON, so later versions of a program may add fields to it that have a default.
+    /// The work runs in a task of its own, which goes on if the caller goes away. It gets an
+    /// [`ExecutionHandle`] with the fencing token of the execution.
+    ///
+    /// # Errors
+    ///
+    /// [`OnceError`] says whether the work failed, was not executed, or was executed with an outcome that is not
+    /// known.
+    ///
+    /// # Panics
+    ///
+    /// If the work panics; the key stays locked until its ttl. Outside of a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point. Work that has begun goes on and its result is recorded; work that has not
+    /// begun is not executed.
+    pub async fn run<T, E, F, W>(self, work: F) -> Result<Outcome<T>, OnceError<E, T>>
+    where
+        F: FnOnce(ExecutionHandle) -> W + Send + 'static,
+        W: Future<Output = Result<T, E>> + Send + 'static,
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+    {
+        let asked = Instant::now();
+        let execution = match self.acquire().await {
+            Ok(execution) => execution,
+            Err(denied) => return self.denied(denied).await,
+        };
+        let executing = self.execute(execution, asked, work).in_current_span();
+        match tokio::spawn(executing).await {
+            Ok(outcome) => outcome,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => panic::resume_unwind(panic),
+                // The runtime is shutting down, and this future with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    async fn execute<T, E, F, W>(
+        self,
+        execution: Execution,
+        asked: Instant,
+        work: F,
+    ) -> Result<Outcome<T>, OnceError<E, T>>
+    where
+        F: FnOnce(ExecutionHandle) -> W,
+        W: Future<Output = Result<T, E>>,
+        T: Serialize + DeserializeOwned,
+    {
+        match execution.begin().await {
+            Ok(()) => {}
+            Err(BeginError::Lost(_)) => {
+                execution.release().await;
+                let ttl = self.options.ttl.unwrap_or(self.core.cluster.settings.ttl);
+                let elapsed = asked.elapsed();
+                return Err(OnceError::Lock(LockError::Expired { ttl, elapsed }));
+            }
+            Err(BeginError::Denied(denied)) => {
+                execution.release().await;
+                return self.denied(denied).await;
+            }
+        }
+        let handle = execution.handle();
+        let result = tokio::select! {
+            biased;
+            () = handle.reached_max_hold(self.options.max_hold) => {
+                let reason = LostReason::MaxHold;
+                tracing::error!(
+                    %reason,
+                    "an execution was stopped midway; its key stays locked until its ttl"
+                );
+                return Err(OnceError::Unknown);
+            }
+            result = work(execution.handle()) => result,
+        };
+        match result {
+            Ok(result) => self.record(execution, result).await,
+            Err(error) => {
+                execution.release_without_effect().await;
+                Err(OnceError::Work(error))
+            }
+        }
+    }
+
+    async fn record<T, E>(
+        &self,
+        execution: Execution,
+        result: T,
+    ) -> Result<Outcome<T>, OnceError<E, T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let record = encode(&result, self.fingerprint, self.max_result);
+        match execution.record(record, self.retention).await {
+            Recorded::Yes => Ok(Outcome::Executed(result)),
+            Recorded::Another(other) => {
+                telemetry::conflict();
+                tracing::warn!(
+                    "work was executed twice; the result that was recorded first is returned"
+                );
+                if other.fingerprint() != self.fingerprint {
+                    return Err(OnceError::Conflicting);
+                }
+                self.replay(other).await
+            }
+            Recorded::No => {
+                telemetry::unrecorded();
+                tracing::warn!(
+                    "the result of an execution could not be recorded; a later call may execute again"
+                );
+                Err(OnceError::Unrecorded(result))
+            }
+        }
+    }
+
+    /// Returns the outcome of a call that must not execute.
+    async fn denied<T, E>(&self, denied: Denied) -> Result<Outcome<T>, OnceError<E, T>>
+    where
+        T: DeserializeOwned,
+    {
+        Err(match denied {
+            Denied::Recorded(record) => return self.replay(record).await,
+            Denied::Lock(error) => OnceError::Lock(error),
+            Denied::OtherRequest => OnceError::OtherRequest,
+            Denied::Undecided => OnceError::Undecided,
+            Denied::Unknown => OnceError::Unknown,
+            Denied::Conflicting => {
+                telemetry::conflict();
+                tracing::error!(
+                    "work was executed more than once, with outcomes that no majority agrees on"
+                );
+                OnceError::Conflicting
+            }
+        })
+    }
+
+    async fn replay<T, E>(&self, record: Record) -> Result<Outcome<T>, OnceError<E, T>>
+    where
+        T: DeserializeOwned,
+    {
+        let decoded = match record.is_whole() {
+            true => decode(&record),
+            false => Err(ResultError::Damaged),
+        };
+        let decoded = match decoded {
+            Err(ResultError::Damaged) => {
+                let whole = self.fetch(&record).await;
+                decode(&whole.map_err(OnceError::Lock)?)
+            }
+            decoded => decoded,
+        };
+        let result = decoded.map_err(|_| OnceError::NotKept)?;
+        Ok(Outcome::Replayed(result))
+    }
+}
+
+fn warn_of<T: PartialEq + std::fmt::Debug>(setting: &'static str, asked: &T, used: &T) {
+    if asked != used {
+        tracing::warn!(
+            setting,
+            ?asked,
+            ?used,
+            "a setting of `once` is out of its range"
+        );
+    }
+}
+
+/// Larger records keep the nodes from answering other locks within the node timeout.
+const LARGEST: usize = 1024 * 1024;
+
+const SHORTEST: Duration = Duration::from_millis(1);
+
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
