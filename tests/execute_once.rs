@@ -1,0 +1,315 @@
+//! `Redlock::once`: work that is executed once per key, with no HTTP.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::{sleep, timeout};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The number of executions.
+#[derive(Clone, Default)]
+struct Counter(Arc<AtomicUsize>);
+
+impl Counter {
+    fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Work that takes a while and returns its number.
+    async fn work(self, takes: Duration) -> Result<usize, &'static str> {
+        sleep(takes).await;
+        Ok(self.0.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+
+    async fn run(
+        &self,
+        once: ExecuteOnce,
+    ) -> Result<Outcome<usize>, OnceError<&'static str, usize>> {
+        let counter = self.clone();
+        once.run(|_| counter.work(Duration::ZERO)).await
+    }
+}
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    Redlock::builder().scripted(nodes).build().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_executes_once_and_replays_the_result() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Invoice {
+        number: String,
+        lines: Vec<(u32, f64)>,
+        #[serde(default)]
+        note: Option<String>,
+    }
+    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+    let invoice = || Invoice {
+        number: "2026-17".to_owned(),
+        lines: vec![(2, 9.5), (1, 0.25)],
+        note: None,
+    };
+    for attempt in 0..3 {
+        let (counter, made) = (counter.clone(), invoice());
+        let once = redlock.once(("invoice", "17"));
+        let outcome = once.run(|execution| async move {
+            counter.work(Duration::ZERO).await?;
+            assert!(execution.is_valid() && execution.fencing_token().is_some());
+            Ok::<_, &str>(made)
+        });
+        let outcome = outcome.await.unwrap();
+        assert_eq!(outcome.is_replayed(), attempt > 0);
+        assert_eq!(outcome.into_inner(), invoice());
+    }
+    assert_eq!(counter.count(), 1);
+    assert!(redlock.drain(SECOND).await.is_clean());
+}
+
+#[tokio::test(start_paused = true)]
+async fn fingerprint_refuses_another_request_with_the_same_key() {
+    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+    let once = |payload: &'static str| redlock.once("k").fingerprint(payload);
+    let first = counter.run(once("amount=5")).await;
+    assert_eq!(first, Ok(Outcome::Executed(1)));
+    let other = counter.run(once("amount=6")).await;
+    assert_eq!(other, Err(OnceError::OtherRequest));
+    let same = counter.run(once("amount=5")).await;
+    assert_eq!(same, Ok(Outcome::Replayed(1)));
+    // Also while the first is being executed.
+    let slow = counter.clone();
+    let running = redlock.once("slow").fingerprint("a");
+    let running = tokio::spawn(running.run(move |_| slow.work(SECOND)));
+    sleep(SECOND / 2).await;
+    let other = counter
+        .run(redlock.once("slow").fingerprint("b").wait(SECOND))
+        .await;
+    assert_eq!(other, Err(OnceError::OtherRequest));
+    assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(2)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_returns_the_result_of_an_execution_under_way() {
+    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+    let slow = counter.clone();
+    let running = tokio::spawn(redlock.once("k").run(move |_| slow.work(SECOND)));
+    sleep(SECOND / 10).await;
+    let impatient = counter.run(redlock.once("k")).await;
+    let contended = matches!(impatient, Err(OnceError::Lock(LockError::Contended { .. })));
+    assert!(contended, "{impatient:?}");
+    let patient = counter.run(redlock.once("k").wait(2 * SECOND)).await;
+    assert_eq!(patient, Ok(Outcome::Replayed(1)));
+    assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_the_work_is_not_recorded_and_frees_the_key() {
+    for (at_most_once, then) in [
+        (false, Ok(Outcome::Executed(1))),
+        (true, Err(OnceError::Unknown)),
+    ] {
+        let nodes = ScriptedNodes::new(3);
+        let (redlock, counter) = (redlock(&nodes), Counter::default());
+        let once = || redlock.once("k").at_most_once(at_most_once);
+        let failed = once().run(|_| async { Err::<usize, _>("declined") }).await;
+        assert_eq!(failed, Err(OnceError::Work("declined")));
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+        assert_eq!(counter.run(once()).await, then);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retention_ends_the_replays() {
+    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+    let once = || redlock.once("k").retention(60 * SECOND);
+    assert_eq!(counter.run(once()).await, Ok(Outcome::Executed(1)));
+    sleep(59 * SECOND).await;
+    assert_eq!(counter.run(once()).await, Ok(Outcome::Replayed(1)));
+    sleep(2 * SECOND).await;
+    assert_eq!(counter.run(once()).await, Ok(Outcome::Executed(2)));
+}
+
+/// A result over 16 KiB is fetched, one over `max_result` is not kept.
+#[tokio::test(start_paused = true)]
+async fn max_result_bounds_the_results_that_are_kept() {
+    let redlock = Redlock::in_memory(3);
+    for (bytes, is_kept) in [(100, true), (20_000, true), (40_000, false)] {
+        let text = "x".repeat(bytes);
+        let once = || redlock.once(bytes.to_string()).max_result(30_000);
+        let made = text.clone();
+        let first = once().run(|_| async { Ok::<_, ()>(made) }).await;
+        assert_eq!(first, Ok(Outcome::Executed(text.clone())));
+        let second = once().run(|_| pending::<Result<String, ()>>()).await;
+        if is_kept {
+            assert_eq!(second, Ok(Outcome::Replayed(text)));
+        } else {
+            assert_eq!(second, Err(OnceError::NotKept));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_of_another_type_is_reported_as_not_kept() {
+    let redlock = Redlock::in_memory(3);
+    let text = redlock.once("k");
+    let text = text.run(|_| async { Ok::<_, ()>("text".to_owned()) });
+    assert!(text.await.is_ok());
+    let number = redlock.once("k").run(|_| pending::<Result<u32, ()>>());
+    assert_eq!(number.await, Err(OnceError::NotKept));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_future_leaves_the_execution_running_with_its_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let slow = counter.clone();
+    let call = redlock.once("k").run(move |_| slow.work(30 * SECOND));
+    timeout(SECOND, call).await.unwrap_err();
+    // Longer than the ttl of 10 s.
+    sleep(20 * SECOND).await;
+    let other = counter.run(redlock.once("k")).await;
+    let contended = matches!(other, Err(OnceError::Lock(LockError::Contended { .. })));
+    assert!(contended, "{other:?}");
+    sleep(15 * SECOND).await;
+    let later = counter.run(redlock.once("k")).await;
+    assert_eq!(later, Ok(Outcome::Replayed(1)));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_future_before_the_grant_executes_nothing() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(SECOND / 100)));
+    let never = counter.clone();
+    let call = redlock.once("k").run(move |_| never.work(Duration::ZERO));
+    timeout(SECOND / 200, call).await.unwrap_err();
+    sleep(SECOND).await;
+    assert_eq!((counter.count(), nodes.locks()), (0, vec![0, 0, 0]));
+    assert_eq!(
+        counter.run(redlock.once("k")).await,
+        Ok(Outcome::Executed(1))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_stops_the_work_and_keeps_the_key_until_its_ttl() {
+    for (at_most_once, then) in [
+        (false, Ok(Outcome::Executed(1))),
+        (true, Err(OnceError::Unknown)),
+    ] {
+        let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+        let once = || {
+            let once = redlock.once("k").at_most_once(at_most_once);
+            once.max_hold(15 * SECOND)
+        };
+        let slow = counter.clone();
+        let stopped = once().run(move |_| slow.work(3_600 * SECOND));
+        let stopped = timeout(16 * SECOND, stopped).await.unwrap();
+        assert_eq!(stopped, Err(OnceError::Unknown));
+        sleep(20 * SECOND).await;
+        assert_eq!(counter.run(once()).await, then);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_work_reaches_the_caller_and_keeps_the_key_until_its_ttl() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let panicking = redlock.once("k").run(|_| async {
+        assert!(std::hint::black_box(false), "as the test wants it");
+        Ok::<usize, ()>(1)
+    });
+    let panicked = tokio::spawn(panicking).await.unwrap_err();
+    assert!(panicked.is_panic());
+    sleep(SECOND).await;
+    assert_eq!(nodes.locks(), [1, 1, 1]);
+    sleep(10 * SECOND).await;
+    assert_eq!(
+        counter.run(redlock.once("k")).await,
+        Ok(Outcome::Executed(1))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_that_no_majority_records_is_returned_as_unrecorded() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    (0..2).for_each(|node| {
+        nodes.set_for(node, OpKind::Record, Gate::Failing);
+        nodes.set_for(node, OpKind::Look, Gate::Failing);
+        nodes.set_for(node, OpKind::Acquire, Gate::Ready);
+    });
+    nodes.set_for(2, OpKind::Record, Gate::Failing);
+    let unrecorded = counter.run(redlock.once("k")).await;
+    assert_eq!(unrecorded, Err(OnceError::Unrecorded(1)));
+    // The key stays locked, so that no other call executes beside it.
+    let other = counter.run(redlock.once("k")).await;
+    let contended = matches!(other, Err(OnceError::Lock(LockError::Contended { .. })));
+    assert!(contended, "{other:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_on_a_minority_is_undecided_while_a_majority_is_silent() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    assert_eq!(
+        counter.run(redlock.once("k")).await,
+        Ok(Outcome::Executed(1))
+    );
+    // What a majority forgot, it may have had: only one copy is left.
+    nodes.wipe(0);
+    nodes.wipe(1);
+    nodes.set_for(0, OpKind::Record, Gate::Failing);
+    nodes.set_for(1, OpKind::Record, Gate::Failing);
+    let undecided = counter.run(redlock.once("k")).await;
+    assert_eq!(undecided, Err(OnceError::Undecided));
+    // The next call repairs the record.
+    (0..2).for_each(|node| nodes.set_for(node, OpKind::Record, Gate::Ready));
+    let replayed = counter.run(redlock.once("k")).await;
+    assert_eq!(replayed, Ok(Outcome::Replayed(1)));
+    assert_eq!(counter.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_quorum_and_drain_are_lock_errors() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    (0..2).for_each(|node| nodes.set(node, Gate::Down));
+    let unavailable = counter.run(redlock.once("k")).await;
+    let is_unavailable = matches!(
+        unavailable,
+        Err(OnceError::Lock(LockError::Unavailable { .. }))
+    );
+    assert!(is_unavailable, "{unavailable:?}");
+    redlock.drain(SECOND).await;
+    let closed = counter.run(redlock.once("k")).await;
+    assert_eq!(closed, Err(OnceError::Lock(LockError::Closed)));
+    assert_eq!(counter.count(), 0);
+}
+
+/// Of a hundred calls at a time, on two services over the same nodes, one executes.
+#[tokio::test(start_paused = true)]
+async fn concurrent_calls_execute_the_work_once() {
+    let nodes = ScriptedNodes::new(5);
+    let (services, counter) = ([redlock(&nodes), redlock(&nodes)], Counter::default());
+    let calls = (0..100).map(|number: usize| {
+        let once = services[number % 2].once("k").wait(30 * SECOND);
+        let counter = counter.clone();
+        tokio::spawn(once.run(move |_| counter.work(SECOND / 10)))
+    });
+    let mut executed = 0;
+    for call in calls.collect::<Vec<_>>() {
+        let outcome = call.await.unwrap().unwrap();
+        executed += usize::from(!outcome.is_replayed());
+        assert_eq!(outcome.into_inner(), 1);
+    }
+    assert_eq!((executed, counter.count()), (1, 1));
+}
