@@ -90,13 +90,7 @@ impl fmt::Display for LockError {
                 reached,
                 needed,
                 nodes,
-            } => {
-                write!(
-                    f,
-                    "no quorum: {reached} nodes voted on the lock, {needed} are needed"
-                )?;
-                write_nodes(f, nodes)
-            }
+            } => write_no_quorum(f, *reached, "voted on the lock", *needed, "", nodes),
             Self::Expired { ttl, elapsed } => write!(
                 f,
                 "the nodes granted the lock after {elapsed:?}, too late for a ttl of {ttl:?}; use a longer ttl"
@@ -171,11 +165,8 @@ impl fmt::Display for ExtendError {
                 needed,
                 nodes,
             } => {
-                write!(
-                    f,
-                    "no quorum: {reached} nodes confirmed the extension, {needed} are needed; the lock ends when it would have"
-                )?;
-                write_nodes(f, nodes)
+                let then = "; the lock ends when it would have";
+                write_no_quorum(f, *reached, "confirmed the extension", *needed, then, nodes)
             }
             Self::TtlTooLong { asked, max } => write_too_long(f, *asked, *max),
             Self::TtlTooShort { asked } => write!(
@@ -214,11 +205,8 @@ impl fmt::Display for ReleaseError {
                 needed,
                 nodes,
             } => {
-                write!(
-                    f,
-                    "no quorum: {reached} nodes confirmed the release, {needed} are needed; it goes on in the background, and the key expires by its ttl"
-                )?;
-                write_nodes(f, nodes)
+                let then = "; it goes on in the background, and the key expires by its ttl";
+                write_no_quorum(f, *reached, "confirmed the release", *needed, then, nodes)
             }
         }
     }
@@ -226,7 +214,18 @@ impl fmt::Display for ReleaseError {
 
 impl std::error::Error for ReleaseError {}
 
-fn write_nodes(f: &mut fmt::Formatter<'_>, nodes: &[NodeFailure]) -> fmt::Result {
+fn write_no_quorum(
+    f: &mut fmt::Formatter<'_>,
+    reached: usize,
+    step: &str,
+    needed: usize,
+    then: &str,
+    nodes: &[NodeFailure],
+) -> fmt::Result {
+    write!(
+        f,
+        "no quorum: {reached} nodes {step}, {needed} are needed{then}"
+    )?;
     nodes.iter().try_for_each(|node| write!(f, "; {node}"))
 }
 

@@ -47,5 +47,6 @@ pub(crate) use lease::{
 };
 pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::Stage;
+pub(crate) use request::option_setters;
 pub(crate) use span::LockSpan;
 pub(crate) use time::{after, whole_millis};

@@ -38,28 +38,60 @@ pub struct LockOptions {
     pub(crate) label: Option<&'static str>,
 }
 
+/// The setters of a type with [`LockOptions`], which its `options_mut()` returns.
+macro_rules! option_setters {
+    ($type:ty, ttl: $ttl:literal, wait: $wait:literal, max_hold: $max_hold:literal) => {
+        impl $type {
+            /// Sets how long the lock lives on the nodes when nothing renews it.
+            #[doc = $ttl]
+            pub fn ttl(mut self, ttl: Duration) -> Self {
+                self.options_mut().ttl = Some(ttl);
+                self
+            }
+
+            /// Sets how long to wait while another caller holds the lock.
+            #[doc = $wait]
+            pub fn wait(mut self, wait: Duration) -> Self {
+                self.options_mut().wait = Some(wait);
+                self
+            }
+
+            /// Sets for how long the lock is renewed.
+            #[doc = $max_hold]
+            pub fn max_hold(mut self, max_hold: Duration) -> Self {
+                self.options_mut().max_hold = Some(max_hold);
+                self
+            }
+
+            /// Sets the kind of resource, for spans and metrics. They never show a key, so it must not be made
+            /// of one. Default: `unnamed`.
+            pub fn label(mut self, label: &'static str) -> Self {
+                self.options_mut().label = Some(label);
+                self
+            }
+        }
+    };
+}
+
+pub(crate) use option_setters;
+
+option_setters!(
+    LockOptions,
+    ttl: "Default: the builder's ttl.",
+    wait: "Default: zero.",
+    max_hold: "Default: the builder's, or else 60 s."
+);
+
+option_setters!(
+    LockRequest,
+    ttl: "Default: the builder's ttl.",
+    wait: "Default: the builder's for [`lock`](crate::Redlock::lock), zero for \
+[`try_lock`](crate::Redlock::try_lock).\n\nNodes that cannot be reached are not waited for beyond the node timeout.",
+    max_hold: "Default: the builder's."
+);
+
 impl LockOptions {
-    /// Sets how long the lock lives when nothing renews it. Default: the builder's ttl.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = Some(ttl);
-        self
-    }
-
-    /// Sets how long to wait while the lock is held by others. Default: zero.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = Some(wait);
-        self
-    }
-
-    /// Sets for how long the lock is renewed. Default: the builder's `max_hold`, or else 60 s.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.max_hold = Some(max_hold);
-        self
-    }
-
-    /// Sets the kind of resource, for spans and metrics, which never show a key. Default: `unnamed`.
-    pub fn label(mut self, label: &'static str) -> Self {
-        self.label = Some(label);
+    fn options_mut(&mut self) -> &mut Self {
         self
     }
 }
@@ -101,32 +133,8 @@ impl LockRequest {
         }
     }
 
-    /// Sets how long the lock lives on the nodes when nothing renews it. Default: the builder's.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options = self.options.ttl(ttl);
-        self
-    }
-
-    /// Sets how long to wait while the lock is held by others. Default: the builder's for
-    /// [`lock`](crate::Redlock::lock), zero for [`try_lock`](crate::Redlock::try_lock).
-    ///
-    /// Nodes that cannot be reached are not waited for beyond the node timeout.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.options = self.options.wait(wait);
-        self
-    }
-
-    /// Sets for how long the lock is renewed. Default: the builder's.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.options = self.options.max_hold(max_hold);
-        self
-    }
-
-    /// Sets the kind of resource, for spans and metrics, which never show a key; so it must not be made of
-    /// one. Default: `unnamed`.
-    pub fn label(mut self, label: &'static str) -> Self {
-        self.options = self.options.label(label);
-        self
+    fn options_mut(&mut self) -> &mut LockOptions {
+        &mut self.options
     }
 
     /// Sets all options.

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::lock::{
     Core, LeaseTask, LockError, LockOptions, LockSpan, Order, Permit, Redlock, Stage, Waited,
-    WaiterCap, WaiterSlots, after, whole_millis,
+    WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
@@ -85,40 +85,21 @@ impl Redlock {
     }
 }
 
+option_setters!(
+    ExecuteOnce,
+    ttl: "Default: the builder's ttl.",
+    wait: "Default: zero. A caller that waits for an execution of the same key gets its result.",
+    max_hold: "Default: without end; the builder's `max_hold` does not apply.\n\nAt this bound the work is stopped, \
+because two executions must not run at once, and the call gets \
+[`OnceError::Unknown`](crate::OnceError::Unknown). The key stays locked until its ttl."
+);
+
 impl ExecuteOnce {
     /// Sets what makes two calls with one key the same request: the payload, say, of which the SHA-256 digest is
     /// kept. Another call with the key gets [`OnceError::OtherRequest`](crate::OnceError::OtherRequest).
     /// Default: empty, all calls with one key are the same request.
     pub fn fingerprint(mut self, payload: impl AsRef<[u8]>) -> Self {
         self.fingerprint = Fingerprint::of_digest(sha256(payload.as_ref()));
-        self
-    }
-
-    /// Sets how long the key is locked when nothing renews it. Default: the builder's ttl.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options = self.options.ttl(ttl);
-        self
-    }
-
-    /// Sets how long to wait for an execution of the same key, to return its result. Default: zero,
-    /// [`LockError::Contended`] while it runs.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.options = self.options.wait(wait);
-        self
-    }
-
-    /// Sets how long the work may take. Default: no bound; the builder's `max_hold` does not apply.
-    ///
-    /// At the bound the work is stopped, because two executions must not run at once, and the call gets
-    /// [`OnceError::Unknown`](crate::OnceError::Unknown). The key stays locked until its ttl.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.options = self.options.max_hold(max_hold);
-        self
-    }
-
-    /// Sets the kind of work, for spans and metrics, which never show a key. Default: `unnamed`.
-    pub fn label(mut self, label: &'static str) -> Self {
-        self.options = self.options.label(label);
         self
     }
 
@@ -165,6 +146,10 @@ impl ExecuteOnce {
     pub(crate) async fn fetch(&self, head: &Record) -> Result<Record, LockError> {
         let fetches: Arc<Fetches> = self.core.extensions.get();
         fetches.fetch(&self.core.cluster, &self.key, head).await
+    }
+
+    fn options_mut(&mut self) -> &mut LockOptions {
+        &mut self.options
     }
 
     /// Asks whether the work may be executed.
