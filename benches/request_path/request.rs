@@ -1,0 +1,70 @@
+//! One uncontended request, in a function of its own, for `benches/request_path.sh` to observe.
+//!
+//! Everything runs on one thread, so what the lanes and the lease task do for the request is seen as well.
+
+use std::env;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::post;
+use http::{Request, StatusCode};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::sleep;
+use tower::ServiceExt;
+use tower_redlock::{Redlock, RedlockLayer, key};
+
+fn main() {
+    let urls: Vec<String> = env::args().skip(1).collect();
+    // `cargo bench` only wants to know that it runs.
+    if urls.is_empty() || urls.iter().any(|url| !url.starts_with("redis://")) {
+        return;
+    }
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime can be started");
+    let redlock = Redlock::builder()
+        .urls(urls)
+        // Everything takes far longer under observation.
+        .node_timeout(Duration::from_secs(5))
+        .connect_timeout(Duration::from_secs(5));
+    let app = runtime.block_on(async {
+        let redlock = redlock.build().expect("the settings are valid");
+        let layer = RedlockLayer::new(redlock, ("account", key::path("id")));
+        let route = post(async || "withdrawn").route_layer(layer);
+        Router::new().route("/accounts/{id}/withdraw", route)
+    });
+    let mut granted = 0;
+    // Servers that were started just now may not vote yet. Later requests find every connection open.
+    while granted < REQUESTS_BEFORE {
+        if runtime.block_on(exchange(app.clone())) == StatusCode::OK {
+            granted += 1;
+        } else {
+            runtime.block_on(async { sleep(Duration::from_secs(1)).await });
+        }
+    }
+    let status = observed_request(&runtime, app);
+    assert_eq!(status, StatusCode::OK);
+}
+
+/// What is observed begins and ends with this function. No other symbol has its name.
+#[inline(never)]
+fn observed_request(runtime: &Runtime, app: Router) -> StatusCode {
+    runtime.block_on(exchange(app))
+}
+
+async fn exchange(app: Router) -> StatusCode {
+    let request = Request::post("/accounts/7/withdraw").body(Body::empty());
+    let response = app.oneshot(request.expect("a valid request")).await;
+    let response = match response {
+        Ok(response) => response,
+        Err(never) => match never {},
+    };
+    let status = response.status();
+    let body = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+    body.expect("a body that is no stream");
+    // Long enough for the answers of the slower nodes, which the lease task waits for.
+    sleep(Duration::from_millis(300)).await;
+    status
+}
+
+const REQUESTS_BEFORE: usize = 5;
