@@ -1,4 +1,4 @@
-//! A payment that is booked once, whatever becomes of locks and records.
+//! A payment that is booked once, regardless of locks and records.
 //!
 //! Run with
 //!
@@ -6,7 +6,7 @@
 //! cargo run --example exactly_once_sql
 //! ```
 //!
-//! and, in another terminal, type what it prints:
+//! and type the printed commands in another terminal:
 //!
 //! ```not_rust
 //! curl -s -w '%{http_code}\n' -X POST 'http://127.0.0.1:3000/payments?amount=5&fail=true' -H 'idempotency-key: a1'
@@ -16,9 +16,9 @@
 //! {"balance":95,"executions":2,"payment":1}
 //! ```
 //!
-//! The first request is booked and then answered 503, as if its server had died before it could record
-//! its response. So the second is executed again, which no lock and no record can prevent; the database
-//! knows the key from the transaction in which it booked. A third is replayed.
+//! The first request is booked and then gets 503, as if its server had died before it recorded the
+//! response. The second request is therefore executed again, which no lock and no record can prevent; the
+//! database finds the key of the first transaction. A third request is replayed.
 //!
 //! With a file as `DATABASE`, and nodes and `LISTEN` as in `quickstart`, kill it and start it again.
 
@@ -72,7 +72,7 @@ async fn pay(
     }
 }
 
-/// The key and the effect in one transaction: both, or neither.
+/// Stores the key and the effect in one transaction: both, or neither.
 fn book(database: &mut Connection, key: &str, amount: i64) -> rusqlite::Result<Value> {
     let transaction = database.transaction()?;
     let (payment, executions): (i64, i64) =
@@ -96,7 +96,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         redlock = redlock.restart_guard(RestartGuard::Off);
     }
     let once = IdempotencyLayer::new(redlock.build()?, scope::public()).required(true);
-    // What makes it the same payment is the key alone, however it is to end.
+    // The key alone identifies the payment; the requested outcome does not.
     let once = once.fingerprint(|_, _| Vec::new());
     let app = Router::new()
         .route("/payments", post(pay))

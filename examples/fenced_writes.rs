@@ -1,4 +1,4 @@
-//! A database that refuses the writes of whoever lost the lock without noticing.
+//! A database that refuses writes from a holder that lost its lock without noticing.
 //!
 //! Run with
 //!
@@ -6,7 +6,7 @@
 //! cargo run --example fenced_writes
 //! ```
 //!
-//! and, in another terminal, type what it prints:
+//! and type the printed commands in another terminal:
 //!
 //! ```not_rust
 //! curl -s -w '\n' -X POST 'http://127.0.0.1:3000/accounts/alice/deposit?amount=5'
@@ -16,9 +16,9 @@
 //! {"balance":105,"code":"stale-token","fencing_token":1,"last_seen":1763659999000000}
 //! ```
 //!
-//! The second deposit has an older token than the first, as if its server had been paused before it
-//! wrote, for so long that its lock ran out and the first deposit was made under the next one. No
-//! lock can prevent that; the database refuses it with 409.
+//! The second deposit has an older token than the first, as if its server had been paused before its
+//! write until its lock had expired, and the first deposit had been made under the next lock. No lock
+//! can prevent this; the database refuses the deposit, with 409.
 //!
 //! `LISTEN` changes the address.
 
@@ -45,12 +45,12 @@ const SCHEMA: &str = "
     CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL);
     INSERT INTO account VALUES ('alice', 100, 0);";
 
-/// Changes no row if a newer holder of the lock has written. In PostgreSQL it is the same statement,
-/// with `$1` for `?1`.
+/// Changes no row if a newer holder of the lock has written. PostgreSQL takes the same statement, with
+/// `$1` for `?1`.
 ///
-/// `<=`, not `<`: one holder may write many times. One statement, so that no other write comes
-/// between the look at the fence and the update; whatever else belongs to the write goes into the
-/// same transaction, which is not committed if no row was changed.
+/// The comparison is `<=`, because one holder may write many times. One statement checks the fence and
+/// updates the row, so that no other write comes between. Further writes of the operation belong to the
+/// same transaction, which is rolled back if no row was changed.
 const DEPOSIT: &str = "
     UPDATE account SET balance = balance + ?1, fence = ?2 WHERE id = ?3 AND fence <= ?2
     RETURNING balance";
@@ -65,7 +65,7 @@ async fn deposit(
 ) -> Answer {
     let amount = query.get("amount").copied().unwrap_or(1);
     let granted = lock.fencing_token().map(i64::from);
-    // Only so that it can be tried: a token that a client may choose protects nothing.
+    // For the demonstration only: a token that the client chooses protects nothing.
     let token = query.get("token").copied().or(granted);
     let database = database.lock().unwrap_or_else(PoisonError::into_inner);
     let changed = database.query_row(DEPOSIT, params![amount, token, account], |row| row.get(0));
@@ -114,7 +114,7 @@ Listening on http://{address}. Try:
 
 Ctrl-C stops it."
     );
-    // The end of a response waits for the release of its lock; see the README.
+    // The last piece of a response waits for the release of its lock; see the README.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
     Ok(axum::serve(listener, app).await?)
 }

@@ -1,4 +1,4 @@
-//! A service that ends without leaving locks behind.
+//! A service that releases all its locks before it exits.
 //!
 //! Run with
 //!
@@ -6,16 +6,16 @@
 //! cargo run --example graceful_shutdown
 //! ```
 //!
-//! type what it prints in another terminal, and press Ctrl-C (or send SIGTERM) in the meantime:
+//! type the printed command in another terminal, and press Ctrl-C (or send SIGTERM) in the meantime:
 //!
 //! ```not_rust
 //! curl -s -X POST 'http://127.0.0.1:3000/jobs/7?ms=3000'
 //! done
 //! ```
 //!
-//! The job finishes, its caller gets its answer, and the process prints `drained: nothing left`.
-//! With a job that takes longer than the grace period (`GRACE_MS`, default 10000) it prints the
-//! job's key as still held: its lock is not released under it, and ends by its ttl.
+//! The job finishes, its caller gets a response, and the process prints `drained: nothing left`.
+//! If the job takes longer than the grace period (`GRACE_MS`, default 10000), the process reports the
+//! job's key as still held: drain never releases a held lock, which ends by its ttl.
 //!
 //! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones.
 
@@ -55,7 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let redlock = match env::var("REDLOCK_URLS") {
         Ok(urls) => Redlock::builder()
             .urls(urls.split(','))
-            // The last releases are worth waiting for.
+            // Wait for the last releases.
             .node_timeout(Duration::from_millis(300))
             .restart_guard(match env::var("REDLOCK_RESTART_GUARD").as_deref() {
                 Ok("off") => RestartGuard::Off,
@@ -67,7 +67,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;
-    // Before anybody is told that it runs: from here on a signal stops it gracefully.
+    // Before the address is printed: from here on a signal stops the server gracefully.
     let stop_signal = stop_signal()?;
     println!(
         "\
@@ -88,11 +88,11 @@ Ctrl-C stops it."
     let server = tokio::spawn(server.into_future());
     stop_signal.await;
 
-    // First no new connections, then no new locks; what has begun goes on.
+    // First refuse new connections, then new locks; running requests continue.
     stop.send_replace(());
     let drained = redlock.drain(grace).await;
     if drained.is_clean() {
-        // The last bytes of a response are sent after its lock is released.
+        // The server sends the last bytes of a response after the release of its lock.
         timeout(grace, server).await???;
         println!("drained: nothing left");
     } else {
@@ -102,7 +102,7 @@ Ctrl-C stops it."
     Ok(())
 }
 
-/// Ends at the first Ctrl-C or SIGTERM after the call, also at one before it is awaited.
+/// Resolves at the first Ctrl-C or SIGTERM after the call, also if it came before the first poll.
 #[cfg(unix)]
 fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -117,7 +117,7 @@ fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Ends at the first Ctrl-C after the call, also at one before it is awaited.
+/// Resolves at the first Ctrl-C after the call, also if it came before the first poll.
 #[cfg(windows)]
 fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     let mut ctrl_c = tokio::signal::windows::ctrl_c()?;

@@ -6,7 +6,7 @@
 //! cargo run --example hyper_server
 //! ```
 //!
-//! and, in another terminal, type what it prints:
+//! and type the printed commands in another terminal:
 //!
 //! ```not_rust
 //! curl -s -X POST 'http://127.0.0.1:3000/render?video=7' & sleep 0.5; curl -s -w '\n%{http_code}\n' -X POST 'http://127.0.0.1:3000/render?video=7'; wait
@@ -42,7 +42,7 @@ async fn render(request: Request<Incoming>) -> Result<Response<String>, Infallib
     let lock = request.extensions().get::<LockHandle>();
     let rendered = match lock.and_then(LockHandle::fencing_token) {
         Some(token) => format!("rendered under token {token}\n"),
-        // A GET, say, which the layer lets pass.
+        // For example a GET, which passes the layer without a lock.
         None => "rendered without a lock\n".to_owned(),
     };
     Ok(Response::new(rendered))
@@ -71,7 +71,7 @@ Ctrl-C stops it."
     );
     loop {
         let (stream, _) = listener.accept().await?;
-        // The end of a response waits for the release of its lock; see the README.
+        // The last piece of a response waits for the release of its lock; see the README.
         stream.set_nodelay(true)?;
         let service = service.clone();
         tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Payments that are made once per `Idempotency-Key`, and a client that sends each until it is answered.
+//! Payments that are made once per `Idempotency-Key`, and a client that retries until it gets a response.
 //!
 //! Run with
 //!
@@ -6,7 +6,7 @@
 //! cargo run --example idempotent_payments
 //! ```
 //!
-//! and, in another terminal, type what it prints:
+//! and type the printed commands in another terminal:
 //!
 //! ```not_rust
 //! curl -s -m 0.5 -X POST http://127.0.0.1:3000/payments -H 'idempotency-key: a1' -H 'x-user: alice' -d 5; sleep 2; curl -s -w '\n' -X POST http://127.0.0.1:3000/payments -H 'idempotency-key: a1' -H 'x-user: alice' -d 5
@@ -22,9 +22,9 @@
 //! {"type":"tag:tower-redlock,2026:key-missing","title":"Key missing or invalid","status":400,"detail":"the request lacks the key that it is to be served under","code":"key-missing"}
 //! ```
 //!
-//! The first client gives up after half a second, the payment takes one; its second attempt is
-//! answered with what was recorded. `LISTEN`, `REDLOCK_URLS` and `REDLOCK_RESTART_GUARD` are as in
-//! `quickstart`: started twice over the same Redis nodes, the two are one service.
+//! The first client gives up after half a second, while the payment takes one second; its second attempt
+//! gets the recorded response. `LISTEN`, `REDLOCK_URLS` and `REDLOCK_RESTART_GUARD` work as in
+//! `quickstart`: two processes on the same Redis nodes form one service.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -43,7 +43,7 @@ use tokio::net::TcpListener;
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, key};
 
 fn app(redlock: Redlock) -> Router {
-    // Whose key it is says the header here, and authentication in a real service.
+    // The header names the caller here; in a real service, authentication does.
     let once = IdempotencyLayer::new(redlock, key::header("x-user"))
         .required(true)
         .wait(Duration::from_secs(2))
@@ -69,7 +69,7 @@ async fn pay(
     Ok(format!("{user} has paid {amount}: payment {number}"))
 }
 
-/// Three embedded nodes, or the Redis servers that `REDLOCK_URLS` names.
+/// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
 fn redlock() -> Result<Redlock, Box<dyn Error>> {
     let Ok(urls) = env::var("REDLOCK_URLS") else {
         return Ok(Redlock::in_memory(3));

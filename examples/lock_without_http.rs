@@ -1,4 +1,4 @@
-//! A lock with no HTTP at all: hold it beside some work, and stop the work when it is lost.
+//! A lock without HTTP: hold it during some work, and stop the work when the lock is lost.
 //!
 //! Run with
 //!
@@ -9,12 +9,12 @@
 //! ```
 //!
 //! After `--` come KEY, HOLD_MS and WAIT_MS. It prints `acquired KEY token=N`, holds the lock for
-//! HOLD_MS (default 1000) and prints `released KEY`. Others hold it for longer than WAIT_MS
-//! (default 0): `contended KEY`, exit status 1. No majority of the nodes: `unavailable`, 2. Lost while
-//! held: `lost KEY`, 3.
+//! HOLD_MS (default 1000) and prints `released KEY`. If another client holds the lock for longer than
+//! WAIT_MS (default 0), it prints `contended KEY` and exits with status 1; without a majority of the
+//! nodes, `unavailable` and 2; if the lock is lost while held, `lost KEY` and 3.
 //!
 //! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones, which
-//! exclude nobody outside of the process. `REDLOCK_NAMESPACE` sets the namespace,
+//! exclude no other process. `REDLOCK_NAMESPACE` sets the namespace,
 //! `REDLOCK_RESTART_GUARD=off` turns the restart guard off.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use tower_redlock::{LockError, Redlock, RestartGuard};
 
-/// How long to wait at the end for nodes that are slow.
+/// How long to wait for slow nodes at the end.
 const GRACE: Duration = Duration::from_secs(1);
 
 #[tokio::main]
@@ -43,7 +43,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 
     let redlock = redlock()?;
     let status = hold_lock(&redlock, &key, hold, wait).await;
-    // A majority knows that the lock is free; the slowest node shall hear of it too.
+    // A majority has confirmed the release; wait for the slowest node, too.
     redlock.drain(GRACE).await;
     status
 }
@@ -74,10 +74,10 @@ async fn hold_lock(
 
     tokio::select! {
         () = work(hold) => {}
-        // The work is dropped at its next await: it must not go on without the lock.
+        // This drops the work at its next await: it must not continue without the lock.
         _ = guard.lost() => {
             println!("lost {key}");
-            // Where it is still there: on a minority of the nodes.
+            // A minority of the nodes may still hold the lock; release it there.
             drop(guard.release().await);
             return Ok(ExitCode::from(3));
         }

@@ -1,4 +1,4 @@
-//! A service that counts its locks, for Prometheus to scrape and Grafana to draw.
+//! A service that exports metrics of its locks to Prometheus and Grafana.
 //!
 //! Run with
 //!
@@ -6,7 +6,7 @@
 //! cargo run --example metrics
 //! ```
 //!
-//! and, in another terminal, type what it prints:
+//! and type the printed commands in another terminal:
 //!
 //! ```not_rust
 //! curl -s -X POST 'http://127.0.0.1:3000/accounts/alice/withdraw?hold_ms=20'
@@ -23,8 +23,8 @@
 //! {"status":"ready","quorum":true,"needed":2,"nodes":[{"node":"embedded-0","state":"up","latency_us":22},{"node":"embedded-1","state":"up","latency_us":24},{"node":"embedded-2","state":"up","latency_us":25}]}
 //! ```
 //!
-//! `grafana_dashboard.json`, to be imported into Grafana, draws all of `/metrics`. Some of it needs
-//! Redis nodes: `LISTEN`, `REDLOCK_URLS` and `REDLOCK_RESTART_GUARD` are as in `quickstart`.
+//! Import `grafana_dashboard.json` into Grafana to draw all of `/metrics`. Some metrics need Redis
+//! nodes: `LISTEN`, `REDLOCK_URLS` and `REDLOCK_RESTART_GUARD` work as in `quickstart`.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -45,7 +45,7 @@ use tower_redlock::{OnUnavailable, Redlock, RedlockLayer, RestartGuard, health_r
 fn app(redlock: Redlock, metrics: PrometheusHandle) -> Router {
     let account = RedlockLayer::new(redlock.clone(), ("account", key::path("id")))
         .wait(Duration::from_millis(100));
-    // The same report twice at once is a waste, and better than none.
+    // Two simultaneous reports are a waste, but better than none.
     let report = RedlockLayer::new(redlock.clone(), ("report", key::path("id")))
         .wait(Duration::from_secs(10))
         .on_unavailable(OnUnavailable::Proceed);
@@ -64,7 +64,7 @@ async fn work(Query(query): Query<HashMap<String, u64>>) -> &'static str {
     "done\n"
 }
 
-/// Without buckets there would be summaries, whose quantiles cannot be added up over servers.
+/// Sets buckets, because the default summaries have quantiles that cannot be aggregated over servers.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     let seconds = Matcher::Suffix("_seconds".into());
     PrometheusBuilder::new()
@@ -72,7 +72,7 @@ fn recorder() -> Result<PrometheusHandle, BuildError> {
         .install_recorder()
 }
 
-/// Three embedded nodes, or the Redis servers that `REDLOCK_URLS` names.
+/// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
 fn redlock() -> Result<Redlock, Box<dyn Error>> {
     let builder = Redlock::builder().ttl(Duration::from_secs(3));
     let Ok(urls) = env::var("REDLOCK_URLS") else {
@@ -87,7 +87,7 @@ fn redlock() -> Result<Redlock, Box<dyn Error>> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Before the locks, which tell it what their metrics are.
+    // Before the first lock, because locks describe their metrics to the recorder.
     let metrics = recorder()?;
     let app = app(redlock()?, metrics);
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
@@ -111,10 +111,10 @@ Listening on http://{address}. Try:
 
 Ctrl-C stops it."
     );
-    // The end of a response waits for the release of its lock; see the README.
+    // The last piece of a response waits for the release of its lock; see the README.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
     Ok(axum::serve(listener, app).await?)
 }
 
-/// In seconds, from the answer of a node near by to a slow request.
+/// In seconds, from the response of a nearby node to a slow request.
 const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];

@@ -6,15 +6,15 @@
 //! cargo run --example quickstart
 //! ```
 //!
-//! and try the curl lines that it prints. It needs nothing but Rust: three lock nodes live in the
-//! process. To lock over real Redis servers, start some and name them:
+//! and try the printed curl lines. The example needs only Rust: three lock nodes run in the process.
+//! To lock on Redis servers, start some and name them:
 //!
 //! ```not_rust
 //! REDLOCK_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002,redis://127.0.0.1:7003 \
 //!     cargo run --example quickstart
 //! ```
 //!
-//! Start it twice, the second with `LISTEN=127.0.0.1:3001`, and the two exclude each other.
+//! Start a second process with `LISTEN=127.0.0.1:3001`: the two exclude each other.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -41,7 +41,7 @@ use tower_redlock::{
     Redlock, RedlockLayer, RestartGuard, health_router, key,
 };
 
-/// How long requests may go on after Ctrl-C or SIGTERM.
+/// How long requests may continue after Ctrl-C or SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Balances by account. Every account starts with 100.
@@ -58,18 +58,18 @@ fn app(redlock: Redlock) -> Router {
         redlock: redlock.clone(),
         balances: Balances::default(),
     };
-    // Whose key is it? Behind authentication this would be what that has found.
+    // The scope of the keys. Behind authentication it would be the authenticated user.
     let caller = key::header("x-user").or("anonymous");
     let idempotency = IdempotencyLayer::new(redlock.clone(), caller);
     Router::new()
         .route("/accounts/{id}/withdraw", post(withdraw))
-        // Around the routes above: one lock per account, and different accounts go on side by side.
+        // Applies to the routes above: one lock per account; different accounts run in parallel.
         .route_layer(RedlockLayer::new(
             redlock.clone(),
             ("account", key::path("id")),
         ))
         .route("/accounts/{id}", get(balance))
-        // Locked by the handler's own signature.
+        // The handler's signature takes the lock.
         .route("/orders/{id}/ship", post(ship))
         .route("/payments", post(pay).layer(idempotency))
         .with_state(state)
@@ -84,7 +84,7 @@ struct Withdrawal {
 
 #[derive(Deserialize)]
 struct Hold {
-    /// How long to think between reading and writing, in milliseconds.
+    /// The delay between reading and writing, in milliseconds.
     #[serde(default = "two_hundred")]
     hold_ms: u64,
 }
@@ -103,7 +103,7 @@ fn two_hundred() -> u64 {
     200
 }
 
-/// Reads, thinks for a while, and writes: without the lock, two at once would lose one.
+/// Reads, waits, and writes: without the lock, one of two concurrent withdrawals would be lost.
 async fn withdraw(
     State(balances): State<Balances>,
     Path(account): Path<String>,
@@ -134,7 +134,7 @@ impl LockResource for OrderId {
     }
 }
 
-/// Is called only while it holds the lock of its order, which the response's last piece gives back.
+/// Runs under the lock of its order, which is released before the last piece of the response is sent.
 async fn ship(
     Locked(guard, Path(order)): Locked<Path<OrderId>>,
     Query(hold): Query<Hold>,
@@ -153,8 +153,8 @@ struct Payment {
     amount: u64,
 }
 
-/// Is called once per `Idempotency-Key` and caller; whoever sends it again gets the same answer, with
-/// the same payment's id.
+/// Runs once per `Idempotency-Key` and caller; a retry gets the same response, with the id of the same
+/// payment.
 async fn pay(
     State(balances): State<Balances>,
     Query(hold): Query<Hold>,
@@ -185,7 +185,7 @@ fn read(balances: &Balances, account: &str) -> u64 {
     all.get(account).copied().unwrap_or(100)
 }
 
-/// Three embedded nodes, or the Redis servers that `REDLOCK_URLS` names.
+/// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
 fn redlock() -> Result<(Redlock, String), Box<dyn Error>> {
     let Ok(urls) = env::var("REDLOCK_URLS") else {
         return Ok((Redlock::in_memory(3), "3 embedded nodes".into()));
@@ -208,13 +208,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(&listen).await.map_err(|error| {
         format!("cannot listen on {listen}: {error}; set LISTEN to another address")
     })?;
-    // The end of a response waits for the release of its lock; Nagle's algorithm would make it wait
-    // for the client's delayed acknowledgement as well.
+    // The last piece of a response waits for the release of its lock. Nagle's algorithm would also
+    // make it wait for the client's delayed acknowledgement.
     let address = listener.local_addr()?;
     let listener = listener.tap_io(|stream| {
         stream.set_nodelay(true).unwrap_or_default();
     });
-    // Before anybody is told that it runs: from here on a signal stops it gracefully.
+    // Before the address is printed: from here on a signal stops the server gracefully.
     let stop_signal = stop_signal()?;
     print_what_to_try(address, &nodes);
     print_quarantine(&redlock).await;
@@ -225,19 +225,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let server = tokio::spawn(server.into_future());
     stop_signal.await;
 
-    // First no new connections, then no new locks; what has begun goes on.
+    // First refuse new connections, then new locks; running requests continue.
     stop.send_replace(());
     let drained = redlock.drain(GRACE).await;
     let (released, held) = (drained.released, drained.held.len());
     println!("drained: {released} released, {held} still held");
     if drained.held.is_empty() {
-        // The last bytes of a response are sent after its lock is released.
+        // The server sends the last bytes of a response after the release of its lock.
         tokio::time::timeout(GRACE, server).await???;
     }
     Ok(())
 }
 
-/// Says why a fresh or restarted cluster refuses locks at first.
+/// Prints why a fresh or restarted cluster refuses locks at first.
 async fn print_quarantine(redlock: &Redlock) {
     let health = redlock.health().await;
     let left = health.nodes.iter().filter_map(|node| match node.state {
@@ -252,7 +252,7 @@ async fn print_quarantine(redlock: &Redlock) {
     }
 }
 
-/// Ends at the first Ctrl-C or SIGTERM after the call, also at one before it is awaited.
+/// Resolves at the first Ctrl-C or SIGTERM after the call, also if it came before the first poll.
 #[cfg(unix)]
 fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -267,7 +267,7 @@ fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Ends at the first Ctrl-C after the call, also at one before it is awaited.
+/// Resolves at the first Ctrl-C after the call, also if it came before the first poll.
 #[cfg(windows)]
 fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     let mut ctrl_c = tokio::signal::windows::ctrl_c()?;

@@ -1,4 +1,4 @@
-//! A proxy that locks for a service behind it, and hands the fencing token on.
+//! A proxy that locks for the service behind it and forwards the fencing token.
 //!
 //! Run with
 //!
@@ -6,7 +6,7 @@
 //! cargo run --example reverse_proxy
 //! ```
 //!
-//! and, in another terminal, type what it prints:
+//! and type the printed commands in another terminal:
 //!
 //! ```not_rust
 //! curl -s -X POST -H 'x-fencing-token: 1' http://127.0.0.1:3000/accounts/alice
@@ -23,10 +23,10 @@
 //! done
 //! ```
 //!
-//! A client does not choose the token: what it sends is replaced, and removed where nothing is locked.
-//! The third answer goes through line by line, and the account is locked until the last. A service
-//! should refuse a token lower than one that it has seen, as in `fenced_writes`. What else a proxy
-//! does (timeouts, `forwarded`, headers that are for one hop) is left out. `LISTEN` changes the address.
+//! A client does not choose the token: the proxy replaces the client's header, and removes it if it locks
+//! nothing. The third response streams line by line, and the account is locked until the last line. A
+//! service should refuse a token lower than one that it has seen, as in `fenced_writes`. The example omits
+//! other duties of a proxy (timeouts, `forwarded`, hop-by-hop headers). `LISTEN` changes the address.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -62,7 +62,7 @@ fn proxy(redlock: Redlock, upstream: SocketAddr) -> Router {
         .with_state((client, upstream))
 }
 
-/// Bodies go through piece by piece, in both directions.
+/// Streams bodies piece by piece, in both directions.
 async fn forward(
     State((client, upstream)): State<(Client<HttpConnector, Body>, SocketAddr)>,
     mut request: Request,
@@ -76,7 +76,7 @@ async fn forward(
     Ok(response.map(Body::new))
 }
 
-/// The service behind the proxy. It believes whoever reaches it, so nobody else may.
+/// The service behind the proxy. It trusts its callers, so only the proxy may reach it.
 async fn serve(Query(query): Query<HashMap<String, u64>>, headers: HeaderMap) -> Body {
     let begun = match headers.get(TOKEN).map(|token| token.to_str()) {
         Some(Ok(token)) => format!("begun with token {token}\n"),
@@ -98,7 +98,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&listen).await?;
     let address = listener.local_addr()?;
-    // The end of a response waits for the release of its lock; see the README.
+    // The last piece of a response waits for the release of its lock; see the README.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
     println!(
         "\

@@ -1,8 +1,8 @@
-//! How handlers that lock are tested: without Redis, without a server, and in no time.
+//! Tests of handlers that lock: without Redis, without a server, and without real delays.
 //!
-//! The tests are at the end of this file; `cargo run` serves what they test. They need the features
-//! `test-util` of tokio, for `start_paused`, and `util` of tower, for `oneshot`. On the paused clock
-//! time passes only when nothing else is left to do, and then at once: an hour of waiting takes none.
+//! The tests are at the end of this file; `cargo run` serves the tested router. They need the features
+//! `test-util` of tokio, for `start_paused`, and `util` of tower, for `oneshot`. A paused clock advances
+//! only when all tasks are idle, and then at once: an hour of waiting takes no time.
 //!
 //! ```not_rust
 //! cargo test --example testing_your_handlers
@@ -33,7 +33,7 @@ impl LockResource for OrderId {
     }
 }
 
-/// Everything but the nodes, so that a test can bring its own.
+/// Builds everything except the nodes, so that a test can use its own.
 fn app(redlock: Redlock) -> Router {
     let one_at_a_time = RedlockLayer::new(redlock.clone(), ("report", key::path("id")))
         .max_hold(Duration::from_secs(30))
@@ -83,7 +83,7 @@ mod tests {
     async fn an_order_that_somebody_else_works_on_is_not_shipped() {
         let redlock = Redlock::in_memory(3);
         let app = app(redlock.clone());
-        // Somebody else is the test itself. The literal notices when the key is changed.
+        // The test is the other client. The literal fails the test when the key is changed.
         let guard = redlock.try_lock(("order", "7")).await.unwrap();
         let ship = || post_to(&app, "/orders/7/ship");
         assert_eq!(ship().await.0, StatusCode::LOCKED);
@@ -96,7 +96,7 @@ mod tests {
         let redlock = Redlock::in_memory(3);
         let guard = redlock.try_lock(("order", "7")).await.unwrap();
         let response = ship(Locked(guard, Path(OrderId(7)))).await;
-        // It holds the lock until it is sent, or dropped.
+        // The response holds the lock until it is sent or dropped.
         assert!(redlock.try_lock(("order", "7")).await.is_err());
         drop(response);
         assert!(redlock.lock(("order", "7")).await.is_ok());

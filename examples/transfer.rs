@@ -6,7 +6,7 @@
 //! cargo run --example transfer
 //! ```
 //!
-//! and, in another terminal, type what it prints:
+//! and type the printed commands in another terminal:
 //!
 //! ```not_rust
 //! curl -s -w '\n' -X POST http://127.0.0.1:3000/transfers -H content-type:application/json -d '{"from":"alice","to":"bob","amount":5}'
@@ -16,7 +16,7 @@
 //! {"type":"tag:tower-redlock,2026:key-missing","title":"Key missing or invalid","status":400,"detail":"the request lacks the key that it is to be served under","code":"key-missing"}
 //! ```
 //!
-//! Both accounts are locked, or neither: two transfers between the same accounts in opposite
+//! The layer locks both accounts or neither: two transfers between the same accounts in opposite
 //! directions cannot wait for each other. `LISTEN` changes the address.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
@@ -44,7 +44,7 @@ fn app(redlock: Redlock) -> Router {
         "account",
         key::each(key::json_pointer("/from"), key::json_pointer("/to")),
     );
-    // The body is read first: its keys are needed, and a slow upload shall not hold the locks.
+    // The body is read first: it contains the keys, and a slow upload must not hold the locks.
     let locked = (
         BufferBodyLayer::new(4 * 1024),
         RedlockLayer::new(redlock, both_accounts).wait(Duration::from_secs(1)),
@@ -61,7 +61,7 @@ struct Transfer {
     amount: u64,
 }
 
-/// Reads both balances, thinks, and writes both: without the locks, some money would be lost.
+/// Reads both balances, waits, and writes both: without the locks, some money would be lost.
 async fn transfer(
     State(balances): State<Balances>,
     Json(transfer): Json<Transfer>,
@@ -75,7 +75,7 @@ async fn transfer(
         .checked_sub(transfer.amount)
         .ok_or(StatusCode::CONFLICT)?;
     let changed = if transfer.from == transfer.to {
-        // What is taken from it and what is given to it would be two sums; only one can be written.
+        // The withdrawal and the deposit would yield two balances; only one can be written.
         BTreeMap::from([(transfer.from, to)])
     } else {
         BTreeMap::from([(transfer.from, from), (transfer.to, to + transfer.amount)])
@@ -95,7 +95,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&listen).await?;
     let address = listener.local_addr()?;
-    // The end of a response waits for the release of its lock; see the README.
+    // The last piece of a response waits for the release of its lock; see the README.
     let listener = listener.tap_io(|stream| {
         stream.set_nodelay(true).unwrap_or_default();
     });

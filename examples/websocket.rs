@@ -1,4 +1,4 @@
-//! A document that one person edits at a time: a lock as long as a WebSocket.
+//! A document with one editor at a time: a lock held for the life of a WebSocket.
 //!
 //! Run with
 //!
@@ -6,7 +6,7 @@
 //! cargo run --example websocket
 //! ```
 //!
-//! and, in another terminal, type what it prints:
+//! and type the printed commands in another terminal:
 //!
 //! ```not_rust
 //! curl -s -o /dev/null -w 'first: %{http_code}\n' -m 2 -H 'connection: upgrade' -H 'upgrade: websocket' -H 'sec-websocket-version: 13' -H 'sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==' http://127.0.0.1:3000/documents/7/edit & sleep 0.5; curl -s -m 2 -w '\nsecond: %{http_code}\n' -H 'connection: upgrade' -H 'upgrade: websocket' -H 'sec-websocket-version: 13' -H 'sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==' http://127.0.0.1:3000/documents/7/edit; wait
@@ -15,9 +15,9 @@
 //! first: 101
 //! ```
 //!
-//! All that curl does is to keep the socket open for two seconds. A WebSocket client gets the document;
-//! each text that it sends replaces it, and is answered `saved`. When the lock is lost, after half an
-//! hour or `MAX_HOLD_MS`, the socket is closed with 1013 and the reason. `LISTEN` changes the address.
+//! curl only keeps the socket open for two seconds. A WebSocket client gets the document; each text that
+//! it sends replaces the document, and the server replies `saved`. When the lock is lost, after half an
+//! hour or `MAX_HOLD_MS`, the server closes the socket with 1013 and the reason. `LISTEN` changes the address.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -41,8 +41,8 @@ type Documents = Arc<Mutex<HashMap<String, Utf8Bytes>>>;
 
 fn app(redlock: Redlock, max_hold: Duration) -> Result<Router, BuildError> {
     let one_editor = RedlockLayer::new(redlock, ("document", key::path("id")))
-        .methods([Method::GET]) // what asks for the upgrade; not locked unless named
-        .max_hold(max_hold) // the default of 60 s is meant for requests
+        .methods([Method::GET]) // the method of the upgrade; not locked by default
+        .max_hold(max_hold) // the default of 60 s suits requests
         .ttl(Duration::from_secs(2))?; // how long a document stays locked after a crash
     Ok(Router::new()
         .route("/documents/{id}/edit", get(edit).layer(one_editor))
@@ -55,7 +55,7 @@ async fn edit(
     Path(id): Path<String>,
     State(documents): State<Documents>,
 ) -> Response {
-    // Not in the closure: it runs when the response, and with it the layer's share, is gone.
+    // Not in the closure, which runs after the response, and with it the layer's share, is dropped.
     let guard = lock.upgrade().expect("the layer holds it until we respond");
     upgrade.on_upgrade(move |socket| serve(socket, guard, documents, id))
 }
@@ -84,16 +84,16 @@ async fn serve(mut socket: WebSocket, guard: LockGuard, documents: Documents, id
             code: close_code::AGAIN,
             reason: reason.to_string().into(),
         }),
-        _ = edits => None, // also with an error: the client went away
+        _ = edits => None, // also after an error: the client disconnected
     };
-    // First: whoever sees the socket closed can open it again.
+    // Before the close: a client that sees the closed socket can open it again.
     drop(guard.release().await);
     let close = async {
         drop(socket.send(Message::Close(goodbye)).await);
-        // Until the client has closed too; whatever else comes is no edit any more.
+        // Until the client has closed, too; later messages are no edits.
         while let Some(Ok(_)) = socket.recv().await {}
     };
-    // Not for ever: the client may have stopped reading.
+    // Bounded: the client may have stopped reading.
     drop(tokio::time::timeout(Duration::from_secs(1), close).await);
 }
 

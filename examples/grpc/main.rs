@@ -15,7 +15,7 @@
 //! alice: balance 90
 //! ```
 //!
-//! `google.rpc.RetryInfo` tells the second client how long to wait. A call without an account, by curl:
+//! `google.rpc.RetryInfo` gives the second client a delay. A call without an account, by curl:
 //!
 //! ```not_rust
 //! printf '\0\0\0\0\0' | curl -si --http2-prior-knowledge -H content-type:application/grpc -H te:trailers --data-binary @- http://127.0.0.1:3000/bank.Bank/Withdraw | grep grpc-
@@ -23,7 +23,7 @@
 //! grpc-message: key-missing
 //! ```
 //!
-//! `LISTEN` changes the address. `bank.rs` is what tonic-prost-build makes of `bank.proto`.
+//! `LISTEN` changes the address. tonic-prost-build generates `bank.rs` from `bank.proto`.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -51,7 +51,7 @@ struct Balances(Mutex<HashMap<MetadataValue<Ascii>, u64>>);
 
 #[tonic::async_trait]
 impl Bank for Balances {
-    /// Reads, thinks, and writes: without the lock, some withdrawals would be lost.
+    /// Reads, waits, and writes: without the lock, some withdrawals would be lost.
     async fn withdraw(&self, call: Request<WithdrawRequest>) -> Result<Response<Balance>, Status> {
         let lock = call.extensions().get::<LockHandle>();
         let fencing_token = lock.and_then(LockHandle::fencing_token);
@@ -75,7 +75,7 @@ async fn serve(listen: &str) -> Result<(), Box<dyn Error>> {
     let address = listener.local_addr()?;
     println!("Listening on http://{address}\nCtrl-C stops it.");
     let account = ("account", key::header("account"));
-    // What a refused client is told to wait for is at most the ttl.
+    // The retry delay of a refused client is at most the ttl.
     let layer = RedlockLayer::new(Redlock::in_memory(3), account).ttl(Duration::from_secs(2))?;
     Ok(Server::builder()
         .layer(layer)
