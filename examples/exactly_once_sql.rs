@@ -109,7 +109,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "\
 Listening. Try:
 
-  # booked, and answered 503 as if the server had died; so the retry is executed, and books nothing
+  # booked, then 503 as if the server had died: the retry is executed and books nothing
   curl -s -w '%{{http_code}}\\n' -X POST '{url}?amount=5&fail=true' -H 'idempotency-key: a1'
   curl -s -w '\\n' -X POST '{url}?amount=5' -H 'idempotency-key: a1'
 

@@ -109,7 +109,7 @@ Listening on http://{address}. Try:
   # a deposit, under the lock of its account
   curl -s -w '\\n' -X POST 'http://{address}/accounts/alice/deposit?amount=5'
 
-  # one by a server that was paused and has an older token: refused, nothing is written
+  # a deposit with an older token, as from a paused server: refused, nothing is written
   curl -s -w '\\n' -X POST 'http://{address}/accounts/alice/deposit?amount=5&token=1'
 
 Ctrl-C stops it."

@@ -64,7 +64,7 @@ Listening on http://{address}. Try:
   # two at once: the second is refused
   curl -s -X POST 'http://{address}/render?video=7' & sleep 0.5; curl -s -w '\\n%{{http_code}}\\n' -X POST 'http://{address}/render?video=7'; wait
 
-  # one that does not say which video
+  # a request that names no video
   curl -s -w '\\n%{{http_code}}\\n' -X POST http://{address}/render
 
 Ctrl-C stops it."

@@ -95,10 +95,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "\
 Listening. Try:
 
-  # a client that gives up before it is answered, and asks again: paid once
+  # a client that times out and retries: paid once
   curl -s -m 0.5 -X POST {url} {key} {alice} -d 5; sleep 2; curl -s -w '\\n' -X POST {url} {key} {alice} -d 5
 
-  # the same key for another payment, and from somebody else
+  # the same key for another payment, and from another caller
   curl -s -w '\\n' -X POST {url} {key} {alice} -d 6
   curl -s -w '\\n' -X POST {url} {key} {bob} -d 6
 

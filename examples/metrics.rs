@@ -103,10 +103,10 @@ Listening on http://{address}. Try:
   # two at once: the second waits for 100 ms and is refused
   curl -s -o /dev/null -X POST 'http://{address}/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -w '\\n' -X POST http://{address}/accounts/bob/withdraw; wait
 
-  # what was counted
+  # the metrics
   curl -s http://{address}/metrics | grep ^redlock_acquire_total | sort
 
-  # are the lock nodes there?
+  # the health of the nodes
   curl -s -w '\\n' http://{address}/healthz
 
 Ctrl-C stops it."

@@ -288,13 +288,13 @@ Listening on http://{address}, locking over {nodes}. Try:
   # an order is shipped under its own lock
   curl -i -X POST http://{address}/orders/7/ship
 
-  # a payment: the same key again is answered with the same payment, and pays once
+  # a payment: a retry with the same key gets the same response, and pays once
   curl -i -X POST http://{address}/payments -H 'idempotency-key: a1' -H content-type:application/json -d '{{\"account\":\"dave\",\"amount\":5}}'
 
   # the balance, not locked
   curl -s http://{address}/accounts/alice
 
-  # are the lock nodes there?
+  # the health of the nodes
   curl -s http://{address}/healthz
 
 Ctrl-C stops it gracefully."

@@ -104,13 +104,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "\
 Listening on http://{address}. Try:
 
-  # a token that the client chose is replaced
+  # the proxy replaces a token that the client chose
   curl -s -X POST -H '{TOKEN}: 1' http://{address}/accounts/alice
 
-  # and removed from a request that is not locked
+  # and removes it from a request without a lock
   curl -s -H '{TOKEN}: 1' http://{address}/accounts/alice
 
-  # two at once: the second is refused while the first is being answered
+  # two at once: the second is refused until the first response is sent
   curl -sN -X POST 'http://{address}/accounts/bob?ms=2000' & sleep 0.5; curl -s -w '\\n' -X POST http://{address}/accounts/bob; wait
 
 Ctrl-C stops it."

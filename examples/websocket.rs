@@ -111,7 +111,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "\
 Listening on http://{address}. Try:
 
-  # two editors at once: the second is refused, as long as the first is there
+  # two editors at once: the second is refused until the first disconnects
   curl -s -o /dev/null -w 'first: %{{http_code}}\\n' -m 2 {upgrade} http://{address}/documents/7/edit & sleep 0.5; curl -s -m 2 -w '\\nsecond: %{{http_code}}\\n' {upgrade} http://{address}/documents/7/edit; wait
 
 Ctrl-C stops it."
