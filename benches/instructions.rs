@@ -1,4 +1,4 @@
-//! Locks on embedded nodes, as many as told, for `benches/instructions.sh` to count instructions.
+//! Takes a given number of locks on embedded nodes, for `benches/instructions.sh` to count instructions.
 
 use std::env;
 
@@ -8,21 +8,21 @@ use tower_redlock::Redlock;
 fn main() {
     let args: Vec<String> = env::args().collect();
     let [_, fencing, locks, ..] = args.as_slice() else {
-        // `cargo test --benches` only wants to know that it runs.
+        // `cargo test --benches` only starts it.
         return;
     };
     let Ok(locks) = locks.parse::<u32>() else {
         return;
     };
     let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime can be started");
+    let runtime = runtime.expect("the runtime starts");
     runtime.block_on(async {
         let builder = Redlock::builder().embedded(NODES);
         let redlock = builder.fencing(fencing == "on").build();
-        let redlock = redlock.expect("the settings make sense");
+        let redlock = redlock.expect("the settings are valid");
         for _ in 0..locks {
             let guard = redlock.try_lock("instructions").await;
-            let released = guard.expect("nobody else wants it").release().await;
+            let released = guard.expect("the lock is free").release().await;
             released.expect("embedded nodes always answer");
         }
     });

@@ -4,15 +4,12 @@
 //! cargo bench --bench lock
 //! ```
 //!
-//! starts the servers itself. After criterion's groups it prints medians and ratios side by side, out
-//! of rounds in which the contenders run one after the other, in an order that changes: a machine
-//! that gets slower or busier meets all of them alike. `REDLOCK_BENCH_ROUNDS` sets their number
-//! (default 7).
+//! starts the servers itself. After criterion's groups it prints a table of medians and ratios. The
+//! contenders run one after the other in rounds, in an order that changes from round to round, so that
+//! a machine that becomes slower affects all of them alike. `REDLOCK_BENCH_ROUNDS` sets the number of
+//! rounds (default 7).
 
-#![allow(
-    clippy::print_stdout,
-    reason = "a benchmark is there to print its figures"
-)]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use std::env;
 use std::sync::Arc;
@@ -33,15 +30,15 @@ use support::Cluster;
 const NODES: usize = 5;
 const CONCURRENCIES: [usize; 2] = [1, 64];
 
-/// How many locks each of the tasks takes in a round of the table.
+/// The locks that each task takes in a round of the table.
 const OPS: [usize; 2] = [400, 50];
 
 const TTL: Duration = Duration::from_secs(10);
 
-/// Long, so that a busy machine makes slow locks and not failed ones.
+/// Long, so that locks on a busy machine are slow instead of failing.
 const NODE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Who is measured.
+/// The measured implementations.
 #[derive(Clone)]
 enum Contender {
     Ours(Redlock),
@@ -52,12 +49,12 @@ impl Contender {
     async fn acquire_and_release(&self, key: &str) {
         match self {
             Self::Ours(redlock) => {
-                let guard = redlock.try_lock(key).await.expect("nobody else wants it");
-                guard.release().await.expect("all nodes are there");
+                let guard = redlock.try_lock(key).await.expect("the lock is free");
+                guard.release().await.expect("all nodes answer");
             }
             Self::Rslock(manager) => {
                 let lock = manager.lock(key.as_bytes(), TTL).await;
-                manager.unlock(&lock.expect("nobody else wants it")).await;
+                manager.unlock(&lock.expect("the lock is free")).await;
             }
         }
     }
@@ -71,13 +68,13 @@ struct Bench {
 
 impl Bench {
     fn start() -> Self {
-        let runtime = Runtime::new().expect("a runtime can be started");
+        let runtime = Runtime::new().expect("the runtime starts");
         let cluster = Cluster::start(NODES);
         let ours = |fencing| {
             let builder = Redlock::builder().urls(cluster.urls()).fencing(fencing);
             let builder = builder.ttl(TTL).node_timeout(NODE_TIMEOUT);
             let built = builder.restart_guard(RestartGuard::Off).build();
-            Contender::Ours(built.expect("the settings make sense"))
+            Contender::Ours(built.expect("the settings are valid"))
         };
         let contenders = [
             ("tower-redlock, fencing", ours(true)),
@@ -93,14 +90,14 @@ impl Bench {
             _cluster: cluster,
         };
         for (_, contender) in &bench.contenders {
-            // Connections are opened, scripts loaded and code paths warm before anything is timed.
+            // Before the measurement, open connections, load scripts and warm the code paths.
             bench.measure(contender, 64, 20);
         }
         bench
     }
 
-    /// Lets so many tasks take so many locks each, each task its own key; returns the time of one
-    /// lock, from asking to released, by task and turn, and the time that all took together.
+    /// Runs `concurrency` tasks that take `ops` locks each, on a key per task; returns the time of each lock,
+    /// from the request to the confirmed release, and the total time.
     fn measure(
         &self,
         contender: &Contender,
@@ -139,7 +136,7 @@ impl Bench {
             for (name, contender) in &self.contenders {
                 group.bench_function(*name, |bencher| {
                     bencher.iter_custom(|iterations| {
-                        let ops = usize::try_from(iterations).expect("they are few");
+                        let ops = usize::try_from(iterations).expect("few iterations");
                         self.measure(contender, concurrency, ops).1
                     });
                 });
@@ -148,7 +145,7 @@ impl Bench {
         }
     }
 
-    /// Prints the medians over all rounds, and how many times faster than `rslock` that is.
+    /// Prints the medians over all rounds, and the ratio to `rslock`.
     fn table(&self, rounds: usize) {
         println!("\nmedians of {rounds} interleaved rounds on {NODES} nodes, against rslock");
         println!(
@@ -197,14 +194,14 @@ fn median<T: Ord + Copy>(mut values: Vec<T>) -> T {
     values[values.len() / 2]
 }
 
-/// Two decimals of a quotient.
+/// Returns a quotient with two decimals.
 fn ratio(of: u128, by: u128) -> String {
     let hundredths = of * 100 / by.max(1);
     format!("x{}.{:02}", hundredths / 100, hundredths % 100)
 }
 
 fn main() {
-    // `cargo test --benches` only wants to know that it runs.
+    // `cargo test --benches` only starts it.
     let is_bench = env::args().any(|arg| arg == "--bench");
     let rounds = env::var("REDLOCK_BENCH_ROUNDS").ok();
     let rounds = rounds.and_then(|rounds| rounds.parse().ok()).unwrap_or(7);

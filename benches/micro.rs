@@ -66,7 +66,7 @@ fn locks(criterion: &mut Criterion) {
     criterion.bench_function("lock and release on embedded nodes", |bencher| {
         bencher.to_async(&runtime).iter(|| async {
             let guard = redlock.try_lock("bench").await;
-            guard.expect("nobody else wants it").release().await
+            guard.expect("the lock is free").release().await
         });
     });
 }
@@ -108,10 +108,10 @@ where
     assert!(!body.to_bytes().is_empty());
 }
 
-/// One thread, so that what is measured is work and not hand-overs.
+/// One thread, so that the measurement contains no hand-overs between threads.
 fn runtime() -> Runtime {
     let runtime = Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime can be started")
+    runtime.expect("the runtime starts")
 }
 
 const NODES: usize = 5;

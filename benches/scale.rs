@@ -1,16 +1,13 @@
-//! What a lock that is held and a call that waits cost in memory, and what a lock costs in time beside many.
+//! The memory of a held lock and of a waiter, and the time of a lock beside many others.
 //!
 //! ```not_rust
 //! cargo bench --bench scale
 //! ```
 //!
-//! runs on embedded nodes: what is measured is this process, not the servers. Times are compared inside one
-//! run, each the best of several.
+//! runs on embedded nodes, so that it measures this process and no servers. Each time is the best of several;
+//! times are compared within one run.
 
-#![allow(
-    clippy::print_stdout,
-    reason = "a benchmark is there to print its figures"
-)]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use std::env;
 use std::fs;
@@ -25,19 +22,21 @@ use tower_redlock::{LockGuard, Redlock};
 
 fn main() {
     let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime can be started");
+    let runtime = runtime.expect("the runtime starts");
     runtime.block_on(async {
         match env::args().nth(1).as_deref() {
             Some("held") => {
                 let bytes = held().await;
-                println!("a held lock: {bytes} bytes, with its keys on {NODES} embedded nodes");
+                println!(
+                    "a held lock: {bytes} bytes, including its keys on {NODES} embedded nodes"
+                );
             }
             Some("waiting") => {
                 let bytes = waiting().await;
-                println!("a call that waits, of {MANY} on {KEYS} keys: {bytes} bytes");
+                println!("a waiter, one of {MANY} on {KEYS} keys: {bytes} bytes");
             }
             _ => {
-                // Each in a process of its own, which has no memory left over from another.
+                // In a process of its own, without memory of an earlier measurement.
                 for what in ["held", "waiting"] {
                     in_a_process_of_its_own(what);
                 }
@@ -49,9 +48,9 @@ fn main() {
 }
 
 fn in_a_process_of_its_own(what: &str) {
-    let program = env::current_exe().expect("this program is there");
+    let program = env::current_exe().expect("the path of this program");
     let ended = Command::new(program).arg(what).status();
-    assert!(ended.expect("it can be started").success());
+    assert!(ended.expect("the program starts").success());
 }
 
 async fn held() -> u64 {
@@ -81,11 +80,13 @@ async fn waiting() -> u64 {
     let began = Instant::now();
     drop(guards);
     while let Some(granted) = waiting.join_next().await {
-        let granted = granted.expect("no task panics").expect("its turn comes");
+        let granted = granted
+            .expect("no task panics")
+            .expect("the queue moves on");
         drop(granted);
     }
     let each = began.elapsed() / u32::try_from(MANY).unwrap_or(u32::MAX);
-    println!("their turns come one after the other: {each:?} each");
+    println!("the queue serves them one after the other: {each:?} each");
     per_waiter
 }
 
@@ -114,7 +115,7 @@ async fn over_nodes() {
     }
 }
 
-/// Returns how long a lock takes from the question to the confirmed release.
+/// Returns the time of a lock from the request to the confirmed release.
 async fn cycle(redlock: &Redlock) -> Duration {
     const LOCKS: u32 = 2_000;
     let mut best = Duration::MAX;
@@ -122,7 +123,7 @@ async fn cycle(redlock: &Redlock) -> Duration {
         let began = Instant::now();
         for _ in 0..LOCKS {
             let guard = redlock.try_lock("measured").await;
-            let released = guard.expect("nobody else wants it").release().await;
+            let released = guard.expect("the lock is free").release().await;
             released.expect("embedded nodes always answer");
         }
         best = best.min(began.elapsed() / LOCKS);
@@ -137,9 +138,9 @@ async fn hold(redlock: &Redlock, count: u64) -> Vec<LockGuard> {
 async fn hold_from(redlock: &Redlock, first: u64, count: u64) -> Vec<LockGuard> {
     let mut guards = Vec::new();
     for number in first..first + count {
-        // It may have been held before, and not be released everywhere yet.
+        // A minority of the nodes may not have released an earlier lock yet.
         let guard = redlock.lock(name(number)).wait(LONG).await;
-        guards.push(guard.expect("nobody keeps it"));
+        guards.push(guard.expect("the lock is free"));
     }
     guards
 }
@@ -150,25 +151,25 @@ async fn settle(redlock: &Redlock) {
 }
 
 fn service(nodes: usize) -> Redlock {
-    // Nothing is renewed while it is measured.
+    // No renewal falls into the measurement.
     let builder = Redlock::builder().embedded(nodes).ttl(LONG);
-    builder.build().expect("the settings make sense")
+    builder.build().expect("the settings are valid")
 }
 
 fn name(number: u64) -> String {
     format!("account {number}")
 }
 
-/// Returns how many bytes of memory this process has.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("this runs on Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.expect("the kernel says so") * 1_024
+    kib.expect("the kernel reports it") * 1_024
 }
 
 const NODES: usize = 5;
 const MANY: u64 = 100_000;
 const KEYS: u64 = 1_000;
-/// Longer than this takes.
+/// Longer than the benchmark runs.
 const LONG: Duration = Duration::from_secs(600);

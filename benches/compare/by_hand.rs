@@ -1,12 +1,12 @@
-//! The lock as a good engineer would write it with redis-rs on an afternoon.
+//! The lock as an engineer would write it by hand with redis-rs.
 //!
-//! One multiplexed connection per node, the same commands as this crate sends, a decision at the first
-//! majority; what is still out is awaited by a task of its own, because redis-rs does not send a command
-//! whose caller has gone away.
+//! It has one multiplexed connection per node, sends the same commands as this crate, and decides at the
+//! first majority. A task of its own awaits the remaining answers, because redis-rs does not send a command
+//! whose caller has dropped its future.
 
 #![allow(
     clippy::disallowed_types,
-    reason = "proposals are of the wall clock, as this crate's are"
+    reason = "proposals come from the wall clock, as in this crate"
 )]
 
 use std::sync::Arc;
@@ -29,15 +29,15 @@ pub(crate) struct ByHand {
     acquire: Arc<str>,
     release: Arc<str>,
     fencing: bool,
-    /// One for all keys: whoever queues here wants the same one.
+    /// One mutex for all keys: the waiters of a benchmark share one key.
     queue: Arc<Mutex<()>>,
 }
 
-/// A lock that it holds.
+/// A held lock.
 pub(crate) struct Claim {
     name: String,
     owner: String,
-    /// Passed on after the release.
+    /// The guard of the local mutex, dropped after the release.
     _turn: Option<OwnedMutexGuard<()>>,
 }
 
@@ -67,7 +67,7 @@ impl ByHand {
         }
     }
 
-    /// Asks once it is first in this process, and again until nobody else has the key.
+    /// Waits for the local mutex, then tries until the key is free.
     pub(crate) async fn acquire_in_turn(&self, key: &str, patience: Duration) -> Option<Claim> {
         let deadline = Instant::now() + patience;
         let turn = Arc::clone(&self.queue).lock_owned().await;
@@ -81,7 +81,7 @@ impl ByHand {
         None
     }
 
-    /// Asks every node once, and gives back what a minority granted.
+    /// Tries every node once, and releases the key if only a minority granted it.
     pub(crate) async fn acquire(&self, key: &str) -> Option<Claim> {
         let claim = Claim {
             name: format!("by-hand:{{{key}}}"),
@@ -111,10 +111,10 @@ impl ByHand {
             .arg(&claim.name)
             .arg(&claim.owner);
         if self.fencing {
-            // To those who listen, as this crate asks for.
+            // Publishes the release to subscribers, as this crate does.
             eval.arg(1);
         }
-        // How many keys were deleted, or how many processes told.
+        // The number of deleted keys, or of notified processes.
         let ours = |answer| match answer {
             Value::Int(number) if number >= 0 => Some(1),
             _ => None,
@@ -135,7 +135,7 @@ impl ByHand {
         self.ask(eval, number).await
     }
 
-    /// Sends a command to all nodes; true as soon as a majority answered the same number.
+    /// Sends a command to all nodes; returns true as soon as a majority answered the same number.
     async fn ask(&self, command: Cmd, number: impl Fn(Value) -> Option<u64>) -> bool {
         let command = Arc::new(command);
         let mut answers: FuturesUnordered<_> = self
@@ -167,7 +167,7 @@ impl ByHand {
     }
 }
 
-/// The wall clock in microseconds, and never the same twice.
+/// Returns the wall clock in microseconds; each call returns a new value.
 fn next_proposal() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let now = micros_since_epoch();
@@ -176,7 +176,7 @@ fn next_proposal() -> u64 {
     now.max(last.unwrap_or_default() + 1)
 }
 
-/// The wall clock, which the processes of one machine share.
+/// Returns the wall clock, which the processes of one machine share.
 pub(crate) fn micros_since_epoch() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     u64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(u64::MAX)
@@ -186,7 +186,7 @@ fn millis() -> u64 {
     u64::try_from(TTL.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// As in the description of Redlock.
+/// The script of the Redlock specification.
 const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) \
     else return 0 end";
 const ACQUIRE_FENCED: &str = include_str!("../../src/node/redis/scripts/acquire.lua");
@@ -195,5 +195,5 @@ const RELEASE_FENCED: &str = concat!(
     include_str!("../../src/node/redis/scripts/release.lua")
 );
 
-/// What `Redlock::builder` has by default.
+/// The default of `Redlock::builder`.
 const RETENTION_MS: u64 = 3_600_000;

@@ -1,4 +1,4 @@
-//! The README's chart: locks per second, relative to the loop written by hand.
+//! The README's chart: locks per second, relative to the hand-written loop.
 
 use std::error::Error;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::figures::{Metric, Samples, Spread};
 use crate::participants::Who;
 use crate::uncontended::{NODES, at_once};
 
-/// Draws what was measured of W1 and W2 as an SVG.
+/// Draws the figures of W1 and W2 as an SVG.
 pub(crate) fn draw(path: &Path, samples: &Samples) -> Result<(), Box<dyn Error>> {
     let bars = bars(samples);
     let highest = bars.iter().map(|bar| bar.ratio).fold(1.0, f64::max);
@@ -99,10 +99,10 @@ fn bars(samples: &Samples) -> Vec<Bar> {
 const SIZE: (u32, u32) = (900, 420);
 const CONCURRENCIES: [usize; 4] = [1, 16, 64, 256];
 
-/// As many as there are participants, and one between the groups.
+/// One per participant, and one between the groups.
 const COLUMNS: usize = 6;
 
-/// Those that do the same side by side.
+/// Participants that send the same commands are side by side.
 const COLORS: [(Who, RGBColor); 5] = [
     (Who::Ours, RGBColor(37, 99, 235)),
     (Who::ByHand, RGBColor(148, 163, 184)),

@@ -1,4 +1,4 @@
-//! What this program does when it has started itself, to be one of several processes.
+//! The child processes of this program.
 
 use std::env;
 use std::io::stdin;
@@ -14,23 +14,23 @@ use crate::participants::Who;
 use crate::support::ChildProcess;
 use crate::uncontended::warm_up;
 
-/// The first argument of such a process.
+/// The first argument of a child process.
 pub(crate) const FLAG: &str = "--child";
 
 /// Starts a process for a participant; it ends with its stdin.
 pub(crate) fn start(task: &str, who: Who, urls: &[String]) -> (ChildProcess, ChildStdin) {
-    let program = env::current_exe().expect("this program knows where it is");
+    let program = env::current_exe().expect("the path of this program");
     let args = [FLAG, task, who.name(), &urls.join(",")];
     ChildProcess::start_to_talk(program, &args, &[])
 }
 
 /// Starts the process that sends requests.
 pub(crate) fn start_load(args: &[&str]) -> ChildProcess {
-    let program = env::current_exe().expect("this program knows where it is");
+    let program = env::current_exe().expect("the path of this program");
     ChildProcess::start(program, &[&[FLAG, "load"], args].concat(), &[])
 }
 
-/// Runs such a process.
+/// Runs a child process.
 pub(crate) fn run(args: &[String]) {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
@@ -39,21 +39,21 @@ pub(crate) fn run(args: &[String]) {
         ["load", load @ ..] => {
             // One thread: the server and the nodes need the rest.
             let runtime = Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.expect("a runtime can be started");
+            let runtime = runtime.expect("the runtime starts");
             runtime.block_on(http_load::run(load));
         }
         other => panic!("this program does not start itself with {other:?}"),
     }
 }
 
-/// Does as it is told, line by line: take part in a burst, or in a storm.
+/// Reads orders line by line: take part in a burst, or in a storm.
 fn crowd(who: Who, urls: &[String]) {
-    let runtime = Runtime::new().expect("a runtime can be started");
+    let runtime = Runtime::new().expect("the runtime starts");
     let participant = runtime.block_on(who.connect(urls));
     runtime.block_on(warm_up(&participant, 4));
     println!("ready");
     for line in stdin().lines() {
-        let line = line.expect("orders are text");
+        let line = line.expect("orders are UTF-8");
         let words: Vec<&str> = line.split(' ').collect();
         let (key, waiters) = match words.as_slice() {
             ["burst", key, tasks] => (
@@ -77,7 +77,7 @@ fn crowd(who: Who, urls: &[String]) {
     }
 }
 
-/// Reads what a process of a crowd has printed.
+/// Reads the output of a process of a crowd.
 pub(crate) fn parse_waiters(output: &str) -> Waiters {
     let mut waiters = Waiters::default();
     for line in output.lines() {

@@ -1,4 +1,4 @@
-//! Tasks that want one key at once, and what came of it; in this process.
+//! Tasks of this process that compete for one key, and their results.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -79,7 +79,7 @@ fn lines(name: &str, samples: &Samples) -> Vec<Line> {
     lines.collect()
 }
 
-/// Somebody's time with the lock, in microseconds of the clock that all processes share.
+/// The time of one hold, in microseconds of the clock that all processes share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Hold {
     pub(crate) asked: u64,
@@ -87,27 +87,27 @@ pub(crate) struct Hold {
     pub(crate) to: u64,
 }
 
-/// What became of those who wanted the lock.
+/// The holds, and the waits of tasks that gave up.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     pub(crate) holds: Vec<Hold>,
-    /// How long those waited that gave up, in microseconds.
+    /// The waits of tasks that gave up, in microseconds.
     pub(crate) in_vain: Vec<u64>,
 }
 
-/// What followed one start.
+/// The results of one burst.
 #[derive(Debug)]
 pub(crate) struct Burst {
     pub(crate) began: u64,
     pub(crate) waiters: Waiters,
 }
 
-/// Lets so many tasks take the same lock once.
+/// Runs tasks that each take the same lock once.
 pub(crate) async fn burst(participant: &Participant, key: &str, tasks: usize) -> Waiters {
     compete(participant, key, tasks, None).await
 }
 
-/// Lets so many tasks take the same lock again and again.
+/// Runs tasks that each take the same lock repeatedly.
 pub(crate) async fn storm(
     participant: &Participant,
     key: &str,
@@ -143,7 +143,7 @@ async fn compete(
         .collect()
 }
 
-/// Holds the lock for a moment, or says how long it was waited for.
+/// Holds the lock for a moment; returns the time of waiting if it was not granted.
 async fn hold(participant: &Participant, key: &str) -> Result<Hold, u64> {
     let asked = micros_since_epoch();
     let Some(held) = participant.acquire_waiting(key, PATIENCE).await else {
@@ -156,7 +156,7 @@ async fn hold(participant: &Participant, key: &str) -> Result<Hold, u64> {
     Ok(Hold { asked, from, to })
 }
 
-/// Sums up bursts.
+/// Summarises bursts.
 pub(crate) fn summary(bursts: &[Burst], commands: u64) -> Figures {
     let waiters = || bursts.iter().map(|burst| &burst.waiters);
     let drains = bursts
@@ -179,13 +179,13 @@ pub(crate) fn summary(bursts: &[Burst], commands: u64) -> Figures {
 }
 
 impl Waiters {
-    /// Returns when the last of them gave the lock back.
+    /// Returns the time of the last release.
     pub(crate) fn last(&self) -> u64 {
         let ends = self.holds.iter().map(|hold| hold.to);
         ends.max().unwrap_or_default()
     }
 
-    /// Returns how long each waited; of those that gave up, how long so far.
+    /// Returns the wait of each task; for tasks that gave up, the wait until then.
     pub(crate) fn waits(&self) -> impl Iterator<Item = u64> {
         let waits = self.holds.iter();
         let waits = waits.map(|hold| hold.from.saturating_sub(hold.asked));
@@ -208,9 +208,9 @@ impl FromIterator<Self> for Waiters {
     }
 }
 
-/// Returns how many held the lock at the same time, at the worst time.
+/// Returns the highest number of simultaneous holders.
 pub(crate) fn most_at_once(holds: &[Hold]) -> i64 {
-    // Of what happens in one microsecond, the ends come first.
+    // Within one microsecond, ends come before beginnings.
     let mut changes: BTreeMap<u64, (i64, i64)> = BTreeMap::new();
     for hold in holds {
         changes.entry(hold.from).or_default().1 += 1;
@@ -224,7 +224,7 @@ pub(crate) fn most_at_once(holds: &[Hold]) -> i64 {
     most
 }
 
-/// Counts commands after the last ones have arrived.
+/// Counts commands after the last have arrived.
 pub(crate) async fn settled_commands(cluster: &Cluster, who: Who) -> u64 {
     sleep(Duration::from_millis(50)).await;
     commands_sent(cluster, who)
@@ -237,7 +237,7 @@ pub(crate) fn millis(micros: u64) -> f64 {
 /// How long the lock is held, by tokio's clock, which rounds up to the next millisecond.
 const HOLD: Duration = Duration::from_millis(2);
 
-/// Long enough for everybody to have a turn.
+/// Long enough for each task to hold the lock.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TASKS: usize = 32;

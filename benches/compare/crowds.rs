@@ -1,4 +1,4 @@
-//! Processes that want one key at once.
+//! Processes that compete for one key.
 
 use std::io::Write;
 use std::process::ChildStdin;
@@ -55,7 +55,7 @@ pub(crate) async fn w3b(options: &Options, samples: &mut Samples) -> Vec<Line> {
     lines
 }
 
-/// Once for each participant: fairness shows in a long time, not in many short ones.
+/// Runs once for each participant: fairness shows in one long run, not in many short ones.
 pub(crate) async fn w3(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let name = format!(
         "{PROCESSES} processes of {COMING_BACK} tasks, {:?}",
@@ -118,7 +118,7 @@ fn storm_summary(shares: Vec<Waiters>, began: u64, commands: u64) -> Figures {
     ])
 }
 
-/// Processes that wait to be told a key.
+/// Processes that wait for an order with a key.
 struct Crowd(Vec<(ChildProcess, ChildStdin)>);
 
 impl Crowd {
@@ -131,10 +131,10 @@ impl Crowd {
         crowd
     }
 
-    /// Tells all of them the same, and returns what came of it, by process.
+    /// Sends all processes the same order, and returns the results by process.
     fn run(mut self, key: &str, order: &str, limit: Duration) -> Vec<Waiters> {
         for (_, stdin) in &mut self.0 {
-            writeln!(stdin, "{order}").expect("the process reads what it is told");
+            writeln!(stdin, "{order}").expect("the process reads its orders");
         }
         let done = format!("done {key}");
         let shares = self.0.iter().map(|(process, _)| {
@@ -148,7 +148,7 @@ impl Crowd {
 const WAITERS: usize = 16;
 const PROCESSES: usize = 8;
 
-/// How many tasks of each process come back.
+/// The tasks of each process that return to the key.
 const COMING_BACK: usize = 4;
 
 const PATIENCE: Duration = Duration::from_secs(60);

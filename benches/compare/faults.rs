@@ -1,4 +1,4 @@
-//! Locks while one node of five is stopped or killed, compared with the same participant's before.
+//! Locks while one node of five is stopped or killed, compared with locks of the same participant before.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) async fn w5(options: &Options, samples: &mut Samples) -> Vec<Line> {
     compare(options, samples, &fault).await
 }
 
-/// What happens to the last node.
+/// The fault of the last node.
 pub(crate) struct Fault {
     name: &'static str,
     state: &'static str,
@@ -41,21 +41,21 @@ pub(crate) struct Fault {
 
 async fn compare(options: &Options, samples: &mut Samples, fault: &Fault) -> Vec<Line> {
     let mut cluster = Cluster::start(NODES);
-    // Half as often: a round is four times as long, and what lies between takes its time.
+    // Half as many rounds: each is four times as long, with pauses between the measurements.
     for _ in 0..options.rounds.div_ceil(2) {
         let mut order = Who::ALL;
         fastrand::shuffle(&mut order);
         for who in order {
-            // New for each round: what is written by hand does not reconnect.
+            // New for each round: the hand-written loops do not reconnect.
             let participant = who.connect(&cluster.urls()).await;
             warm_up(&participant, 64).await;
             for healthy in [true, false] {
                 if !healthy {
                     (fault.strike)(last(&mut cluster));
-                    // Nobody knows yet; that is what the first locks find out.
+                    // The first locks detect the fault.
                     measure(&participant, 64, SETTLING).await;
                 }
-                // It waits for the stopped node, twice for half a second with each lock.
+                // rslock waits for the stopped node, twice for half a second with each lock.
                 let is_slow = who == Who::Rslock && !healthy;
                 let least = if is_slow { SLOW } else { Duration::ZERO };
                 for concurrency in CONCURRENCIES {
@@ -67,7 +67,7 @@ async fn compare(options: &Options, samples: &mut Samples, fault: &Fault) -> Vec
             }
             drop(participant);
             (fault.mend)(last(&mut cluster));
-            // What the node was sent while it was stopped comes to an end.
+            // The node processes the commands that were sent while it was stopped.
             sleep(SETTLING).await;
         }
     }
@@ -104,7 +104,7 @@ impl Fault {
     }
 }
 
-/// What is left on running nodes are fences, which would fill the memory.
+/// Deletes the fences, which would fill the memory of the nodes.
 pub(crate) fn flush(cluster: &Cluster) {
     for server in cluster.servers.iter().filter(|server| server.is_running()) {
         server.command(&["FLUSHALL"]);

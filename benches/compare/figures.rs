@@ -1,4 +1,4 @@
-//! What was measured, and how it is summed up.
+//! The figures, and their summaries.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,33 +10,33 @@ use crate::participants::Who;
 pub(crate) enum Metric {
     /// Locks acquired and released per second.
     Rate,
-    /// Microseconds from asking for a lock to having it.
+    /// Microseconds from the request of a lock to its grant.
     AcquireP50,
     AcquireP99,
-    /// Microseconds of CPU that a lock takes: of this process, and of all servers together.
+    /// Microseconds of CPU per lock: of this process, and of all servers together.
     ClientCpu,
     ServerCpu,
-    /// Milliseconds until everybody has had the lock.
+    /// Milliseconds until each task has held the lock.
     Drain,
-    /// The same, relative to the holds laid end to end.
+    /// The same, relative to the sum of the holds.
     DrainOfIdeal,
-    /// Milliseconds of waiting for one's turn.
+    /// Milliseconds of waiting for the lock.
     WaitMean,
     WaitP50,
     WaitP99,
-    /// What the percentiles hide: those who starve are few, because they wait for long.
+    /// The longest wait, which percentiles hide: few tasks starve, because each waits for long.
     WaitWorst,
-    /// How far the process farthest from the mean is from it, in percent of the mean.
+    /// The largest distance of a process from the mean, in percent of the mean.
     Unfairness,
-    /// Requests answered per second, and microseconds until they were.
+    /// Responses per second, and microseconds until each.
     Requests,
     ResponseP50,
     ResponseP99,
-    /// Commands on the wire of all nodes, and messages of their scripts, per lock.
+    /// Commands that all nodes received, and messages of their scripts, per lock.
     Commands,
-    /// Most that held the lock at once.
+    /// The highest number of simultaneous holders.
     Holders,
-    /// Mebibytes at the end, and relative to the beginning.
+    /// Mebibytes at the end, and their ratio to the beginning.
     Memory,
     MemoryGrowth,
     Errors,
@@ -91,7 +91,7 @@ impl Samples {
             .collect()
     }
 
-    /// Returns how one participant's figure relates to another's, round by round.
+    /// Returns the ratio of two participants' figures, round by round.
     pub(crate) fn ratios(&self, workload: &str, metric: Metric, who: Who, to: Who) -> Vec<f64> {
         let own = self.of(workload, who, metric);
         quotients(&own, &self.of(workload, to, metric))

@@ -1,4 +1,4 @@
-//! A load generator: kept connections that send one request after the other.
+//! A load generator: keep-alive connections that send one request after the other.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::child::parse;
 use crate::figures::{micros, percentile};
 
-/// Prints requests per second, the median and the 99th percentile of their times, and the errors.
+/// Prints requests per second, the median and the 99th percentile of the latency, and the errors.
 pub(crate) async fn run(args: &[&str]) {
     let [server, concurrency, millis] = args else {
         panic!("a load has a server, a concurrency and a time, not {args:?}");
@@ -33,11 +33,11 @@ pub(crate) async fn run(args: &[&str]) {
     println!("{rate} {p50} {p99} {errors}");
 }
 
-/// Returns the times of all responses that were asked for between two instants.
+/// Returns the latencies of all requests that were sent between two instants.
 async fn send_until(server: SocketAddr, began: Instant, end: Instant) -> (Vec<Duration>, usize) {
     let stream = TcpStream::connect(server).await;
     let mut stream = stream.expect("the server listens");
-    stream.set_nodelay(true).expect("TCP has it");
+    stream.set_nodelay(true).expect("TCP supports it");
     let (mut times, mut errors) = (Vec::new(), 0);
     let mut buffer = Vec::new();
     let mut asked = Instant::now();

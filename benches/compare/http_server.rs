@@ -1,4 +1,4 @@
-//! An axum server: this crate's layer next to locks that handlers take by hand.
+//! An axum server: this crate's layer, and handlers that take a lock themselves.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::support::Cluster;
 use crate::uncontended::NODES;
 
 pub(crate) async fn w7(options: &Options, samples: &mut Samples) -> Vec<Line> {
-    println!("requests come from a process of this program with one thread and kept connections");
+    println!("the load generator is a child process with one thread and keep-alive connections");
     let cluster = Cluster::start(NODES);
     let mut servers = Vec::new();
     for who in Who::ALL {
@@ -60,7 +60,7 @@ pub(crate) async fn w7(options: &Options, samples: &mut Samples) -> Vec<Line> {
     lines
 }
 
-/// Serves one route for ever, and returns where.
+/// Serves one route in the background, and returns its address.
 async fn serve(participant: Participant) -> SocketAddr {
     let app = match participant {
         Participant::Ours(redlock) => {
@@ -75,7 +75,7 @@ async fn serve(participant: Participant) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
     let listener = listener.expect("a port is free");
     let addr = listener.local_addr().expect("it is bound");
-    // As the README says.
+    // See the section TCP_NODELAY of the README.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
     tokio::spawn(async move {
         let served = axum::serve(listener, app).await;
@@ -113,7 +113,7 @@ async fn load(server: SocketAddr, concurrency: usize, time: Duration) -> Figures
         assert!(status.success(), "{}", process.stderr());
         process.stdout()
     });
-    let figures = figures.await.expect("the load was generated");
+    let figures = figures.await.expect("the load generator ends");
     let figures: Vec<f64> = figures.split_whitespace().map(child::parse).collect();
     let metrics = [
         Metric::Requests,

@@ -1,4 +1,4 @@
-//! Compares this crate with `rslock` and with loops written by hand, on five real local nodes.
+//! Compares this crate with `rslock` and with hand-written loops, on five real local nodes.
 //!
 //! ```not_rust
 //! cargo bench --bench compare                  # everything, a few minutes
@@ -6,14 +6,11 @@
 //! cargo bench --bench compare -- --list
 //! ```
 //!
-//! starts the servers itself. The participants are measured one after the other in rounds, in an order
-//! that is shuffled in each, and compared inside a round only: a machine that gets slower or busier
-//! meets all of them alike. What the figures say about each other is worth more than the figures.
+//! starts the servers itself. The participants run one after the other in rounds, in a shuffled order, and
+//! are compared within a round only, so that a machine that becomes slower affects all of them alike. The
+//! ratios are more reliable than the figures.
 
-#![allow(
-    clippy::print_stdout,
-    reason = "a benchmark is there to print its figures"
-)]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 #![allow(
     clippy::float_arithmetic,
     clippy::cast_precision_loss,
@@ -55,8 +52,8 @@ fn main() {
     }
     match Options::parse(args.into_iter()) {
         Ok(options) => {
-            // As `#[tokio::main]` starts it, with one worker per core.
-            let runtime = Runtime::new().expect("a runtime can be started");
+            // The runtime of `#[tokio::main]`, with one worker per core.
+            let runtime = Runtime::new().expect("the runtime starts");
             runtime.block_on(compare(&options));
         }
         Err(help) => println!("{help}"),

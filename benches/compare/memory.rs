@@ -1,4 +1,4 @@
-//! The memory of a process that goes on locking while a node is stopped, or killed.
+//! The memory of a process that locks while a node is stopped or killed.
 
 use std::fs;
 use std::process::ChildStdin;
@@ -15,7 +15,7 @@ use crate::report::{Line, Target, print_figures};
 use crate::support::{ChildProcess, Cluster, Deadline};
 use crate::uncontended::{NODES, measure, warm_up};
 
-/// Watches all of them at once: what counts is not how fast they are.
+/// Watches all processes at the same time, because their speed does not matter.
 pub(crate) fn watch(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let stopped = Watched::start(format!("memory, one stopped, {:?}", options.watch));
     let mut killed = Watched::start(format!("memory, one killed, {:?}", options.watch));
@@ -30,7 +30,7 @@ pub(crate) fn watch(options: &Options, samples: &mut Samples) -> Vec<Line> {
     lines.into_iter().flatten().collect()
 }
 
-/// Servers, and a process of each kind that locks on them.
+/// Servers, and one process of each participant that locks on them.
 struct Watched {
     name: String,
     cluster: Cluster,
@@ -59,8 +59,8 @@ impl Watched {
             let output = process.stdout();
             let sizes = output.lines().filter_map(|line| line.strip_prefix("kib "));
             let sizes: Vec<f64> = sizes.map(child::parse).collect();
-            // Buffers and the allocator's heaps grow in steps until they have met the worst backlog;
-            // what leaks goes on growing after that.
+            // Buffers and the allocator's heaps grow in steps up to the worst backlog; a leak continues to
+            // grow after that.
             let (first, second) = sizes.split_at(sizes.len() / 2);
             let early = first.iter().copied().fold(0.0, f64::max);
             let late = second.iter().copied().fold(0.0, f64::max);
@@ -79,9 +79,9 @@ impl Watched {
     }
 }
 
-/// Locks until it is ended, and says twice a second how large it is.
+/// Locks until it is killed, and prints its size twice a second.
 pub(crate) fn run(who: Who, urls: &[String]) {
-    let runtime = Runtime::new().expect("a runtime can be started");
+    let runtime = Runtime::new().expect("the runtime starts");
     runtime.block_on(async {
         let participant = who.connect(urls).await;
         warm_up(&participant, CONCURRENCY).await;
@@ -103,10 +103,10 @@ fn resident_kib() -> u64 {
 const CONCURRENCY: usize = 64;
 const SLICE: Duration = Duration::from_millis(450);
 
-/// An hour's, should nobody end the process.
+/// The slices of an hour: the process ends by itself if its parent does not kill it.
 const MOST_SLICES: usize = 7200;
 
-/// A leak that adds a quarter to a process in this time is beyond it.
+/// A leak that adds a quarter to a process in this time exceeds it.
 const FLAT: f64 = 1.1;
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,26 +1,26 @@
-//! What to measure and for how long, from the command line.
+//! The workloads and their durations, from the command line.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What the command line asks for.
+/// The options of the command line.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) workloads: Vec<Workload>,
     pub(crate) rounds: usize,
-    /// How long each participant is measured in each round.
+    /// The duration of each participant in each round.
     pub(crate) time: Duration,
-    /// How long processes fight over one key.
+    /// How long processes compete for one key.
     pub(crate) storm: Duration,
-    /// How long memory is watched.
+    /// How long to watch the memory.
     pub(crate) watch: Duration,
-    /// Where to draw the chart.
+    /// The file of the chart.
     pub(crate) chart: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads the arguments; `Err` is what to print instead of measuring.
+    /// Reads the arguments; `Err` has the text to print instead.
     pub(crate) fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut options = Self {
             workloads: Vec::new(),
@@ -63,7 +63,7 @@ impl Options {
     }
 }
 
-/// What the participants do while they are measured.
+/// The work of the participants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Workload {
     W1,
@@ -112,15 +112,15 @@ impl Workload {
 
     pub(crate) fn title(self) -> &'static str {
         match self {
-            Self::W1 => "W1: one lock after the other, each key its own",
-            Self::W2 => "W2: many locks at once, each key its own",
-            Self::W3 => "W3: eight processes whose tasks come back to one key at once",
+            Self::W1 => "W1: one lock after the other, each of its own key",
+            Self::W2 => "W2: many concurrent locks, each of its own key",
+            Self::W3 => "W3: eight processes whose tasks return to one key at once",
             Self::W3b => {
-                "W3b: a burst of tasks that want one key once, in one process and in several"
+                "W3b: a burst of tasks that take one key once, in one process and in several"
             }
             Self::W4 => "W4: one node of five is stopped",
             Self::W5 => "W5: one node of five is killed",
-            Self::Memory => "memory of a process while one node of five is stopped, or killed",
+            Self::Memory => "memory of a process while one node of five is stopped or killed",
             Self::W6 => "W6: one node only",
             Self::Far => "far: as W2, with servers that are 1 ms and 20 ms away",
             Self::W7 => "W7: requests to an axum server, each with a lock of its own key",
@@ -134,16 +134,16 @@ impl FromStr for Workload {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|known| known.name() == name);
-        found.ok_or_else(|| format!("there is no {name:?}\n\n{}", help()))
+        found.ok_or_else(|| format!("unknown workload {name:?}\n\n{}", help()))
     }
 }
 
 fn help() -> String {
     let mut help = "cargo bench --bench compare -- [WORKLOAD...] [--quick] [--rounds N] [--seconds S] [--chart FILE.svg]\n\
-        --quick    a rough answer, soon\n\
-        --rounds   how often each participant is measured (default 5)\n\
-        --seconds  how long, each time (default 0.6)\n\
-        --chart    where to draw w1 and w2\n"
+        --quick    fewer and shorter rounds\n\
+        --rounds   number of rounds (default 5)\n\
+        --seconds  duration of each participant in a round (default 0.6)\n\
+        --chart    file for the chart of w1 and w2\n"
         .to_owned();
     for workload in Workload::ALL {
         help += &format!("\n{:<10}{}", workload.name(), workload.title());
@@ -153,7 +153,7 @@ fn help() -> String {
 
 fn number<T: FromStr>(option: &str, value: Option<String>) -> Result<T, String> {
     let value = value.and_then(|value| value.parse().ok());
-    value.ok_or_else(|| format!("{option} wants a number\n\n{}", help()))
+    value.ok_or_else(|| format!("{option} needs a number\n\n{}", help()))
 }
 
 const ROUNDS: usize = 5;

@@ -1,4 +1,4 @@
-//! Who is measured, behind one face.
+//! The measured implementations, behind one interface.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tower_redlock::{LockGuard, Redlock, RestartGuard};
 
 use crate::by_hand::{ByHand, Claim};
 
-/// The contestants.
+/// The measured implementations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Who {
     Ours,
@@ -27,7 +27,7 @@ impl Who {
         Self::Rslock,
     ];
 
-    /// Those whose waiters in several processes know what to do.
+    /// The participants that support waiters in several processes.
     pub(crate) const WITHOUT_HANDWORK: [Self; 3] = [Self::Ours, Self::OursFenced, Self::Rslock];
 
     pub(crate) fn name(self) -> &'static str {
@@ -40,7 +40,7 @@ impl Who {
         }
     }
 
-    /// For lines that have little room.
+    /// Returns a short name, for narrow lines.
     pub(crate) fn short(self) -> &'static str {
         match self {
             Self::Ours => "fencing off",
@@ -49,24 +49,24 @@ impl Who {
         }
     }
 
-    /// Finds who is called so; the reverse of [`Who::name`].
+    /// Finds the participant of a name; the reverse of [`Who::name`].
     pub(crate) fn named(name: &str) -> Self {
         let found = Self::ALL.into_iter().find(|who| who.name() == name);
-        found.unwrap_or_else(|| panic!("nobody is called {name:?}"))
+        found.unwrap_or_else(|| panic!("no participant is called {name:?}"))
     }
 
     pub(crate) fn is_fenced(self) -> bool {
         matches!(self, Self::OursFenced | Self::ByHandFenced)
     }
 
-    /// Makes the contestant, with the connections and the settings that it has by default.
+    /// Connects the participant, with its default connections and settings.
     pub(crate) async fn connect(self, urls: &[String]) -> Participant {
         match self {
             Self::Ours | Self::OursFenced => {
                 let builder = Redlock::builder().urls(urls).fencing(self.is_fenced());
-                // Fresh servers would refuse locks for their first 20 seconds.
+                // Fresh servers refuse locks for their first 20 seconds.
                 let built = builder.restart_guard(RestartGuard::Off).build();
-                Participant::Ours(built.expect("the settings make sense"))
+                Participant::Ours(built.expect("the settings are valid"))
             }
             Self::ByHand | Self::ByHandFenced => {
                 Participant::ByHand(ByHand::connect(urls, self.is_fenced()).await)
@@ -76,7 +76,7 @@ impl Who {
     }
 }
 
-/// A contestant with its connections.
+/// A participant with its connections.
 #[derive(Clone)]
 pub(crate) enum Participant {
     Ours(Redlock),
@@ -85,7 +85,7 @@ pub(crate) enum Participant {
 }
 
 impl Participant {
-    /// Asks once; `None` if that failed for whatever reason.
+    /// Tries once; returns `None` on any failure.
     pub(crate) async fn acquire(&self, key: &str) -> Option<Held> {
         match self {
             Self::Ours(redlock) => redlock.try_lock(key).await.ok().map(Held::Ours),
@@ -97,7 +97,7 @@ impl Participant {
         }
     }
 
-    /// Asks until it has the lock; `None` if that took longer than `patience`.
+    /// Waits for the lock; returns `None` after `patience`.
     pub(crate) async fn acquire_waiting(&self, key: &str, patience: Duration) -> Option<Held> {
         match self {
             Self::Ours(redlock) => {
@@ -109,7 +109,7 @@ impl Participant {
                 claim.map(Held::ByHand)
             }
             Self::Rslock(_) => {
-                // It gives up after three attempts of its own.
+                // rslock gives up after three attempts.
                 let deadline = Instant::now() + patience;
                 while Instant::now() < deadline {
                     if let Some(held) = self.acquire(key).await {
@@ -121,7 +121,7 @@ impl Participant {
         }
     }
 
-    /// Gives back, as thoroughly as it does by itself; false if it says that this failed.
+    /// Releases the lock and waits for the confirmation, if there is one; false if it failed.
     pub(crate) async fn release(&self, held: Held) -> bool {
         match (self, held) {
             (_, Held::Ours(guard)) => guard.release().await.is_ok(),
@@ -135,12 +135,12 @@ impl Participant {
     }
 }
 
-/// A lock of one of them.
+/// A lock of a participant.
 pub(crate) enum Held {
     Ours(LockGuard),
     ByHand(Claim),
     Rslock(rslock::Lock),
 }
 
-/// What `Redlock::builder` has by default.
+/// The default of `Redlock::builder`.
 pub(crate) const TTL: Duration = Duration::from_secs(10);

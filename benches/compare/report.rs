@@ -1,4 +1,4 @@
-//! The tables, and what of the targets is reached.
+//! The tables, and the comparison with the targets.
 
 use std::thread;
 
@@ -6,7 +6,7 @@ use crate::figures::{Metric, Samples, Spread};
 use crate::options::Options;
 use crate::participants::Who;
 
-/// A target, and what was measured in each of the rounds.
+/// A target, and the figure of each round.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) what: String,
@@ -14,7 +14,7 @@ pub(crate) struct Line {
     pub(crate) values: Vec<f64>,
 }
 
-/// What a figure should be.
+/// The target of a figure.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target {
     AtLeast(f64),
@@ -38,7 +38,7 @@ impl Target {
         match self {
             Self::AtLeast(least) => spread.median >= least,
             Self::AtMost(most) => spread.median <= most,
-            // One round that differs is one too many.
+            // Each round must reach it.
             Self::Exactly(value) => [spread.lowest, spread.highest] == [value, value],
         }
     }
@@ -56,13 +56,13 @@ pub(crate) fn print_head(options: &Options) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     println!(
         "{cores} cores, which the servers share; tokio's default runtime with {cores} workers; \
-         redis-rs's default socket options; everybody's default settings, but without a restart \
+         redis-rs's default socket options; default settings of each participant, but no restart \
          guard, which only tower-redlock has; {} shuffled rounds of {:?} each",
         options.rounds, options.time
     );
 }
 
-/// Prints the medians of all participants, and how far the rounds lie apart.
+/// Prints the medians of all participants, and the spread of the rounds.
 pub(crate) fn print_figures(workload: &str, samples: &Samples) {
     let metrics = samples.metrics(workload);
     print!("{workload:<32}");
@@ -100,7 +100,7 @@ fn cell(samples: &Samples, workload: &str, who: Who, metric: Metric) -> String {
     format!("{median:.digits$} ({lowest:.digits$}..{highest:.digits$})")
 }
 
-/// Prints what is reached and what is not: medians of ratios inside a round, and their extremes.
+/// Prints whether each target is reached: medians of ratios within a round, and their extremes.
 pub(crate) fn print_lines(lines: &[Line]) {
     println!(
         "\n{:<12} {:<84} {:>8} {:>16} {:>10}",

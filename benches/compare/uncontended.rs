@@ -1,4 +1,4 @@
-//! Locks that nobody else wants: one after the other, many at once, on five nodes and on one.
+//! Uncontended locks: one after the other, many concurrently, on five nodes and on one.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub(crate) async fn w6(options: &Options, samples: &mut Samples) -> Vec<Line> {
     Vec::new()
 }
 
-/// Over a network that takes its time, which is where it matters how many pipelines are on the wire.
+/// Runs over a slow network, where the number of pipelines on the wire matters.
 pub(crate) async fn far(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let cluster = Cluster::start(NODES);
     let servers = cluster.servers.iter();
@@ -89,7 +89,7 @@ pub(crate) async fn far(options: &Options, samples: &mut Samples) -> Vec<Line> {
     lines
 }
 
-/// Counts what the servers were sent.
+/// Counts the commands that the servers received.
 pub(crate) async fn commands(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let cluster = Cluster::start(NODES);
     let name = "sequential locks";
@@ -98,14 +98,14 @@ pub(crate) async fn commands(options: &Options, samples: &mut Samples) -> Vec<Li
         let participant = who.connect(&cluster.urls()).await;
         warm_up(&participant, 1).await;
         for round in 0..options.rounds {
-            // What a minority has not been sent yet.
+            // Wait for commands that a minority has not received yet.
             sleep(Duration::from_millis(100)).await;
             reset_counts(&cluster);
             for lock in 0..COUNTED {
                 let held = participant
                     .acquire(&format!("counted-{round}-{lock}"))
                     .await;
-                let held = held.expect("nobody else wants it");
+                let held = held.expect("the lock is free");
                 participant.release(held).await;
             }
             sleep(Duration::from_millis(100)).await;
@@ -114,7 +114,7 @@ pub(crate) async fn commands(options: &Options, samples: &mut Samples) -> Vec<Li
         }
         if matches!(who, Who::Ours | Who::OursFenced) {
             let counts = samples.of(name, who, Metric::Commands);
-            // The most: on a busy machine a lock may be decided before all nodes were asked for it.
+            // Take the highest count: on a busy machine a lock may be decided before all nodes got its command.
             let most = counts.into_iter().fold(0.0, f64::max);
             let what = format!("commands per lock, {}", who.name());
             lines.push(Line::new(
@@ -128,7 +128,7 @@ pub(crate) async fn commands(options: &Options, samples: &mut Samples) -> Vec<Li
     lines
 }
 
-/// Lets all participants do the same, in rounds.
+/// Runs all participants in rounds.
 async fn compare(
     options: &Options,
     samples: &mut Samples,
@@ -148,7 +148,7 @@ async fn compare(
             for (who, participant) in &participants {
                 let figures = measure_cpu(cluster, participant, *concurrency, options.time).await;
                 samples.push(name, *who, figures);
-                // What is left are fences, which would fill the memory.
+                // The fences would fill the memory of the nodes.
                 for server in &cluster.servers {
                     server.command(&["FLUSHALL"]);
                 }
@@ -158,12 +158,12 @@ async fn compare(
     }
 }
 
-/// Connections are opened, scripts loaded and code paths warm before anything is timed.
+/// Opens connections, loads scripts and warms the code paths before a measurement.
 pub(crate) async fn warm_up(participant: &Participant, concurrency: usize) {
     measure(participant, concurrency, Duration::from_millis(100)).await;
 }
 
-/// Measures, and adds what CPU it took.
+/// Measures, and adds the CPU time.
 async fn measure_cpu(
     cluster: &Cluster,
     participant: &Participant,
@@ -172,7 +172,7 @@ async fn measure_cpu(
 ) -> Figures {
     let (began, own, servers) = (Instant::now(), own_cpu(), servers_cpu(cluster));
     let mut figures = measure(participant, concurrency, time).await;
-    // Those of the warm-up, too.
+    // Includes the commands of the warm-up.
     let locks = figures[&Metric::Rate] * began.elapsed().as_secs_f64();
     figures.insert(Metric::ClientCpu, (own_cpu() - own) * 1e6 / locks);
     let servers = servers_cpu(cluster) - servers;
@@ -180,9 +180,9 @@ async fn measure_cpu(
     figures
 }
 
-/// Seconds of CPU of this process so far.
+/// Returns the CPU seconds of this process so far.
 fn own_cpu() -> f64 {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process may ask for its own");
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process may read its own usage");
     [usage.user_time(), usage.system_time()]
         .into_iter()
         .map(|time| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6)
@@ -193,13 +193,13 @@ fn servers_cpu(cluster: &Cluster) -> f64 {
     cluster.servers.iter().map(RedisServer::cpu_seconds).sum()
 }
 
-/// Lets so many tasks take one lock after the other, each time of another key.
+/// Runs tasks that take one lock after the other, each time of another key.
 pub(crate) async fn measure(
     participant: &Participant,
     concurrency: usize,
     time: Duration,
 ) -> Figures {
-    // What comes first meets empty queues and sleeping cores, and does not count.
+    // The first locks run on empty queues and idle cores, and do not count.
     let began = Instant::now() + time / 8;
     let end = began + time;
     let tasks = (0..concurrency).map(|task| {
@@ -243,22 +243,22 @@ pub(crate) async fn measure(
     ])
 }
 
-/// Forgets what the servers were sent so far.
+/// Resets the servers' counts of commands.
 pub(crate) fn reset_counts(cluster: &Cluster) {
     for server in &cluster.servers {
         server.command(&["CONFIG", "RESETSTAT"]);
     }
 }
 
-/// Returns how many commands a participant has sent, and how many messages its scripts.
+/// Returns the commands that a participant has sent, and the messages that its scripts have published.
 ///
-/// The servers count commands of scripts as well, so this takes only those that tell what was sent.
+/// The servers also count the commands of scripts, so this counts only commands that clients send.
 pub(crate) fn commands_sent(cluster: &Cluster, who: Who) -> u64 {
     let counts = cluster.servers.iter().map(|server| server.call_counts());
     counts
         .flatten()
         .filter(|(name, _)| {
-            // With fencing it is the scripts that set.
+            // With fencing, scripts call `SET`.
             SENT.contains(&name.as_str()) || (name == "set" && !who.is_fenced())
         })
         .map(|(_, count)| count)
@@ -271,7 +271,7 @@ pub(crate) fn at_once(concurrency: usize) -> String {
 
 pub(crate) const NODES: usize = 5;
 
-/// How many locks are taken to count their commands.
+/// The locks that are taken to count their commands.
 const COUNTED: u64 = 200;
 
 const SENT: [&str; 10] = [
@@ -287,7 +287,7 @@ const SENT: [&str; 10] = [
     "unsubscribe",
 ];
 
-/// Who should be faster than whom.
+/// The pairs of participants to compare.
 const W2_PAIRS: [(Who, Who); 4] = [
     (Who::Ours, Who::ByHand),
     (Who::Ours, Who::Rslock),
@@ -295,7 +295,7 @@ const W2_PAIRS: [(Who, Who); 4] = [
     (Who::OursFenced, Who::Rslock),
 ];
 
-/// How many times as fast, at so many locks at once.
+/// The target ratio for each number of concurrent locks.
 const W2_TARGETS: [(usize, [Option<f64>; 4]); 3] = [
     (16, [Some(1.1), Some(1.7), Some(1.0), None]),
     (64, [Some(1.5), Some(2.3), Some(1.15), Some(1.15)]),

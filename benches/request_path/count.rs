@@ -21,7 +21,7 @@ use crate::tokens::Token;
 fn main() -> io::Result<()> {
     let args: Vec<String> = env::args().skip(1).collect();
     let [src, profile, rest @ ..] = args.as_slice() else {
-        // `cargo bench` only wants to know that it runs.
+        // `cargo bench` only starts it.
         return Ok(());
     };
     let files = read_files(Path::new(src), "rs");

@@ -16,12 +16,12 @@ use tower_redlock::{Redlock, RedlockLayer, key};
 
 fn main() {
     let urls: Vec<String> = env::args().skip(1).collect();
-    // `cargo bench` only wants to know that it runs.
+    // `cargo bench` only starts it.
     if urls.is_empty() || urls.iter().any(|url| !url.starts_with("redis://")) {
         return;
     }
     let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime can be started");
+    let runtime = runtime.expect("the runtime starts");
     let redlock = Redlock::builder()
         .urls(urls)
         // Everything takes far longer under observation.
