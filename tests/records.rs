@@ -73,7 +73,7 @@ impl Fate {
 fn held_for(payload: u8) -> Reply {
     Reply::Held {
         expires_in: None,
-        fingerprint: Some(Fingerprint::of_digest([payload; 32])),
+        fingerprint: Some(Fingerprint::from_digest([payload; 32])),
     }
 }
 
@@ -89,7 +89,7 @@ fn execution(number: u8) -> ExecutionId {
 }
 
 fn record(number: u8) -> Record {
-    let payload = Fingerprint::of_digest([u8::from(number >= OTHERS); 32]);
+    let payload = Fingerprint::from_digest([u8::from(number >= OTHERS); 32]);
     Record::new(execution(number), payload, [number; 32], &[number])
 }
 
@@ -107,7 +107,7 @@ fn quorum(nodes: usize) -> Quorum {
 }
 
 fn once_round(nodes: usize) -> OnceRound {
-    OnceRound::new(quorum(nodes), Fingerprint::of_digest([0; 32]))
+    OnceRound::new(quorum(nodes), Fingerprint::from_digest([0; 32]))
 }
 
 /// More than half; spelled differently from the code under test.

@@ -170,7 +170,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
         let context = || format!("{fates:?} in order {order:?} at node {node}: {step:?}");
         let found = verdict_of(step);
         assert_eq!(
-            round.refused_by(node),
+            round.is_refused_by(node),
             fates[node] == Fate::Held,
             "{}",
             context()
@@ -191,7 +191,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
         match step {
             AcquireStep::Granted(token) => assert_eq!(token, 7),
             AcquireStep::Refused(refusal) => {
-                assert_eq!(refusal.split, granted > 0, "{}", context());
+                assert_eq!(refusal.is_split, granted > 0, "{}", context());
                 assert_eq!(refusal.reached, reached, "{}", context());
             }
             AcquireStep::Wait | AcquireStep::Confirm(_) => {}
@@ -402,7 +402,7 @@ fn keys_lost_while_confirming_end_the_round_once_no_majority_is_left() {
         panic!("only nodes 2 and 4 are left");
     };
     assert!(matches!(refusal.kind, RefusalKind::Contended { .. }));
-    assert!(refusal.split);
+    assert!(refusal.is_split);
     assert_eq!(refusal.reached, 4);
 }
 
@@ -608,7 +608,7 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
             }
             AcquireStep::Refused(refusal) => {
                 let contended = matches!(refusal.kind, RefusalKind::Contended { .. });
-                prop_assert_eq!(refusal.split, grants > 0);
+                prop_assert_eq!(refusal.is_split, grants > 0);
                 prop_assert_eq!(contended, refusal.reached >= enough);
                 if journal.step == 0 {
                     prop_assert!(
@@ -1039,7 +1039,7 @@ impl World {
             }
             AcquireStep::Refused(_) => {
                 // A node that said no to the only request of this attempt has nothing to release.
-                let held = |node: &usize| !round.refused_by(*node);
+                let held = |node: &usize| !round.is_refused_by(*node);
                 let nodes: Vec<usize> = (0..self.nodes.len()).filter(held).collect();
                 self.release(id, &nodes);
             }

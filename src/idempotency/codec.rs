@@ -325,7 +325,7 @@ mod tests {
         Of {
             resource,
             execution,
-            fingerprint: Fingerprint::of_digest([2; 32]),
+            fingerprint: Fingerprint::from_digest([2; 32]),
         }
     }
 
@@ -402,7 +402,7 @@ mod tests {
         };
         assert_eq!(ours.read(another, &written), Err(Unreadable::Forged));
         let reworded = Of {
-            fingerprint: Fingerprint::of_digest([3; 32]),
+            fingerprint: Fingerprint::from_digest([3; 32]),
             ..of(&resource)
         };
         assert_eq!(ours.read(reworded, &written), Err(Unreadable::Forged));

@@ -30,7 +30,7 @@ pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
 }
 
 pub(super) fn digest(asked_for: &[u8]) -> Fingerprint {
-    Fingerprint::of_digest(sha256(asked_for))
+    Fingerprint::from_digest(sha256(asked_for))
 }
 
 /// Returns the full path with each segment as handlers read it, decoded, and encoded again in one way.

@@ -222,7 +222,7 @@ mod tests {
         let executed = Executed {
             resource: &resource,
             execution: ExecutionId::from_random([1; 16]),
-            fingerprint: Fingerprint::of_digest([2; 32]),
+            fingerprint: Fingerprint::from_digest([2; 32]),
             token: None,
         };
         let numbers: Vec<String> = (0..30_000).map(|number| format!("x-{number}")).collect();

@@ -57,7 +57,7 @@ impl OnceTask {
     ) -> Result<Granted, AttemptError> {
         let quorum = self.lease.cluster.settings.quorum;
         let round = RecordedRound::new(OnceRound::new(quorum, self.fingerprint));
-        let owner = OwnerToken::asking_for(unguessable(), self.fingerprint);
+        let owner = OwnerToken::with_fingerprint(unguessable(), self.fingerprint);
         let attempt = self.lease.begin_attempt(round, owner);
         self.pursue(attempt, Ok(AcquireStep::Wait), pin!(abandoned))
             .await

@@ -248,7 +248,7 @@ mod tests {
 
     fn wanted() -> Wanted {
         let id = ExecutionId::from_random([1; 16]);
-        let record = Record::new(id, Fingerprint::of_digest([2; 32]), [3; 32], b"rest");
+        let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest");
         ("k".into(), record)
     }
 

@@ -80,7 +80,7 @@ impl OnceTask {
             round.on_acquire(node, &answer);
         }
         let nodes = 0..self.lease.cluster.nodes.len();
-        for node in nodes.filter(|node| round.refused_by(*node)) {
+        for node in nodes.filter(|node| round.is_refused_by(*node)) {
             cleanup.mark_not_held(node);
         }
         let without: Vec<usize> = round.without_record().collect();

@@ -75,7 +75,7 @@ impl Redlock {
         ExecuteOnce {
             core: Arc::clone(self.core()),
             key: key.into(),
-            fingerprint: Fingerprint::of_digest(sha256(&[])),
+            fingerprint: Fingerprint::from_digest(sha256(&[])),
             options: LockOptions::default(),
             cap: None,
             intents: None,
@@ -99,7 +99,7 @@ impl ExecuteOnce {
     /// kept. Another call with the key gets [`OnceError::OtherRequest`](crate::OnceError::OtherRequest).
     /// Default: empty, all calls with one key are the same request.
     pub fn fingerprint(mut self, payload: impl AsRef<[u8]>) -> Self {
-        self.fingerprint = Fingerprint::of_digest(sha256(payload.as_ref()));
+        self.fingerprint = Fingerprint::from_digest(sha256(payload.as_ref()));
         self
     }
 

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     fn fingerprint() -> Fingerprint {
-        Fingerprint::of_digest([1; 32])
+        Fingerprint::from_digest([1; 32])
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Generation {
     /// Returns whether it belongs to the process with this run id. A restart, a promoted replica
     /// and an old backup bring back a generation that does not.
     #[must_use]
-    pub fn is_of(&self, run_id: &str) -> bool {
+    pub fn is_of_process(&self, run_id: &str) -> bool {
         self.0.rsplit(':').next() == Some(run_id)
     }
 
@@ -148,7 +148,7 @@ impl Admissions {
 
     /// Notes that there is no connection to `node` any more, and will be none without another admission:
     /// what is behind its name may be another node by then, so that it is no twin of any until it said so.
-    pub fn leave(&mut self, node: &str) {
+    pub fn disconnect(&mut self, node: &str) {
         if let Some(known) = self.nodes.get_mut(node) {
             known.is_met = false;
         }
@@ -166,7 +166,7 @@ impl Admissions {
 
     /// Returns whether any two nodes are one.
     #[must_use]
-    pub fn have_twins(&self) -> bool {
+    pub fn has_twins(&self) -> bool {
         self.nodes.keys().any(|node| self.twin_of(node).is_some())
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         let now = secs(101) + Duration::from_micros(1);
         assert_eq!(generation.age(now), Duration::from_micros(2));
         assert_eq!(generation.age(secs(5)), Duration::ZERO);
-        assert!(generation.is_of("run") && !generation.is_of("other"));
+        assert!(generation.is_of_process("run") && !generation.is_of_process("other"));
         assert_eq!(Generation::parse(generation.as_str()), Some(generation));
         for text in [
             "",
@@ -255,12 +255,12 @@ mod tests {
         let (a, b, c): (Arc<str>, Arc<str>, Arc<str>) = ("a".into(), "b".into(), "c".into());
         let (g1, g2) = (generation(1, "same"), generation(2, "same"));
         guard.admit(&a, said("same", 100, &g1, 0), secs(0));
-        assert!(guard.twin_of("a").is_none() && !guard.have_twins());
+        assert!(guard.twin_of("a").is_none() && !guard.has_twins());
         guard.admit(&b, said("same", 100, &g2, 0), secs(0));
         guard.admit(&c, said("other", 100, &g2, 0), secs(0));
         assert_eq!(guard.twin_of("a"), Some(&b));
         assert!(guard.twin_of("b").is_some() && guard.twin_of("c").is_some());
-        assert!(guard.have_twins());
+        assert!(guard.has_twins());
     }
 
     #[test]
@@ -271,14 +271,14 @@ mod tests {
         let same = || said("same", 100, &g, 100);
         guard.admit(&a, same(), secs(0));
         guard.admit(&b, same(), secs(0));
-        guard.leave("b");
+        guard.disconnect("b");
         assert!(guard.twin_of("a").is_none() && guard.twin_of("b").is_none());
-        assert!(!guard.have_twins());
+        assert!(!guard.has_twins());
         guard.admit(&b, same(), secs(1));
         assert_eq!(guard.twin_of("a"), Some(&b));
         // What is behind the name now may have forgotten, as far as this client can tell.
         let left = guard.admit(&b, said("other", 100, &other, 100), secs(2));
-        assert!(!guard.have_twins());
+        assert!(!guard.has_twins());
         assert_eq!(left, secs(20));
     }
 }

@@ -179,8 +179,8 @@ impl OnceRound {
 
     /// Returns whether `node` certainly does not hold the lock for this attempt.
     #[must_use]
-    pub fn refused_by(&self, node: usize) -> bool {
-        self.acquiring.refused_by(node)
+    pub fn is_refused_by(&self, node: usize) -> bool {
+        self.acquiring.is_refused_by(node)
     }
 
     fn note(&mut self, node: usize, answer: &Answer) {
@@ -249,7 +249,7 @@ impl OnceRound {
         self.repairing = true;
         let granted: Vec<usize> = self
             .which(|node| node.record.is_none())
-            .filter(|node| self.acquiring.granted_by(*node))
+            .filter(|node| self.acquiring.is_granted_by(*node))
             .collect();
         if copies + granted.len() < self.quorum.majority() {
             let step = self.beyond_repair();

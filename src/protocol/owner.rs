@@ -22,7 +22,7 @@ impl OwnerToken {
 
     /// Makes an owner token that also tells what is asked for, to others who ask for the same key.
     #[must_use]
-    pub fn asking_for(bytes: [u8; 16], fingerprint: Fingerprint) -> Self {
+    pub fn with_fingerprint(bytes: [u8; 16], fingerprint: Fingerprint) -> Self {
         Self((hex(&bytes) + &fingerprint.to_hex()).into())
     }
 

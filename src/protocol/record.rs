@@ -139,7 +139,7 @@ impl Fingerprint {
 impl Fingerprint {
     /// Makes a fingerprint of a SHA-256.
     #[must_use]
-    pub fn of_digest(digest: [u8; 32]) -> Self {
+    pub fn from_digest(digest: [u8; 32]) -> Self {
         let mut first = [0; 16];
         first.copy_from_slice(&digest[..16]);
         Self(first)
@@ -194,14 +194,14 @@ mod tests {
 
     fn record(rest: &[u8]) -> Record {
         let execution = ExecutionId::from_random([7; 16]);
-        Record::new(execution, Fingerprint::of_digest([2; 32]), [3; 32], rest)
+        Record::new(execution, Fingerprint::from_digest([2; 32]), [3; 32], rest)
     }
 
     #[test]
     fn a_record_is_read_as_it_was_written() {
         let record = record(b"rest");
         assert_eq!(record.execution(), ExecutionId::from_random([7; 16]));
-        assert_eq!(record.fingerprint(), Fingerprint::of_digest([2; 32]));
+        assert_eq!(record.fingerprint(), Fingerprint::from_digest([2; 32]));
         assert_eq!((record.digest(), record.rest()), ([3; 32], &b"rest"[..]));
         let read = Record::from_bytes(record.as_bytes().into());
         assert_eq!(read, Some(record));
@@ -234,7 +234,12 @@ mod tests {
         let execution = big.execution();
         let others = [
             Record::new(execution, big.fingerprint(), [4; 32], b"rest"),
-            Record::new(execution, Fingerprint::of_digest([4; 32]), [3; 32], b"rest"),
+            Record::new(
+                execution,
+                Fingerprint::from_digest([4; 32]),
+                [3; 32],
+                b"rest",
+            ),
         ];
         for other in others {
             assert!(!other.completes(&big.answered()));
@@ -243,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_is_read_as_it_was_written() {
-        let fingerprint = Fingerprint::of_digest([0xa7; 32]);
+        let fingerprint = Fingerprint::from_digest([0xa7; 32]);
         let digits = fingerprint.to_hex();
         assert_eq!(Fingerprint::from_hex(digits.as_bytes()), Some(fingerprint));
         for broken in [&digits.as_bytes()[1..], b"zz", b""] {

@@ -83,7 +83,7 @@ pub struct Refusal {
     pub kind: RefusalKind,
     /// Whether some node granted it: then nobody may have won, and trying again at once is worth
     /// it even for a caller that does not wait.
-    pub split: bool,
+    pub is_split: bool,
     /// How many nodes gave an answer that counts.
     pub reached: usize,
 }
@@ -198,14 +198,14 @@ impl AcquireRound {
 
     /// Returns whether `node` granted the lock to this attempt.
     #[must_use]
-    pub fn granted_by(&self, node: usize) -> bool {
+    pub fn is_granted_by(&self, node: usize) -> bool {
         matches!(self.nodes[node].acquired, Acquired::Granted(_))
     }
 
     /// Returns whether `node` certainly does not hold the lock for this attempt: it answered
     /// that somebody else does, to the only `ACQUIRE` of this attempt.
     #[must_use]
-    pub fn refused_by(&self, node: usize) -> bool {
+    pub fn is_refused_by(&self, node: usize) -> bool {
         matches!(self.nodes[node].acquired, Acquired::Held(_))
     }
 
@@ -281,7 +281,7 @@ impl AcquireRound {
         };
         AcquireStep::Refused(Refusal {
             kind,
-            split: self
+            is_split: self
                 .nodes
                 .iter()
                 .any(|node| matches!(node.acquired, Acquired::Granted(_))),

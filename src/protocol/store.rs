@@ -59,7 +59,10 @@ impl Store {
     /// process's. In one step, so that the stamp is the node's own: a clock that is read before a
     /// separate write would let a node that is wiped in between look old at once.
     pub fn admit(&mut self, random: &OwnerToken, run_id: &str, now: Duration) -> Generation {
-        let ours = self.generation.take().filter(|known| known.is_of(run_id));
+        let ours = self
+            .generation
+            .take()
+            .filter(|known| known.is_of_process(run_id));
         let generation = ours.unwrap_or_else(|| Generation::new(random, now, run_id));
         self.generation.insert(generation).clone()
     }

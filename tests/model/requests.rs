@@ -197,7 +197,7 @@ impl Nodes {
     fn send(&self, node: &mut Store, attempt: u8, op: Op) -> Reply {
         let command = Command {
             names: Arc::clone(&self.names),
-            owner: OwnerToken::asking_for([attempt; 16], fingerprint()),
+            owner: OwnerToken::with_fingerprint([attempt; 16], fingerprint()),
             op,
         };
         node.apply(&command, Duration::ZERO)
@@ -510,7 +510,7 @@ fn execution(of: u8) -> ExecutionId {
 }
 
 fn fingerprint() -> Fingerprint {
-    Fingerprint::of_digest([0; 32])
+    Fingerprint::from_digest([0; 32])
 }
 
 fn record(of: u8) -> Record {

@@ -252,12 +252,12 @@ pub(crate) fn owner(id: u8) -> OwnerToken {
     if id == PLAIN {
         OwnerToken::from_random(random)
     } else {
-        OwnerToken::asking_for(random, fingerprint(id))
+        OwnerToken::with_fingerprint(random, fingerprint(id))
     }
 }
 
 pub(crate) fn fingerprint(id: u8) -> Fingerprint {
-    Fingerprint::of_digest([0x40 + id; 32])
+    Fingerprint::from_digest([0x40 + id; 32])
 }
 
 pub(crate) fn execution(id: u8) -> ExecutionId {

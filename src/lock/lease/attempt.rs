@@ -288,7 +288,7 @@ impl LeaseTask {
         match refusal.kind {
             RefusalKind::Contended { expires_in } => AcquireError::Contended {
                 retry_after: expires_in,
-                is_split: refusal.split,
+                is_split: refusal.is_split,
             },
             RefusalKind::Unavailable => AcquireError::Failed(LockError::Unavailable {
                 reached: refusal.reached,
@@ -312,7 +312,7 @@ impl LeaseTask {
             progress,
         } = attempt;
         let round = progress.round.acquiring();
-        for node in (0..self.cluster.nodes.len()).filter(|node| round.refused_by(*node)) {
+        for node in (0..self.cluster.nodes.len()).filter(|node| round.is_refused_by(*node)) {
             cleanup.mark_not_held(node);
         }
         self.give_up(cleanup);

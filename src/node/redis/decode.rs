@@ -200,7 +200,7 @@ mod tests {
 
     fn record() -> Record {
         let id = ExecutionId::from_random([1; 16]);
-        Record::new(id, Fingerprint::of_digest([2; 32]), [3; 32], b"rest")
+        Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest")
     }
 
     fn keep() -> Op {

@@ -22,7 +22,7 @@ pub(crate) struct Guard {
     pub(super) generation_key: Arc<[u8]>,
     known: Mutex<Known>,
     /// Whether any two servers are one; almost never, and asked for with every request.
-    have_twins: AtomicBool,
+    has_twins: AtomicBool,
     /// Set at first use: the guard may be built before the runtime whose clock it follows.
     epoch: OnceLock<Instant>,
 }
@@ -74,7 +74,7 @@ impl Guard {
         Arc::new(Self {
             generation_key,
             known: Mutex::new(known),
-            have_twins: AtomicBool::new(false),
+            has_twins: AtomicBool::new(false),
             epoch: OnceLock::new(),
         })
     }
@@ -124,8 +124,8 @@ impl Guard {
         };
         let moved = known.note_memory(node, &memory, attempt, now);
         let left = known.admissions.admit(node, said, now).max(moved);
-        self.have_twins
-            .store(known.admissions.have_twins(), Ordering::Relaxed);
+        self.has_twins
+            .store(known.admissions.has_twins(), Ordering::Relaxed);
         Ok(Admission { generation, left })
     }
 
@@ -133,17 +133,17 @@ impl Guard {
     pub(super) fn leave(&self, node: &str) {
         let now = self.now();
         let mut known = self.known();
-        known.admissions.leave(node);
+        known.admissions.disconnect(node);
         if let Some((name, memory)) = known.memories.remove_entry(node) {
             known.former.push((name, memory, now));
         }
-        self.have_twins
-            .store(known.admissions.have_twins(), Ordering::Relaxed);
+        self.has_twins
+            .store(known.admissions.has_twins(), Ordering::Relaxed);
     }
 
     /// Returns the other node that is the same server, or a copy of it.
     pub(super) fn twin_of(&self, node: &str) -> Option<Arc<str>> {
-        if !self.have_twins.load(Ordering::Relaxed) {
+        if !self.has_twins.load(Ordering::Relaxed) {
             return None;
         }
         self.known().admissions.twin_of(node).cloned()

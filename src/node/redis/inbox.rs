@@ -330,7 +330,7 @@ mod tests {
     fn record(bytes: usize) -> Job {
         let id = ExecutionId::from_random([1; 16]);
         let body = vec![0; bytes];
-        let record = Record::new(id, Fingerprint::of_digest([2; 32]), [3; 32], &body);
+        let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], &body);
         let retention = Duration::from_secs(1);
         job(Op::Record { record, retention })
     }
