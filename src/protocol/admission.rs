@@ -1,9 +1,9 @@
-//! Admission: which node may vote, by what it says of itself on each new connection.
+//! Admission: decides which nodes may vote, from their introduction on each new connection.
 //!
-//! A node that lost its memory may have forgotten locks that are still valid, so it must stay out
-//! until all of them are over ("delayed restarts" in the [Redlock description]). Nobody has to see
-//! to that: every client asks every node, on every connection, since when it has its memory, and
-//! sends the answer with every request for a vote, so that the node can tell when it is out of date.
+//! A node that lost its memory may have forgotten locks that are still valid, so it must not vote
+//! until all of them have ended ("delayed restarts" in the [Redlock description]). No operator
+//! enforces this: every client asks every node, on every connection, for the age of its memory, and
+//! sends the answer with every request for a vote, so that the node can detect an outdated answer.
 //!
 //! [Redlock description]: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
 
@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use crate::protocol::owner::OwnerToken;
 
-/// The memory that a node has: it is the same as long as the node forgets nothing.
+/// Identifies the memory of a node: it stays the same as long as the node forgets nothing.
 ///
 /// Random bits, the seconds and microseconds of its beginning by the node's own clock, and the run
-/// id of the process, with colons between. A node stores it under a key of its own.
+/// id of the process, separated by colons. A node stores it under a key of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Generation(Arc<str>);
 
@@ -28,7 +28,7 @@ impl Generation {
         Self(format!("{random}:{seconds}:{micros}:{run_id}").into())
     }
 
-    /// Reads what a node has stored; `None` if it is no generation.
+    /// Reads the value that a node has stored; returns `None` if it is no generation.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let generation = Self(text.into());
@@ -42,8 +42,8 @@ impl Generation {
         &self.0
     }
 
-    /// Returns whether it belongs to the process with this run id. A restart, a promoted replica
-    /// and an old backup bring back a generation that does not.
+    /// Returns whether it belongs to the process with this run id. After a restart, the promotion of a
+    /// replica or the restore of a backup it does not.
     #[must_use]
     pub fn is_of_process(&self, run_id: &str) -> bool {
         self.0.rsplit(':').next() == Some(run_id)
@@ -62,22 +62,22 @@ impl Generation {
     }
 }
 
-/// What a node says of itself on a connection before it is asked for a vote there.
+/// A node's report of itself on a connection, before the first request for a vote.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Introduction {
-    /// The name of the process.
+    /// The id of the process.
     pub run_id: Arc<str>,
-    /// The name of the data set that it replicates.
+    /// The id of the data set that it replicates.
     pub replication_id: Arc<str>,
-    /// For how long the process runs, in whole seconds.
+    /// The uptime of the process, in whole seconds.
     pub uptime: Duration,
-    /// The memory that it has.
+    /// The generation of its memory.
     pub generation: Generation,
-    /// Its clock when it told the generation.
+    /// Its clock when it reported the generation.
     pub now: Duration,
 }
 
-/// What one client knows of its nodes, by their names.
+/// One client's knowledge of its nodes, by their names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Admissions {
     window: Duration,
@@ -89,15 +89,15 @@ struct Known {
     run_id: Arc<str>,
     replication_id: Arc<str>,
     generation: Generation,
-    /// When this client saw the node lose its memory, by its own clock.
+    /// The time, by the client's own clock, at which it saw the node lose its memory.
     lost_memory: Option<Duration>,
-    /// Whether there is a connection for which this was said.
+    /// Whether the connection of this introduction is still open.
     is_met: bool,
 }
 
 impl Admissions {
-    /// A client that keeps nodes out for `window` after they lost their memory, which must be longer
-    /// than any lock lives.
+    /// Creates the admissions of a client that quarantines nodes for `window` after a loss of memory.
+    /// `window` must be longer than the life of any lock.
     #[must_use]
     pub fn new(window: Duration) -> Self {
         Self {
@@ -106,17 +106,18 @@ impl Admissions {
         }
     }
 
-    /// Returns how long nodes are kept out.
+    /// Returns the length of the quarantine.
     #[must_use]
     pub fn window(&self) -> Duration {
         self.window
     }
 
-    /// Notes what `node` said of itself on a new connection, and returns for how long it may not
-    /// vote on it; then it must be asked again. `now` is the client's own monotonic clock.
+    /// Stores the introduction of `node` on a new connection, and returns the time for which it may not
+    /// vote on this connection; afterwards it must introduce itself again. `now` is the client's own
+    /// monotonic clock.
     pub fn admit(&mut self, node: &Arc<str>, said: Introduction, now: Duration) -> Duration {
         let by_generation = self.window.saturating_sub(said.generation.age(said.now));
-        // In whole seconds, of which the first may be short.
+        // Uptime counts whole seconds, and the first may be shorter.
         let rounding = Duration::from_nanos(999_999_999);
         let least_uptime = Duration::from_secs((self.window + rounding).as_secs() + 1);
         let by_uptime = least_uptime.saturating_sub(said.uptime);
@@ -126,7 +127,7 @@ impl Admissions {
                 || known.replication_id != said.replication_id
                 || known.generation != said.generation
         });
-        // A second line, against steps of the node's clock.
+        // A second check, against steps of the node's clock.
         let lost_memory = if forgot {
             Some(now)
         } else {
@@ -146,16 +147,16 @@ impl Admissions {
         by_generation.max(by_uptime).max(by_own_clock)
     }
 
-    /// Notes that there is no connection to `node` any more, and will be none without another admission:
-    /// what is behind its name may be another node by then, so that it is no twin of any until it said so.
+    /// Marks `node` as disconnected. A new connection needs a new admission, because another node may be
+    /// behind the name by then; until then `node` is no twin of any node.
     pub fn disconnect(&mut self, node: &str) {
         if let Some(known) = self.nodes.get_mut(node) {
             known.is_met = false;
         }
     }
 
-    /// Returns the node that is the same one as `node`, or a copy of it, if there is one: neither
-    /// may vote, because together they would be one memory with two votes.
+    /// Returns another name of the server behind `node`, or the name of a copy of it. Neither may vote,
+    /// because together they would give one memory two votes.
     #[must_use]
     pub fn twin_of(&self, node: &str) -> Option<&Arc<str>> {
         let known = self.nodes.get(node)?;
@@ -164,7 +165,7 @@ impl Admissions {
         Some(name)
     }
 
-    /// Returns whether any two nodes are one.
+    /// Returns whether any two names lead to one server.
     #[must_use]
     pub fn has_twins(&self) -> bool {
         self.nodes.keys().any(|node| self.twin_of(node).is_some())
@@ -229,7 +230,7 @@ mod tests {
         );
         assert_eq!(guard.admit(&node, said("a", 20, &g, 100), secs(0)), secs(1));
         assert_eq!(guard.admit(&node, said("a", 100, &g, 5), secs(0)), secs(15));
-        // Another process, whose clocks say that it is old: this client knows better.
+        // Another process with an old generation: this client saw the change.
         let old = said("b", 100, &g, 100);
         assert_eq!(guard.admit(&node, old.clone(), secs(0)), secs(20));
         assert_eq!(guard.admit(&node, old.clone(), secs(19)), secs(1));
@@ -276,7 +277,7 @@ mod tests {
         assert!(!guard.has_twins());
         guard.admit(&b, same(), secs(1));
         assert_eq!(guard.twin_of("a"), Some(&b));
-        // What is behind the name now may have forgotten, as far as this client can tell.
+        // The node behind the name may have lost its memory since.
         let left = guard.admit(&b, said("other", 100, &other, 100), secs(2));
         assert!(!guard.has_twins());
         assert_eq!(left, secs(20));

@@ -1,4 +1,4 @@
-//! Fencing tokens: the number that lets a storage refuse a holder whose lock is over.
+//! Fencing tokens: the number by which a storage refuses a holder whose lock has ended.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use std::str::FromStr;
 /// Tokens are below 2^53, so that every JSON reader and every Lua script can hold them, and about
 /// the size of the microseconds since 1970. They are unique and increase in real-time order as
 /// long as the nodes remember the fences. Once a node has forgotten one, by losing its memory or
-/// after `fence_retention`, the order rests on the wall clocks of the clients.
+/// after `fence_retention`, the order relies on the wall clocks of the clients.
 ///
 /// ```
 /// use tower_redlock::FencingToken;
@@ -28,7 +28,7 @@ use std::str::FromStr;
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// The largest token a node grants; a little below 2^53, which it refuses to reach.
+    /// The largest token that a node grants, a little below 2^53.
     pub const MAX: Self = Self(9_007_199_254_740_000);
 
     /// Returns the token as a number.

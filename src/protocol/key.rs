@@ -1,4 +1,4 @@
-//! Lock keys: what is locked, how composite keys are encoded, and what can be wrong with a key.
+//! Lock keys, the encoding of composite keys, and the errors of keys.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,19 +19,19 @@ use std::sync::Arc;
 /// assert_ne!(LockKey::from(("a", "b:c")), LockKey::from(("a:b", "c")));
 /// ```
 ///
-/// Two composite keys are equal only if their parts are. A *plain* key can spell out a composite
-/// one, because it may be any bytes: when clients choose a key, give it a literal part of its own
-/// (`("upload", client_chosen)`), which also keeps it apart from all other kinds of resources.
+/// Two composite keys are equal only if their parts are. A *plain* key may be any bytes, so it can equal
+/// the encoding of a composite key. If clients choose a key, add a literal part
+/// (`("upload", client_chosen)`), which also keeps it distinct from all other kinds of resources.
 ///
-/// Making a key never fails. An empty key, or one that the namespace cannot hold, is refused with
-/// a [`KeyError`] when the lock is asked for.
+/// The conversion never fails. An empty key, or one that the namespace cannot hold, is refused with
+/// a [`KeyError`] when the lock is requested.
 ///
 /// [netstrings]: https://cr.yp.to/proto/netstrings.txt
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockKey(Arc<[u8]>);
 
 impl LockKey {
-    /// Makes a composite key from its parts; the same as the tuple of them.
+    /// Creates a composite key from its parts; equal to the key of their tuple.
     ///
     /// ```
     /// use tower_redlock::LockKey;
@@ -52,7 +52,7 @@ impl LockKey {
         &self.0
     }
 
-    /// Returns whether the key has no bytes at all, and so names nothing.
+    /// Returns whether the key has no bytes, and so names no resource.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -65,7 +65,7 @@ impl AsRef<[u8]> for LockKey {
     }
 }
 
-/// Shows the bytes as escaped text; keys may be personal data, so mind where it is printed.
+/// Shows the bytes as escaped text. Keys may be personal data: print them with care.
 impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LockKey(\"{}\")", self.0.escape_ascii())
@@ -130,7 +130,7 @@ from_tuple!(A B C D E F G H);
 pub struct LockKeys(Arc<[LockKey]>);
 
 impl LockKeys {
-    /// How many keys one lock may have at most.
+    /// The largest number of keys of one lock.
     pub const MAX: usize = 32;
 
     /// Returns the keys in ascending order.
@@ -139,7 +139,7 @@ impl LockKeys {
         &self.0
     }
 
-    /// Checks what can be checked without knowing a namespace.
+    /// Checks the rules that do not depend on a namespace.
     pub(crate) fn check(&self) -> Result<(), KeyError> {
         if self.0.is_empty() {
             return Err(KeyError::None);
@@ -172,52 +172,52 @@ impl From<LockKey> for LockKeys {
 impl<K: Into<LockKey>> FromIterator<K> for LockKeys {
     fn from_iter<I: IntoIterator<Item = K>>(keys: I) -> Self {
         let mut keys: Vec<LockKey> = keys.into_iter().map(Into::into).collect();
-        // One order for everybody: requests that take several keys cannot wait in a circle.
+        // All clients use one order, so that requests for several keys cannot wait in a circle.
         keys.sort_unstable();
         keys.dedup();
         Self(keys.into())
     }
 }
 
-/// Why a key, or the place it was to be taken from, cannot be used.
+/// The error of a key, or of its source.
 ///
 /// No variant repeats the key: keys come from clients and may be personal data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The key has no bytes. An empty key would be one lock for everybody.
+    /// The key has no bytes. An empty key would be one lock for all callers.
     Empty,
-    /// A lock was asked for with no key at all.
+    /// A lock was requested without a key.
     None,
     /// The key is longer than its namespace can hold; only the empty namespace has a limit.
     TooLong {
-        /// Bytes of the key.
+        /// The bytes of the key.
         len: usize,
-        /// Bytes that are allowed.
+        /// The largest number of bytes.
         max: usize,
     },
-    /// More keys than [`LockKeys::MAX`] were asked for in one lock.
+    /// More keys than [`LockKeys::MAX`] were requested in one lock.
     TooMany {
-        /// Different keys asked for.
+        /// The number of different keys.
         count: usize,
-        /// Keys that are allowed.
+        /// The largest number of keys.
         max: usize,
     },
-    /// In the empty namespace the key is named like what the nodes keep there besides locks.
+    /// In the empty namespace, the key equals a name that the nodes use for other data than locks.
     Reserved,
-    /// A request carries a key that is not of the form that its source asks for.
+    /// A request contains a key that does not have the form that its source requires.
     Malformed(Cow<'static, str>),
-    /// The program is set up so that the key can never be found; no client can cure it.
+    /// The configuration of the program can never yield the key; no client can correct this.
     Misconfigured(Cow<'static, str>),
 }
 
 impl KeyError {
-    /// A key in a request that is not of the expected form: the client's mistake, status 400.
+    /// Creates the error for a key in a request with a wrong form: a client error, status 400.
     pub fn malformed(why: impl Into<Cow<'static, str>>) -> Self {
         Self::Malformed(why.into())
     }
 
-    /// A key that can never be found as the program is set up: the server's mistake, status 500.
+    /// Creates the error for a configuration that can never yield the key: a server error, status 500.
     pub fn misconfigured(why: impl Into<Cow<'static, str>>) -> Self {
         Self::Misconfigured(why.into())
     }
@@ -234,7 +234,7 @@ impl fmt::Display for KeyError {
             ),
             Self::TooMany { count, max } => write!(
                 f,
-                "{count} keys were asked for in one lock and {max} are allowed; lock a coarser resource"
+                "{count} keys were requested in one lock and at most {max} are allowed; lock a coarser resource"
             ),
             Self::Reserved => f.write_str(
                 "in the empty namespace a lock key may not begin with `redlock:fence:`, `redlock:done:` or `redlock:intent:`, or be `redlock:generation`; set a namespace",
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(LockKey::from(("a", "b")), LockKey::from_parts(["a", "b"]));
     }
 
-    /// Other languages produce the same bytes, and clients of two versions must meet.
+    /// Other languages produce the same bytes, and clients of two versions must exclude each other.
     #[test]
     fn composite_keys_are_encoded_as_netstrings_with_lengths_in_bytes() {
         let encoded = |parts: &[&str]| LockKey::from_parts(parts).as_bytes().to_vec();

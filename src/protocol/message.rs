@@ -1,4 +1,4 @@
-//! What a client asks one node, and what the node answers.
+//! The requests of a client to one node, and the replies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,98 +10,98 @@ use crate::protocol::record::{Fingerprint, Record};
 /// One request to one node; the same value goes to all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Command {
-    /// The keys, all or none of which the request is for.
+    /// The keys; the request applies to all of them or to none.
     pub names: Arc<[KeyNames]>,
-    /// The attempt in whose name the request is made.
+    /// The owner token of the attempt.
     pub owner: OwnerToken,
-    /// What is asked.
+    /// The operation.
     pub op: Op,
 }
 
-/// All that is ever asked of a node.
+/// The operations of a node.
 ///
-/// Of a key that keeps records ([`KeyNames::record`]) the first two are answered with the record, if
-/// there is one, before anything else is looked at.
+/// If a key keeps records ([`KeyNames::record`]) and has one, the node answers the first two with the record,
+/// before any other check.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Lock the keys if all of them are free or this owner's already.
+    /// Lock the keys if each of them is free or belongs to this owner.
     Acquire {
-        /// Number to grant if it is higher than the fence; `None` with fencing off.
+        /// The number to grant if it is higher than the fence; `None` with fencing off.
         proposal: Option<u64>,
-        /// How long the lock lives if nothing renews it.
+        /// The lifetime of a lock that nothing renews.
         ttl: Duration,
-        /// How long the fence lives.
+        /// The lifetime of the fence.
         retention: Duration,
     },
-    /// Raise the fence to `token` and the expiry to `ttl`, if the keys are still this owner's.
+    /// Raise the fence to `token` and the expiry to `ttl`, if the keys still belong to this owner.
     ///
     /// Serves both the second phase of an acquisition and the extension of a lock.
     Confirm {
         /// The token to confirm; `None` with fencing off.
         token: Option<u64>,
-        /// The expiry that the lock has at least afterwards.
+        /// The lower bound of the expiry afterwards.
         ttl: Duration,
-        /// How long the fence lives from now on.
+        /// The remaining lifetime of the fence.
         retention: Duration,
     },
-    /// Delete those of the keys that are this owner's, and its intent. The fence stays for ever.
+    /// Delete the keys that belong to this owner, and its intent. The fence stays.
     Release,
-    /// The same, but leave the intent: something may have been executed, and was not recorded.
+    /// The same, but keep the intent: the owner may have executed, and has not recorded.
     ReleaseExecuted,
-    /// Keep the record if there is none and nobody else was granted the key here since, and give the
-    /// key back.
+    /// Store the record if there is none and no other owner was granted the key here since, and release the
+    /// key.
     Record {
-        /// What to keep.
+        /// The record.
         record: Record,
-        /// How long.
+        /// The lifetime of the record.
         retention: Duration,
     },
-    /// Keep the record if there is none. Only for a record that a majority has.
+    /// Store the record if there is none. Only for a record that a majority has.
     TopUp {
-        /// What to keep.
+        /// The record.
         record: Record,
-        /// How long: what is left of its time.
+        /// The remaining lifetime of the record.
         retention: Duration,
     },
-    /// Answer the record as to whoever wants the key: its head alone, if the rest is big.
+    /// Return the record as in the reply to `Acquire`: only its head if the rest is big.
     Look,
-    /// Answer the whole record, however big. Nothing waits for its place among the other requests.
+    /// Return the whole record of any size. Its order relative to other requests does not matter.
     Fetch,
 }
 
-/// What a node answered. With fencing off the numbers are zero.
+/// The reply of a node. With fencing off the numbers are zero.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Reply {
-    /// To acquire: the keys are this owner's, and this is the fence.
+    /// To acquire: the keys belong to this owner, and this is the fence.
     Granted(u64),
-    /// To acquire: somebody else holds one of the keys.
+    /// To acquire: another owner holds one of the keys.
     Held {
-        /// When the last of them expires, if the node said so.
+        /// The time until the last of them expires, if the node reported it.
         expires_in: Option<Duration>,
-        /// What the holder asked for, if its owner token tells.
+        /// The fingerprint of the holder's request, if its owner token has one.
         fingerprint: Option<Fingerprint>,
     },
-    /// To confirm: the keys are still this owner's, and this is the fence *after* the write.
+    /// To confirm: the keys still belong to this owner, and this is the fence *after* the write.
     At(u64),
-    /// To confirm: one of the keys is not this owner's any more. To record: somebody else was granted
-    /// the key here since, or that has been forgotten.
+    /// To confirm: one of the keys no longer belongs to this owner. To record: another owner was granted
+    /// the key here since, or the node has forgotten the last owner.
     Lost,
-    /// To release: none of the keys is this owner's now.
+    /// To release: none of the keys belongs to this owner now.
     Released,
-    /// There is a record; to a request to keep one, that one or another.
+    /// There is a record; in the reply to a request to store one, that one or another.
     Done {
-        /// What is kept; its head alone if the rest is big.
+        /// The record; only its head if the rest is big.
         record: Record,
-        /// When the node forgets it.
+        /// The time until the node forgets it.
         expires_in: Duration,
     },
-    /// To fetch: what is kept.
+    /// To fetch: the whole record.
     Whole(Record),
     /// To look and to fetch: there is no record.
     NotDone,
-    /// To acquire: somebody was granted the key who may have executed, and left no record.
+    /// To acquire: an earlier owner of the key may have executed and left no record.
     Intended,
-    /// To acquire and to confirm: the node lost its memory since the client was told its generation.
+    /// To acquire and to confirm: the node lost its memory since it reported this generation.
     Amnesia,
     /// To acquire: the fence has reached [`FencingToken::MAX`](crate::FencingToken::MAX).
     Overflow,

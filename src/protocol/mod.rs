@@ -3,39 +3,38 @@
 //! # The algorithm
 //!
 //! The lock is the one of the [Redlock description]: a key with a random owner value and a ttl on
-//! each of `n` independent nodes, held by whoever has it on a majority of them within the time that
-//! the ttl, less the time it took and the drift of clocks, leaves ([`validity`]). What is added is
+//! each of `n` independent nodes. The holder is the client that has the key on a majority of them, until the
+//! ttl, less the time of the acquisition and the drift of clocks, is over ([`validity`]). This crate adds
 //! a *fencing token*, in three steps:
 //!
 //! 1. The client sends `ACQUIRE` with a proposed number (its wall clock in microseconds) to all
 //!    nodes. A node whose key is free grants it and raises its fence, a number it never lowers, to
-//!    the proposal or by one, whichever is more, and answers the fence.
-//! 2. As soon as a majority answered *exactly the same* number, that is the token: one round trip.
-//! 3. Otherwise, once a majority granted, the client takes the highest number it was told and sends
-//!    `CONFIRM` with it to the nodes that did not answer exactly that. A node that still holds the
-//!    key for this owner raises its fence and answers the fence after the write.
+//!    the proposal or by one, whichever is more, and answers with the fence.
+//! 2. As soon as a majority answered *exactly the same* number, it is the token: one round trip.
+//! 3. Otherwise, once a majority granted, the client takes the highest number in the answers and sends
+//!    `CONFIRM` with it to the nodes that answered another number. A node that still holds the
+//!    key for this owner raises its fence and answers with the fence after the write.
 //!
 //! # Why tokens are unique and ordered
 //!
-//! Say that `A` and `B` were both acknowledged by node `x`, first `A`. In between, `B` was granted
-//! the key at `x` while it was free, which raised `x`'s fence above all it had answered; so `B`'s
-//! number is higher. Any two majorities share such a node, so the tokens of two acquisitions
-//! differ, and the one that was acknowledged later is higher. No clock is needed for this as long
-//! as nodes keep their memory.
+//! Let node `x` acknowledge `A` first and `B` later. In between, `x` granted `B` the key while it was
+//! free, which raised `x`'s fence above all its earlier answers; so `B`'s number is higher. Any two
+//! majorities share such a node. Therefore the tokens of two acquisitions differ, and the one that was
+//! acknowledged later is higher. This needs no clock as long as nodes keep their memory.
 //!
-//! # What was checked
+//! # Model checking
 //!
-//! The argument above is about the protocol. `tests/model` looks for a sequence of events against
-//! it in the code: it drives [`Store`] and the rounds of this module through every order in which
-//! requests run, repeat and get lost, answers are read, locks vanish, nodes lose their memory and
-//! time passes. Each run found no violation, and did reach what it is about.
+//! The argument above concerns the protocol. `tests/model` searches the code for a counterexample: it
+//! drives [`Store`] and the rounds of this module through every order in which requests run, repeat and
+//! get lost, answers are read, locks vanish, nodes lose their memory and time passes. No run found a
+//! violation, and each run reached the events that it is about.
 //!
-//! A run of *all* states is exhaustive for its few acquisitions and nodes. A *bounded* run went
-//! nearest first and stopped: it shows that no sequence of fewer than `depth - 1` steps goes wrong
-//! and says nothing of longer ones. States are told apart by a hash of 64 bits. Three nodes, unless
-//! said otherwise; `1..2` are the numbers that an acquisition may propose.
+//! A run of *all* states is exhaustive for its few acquisitions and nodes. A *bounded* run searched
+//! breadth first and stopped: it shows that no sequence of fewer than `depth - 1` steps violates a property,
+//! and nothing about longer ones. A hash of 64 bits identifies a state. Runs have three nodes unless they
+//! name another number; `1..2` are the numbers that an acquisition may propose.
 //!
-//! With every change, `cargo test --release --all-features --test model`:
+//! These runs belong to every change, by `cargo test --release --all-features --test model`:
 //!
 //! | without time: tokens | | states | depth |
 //! |---|---|---|---|
@@ -76,10 +75,10 @@
 //! | at most once, 2 requests, a repeated `ACQUIRE` | all | 39,959 | 31 |
 //! | at most once, 3 requests | all | 456,926 | 35 |
 //!
-//! That all nodes had a record and one forgot it does no harm to requests that began after all had
-//! it. One that was granted the key at a node before the last copy came there may still execute.
+//! If all nodes had a record and one forgot it, requests that began after all nodes had it are safe. A
+//! request that a node granted the key before the last copy arrived there may still execute.
 //!
-//! On demand, with `TOWER_REDLOCK_MODEL=large`, a quarter of an hour and 7 GiB on two busy cores:
+//! These run on demand, with `TOWER_REDLOCK_MODEL=large`, in a quarter of an hour and 7 GiB on two busy cores:
 //!
 //! | | | states | depth | seconds |
 //! |---|---|---|---|---|
@@ -95,19 +94,19 @@
 //! | 2 requests of 1..2, `TOPUP`, a repair after executing | all | 4,359,008 | 46 | 99 |
 //! | at most once, 3 requests, nodes given up | all | 8,280,640 | 34 | 232 |
 //!
-//! That the checker can find something is shown twice: by variants of the protocol without one of
-//! its rules, in the same tests, and by `tests/mutations.sh`, which changes this code. Not checked
-//! this way: clients' clocks that disagree, the code that speaks to servers, more acquisitions or
-//! nodes than these.
+//! Two kinds of tests show that the checker finds violations: variants of the protocol without one of
+//! its rules, in the same tests, and `tests/mutations.sh`, which changes this code. The checker does not
+//! cover clients' clocks that disagree, the code that speaks to servers, or more acquisitions or nodes
+//! than these.
 //!
 //! # Map
 //!
-//! [`LockKey`] and [`Namespace`] say what is locked and how it is called on the nodes,
-//! [`message`] what is asked and answered, [`Store`] what a node does, [`admission`] whether it may,
-//! [`round`] what a client concludes, [`Retry`] when it tries again.
+//! [`LockKey`] and [`Namespace`] name the resource and its Redis keys. [`message`] has the requests and
+//! replies, [`Store`] the behaviour of a node, [`admission`] the conditions for a vote, [`round`] and
+//! [`once`] the conclusions of a client, [`Retry`] its delays.
 //!
-//! This module is public so that the protocol can be checked by the code that runs it. It follows
-//! the protocol and may change with it in a minor release.
+//! This module is public so that tests can check the code that runs in production. It may change with the
+//! protocol in a minor release.
 //!
 //! [Redlock description]: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
 

@@ -1,23 +1,23 @@
-//! Names on the nodes: which Redis keys a lock key stands for.
+//! The Redis keys of a lock key.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::key::{KeyError, LockKey, LockKeys};
 
-/// Longest key, in bytes, that a node sees in clear; longer ones are named by their SHA-256.
+/// The longest key, in bytes, that a node sees in clear; the SHA-256 replaces a longer one.
 pub const MAX_CLEAR_KEY: usize = 512;
 
-/// How the fences are named in the empty namespace, where the locks have the bare keys.
+/// The prefix of fences in the empty namespace, where locks have the bare keys.
 const BARE_FENCE: &[u8] = b"redlock:fence:";
 
-/// How the records are named in the empty namespace.
+/// The prefix of records in the empty namespace.
 const BARE_DONE: &[u8] = b"redlock:done:";
 
-/// How the intents are named in the empty namespace.
+/// The prefix of intents in the empty namespace.
 const BARE_INTENT: &[u8] = b"redlock:intent:";
 
-/// How the generation is named in the empty namespace.
+/// The key of the generation in the empty namespace.
 const BARE_GENERATION: &str = "redlock:generation";
 
 /// The Redis keys of one lockable resource.
@@ -27,7 +27,7 @@ pub struct KeyNames {
     pub lock: Arc<[u8]>,
     /// Holds the highest fencing number granted and its grantee; outlives the lock.
     pub fence: Arc<[u8]>,
-    /// For a key that keeps records.
+    /// The further keys of a key that keeps records.
     pub record: Option<RecordNames>,
 }
 
@@ -45,7 +45,7 @@ impl KeyNames {
 pub struct RecordNames {
     /// Holds the [`Record`](crate::protocol::Record).
     pub done: Arc<[u8]>,
-    /// Holds the owner that may have executed and left no record, if that is asked for.
+    /// Holds the owner that may have executed and left no record, if intents are enabled.
     pub intent: Option<IntentName>,
 }
 
@@ -54,32 +54,32 @@ pub struct RecordNames {
 pub struct IntentName {
     /// Holds the owner that may have executed and left no record.
     pub name: Arc<[u8]>,
-    /// How long it lives.
+    /// Its lifetime.
     pub retention: Duration,
 }
 
-/// The prefix under which the clients that exclude each other keep their keys.
+/// The common prefix of the keys of clients that exclude each other.
 ///
 /// The braces in the names are a Redis Cluster hash tag, so that a lock and its fence would share
-/// a slot; they also make the end of the key visible, and with it the names injective.
+/// a slot. They also mark the end of the key, so that different keys have different names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace(Arc<str>);
 
 impl Namespace {
-    /// Makes a namespace, or returns `None` if it has a brace, which would make names ambiguous.
+    /// Creates a namespace; returns `None` if it contains a brace, which would make names ambiguous.
     #[must_use]
     pub fn new(name: &str) -> Option<Self> {
         let ambiguous = name.contains(['{', '}']);
         (!ambiguous).then(|| Self(name.into()))
     }
 
-    /// Returns the namespace as it was given.
+    /// Returns the namespace.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Names the key that says since when a node has its memory; no lock or fence is named so.
+    /// Returns the key of a node's generation; no lock or fence has this name.
     #[must_use]
     pub fn generation(&self) -> Arc<[u8]> {
         if self.0.is_empty() {
@@ -89,14 +89,14 @@ impl Namespace {
         }
     }
 
-    /// Names all keys of a set, in the set's order.
+    /// Returns the names of all keys of a set, in the set's order.
     ///
-    /// `digest` is SHA-256; it is an argument because this floor knows no cryptography.
+    /// `digest` is SHA-256. It is an argument because this floor contains no cryptography.
     ///
     /// # Errors
     ///
     /// [`KeyError`] for an empty set or key, too many keys, and, in the empty namespace, for a key
-    /// that is too long or begins like a fence.
+    /// that is too long or has the prefix of a fence.
     pub fn names(
         &self,
         keys: &LockKeys,
@@ -109,7 +109,7 @@ impl Namespace {
             .collect()
     }
 
-    /// Names the keys of one resource that keeps records, and intents if they are to be kept.
+    /// Returns the names of one resource that keeps records, and also intents if `intents` is given.
     ///
     /// # Errors
     ///
@@ -174,7 +174,7 @@ impl Default for Namespace {
     }
 }
 
-/// The lock is named exactly as another Redlock client would name it, so there is no room to hash.
+/// The lock has the name that another Redlock client would use, so a long key cannot be hashed.
 fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
     if key.len() > MAX_CLEAR_KEY {
         return Err(KeyError::TooLong {
@@ -199,7 +199,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     for (pair, byte) in hex.chunks_exact_mut(2).zip(bytes) {
         pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
     }
-    // Digits are valid text.
+    // Hexadecimal digits are valid UTF-8.
     String::from_utf8(hex).unwrap_or_default()
 }
 

@@ -1,13 +1,13 @@
-//! Executing once: a lock whose outcome is recorded, and replayed to whoever asks again.
+//! Executing once: a lock whose outcome is recorded, and replayed to later requests.
 //!
-//! Like the rounds of a lock, these know no clock and send nothing. What they add to them, and why:
+//! Like the rounds of a lock, these rounds know no clock and send nothing. They add three rules:
 //!
-//! * A record counts when a majority of the nodes has it. Replaying what a minority has could answer
-//!   differently to the next who asks, or let it execute again; so it is first written to a majority.
-//! * A record is written once, and only where the writer was the last to be granted the key. A record
-//!   that is written anywhere else could miss the node that grants the key to the next.
-//! * Whoever sees no record in a majority of grants may execute: a record that a majority had would
-//!   have been seen.
+//! * A record counts when a majority of the nodes has it. If a round replayed the record of a minority, the
+//!   next request could get another one, or execute again; so the round first writes it to a majority.
+//! * A node stores a record once, and only if its writer was the last owner that was granted the key there.
+//!   Elsewhere, the record could miss the node that grants the key to the next owner.
+//! * A request that sees no record in a majority of grants may execute: it would have seen a record that a
+//!   majority had.
 
 use crate::protocol::message::Reply;
 use crate::protocol::quorum::Quorum;
@@ -16,7 +16,7 @@ use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal};
 
 /// The acquisition of a key whose outcome is recorded.
 ///
-/// It is [`AcquireRound`] until a node answers with a record; then it finds out whether that counts.
+/// It works like [`AcquireRound`] until a node answers with a record; then it decides whether that counts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OnceRound {
     quorum: Quorum,
@@ -26,50 +26,50 @@ pub struct OnceRound {
     repairing: bool,
 }
 
-/// What is known of one node.
+/// The state of one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Node {
     record: Option<Record>,
-    /// Whether it answered the `ACQUIRE`, or was given up.
+    /// Whether it answered the `ACQUIRE` or failed.
     answered: bool,
-    /// Whether it was sent a record and has not answered.
+    /// Whether a `RECORD` to it is outstanding.
     repairing: bool,
     held_for_another_request: bool,
     intended: bool,
 }
 
-/// What follows from the answers so far.
+/// The next step, after the answers so far.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum OnceStep {
-    /// Nothing is decided; wait for more answers.
+    /// Undecided: wait for more answers.
     Wait,
     /// Send `CONFIRM` with this token to the nodes of [`OnceRound::unconfirmed`].
     Confirm(u64),
-    /// A majority granted the key with this token and none of them has a record: execute, unless one
-    /// more answer with a record comes before that, or the validity is over. Final otherwise.
+    /// A majority granted the key with this token and none of them has a record: execute, unless another
+    /// answer with a record arrives before that, or the validity is over. Final otherwise.
     ///
-    /// Until the execution begins, every answer that comes in has to be given to the round.
+    /// Until the execution begins, pass every further answer to the round.
     Execute(u64),
-    /// A minority has this record: send it as `RECORD` to the nodes of [`OnceRound::repairers`], after
-    /// looking at one that has it for what is missing if it is not whole.
+    /// A minority has this record: send it as `RECORD` to the nodes of [`OnceRound::repairers`]. If it is not
+    /// whole, first fetch the rest from a node that has it.
     Repair(Record),
     /// A majority has this record. Final.
     Replay(Record),
     /// The key was used for another request. Final.
     OtherRequest,
-    /// A minority has a record, and it cannot be written to more nodes now. Final.
+    /// A minority has a record, and no more nodes can store it now. Final.
     Undecided,
-    /// There are several records, none of which a majority will ever have: it was executed more than
+    /// There are several records, and none can reach a majority: the request was executed more than
     /// once. Final.
     Conflicting,
-    /// Somebody may have executed and left no record, or one that a majority cannot be given. Final.
+    /// An earlier owner may have executed and left no record, or one that cannot reach a majority. Final.
     Unknown,
-    /// The key cannot be had in this round, and no record was seen. Final.
+    /// This round cannot acquire the key, and saw no record. Final.
     Refused(Refusal),
 }
 
 impl OnceRound {
-    /// A round in which every node has just been sent `ACQUIRE`.
+    /// Creates a round whose `ACQUIRE` was sent to every node.
     #[must_use]
     pub fn new(quorum: Quorum, asked_for: Fingerprint) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl OnceRound {
         &self.acquiring
     }
 
-    /// Returns the number of the second phase that is under way; 0 while there is none.
+    /// Returns the number of the current second phase; 0 before the first.
     #[must_use]
     pub fn step(&self) -> u8 {
         self.acquiring.step()
@@ -103,14 +103,14 @@ impl OnceRound {
 
     /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
     pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> OnceStep {
-        // Also of an earlier phase: a record stays.
+        // An answer to an earlier phase counts, too: a record stays.
         self.note(node, answer);
         let step = self.acquiring.on_confirm(node, step, answer);
         self.decide(step)
     }
 
-    /// Takes the answer of `node` to a `CONFIRM` that extends the granted lock before the execution has
-    /// begun. Only a record matters in it: the grant stands.
+    /// Takes the answer of `node` to a `CONFIRM` that extends the granted lock before the execution
+    /// begins. Only a record in it matters: the grant stands.
     pub fn on_extension(&mut self, node: usize, answer: &Answer) -> OnceStep {
         self.note(node, answer);
         self.decide(AcquireStep::Wait)
@@ -123,12 +123,12 @@ impl OnceRound {
         self.decide(AcquireStep::Wait)
     }
 
-    /// Returns the nodes that the `CONFIRM` of the current step goes to.
+    /// Returns the targets of the `CONFIRM` of the current step.
     pub fn unconfirmed(&self) -> impl Iterator<Item = usize> + '_ {
         self.acquiring.unconfirmed()
     }
 
-    /// Returns the nodes that a record is to be written to.
+    /// Returns the targets of the `RECORD` of a repair.
     pub fn repairers(&self) -> impl Iterator<Item = usize> + '_ {
         self.which(|node| node.repairing)
     }
@@ -155,7 +155,7 @@ impl OnceRound {
         self.nodes.iter().any(|node| node.record.is_some())
     }
 
-    /// Returns the nodes from which an answer is outstanding that would matter.
+    /// Returns the nodes with a relevant outstanding answer.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
         let (repairing, recorded) = (self.repairing, self.is_recorded());
         let of_lock = (!repairing && !recorded).then(|| self.acquiring.silent());
@@ -177,7 +177,7 @@ impl OnceRound {
         self.acquiring.acknowledged(token)
     }
 
-    /// Returns whether `node` certainly does not hold the lock for this attempt.
+    /// Returns whether `node` cannot hold the lock for this attempt.
     #[must_use]
     pub fn is_refused_by(&self, node: usize) -> bool {
         self.acquiring.is_refused_by(node)
@@ -189,7 +189,7 @@ impl OnceRound {
         };
         let node = &mut self.nodes[node];
         match reply {
-            // The first: a record is written once, and a node that forgot it lost its memory.
+            // Keep the first: a node stores one record, and a node that forgot it lost its memory.
             Reply::Done { record, .. } if node.record.is_none() => {
                 node.record = Some(record.clone());
             }
@@ -223,7 +223,7 @@ impl OnceRound {
         self.for_whoever_asked(step)
     }
 
-    /// Without a record this is the acquisition of a lock.
+    /// Without a record, the step is that of a lock's acquisition.
     fn as_lock(&self, step: AcquireStep) -> OnceStep {
         match step {
             AcquireStep::Wait => OnceStep::Wait,
@@ -244,7 +244,7 @@ impl OnceRound {
         }
     }
 
-    /// Writes the record to the nodes that granted the key to this attempt, if that helps.
+    /// Writes the record to the nodes that granted this attempt the key, if they complete a majority.
     fn repair(&mut self, record: Record, copies: usize) -> OnceStep {
         self.repairing = true;
         let granted: Vec<usize> = self
@@ -263,7 +263,7 @@ impl OnceRound {
 
     fn beyond_repair(&self) -> OnceStep {
         let without = self.which(|node| node.record.is_none()).count();
-        // Of an execution that took none of its intents back: no repair will ever be granted there.
+        // These nodes have the intent of an unrecorded execution, and will never grant a repair.
         let closed = self
             .which(|node| node.record.is_none() && node.intended)
             .count();
@@ -287,12 +287,12 @@ impl OnceRound {
         }
     }
 
-    /// Returns the record with the most copies; of two with as many, everybody takes the same.
+    /// Returns the record with the most copies; among equals, all clients choose the same.
     fn best(&self) -> Option<Record> {
         let records = self.nodes.iter().filter_map(|node| node.record.as_ref());
         let best = records.max_by_key(|record| {
             let execution = record.execution();
-            // Whole rather than not: then nobody need look for the rest.
+            // Prefer a whole record: it needs no fetch.
             (
                 self.holders(execution).count(),
                 execution,
@@ -318,7 +318,7 @@ impl Node {
     }
 }
 
-/// The recording of an outcome: `RECORD` at all nodes, from whoever executed.
+/// The recording of an outcome: `RECORD` at all nodes, by the owner that executed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RecordRound {
     quorum: Quorum,
@@ -333,19 +333,19 @@ enum Recording {
     Failed,
 }
 
-/// What follows from the answers to a recording so far.
+/// The next step of a recording, after the answers so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RecordStep {
-    /// Nothing is decided; wait for more answers.
+    /// Undecided: wait for more answers.
     Wait,
-    /// A majority has the record: answer, and send `TOPUP` to the nodes of [`RecordRound::without`].
+    /// A majority has the record: respond, and send `TOPUP` to the nodes of [`RecordRound::without`].
     Recorded,
-    /// A majority will not have it by this round: look at all nodes what they have.
+    /// This round cannot reach a majority: start a [`LookRound`].
     Missed,
 }
 
 impl RecordRound {
-    /// A round in which every node has just been sent `RECORD`.
+    /// Creates a round whose `RECORD` was sent to every node.
     #[must_use]
     pub fn new(quorum: Quorum, execution: ExecutionId) -> Self {
         Self {
@@ -400,7 +400,7 @@ impl RecordRound {
     }
 }
 
-/// A look at all nodes for a record, by whoever executed and could not record.
+/// The search for a record at all nodes, by an owner that executed and could not record.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LookRound {
     quorum: Quorum,
@@ -414,23 +414,23 @@ enum Looking {
     With(Record),
 }
 
-/// What follows from the answers to a look so far.
+/// The next step of a search, after the answers so far.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LookStep {
-    /// Nothing is decided; wait for more answers.
+    /// Undecided: wait for more answers.
     Wait,
-    /// A majority has this record: answer it, whoever executed. Final.
+    /// A majority has this record: respond with it, even if another owner executed. Final.
     Found(Record),
     /// A minority has a record: send [`LookRound::leading`] as `RECORD` with the same owner, whose lock may
-    /// still be there. If that is missed, acquire once more, with a new owner, to repair it, and execute in
-    /// no case. Final.
+    /// still exist. If this fails, acquire again with a new owner to repair the record, and never execute.
+    /// Final.
     Minority,
-    /// No node that answered has a record: answer the own outcome as not recorded. Final.
+    /// No node that answered has a record: respond with the own outcome as not recorded. Final.
     Nothing,
 }
 
 impl LookRound {
-    /// A round in which every node has just been sent `LOOK`.
+    /// Creates a round whose `LOOK` was sent to every node.
     #[must_use]
     pub fn new(quorum: Quorum) -> Self {
         let nodes = vec![Looking::Silent; quorum.nodes()];
@@ -461,7 +461,7 @@ impl LookRound {
         }
     }
 
-    /// Returns the record that most nodes have, and of several that of the `own` execution.
+    /// Returns the record that most nodes have; among equals, that of the `own` execution.
     #[must_use]
     pub fn leading(&self, own: ExecutionId) -> Option<&Record> {
         let records = || self.nodes.iter().filter_map(Looking::record);

@@ -1,4 +1,4 @@
-//! Owner tokens: the value that says whose lock a key is.
+//! Owner tokens: the value of a locked key, which identifies its owner.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,34 +6,34 @@ use std::sync::Arc;
 use crate::protocol::names::hex;
 use crate::protocol::record::Fingerprint;
 
-/// 128 fresh random bits that name one acquisition attempt on all nodes.
+/// 128 fresh random bits that identify one acquisition attempt on all nodes.
 ///
-/// Never reused: an answer to, or a late request of, an older attempt must not be mistaken for
-/// one of this attempt. Whoever knows it can release the lock, so it is never printed.
+/// It is never reused: an answer to an older attempt, or a late request of one, must not be mistaken for
+/// one of this attempt. Its knowledge suffices to release the lock, so it is never printed.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerToken(Arc<str>);
 
 impl OwnerToken {
-    /// Makes an owner token from 16 random bytes, which must come from a secure source.
+    /// Creates an owner token from 16 random bytes, which must come from a secure source.
     #[must_use]
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(hex(&bytes).into())
     }
 
-    /// Makes an owner token that also tells what is asked for, to others who ask for the same key.
+    /// Creates an owner token that also shows other requests for the key the fingerprint of its request.
     #[must_use]
     pub fn with_fingerprint(bytes: [u8; 16], fingerprint: Fingerprint) -> Self {
         Self((hex(&bytes) + &fingerprint.to_hex()).into())
     }
 
-    /// Returns what it tells of what is asked for: never the random half.
+    /// Returns the fingerprint, if it has one; never the random half.
     #[must_use]
     pub fn fingerprint(&self) -> Option<Fingerprint> {
         Fingerprint::from_hex(self.0.get(RANDOM_DIGITS..)?.as_bytes())
     }
 
     /// Returns the token as the nodes store it: 32 lower-case hexadecimal digits, and 32 more if it
-    /// tells what is asked for.
+    /// has a fingerprint.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -46,5 +46,5 @@ impl fmt::Debug for OwnerToken {
     }
 }
 
-/// Of the half that nobody can guess.
+/// The number of digits of the random half.
 const RANDOM_DIGITS: usize = 32;

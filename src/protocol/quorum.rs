@@ -1,16 +1,16 @@
 //! Quorum arithmetic.
 
-/// How many nodes there are, and how many make a majority of them.
+/// The number of nodes, and the sizes of their majorities.
 ///
-/// The majority is of the *configured* nodes, never of those that happen to answer: a client that
-/// sees only a few nodes must not get by with fewer votes.
+/// A majority is one of the *configured* nodes, never of the nodes that answer: a client that
+/// reaches only a few nodes needs as many votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quorum {
     nodes: usize,
 }
 
 impl Quorum {
-    /// A quorum over `nodes` nodes, or `None` for zero.
+    /// Creates a quorum over `nodes` nodes; returns `None` for zero.
     #[must_use]
     pub const fn new(nodes: usize) -> Option<Self> {
         if nodes == 0 {
@@ -26,7 +26,7 @@ impl Quorum {
         self.nodes
     }
 
-    /// Returns the smallest number of nodes of which any two such groups share one: `n / 2 + 1`.
+    /// Returns the smallest size for which any two groups of nodes share one node: `n / 2 + 1`.
     #[must_use]
     pub const fn majority(self) -> usize {
         self.nodes / 2 + 1
@@ -35,7 +35,7 @@ impl Quorum {
     /// Returns the smallest number of answers that can decide anything, for or against.
     #[must_use]
     pub const fn decisive(self) -> usize {
-        // So many refusals leave no majority; with an even number of nodes that is one less.
+        // This many refusals leave no majority; with an even number of nodes it is one less than a majority.
         self.nodes - self.majority() + 1
     }
 }

@@ -1,37 +1,37 @@
-//! Records: what an execution left behind, so that it need not be repeated.
+//! Records: the stored outcomes of executions.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::protocol::names::hex;
 
-/// The outcome of one execution, as every node keeps it.
+/// The outcome of one execution, as the nodes store it.
 ///
-/// Opaque to the protocol but for its head, which is in clear: which execution it was, what it was
-/// asked for, and the digest of all that follows. A node may answer the head alone when the rest is
+/// The protocol reads only its head, which is in clear: the id of the execution, the fingerprint of its
+/// request, and the digest of the rest. A node may return the head alone when the rest is
 /// big; see [`Record::is_whole`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Record(Arc<[u8]>);
 
-/// Names one execution: 128 random bits, fresh for each. Records are equal if and only if their
+/// The id of one execution: 128 fresh random bits. Records are equal if and only if their
 /// executions are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExecutionId([u8; 16]);
 
-/// What a request was about, so that one key is not used for two different requests: the first
+/// The fingerprint of a request, which prevents the use of one key for two different requests: the first
 /// half of a SHA-256.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 16]);
 
 impl Record {
-    /// How many bytes the head has.
+    /// The number of bytes of the head.
     pub const HEAD: usize = 1 + 16 + 16 + 32;
 
-    /// Of the largest record, in bytes, that a node answers as a whole to whoever wants the key: the
-    /// connection is that of all locks.
+    /// The size, in bytes, of the largest record that a node returns whole in the reply to `ACQUIRE`, because
+    /// all locks share the connection.
     pub const MAX_INLINE: usize = 16 * 1024;
 
-    /// Makes a record. `digest` is the SHA-256 of `rest`, which must not be empty.
+    /// Creates a record. `digest` is the SHA-256 of `rest`, which must not be empty.
     #[must_use]
     pub fn new(
         execution: ExecutionId,
@@ -43,26 +43,26 @@ impl Record {
         Self([&head.concat(), rest].concat().into())
     }
 
-    /// Reads what a node keeps; `None` if it is not a record of this version.
+    /// Reads the value that a node stores; returns `None` if it is no record of this version.
     #[must_use]
     pub fn from_bytes(bytes: Arc<[u8]>) -> Option<Self> {
         let is_ours = bytes.len() >= Self::HEAD && bytes[0] == VERSION;
         is_ours.then_some(Self(bytes))
     }
 
-    /// Returns what the nodes keep.
+    /// Returns the value that the nodes store.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Returns which execution this is the outcome of.
+    /// Returns the id of the execution.
     #[must_use]
     pub fn execution(&self) -> ExecutionId {
         ExecutionId(self.part(1))
     }
 
-    /// Returns what that execution was asked for.
+    /// Returns the fingerprint of the request.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint(self.part(17))
@@ -74,25 +74,25 @@ impl Record {
         self.part(33)
     }
 
-    /// Returns what follows the head; empty if the node left it out.
+    /// Returns the bytes behind the head; empty if the node omitted them.
     #[must_use]
     pub fn rest(&self) -> &[u8] {
         &self.0[Self::HEAD..]
     }
 
-    /// Returns whether more than the head is there.
+    /// Returns whether it has more than the head.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.0.len() > Self::HEAD
     }
 
-    /// Returns whether this is the whole of which `head` is the head, by all that that says.
+    /// Returns whether this is the whole record of `head`: the heads are equal, and the rest is present.
     #[must_use]
     pub fn completes(&self, head: &Self) -> bool {
         self.is_whole() && self.0[..Self::HEAD] == head.0[..Self::HEAD]
     }
 
-    /// Returns what a node answers to whoever wants the key.
+    /// Returns the part that a node returns in the reply to `ACQUIRE`.
     pub(super) fn answered(&self) -> Self {
         if self.0.len() <= Self::MAX_INLINE {
             self.clone()
@@ -101,21 +101,21 @@ impl Record {
         }
     }
 
-    /// Returns what a node answers to whoever has the record.
+    /// Returns the part that a node returns to a client that has the record.
     pub(super) fn head(&self) -> Self {
         Self(self.0[..Self::HEAD].into())
     }
 
     fn part<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut part = [0; N];
-        // Every constructor has checked that the head is there.
+        // Every constructor checks for the head.
         part.copy_from_slice(&self.0[at..at + N]);
         part
     }
 }
 
 impl ExecutionId {
-    /// Makes an id from random bytes.
+    /// Creates an id from random bytes.
     #[must_use]
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(bytes)
@@ -137,7 +137,7 @@ impl Fingerprint {
 }
 
 impl Fingerprint {
-    /// Makes a fingerprint of a SHA-256.
+    /// Creates a fingerprint from a SHA-256.
     #[must_use]
     pub fn from_digest(digest: [u8; 32]) -> Self {
         let mut first = [0; 16];
@@ -145,12 +145,12 @@ impl Fingerprint {
         Self(first)
     }
 
-    /// Returns it as nodes keep it beside an owner: 32 lower-case hexadecimal digits.
+    /// Returns it as nodes store it beside an owner: 32 lower-case hexadecimal digits.
     pub(super) fn to_hex(self) -> String {
         hex(&self.0)
     }
 
-    /// Reads what a node answered.
+    /// Reads the digits of a reply.
     #[must_use]
     pub fn from_hex(digits: &[u8]) -> Option<Self> {
         let mut bytes = [0; 16];
@@ -165,7 +165,7 @@ impl Fingerprint {
     }
 }
 
-/// What an execution answered is nobody's business.
+/// Hides the response of the execution.
 impl fmt::Debug for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Record({:?}, {} bytes)", self.execution(), self.0.len())
@@ -178,14 +178,14 @@ impl fmt::Debug for ExecutionId {
     }
 }
 
-/// The payload can be guessed from its digest.
+/// Hides the digest, because a reader could confirm a guess of the payload.
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Fingerprint(..)")
     }
 }
 
-/// Of the layout of the head.
+/// The first byte of the head.
 const VERSION: u8 = 1;
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// How long to wait between attempts while somebody else holds the lock.
+/// The delays between attempts while another client holds the lock.
 ///
 /// The delay before attempt `n` is drawn uniformly from zero to `base * 2^n`, at most `max`
-/// ("full jitter"), which is what keeps contenders from moving in step; a fixed delay with a
-/// little jitter does not. When the nodes report when the lock expires, no delay goes past that.
+/// ("full jitter"), which keeps contenders from retrying in step; a fixed delay with a
+/// little jitter does not. If the nodes report the expiry of the lock, no delay exceeds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     base: Duration,
@@ -14,7 +14,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Delays that grow from `base` to `max`; a `max` below `base` counts as `base`.
+    /// Creates delays that grow from `base` to `max`; a `max` below `base` counts as `base`.
     #[must_use]
     pub fn new(base: Duration, max: Duration) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Retry {
 
     /// Returns the delay before attempt `attempt` (0 is the first repetition).
     ///
-    /// `hint` is how long the lock still lives according to the nodes; `random` must be uniform.
+    /// `hint` is the remaining lifetime of the lock according to the nodes; `random` must be uniform.
     #[must_use]
     pub fn delay(&self, attempt: u32, hint: Option<Duration>, random: u64) -> Duration {
         let ceiling = self
@@ -40,16 +40,16 @@ impl Retry {
             .min(self.max);
         let drawn = scale(ceiling, random);
         match hint {
-            // A hair after the expiry, and not all at the same hair.
+            // Shortly after the expiry, and spread over a base delay.
             Some(left) => drawn.min(left.saturating_add(scale(self.base, random))),
             None => drawn,
         }
     }
 
-    /// Returns the delay before asking again when a release would be told: uniform from zero to `bound`.
+    /// Returns the delay before the next attempt of a subscribed waiter: uniform from zero to `bound`.
     ///
-    /// `hint` and `random` are those of [`delay`](Self::delay). A message can be lost, and a lock that
-    /// expires sends none.
+    /// `hint` and `random` are those of [`delay`](Self::delay). A subscribed waiter still polls, because a
+    /// message can be lost, and a lock that expires sends none.
     #[must_use]
     pub fn poll_delay(&self, bound: Duration, hint: Option<Duration>, random: u64) -> Duration {
         Self::new(bound, bound)
@@ -60,12 +60,13 @@ impl Retry {
             })
     }
 
-    /// Returns what to do on news of a release that `listeners` processes heard, of which every one asks
-    /// this with a `random` of its own.
+    /// Returns the reaction of a process to the notification of a release that reached `listeners` processes,
+    /// each of which calls this with a `random` of its own.
     ///
-    /// One alone tries at once. Of many only a few try, each after some round trips of its own: the first
-    /// has the lock, and whoever tries after it does so in vain. Who has `heard` of more releases before
-    /// and not got the lock is sooner, so that nobody waits much longer than others.
+    /// A single process tries at once. Of many processes only a few try, after different numbers of round
+    /// trips, because all attempts after the first successful one are in vain. A process that was notified of
+    /// more releases without getting the lock (`heard`) tries sooner, so that no process waits much longer than
+    /// the others.
     #[must_use]
     pub fn on_release(
         listeners: usize,
@@ -86,7 +87,7 @@ impl Retry {
     }
 
     /// Returns the delay after split vote number `attempt` (0 is the first), in which several
-    /// contenders got some nodes each and nobody a majority: uniform from zero to twice the round
+    /// contenders got some nodes each and none a majority: uniform from zero to twice the round
     /// trip, doubling with every further split.
     #[must_use]
     pub fn split_delay(attempt: u32, round_trip: Duration, random: u64) -> Duration {
@@ -95,19 +96,20 @@ impl Retry {
     }
 }
 
-/// What a process that heard of a release does.
+/// The reaction of a process to the notification of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnRelease {
     /// Try after this time.
     Try(Duration),
-    /// Leave it to others, and try after this time if there is no news by then: they may all have.
+    /// Leave the lock to other processes, and try after this time without a notification: they may all have
+    /// done the same.
     Rest(Duration),
 }
 
-/// How many of those who heard of a release try, on average. With fewer it happens more often that
-/// nobody does, with more there are more attempts in vain.
+/// The average number of notified processes that try. With fewer, it happens more often that none tries; with
+/// more, more attempts are in vain.
 const CANDIDATES: u32 = 4;
-/// How many times longer those wait who leave it to others.
+/// The factor by which a process waits longer that leaves the lock to others.
 const PATIENCE: u32 = 4;
 
 /// 10 ms growing to 250 ms.
@@ -119,7 +121,7 @@ impl Default for Retry {
 
 /// `ceiling * random / 2^64`, without floats.
 fn scale(ceiling: Duration, random: u64) -> Duration {
-    // 584 years are enough for anybody, and their product fits.
+    // A `u64` of nanoseconds is 584 years, and the product fits.
     let ceiling = u64::try_from(ceiling.as_nanos()).unwrap_or(u64::MAX);
     let nanos = (u128::from(ceiling) * u128::from(random)) >> 64;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -174,7 +176,7 @@ mod tests {
         for listeners in [0, 1] {
             assert_eq!(heard_by(listeners, u64::MAX), OnRelease::Try(ms(0)));
         }
-        // Of sixteen four, within four round trips.
+        // Four of sixteen try, within four round trips.
         let quarter = 1 << 62;
         assert_eq!(heard_by(16, 0), OnRelease::Try(ms(0)));
         assert!(matches!(heard_by(16, quarter - 1), OnRelease::Try(delay) if delay < ms(4)));

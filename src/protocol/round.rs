@@ -1,48 +1,47 @@
-//! Rounds: votes of the nodes in, decision out.
+//! Rounds: state machines that take the votes of the nodes and return decisions.
 //!
-//! A round knows no clock and sends nothing. It is told each answer, and says after each what
-//! follows; whoever drives it sends the requests and decides when silence has lasted too long,
-//! which it reports as [`Answer::Failed`].
+//! A round knows no clock and sends nothing. It takes each answer and returns the next step. Its driver
+//! sends the requests, and reports a node that stays silent for too long as [`Answer::Failed`].
 
 use std::time::Duration;
 
 use crate::protocol::message::Reply;
 use crate::protocol::quorum::Quorum;
 
-/// One node's answer to one request, as the rounds see it.
+/// One node's answer to one request, as a round takes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// The node answered the request.
     Replied(Reply),
-    /// The node gave no vote: it was not reached, stayed silent too long, or answered an error.
+    /// The node gave no vote: it was not reached, did not answer in time, or answered with an error.
     Failed,
 }
 
-/// How often the second phase is repeated before the attempt is given up.
+/// The number of second phases before an attempt is given up.
 const MAX_STEPS: u8 = 3;
 
 /// The acquisition of a lock: `ACQUIRE` at all nodes, and `CONFIRM` where the numbers differ.
 ///
 /// The rule that makes tokens unique is the *exact acknowledgement*: a token is `t` if and only if
-/// a majority of the nodes answered exactly `t`. Counting "at least `t`" would let an early
-/// majority and a later grant end up with the same number.
+/// a majority of the nodes answered exactly `t`. If a round counted "at least `t`", an early
+/// majority and a later grant could get the same number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AcquireRound {
     majority: usize,
-    /// 0 while acquiring, then the number of the second phase that is under way.
+    /// 0 during `ACQUIRE`, then the number of the current second phase.
     step: u8,
     /// The token that the current second phase tries to establish.
     target: u64,
-    /// The highest number any node answered.
+    /// The highest number in any answer.
     highest: u64,
     nodes: Vec<Standing>,
 }
 
-/// Where one node stands in an acquisition.
+/// The state of one node in an acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Standing {
     acquired: Acquired,
-    /// The answer to the `CONFIRM` of the current step; of an earlier step nothing is kept.
+    /// The answer to the `CONFIRM` of the current step; answers to earlier steps are dropped.
     confirmed: Confirmed,
 }
 
@@ -63,37 +62,37 @@ enum Confirmed {
     Failed,
 }
 
-/// What follows from the answers so far.
+/// The next step, after the answers so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AcquireStep {
-    /// Nothing is decided; wait for more answers.
+    /// Undecided: wait for more answers.
     Wait,
-    /// A majority answered exactly this number: it is the token. Final.
+    /// Granted: a majority answered exactly this number, which is the token. Final.
     Granted(u64),
     /// Send `CONFIRM` with this token to the nodes of [`AcquireRound::unconfirmed`].
     Confirm(u64),
-    /// The lock cannot be had in this round. Final.
+    /// This round cannot acquire the lock. Final.
     Refused(Refusal),
 }
 
-/// Why an acquisition failed.
+/// The reason of a failed acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Refusal {
-    /// What is known about the lock.
+    /// The state of the lock, as far as it is known.
     pub kind: RefusalKind,
-    /// Whether some node granted it: then nobody may have won, and trying again at once is worth
-    /// it even for a caller that does not wait.
+    /// Whether some node granted it: then no contender may have won, and even a caller that does not wait
+    /// should retry at once.
     pub is_split: bool,
-    /// How many nodes gave an answer that counts.
+    /// The number of nodes with a vote.
     pub reached: usize,
 }
 
-/// The two things that a failed acquisition can mean; they must never be mistaken for each other.
+/// The two meanings of a failed acquisition, which must never be mistaken for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
-    /// A majority of the nodes answered, and others have too many of them.
+    /// A majority of the nodes answered, and other owners hold too many of them.
     Contended {
-        /// When enough nodes will be free again, if they said so and nobody renews.
+        /// The time until enough nodes are free, if they reported it and the holders do not renew.
         expires_in: Option<Duration>,
     },
     /// A majority of the nodes cannot be reached; nothing is known about the lock.
@@ -101,7 +100,7 @@ pub enum RefusalKind {
 }
 
 impl AcquireRound {
-    /// A round in which every node has just been sent `ACQUIRE`.
+    /// Creates a round whose `ACQUIRE` was sent to every node.
     #[must_use]
     pub fn new(quorum: Quorum) -> Self {
         let standing = Standing {
@@ -117,7 +116,7 @@ impl AcquireRound {
         }
     }
 
-    /// Returns the number of the second phase that is under way; 0 while there is none.
+    /// Returns the number of the current second phase; 0 before the first.
     #[must_use]
     pub fn step(&self) -> u8 {
         self.step
@@ -135,7 +134,7 @@ impl AcquireRound {
                 Acquired::Granted(number)
             }
             Answer::Replied(Reply::Held { expires_in, .. }) => Acquired::Held(expires_in),
-            // No grant either; what follows from it is for the round that keeps records to say.
+            // No grant either; the round that keeps records interprets it.
             Answer::Replied(Reply::Done { .. } | Reply::Intended) => Acquired::Held(None),
             Answer::Replied(_) | Answer::Failed => Acquired::Failed,
         };
@@ -144,14 +143,14 @@ impl AcquireRound {
 
     /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
     ///
-    /// An answer to an earlier phase is not counted, whatever it says.
+    /// An answer to an earlier phase does not count.
     pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> AcquireStep {
         let confirmed = &mut self.nodes[node].confirmed;
         if step != self.step || *confirmed != Confirmed::Silent {
             return AcquireStep::Wait;
         }
         *confirmed = match *answer {
-            // Below the target is not the answer of a node that carried the request out.
+            // A node that executed the request answers with the target or a higher number.
             Answer::Replied(Reply::At(number)) if number >= self.target => {
                 self.highest = self.highest.max(number);
                 Confirmed::At(number)
@@ -162,8 +161,8 @@ impl AcquireRound {
         self.decide()
     }
 
-    /// Returns the nodes that the `CONFIRM` of the current step goes to: all that did not answer
-    /// exactly the target, the silent ones included, but none that refused or was not reached.
+    /// Returns the targets of the `CONFIRM` of the current step: all nodes that did not answer
+    /// exactly the target, including silent nodes, without nodes that refused or failed.
     pub fn unconfirmed(&self) -> impl Iterator<Item = usize> + '_ {
         self.nodes
             .iter()
@@ -178,7 +177,7 @@ impl AcquireRound {
         self.count(|node| node.is_exactly(token))
     }
 
-    /// Returns the nodes from which an answer to the current step is still outstanding.
+    /// Returns the nodes that have not answered the current step.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
         self.nodes
             .iter()
@@ -202,8 +201,8 @@ impl AcquireRound {
         matches!(self.nodes[node].acquired, Acquired::Granted(_))
     }
 
-    /// Returns whether `node` certainly does not hold the lock for this attempt: it answered
-    /// that somebody else does, to the only `ACQUIRE` of this attempt.
+    /// Returns whether `node` cannot hold the lock for this attempt: it answered the only `ACQUIRE` of this
+    /// attempt with another holder.
     #[must_use]
     pub fn is_refused_by(&self, node: usize) -> bool {
         matches!(self.nodes[node].acquired, Acquired::Held(_))
@@ -228,7 +227,7 @@ impl AcquireRound {
         if exact + outstanding >= self.majority {
             return AcquireStep::Wait;
         }
-        // This target cannot be reached any more; a higher one may.
+        // No majority can answer this target any more; a higher one may succeed.
         let candidates = self.count(Standing::may_yet_grant);
         if candidates >= self.majority && self.step < MAX_STEPS && self.highest > self.target {
             return self.start_step();
@@ -237,7 +236,7 @@ impl AcquireRound {
         self.refuse_if_impossible(possible)
     }
 
-    /// Returns the number that a majority answered to `ACQUIRE`, if there is one.
+    /// Returns the number that a majority answered to `ACQUIRE`, if any.
     fn agreed(&self) -> Option<u64> {
         self.nodes.iter().find_map(|node| {
             let Acquired::Granted(number) = node.acquired else {
@@ -253,7 +252,7 @@ impl AcquireRound {
         self.target = self.highest;
         for node in &mut self.nodes {
             node.confirmed = match node.acquired {
-                // A key that is gone does not come back for this owner.
+                // A lost key does not return to this owner.
                 _ if node.confirmed == Confirmed::Lost => Confirmed::Lost,
                 Acquired::Granted(number) if number == self.target => Confirmed::NotAsked,
                 Acquired::Granted(_) | Acquired::Silent => Confirmed::Silent,
@@ -263,7 +262,7 @@ impl AcquireRound {
         AcquireStep::Confirm(self.target)
     }
 
-    /// Refuses once success is impossible *and* the reason is known.
+    /// Refuses as soon as success is impossible *and* the reason is known.
     fn refuse_if_impossible(&self, possible: usize) -> AcquireStep {
         if possible >= self.majority {
             return AcquireStep::Wait;
@@ -289,7 +288,7 @@ impl AcquireRound {
         })
     }
 
-    /// Returns after what time a majority is free, if the holders do nothing.
+    /// Returns the time until a majority is free, if the holders do not renew.
     fn expires_in(&self) -> Option<Duration> {
         let mut held: Vec<Option<Duration>> = self
             .nodes
@@ -312,7 +311,7 @@ impl AcquireRound {
 }
 
 impl Standing {
-    /// Whether the node may still end up acknowledging a number to this attempt.
+    /// Returns whether the node may still acknowledge a number for this attempt.
     fn may_yet_grant(&self) -> bool {
         matches!(self.acquired, Acquired::Silent | Acquired::Granted(_))
             && !matches!(self.confirmed, Confirmed::Lost | Confirmed::Failed)
@@ -325,14 +324,14 @@ impl Standing {
 
     fn is_silent(&self) -> bool {
         match (self.acquired, self.confirmed) {
-            // Such a node is not waited for.
+            // The round does not wait for such a node.
             (Acquired::Held(_) | Acquired::Failed, _) => false,
             (acquired, Confirmed::NotAsked) => acquired == Acquired::Silent,
             (_, confirmed) => confirmed == Confirmed::Silent,
         }
     }
 
-    /// Whether the node gave an answer that says something about the lock.
+    /// Returns whether the node's answer is a vote.
     fn has_voted(&self) -> bool {
         matches!(self.acquired, Acquired::Granted(_) | Acquired::Held(_))
             || matches!(self.confirmed, Confirmed::At(_) | Confirmed::Lost)
@@ -341,8 +340,8 @@ impl Standing {
 
 /// The extension of a held lock: `CONFIRM` with its token at all nodes.
 ///
-/// Every extension has a round of its own: an answer to an older one must not be counted for a
-/// newer one, because it may vouch for an older expiry.
+/// Every extension has a round of its own: an answer to an older extension must not count for a
+/// newer one, because it may confirm an older expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ExtendRound {
     majority: usize,
@@ -352,24 +351,24 @@ pub struct ExtendRound {
     silent: Vec<bool>,
 }
 
-/// What follows from the answers to an extension so far.
+/// The next step of an extension, after the answers so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExtendStep {
-    /// Nothing is decided; wait for more answers.
+    /// Undecided: wait for more answers.
     Wait,
-    /// A majority answered exactly the token: the lock lives longer. Final.
+    /// A majority answered exactly the token: the lock is extended. Final.
     Extended,
-    /// A majority answered that the lock is not this owner's any more. Final.
+    /// A majority answered that the lock no longer belongs to this owner. Final.
     Lost,
-    /// Neither can happen any more: the old validity runs on. Final for this round.
+    /// Neither can happen any more: the old validity continues. Final for this round.
     Missed {
-        /// How many nodes gave an answer.
+        /// The number of nodes that answered.
         reached: usize,
     },
 }
 
 impl ExtendRound {
-    /// A round in which every node has just been sent `CONFIRM` with `token`, 0 without fencing.
+    /// Creates a round whose `CONFIRM` with `token`, 0 without fencing, was sent to every node.
     #[must_use]
     pub fn new(quorum: Quorum, token: u64) -> Self {
         Self {
@@ -388,7 +387,7 @@ impl ExtendRound {
         }
         match *answer {
             Answer::Replied(Reply::At(number)) if number == self.token => self.exact += 1,
-            // What was recorded is over.
+            // A record has replaced the lock.
             Answer::Replied(Reply::At(_) | Reply::Lost | Reply::Done { .. }) => self.gone += 1,
             Answer::Replied(_) | Answer::Failed => {}
         }
@@ -430,19 +429,19 @@ enum Releasing {
     Failed,
 }
 
-/// What follows from the answers to a release so far.
+/// The next step of a release, after the answers so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReleaseStep {
-    /// Nothing is decided; wait for more answers.
+    /// Undecided: wait for more answers.
     Wait,
-    /// A majority does not hold the lock for this owner any more: others can have it.
+    /// A majority no longer holds the lock for this owner: other owners can acquire it.
     Freed,
-    /// A majority can not be reached; the lock ends by its ttl.
+    /// No majority can confirm the release; the lock ends by its ttl.
     Unconfirmed,
 }
 
 impl ReleaseRound {
-    /// A round in which every node has just been sent `RELEASE`.
+    /// Creates a round whose `RELEASE` was sent to every node.
     #[must_use]
     pub fn new(quorum: Quorum) -> Self {
         Self {
@@ -451,7 +450,7 @@ impl ReleaseRound {
         }
     }
 
-    /// Takes the answer of `node`; a node that need not be asked counts as having released.
+    /// Takes the answer of `node`; report a node that needs no request as released.
     pub fn on_release(&mut self, node: usize, answer: &Answer) -> ReleaseStep {
         if self.nodes[node] == Releasing::Silent {
             self.nodes[node] = match answer {
@@ -462,7 +461,7 @@ impl ReleaseRound {
         self.step()
     }
 
-    /// Returns what follows from the answers so far.
+    /// Returns the step after the answers so far.
     #[must_use]
     pub fn step(&self) -> ReleaseStep {
         let released = self.released();
@@ -485,7 +484,7 @@ impl ReleaseRound {
         self.which(|node| node != Releasing::Released)
     }
 
-    /// Returns how many nodes have confirmed the release.
+    /// Returns the number of nodes that have confirmed the release.
     #[must_use]
     pub fn released(&self) -> usize {
         self.which(|node| node == Releasing::Released).count()

@@ -1,7 +1,7 @@
-//! The reference node: what one node does with each request, as plain data and time.
+//! The reference node: the effect of each request on one node, as plain data and time.
 //!
 //! The embedded nodes run it, the Lua scripts of the Redis nodes mirror it step by step, and the
-//! model checker drives it, so there is one place that says what a node is.
+//! model checker drives it, so that one place defines a node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::protocol::names::{IntentName, KeyNames, RecordNames};
 use crate::protocol::owner::OwnerToken;
 use crate::protocol::record::Record;
 
-/// The memory of one node. Time is given to every call, counted from any fixed instant.
+/// The memory of one node. Every call takes the time, measured from any fixed instant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Store {
     locks: BTreeMap<Arc<[u8]>, Lock>,
     fences: BTreeMap<Arc<[u8]>, Fence>,
     records: BTreeMap<Arc<[u8]>, Kept>,
-    /// Who was granted a key and may have executed.
+    /// The owners that were granted a key and may have executed.
     intents: BTreeMap<Arc<[u8]>, Lock>,
-    /// Begun by the first client that asks for it; nodes that cannot lose their memory need none.
+    /// Created for the first client that asks; nodes that cannot lose their memory need none.
     generation: Option<Generation>,
-    /// Entries at which the expired ones are dropped; keeps the cost of that amortised.
+    /// The number of entries at which the next sweep drops expired ones, so that its cost is amortised.
     sweep_at: usize,
 }
 
@@ -37,7 +37,7 @@ struct Lock {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Fence {
     number: u64,
-    /// The last owner that was granted the key here; what a record of a result is checked against.
+    /// The last owner that was granted the key here; only this owner may record.
     grantee: OwnerToken,
     expires: Duration,
 }
@@ -49,15 +49,15 @@ struct Kept {
 }
 
 impl Store {
-    /// An empty node.
+    /// Creates an empty node.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns which memory this is, and begins a generation if there is none or it is another
-    /// process's. In one step, so that the stamp is the node's own: a clock that is read before a
-    /// separate write would let a node that is wiped in between look old at once.
+    /// Returns the generation of the memory, and begins one if there is none or it belongs to another
+    /// process. This is one step, so that the stamp comes from the node itself: if a client read the clock
+    /// before a separate write, a node that is wiped in between would look old at once.
     pub fn admit(&mut self, random: &OwnerToken, run_id: &str, now: Duration) -> Generation {
         let ours = self
             .generation
@@ -67,8 +67,8 @@ impl Store {
         self.generation.insert(generation).clone()
     }
 
-    /// Carries out one request of a client that was told `generation`, atomically. Only locking
-    /// needs a memory: what is there can be released and read, and a record kept, in any case.
+    /// Executes one request of a client that knows `generation`, atomically. Only locking depends on the
+    /// memory: releases, reads and records are always allowed.
     pub fn apply_in(&mut self, generation: &Generation, command: &Command, now: Duration) -> Reply {
         let locks = matches!(command.op, Op::Acquire { .. } | Op::Confirm { .. });
         if locks && self.generation.as_ref() != Some(generation) {
@@ -77,7 +77,7 @@ impl Store {
         self.apply(command, now)
     }
 
-    /// Carries out one request, atomically.
+    /// Executes one request, atomically.
     pub fn apply(&mut self, command: &Command, now: Duration) -> Reply {
         let Command { names, owner, op } = command;
         let first = names.first().and_then(|name| name.record.as_ref());
@@ -105,8 +105,8 @@ impl Store {
                 };
                 let fence = self.fences.get(&name.fence);
                 let granted = fence.filter(|fence| fence.expires > now);
-                // The last grantee and not the holder: an execution that took longer than its lock
-                // may record as long as nobody came after it.
+                // The last grantee, not the holder: an execution that outlived its lock may record as
+                // long as no other owner was granted the key.
                 if granted.is_none_or(|fence| fence.grantee != *owner) {
                     return Reply::Lost;
                 }
@@ -124,7 +124,7 @@ impl Store {
         }
     }
 
-    /// Returns how many locks are held at `now`.
+    /// Returns the number of locks that are held at `now`.
     #[must_use]
     pub fn held(&self, now: Duration) -> usize {
         self.locks
@@ -133,7 +133,7 @@ impl Store {
             .count()
     }
 
-    /// Returns whose a lock is at `now`, if it is anybody's.
+    /// Returns the owner of a lock at `now`, if it is held.
     #[must_use]
     pub fn holder(&self, name: &KeyNames, now: Duration) -> Option<&OwnerToken> {
         self.lock(name, now).map(|lock| &lock.owner)
@@ -170,7 +170,7 @@ impl Store {
         let mut number = 0;
         if let Some(proposal) = proposal {
             let fence = self.highest_fence(names, now);
-            // A new grant always raises the fence: that is what makes numbers unique.
+            // A new grant always raises the fence, which makes numbers unique.
             number = if some_free {
                 proposal.max(fence + 1)
             } else {
@@ -179,7 +179,7 @@ impl Store {
             if number > FencingToken::MAX.as_u64() {
                 return Reply::Overflow;
             }
-            // The fences of *all* keys, not just of the new ones: otherwise a set and one of its
+            // Raise the fences of *all* keys, not only of the new ones: otherwise a set and one of its
             // members could be granted the same number.
             self.raise_fences(names, owner, number, fence_expires);
         }
@@ -226,8 +226,8 @@ impl Store {
         }
         for name in names {
             if let Some(lock) = self.locks.get_mut(&name.lock) {
-                // Never shortens: an extension of which only some answers come back must not cut
-                // a lock that its holder still counts on.
+                // Never shorten: an extension with lost answers must not shorten a lock on which its
+                // holder still relies.
                 lock.expires = lock.expires.max(expires);
             }
         }
@@ -245,7 +245,7 @@ impl Store {
         Reply::Released
     }
 
-    /// Returns the record and when it expires from now, if there is one.
+    /// Returns the record and the time until it expires, if there is one.
     fn kept(&self, names: &RecordNames, now: Duration) -> Option<(&Record, Duration)> {
         let kept = self.records.get(&names.done)?;
         let left = kept.expires.checked_sub(now)?;
@@ -318,7 +318,7 @@ impl Store {
     }
 }
 
-/// Answers a record by that part of it which was asked for.
+/// Returns the reply with the requested part of a record.
 fn done(kept: Option<(&Record, Duration)>, part: fn(&Record) -> Record) -> Option<Reply> {
     let (record, expires_in) = kept?;
     Some(Reply::Done {
@@ -436,7 +436,7 @@ mod tests {
         let (both, x) = (client(1, &["x", "y"]), client(2, &["x"]));
         assert_eq!(both.acquire(&mut store, 1, NOW), Reply::Granted(1));
         store.apply(&client(1, &["y"]).command(Op::Release), NOW);
-        // The retry finds y free, so the whole set gets a new number, x's fence included.
+        // The retry finds y free, so the whole set gets a new number, including x's fence.
         assert_eq!(both.acquire(&mut store, 1, NOW), Reply::Granted(2));
         store.apply(&both.command(Op::Release), NOW);
         assert_eq!(x.acquire(&mut store, 1, NOW), Reply::Granted(3));

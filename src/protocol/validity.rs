@@ -1,25 +1,25 @@
-//! How long a lock may be relied on: `ttl - elapsed - drift`, in whole nanoseconds.
+//! The validity of a lock: `ttl - elapsed - drift`, in whole nanoseconds.
 
 use std::time::Duration;
 
-/// What clocks may differ in rate over one ttl: `ttl / 100 + 2 ms`, as in the Redlock description.
+/// Returns the tolerated drift of clocks over one ttl: `ttl / 100 + 2 ms`, as in the Redlock description.
 ///
-/// The two milliseconds stand for the precision of Redis expiry; the hundredth for clocks that do
-/// not run equally fast.
+/// The two milliseconds cover the precision of Redis expiry, the hundredth covers clocks of different
+/// rates.
 #[must_use]
 pub fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }
 
-/// Returns how long the lock is valid *counted from before the first request was sent*, or `None`
-/// when drift leaves nothing of the ttl.
+/// Returns the validity of a lock *from before the first request was sent*, or `None`
+/// if the drift exceeds the ttl.
 #[must_use]
 pub fn lifetime(ttl: Duration) -> Option<Duration> {
     ttl.checked_sub(drift(ttl)).filter(|left| !left.is_zero())
 }
 
-/// Returns what is left of the validity when the last counted answer came `elapsed` after the
-/// first request was sent, or `None` if the majority came too late to be worth anything.
+/// Returns the remaining validity when the last counted answer arrived `elapsed` after the
+/// first request was sent, or `None` if the majority answered too late.
 #[must_use]
 pub fn remaining(ttl: Duration, elapsed: Duration) -> Option<Duration> {
     lifetime(ttl)?
