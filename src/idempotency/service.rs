@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
-use std::panic;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,7 +14,6 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full, Limited};
 use pin_project::pin_project;
 use tower::{BoxError, Service, ServiceExt};
-use tracing::Instrument;
 
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
 use crate::idempotency::layer::{Answered, Asked, Config, Executing, OnUnrecorded};
@@ -26,7 +24,7 @@ use crate::middleware::{
     RequestKind, Taken, unread,
 };
 use crate::node::{telemetry, unguessable};
-use crate::once::{BeginError, Denied, Execution, Recorded};
+use crate::once::{BeginError, Denied, Execution, Recorded, run_to_end};
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
 
 /// Middleware that executes a request once per idempotency key, and replays its response.
@@ -230,15 +228,7 @@ where
         answered,
         answer,
     };
-    let executing = granted.execute(inner, request).in_current_span();
-    match tokio::spawn(executing).await {
-        Ok(outcome) => outcome,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => panic::resume_unwind(panic),
-            // The runtime is shutting down, and this future with it.
-            Err(_) => std::future::pending().await,
-        },
-    }
+    run_to_end(granted.execute(inner, request)).await
 }
 
 /// Reads the body of a request, which is part of what it asks for.

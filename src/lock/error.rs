@@ -141,11 +141,11 @@ pub enum ExtendError {
         /// Why the others did not answer.
         nodes: Vec<NodeFailure>,
     },
-    /// A longer ttl was asked for than `max_ttl`, which all clients of a namespace share.
+    /// The ttl is over `max_ttl`.
     TtlTooLong {
-        /// The ttl that was asked for.
+        /// The ttl to extend by.
         asked: Duration,
-        /// The longest that is allowed.
+        /// The builder's `max_ttl`.
         max: Duration,
     },
     /// The ttl is not longer than `node_timeout`, or used up by clock drift: the lock could expire before the

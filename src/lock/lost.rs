@@ -53,12 +53,12 @@ impl fmt::Display for LostReason {
 
 /// What the lease task publishes about its lock.
 #[derive(Debug, Clone)]
-pub(crate) struct Status {
+pub(crate) struct LeaseStatus {
     pub(crate) valid_until: Instant,
     pub(crate) lost: Option<LostReason>,
 }
 
-impl Status {
+impl LeaseStatus {
     /// Returns why the lock is lost, if it is.
     ///
     /// Does not compare `valid_until` with the clock: the lease task reports the end of the validity in time,
@@ -79,13 +79,13 @@ impl Status {
 pub struct Lost(Pin<Box<dyn Future<Output = LostReason> + Send + Sync>>);
 
 impl Lost {
-    pub(crate) fn new(mut status: watch::Receiver<Status>) -> Self {
+    pub(crate) fn new(mut status: watch::Receiver<LeaseStatus>) -> Self {
         Self(Box::pin(async move {
             loop {
-                if let Some(reason) = Status::lost(&status) {
+                if let Some(reason) = LeaseStatus::lost(&status) {
                     return reason;
                 }
-                // An error means that the channel is closed, which `Status::lost` reports.
+                // An error means that the channel is closed, which `LeaseStatus::lost` reports.
                 drop(status.changed().await);
             }
         }))

@@ -42,11 +42,11 @@ pub use request::{LockFuture, LockOptions, LockRequest};
 pub(crate) use self::core::Core;
 pub(crate) use cluster::Cluster;
 pub(crate) use lease::{
-    AcquireError, Acquired, Attempt, Backoff, Cleanup, Concluded, Disposal, Ended, Failures,
-    Handoff, Holding, Inline, LeaseTask, Order, Progress, Round,
+    AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Ended, Failures, GrantedLock,
+    Handoff, Holding, Inline, LeaseOrder, LeaseTask, Progress, Round,
 };
 pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
-pub(crate) use registry::Stage;
+pub(crate) use registry::DrainStage;
 pub(crate) use request::option_setters;
 pub(crate) use span::LockSpan;
 pub(crate) use time::{after, whole_millis};

@@ -22,7 +22,7 @@ pub(crate) struct Registry {
     leases: Mutex<Leases>,
     /// Notified when the last task ends.
     emptied: Notify,
-    stage: watch::Sender<Stage>,
+    stage: watch::Sender<DrainStage>,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ struct Running {
 
 /// The stages of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
+pub(crate) enum DrainStage {
     Open,
     /// No new locks; held locks are renewed.
     Draining,
@@ -94,12 +94,12 @@ impl Registry {
         Arc::new(Self {
             leases: Mutex::default(),
             emptied: Notify::new(),
-            stage: watch::Sender::new(Stage::Open),
+            stage: watch::Sender::new(DrainStage::Open),
         })
     }
 
     /// Returns the stage of the shutdown.
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> DrainStage {
         *self.stage.borrow()
     }
 
@@ -108,7 +108,7 @@ impl Registry {
     /// # Cancel safety
     ///
     /// May be dropped at any point.
-    pub(crate) async fn reached(&self, stage: Stage) {
+    pub(crate) async fn reached(&self, stage: DrainStage) {
         // The sender is `self.stage`, so the channel is open.
         drop(self.stage.subscribe().wait_for(|now| *now >= stage).await);
     }
@@ -116,7 +116,7 @@ impl Registry {
     /// Enters a lease task, unless the shutdown has begun.
     pub(crate) fn enter(self: &Arc<Self>, keys: &LockKeys) -> Option<Ticket> {
         let mut leases = self.leases.lock();
-        if self.stage() != Stage::Open {
+        if self.stage() != DrainStage::Open {
             return None;
         }
         let id = leases.next;
@@ -136,12 +136,12 @@ impl Registry {
     pub(crate) async fn drain(&self, timeout: Duration) -> Drained {
         {
             let mut leases = self.leases.lock();
-            self.advance(Stage::Draining);
+            self.advance(DrainStage::Draining);
             leases.released = 0;
         }
         let in_time = tokio::time::timeout(timeout, self.emptied()).await.is_ok();
         if !in_time {
-            self.advance(Stage::TimedOut);
+            self.advance(DrainStage::TimedOut);
         }
         let (leases, now) = (self.leases.lock(), Instant::now());
         let held = leases.running.values().filter(|running| running.is_held);
@@ -185,7 +185,7 @@ impl Registry {
         }
     }
 
-    fn advance(&self, stage: Stage) {
+    fn advance(&self, stage: DrainStage) {
         self.stage.send_if_modified(|now| {
             let is_further = stage > *now;
             *now = stage.max(*now);

@@ -12,9 +12,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
-use crate::lock::lease::{LeaseTask, Order, acquire};
+use crate::lock::lease::{LeaseOrder, LeaseTask, acquire};
 use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
-use crate::lock::registry::Stage;
+use crate::lock::registry::DrainStage;
 use crate::lock::span::LockSpan;
 use crate::lock::time::after;
 use crate::node::sha256;
@@ -248,7 +248,7 @@ async fn lock_in(
     let deadline = after(Instant::now(), wait);
     let caps = [settings.max_waiters.clone(), cap].into_iter().flatten();
     let mut slots = WaiterSlots::new(caps, waited.clone());
-    if core.registry.stage() != Stage::Open {
+    if core.registry.stage() != DrainStage::Open {
         return Err(LockError::Closed);
     }
     let permit = match core.queue.try_acquire(&keys) {
@@ -267,13 +267,8 @@ async fn lock_in(
         ticket,
         span.label(),
     );
-    let order = Order {
-        task,
-        permit,
-        slots,
-        deadline,
-        max_hold: options.max_hold.or(settings.max_hold),
-    };
+    let max_hold = options.max_hold.or(settings.max_hold);
+    let order = LeaseOrder::new(task, permit, slots, deadline, max_hold);
     acquire(order, span.span()).await.map(LockGuard::new)
 }
 
@@ -308,6 +303,6 @@ async fn wait_for_permit(
         () = sleep_until(deadline) => Err(LockError::Contended {
             retry_after: core.queue.retry_after(keys),
         }),
-        () = core.registry.reached(Stage::Draining) => Err(LockError::Closed),
+        () = core.registry.reached(DrainStage::Draining) => Err(LockError::Closed),
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::lock::{AcquireError, Acquired, Attempt, Cleanup, Concluded, Progress};
+use crate::lock::{AcquireError, Attempt, Cleanup, Concluded, GrantedLock, Progress};
 use crate::node::{Vote, transit, unguessable};
 use crate::once::error::Denied;
 use crate::once::replay::Replay;
@@ -26,8 +26,8 @@ use crate::protocol::{OwnerToken, Record};
 
 /// The key of an execution that has not begun. The round still takes answers: a record that arrives before the
 /// beginning decides.
-pub(super) struct Granted {
-    pub(super) acquired: Acquired,
+pub(super) struct GrantedExecution {
+    pub(super) acquired: GrantedLock,
     pub(super) progress: Progress<RecordedRound>,
 }
 
@@ -54,7 +54,7 @@ impl OnceTask {
     pub(super) async fn attempt(
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
-    ) -> Result<Granted, AttemptError> {
+    ) -> Result<GrantedExecution, AttemptError> {
         let quorum = self.lease.cluster.settings.quorum;
         let round = RecordedRound::new(OnceRound::new(quorum, self.fingerprint));
         let owner = OwnerToken::with_fingerprint(unguessable(), self.fingerprint);
@@ -69,7 +69,7 @@ impl OnceTask {
         cleanup: Cleanup,
         mut progress: Progress<RecordedRound>,
         step: Step,
-    ) -> Result<Granted, AttemptError> {
+    ) -> Result<GrantedExecution, AttemptError> {
         // The time until the execution was to begin does not count.
         progress.deadline = Instant::now() + self.lease.cluster.settings.node_timeout;
         let attempt = Attempt { cleanup, progress };
@@ -82,7 +82,7 @@ impl OnceTask {
         mut attempt: Attempt<RecordedRound>,
         mut step: Step,
         mut abandoned: Pin<&mut (impl Future<Output = ()> + Send)>,
-    ) -> Result<Granted, AttemptError> {
+    ) -> Result<GrantedExecution, AttemptError> {
         loop {
             let pursued = self.lease.pursue(&mut attempt, step, abandoned.as_mut());
             let other = match pursued.await {
@@ -93,7 +93,7 @@ impl OnceTask {
                     }
                     None => {
                         let (acquired, progress) = self.lease.granted(attempt, number)?;
-                        return Ok(Granted { acquired, progress });
+                        return Ok(GrantedExecution { acquired, progress });
                     }
                 },
                 Concluded::Refused(refusal) => {

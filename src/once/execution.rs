@@ -7,9 +7,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::{Disposal, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
+use crate::once::command::{ExecutionCommand, RecordCommand, Recorded};
 use crate::once::error::BeginError;
-use crate::once::pending::Command;
-use crate::once::recording::RecordCommand;
 use crate::protocol::{FencingToken, LockKey, Record};
 
 /// The right to execute, as long as the lock is held; a recording uses it up.
@@ -19,22 +18,11 @@ use crate::protocol::{FencingToken, LockKey, Record};
 #[derive(Debug)]
 pub(crate) struct Execution {
     guard: LockGuard,
-    commands: mpsc::UnboundedSender<Command>,
-}
-
-/// How a recording ended.
-#[derive(Debug, Clone)]
-pub(crate) enum Recorded {
-    /// A majority of the nodes has the record.
-    Yes,
-    /// A majority has the record of another execution.
-    Another(Record),
-    /// No majority could be reached, or none has a record.
-    No,
+    commands: mpsc::UnboundedSender<ExecutionCommand>,
 }
 
 impl Execution {
-    pub(super) fn new(guard: LockGuard, commands: mpsc::UnboundedSender<Command>) -> Self {
+    pub(super) fn new(guard: LockGuard, commands: mpsc::UnboundedSender<ExecutionCommand>) -> Self {
         Self { guard, commands }
     }
 
@@ -57,7 +45,7 @@ impl Execution {
             BeginError::Lost(reason.unwrap_or(LostReason::Expired))
         };
         let (done, begun) = oneshot::channel();
-        if self.commands.send(Command::Begin(done)).is_err() {
+        if self.commands.send(ExecutionCommand::Begin(done)).is_err() {
             return Err(lost());
         }
         begun.await.unwrap_or_else(|_| Err(lost()))?;
@@ -108,7 +96,11 @@ impl Execution {
             retention,
             done,
         };
-        if self.commands.send(Command::Record(command)).is_err() {
+        if self
+            .commands
+            .send(ExecutionCommand::Record(command))
+            .is_err()
+        {
             // The lease task is gone with its runtime.
             return Recorded::No;
         }

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | `round` | the records to the acquisition round |
 //! | `attempt` | repair and replay to an attempt |
-//! | `task` | the life of an execution: attempts, pending, executing, recorded |
+//! | `lifecycle` | the life of an execution: attempts, pending, executing, recorded |
 //! | `pending` | the wait between grant and beginning, in which a record still decides |
 //! | `recording` | the outcome is written to a majority |
 //! | `replay` | the nodes that lack a record get it in the background |
@@ -22,9 +22,11 @@
 //! | `result`, `run` | the public face: [`Redlock::once`](crate::Redlock::once) |
 
 mod attempt;
+mod command;
 mod error;
 mod execution;
 mod fetch;
+mod lifecycle;
 mod pending;
 mod recording;
 mod replay;
@@ -34,13 +36,17 @@ mod round;
 mod run;
 mod task;
 
+#[cfg(feature = "idempotency")]
+pub(crate) use command::Recorded;
 pub use error::OnceError;
 #[cfg(feature = "idempotency")]
 pub(crate) use error::{BeginError, Denied};
-pub use execution::ExecutionHandle;
 #[cfg(feature = "idempotency")]
-pub(crate) use execution::{Execution, Recorded};
+pub(crate) use execution::Execution;
+pub use execution::ExecutionHandle;
 #[cfg(feature = "idempotency")]
 pub(crate) use fetch::is_undamaged;
 pub use request::ExecuteOnce;
 pub use run::Outcome;
+#[cfg(feature = "idempotency")]
+pub(crate) use run::run_to_end;

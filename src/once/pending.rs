@@ -1,4 +1,4 @@
-//! Pending: a granted execution until it begins, and the commands that it sends to its lease task.
+//! Pending: a granted execution until it begins.
 //!
 //! # Implementation details
 //!
@@ -7,26 +7,16 @@
 //! the caller asks to begin, the votes that have arrived are taken, and if that is more than a node timeout
 //! after the grant, all nodes are asked once more first (PROTOCOL, section 2.3.4).
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::lock::{Cleanup, Disposal, Holding, Progress};
 use crate::node::Vote;
+use crate::once::command::BeginSender;
 use crate::once::error::BeginError;
-use crate::once::recording::RecordCommand;
 use crate::once::round::{RecordedRound, Step};
 use crate::once::task::OnceTask;
 use crate::protocol::message::Reply;
 use crate::protocol::round::{AcquireStep, Answer};
-
-/// What an execution asks of its lease task.
-pub(super) enum Command {
-    /// May the execution begin?
-    Begin(BeginSender),
-    Record(RecordCommand),
-}
-
-pub(super) type BeginSender = oneshot::Sender<Result<(), BeginError>>;
 
 /// A grant whose execution has not begun.
 pub(super) struct Pending {

@@ -12,31 +12,23 @@
 
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::lock::{Cleanup, Ended, Permit};
 use crate::once::attempt::AttemptError;
-use crate::once::execution::Recorded;
-use crate::once::replay::Asked;
+use crate::once::command::{RecordCommand, Recorded};
+use crate::once::replay::Inquiry;
 use crate::once::task::{KeyMemo, OnceTask};
 use crate::protocol::Record;
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::once::{LookRound, LookStep, RecordRound, RecordStep};
 use crate::protocol::round::Answer;
 
-/// An execution's command to record its outcome, which ends its lock.
-pub(super) struct RecordCommand {
-    pub(super) record: Record,
-    pub(super) retention: Duration,
-    pub(super) done: oneshot::Sender<Recorded>,
-}
-
 /// A record that has been sent to all nodes.
 struct Written {
     record: Record,
     round: RecordRound,
-    asked: Asked,
+    asked: Inquiry,
     /// When it was sent, and how long it lives from then on.
     began: Instant,
     retention: Duration,

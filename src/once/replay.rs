@@ -25,7 +25,7 @@ pub(super) struct Replay {
 }
 
 /// A request to some nodes whose answers are outstanding.
-pub(super) struct Asked {
+pub(super) struct Inquiry {
     phase: u32,
     due: Instant,
     silent: Vec<usize>,
@@ -44,7 +44,7 @@ impl Replay {
     }
 }
 
-impl Asked {
+impl Inquiry {
     /// Returns whether all nodes have answered.
     pub(super) fn is_answered(&self) -> bool {
         self.silent.is_empty()
@@ -70,7 +70,7 @@ impl OnceTask {
             expires_in,
         } = replay;
         let answered = Instant::now();
-        let mut asked = Asked {
+        let mut asked = Inquiry {
             phase: acquiring,
             due: due.unwrap_or(answered),
             silent: round.unanswered().collect(),
@@ -129,7 +129,7 @@ impl OnceTask {
         cleanup: &Cleanup,
         op: Op,
         nodes: impl IntoIterator<Item = usize>,
-    ) -> Asked {
+    ) -> Inquiry {
         let settings = &self.lease.cluster.settings;
         let silent: Vec<usize> = nodes.into_iter().collect();
         let phase = self.lease.votes.next_phase();
@@ -137,7 +137,7 @@ impl OnceTask {
         // A record ends the lock.
         let publishes = settings.wake_ups && matches!(op, Op::Record { .. });
         cleanup.ask(op, publishes, &self.lease.votes, silent.iter().copied());
-        Asked {
+        Inquiry {
             phase,
             due: Instant::now() + patience,
             silent,
@@ -145,7 +145,7 @@ impl OnceTask {
     }
 
     /// Returns the next answer; silence for too long is one.
-    pub(super) async fn next_answer(&mut self, asked: &mut Asked) -> (usize, Answer) {
+    pub(super) async fn next_answer(&mut self, asked: &mut Inquiry) -> (usize, Answer) {
         let mut failures = Failures::default();
         loop {
             tokio::select! {

@@ -7,14 +7,15 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::{
-    Core, LeaseTask, LockError, LockOptions, LockSpan, Order, Permit, Redlock, Stage, Waited,
-    WaiterCap, WaiterSlots, after, option_setters, whole_millis,
+    Core, DrainStage, LeaseOrder, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock,
+    Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::Fetches;
-use crate::once::task::{KeyMemo, acquire};
+use crate::once::lifecycle::acquire;
+use crate::once::task::KeyMemo;
 use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
 
 /// For how long a result is kept by default, and an intent.
@@ -218,13 +219,7 @@ impl ExecuteOnce {
             ticket,
             span.label(),
         );
-        let order = Order {
-            task,
-            permit,
-            slots,
-            deadline,
-            max_hold: options.max_hold,
-        };
+        let order = LeaseOrder::new(task, permit, slots, deadline, options.max_hold);
         acquire(order, self.fingerprint, core.extensions.get(), span.span()).await
     }
 
@@ -247,7 +242,7 @@ impl ExecuteOnce {
         let asking = 2 * cluster.settings.node_timeout;
         let asked_until = deadline.max(Instant::now() + asking);
         loop {
-            if registry.stage() != Stage::Open {
+            if registry.stage() != DrainStage::Open {
                 return Err(LockError::Closed.into());
             }
             let mut busy = match queue.try_acquire(keys) {
@@ -287,7 +282,7 @@ impl ExecuteOnce {
                     }
                 }
                 Ok(()) = busy.holder.changed(), if !is_held => {}
-                () = registry.reached(Stage::Draining) => {}
+                () = registry.reached(DrainStage::Draining) => {}
             }
         }
     }
@@ -318,7 +313,7 @@ impl fmt::Debug for ExecuteOnce {
 #[cfg(test)]
 mod tests {
     use crate::node::unguessable;
-    use crate::once::execution::Recorded;
+    use crate::once::command::Recorded;
     use crate::protocol::ExecutionId;
 
     use super::*;

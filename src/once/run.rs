@@ -11,8 +11,9 @@ use tracing::Instrument;
 
 use crate::lock::{LockError, LostReason};
 use crate::node::telemetry;
+use crate::once::command::Recorded;
 use crate::once::error::{BeginError, Denied, OnceError};
-use crate::once::execution::{Execution, ExecutionHandle, Recorded};
+use crate::once::execution::{Execution, ExecutionHandle};
 use crate::once::request::ExecuteOnce;
 use crate::once::result::{ResultError, decode, encode};
 use crate::protocol::Record;
@@ -97,15 +98,7 @@ impl ExecuteOnce {
             Ok(execution) => execution,
             Err(denied) => return self.denied(denied).await,
         };
-        let executing = self.execute(execution, asked, work).in_current_span();
-        match tokio::spawn(executing).await {
-            Ok(outcome) => outcome,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => panic::resume_unwind(panic),
-                // The runtime is shutting down, and this future with it.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        run_to_end(self.execute(execution, asked, work)).await
     }
 
     async fn execute<T, E, F, W>(
@@ -223,6 +216,24 @@ impl ExecuteOnce {
         };
         let result = decoded.map_err(|_| OnceError::NotKept)?;
         Ok(Outcome::Replayed(result))
+    }
+}
+
+/// Runs an execution in a task of its own, which goes on if the caller goes away.
+///
+/// # Panics
+///
+/// If the execution panics, and outside of a runtime.
+pub(crate) async fn run_to_end<T: Send + 'static>(
+    executing: impl Future<Output = T> + Send + 'static,
+) -> T {
+    match tokio::spawn(executing.in_current_span()).await {
+        Ok(outcome) => outcome,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => panic::resume_unwind(panic),
+            // The runtime is shutting down, and this future with it.
+            Err(_) => std::future::pending().await,
+        },
     }
 }
 

@@ -1,28 +1,12 @@
-//! The life of one execution, from its order to its end.
-//!
-//! It is the life of a plain lock, with a record at each step: an attempt may end in a replay, the hold begins
-//! with a pending execution, and it ends with a recording.
+//! What every step of an execution knows.
 
 use std::any::Any;
-use std::future::Future;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tracing::Span;
 
-use crate::lock::{
-    AcquireError, Backoff, Cleanup, Disposal, Ended, Handoff, Holding, Inline, LeaseTask,
-    LockError, LockGuard, Order, Permit,
-};
-use crate::node::Vote;
-use crate::once::attempt::{AttemptError, Granted};
-use crate::once::error::{BeginError, Denied};
-use crate::once::execution::Execution;
+use crate::lock::LeaseTask;
 use crate::once::fetch::Fetches;
-use crate::once::pending::{Command, Overtaken, Pending};
-use crate::once::recording::RecordCommand;
-use crate::once::replay::Replay;
 use crate::protocol::{Fingerprint, LockKey, Record};
 
 /// The task that owns the lock of one execution.
@@ -41,219 +25,10 @@ pub(super) enum KeyMemo {
     Recorded(Instant, Record),
 }
 
-/// Why an execution does not hold its lock any longer.
-enum Ending {
-    /// Its last share is gone.
-    Released,
-    /// Its outcome is to be recorded.
-    Recording(RecordCommand),
-    /// A record arrived before it began, and decides instead.
-    Overtaken(Box<Overtaken>),
-}
-
-type Outcome = Result<Execution, Denied>;
-
-/// Acquires the key of an execution.
-///
-/// # Panics
-///
-/// Outside of a runtime.
-///
-/// # Cancel safety
-///
-/// May be dropped at any point; what the nodes granted or will grant is released.
-pub(super) async fn acquire(
-    order: Order,
-    fingerprint: Fingerprint,
-    fetches: Arc<Fetches>,
-    span: &Span,
-) -> Outcome {
-    let outcome = Inline::new(|handoff| run(order, fingerprint, fetches, handoff), span).await;
-    // The task ends without an outcome if the runtime shuts down.
-    outcome.unwrap_or(Err(LockError::Closed.into()))
-}
-
-/// Runs an execution: attempts, hold, record or release.
-fn run(
-    order: Order,
-    fingerprint: Fingerprint,
-    fetches: Arc<Fetches>,
-    mut handoff: Handoff<Outcome>,
-) -> impl Future<Output = ()> + Send {
-    let Order {
-        task: lease,
-        mut permit,
-        slots,
-        deadline,
-        max_hold,
-    } = order;
-    let mut task = OnceTask {
-        lease,
-        fingerprint,
-        fetches,
-    };
-    let mut backoff = Backoff::new(deadline, slots);
-    async move {
-        let acquired = task.acquire(&mut backoff, &permit, &mut handoff).await;
-        drop(backoff);
-        let replay = match acquired {
-            Ok(Granted { acquired, progress }) => {
-                let memo = KeyMemo::Executing(fingerprint).into_memo();
-                let unused = Disposal::ReleaseUnused;
-                let (mut holding, share) =
-                    task.lease
-                        .begin_holding(acquired, max_hold, unused, Some(memo), &permit);
-                let (sender, mut commands) = mpsc::unbounded_channel();
-                let execution = Execution::new(LockGuard::new(share), sender);
-                let mut pending = Some(Box::new(Pending::new(progress)));
-                handoff.hand_out(Ok(execution)).await;
-                let ending = task
-                    .hold(&mut holding, &mut pending, &mut commands, &mut permit)
-                    .await;
-                drop(pending);
-                Box::pin(task.end(holding.end(), ending, permit)).await;
-                None
-            }
-            Err(error) => {
-                let (denied, replay) = error.conclude(&permit);
-                drop(permit);
-                if let Some(denied) = denied {
-                    handoff.send(Err(denied));
-                }
-                replay
-            }
-        };
-        if let Some(replay) = replay {
-            Box::pin(task.finish_replay(*replay)).await;
-        }
-        task.lease.settle().await;
-    }
-}
-
 impl OnceTask {
     /// Returns the key, of which there is one.
     pub(super) fn key(&self) -> &LockKey {
         &self.lease.keys.as_slice()[0]
-    }
-
-    /// Makes attempts until one is granted or decided.
-    async fn acquire(
-        &mut self,
-        backoff: &mut Backoff,
-        permit: &Permit,
-        handoff: &mut Handoff<Outcome>,
-    ) -> Result<Granted, AttemptError> {
-        self.lease
-            .let_remote_first(backoff, permit, handoff)
-            .await?;
-        loop {
-            backoff.begin_attempt();
-            let refusal = match Box::pin(self.attempt(handoff.closed())).await {
-                Err(AttemptError::Lock(refusal)) => refusal,
-                // Until the deadline, more nodes may answer.
-                Err(AttemptError::Undecided) if backoff.is_in_time() => AcquireError::Contended {
-                    retry_after: None,
-                    is_split: false,
-                },
-                ended => return ended,
-            };
-            self.lease
-                .back_off(backoff, refusal, permit, handoff)
-                .await?;
-        }
-    }
-
-    /// Holds and renews the lock of an execution until it ends.
-    async fn hold(
-        &mut self,
-        holding: &mut Holding,
-        pending: &mut Option<Box<Pending>>,
-        commands: &mut mpsc::UnboundedReceiver<Command>,
-        permit: &mut Permit,
-    ) -> Ending {
-        loop {
-            if !holding.is_held_with(permit) {
-                // The last share may have gone with the caller that asked for the recording.
-                while let Ok(command) = commands.try_recv() {
-                    if let Command::Record(command) = command {
-                        return Ending::Recording(command);
-                    }
-                }
-                return Ending::Released;
-            }
-            if let Some(overtaken) = self.try_begin(holding, pending) {
-                return Ending::Overtaken(overtaken);
-            }
-            let mut observe = |vote: &Vote, cleanup: &mut Cleanup| {
-                if let Some(pending) = pending {
-                    pending.observe(vote, cleanup);
-                }
-            };
-            let command = tokio::select! {
-                biased;
-                Some(command) = commands.recv(), if !holding.is_extending() => command,
-                () = self.lease.hold_step(holding, &mut observe) => continue,
-            };
-            match (command, pending.as_mut()) {
-                (Command::Record(command), _) => return Ending::Recording(command),
-                (Command::Begin(beginning), Some(pending)) => pending.set_beginning(beginning),
-                // It has begun already. The execution may have gone away with its caller.
-                (Command::Begin(beginning), None) => drop(beginning.send(Ok(()))),
-            }
-        }
-    }
-
-    /// Records what is to be recorded, and frees the key if that may be done.
-    async fn end(&mut self, ended: Ended, ending: Ending, permit: Permit) {
-        match ending {
-            Ending::Recording(command) => self.record(ended, command, permit).await,
-            Ending::Overtaken(overtaken) => self.yield_to_record(ended, *overtaken, permit).await,
-            Ending::Released if ended.cleanup.disposal() == Disposal::Expire => {
-                ended.set_released();
-                let Ended {
-                    cleanup, commands, ..
-                } = ended;
-                self.lease.leave_to_expire(cleanup);
-                drop(permit);
-                commands.set_released(Ok(()));
-            }
-            Ending::Released => self.lease.release(ended, permit).await,
-        }
-    }
-
-    /// Goes on with the record that overtook an execution.
-    async fn yield_to_record(&mut self, ended: Ended, overtaken: Overtaken, permit: Permit) {
-        let Overtaken {
-            progress,
-            step,
-            beginning,
-        } = overtaken;
-        ended.set_released();
-        let Ended {
-            mut cleanup,
-            commands,
-            ..
-        } = ended;
-        cleanup.forget_lease();
-        let error = match self.resume(cleanup, progress, step).await {
-            Err(AttemptError::Lock(AcquireError::Contended { .. })) => AttemptError::Undecided,
-            Err(error) => error,
-            Ok(granted) => {
-                // Where a record is known there is no grant; should there be one, it is not to be used.
-                self.lease.give_up(granted.acquired.cleanup);
-                AttemptError::Undecided
-            }
-        };
-        let (denied, replay) = error.conclude(&permit);
-        drop(permit);
-        if let Some(denied) = denied {
-            // The execution may have gone away with its caller.
-            drop(beginning.send(Err(BeginError::Denied(denied))));
-        }
-        if let Some(replay) = replay {
-            self.finish_replay(*replay).await;
-        }
-        commands.set_released(Ok(()));
     }
 }
 
@@ -262,28 +37,7 @@ impl KeyMemo {
         Self::Recorded(Instant::now(), record.clone()).into_memo()
     }
 
-    fn into_memo(self) -> Arc<dyn Any + Send + Sync> {
+    pub(super) fn into_memo(self) -> Arc<dyn Any + Send + Sync> {
         Arc::new(self)
-    }
-}
-
-impl AttemptError {
-    /// Leaves a record for the next callers of the key. Returns what the caller is told, unless it has gone
-    /// away, and what is left to do about a replay.
-    fn conclude(self, permit: &Permit) -> (Option<Denied>, Option<Box<Replay>>) {
-        let denied = match self {
-            Self::Lock(AcquireError::Abandoned) => return (None, None),
-            Self::Lock(AcquireError::Failed(error)) => error.into(),
-            Self::Lock(AcquireError::Contended { retry_after, .. }) => {
-                LockError::Contended { retry_after }.into()
-            }
-            Self::Undecided => Denied::Undecided,
-            Self::Denied(denied) => denied,
-            Self::Recorded(record, replay) => {
-                permit.set_memo(KeyMemo::recorded(&record));
-                return (Some(Denied::Recorded(record)), Some(replay));
-            }
-        };
-        (Some(denied), None)
     }
 }

@@ -23,11 +23,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::lock::error::LockError;
-use crate::lock::lease::attempt::{AcquireError, Acquired};
+use crate::lock::lease::attempt::{AcquireError, GrantedLock};
 use crate::lock::lease::handoff::Handoff;
 use crate::lock::lease::task::LeaseTask;
 use crate::lock::queue::{Permit, WaiterSlots};
-use crate::lock::registry::Stage;
+use crate::lock::registry::DrainStage;
 use crate::lock::time::TICK;
 use crate::node::{ReleaseSignal, random_u64};
 use crate::protocol::{OnRelease, Retry};
@@ -70,7 +70,7 @@ impl LeaseTask {
         backoff: &mut Backoff,
         permit: &Permit,
         handoff: &mut Handoff<T>,
-    ) -> Result<Acquired, AcquireError> {
+    ) -> Result<GrantedLock, AcquireError> {
         self.let_remote_first(backoff, permit, handoff).await?;
         loop {
             backoff.begin_attempt();
@@ -207,7 +207,7 @@ impl LeaseTask {
         tokio::select! {
             biased;
             () = handoff.closed() => Err(AcquireError::Abandoned),
-            () = self.ticket.registry().reached(Stage::Draining) => Err(LockError::Closed.into()),
+            () = self.ticket.registry().reached(DrainStage::Draining) => Err(LockError::Closed.into()),
             () = backoff.released() => Ok(true),
             () = sleep(delay.max(TICK)) => Ok(false),
         }

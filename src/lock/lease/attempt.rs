@@ -80,7 +80,7 @@ pub(crate) struct Progress<R> {
 }
 
 /// A lock that a majority has granted.
-pub(crate) struct Acquired {
+pub(crate) struct GrantedLock {
     pub(crate) cleanup: Cleanup,
     pub(crate) token: Option<FencingToken>,
     /// Before the first request was sent.
@@ -144,7 +144,7 @@ impl LeaseTask {
     pub(super) async fn attempt(
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
-    ) -> Result<Acquired, AcquireError> {
+    ) -> Result<GrantedLock, AcquireError> {
         let round = AcquireRound::new(self.cluster.settings.quorum);
         let mut attempt = self.begin_attempt(round, OwnerToken::from_random(unguessable()));
         let first = Ok(AcquireStep::Wait);
@@ -256,7 +256,7 @@ impl LeaseTask {
         &mut self,
         attempt: Attempt<R>,
         number: u64,
-    ) -> Result<(Acquired, Progress<R>), AcquireError> {
+    ) -> Result<(GrantedLock, Progress<R>), AcquireError> {
         let Attempt { cleanup, progress } = attempt;
         let acknowledged = progress.round.acquiring().acknowledged(number);
         Span::current().record("quorum.granted", acknowledged);
@@ -268,7 +268,7 @@ impl LeaseTask {
             return Err(LockError::Expired { ttl, elapsed }.into());
         };
         let token = self.is_fenced.then(|| FencingToken::try_from(number));
-        let acquired = Acquired {
+        let acquired = GrantedLock {
             cleanup,
             // The nodes never go beyond the largest token.
             token: token.transpose().unwrap_or_default(),

@@ -20,14 +20,14 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::lock::error::ExtendError;
-use crate::lock::lease::attempt::Acquired;
+use crate::lock::lease::attempt::GrantedLock;
 use crate::lock::lease::cleanup::Cleanup;
 use crate::lock::lease::release::Ended;
 use crate::lock::lease::shared::{Commands, Disposal, ExtendCommand, Lease, Share};
 use crate::lock::lease::task::{Failures, LeaseTask};
-use crate::lock::lost::{LostReason, Status};
+use crate::lock::lost::{LeaseStatus, LostReason};
 use crate::lock::queue::{HeldLease, Holder, Memo, Permit};
-use crate::lock::registry::Stage;
+use crate::lock::registry::DrainStage;
 use crate::lock::span::HeldSpan;
 use crate::lock::time::{TICK, after, whole_millis};
 use crate::node::{NodeFailure, Threshold, Vote, telemetry};
@@ -39,7 +39,7 @@ use crate::protocol::{FencingToken, Quorum, validity};
 pub(crate) struct Holding {
     pub(crate) lease: Arc<Lease>,
     pub(crate) cleanup: Cleanup,
-    status: watch::Sender<Status>,
+    status: watch::Sender<LeaseStatus>,
     commands: Commands,
     span: HeldSpan,
     /// When `max_hold` is over.
@@ -47,11 +47,11 @@ pub(crate) struct Holding {
     /// When to renew next; `None` if renewal is off or has ended.
     renew_at: Option<Instant>,
     /// Boxed, because few locks are held for so long, and all would have its room.
-    extension: Option<Box<Extension>>,
+    extension: Option<Box<Extending>>,
 }
 
 /// An extension under way.
-struct Extension {
+struct Extending {
     round: ExtendRound,
     phase: u32,
     /// Before its first request was sent.
@@ -67,19 +67,19 @@ impl LeaseTask {
     /// Makes the lease of an acquired lock, and its first share.
     pub(crate) fn begin_holding(
         &mut self,
-        acquired: Acquired,
+        acquired: GrantedLock,
         max_hold: Option<Duration>,
         disposal: Disposal,
         purpose: Option<Memo>,
         permit: &Permit,
     ) -> (Holding, Share) {
-        let Acquired {
+        let GrantedLock {
             mut cleanup,
             token,
             began,
             valid_until,
         } = acquired;
-        let (status, published) = watch::channel(Status {
+        let (status, published) = watch::channel(LeaseStatus {
             valid_until,
             lost: None,
         });
@@ -200,7 +200,7 @@ impl LeaseTask {
             }
         }
         if holding.renew_at.is_some_and(|at| at <= now) && holding.extension.is_none() {
-            let goes_on = self.ticket.registry().stage() < Stage::TimedOut;
+            let goes_on = self.ticket.registry().stage() < DrainStage::TimedOut;
             match holding.renewal_ttl(self.ttl, now).filter(|_| goes_on) {
                 Some(ttl) => self.begin_extension(holding, ttl, None),
                 None => holding.renew_at = None,
@@ -226,7 +226,7 @@ impl LeaseTask {
         let nodes = 0..settings.quorum.nodes();
         let cleanup = &mut holding.cleanup;
         cleanup.send(confirm, ttl.max(self.ttl), &self.votes, nodes);
-        holding.extension = Some(Box::new(Extension {
+        holding.extension = Some(Box::new(Extending {
             round: ExtendRound::new(settings.quorum, token.unwrap_or(0)),
             phase,
             began,
@@ -257,7 +257,7 @@ impl LeaseTask {
         }
     }
 
-    fn end_extension(&mut self, holding: &mut Holding, extension: Extension, step: ExtendStep) {
+    fn end_extension(&mut self, holding: &mut Holding, extension: Extending, step: ExtendStep) {
         let now = Instant::now();
         holding.check_validity(now);
         let (began, ttl) = (extension.began, extension.ttl);

@@ -37,11 +37,11 @@ mod shared;
 mod task;
 
 pub(crate) use acquire::Backoff;
-pub(crate) use attempt::{AcquireError, Acquired, Attempt, Concluded, Progress, Round};
+pub(crate) use attempt::{AcquireError, Attempt, Concluded, GrantedLock, Progress, Round};
 pub(crate) use cleanup::Cleanup;
 pub(crate) use handoff::{Handoff, Inline};
 pub(crate) use hold::Holding;
 pub(crate) use release::Ended;
-pub(crate) use run::{Order, acquire};
+pub(crate) use run::{LeaseOrder, acquire};
 pub(crate) use shared::{Disposal, Lease, Share};
 pub(crate) use task::{Failures, LeaseTask};

@@ -16,7 +16,7 @@ use crate::lock::error::ReleaseError;
 use crate::lock::lease::cleanup::Cleanup;
 use crate::lock::lease::shared::Commands;
 use crate::lock::lease::task::{Failures, LeaseTask, Release};
-use crate::lock::lost::{LostReason, Status};
+use crate::lock::lost::{LeaseStatus, LostReason};
 use crate::lock::queue::Permit;
 use crate::node::{Threshold, Vote};
 use crate::protocol::Quorum;
@@ -25,12 +25,16 @@ use crate::protocol::round::ReleaseStep;
 /// A lock whose holding has ended, and which is to be given back.
 pub(crate) struct Ended {
     pub(crate) cleanup: Cleanup,
-    status: watch::Sender<Status>,
+    status: watch::Sender<LeaseStatus>,
     pub(crate) commands: Commands,
 }
 
 impl Ended {
-    pub(super) fn new(cleanup: Cleanup, status: watch::Sender<Status>, commands: Commands) -> Self {
+    pub(super) fn new(
+        cleanup: Cleanup,
+        status: watch::Sender<LeaseStatus>,
+        commands: Commands,
+    ) -> Self {
         Self {
             cleanup,
             status,

@@ -15,13 +15,31 @@ use crate::lock::lease::task::LeaseTask;
 use crate::lock::queue::{Permit, WaiterSlots};
 
 /// What the life of a lock begins with.
-pub(crate) struct Order {
+pub(crate) struct LeaseOrder {
     pub(crate) task: LeaseTask,
     pub(crate) permit: Permit,
     pub(crate) slots: WaiterSlots,
     /// When the caller stops waiting.
     pub(crate) deadline: Instant,
     pub(crate) max_hold: Option<Duration>,
+}
+
+impl LeaseOrder {
+    pub(crate) fn new(
+        task: LeaseTask,
+        permit: Permit,
+        slots: WaiterSlots,
+        deadline: Instant,
+        max_hold: Option<Duration>,
+    ) -> Self {
+        Self {
+            task,
+            permit,
+            slots,
+            deadline,
+            max_hold,
+        }
+    }
 }
 
 /// Acquires a plain lock, and returns the first share of its lease.
@@ -33,7 +51,7 @@ pub(crate) struct Order {
 /// # Cancel safety
 ///
 /// May be dropped at any point; what the nodes granted or will grant is released.
-pub(crate) async fn acquire(order: Order, span: &Span) -> Result<Share, LockError> {
+pub(crate) async fn acquire(order: LeaseOrder, span: &Span) -> Result<Share, LockError> {
     let outcome = Inline::new(|handoff| run(order, handoff), span).await;
     // The task ends without an outcome if the runtime shuts down.
     outcome.unwrap_or(Err(LockError::Closed))
@@ -43,10 +61,10 @@ pub(crate) async fn acquire(order: Order, span: &Span) -> Result<Share, LockErro
 ///
 /// Not an `async fn`, which would have room for its arguments twice in every lock that is held.
 fn run(
-    order: Order,
+    order: LeaseOrder,
     mut handoff: Handoff<Result<Share, LockError>>,
 ) -> impl Future<Output = ()> + Send {
-    let Order {
+    let LeaseOrder {
         mut task,
         mut permit,
         slots,

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
 use crate::lock::error::{ExtendError, ReleaseError};
-use crate::lock::lost::{Lost, LostReason, Status};
+use crate::lock::lost::{LeaseStatus, Lost, LostReason};
 use crate::lock::queue::HeldLease;
 use crate::lock::registry::Registry;
 use crate::lock::time::whole_millis;
@@ -36,7 +36,7 @@ pub(crate) struct Lease {
     pub(crate) token: Option<FencingToken>,
     max_ttl: Duration,
     node_timeout: Duration,
-    status: watch::Receiver<Status>,
+    status: watch::Receiver<LeaseStatus>,
     /// A [`Disposal`].
     disposal: AtomicU8,
     /// Guards, responses and bodies that hold the lock. Zero is final.
@@ -96,7 +96,7 @@ impl Lease {
         keys: LockKeys,
         token: Option<FencingToken>,
         disposal: Disposal,
-        status: watch::Receiver<Status>,
+        status: watch::Receiver<LeaseStatus>,
     ) -> (Arc<Self>, Share, Commands) {
         let lease = Arc::new(Self {
             registry,
@@ -157,7 +157,7 @@ impl Lease {
 
     /// Returns why the lock is lost, if its task has reported that or is gone.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
-        Status::lost(&self.status)
+        LeaseStatus::lost(&self.status)
     }
 
     pub(crate) fn lost(&self) -> Lost {

@@ -110,7 +110,7 @@ struct Subscribed {
 }
 
 /// Counts a caller as waiting for as long as it lives.
-struct Waiting<'a>(&'a Slot);
+struct CountedWaiter<'a>(&'a Slot);
 
 impl LocalQueue {
     /// Acquires the permits of all keys, or none if one of them is busy.
@@ -122,7 +122,7 @@ impl LocalQueue {
             match semaphore.and_then(|semaphore| semaphore.try_acquire_owned().ok()) {
                 Some(acquired) => permit.keys.push((acquired, waiter)),
                 None => {
-                    // Waiting for this key is useless if a later one is not about to be released, and would
+                    // CountedWaiter for this key is useless if a later one is not about to be released, and would
                     // keep this one from others.
                     let rest = &keys.as_slice()[permit.keys.len() + 1..];
                     let is_blocked = |key: &LockKey| self.waiter(key).is_blocked();
@@ -147,7 +147,7 @@ impl LocalQueue {
         let mut permit = Permit::default();
         for key in keys.as_slice() {
             let waiter = self.waiter(key);
-            let waiting = waiter.slot.as_deref().map(Waiting::new);
+            let waiting = waiter.slot.as_deref().map(CountedWaiter::new);
             // The semaphore is never closed. A permit without it would still be harmless, because the nodes
             // decide.
             let acquired = match waiter.semaphore() {
@@ -379,14 +379,14 @@ impl Slot {
     }
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> CountedWaiter<'a> {
     fn new(slot: &'a Slot) -> Self {
         slot.waiting.fetch_add(1, Ordering::AcqRel);
         Self(slot)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for CountedWaiter<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
     }
