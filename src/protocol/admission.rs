@@ -92,7 +92,7 @@ struct Known {
     /// The time, by the client's own clock, at which it saw the node lose its memory.
     lost_memory: Option<Duration>,
     /// Whether the connection of this introduction is still open.
-    is_met: bool,
+    is_connected: bool,
 }
 
 impl Admissions {
@@ -115,17 +115,24 @@ impl Admissions {
     /// Stores the introduction of `node` on a new connection, and returns the time for which it may not
     /// vote on this connection; afterwards it must introduce itself again. `now` is the client's own
     /// monotonic clock.
-    pub fn admit(&mut self, node: &Arc<str>, said: Introduction, now: Duration) -> Duration {
-        let by_generation = self.window.saturating_sub(said.generation.age(said.now));
+    pub fn admit(
+        &mut self,
+        node: &Arc<str>,
+        introduction: Introduction,
+        now: Duration,
+    ) -> Duration {
+        let by_generation = self
+            .window
+            .saturating_sub(introduction.generation.age(introduction.now));
         // Uptime counts whole seconds, and the first may be shorter.
         let rounding = Duration::from_nanos(999_999_999);
         let least_uptime = Duration::from_secs((self.window + rounding).as_secs() + 1);
-        let by_uptime = least_uptime.saturating_sub(said.uptime);
+        let by_uptime = least_uptime.saturating_sub(introduction.uptime);
         let known = self.nodes.get(node);
         let forgot = known.is_some_and(|known| {
-            known.run_id != said.run_id
-                || known.replication_id != said.replication_id
-                || known.generation != said.generation
+            known.run_id != introduction.run_id
+                || known.replication_id != introduction.replication_id
+                || known.generation != introduction.generation
         });
         // A second check, against steps of the node's clock.
         let lost_memory = if forgot {
@@ -137,11 +144,11 @@ impl Admissions {
             self.window.saturating_sub(now.saturating_sub(at))
         });
         let known = Known {
-            run_id: said.run_id,
-            replication_id: said.replication_id,
-            generation: said.generation,
+            run_id: introduction.run_id,
+            replication_id: introduction.replication_id,
+            generation: introduction.generation,
             lost_memory,
-            is_met: true,
+            is_connected: true,
         };
         self.nodes.insert(Arc::clone(node), known);
         by_generation.max(by_uptime).max(by_own_clock)
@@ -151,7 +158,7 @@ impl Admissions {
     /// behind the name by then; until then `node` is no twin of any node.
     pub fn disconnect(&mut self, node: &str) {
         if let Some(known) = self.nodes.get_mut(node) {
-            known.is_met = false;
+            known.is_connected = false;
         }
     }
 
@@ -175,7 +182,7 @@ impl Admissions {
 impl Known {
     fn is_twin_of(&self, other: &Self) -> bool {
         let is_same = self.run_id == other.run_id || self.generation == other.generation;
-        is_same && self.is_met && other.is_met
+        is_same && self.is_connected && other.is_connected
     }
 }
 
@@ -191,7 +198,7 @@ mod tests {
         Generation::new(&OwnerToken::from_random([id; 16]), secs(1_000), run_id)
     }
 
-    fn said(run_id: &str, uptime: u64, generation: &Generation, age: u64) -> Introduction {
+    fn introduction(run_id: &str, uptime: u64, generation: &Generation, age: u64) -> Introduction {
         Introduction {
             run_id: run_id.into(),
             replication_id: "data".into(),
@@ -202,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_a_generation_is_by_the_nodes_clock() {
+    fn generation_age_is_measured_by_the_nodes_clock() {
         let generation = Generation::parse("r:100:999999:run").unwrap();
         let now = secs(101) + Duration::from_micros(1);
         assert_eq!(generation.age(now), Duration::from_micros(2));
@@ -221,55 +228,67 @@ mod tests {
     }
 
     #[test]
-    fn a_node_votes_when_its_generation_its_uptime_and_this_client_say_so() {
+    fn admit_quarantines_by_generation_by_uptime_and_by_the_clients_own_observation() {
         let (mut guard, node): (_, Arc<str>) = (Admissions::new(secs(20)), "n".into());
         let g = generation(1, "a");
         assert_eq!(
-            guard.admit(&node, said("a", 100, &g, 100), secs(0)),
+            guard.admit(&node, introduction("a", 100, &g, 100), secs(0)),
             secs(0)
         );
-        assert_eq!(guard.admit(&node, said("a", 20, &g, 100), secs(0)), secs(1));
-        assert_eq!(guard.admit(&node, said("a", 100, &g, 5), secs(0)), secs(15));
+        assert_eq!(
+            guard.admit(&node, introduction("a", 20, &g, 100), secs(0)),
+            secs(1)
+        );
+        assert_eq!(
+            guard.admit(&node, introduction("a", 100, &g, 5), secs(0)),
+            secs(15)
+        );
         // Another process with an old generation: this client saw the change.
-        let old = said("b", 100, &g, 100);
+        let old = introduction("b", 100, &g, 100);
         assert_eq!(guard.admit(&node, old.clone(), secs(0)), secs(20));
         assert_eq!(guard.admit(&node, old.clone(), secs(19)), secs(1));
         assert_eq!(guard.admit(&node, old, secs(20)), secs(0));
         // Another data set, in the same process.
-        let mut promoted = said("b", 100, &g, 100);
+        let mut promoted = introduction("b", 100, &g, 100);
         promoted.replication_id = "other data".into();
         assert_eq!(guard.admit(&node, promoted, secs(30)), secs(20));
     }
 
     #[test]
-    fn a_window_of_no_whole_seconds_is_rounded_up_for_the_uptime() {
+    fn window_with_a_fraction_of_a_second_is_rounded_up_for_the_uptime() {
         let window = Duration::from_millis(2_001);
         let (mut guard, node): (_, Arc<str>) = (Admissions::new(window), "n".into());
         let g = generation(1, "a");
-        assert_eq!(guard.admit(&node, said("a", 3, &g, 100), secs(0)), secs(1));
-        assert_eq!(guard.admit(&node, said("a", 4, &g, 100), secs(0)), secs(0));
+        assert_eq!(
+            guard.admit(&node, introduction("a", 3, &g, 100), secs(0)),
+            secs(1)
+        );
+        assert_eq!(
+            guard.admit(&node, introduction("a", 4, &g, 100), secs(0)),
+            secs(0)
+        );
     }
 
     #[test]
-    fn one_node_under_two_names_is_noticed_under_both() {
+    fn twin_of_finds_one_node_under_both_of_its_names() {
         let mut guard = Admissions::new(secs(20));
         let (a, b, c): (Arc<str>, Arc<str>, Arc<str>) = ("a".into(), "b".into(), "c".into());
         let (g1, g2) = (generation(1, "same"), generation(2, "same"));
-        guard.admit(&a, said("same", 100, &g1, 0), secs(0));
+        guard.admit(&a, introduction("same", 100, &g1, 0), secs(0));
         assert!(guard.twin_of("a").is_none() && !guard.has_twins());
-        guard.admit(&b, said("same", 100, &g2, 0), secs(0));
-        guard.admit(&c, said("other", 100, &g2, 0), secs(0));
+        guard.admit(&b, introduction("same", 100, &g2, 0), secs(0));
+        guard.admit(&c, introduction("other", 100, &g2, 0), secs(0));
         assert_eq!(guard.twin_of("a"), Some(&b));
         assert!(guard.twin_of("b").is_some() && guard.twin_of("c").is_some());
         assert!(guard.has_twins());
     }
 
     #[test]
-    fn a_node_that_is_not_connected_to_is_no_twin_until_it_is_again() {
+    fn disconnected_node_is_no_twin_until_its_next_admission() {
         let mut guard = Admissions::new(secs(20));
         let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
         let (g, other) = (generation(1, "same"), generation(2, "other"));
-        let same = || said("same", 100, &g, 100);
+        let same = || introduction("same", 100, &g, 100);
         guard.admit(&a, same(), secs(0));
         guard.admit(&b, same(), secs(0));
         guard.disconnect("b");
@@ -278,7 +297,7 @@ mod tests {
         guard.admit(&b, same(), secs(1));
         assert_eq!(guard.twin_of("a"), Some(&b));
         // The node behind the name may have lost its memory since.
-        let left = guard.admit(&b, said("other", 100, &other, 100), secs(2));
+        let left = guard.admit(&b, introduction("other", 100, &other, 100), secs(2));
         assert!(!guard.has_twins());
         assert_eq!(left, secs(20));
     }

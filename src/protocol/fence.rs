@@ -99,14 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_survive_text_and_sql() {
+    fn fencing_token_round_trips_through_text_and_sql() {
         let token = FencingToken::MAX;
         assert_eq!(token.to_string().parse(), Ok(token));
         assert_eq!(i64::from(token), 9_007_199_254_740_000);
     }
 
     #[test]
-    fn numbers_that_json_cannot_hold_are_refused() {
+    fn fencing_token_refuses_numbers_above_the_range_of_json() {
         assert!(FencingToken::try_from(1 << 53).is_err());
         assert!("-1".parse::<FencingToken>().is_err());
         assert!("".parse::<FencingToken>().is_err());

@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn composite_keys_keep_their_parts_apart() {
+    fn composite_keys_with_different_parts_differ() {
         assert_ne!(LockKey::from(("a", "b:c")), LockKey::from(("a:b", "c")));
         assert_ne!(LockKey::from(("a", "")), LockKey::from(("", "a")));
         assert_ne!(
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn composite_keys_whose_parts_spell_out_separators_differ() {
+    fn composite_keys_with_separators_in_their_parts_differ() {
         for (one, other) in [
             (["a,:b", "c"], ["a", "b,:c"]),
             (["a,1:b", "c"], ["a", "b,1:c"]),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_key_is_its_own_bytes() {
+    fn plain_key_is_encoded_as_its_own_bytes() {
         assert_eq!(
             LockKey::from("nightly-report").as_bytes(),
             b"nightly-report"
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn key_sets_are_checked_for_count_and_empty_keys() {
+    fn lock_keys_check_refuses_empty_keys_and_too_many() {
         let many = |n: usize| (0..n).map(|i| i.to_string()).collect::<LockKeys>();
         assert_eq!(many(0).check(), Err(KeyError::None));
         assert_eq!(many(32).check(), Ok(()));

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_and_its_fence_are_named_by_the_namespace() {
+    fn namespace_names_a_lock_and_its_fence() {
         assert_eq!(
             named("redlock", "a").unwrap(),
             ("redlock:{a}".into(), "redlock:{a}:fence".into())
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_named_beside_its_lock() {
+    fn namespace_names_a_record_and_its_intent() {
         let named = |namespace, intents: bool| {
             let namespace = Namespace::new(namespace).unwrap();
             let intents = intents.then_some(Duration::from_secs(1));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn long_keys_are_hashed_or_refused() {
+    fn namespace_hashes_long_keys_and_the_empty_one_refuses_them() {
         let long = "x".repeat(513);
         let (lock, _) = named("redlock", &long).unwrap();
         assert_eq!(lock, format!("redlock:{{{}}}", "ab".repeat(32)));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_key_cannot_pose_as_a_fence() {
+    fn empty_namespace_refuses_reserved_keys() {
         assert_eq!(named("", "redlock:fence:{a}"), Err(KeyError::Reserved));
         assert_eq!(named("", "redlock:generation"), Err(KeyError::Reserved));
         assert_eq!(named("", "redlock:done:{a}"), Err(KeyError::Reserved));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_with_braces_is_refused() {
+    fn namespace_with_braces_is_refused() {
         assert_eq!(Namespace::new("a{b"), None);
     }
 }

@@ -20,10 +20,10 @@ use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OnceRound {
     quorum: Quorum,
-    asked_for: Fingerprint,
+    fingerprint: Fingerprint,
     acquiring: AcquireRound,
     nodes: Vec<Node>,
-    repairing: bool,
+    is_repairing: bool,
 }
 
 /// The state of one node.
@@ -31,11 +31,11 @@ pub struct OnceRound {
 struct Node {
     record: Option<Record>,
     /// Whether it answered the `ACQUIRE` or failed.
-    answered: bool,
+    has_answered: bool,
     /// Whether a `RECORD` to it is outstanding.
-    repairing: bool,
-    held_for_another_request: bool,
-    intended: bool,
+    is_repairing: bool,
+    is_held_for_another_request: bool,
+    has_intent: bool,
 }
 
 /// The next step, after the answers so far.
@@ -71,13 +71,13 @@ pub enum OnceStep {
 impl OnceRound {
     /// Creates a round whose `ACQUIRE` was sent to every node.
     #[must_use]
-    pub fn new(quorum: Quorum, asked_for: Fingerprint) -> Self {
+    pub fn new(quorum: Quorum, fingerprint: Fingerprint) -> Self {
         Self {
             quorum,
-            asked_for,
+            fingerprint,
             acquiring: AcquireRound::new(quorum),
             nodes: vec![Node::default(); quorum.nodes()],
-            repairing: false,
+            is_repairing: false,
         }
     }
 
@@ -95,7 +95,7 @@ impl OnceRound {
 
     /// Takes the answer of `node` to the `ACQUIRE`.
     pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> OnceStep {
-        self.nodes[node].answered = true;
+        self.nodes[node].has_answered = true;
         self.note(node, answer);
         let step = self.acquiring.on_acquire(node, answer);
         self.decide(step)
@@ -119,7 +119,7 @@ impl OnceRound {
     /// Takes the answer of `node` to the `RECORD` of a repair.
     pub fn on_record(&mut self, node: usize, answer: &Answer) -> OnceStep {
         self.note(node, answer);
-        self.nodes[node].repairing = false;
+        self.nodes[node].is_repairing = false;
         self.decide(AcquireStep::Wait)
     }
 
@@ -130,7 +130,7 @@ impl OnceRound {
 
     /// Returns the targets of the `RECORD` of a repair.
     pub fn repairers(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| node.repairing)
+        self.which(|node| node.is_repairing)
     }
 
     /// Returns the nodes that have the record of an execution.
@@ -157,18 +157,18 @@ impl OnceRound {
 
     /// Returns the nodes with a relevant outstanding answer.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        let (repairing, recorded) = (self.repairing, self.is_recorded());
-        let of_lock = (!repairing && !recorded).then(|| self.acquiring.silent());
-        let of_record = self.which(move |node| match repairing {
-            true => node.repairing,
-            false => recorded && !node.answered,
+        let (is_repairing, is_recorded) = (self.is_repairing, self.is_recorded());
+        let of_lock = (!is_repairing && !is_recorded).then(|| self.acquiring.silent());
+        let of_record = self.which(move |node| match is_repairing {
+            true => node.is_repairing,
+            false => is_recorded && !node.has_answered,
         });
         of_lock.into_iter().flatten().chain(of_record)
     }
 
     /// Returns the nodes whose answer to the `ACQUIRE` is outstanding.
     pub fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| !node.answered)
+        self.which(|node| !node.has_answered)
     }
 
     /// Returns how many nodes have answered exactly `token` so far.
@@ -194,10 +194,10 @@ impl OnceRound {
                 node.record = Some(record.clone());
             }
             Reply::Held { fingerprint, .. } => {
-                let other = fingerprint.is_some_and(|held_for| held_for != self.asked_for);
-                node.held_for_another_request = other;
+                let other = fingerprint.is_some_and(|held_for| held_for != self.fingerprint);
+                node.is_held_for_another_request = other;
             }
-            Reply::Intended => node.intended = true,
+            Reply::Intended => node.has_intent = true,
             _ => {}
         }
     }
@@ -209,7 +209,7 @@ impl OnceRound {
         let copies = self.holders(best.execution()).count();
         let step = if copies >= self.quorum.majority() {
             OnceStep::Replay(best)
-        } else if self.repairing {
+        } else if self.is_repairing {
             if self.repairers().next().is_some() {
                 return OnceStep::Wait;
             }
@@ -220,7 +220,7 @@ impl OnceRound {
             }
             return self.repair(best, copies);
         };
-        self.for_whoever_asked(step)
+        self.or_other_request(step)
     }
 
     /// Without a record, the step is that of a lock's acquisition.
@@ -231,8 +231,8 @@ impl OnceRound {
             AcquireStep::Granted(token) => OnceStep::Execute(token),
             AcquireStep::Refused(refusal) => {
                 let (majority, nodes) = (self.quorum.majority(), self.quorum.nodes());
-                let intended = self.which(|node| node.intended).count();
-                let others = self.which(|node| node.held_for_another_request).count();
+                let intended = self.which(|node| node.has_intent).count();
+                let others = self.which(|node| node.is_held_for_another_request).count();
                 if nodes - intended < majority {
                     OnceStep::Unknown
                 } else if others >= majority {
@@ -246,17 +246,17 @@ impl OnceRound {
 
     /// Writes the record to the nodes that granted this attempt the key, if they complete a majority.
     fn repair(&mut self, record: Record, copies: usize) -> OnceStep {
-        self.repairing = true;
+        self.is_repairing = true;
         let granted: Vec<usize> = self
             .which(|node| node.record.is_none())
             .filter(|node| self.acquiring.is_granted_by(*node))
             .collect();
         if copies + granted.len() < self.quorum.majority() {
             let step = self.beyond_repair();
-            return self.for_whoever_asked(step);
+            return self.or_other_request(step);
         }
         for node in granted {
-            self.nodes[node].repairing = true;
+            self.nodes[node].is_repairing = true;
         }
         OnceStep::Repair(record)
     }
@@ -265,7 +265,7 @@ impl OnceRound {
         let without = self.which(|node| node.record.is_none()).count();
         // These nodes have the intent of an unrecorded execution, and will never grant a repair.
         let closed = self
-            .which(|node| node.record.is_none() && node.intended)
+            .which(|node| node.record.is_none() && node.has_intent)
             .count();
         let most = self
             .best()
@@ -280,9 +280,9 @@ impl OnceRound {
         }
     }
 
-    fn for_whoever_asked(&self, step: OnceStep) -> OnceStep {
+    fn or_other_request(&self, step: OnceStep) -> OnceStep {
         match self.best() {
-            Some(record) if record.fingerprint() != self.asked_for => OnceStep::OtherRequest,
+            Some(record) if record.fingerprint() != self.fingerprint => OnceStep::OtherRequest,
             _ => step,
         }
     }

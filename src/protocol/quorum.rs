@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_majorities_always_share_a_node() {
+    fn majorities_always_share_a_node() {
         for n in 1..=9 {
             let quorum = Quorum::new(n).unwrap();
             assert!(quorum.majority() * 2 > n);

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn record_round_trips_through_bytes() {
         let record = record(b"rest");
         assert_eq!(record.execution(), ExecutionId::from_random([7; 16]));
         assert_eq!(record.fingerprint(), Fingerprint::from_digest([2; 32]));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_not_read_as_one() {
+    fn record_from_bytes_refuses_other_data() {
         let bytes = record(b"rest").as_bytes().to_vec();
         for broken in [&bytes[..Record::HEAD - 1], &bytes[1..], b""] {
             assert_eq!(Record::from_bytes(broken.into()), None);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_big_record_is_answered_by_its_head() {
+    fn big_record_is_returned_by_its_head() {
         let small = record(&vec![0; Record::MAX_INLINE - Record::HEAD]);
         assert_eq!(small.answered(), small);
         let big = record(&vec![0; Record::MAX_INLINE - Record::HEAD + 1]);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_completed_by_its_own_record_only() {
+    fn completes_accepts_only_the_record_of_the_head() {
         let big = record(&vec![0; Record::MAX_INLINE]);
         assert!(big.completes(&big.answered()));
         assert!(!big.answered().completes(&big.answered()));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_is_read_as_it_was_written() {
+    fn fingerprint_round_trips_through_hex() {
         let fingerprint = Fingerprint::from_digest([0xa7; 32]);
         let digits = fingerprint.to_hex();
         assert_eq!(Fingerprint::from_hex(digits.as_bytes()), Some(fingerprint));

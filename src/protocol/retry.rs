@@ -60,25 +60,25 @@ impl Retry {
             })
     }
 
-    /// Returns the reaction of a process to the notification of a release that reached `listeners` processes,
+    /// Returns the reaction of a process to the notification of a release that reached `subscribers` processes,
     /// each of which calls this with a `random` of its own.
     ///
     /// A single process tries at once. Of many processes only a few try, after different numbers of round
-    /// trips, because all attempts after the first successful one are in vain. A process that was notified of
-    /// more releases without getting the lock (`heard`) tries sooner, so that no process waits much longer than
-    /// the others.
+    /// trips, because all attempts after the first successful one are in vain. `notifications` is the number of
+    /// earlier releases after which the process did not get the lock: with more of them it tries sooner, so that
+    /// no process waits much longer than the others.
     #[must_use]
     pub fn on_release(
-        listeners: usize,
-        heard: u32,
+        subscribers: usize,
+        notifications: u32,
         round_trip: Duration,
         random: u64,
     ) -> OnRelease {
-        let rivals = u32::try_from(listeners).unwrap_or(u32::MAX);
+        let rivals = u32::try_from(subscribers).unwrap_or(u32::MAX);
         if rivals <= 1 {
             return OnRelease::Try(Duration::ZERO);
         }
-        let drawn = scale(round_trip.saturating_mul(rivals), random) / (1 + heard / rivals);
+        let drawn = scale(round_trip.saturating_mul(rivals), random) / (1 + notifications / rivals);
         if drawn < round_trip.saturating_mul(CANDIDATES) {
             OnRelease::Try(drawn)
         } else {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_delays_do_not_overflow() {
+    fn huge_delays_do_not_overflow() {
         let retry = Retry::new(Duration::from_secs(864_000), Duration::MAX);
         assert!(retry.delay(16, None, u64::MAX) > Duration::from_secs(864_000));
     }
@@ -171,29 +171,29 @@ mod tests {
     }
 
     #[test]
-    fn one_who_hears_of_a_release_alone_tries_at_once_and_of_many_some_do() {
-        let heard_by = |listeners, random| Retry::on_release(listeners, 0, ms(1), random);
-        for listeners in [0, 1] {
-            assert_eq!(heard_by(listeners, u64::MAX), OnRelease::Try(ms(0)));
+    fn on_release_lets_a_single_subscriber_try_at_once_and_a_few_of_many() {
+        let reaction = |subscribers, random| Retry::on_release(subscribers, 0, ms(1), random);
+        for subscribers in [0, 1] {
+            assert_eq!(reaction(subscribers, u64::MAX), OnRelease::Try(ms(0)));
         }
         // Four of sixteen try, within four round trips.
         let quarter = 1 << 62;
-        assert_eq!(heard_by(16, 0), OnRelease::Try(ms(0)));
-        assert!(matches!(heard_by(16, quarter - 1), OnRelease::Try(delay) if delay < ms(4)));
-        assert_eq!(heard_by(16, quarter), OnRelease::Rest(ms(16)));
-        assert!(matches!(heard_by(16, u64::MAX), OnRelease::Rest(delay) if delay < ms(64)));
+        assert_eq!(reaction(16, 0), OnRelease::Try(ms(0)));
+        assert!(matches!(reaction(16, quarter - 1), OnRelease::Try(delay) if delay < ms(4)));
+        assert_eq!(reaction(16, quarter), OnRelease::Rest(ms(16)));
+        assert!(matches!(reaction(16, u64::MAX), OnRelease::Rest(delay) if delay < ms(64)));
     }
 
     #[test]
-    fn one_who_has_waited_long_tries_sooner() {
-        let after = |heard| Retry::on_release(16, heard, ms(1), 1 << 63);
+    fn on_release_lets_a_long_waiting_subscriber_try_sooner() {
+        let after = |notifications| Retry::on_release(16, notifications, ms(1), 1 << 63);
         assert_eq!(after(0), OnRelease::Rest(ms(32)));
         assert_eq!(after(15), OnRelease::Rest(ms(32)));
         assert_eq!(after(32), OnRelease::Try(Duration::from_nanos(2_666_666)));
     }
 
     #[test]
-    fn one_who_would_be_told_asks_by_the_bound_and_by_the_expiry() {
+    fn poll_delay_is_limited_by_the_bound_and_by_the_expiry() {
         let retry = Retry::new(ms(10), ms(20));
         assert_eq!(retry.poll_delay(ms(500), None, 1 << 63), ms(250));
         assert_eq!(retry.poll_delay(ms(500), Some(ms(40)), 1 << 63), ms(45));

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_grant_always_raises_the_fence_and_a_repeated_one_never() {
+    fn acquire_raises_the_fence_for_a_new_grant_and_not_for_a_repeated_one() {
         let mut store = Store::new();
         let (a, b) = (client(1, &["k"]), client(2, &["k"]));
         assert_eq!(a.acquire(&mut store, 5, NOW), Reply::Granted(5));
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn confirming_answers_the_fence_after_the_write() {
+    fn confirm_returns_the_fence_after_the_write() {
         let mut store = Store::new();
         let a = client(1, &["k"]);
         a.acquire(&mut store, 5, NOW);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn confirming_never_shortens_a_lock() {
+    fn confirm_never_shortens_a_lock() {
         let mut store = Store::new();
         let (a, b) = (client(1, &["k"]), client(2, &["k"]));
         a.acquire(&mut store, 5, NOW);
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_raises_the_fences_of_all_its_keys() {
+    fn acquire_of_a_set_raises_the_fences_of_all_its_keys() {
         let mut store = Store::new();
         let (both, x) = (client(1, &["x", "y"]), client(2, &["x"]));
         assert_eq!(both.acquire(&mut store, 1, NOW), Reply::Granted(1));
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_granted_all_or_nothing() {
+    fn acquire_of_a_set_is_granted_all_or_nothing() {
         let mut store = Store::new();
         let (y, both) = (client(1, &["y"]), client(2, &["x", "y"]));
         y.acquire(&mut store, 1, NOW);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stop_below_what_json_can_hold() {
+    fn acquire_overflows_below_the_range_of_json() {
         let mut store = Store::new();
         let (a, max) = (client(1, &["k"]), FencingToken::MAX.as_u64());
         assert_eq!(a.acquire(&mut store, max, NOW), Reply::Granted(max));
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_ends_with_the_memory_and_with_the_process() {
+    fn generation_ends_with_the_memory_and_with_the_process() {
         let (mut store, random) = (Store::new(), |id| OwnerToken::from_random([id; 16]));
         let first = store.admit(&random(1), "a", NOW);
         assert_eq!(store.admit(&random(2), "a", NOW + TTL), first);
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_forgot_votes_for_nobody_who_does_not_know_it_and_still_releases() {
+    fn store_with_a_new_generation_refuses_votes_and_still_releases() {
         let (mut store, a) = (Store::new(), client(1, &["k"]));
         let generation = store.admit(&OwnerToken::from_random([1; 16]), "run", NOW);
         let acquire = a.command(Op::Acquire {
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_expired_keys_is_given_back() {
+    fn sweep_frees_the_memory_of_expired_keys() {
         let mut store = Store::new();
         for i in 0..1_000_u64 {
             let now = NOW + RETENTION * u32::try_from(i).unwrap();

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_can_eat_a_short_ttl() {
+    fn drift_leaves_no_validity_for_a_short_ttl() {
         assert_eq!(lifetime(ms(2)), None);
         assert!(lifetime(ms(3)).is_some());
     }
