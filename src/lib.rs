@@ -1,14 +1,14 @@
-//! A lock per resource over a quorum of Redis nodes: a tower layer, axum keys, a plain async lock.
+//! A lock per resource on a quorum of Redis nodes: a tower layer, axum extractors and a plain async lock.
 //!
 #![doc = include_str!("../README.md")]
 //!
 //! # Map of the crate
 //!
-//! [`Redlock`] and its [`LockGuard`] are the lock; [`RedlockLayer`] is the middleware and [`key`]
-//! where its keys come from. [`middleware`] has the services, futures and bodies that one rarely
-//! names, [`protocol`] the algorithm as pure data, with the argument why tokens are unique. [`guide`]
-//! has chapters: [what the lock is for](guide::what_is_this_lock_for), and how to
-//! [operate the nodes](guide::operating_the_nodes).
+//! [`Redlock`] and its [`LockGuard`] are the lock. [`RedlockLayer`] is the middleware, and [`key`]
+//! has the extractors of its keys. [`middleware`] has the services, futures and bodies, which programs rarely
+//! name. [`protocol`] has the algorithm as pure data, and explains why fencing tokens are unique. [`guide`]
+//! has chapters on [what the lock is for](guide::what_is_this_lock_for) and on
+//! [operating the nodes](guide::operating_the_nodes).
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // A lease task can record, whether or not there is a layer that asks it to.
 #![cfg_attr(
@@ -49,7 +49,7 @@ pub use node::{NodeFailure, NodeState};
 pub use once::{ExecuteOnce, ExecutionHandle, OnceError, Outcome};
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
 
-/// Where lock keys come from: one function per place in a request.
+/// Extractors of lock keys: one function per part of a request.
 pub mod key {
     #[cfg(feature = "axum")]
     pub use crate::extract::{MatchedPath, Path, TypedPath, matched_path, path, typed_path};
@@ -61,8 +61,8 @@ pub mod key {
     pub use crate::middleware::key::{JsonPointer, json_pointer};
 }
 
-/// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and what a
-/// simulation of several processes needs.
+/// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and a
+/// simulation of several processes.
 #[cfg(feature = "test-util")]
 pub mod test_util {
     pub use crate::node::scripted::{Gate, OpKind, ScriptedNodes};

@@ -730,7 +730,7 @@ async fn a_scope_of_an_extension_that_is_not_there_is_a_mistake_and_one_that_fin
     assert_eq!(executed.count(), 1);
     let log = log.text();
     assert_eq!(log.matches("hostile_requests::Caller").count(), 1, "{log}");
-    assert_eq!(log.matches("found nobody").count(), 2, "{log}");
+    assert_eq!(log.matches("found no caller").count(), 2, "{log}");
 }
 
 /// What a server behind reads as one header is one here, too.

@@ -1,4 +1,4 @@
-//! Extractors of what a layer says about its lock.
+//! Extractors of the lock of a layer: its handle and its token.
 
 use std::convert::Infallible;
 
@@ -10,8 +10,8 @@ use crate::lock::LockHandle;
 use crate::middleware::{LockHandles, NotLocked, Rejection, RequestKind, refusal};
 use crate::protocol::{FencingToken, KeyError};
 
-/// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler; none if that
-/// let the request pass without a lock, also if layers further out have one: [`LockHandles`] has all.
+/// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler. Rejected if that layer
+/// served the request without a lock, even if outer layers have one; [`LockHandles`] has all of them.
 ///
 /// To test a handler without the layer, put a handle into the extensions:
 /// `router.layer(axum::Extension(guard.handle()))`, with a guard of
@@ -24,7 +24,7 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandle {
             return Ok(handle.clone());
         }
         Err(LockHandleRejection {
-            passed: parts.extensions.get::<NotLocked>().copied(),
+            not_locked: parts.extensions.get::<NotLocked>().copied(),
             kind: RequestKind::of(parts),
         })
     }
@@ -39,14 +39,14 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for LockHandle {
     }
 }
 
-/// The token of the [`LockHandle`] that the handler would get.
+/// The fencing token of the [`LockHandle`] that the handler would get.
 impl<S: Send + Sync> FromRequestParts<S> for FencingToken {
     type Rejection = LockHandleRejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let handle = <LockHandle as FromRequestParts<S>>::from_request_parts(parts, state).await?;
         handle.fencing_token().ok_or_else(|| LockHandleRejection {
-            passed: Some(NotLocked::Unfenced),
+            not_locked: Some(NotLocked::Unfenced),
             kind: RequestKind::of(parts),
         })
     }
@@ -67,36 +67,36 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self::of(&mut parts.extensions))
+        Ok(Self::from_extensions(&mut parts.extensions))
     }
 }
 
-/// Why there is no [`LockHandle`]: a mistake of the program, 500, which says what to do.
+/// Rejection of [`LockHandle`] and [`FencingToken`]: the router is misconfigured, 500. The message names the remedy.
 #[derive(Debug, Clone)]
 pub struct LockHandleRejection {
-    /// Why the layer let the request pass without a lock; without a layer nothing says.
-    passed: Option<NotLocked>,
+    /// Why the layer served the request without a lock; `None` without a layer.
+    not_locked: Option<NotLocked>,
     kind: RequestKind,
 }
 
 impl LockHandleRejection {
     fn reason(&self) -> &'static str {
-        match self.passed {
-            None => "no RedlockLayer around the handler; apply one to its route",
+        match self.not_locked {
+            None => "no RedlockLayer stands around it; apply one to its route",
             Some(NotLocked::Method) => {
-                "a method that the layer does not lock; take Option<LockHandle>, or name it in `methods`"
+                "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`"
             }
             Some(NotLocked::Skipped) => {
-                "a request that the layer is told to skip; take Option<LockHandle>"
+                "the `skip` function of the layer matched the request; extract Option<LockHandle>"
             }
             Some(NotLocked::NoKey) => {
-                "a request that names no resource; take Option<LockHandle>, or leave `missing_key` at Reject"
+                "the request names no resource; extract Option<LockHandle>, or leave `missing_key` at Reject"
             }
             Some(NotLocked::Unfenced) => {
-                "a lock without a token; leave `fencing` on, or take Option<FencingToken>"
+                "the lock has no fencing token; leave `fencing` on, or extract Option<FencingToken>"
             }
             Some(NotLocked::Unavailable) => {
-                "proceeded without a quorum, as `on_unavailable` says; take Option<LockHandle>"
+                "`on_unavailable(Proceed)` served the request without a quorum; extract Option<LockHandle>"
             }
         }
     }
@@ -105,7 +105,7 @@ impl LockHandleRejection {
 impl IntoResponse for LockHandleRejection {
     fn into_response(self) -> Response {
         let error = KeyError::misconfigured(self.to_string());
-        tracing::error!(%error, "redlock handler asks for a lock that there is not");
+        tracing::error!(%error, "redlock handler extracts the lock of a request without one");
         refusal(Rejection::Misconfigured(error), self.kind).into_response()
     }
 }

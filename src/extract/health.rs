@@ -1,4 +1,4 @@
-//! The health of the nodes as a response, and a router that answers it.
+//! A router that reports the health of the nodes.
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
@@ -10,10 +10,10 @@ use crate::lock::{Health, NodeHealth, Redlock};
 use crate::middleware::escape_json;
 use crate::node::NodeState;
 
-/// Makes a router that answers `GET /` with the [`Health`] of the nodes, for a load balancer or an
-/// orchestrator to ask: 200 while locks can be had, else 503.
+/// Creates a router that answers `GET /` with the [`Health`] of the nodes, for a load balancer or an
+/// orchestrator: 200 while locks can be acquired, else 503.
 ///
-/// Nest it where nobody else can reach it: it shows the addresses of the nodes.
+/// The response shows the addresses of the nodes, so do not expose it to clients.
 ///
 /// ```
 /// use axum::Router;
@@ -31,7 +31,7 @@ pub fn health_router(redlock: Redlock) -> Router {
 }
 
 /// JSON with `status` (a [`Readiness`](crate::Readiness) in lower case), `quorum`, `needed` and
-/// `nodes`; 200 while a majority may vote, else 503. Not to be cached.
+/// `nodes`; 200 while a majority may vote, else 503. Caches must not store it.
 impl IntoResponse for Health {
     fn into_response(self) -> Response {
         let nodes: Vec<String> = self.nodes.iter().map(node).collect();

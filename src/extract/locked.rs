@@ -1,4 +1,10 @@
-//! The extractor that locks what a handler's own arguments are about.
+//! The extractor that locks the resource in a handler's arguments.
+//!
+//! # Implementation details
+//!
+//! The extractor shares the locks of the request through [`LockHandles`], like a layer. It copies the
+//! [`CallToken`] of the request before it waits, because the request may be consumed when the refusal becomes a
+//! response. That response takes the call back: a handler that returns it has had no effect.
 
 use std::sync::Arc;
 
@@ -6,17 +12,17 @@ use axum::extract::{FromRef, FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use crate::extract::LockResource;
+use crate::extract::resource::LockResource;
 use crate::lock::{LockGuard, Redlock};
-use crate::middleware::{LockHandles, OnLost, Passage, Rejection, RequestKind, refusal};
+use crate::middleware::{CallToken, LockHandles, OnLost, Rejection, RequestKind, refusal};
 
 /// Extracts `T` and locks the resource that it names, before the handler is called.
 ///
-/// Like the layer it fails fast: when somebody else holds the lock, the handler is not called and
-/// the client gets 423. A lock that a layer or an extractor before it took for the same request is
-/// shared as it was taken: the resource's own options do not apply to it.
+/// Like the layer, it fails fast: if another request holds the lock, the handler is not called and
+/// the client gets 423. A lock that a layer or an earlier extractor took for the same request is
+/// shared with the options that it was taken with; those of the resource do not apply to it.
 ///
-/// The lock is held from here on, also while an extractor behind it reads the body: put a
+/// The lock is held from here on, also while a later extractor reads the body: put a
 /// [`BufferBodyLayer`](crate::BufferBodyLayer) outside if uploads may be slow.
 ///
 /// ```
@@ -52,22 +58,22 @@ use crate::middleware::{LockHandles, OnLost, Passage, Rejection, RequestKind, re
 ///
 /// # When it is released
 ///
-/// When the guard is dropped, in the background: the client's next request may be refused then.
-/// End it in order with [`LockGuard::hold_until_sent`], or with [`LockGuard::release`] before
-/// responding. When the lock is lost, nothing stops the handler: it asks
-/// [`LockGuard::is_valid`], or works beside [`LockGuard::lost`].
+/// Dropping the guard releases the lock in the background, so the client's next request may be refused.
+/// To release in order, use [`LockGuard::hold_until_sent`], or [`LockGuard::release`] before
+/// responding. The loss of the lock does not stop the handler: check
+/// [`LockGuard::is_valid`], or `select!` on [`LockGuard::lost`].
 ///
 /// # Forms
 ///
-/// `Result<Locked<T>, LockedRejection<_>>` gives the refusal to the handler. A handler that answers with it
-/// states that it did nothing: an [`IdempotencyLayer`](crate::IdempotencyLayer) outside executes the next
-/// request with the key. `Option<Locked<T>>` is `None` only when `Option<T>` is, never for contention.
+/// `Result<Locked<T>, LockedRejection<_>>` passes the refusal to the handler. A handler that answers with it
+/// must not have had an effect: an [`IdempotencyLayer`](crate::IdempotencyLayer) outside executes the next
+/// request with the key. `Option<Locked<T>>` is `None` only if `Option<T>` is, never for contention.
 ///
 /// # When it does not compile
 ///
 /// *`OrderId` does not say which resource to lock*: implement [`LockResource`] for it, as above.
 ///
-/// *`Redlock: FromRef<AppState>` is not satisfied*: the extractor takes the [`Redlock`] from the
+/// *`Redlock: FromRef<AppState>` is not satisfied*: the extractor gets the [`Redlock`] from the
 /// router's state. Derive `FromRef` for the state (axum's feature `macros`), as above, or write
 ///
 /// ```
@@ -85,7 +91,7 @@ use crate::middleware::{LockHandles, OnLost, Passage, Rejection, RequestKind, re
 pub struct Locked<T>(
     /// The lock.
     pub LockGuard,
-    /// What names the resource.
+    /// The extracted resource.
     pub T,
 );
 
@@ -138,35 +144,34 @@ where
 {
     let (redlock, kind) = (Redlock::from_ref(state), RequestKind::of(parts));
     let (keys, options) = (resource.lock_keys(), resource.options());
-    let passage = Passage::of(&parts.extensions);
-    let held = LockHandles::of(&mut parts.extensions);
-    let options = redlock.request_options(options);
-    let locking = held.lock(&redlock, keys, |request| request.options(options));
+    let token = CallToken::from_extensions(&parts.extensions);
+    let handles = LockHandles::from_extensions(&mut parts.extensions);
+    let locking = handles.lock(&redlock, keys, &options, None);
     async move {
         match locking.await {
             Ok(guard) => {
-                // The handler is not stopped when it loses the lock.
-                held.add(&guard.handle(), OnLost::Notify);
+                // The loss of the lock does not stop the handler.
+                handles.add(&guard.handle(), OnLost::Notify);
                 Ok(guard)
             }
             Err(error) => {
                 let rejection = Rejection::from(error.clone());
                 if matches!(rejection, Rejection::Misconfigured(_)) {
-                    tracing::error!(%error, "redlock handler asks for a lock that there cannot be");
+                    tracing::error!(%error, "redlock handler cannot lock its resource because it is misconfigured");
                 } else if matches!(rejection, Rejection::KeyInvalid(_)) {
-                    tracing::debug!(%error, "redlock handler asks for a key that there cannot be");
+                    tracing::debug!(%error, "redlock handler cannot lock its resource because the key is invalid");
                 }
                 Err(LockRefused {
                     rejection,
                     kind,
-                    passage,
+                    token,
                 })
             }
         }
     }
 }
 
-/// Why there is no [`Locked`]: what it is made from could not be extracted, or not be locked.
+/// Rejection of [`Locked`]: the resource could not be extracted, or not be locked.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LockedRejection<R> {
@@ -176,13 +181,13 @@ pub enum LockedRejection<R> {
     Lock(LockRefused),
 }
 
-/// The refusal of a lock, which answers like the layer's.
+/// Refusal of a lock; its response is that of the layer.
 #[derive(Debug, Clone)]
 pub struct LockRefused {
     rejection: Rejection,
     kind: RequestKind,
-    /// For an idempotency layer outside, which is told that the handler was not called.
-    passage: Option<Arc<Passage>>,
+    /// Tells an idempotency layer outside that the handler was not called.
+    token: Option<Arc<CallToken>>,
 }
 
 impl LockRefused {
@@ -204,8 +209,8 @@ impl<R: IntoResponse> IntoResponse for LockedRejection<R> {
 
 impl IntoResponse for LockRefused {
     fn into_response(self) -> Response {
-        if let Some(passage) = &self.passage {
-            passage.refused();
+        if let Some(token) = &self.token {
+            token.refuse();
         }
         refusal(self.rejection, self.kind).into_response()
     }

@@ -1,4 +1,4 @@
-//! Keys from the route that matched.
+//! Keys from the matched route.
 
 use axum::extract::MatchedPath as Matched;
 use http::request::Parts;
@@ -7,11 +7,10 @@ use crate::extract::path::unrouted;
 use crate::middleware::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// Takes the path of the matched axum route, as it was written (`/accounts/{id}`): one lock per
-/// route, or with other parts a key that no other route has.
+/// Takes the path of the matched axum route, as the program spells it (`/accounts/{id}`): one lock per
+/// route, or, with other parts, a key that is unique to the route.
 ///
-/// A layer that stands outside of any axum router is a mistake in the program: 500
-/// `misconfigured`.
+/// Outside of any axum router, the layer is misconfigured: 500 `misconfigured`.
 #[must_use]
 pub fn matched_path() -> MatchedPath {
     MatchedPath { _private: () }

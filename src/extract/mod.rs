@@ -1,4 +1,4 @@
-//! What only axum knows about a request: its route, and what a handler's arguments are about.
+//! Extractors and keys that need axum: its routes, and the arguments of its handlers.
 
 mod handle;
 mod health;

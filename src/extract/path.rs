@@ -13,16 +13,16 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 
 /// Takes the key from the path parameter `name` of the matched axum route, percent-decoded.
 ///
-/// Empty: the request names no resource. Not UTF-8 when decoded: the request is malformed. A route
-/// that has no such parameter, or a layer that stands outside of any axum router, is a mistake in
-/// the program: 500 `misconfigured`, never an unlocked handler. Around `nest_service` the layer sees no
-/// parameter of the routes in there: 400 `key-missing`.
+/// Empty: the request names no resource. Not UTF-8 when decoded: the request is malformed. If the route
+/// has no such parameter, or the layer stands outside of any axum router, the layer is misconfigured:
+/// 500 `misconfigured`, never an unlocked handler. A layer around `nest_service` sees no
+/// parameters of the routes inside: 400 `key-missing`.
 ///
-/// The key is the text: a handler that reads it as a number takes `7`, `07` and `+7` for one resource,
-/// and these are three keys, of which the client chooses. Use
+/// The key is the text. A handler that parses a number reads `7`, `07` and `+7` as one resource,
+/// but they are three keys, and the client chooses one. Use
 /// [`typed_path`](crate::key::typed_path) there.
 ///
-/// Path parameters say nothing about the route they are in: put a literal beside them
+/// A path parameter does not contain its route: put a literal in front
 /// (`("account", key::path("id"))`), or `/accounts/7` and `/orders/7` are one resource.
 #[must_use]
 pub fn path(name: &'static str) -> Path {
@@ -49,29 +49,29 @@ impl KeyExtractor for Path {
                 None => unrouted(parts, "key::path()"),
             };
         };
-        // The outer of two nested routers would win, and the inner's resources be one.
+        // The parameter of the outer router would win, and all resources of the inner one would be equal.
         if params.any(|(found, _)| found == name) {
             return Err(KeyError::misconfigured(format!(
-                "the path parameter `{name}` is there twice, by nesting; give them different names"
+                "nested routers both have a path parameter `{name}`; give them different names"
             )));
         }
         Ok((!value.is_empty()).then(|| LockKey::from(value).into()))
     }
 }
 
-/// What becomes of a request that no route is known of, for an extractor that needs one.
+/// Returns the result of an extractor that needs a route, for a request without a known one.
 pub(super) fn unrouted(parts: &Parts, extractor: &str) -> Result<Option<LockKeys>, KeyError> {
     if parts.extensions.get::<OriginalUri>().is_some() {
-        // A nested service, or no route at all; the layer tells.
+        // A nested service, or no matched route; the layer distinguishes them.
         return Ok(None);
     }
     Err(KeyError::misconfigured(format!(
-        "{extractor} stands outside of any axum router; apply the layer with `Router::route_layer` or `Router::layer`"
+        "{extractor} is used outside of any axum router; apply the layer with `Router::route_layer` or `Router::layer`"
     )))
 }
 
-/// Reads what axum's router found. axum 0.8 has no synchronous way to it, so its extractor, which
-/// waits for nothing, is polled once on a copy of the extensions.
+/// Reads the path parameters. axum 0.8 exposes them only to an extractor, which never waits; so this polls it
+/// once, on a copy of the extensions.
 fn raw_path_params(parts: &Parts) -> Result<Option<RawPathParams>, KeyError> {
     let (mut scratch, ()) = http::Request::new(()).into_parts();
     scratch.extensions = parts.extensions.clone();

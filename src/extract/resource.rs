@@ -1,11 +1,11 @@
-//! What says of itself which resource it is about.
+//! Types that name the resource to lock.
 
 use axum::extract::{Extension, Path, Query, State};
 
 use crate::lock::LockOptions;
 use crate::protocol::LockKeys;
 
-/// Something that names a resource to lock, such as an id from the path: what [`Locked`] locks.
+/// Type that names a resource to lock, such as an id from the path; used by [`Locked`].
 ///
 /// The crate implements it for axum's [`Path`], [`Query`], [`Extension`] and [`State`] of anything
 /// that implements it.
@@ -15,11 +15,14 @@ use crate::protocol::LockKeys;
 /// use tower_redlock::{LockKey, LockKeys, LockResource};
 ///
 /// #[derive(Deserialize)]
-/// struct OrderId(u64);
+/// struct Seat {
+///     flight: String,
+///     row: u16,
+/// }
 ///
-/// impl LockResource for OrderId {
+/// impl LockResource for Seat {
 ///     fn lock_keys(&self) -> LockKeys {
-///         LockKey::from(("order", self.0.to_string())).into()
+///         LockKey::from(("seat", self.flight.as_str(), self.row.to_string())).into()
 ///     }
 /// }
 /// ```
@@ -33,10 +36,10 @@ use crate::protocol::LockKeys;
 pub trait LockResource {
     /// Returns the keys to lock, all or nothing.
     ///
-    /// Empty keys, and none at all, name nothing and are refused with 400 `key-missing`.
+    /// An empty key, or an empty set of keys, is refused with 400 `key-missing`.
     fn lock_keys(&self) -> LockKeys;
 
-    /// Returns how to lock them. Default: the builder's ttl and `max_hold` (60 s if that
+    /// Returns the options of the lock. Default: the builder's ttl and `max_hold` (60 s if that
     /// is not set), without waiting.
     fn options(&self) -> LockOptions {
         LockOptions::default()

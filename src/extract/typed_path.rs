@@ -1,4 +1,4 @@
-//! Keys from path parameters as the handler reads them.
+//! Keys from path parameters in the form in which the handler reads them.
 
 use std::fmt;
 use std::future::Future;
@@ -11,33 +11,32 @@ use axum::extract::{FromRequestParts, MatchedPath, Path};
 use http::request::Parts;
 use serde::de::DeserializeOwned;
 
-use crate::extract::LockResource;
 use crate::extract::path::unrouted;
+use crate::extract::resource::LockResource;
 use crate::middleware::KeyExtractor;
 use crate::protocol::{KeyError, LockKeys};
 
-/// Takes the keys that the path parameters name once they are read as `T`, so that the layer locks
-/// exactly what [`Locked<Path<T>>`](crate::Locked) would: `/orders/7` and `/orders/07` are one
-/// resource if `T` is a number.
+/// Reads the path parameters as `T` and takes its keys. So the layer locks the same resource as
+/// [`Locked<Path<T>>`](crate::Locked): `/invoices/7` and `/invoices/07` are one resource if `T` is a number.
 ///
-/// Parameters that are no `T`: the request is malformed, and so is every request if two nested
-/// routers have a parameter of the same name. Only the keys are taken, not the options.
+/// If the parameters cannot be read as `T`, the request is malformed. Every request is malformed if two nested
+/// routers have a parameter of the same name. Only the keys are used, not the options.
 ///
 /// ```
 /// use serde::Deserialize;
 /// use tower_redlock::{LockKey, LockKeys, LockResource, key};
 ///
 /// #[derive(Deserialize)]
-/// struct OrderId(u64);
+/// struct InvoiceNumber(u32);
 ///
-/// impl LockResource for OrderId {
+/// impl LockResource for InvoiceNumber {
 ///     fn lock_keys(&self) -> LockKeys {
-///         LockKey::from(("order", self.0.to_string())).into()
+///         LockKey::from(("invoice", self.0.to_string())).into()
 ///     }
 /// }
 ///
-/// let by_order = key::typed_path::<OrderId>();
-/// # let _: &dyn tower_redlock::KeyExtractor = &by_order;
+/// let by_invoice = key::typed_path::<InvoiceNumber>();
+/// # let _: &dyn tower_redlock::KeyExtractor = &by_invoice;
 /// ```
 #[must_use]
 pub fn typed_path<T>() -> TypedPath<T>
@@ -55,8 +54,8 @@ where
     T: DeserializeOwned + LockResource + Send + 'static,
 {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        // axum 0.8 has no synchronous way to it, so its extractor, which waits for nothing, is
-        // polled once on a copy of the extensions.
+        // axum 0.8 exposes the parameters only to an extractor, which never waits: poll it once, on a copy
+        // of the extensions.
         let (mut scratch, ()) = http::Request::new(()).into_parts();
         scratch.extensions = parts.extensions.clone();
         let extracting = pin!(Path::<T>::from_request_parts(&mut scratch, &()));
@@ -65,7 +64,9 @@ where
             Poll::Ready(Err(PathRejection::FailedToDeserializePathParams(failed)))
                 if failed.status().is_client_error() =>
             {
-                Err(KeyError::malformed("the path parameters are no resource's"))
+                Err(KeyError::malformed(
+                    "the path parameters do not name a resource",
+                ))
             }
             Poll::Ready(Err(error)) if parts.extensions.get::<MatchedPath>().is_some() => {
                 Err(KeyError::misconfigured(error.body_text()))
@@ -75,7 +76,7 @@ where
     }
 }
 
-/// By hand: derived ones would ask for `T: Clone`.
+/// By hand: a derived one would require `T: Clone`.
 impl<T> Clone for TypedPath<T> {
     fn clone(&self) -> Self {
         Self(PhantomData)

@@ -1,4 +1,4 @@
-//! Bodies before and behind the layer.
+//! The request body that the inner service gets, and the response body of the layer.
 
 use std::fmt;
 use std::pin::Pin;
@@ -13,84 +13,81 @@ use tower::BoxError;
 
 use crate::middleware::BufferedRequestBody;
 
-/// Request body that the inner service gets: read already, or untouched if the request has no key.
+/// Request body for the inner service: read already, or untouched if the request has no key.
 #[pin_project]
 #[derive(Clone)]
 pub struct IdempotencyRequestBody<B> {
     #[pin]
-    kind: RequestKind<B>,
+    content: RequestContent<B>,
 }
 
-#[pin_project(project = RequestKindProjection)]
+#[pin_project(project = RequestContentProjection)]
 #[derive(Clone)]
-enum RequestKind<B> {
+enum RequestContent<B> {
     Untouched(#[pin] B),
-    Read(#[pin] BufferedRequestBody),
+    Buffered(#[pin] BufferedRequestBody),
 }
 
-/// Response body: the inner one as it streams, or what was recorded.
+/// Response body: the stream of the inner body, or a recorded response.
 #[pin_project]
 pub struct IdempotencyBody<B> {
     #[pin]
-    kind: Kind<B>,
+    content: ResponseContent<B>,
 }
 
-#[pin_project(project = KindProjection)]
-enum Kind<B> {
+#[pin_project(project = ResponseContentProjection)]
+enum ResponseContent<B> {
     Streaming(#[pin] B),
-    Whole {
-        #[pin]
-        data: Full<Bytes>,
-        trailers: Option<HeaderMap>,
-    },
-    /// What broke while it was read to be recorded.
+    /// Read or recorded, so in memory like a buffered request body.
+    Whole(#[pin] BufferedRequestBody),
+    Refusal(#[pin] Full<Bytes>),
+    /// The error of an inner body that failed while it was read to be recorded.
     Broken(Option<BoxError>),
 }
 
 impl<B> IdempotencyRequestBody<B> {
     pub(super) fn untouched(body: B) -> Self {
-        let kind = RequestKind::Untouched(body);
-        Self { kind }
+        let content = RequestContent::Untouched(body);
+        Self { content }
     }
 
-    pub(super) fn read(body: BufferedRequestBody) -> Self {
-        let kind = RequestKind::Read(body);
-        Self { kind }
+    pub(super) fn buffered(body: BufferedRequestBody) -> Self {
+        let content = RequestContent::Buffered(body);
+        Self { content }
     }
 }
 
 impl<B> IdempotencyBody<B> {
     pub(super) fn streaming(body: B) -> Self {
-        let kind = Kind::Streaming(body);
-        Self { kind }
+        let content = ResponseContent::Streaming(body);
+        Self { content }
     }
 
     pub(super) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
-        let data = Full::new(data);
-        let kind = Kind::Whole { data, trailers };
-        Self { kind }
+        let body = BufferedRequestBody::new(data, trailers);
+        let content = ResponseContent::Whole(body);
+        Self { content }
     }
 
-    pub(super) fn refusal(data: Full<Bytes>) -> Self {
-        let trailers = None;
-        let kind = Kind::Whole { data, trailers };
-        Self { kind }
+    pub(super) fn refusal(body: Full<Bytes>) -> Self {
+        let content = ResponseContent::Refusal(body);
+        Self { content }
     }
 
     pub(super) fn broken(error: BoxError) -> Self {
-        let kind = Kind::Broken(Some(error));
-        Self { kind }
+        let content = ResponseContent::Broken(Some(error));
+        Self { content }
     }
 }
 
-/// An empty body: what layers that send a request again, such as those that follow redirects, put into it.
+/// An empty body, which layers that send a request again put into it, such as those that follow redirects.
 impl<B> Default for IdempotencyRequestBody<B> {
     fn default() -> Self {
-        Self::read(BufferedRequestBody::default())
+        Self::buffered(BufferedRequestBody::default())
     }
 }
 
-/// An empty body: what layers further out put into the responses that they make themselves.
+/// An empty body, which outer layers put into the responses that they create.
 impl<B> Default for IdempotencyBody<B> {
     fn default() -> Self {
         Self::refusal(Full::default())
@@ -108,72 +105,66 @@ where
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.project().kind.project() {
-            RequestKindProjection::Untouched(body) => body.poll_frame(context),
-            RequestKindProjection::Read(body) => {
-                let frame = body.poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(|never| match never {})))
+        match self.project().content.project() {
+            RequestContentProjection::Untouched(body) => body.poll_frame(context),
+            RequestContentProjection::Buffered(body) => {
+                body.poll_frame(context).map_err(|never| match never {})
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
-            RequestKind::Untouched(body) => body.is_end_stream(),
-            RequestKind::Read(body) => body.is_end_stream(),
+        match &self.content {
+            RequestContent::Untouched(body) => body.is_end_stream(),
+            RequestContent::Buffered(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
-            RequestKind::Untouched(body) => body.size_hint(),
-            RequestKind::Read(body) => body.size_hint(),
+        match &self.content {
+            RequestContent::Untouched(body) => body.size_hint(),
+            RequestContent::Buffered(body) => body.size_hint(),
         }
     }
 }
 
-impl<B> Body for IdempotencyBody<B>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for IdempotencyBody<B> {
     type Data = Bytes;
     type Error = BoxError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.project().kind.project() {
-            KindProjection::Streaming(body) => {
-                let frame = body.poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match self.project().content.project() {
+            ResponseContentProjection::Streaming(body) => {
+                body.poll_frame(context).map_err(Into::into)
             }
-            KindProjection::Whole { data, trailers } => match data.poll_frame(context) {
-                Poll::Ready(None) => {
-                    Poll::Ready(trailers.take().map(|last| Ok(Frame::trailers(last))))
-                }
-                frame => {
-                    frame.map(|frame| frame.map(|frame| frame.map_err(|never| match never {})))
-                }
-            },
-            KindProjection::Broken(error) => Poll::Ready(error.take().map(Err)),
+            ResponseContentProjection::Whole(body) => {
+                body.poll_frame(context).map_err(|never| match never {})
+            }
+            ResponseContentProjection::Refusal(body) => {
+                body.poll_frame(context).map_err(|never| match never {})
+            }
+            ResponseContentProjection::Broken(error) => Poll::Ready(error.take().map(Err)),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
-            Kind::Streaming(body) => body.is_end_stream(),
-            Kind::Whole { data, trailers } => data.is_end_stream() && trailers.is_none(),
-            Kind::Broken(error) => error.is_none(),
+        match &self.content {
+            ResponseContent::Streaming(body) => body.is_end_stream(),
+            ResponseContent::Whole(body) => body.is_end_stream(),
+            ResponseContent::Refusal(body) => body.is_end_stream(),
+            ResponseContent::Broken(error) => error.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
-            Kind::Streaming(body) => body.size_hint(),
-            Kind::Whole { data, .. } => data.size_hint(),
-            Kind::Broken(_) => SizeHint::default(),
+        match &self.content {
+            ResponseContent::Streaming(body) => body.size_hint(),
+            ResponseContent::Whole(body) => body.size_hint(),
+            ResponseContent::Refusal(body) => body.size_hint(),
+            ResponseContent::Broken(_) => SizeHint::default(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a response is written into a record: as it is, compressed, encrypted.
+//! The encoding of responses in records: plain, compressed, encrypted.
 
 use std::borrow::Cow;
 #[cfg(feature = "encryption")]
@@ -14,11 +14,11 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use crate::node::unguessable;
 use crate::protocol::{ExecutionId, Fingerprint, LockKey};
 
-/// What is behind the head of a record begins with a byte that says which of these was done to it.
+/// Flags in the first byte behind the head of a record.
 const COMPRESSED: u8 = 1;
 const ENCRYPTED: u8 = 2;
 
-/// Writes and reads what is behind the head of a record.
+/// Writes and reads the bytes behind the head of a record.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Codec {
     #[cfg(feature = "compression")]
@@ -27,52 +27,46 @@ pub(super) struct Codec {
     pub(super) keys: Option<RecordKeys>,
 }
 
-/// Whose record it is: what is encrypted for one is not another's.
+/// Identifies a record; an encrypted response is bound to it, and cannot be moved to another record.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
     not(feature = "encryption"),
-    expect(dead_code, reason = "only what is encrypted is bound to it")
+    expect(dead_code, reason = "only encryption reads it")
 )]
-pub(super) struct Of<'a> {
+pub(super) struct RecordContext<'a> {
     pub(super) resource: &'a LockKey,
     pub(super) execution: ExecutionId,
     pub(super) fingerprint: Fingerprint,
 }
 
-/// Why a record cannot be read. It is the outcome of an execution all the same.
+/// Why a record cannot be read. The request counts as executed all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unreadable {
-    /// Not what this version of the crate writes, or damaged.
+    /// It is damaged, or another version of the crate wrote it.
     Malformed,
     #[cfg_attr(
         feature = "compression",
-        expect(dead_code, reason = "with the feature it is read")
+        expect(dead_code, reason = "with the feature, such records are read")
     )]
     NeedsCompression,
-    /// There are no keys, or not this one.
+    /// Its key is not configured.
     UnknownKey,
-    /// It is not encrypted, and should be.
-    #[cfg_attr(
-        not(feature = "encryption"),
-        expect(dead_code, reason = "without keys nothing is opened")
-    )]
+    /// It is not encrypted, although keys are configured.
+    #[cfg_attr(not(feature = "encryption"), expect(dead_code, reason = "needs keys"))]
     Plain,
-    /// It was not encrypted with that key, or for this request.
-    #[cfg_attr(
-        not(feature = "encryption"),
-        expect(dead_code, reason = "without keys nothing is opened")
-    )]
+    /// It was not encrypted with its key for this request.
+    #[cfg_attr(not(feature = "encryption"), expect(dead_code, reason = "needs keys"))]
     Forged,
 }
 
-/// The keys with which the recorded responses are encrypted (XChaCha20-Poly1305), and by which ids.
+/// Keys that encrypt recorded responses (XChaCha20-Poly1305), with their ids.
 ///
-/// The execution's id, the fingerprint and the expiry stay in clear: nodes and other servers go by them.
-/// It is encrypted for them and for the idempotency key, scope, method and path, so that one record
-/// cannot be put in the place of another. It protects what responses say, not that they are there.
+/// The execution's id, the fingerprint and the expiry stay in clear, because nodes and other servers read them.
+/// The ciphertext is bound to them, and to the idempotency key, scope, method and path, so that one record
+/// cannot replace another. Encryption protects the content of responses, not their existence.
 ///
-/// Each namespace has keys of its own. To change the key, give all servers the new one to read first,
-/// then let them write with it, and keep the old one for `retention`:
+/// Use different keys for each namespace. To rotate the key, first let all servers read with the new key,
+/// then let them write with it, and keep the old key for `retention`:
 ///
 /// ```
 /// use tower_redlock::idempotency::RecordKeys;
@@ -83,8 +77,8 @@ pub(super) enum Unreadable {
 /// # let _ = (first, then);
 /// ```
 ///
-/// A record whose key is not there is an error for whoever asks for it, 500, and never executed again:
-/// so it is for retries that reach a server without keys, while they are introduced.
+/// If the key of a record is not configured, its request gets 500 and is never executed again. That includes
+/// retries that reach a server without keys while keys are being introduced.
 #[cfg(feature = "encryption")]
 #[derive(Clone)]
 #[must_use = "keys do nothing until a layer is given them"]
@@ -96,7 +90,7 @@ pub struct RecordKeys {
 
 #[cfg(feature = "encryption")]
 impl RecordKeys {
-    /// Makes keys of one, with which records are written and read.
+    /// Creates keys from one key that writes and reads records.
     pub fn new(id: u32, key: &[u8; 32]) -> Self {
         let ciphers = BTreeMap::new();
         let keys = Self {
@@ -107,29 +101,32 @@ impl RecordKeys {
         keys.reading(id, key)
     }
 
-    /// Adds a key with which records are only read.
+    /// Adds a key that only reads records.
     ///
     /// # Panics
     ///
-    /// If there is a key with this id already.
+    /// If a key with this id exists.
     pub fn reading(mut self, id: u32, key: &[u8; 32]) -> Self {
         let cipher = XChaCha20Poly1305::new(key.into());
         let before = self.ciphers.insert(id, cipher);
-        assert!(before.is_none(), "two keys of records have the id {id}");
+        assert!(
+            before.is_none(),
+            "two keys for records have the id {id}; use different ids"
+        );
         self
     }
 
-    /// Reads records that are not encrypted, too. Default: they are an error.
+    /// Reads unencrypted records too. Default: they are an error.
     ///
-    /// For `retention` after encryption was switched on: meanwhile whoever can write to the nodes can
-    /// make up responses.
+    /// Use it for `retention` after encryption was enabled. Meanwhile, a client with write access to the nodes
+    /// can forge responses.
     pub fn reading_plain(mut self) -> Self {
         self.reads_plain = true;
         self
     }
 }
 
-/// Keys are never shown.
+/// By hand: keys are never shown.
 #[cfg(feature = "encryption")]
 impl fmt::Debug for RecordKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,19 +139,23 @@ impl fmt::Debug for RecordKeys {
 }
 
 impl Codec {
-    /// Makes what is behind the head. Called once an execution: all copies of a record are equal.
-    pub(super) fn write(&self, of: Of<'_>, plain: Vec<u8>) -> Vec<u8> {
+    /// Encodes the bytes behind the head. Called once per execution, because all copies of a record are equal.
+    pub(super) fn write(&self, context: RecordContext<'_>, plain: Vec<u8>) -> Vec<u8> {
         let (flags, bytes) = self.compress(plain);
-        self.encrypt(of, flags, &bytes)
+        self.encrypt(context, flags, &bytes)
     }
 
-    /// Reads what is behind the head, which is copied only if it must be.
-    pub(super) fn read<'a>(&self, of: Of<'_>, rest: &'a [u8]) -> Result<Cow<'a, [u8]>, Unreadable> {
+    /// Decodes the bytes behind the head; copies them only if they are compressed or encrypted.
+    pub(super) fn read<'a>(
+        &self,
+        context: RecordContext<'_>,
+        rest: &'a [u8],
+    ) -> Result<Cow<'a, [u8]>, Unreadable> {
         let (&flags, bytes) = rest.split_first().ok_or(Unreadable::Malformed)?;
         if flags & !(COMPRESSED | ENCRYPTED) != 0 {
             return Err(Unreadable::Malformed);
         }
-        let bytes = self.decrypt(of, flags, bytes)?;
+        let bytes = self.decrypt(context, flags, bytes)?;
         if flags & COMPRESSED == 0 {
             return Ok(bytes);
         }
@@ -164,7 +165,7 @@ impl Codec {
     #[cfg(feature = "compression")]
     fn compress(&self, plain: Vec<u8>) -> (u8, Vec<u8>) {
         let too_short = self.compress_above.is_none_or(|above| plain.len() <= above);
-        if too_short || plain.len() > LARGEST {
+        if too_short || plain.len() > MAX_DECODED {
             return (0, plain);
         }
         let compressed = lz4_flex::compress_prepend_size(&plain);
@@ -176,39 +177,39 @@ impl Codec {
     }
 
     #[cfg(not(feature = "compression"))]
-    #[allow(clippy::unused_self, reason = "with the feature it says when")]
+    #[allow(clippy::unused_self, reason = "the feature uses the setting")]
     fn compress(&self, plain: Vec<u8>) -> (u8, Vec<u8>) {
         (0, plain)
     }
 
     #[cfg(feature = "encryption")]
-    fn encrypt(&self, of: Of<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
+    fn encrypt(&self, context: RecordContext<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
         let Some(keys) = &self.keys else {
             return flagged(flags, bytes);
         };
         let flags = flags | ENCRYPTED;
         let (id, nonce) = (keys.writing.to_be_bytes(), nonce());
-        let aad = of.encoded(flags, id);
+        let aad = context.encoded(flags, id);
         let payload = Payload {
             msg: bytes,
             aad: &aad,
         };
         let sealed = keys.ciphers[&keys.writing].encrypt(&XNonce::from(nonce), payload);
-        // Beyond 256 GiB; a response is a mebibyte at most.
-        let sealed = sealed.expect("what is recorded is not too long to be encrypted");
+        // Fails beyond 256 GiB; a response has at most 1 MiB.
+        let sealed = sealed.expect("a record is short enough to be encrypted");
         [&[flags][..], &id, &nonce, &sealed].concat()
     }
 
     #[cfg(not(feature = "encryption"))]
-    #[allow(clippy::unused_self, reason = "with the feature it has the keys")]
-    fn encrypt(&self, _: Of<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
+    #[allow(clippy::unused_self, reason = "the feature uses the keys")]
+    fn encrypt(&self, _: RecordContext<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
         flagged(flags, bytes)
     }
 
     #[cfg(feature = "encryption")]
     fn decrypt<'a>(
         &self,
-        of: Of<'_>,
+        context: RecordContext<'_>,
         flags: u8,
         bytes: &'a [u8],
     ) -> Result<Cow<'a, [u8]>, Unreadable> {
@@ -223,7 +224,7 @@ impl Codec {
         let keys = self.keys.as_ref().ok_or(Unreadable::UnknownKey)?;
         let cipher = keys.ciphers.get(&u32::from_be_bytes(*id));
         let cipher = cipher.ok_or(Unreadable::UnknownKey)?;
-        let aad = of.encoded(flags, *id);
+        let aad = context.encoded(flags, *id);
         let payload = Payload {
             msg: sealed,
             aad: &aad,
@@ -233,10 +234,10 @@ impl Codec {
     }
 
     #[cfg(not(feature = "encryption"))]
-    #[allow(clippy::unused_self, reason = "with the feature it has the keys")]
+    #[allow(clippy::unused_self, reason = "the feature uses the keys")]
     fn decrypt<'a>(
         &self,
-        _: Of<'_>,
+        _: RecordContext<'_>,
         flags: u8,
         bytes: &'a [u8],
     ) -> Result<Cow<'a, [u8]>, Unreadable> {
@@ -251,17 +252,19 @@ impl Codec {
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Malformed => "it was written by another version of this crate, or is damaged",
+            Self::Malformed => "it is damaged, or another version of this crate wrote it",
             Self::NeedsCompression => "it is compressed; enable the feature `compression`",
-            Self::UnknownKey => "it is encrypted with a key that `encrypt` was not given",
-            Self::Plain => "it is not encrypted, and `encrypt` was not told `reading_plain`",
-            Self::Forged => "it was not encrypted for this request with that key",
+            Self::UnknownKey => {
+                "it is encrypted with an unknown key; add that key to `IdempotencyLayer::encrypt`"
+            }
+            Self::Plain => "it is not encrypted; use `RecordKeys::reading_plain` to accept that",
+            Self::Forged => "it was not encrypted for this request with its key",
         })
     }
 }
 
 #[cfg(feature = "encryption")]
-impl Of<'_> {
+impl RecordContext<'_> {
     fn encoded(self, flags: u8, key: [u8; 4]) -> Vec<u8> {
         let parts = [
             &b"tower-redlock record 1"[..],
@@ -282,8 +285,8 @@ fn flagged(flags: u8, bytes: &[u8]) -> Vec<u8> {
 #[cfg(feature = "compression")]
 fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
     let (size, _) = lz4_flex::block::uncompressed_size(bytes).map_err(|_| Unreadable::Malformed)?;
-    // Nobody but whoever writes to the nodes makes this up, and it is not believed even then.
-    if size > LARGEST {
+    // A client with write access to the nodes may have forged it.
+    if size > MAX_DECODED {
         return Err(Unreadable::Malformed);
     }
     let plain = lz4_flex::decompress_size_prepended(bytes);
@@ -298,7 +301,7 @@ fn decompress(_: &[u8]) -> Result<Vec<u8>, Unreadable> {
     Err(Unreadable::NeedsCompression)
 }
 
-/// Random: with 192 bits it need not be counted.
+/// Returns a random nonce; with 192 bits, it needs no counter.
 #[cfg(feature = "encryption")]
 fn nonce() -> [u8; NONCE] {
     let mut nonce = [0; NONCE];
@@ -310,9 +313,9 @@ fn nonce() -> [u8; NONCE] {
 #[cfg(feature = "encryption")]
 const NONCE: usize = 24;
 
-/// Of what is behind a head, with room for the headers of the largest response.
+/// Largest decoded size, with room for the headers of the largest response.
 #[cfg(feature = "compression")]
-const LARGEST: usize = 4 * 1024 * 1024;
+const MAX_DECODED: usize = 4 * 1024 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -320,9 +323,9 @@ mod tests {
 
     const PLAIN: &[u8] = b"a response, a response, a response, a response, a response";
 
-    fn of(resource: &LockKey) -> Of<'_> {
+    fn of(resource: &LockKey) -> RecordContext<'_> {
         let execution = ExecutionId::from_random([1; 16]);
-        Of {
+        RecordContext {
             resource,
             execution,
             fingerprint: Fingerprint::from_digest([2; 32]),
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_record_is_read() {
         let resource = LockKey::from("key");
         let written = Codec::default().write(of(&resource), PLAIN.to_vec());
         let read = Codec::default().read(of(&resource), &written);
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_malformed() {
+    fn a_record_with_unknown_flags_is_malformed() {
         let resource = LockKey::from("key");
         for rest in [&b""[..], &[4, 1, 2], &[255]] {
             let read = Codec::default().read(of(&resource), rest);
@@ -350,7 +353,7 @@ mod tests {
 
     #[cfg(feature = "compression")]
     #[test]
-    fn what_gets_smaller_is_compressed() {
+    fn compress_above_compresses_a_record_that_gets_smaller() {
         let resource = LockKey::from("key");
         let codec = Codec {
             compress_above: Some(8),
@@ -358,7 +361,7 @@ mod tests {
         };
         let written = codec.write(of(&resource), PLAIN.to_vec());
         assert!(written.len() < PLAIN.len());
-        // Whoever does not compress can read it.
+        // A codec that does not compress can read it.
         let read = Codec::default().read(of(&resource), &written);
         assert_eq!(read, Ok(PLAIN.into()));
         let short = codec.write(of(&resource), PLAIN[..8].to_vec());
@@ -370,7 +373,7 @@ mod tests {
 
     #[cfg(feature = "encryption")]
     #[test]
-    fn what_is_encrypted_is_read_with_its_key_for_its_request_only() {
+    fn an_encrypted_record_is_read_only_with_its_key_for_its_request() {
         let codec = |keys| Codec {
             keys: Some(keys),
             ..Codec::default()
@@ -396,12 +399,12 @@ mod tests {
 
         let other = LockKey::from("other");
         assert_eq!(ours.read(of(&other), &written), Err(Unreadable::Forged));
-        let another = Of {
+        let another = RecordContext {
             execution: ExecutionId::from_random([2; 16]),
             ..of(&resource)
         };
         assert_eq!(ours.read(another, &written), Err(Unreadable::Forged));
-        let reworded = Of {
+        let reworded = RecordContext {
             fingerprint: Fingerprint::from_digest([3; 32]),
             ..of(&resource)
         };
@@ -427,7 +430,7 @@ mod tests {
 
     #[cfg(feature = "encryption")]
     #[test]
-    fn what_is_not_encrypted_is_read_only_if_it_may_be() {
+    fn an_unencrypted_record_is_read_only_with_reading_plain() {
         let resource = LockKey::from("key");
         let plain = Codec::default().write(of(&resource), PLAIN.to_vec());
         let read = |keys| {

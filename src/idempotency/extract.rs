@@ -1,4 +1,4 @@
-//! Extractors of what the layer says about a request.
+//! Extractors of the idempotency key and of the execution.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::middleware::{Rejection, RequestKind, refusal};
 use crate::once::ExecutionHandle;
 use crate::protocol::KeyError;
 
-/// The key of a request that an [`IdempotencyLayer`](crate::IdempotencyLayer) let through.
+/// The key of a request that an [`IdempotencyLayer`](crate::IdempotencyLayer) passed on.
 ///
 /// To test a handler without the layer, put one into the extensions: `"a1".parse::<IdempotencyKey>()`.
 impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
@@ -24,7 +24,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
     }
 }
 
-/// `None` if the request has no key, or there is no layer.
+/// `None` if the request has no key, or no layer is applied.
 impl<S: Send + Sync> OptionalFromRequestParts<S> for IdempotencyKey {
     type Rejection = Infallible;
 
@@ -33,7 +33,7 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for IdempotencyKey {
     }
 }
 
-/// The execution that an [`IdempotencyLayer`](crate::IdempotencyLayer) lets the handler do.
+/// The execution that an [`IdempotencyLayer`](crate::IdempotencyLayer) has started the handler for.
 impl<S: Send + Sync> FromRequestParts<S> for ExecutionHandle {
     type Rejection = IdempotencyKeyRejection;
 
@@ -43,7 +43,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ExecutionHandle {
     }
 }
 
-/// `None` if the request has no key, or there is no layer.
+/// `None` if the request has no key, or no layer is applied.
 impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
     type Rejection = Infallible;
 
@@ -52,14 +52,15 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
     }
 }
 
-/// Why there is no [`IdempotencyKey`] and no [`ExecutionHandle`]: a mistake of the program, 500, which says what to do.
+/// Rejection of [`IdempotencyKey`] and [`ExecutionHandle`]: the router is misconfigured, 500. The message names the
+/// remedy.
 #[derive(Debug, Clone)]
 pub struct IdempotencyKeyRejection(RequestKind);
 
 impl IntoResponse for IdempotencyKeyRejection {
     fn into_response(self) -> Response {
         let error = KeyError::misconfigured(self.to_string());
-        tracing::error!(%error, "a handler asks for an idempotency key that there is not");
+        tracing::error!(%error, "handler extracts an idempotency key from a request without one");
         refusal(Rejection::Misconfigured(error), self.0).into_response()
     }
 }
@@ -67,7 +68,7 @@ impl IntoResponse for IdempotencyKeyRejection {
 impl fmt::Display for IdempotencyKeyRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "the request has no idempotency key: apply an IdempotencyLayer with `required(true)`, or take Option<IdempotencyKey>",
+            "the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, or extract Option<IdempotencyKey>",
         )
     }
 }

@@ -1,4 +1,4 @@
-//! What a request asks for, as a digest.
+//! Fingerprints of requests, and the path as a part of the key.
 
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
@@ -7,8 +7,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_e
 use crate::node::sha256;
 use crate::protocol::Fingerprint;
 
-/// The default: method, full path, query, content type and body; path and query in one of the spellings
-/// that are equivalent (RFC 3986, section 6.2.2).
+/// Returns the bytes of the default fingerprint: method, full path, query, content type and body. Path and query
+/// are normalized (RFC 3986, section 6.2.2).
 pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
     let content_type = parts.headers.get(CONTENT_TYPE);
     let path = normalized(full_path(parts));
@@ -20,26 +20,26 @@ pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
         content_type.map_or(&b""[..], |value| value.as_bytes()),
         body,
     ];
-    let mut asked_for = Vec::with_capacity(body.len() + 256);
+    let mut bytes = Vec::with_capacity(body.len() + 256);
     for part in head {
-        // Every part is preceded by its length: none can pose as two.
-        asked_for.extend((part.len() as u64).to_be_bytes());
-        asked_for.extend(part);
+        // The length in front keeps one part from being read as two.
+        bytes.extend((part.len() as u64).to_be_bytes());
+        bytes.extend(part);
     }
-    asked_for
+    bytes
 }
 
-pub(super) fn digest(asked_for: &[u8]) -> Fingerprint {
-    Fingerprint::from_digest(sha256(asked_for))
+pub(super) fn digest(bytes: &[u8]) -> Fingerprint {
+    Fingerprint::from_digest(sha256(bytes))
 }
 
-/// Returns the full path with each segment as handlers read it, decoded, and encoded again in one way.
+/// Returns the full path with each segment decoded, as handlers read it, and encoded again uniformly.
 ///
 /// # Design
 ///
-/// More spellings are alike here than in the fingerprint: `@` and `%40` are one to a handler, and perhaps two
-/// to a server behind it. As one resource they are not executed beside each other, and as two requests
-/// neither is answered with the response to the other. `%2F` is never a `/`.
+/// More spellings are equal here than in the fingerprint. `@` and `%40` are equal to a handler, but may differ to
+/// a server behind it. Because they are one resource, they are not executed concurrently; because they have two
+/// fingerprints, neither is answered with the response to the other. `%2F` never equals `/`.
 pub(super) fn resource_path(parts: &Parts) -> String {
     let segments = full_path(parts).split('/').map(|segment| {
         let decoded: Vec<u8> = percent_decode_str(segment).collect();
@@ -48,7 +48,7 @@ pub(super) fn resource_path(parts: &Parts) -> String {
     segments.collect::<Vec<_>>().join("/")
 }
 
-/// Decodes what needs no encoding, and writes the rest of the encoding in upper case (RFC 3986, sections
+/// Decodes unreserved characters, and writes the remaining encodings in upper case (RFC 3986, sections
 /// 6.2.2.1 and 6.2.2.2).
 fn normalized(text: &str) -> String {
     let mut pieces = text.split('%');
@@ -68,7 +68,7 @@ fn normalized(text: &str) -> String {
                 }
                 normalized.push_str(rest);
             }
-            // No encoding at all.
+            // Not a percent-encoding.
             None => {
                 normalized.push('%');
                 normalized.push_str(piece);
@@ -78,19 +78,19 @@ fn normalized(text: &str) -> String {
     normalized
 }
 
-/// Whether an octet means the same encoded and as it is (RFC 3986, section 2.3).
+/// Returns whether an octet is unreserved: encoded or not, it means the same (RFC 3986, section 2.3).
 fn is_unreserved(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// What [`is_unreserved`] does not have.
+/// All but the characters of [`is_unreserved`].
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~');
 
-/// Returns the path that the client asked for; within a nested router axum leaves only a part of it.
+/// Returns the path that the client sent. Within a nested router, axum strips a part of it from the URI.
 fn full_path(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_path_of_the_resource_is_that_of_its_segments() {
+    fn the_resource_path_has_each_segment_encoded_uniformly() {
         let path = |text: &str| {
             let request = http::Request::get(text).body(()).unwrap();
             resource_path(&request.into_parts().0)

@@ -1,4 +1,4 @@
-//! The header that carries the key.
+//! The idempotency key of a request.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,11 +11,11 @@ use crate::middleware::KeyExtractor;
 use crate::middleware::key::header;
 use crate::protocol::{KeyError, LockKey};
 
-/// The idempotency key of a request, as the client sent it; an extractor, and in the extensions of
-/// every request that the layer lets through with a key.
+/// The idempotency key of a request, as the client sent it; an extractor, and an extension of
+/// every request that the layer passes on with a key.
 ///
-/// Store it in the transaction that has the effect, and the effect happens once whatever becomes of
-/// locks and records.
+/// Store it in the transaction that has the effect: then the effect happens once, even if locks or records are
+/// lost.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdempotencyKey(Arc<str>);
 
@@ -28,8 +28,8 @@ impl IdempotencyKey {
 
     /// Reads the header, bare or as a structured-field string (RFC 9651, section 3.3.3).
     ///
-    /// A bare key with a comma is what a proxy makes of two headers; in a string it means nothing.
-    pub(super) fn of(parts: &Parts, name: &HeaderName) -> Result<Option<Self>, KeyError> {
+    /// A proxy joins two headers by a comma, so a bare key must not contain one; a string may.
+    pub(super) fn from_parts(parts: &Parts, name: &HeaderName) -> Result<Option<Self>, KeyError> {
         let Some(value) = parts.headers.get(name) else {
             return Ok(None);
         };
@@ -37,7 +37,7 @@ impl IdempotencyKey {
         let bytes = value.as_bytes();
         if !bytes.starts_with(b"\"") && bytes.contains(&b',') {
             return Err(malformed(
-                "has a comma, as if sent more than once; quote it if it is a part",
+                "has a comma, which also joins two headers; quote the value if the key contains it",
             ));
         }
         let keys = header(name).extract(parts)?;
@@ -57,19 +57,19 @@ impl FromStr for IdempotencyKey {
     fn from_str(key: &str) -> Result<Self, Self::Err> {
         let visible = key.bytes().all(|byte| byte.is_ascii_graphic());
         match key.len() {
-            1..=MAX if visible => Ok(Self(key.into())),
+            1..=MAX_CHARS if visible => Ok(Self(key.into())),
             _ => Err(ParseIdempotencyKeyError),
         }
     }
 }
 
-/// The text cannot be an idempotency key.
+/// Error for a text that is no idempotency key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParseIdempotencyKeyError;
 
 impl fmt::Display for ParseIdempotencyKeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "is not 1 to {MAX} characters of visible ASCII")
+        write!(f, "is not 1 to {MAX_CHARS} characters of visible ASCII")
     }
 }
 
@@ -88,22 +88,17 @@ impl fmt::Display for IdempotencyKey {
 }
 
 /// Longest key, in characters.
-const MAX: usize = 255;
+const MAX_CHARS: usize = 255;
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderValue, Request};
-
     use super::*;
+    use crate::middleware::key::parts_with;
 
     fn read(values: &[&[u8]]) -> Result<Option<String>, KeyError> {
         let name = HeaderName::from_static("idempotency-key");
-        let mut request = Request::new(());
-        for value in values {
-            let value = HeaderValue::from_bytes(value).unwrap();
-            request.headers_mut().append(&name, value);
-        }
-        let key = IdempotencyKey::of(&request.into_parts().0, &name)?;
+        let parts = parts_with("idempotency-key", values);
+        let key = IdempotencyKey::from_parts(&parts, &name)?;
         Ok(key.map(|key| key.to_string()))
     }
 

@@ -1,28 +1,22 @@
-//! The layer and its settings.
+//! The layer.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use http::header::RETRY_AFTER;
 use http::request::Parts;
-use http::{Extensions, HeaderName, Method, StatusCode, response};
+use http::{HeaderName, Method, response};
 use tower::Layer;
 
 use crate::idempotency::codec::Codec;
 #[cfg(feature = "encryption")]
 use crate::idempotency::codec::RecordKeys;
+use crate::idempotency::config::{Config, OnUnrecorded};
 use crate::idempotency::fingerprint;
-use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::service::IdempotencyService;
-use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
-use crate::middleware::{
-    KeyExtractor, Refusals, Rejection, RejectionResponse, are_meant, matched_no_route, present,
-};
-use crate::node::sha256;
-use crate::once::{ExecuteOnce, ExecutionHandle};
-use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
+use crate::lock::{LockOptions, Redlock};
+use crate::middleware::macros::layer_setters;
+use crate::middleware::{KeyExtractor, Refusals};
 
 /// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
 /// caller, and the recorded response for every duplicate.
@@ -32,91 +26,48 @@ use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
 /// use tower_redlock::{IdempotencyLayer, Redlock, key};
 ///
 /// #[derive(Clone)]
-/// struct UserId(String); // put into the extensions by authentication, which stands outside
+/// struct UserId(String); // put into the extensions by an authentication layer outside
 ///
 /// # async fn pay() {}
 /// let redlock = Redlock::in_memory(3);
-/// let whose = key::extension::<UserId>(|user| &user.0);
+/// let caller = key::extension::<UserId>(|user| &user.0);
 /// let app: Router = Router::new()
 ///     .route("/payments", post(pay))
-///     .route_layer(IdempotencyLayer::new(redlock, whose));
+///     .route_layer(IdempotencyLayer::new(redlock, caller));
 /// ```
 ///
-/// # What it promises
+/// # Guarantees
 ///
-/// While leases hold, one execution per key; after a majority has recorded the response, none any more,
-/// for as long as it is kept. A handler that is paused for longer than its lock, or a process that dies
-/// between its effect and the record, lets a retry execute again: only a storage that keeps the
-/// [`IdempotencyKey`] in the transaction of the effect makes that impossible.
+/// While leases hold, each key has one execution at a time. Once a majority has recorded the response, the key has
+/// no further execution for as long as the record is kept. If a handler is paused for longer than its lock, or a
+/// process dies between its effect and the record, a retry executes again. Only a storage that keeps the
+/// [`IdempotencyKey`](crate::IdempotencyKey) in the transaction of the effect prevents that.
 /// [`at_most_once`](Self::at_most_once) refuses such retries instead.
 ///
 /// An execution that has begun keeps its lock, and a share of every other lock that the request holds, until
-/// it ends: also when the client goes away, when a layer outside drops the request, or when it calls again.
-/// If a [`RedlockLayer`](crate::RedlockLayer) outside loses its lock, the execution is stopped, unless that
+/// it ends, even if the client disconnects, or an outer layer drops the request or calls again.
+/// If an outer [`RedlockLayer`](crate::RedlockLayer) loses its lock, the execution is stopped, unless that
 /// layer is set to [`OnLost::Notify`](crate::OnLost::Notify).
 ///
-/// An execution that ends without a response, by an error or a panic, may have had an effect: its key stays
-/// locked until its ttl, and a retry executes after that, or gets 409 `outcome-unknown` with
+/// An execution that ends without a response, by an error or a panic, may have had an effect. Its key stays
+/// locked until its ttl; after that, a retry executes, or gets 409 `outcome-unknown` with
 /// [`at_most_once`](Self::at_most_once).
 ///
-/// The handler finds an [`ExecutionHandle`] and the [`IdempotencyKey`] in the extensions of its request.
-/// [`LockHandle`](crate::LockHandle) and [`FencingToken`](crate::FencingToken) are those of the resource
-/// layers alone.
+/// The extensions of the handler's request have an [`ExecutionHandle`](crate::ExecutionHandle) and the
+/// [`IdempotencyKey`](crate::IdempotencyKey). [`LockHandle`](crate::LockHandle) and
+/// [`FencingToken`](crate::FencingToken) belong to resource layers only.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct IdempotencyLayer {
     config: Config,
 }
 
-/// What to answer when the response could not be recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OnUnrecorded {
-    /// The response, with the header `Idempotency-Recorded: false`.
-    Answer,
-    /// 409 `outcome-unknown`.
-    Fail,
-}
-
-/// What the service does with each request; shared by all clones of it.
-#[derive(Clone)]
-pub(super) struct Config {
-    pub(super) redlock: Redlock,
-    scope: Arc<dyn KeyExtractor>,
-    header: HeaderName,
-    methods: Arc<[Method]>,
-    required: bool,
-    pub(super) retention: Duration,
-    fingerprint: Arc<dyn Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync>,
-    /// `None` for the default, which also looks at the request.
-    record_if: Option<Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>>,
-    pub(super) max_request_body: usize,
-    pub(super) max_response_body: usize,
-    pub(super) options: LockOptions,
-    waiters: Option<Arc<WaiterCap>>,
-    pub(super) replay_header: HeaderName,
-    pub(super) keep_cookies: bool,
-    at_most_once: bool,
-    pub(super) on_unrecorded: OnUnrecorded,
-    pub(super) codec: Codec,
-    pub(super) refusals: Refusals,
-}
-
-/// An idempotent request, once its head has been read.
-pub(super) struct Asked {
-    pub(super) key: IdempotencyKey,
-    /// What is locked and recorded.
-    pub(super) resource: LockKey,
-    /// Whether a router has found no route for the request, as far as is known.
-    pub(super) matched_no_route: bool,
-}
-
 impl IdempotencyLayer {
-    /// Makes a layer for the keys of those whom `scope` tells apart.
+    /// Creates a layer. Requests are keyed by `Idempotency-Key` within the caller that `scope` finds.
     ///
-    /// There is no default: without a scope one caller would be shown what another was answered, and
-    /// the hash of a credential changes when that is refreshed. [`scope::public`] says that there are no
-    /// tenants. A request for which the scope finds nothing is refused with 500 `scope-missing`.
+    /// The scope has no default: without one, a caller would get the responses to other callers. The hash of a
+    /// credential is no scope, because it changes when the credential is refreshed. [`scope::public`] is for
+    /// services without tenants. If the scope finds no caller, the request is refused with 500 `scope-missing`.
     ///
     /// [`scope::public`]: crate::scope::public
     pub fn new(redlock: Redlock, scope: impl KeyExtractor) -> Self {
@@ -132,7 +83,10 @@ impl IdempotencyLayer {
                 record_if: None,
                 max_request_body: 2 * 1024 * 1024,
                 max_response_body: 64 * 1024,
-                options: LockOptions::default().label("idempotency"),
+                options: LockOptions {
+                    label: Some("idempotency"),
+                    ..LockOptions::default()
+                },
                 waiters: None,
                 replay_header: HeaderName::from_static("idempotency-replayed"),
                 keep_cookies: false,
@@ -144,13 +98,42 @@ impl IdempotencyLayer {
         }
     }
 
+    layer_setters! {
+        /// Sets how long a duplicate waits for the first execution, to replay its response. Default: zero,
+        /// the duplicate is refused with 409 `lock-contended`.
+        wait;
+
+        /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
+        max_waiters;
+
+        /// Sets the ttl of the lock under which a request is executed. Default: that of the [`Redlock`].
+        ///
+        /// # Errors
+        ///
+        /// As [`RedlockLayer::ttl`](crate::RedlockLayer::ttl).
+        ttl;
+
+        /// Sets how long an execution may take. Default: no bound. An execution that has begun keeps its lock
+        /// until it ends; the `max_hold` of the [`Redlock`] does not apply to it.
+        ///
+        /// The lock is acquired and renewed for that long, and at least for two node timeouts. At the bound the
+        /// execution is stopped, so that no other execution runs at the same time: the client gets 503
+        /// `lock-lost`, an error event is logged, and `redlock_lost_total` counts it with the reason `max_hold`.
+        /// The effect of the stopped execution is unknown. A retry executes again once the lock has ended by its
+        /// ttl, or gets 409 `outcome-unknown` with [`at_most_once`](Self::at_most_once).
+        max_hold;
+
+        /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
+        rejection;
+    }
+
     /// Sets the header that carries the key. Default: `Idempotency-Key`.
     pub fn header(mut self, header: HeaderName) -> Self {
         self.config.header = header;
         self
     }
 
-    /// Sets the methods that are made idempotent. Default: POST and PATCH; the others are idempotent
+    /// Sets the methods that are executed once per key. Default: POST and PATCH. The others are idempotent
     /// (RFC 9110, section 9.2.2) or safe, and pass through. GET stands for HEAD too.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.config.methods = methods.into_iter().collect();
@@ -158,10 +141,10 @@ impl IdempotencyLayer {
     }
 
     /// Sets whether a request without a key is refused with 400 `key-missing`. Default: false, it is
-    /// served as if there were no layer.
+    /// served without the layer.
     ///
-    /// One that matched no route of an axum router passes in any case, to its 404: a fallback that does
-    /// something asks for the [`IdempotencyKey`] itself.
+    /// A request that matched no route of an axum router always passes, to its 404. A fallback that does work
+    /// must ask for the [`IdempotencyKey`](crate::IdempotencyKey) itself.
     pub fn required(mut self, required: bool) -> Self {
         self.config.required = required;
         self
@@ -169,23 +152,23 @@ impl IdempotencyLayer {
 
     /// Sets how long responses are kept, between a millisecond and 100 years of 365 days. Default: 24 h.
     ///
-    /// Outside of that range the nearest end of it is taken, with a warning in the log.
+    /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
     pub fn retention(mut self, retention: Duration) -> Self {
-        // A node takes no record without a ttl, nor with one that it cannot add to its clock.
-        let used = retention.clamp(SHORTEST, LONGEST);
+        // A node accepts no record without a ttl, or with a ttl that overflows its clock.
+        let used = retention.clamp(MIN_RETENTION, MAX_RETENTION);
         if used != retention {
             tracing::warn!(
-                setting = "retention", asked = ?retention, ?used,
-                "a setting of an IdempotencyLayer is out of its range"
+                setting = "retention", requested = ?retention, ?used,
+                "a setting of an IdempotencyLayer is out of range; the nearest value is used"
             );
         }
         self.config.retention = used;
         self
     }
 
-    /// Sets what makes two requests with one key the same request; another is refused with 422
-    /// `idempotency-key-reused`. Default: method, path, query, content type and body, where `/~a` and `/%7Ea`
-    /// are one path (RFC 3986, section 6.2.2).
+    /// Sets the bytes by which two requests with one key are the same request; a different request is refused
+    /// with 422 `idempotency-key-reused`. Default: method, path, query, content type and body, where `/~a` and
+    /// `/%7Ea` are the same path (RFC 3986, section 6.2.2).
     ///
     /// The bytes are hashed with SHA-256.
     pub fn fingerprint(
@@ -196,18 +179,18 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets which responses are recorded. Default: those that a handler gives for good.
+    /// Sets which responses are recorded. Default: final ones.
     ///
-    /// By default these are not recorded, because a retry may be answered differently: 5xx, 401, 407, 408,
+    /// By default these are not recorded, because the answer to a retry may differ: 5xx, 401, 407, 408,
     /// 423, 425 and 429, a 409 with `Retry-After`, 405, and a 404 of a request for which an axum router
-    /// around the layer has found no route. With a function of your own, it alone decides about these.
+    /// around the layer has matched no route. A function that is set here decides alone.
     ///
-    /// To refuse a response is to state that the operation had no effect: a retry executes it.
+    /// If the function returns false, the operation must not have had an effect: a retry executes it.
     ///
-    /// Refusals of this crate's layers and extractors within, such as 423 of a
-    /// [`RedlockLayer`](crate::RedlockLayer), are never recorded and never given to the function: the handler
-    /// was not called. Nor is anything recorded if a lock was lost and the handler stopped midway: what it
-    /// did is not known, and the key stays locked until its ttl.
+    /// Refusals of inner layers and extractors of this crate, such as 423 of a
+    /// [`RedlockLayer`](crate::RedlockLayer), are never recorded and not passed to the function, because the
+    /// handler was not called. If a lock was lost and the handler stopped midway, nothing is recorded either: its
+    /// effect is unknown, and the key stays locked until its ttl.
     pub fn record_if(
         mut self,
         record_if: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
@@ -222,62 +205,25 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets the largest response body, in bytes, that is kept: at most 1 MiB, because it travels on the
-    /// connection of all locks. Default: 64 KiB.
+    /// Sets the largest response body, in bytes, that is kept: at most 1 MiB, because records share the
+    /// connection with all locks. Default: 64 KiB.
     ///
-    /// Of a larger one, of one whose size is not bounded beforehand, and of a response whose headers and
-    /// trailers together are over 64 KiB, it is recorded only that there was one: a duplicate gets 409
-    /// `result-not-kept`, and nothing is executed again.
+    /// If the body is larger, if its size has no bound in advance, or if headers and trailers together exceed
+    /// 64 KiB, the record says only that the request was executed: a duplicate gets 409 `result-not-kept`, and
+    /// is not executed.
     ///
-    /// Over 1 MiB that is taken, with a warning in the log.
+    /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
     pub fn max_response_body(mut self, bytes: usize) -> Self {
-        let used = bytes.min(LARGEST);
+        let used = bytes.min(MAX_RESPONSE_BODY);
         if used != bytes {
             tracing::warn!(
                 setting = "max_response_body",
-                asked = bytes,
+                requested = bytes,
                 used,
-                "a setting of an IdempotencyLayer is out of its range"
+                "a setting of an IdempotencyLayer is out of range; the nearest value is used"
             );
         }
         self.config.max_response_body = used;
-        self
-    }
-
-    /// Sets how long a duplicate waits for the first execution, to replay its response. Default: zero,
-    /// it is refused with 409 `lock-contended`.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.config.options = self.config.options.wait(wait);
-        self
-    }
-
-    /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
-    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
-        self.config.waiters = Some(WaiterCap::new(max_waiters));
-        self
-    }
-
-    /// Sets the ttl of the lock under which a request is executed. Default: that of the [`Redlock`].
-    ///
-    /// # Errors
-    ///
-    /// As [`RedlockLayer::ttl`](crate::RedlockLayer::ttl).
-    pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
-        self.config.redlock.check_ttl(ttl)?;
-        self.config.options = self.config.options.ttl(ttl);
-        Ok(self)
-    }
-
-    /// Sets how long an execution may take. Default: no bound; an execution that has begun keeps its lock
-    /// until it ends, and the `max_hold` of the [`Redlock`] does not apply to it.
-    ///
-    /// The lock is asked for and renewed for so long, at least for two node timeouts, and at the bound the
-    /// execution is stopped: two executions must not run at once. The caller gets 503 `lock-lost`, an error event is logged, and `redlock_lost_total`
-    /// counts it with the reason `max_hold`. What the stopped execution did is not known: a retry executes
-    /// again once the lock has ended by its ttl, or gets 409 `outcome-unknown` with
-    /// [`at_most_once`](Self::at_most_once).
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.config.options = self.config.options.max_hold(max_hold);
         self
     }
 
@@ -287,23 +233,23 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets whether `Set-Cookie` is recorded too. Default: false, a session is given out once.
+    /// Sets whether `Set-Cookie` is recorded too. Default: false, so that a session is issued once.
     pub fn keep_cookies(mut self, keep_cookies: bool) -> Self {
         self.config.keep_cookies = keep_cookies;
         self
     }
 
-    /// Sets whether what may have been executed is never executed again. Default: false.
+    /// Sets whether a request that may have been executed is never executed again. Default: false.
     ///
-    /// Then a retry after a crash between grant and record, after a panic and after a response that
-    /// was refused by [`record_if`](Self::record_if) gets 409 `outcome-unknown` instead, for a day.
-    /// It does so as long as a majority of the nodes remembers that something began.
+    /// If true, a retry gets 409 `outcome-unknown` for a day after a crash between grant and record, after a
+    /// panic, and after a response for which [`record_if`](Self::record_if) returned false. This holds as long as a
+    /// majority of the nodes remembers the intent to execute.
     pub fn at_most_once(mut self, at_most_once: bool) -> Self {
         self.config.at_most_once = at_most_once;
         self
     }
 
-    /// Sets what is answered when no majority took the record. Default: [`OnUnrecorded::Answer`].
+    /// Sets the answer if no majority accepted the record. Default: [`OnUnrecorded::Answer`].
     pub fn on_unrecorded(mut self, on_unrecorded: OnUnrecorded) -> Self {
         self.config.on_unrecorded = on_unrecorded;
         self
@@ -311,8 +257,8 @@ impl IdempotencyLayer {
 
     /// Sets above how many bytes records are compressed (LZ4). Default: never.
     ///
-    /// All servers that share records need the feature `compression` to read them: give it to all before
-    /// this is set. Where records are encrypted, the size tells of what is in them; see
+    /// All servers that share records need the feature `compression` to read them: enable it on all of them
+    /// first. If records are encrypted as well, their size reveals something about their content; see
     /// [the chapter](crate::guide::idempotency).
     #[cfg(feature = "compression")]
     pub fn compress_above(mut self, bytes: usize) -> Self {
@@ -320,16 +266,10 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets the keys with which records are encrypted. Default: none, they are kept as they are.
+    /// Sets the keys with which records are encrypted. Default: none, records are stored in clear.
     #[cfg(feature = "encryption")]
     pub fn encrypt(mut self, keys: RecordKeys) -> Self {
         self.config.codec.keys = Some(keys);
-        self
-    }
-
-    /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
-    pub fn rejection(mut self, rejection: impl RejectionResponse) -> Self {
-        self.config.refusals.set_response(rejection);
         self
     }
 }
@@ -350,135 +290,11 @@ impl fmt::Debug for IdempotencyLayer {
     }
 }
 
-impl Config {
-    /// Returns what a request asks for; `None` if it passes through.
-    pub(super) fn asked(&self, parts: &Parts) -> Result<Option<Asked>, Rejection> {
-        if !are_meant(&self.methods, &parts.method) {
-            return Ok(None);
-        }
-        let key = IdempotencyKey::of(parts, &self.header).map_err(Rejection::KeyInvalid)?;
-        let Some(key) = key else {
-            return if self.required && !matched_no_route(parts) {
-                Err(Rejection::KeyMissing)
-            } else {
-                Ok(None)
-            };
-        };
-        let scope = self.scope.extract(parts).map_err(Rejection::of_key)?;
-        let scope = scope.filter(present).ok_or(Rejection::ScopeMissing)?;
-        // A scope of several keys is as one: it is not what is locked.
-        let scope = LockKey::from_parts(scope.as_slice().iter().map(LockKey::as_bytes));
-        let resource = LockKey::from_parts([
-            b"idempotency",
-            scope.as_bytes(),
-            parts.method.as_str().as_bytes(),
-            fingerprint::resource_path(parts).as_bytes(),
-            key.as_str().as_bytes(),
-        ]);
-        // Not all namespaces take long keys, and this one is no other client's.
-        let resource = if resource.as_bytes().len() > MAX_CLEAR_KEY {
-            LockKey::from_parts([b"idempotency", &sha256(resource.as_bytes())[..]])
-        } else {
-            resource
-        };
-        // The same layer further out: the lock that would refuse this request is its own. One that has ended
-        // does not count: a retry in between asks anew.
-        let executing = parts.extensions.get::<Executing>();
-        if executing.is_some_and(|executing| executing.has(&self.redlock, &resource)) {
-            return Ok(None);
-        }
-        Ok(Some(Asked {
-            key,
-            resource,
-            matched_no_route: matched_no_route(parts),
-        }))
-    }
-
-    pub(super) fn fingerprint_of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
-        fingerprint::digest(&(self.fingerprint)(parts, body))
-    }
-
-    pub(super) fn once(&self, resource: LockKey, fingerprint: Fingerprint) -> ExecuteOnce {
-        let once = self.redlock.once(resource).digest(fingerprint);
-        let once = once.options(self.options).cap(self.waiters.clone());
-        once.at_most_once(self.at_most_once)
-    }
-
-    /// Whether the response of a handler is recorded.
-    pub(super) fn is_recorded(&self, head: &response::Parts, matched_no_route: bool) -> bool {
-        match &self.record_if {
-            Some(record_if) => record_if(head),
-            None => is_final(head, matched_no_route),
-        }
-    }
-}
-
-/// The executions that a request is part of, outermost first; in its extensions.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Executing(Vec<(ExecutionHandle, Answered)>);
-
-/// Whether the inner service has answered. What has the extensions of its request from then on, such as a task that
-/// its handler has left behind, is no part of the execution any more, while that is being recorded.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Answered(Arc<AtomicBool>);
-
-impl Executing {
-    /// Returns those of a request.
-    pub(super) fn of(extensions: &Extensions) -> Self {
-        extensions.get::<Self>().cloned().unwrap_or_default()
-    }
-
-    /// Adds one, and returns what is to be told when it is answered.
-    pub(super) fn push(&mut self, execution: ExecutionHandle) -> Answered {
-        let answered = Answered::default();
-        self.0.push((execution, answered.clone()));
-        answered
-    }
-
-    fn has(&self, redlock: &Redlock, resource: &LockKey) -> bool {
-        let mut executions = self.0.iter();
-        executions.any(|(execution, answered)| {
-            !answered.is_set() && execution.is_executing(redlock, resource)
-        })
-    }
-}
-
-impl Answered {
-    pub(super) fn set(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-/// Whether a retry would be answered the same: not where the service failed, or asked to come back or to
-/// authenticate first, or had no route for the request.
-fn is_final(head: &response::Parts, matched_no_route: bool) -> bool {
-    let transient = match head.status {
-        StatusCode::UNAUTHORIZED
-        | StatusCode::PROXY_AUTHENTICATION_REQUIRED
-        | StatusCode::REQUEST_TIMEOUT
-        | StatusCode::LOCKED
-        | StatusCode::TOO_EARLY
-        | StatusCode::TOO_MANY_REQUESTS => true,
-        StatusCode::CONFLICT => head.headers.contains_key(RETRY_AFTER),
-        // Also the router's: the next version may have a route for it.
-        StatusCode::METHOD_NOT_ALLOWED => true,
-        StatusCode::NOT_FOUND => matched_no_route,
-        status => status.is_server_error(),
-    };
-    // A refusal that was made from one of ours, say by `map_response`.
-    let refused = head.extensions.get::<Rejection>().is_some();
-    !transient && !refused
-}
-
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Larger records keep the nodes from answering other locks within the node timeout.
-const LARGEST: usize = 1024 * 1024;
+/// Larger records keep nodes from answering other locks within the node timeout.
+const MAX_RESPONSE_BODY: usize = 1024 * 1024;
 
-const SHORTEST: Duration = Duration::from_millis(1);
+const MIN_RETENTION: Duration = Duration::from_millis(1);
 
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+const MAX_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);

@@ -1,15 +1,16 @@
-//! Whose an idempotency key is.
+//! The caller that an idempotency key belongs to.
 
 use http::request::Parts;
 
 use crate::middleware::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// Says that there are no tenants: whoever sends a key gets the response that was recorded for it.
+/// Returns the scope of a service without tenants: every client that sends a key gets the response that was
+/// recorded for it.
 ///
-/// For services whose keys nobody can guess, or whose responses are no secret. Everybody else names
-/// the caller, by what authentication has found: `key::extension::<UserId>(..)`. Neither a credential
-/// (a refreshed one would be another caller, and execute again) nor an address will do.
+/// For services whose keys cannot be guessed, or whose responses are not secret. All other services identify
+/// the caller by the result of authentication: `key::extension::<UserId>(..)`. Do not use an address, or a
+/// credential: a refreshed credential would count as another caller and execute again.
 #[must_use]
 pub fn public() -> Public {
     Public

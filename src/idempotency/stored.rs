@@ -1,4 +1,4 @@
-//! Responses as they are recorded.
+//! Responses in the form in which they are recorded.
 
 use std::borrow::Cow;
 
@@ -12,171 +12,154 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
 use crate::idempotency::body::IdempotencyBody;
-use crate::idempotency::codec::{Codec, Of, Unreadable};
+use crate::idempotency::codec::{Codec, RecordContext, Unreadable};
 use crate::node::sha256;
 use crate::once::is_undamaged;
-use crate::protocol::{ExecutionId, FencingToken, Fingerprint, LockKey, Record};
+use crate::protocol::{FencingToken, LockKey, Record};
 
-/// What is behind the head of a record, as the codec is given it.
+/// The content of a record behind its head, before the codec is applied.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Stored<'a> {
-    /// Under which the operation was executed, for an audit.
+struct StoredResult<'a> {
+    /// The fencing token of the execution, for an audit.
     token: Option<u64>,
     /// `None` if the response was not kept.
     #[serde(borrow)]
-    response: Option<Kept<'a>>,
+    response: Option<StoredResponse<'a>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept<'a> {
+struct StoredResponse<'a> {
     status: u16,
     #[serde(borrow)]
-    headers: Fields<'a>,
+    headers: Vec<(&'a str, &'a [u8])>,
     #[serde(borrow)]
     body: &'a [u8],
     #[serde(borrow)]
-    trailers: Option<Fields<'a>>,
+    trailers: Option<Vec<(&'a str, &'a [u8])>>,
 }
 
-type Fields<'a> = Vec<(&'a str, &'a [u8])>;
-
-/// A response that is there as a whole.
-pub(super) struct Outcome<'a> {
+/// A response whose body was read.
+pub(super) struct CompleteResponse<'a> {
     pub(super) head: &'a Parts,
     pub(super) body: &'a [u8],
     pub(super) trailers: Option<&'a HeaderMap>,
     pub(super) keep_cookies: bool,
 }
 
-/// What every record says of its execution.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Executed<'a> {
-    pub(super) resource: &'a LockKey,
-    pub(super) execution: ExecutionId,
-    pub(super) fingerprint: Fingerprint,
-    pub(super) token: Option<FencingToken>,
-}
+/// The bytes of a record behind its head, without a copy.
+struct RecordBytes(Record);
 
-/// The bytes behind the head, which are those of the record.
-struct Rest(Record);
-
-impl AsRef<[u8]> for Rest {
+impl AsRef<[u8]> for RecordBytes {
     fn as_ref(&self) -> &[u8] {
         self.0.rest()
     }
 }
 
-/// Why there is no response to replay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoReplay {
-    NotKept,
-    Unreadable(Unreadable),
-}
-
-/// Makes the record of a response that is there as a whole; if its headers and trailers are too large, of one
-/// that cannot be kept.
-pub(super) fn kept(executed: Executed<'_>, outcome: &Outcome<'_>, codec: &Codec) -> Record {
-    let Outcome { head, body, .. } = *outcome;
+/// Creates the record of a response. If headers and trailers are too large, the response is left out.
+pub(super) fn with_response(
+    context: RecordContext<'_>,
+    token: Option<FencingToken>,
+    response: &CompleteResponse<'_>,
+    codec: &Codec,
+) -> Record {
+    let CompleteResponse { head, body, .. } = *response;
     let dropped = connection_options(&head.headers);
     let headers = head.headers.iter().filter(|(name, _)| {
-        let is_cookie = !outcome.keep_cookies && *name == SET_COOKIE;
-        !is_cookie && !OF_ONE_HOP.contains(name) && *name != DATE && !dropped.contains(name)
+        let is_cookie = !response.keep_cookies && *name == SET_COOKIE;
+        !is_cookie && !HOP_BY_HOP.contains(name) && *name != DATE && !dropped.contains(name)
     });
     let headers = fields(headers);
-    let trailers = outcome.trailers.map(|trailers| fields(trailers.iter()));
+    let trailers = response.trailers.map(|trailers| fields(trailers.iter()));
     let all = headers.iter().chain(trailers.iter().flatten());
-    // With their lengths, lest many small ones are for nothing.
+    // With the overhead of a field, which many small ones add up to.
     let size: usize = all.map(|(name, value)| name.len() + value.len() + 4).sum();
-    let response = Kept {
+    let stored = StoredResponse {
         status: head.status.as_u16(),
         headers,
         body,
         trailers,
     };
-    record(
-        executed,
-        (size <= LARGEST_FIELDS).then_some(response),
-        codec,
-    )
+    let stored = (size <= MAX_FIELDS).then_some(stored);
+    record(context, token, stored, codec)
 }
 
-/// Makes the record of a response that cannot be kept.
-pub(super) fn not_kept(executed: Executed<'_>, codec: &Codec) -> Record {
-    record(executed, None, codec)
+/// Creates the record of a response that cannot be kept.
+pub(super) fn without_response(
+    context: RecordContext<'_>,
+    token: Option<FencingToken>,
+    codec: &Codec,
+) -> Record {
+    record(context, token, None, codec)
 }
 
-/// Reads a whole record.
+/// Reads a whole record; `None` if its response was not kept.
 pub(super) fn replay<B>(
     record: &Record,
     resource: &LockKey,
     codec: &Codec,
-) -> Result<Response<IdempotencyBody<B>>, NoReplay> {
-    let malformed = NoReplay::Unreadable(Unreadable::Malformed);
-    // What is bigger was checked when it was read, once for all who are answered with it.
+) -> Result<Option<Response<IdempotencyBody<B>>>, Unreadable> {
+    // A larger record was checked once, when it was fetched for all requests that replay it.
     if record.as_bytes().len() <= Record::MAX_INLINE && !is_undamaged(record) {
-        return Err(malformed);
+        return Err(Unreadable::Malformed);
     }
-    let of = Of {
+    let context = RecordContext {
         resource,
         execution: record.execution(),
         fingerprint: record.fingerprint(),
     };
-    // Not a copy for each of those who are answered at the same time.
-    let shared = Bytes::from_owner(Rest(record.clone()));
-    let stored = match codec.read(of, &shared).map_err(NoReplay::Unreadable)? {
+    // Requests that replay the record at the same time share its bytes.
+    let shared = Bytes::from_owner(RecordBytes(record.clone()));
+    let content = match codec.read(context, &shared)? {
         Cow::Borrowed(plain) => shared.slice_ref(plain),
         Cow::Owned(read) => Bytes::from(read),
     };
-    match postcard::from_bytes::<Stored<'_>>(&stored) {
-        Ok(Stored { response: None, .. }) => Err(NoReplay::NotKept),
-        Ok(Stored {
-            response: Some(kept),
-            ..
-        }) => response(&kept, stored.slice_ref(kept.body)).ok_or(malformed),
-        Err(_) => Err(malformed),
-    }
-}
-
-fn record(executed: Executed<'_>, response: Option<Kept<'_>>, codec: &Codec) -> Record {
-    let Executed {
-        resource,
-        execution,
-        fingerprint,
-        token,
-    } = executed;
-    let token = token.map(FencingToken::as_u64);
-    let stored = postcard::to_allocvec(&Stored { token, response });
-    // Serialising plain data into memory cannot fail; a record without a response is one all the same.
-    let stored = stored.unwrap_or_else(|_| vec![0, 0]);
-    let of = Of {
-        resource,
-        execution,
-        fingerprint,
+    let result: StoredResult<'_> =
+        postcard::from_bytes(&content).map_err(|_| Unreadable::Malformed)?;
+    let Some(stored) = result.response else {
+        return Ok(None);
     };
-    let rest = codec.write(of, stored);
-    Record::new(execution, fingerprint, sha256(&rest), &rest)
+    let body = content.slice_ref(stored.body);
+    let response = response(&stored, body).ok_or(Unreadable::Malformed)?;
+    Ok(Some(response))
 }
 
-fn response<B>(kept: &Kept<'_>, body: Bytes) -> Option<Response<IdempotencyBody<B>>> {
-    let trailers = match &kept.trailers {
+fn record(
+    context: RecordContext<'_>,
+    token: Option<FencingToken>,
+    response: Option<StoredResponse<'_>>,
+    codec: &Codec,
+) -> Record {
+    let token = token.map(FencingToken::as_u64);
+    let content = postcard::to_allocvec(&StoredResult { token, response });
+    // Serializing plain data into memory cannot fail; the fallback is a record without a response.
+    let content = content.unwrap_or_else(|_| vec![0, 0]);
+    let bytes = codec.write(context, content);
+    let (execution, fingerprint) = (context.execution, context.fingerprint);
+    Record::new(execution, fingerprint, sha256(&bytes), &bytes)
+}
+
+fn response<B>(stored: &StoredResponse<'_>, body: Bytes) -> Option<Response<IdempotencyBody<B>>> {
+    let trailers = match &stored.trailers {
         Some(trailers) => Some(header_map(trailers)?),
         None => None,
     };
     let body = IdempotencyBody::whole(body, trailers);
     let mut response = Response::new(body);
-    *response.status_mut() = StatusCode::from_u16(kept.status).ok()?;
-    *response.headers_mut() = header_map(&kept.headers)?;
+    *response.status_mut() = StatusCode::from_u16(stored.status).ok()?;
+    *response.headers_mut() = header_map(&stored.headers)?;
     Some(response)
 }
 
-fn fields<'a>(headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) -> Fields<'a> {
+fn fields<'a>(
+    headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
+) -> Vec<(&'a str, &'a [u8])> {
     headers
         .map(|(name, value)| (name.as_str(), value.as_bytes()))
         .collect()
 }
 
-fn header_map(fields: &Fields<'_>) -> Option<HeaderMap> {
-    // Whoever writes to the nodes may have made it up.
+fn header_map(fields: &[(&str, &[u8])]) -> Option<HeaderMap> {
+    // The fields may be forged by a client with write access to the nodes.
     let mut headers = HeaderMap::try_with_capacity(fields.len()).ok()?;
     for (name, value) in fields {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
@@ -194,12 +177,12 @@ fn connection_options(headers: &HeaderMap) -> Vec<HeaderName> {
     names.filter_map(|name| name.trim().parse().ok()).collect()
 }
 
-/// Most bytes of headers and trailers together that are kept. Not a setting: what is larger comes from a
-/// mistake, or from a client that has its own header echoed.
-const LARGEST_FIELDS: usize = 64 * 1024;
+/// Most bytes of headers and trailers together that are kept. Not a setting: larger ones come from a
+/// mistake, or from a service that echoes a header of the client.
+const MAX_FIELDS: usize = 64 * 1024;
 
-/// What concerns one connection and not the response (RFC 9110, section 7.6.1).
-const OF_ONE_HOP: [HeaderName; 9] = [
+/// Headers of one connection, which are not part of the response (RFC 9110, section 7.6.1).
+const HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
     PROXY_AUTHENTICATE,
@@ -214,40 +197,39 @@ const OF_ONE_HOP: [HeaderName; 9] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::{ExecutionId, Fingerprint};
 
-    /// Whoever writes to the nodes can write what no server does.
+    /// A client with write access to the nodes can write records that no server writes.
     #[test]
-    fn a_record_that_is_made_up_is_unreadable_and_nothing_worse() {
+    fn a_forged_record_is_unreadable() {
         let resource = LockKey::from("key");
-        let executed = Executed {
+        let context = RecordContext {
             resource: &resource,
             execution: ExecutionId::from_random([1; 16]),
             fingerprint: Fingerprint::from_digest([2; 32]),
-            token: None,
         };
         let numbers: Vec<String> = (0..30_000).map(|number| format!("x-{number}")).collect();
-        let many: Fields<'_> = numbers
+        let many: Vec<(&str, &[u8])> = numbers
             .iter()
             .map(|name| (name.as_str(), &b""[..]))
             .collect();
-        let made_up = [
+        let forged = [
             (200, vec![("", &b""[..]); 40_000]),
             (200, many),
             (200, vec![("a b", b"")]),
             (200, vec![("a", b"\n")]),
             (0, vec![]),
         ];
-        for (status, headers) in made_up {
-            let kept = Kept {
+        for (status, headers) in forged {
+            let stored = StoredResponse {
                 status,
                 headers,
                 body: b"",
                 trailers: None,
             };
-            let record = record(executed, Some(kept), &Codec::default());
+            let record = record(context, None, Some(stored), &Codec::default());
             let read = replay::<String>(&record, &resource, &Codec::default());
-            let unreadable = NoReplay::Unreadable(Unreadable::Malformed);
-            assert_eq!(read.err(), Some(unreadable), "{status}");
+            assert_eq!(read.err(), Some(Unreadable::Malformed), "{status}");
         }
     }
 }

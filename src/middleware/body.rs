@@ -1,4 +1,21 @@
-//! The response body: holds the lock until the response is done.
+//! The response body, which holds the lock until the response is complete.
+//!
+//! # Implementation details
+//!
+//! A locked body goes through these states:
+//!
+//! `Locked → Releasing → Unlocked`, or `Locked → Aborted` when the lock is lost.
+//!
+//! * In `Locked`, every frame is passed on at once, but for the last one. A frame is the last if it has trailers,
+//!   if the inner body reports its end after it, or if it completes the declared length: hyper ends a message
+//!   there without polling again, and drops the body. Without such a frame, the end of the stream is the last.
+//! * In `Releasing`, the last frame waits for the confirmation of the release, so the client's next request cannot
+//!   meet the lock. Until the frame is passed on, `is_end_stream` is false and `size_hint` counts the frame.
+//! * In `Aborted`, the body has ended with an error, so the client cannot take the part for the whole. The inner
+//!   body is dropped first.
+//!
+//! The loss of the lock is checked before the inner body is polled: by the signal of the lease, and by the clock
+//! in case the signal is late.
 
 use std::fmt;
 use std::future::Future;
@@ -8,101 +25,63 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{HeaderMap, Response, header};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use pin_project::pin_project;
 use tower::BoxError;
 
-use crate::lock::{LockGuard, Lost, LostReason};
+use crate::lock::{LockGuard, LostReason};
+use crate::middleware::config::OnLost;
+use crate::middleware::held::HeldLock;
 
 /// Response body of the layer's service: the inner body with a lock, or a refusal.
 ///
-/// While it holds a lock, it holds back the last piece of the response until a majority of the
-/// nodes has confirmed the release (at most the node timeout). Dropped early, it releases in the
-/// background.
+/// While it holds a lock, it delays the last frame of the response until a majority of the
+/// nodes has confirmed the release (at most the node timeout). If it is dropped before, the lock is released
+/// in the background.
 #[pin_project]
 pub struct LockBody<B> {
+    /// The inner body, or the body of a refusal; `None` once aborted.
     #[pin]
-    kind: Kind<B>,
+    body: Option<Either<B, Full<Bytes>>>,
+    state: State,
 }
 
-#[pin_project(project = KindProjection)]
-enum Kind<B> {
-    Inner {
-        #[pin]
-        body: B,
-        hold: Option<Hold>,
+enum State {
+    Unlocked,
+    Locked {
+        held: HeldLock,
+        /// Whether the last frame waits for the release.
+        await_release: bool,
+        /// Bytes until the end, if their number is known.
+        remaining: Option<u64>,
     },
-    Refusal(#[pin] Full<Bytes>),
-    /// The lock was lost and the body ended with an error; nothing may follow.
+    Releasing {
+        release: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
+        /// The delayed frame; `None` delays the end of the stream.
+        last: Option<Frame<Bytes>>,
+    },
     Aborted,
 }
 
-/// A lock that lives as long as a body.
-pub(super) struct Hold {
-    stage: Stage,
-    /// Ends the body with an error when the lock is lost.
-    lost: Option<Lost>,
-    /// Whether the last piece waits for the release.
-    await_release: bool,
-    /// Bytes until the end, if their number is known.
-    left: Option<u64>,
-}
-
-enum Stage {
-    Holding(LockGuard),
-    /// Released, with what is held back until a majority knows: a frame, or the end.
-    Releasing(Releasing, Option<Frame<Bytes>>),
-}
-
-/// A release under way, whose outcome is in the log.
-pub(super) struct Releasing(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
-
-impl Releasing {
-    pub(super) fn new(guard: LockGuard) -> Self {
-        Self(Box::pin(async move {
-            // Unconfirmed or lost, the response is what it is; the lock ends by its ttl.
-            if let Err(error) = guard.release().await {
-                tracing::debug!(%error, "redlock lock released without confirmation");
-            }
-        }))
-    }
-}
-
-impl Future for Releasing {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(context)
-    }
-}
-
-impl Hold {
-    pub(super) fn new(guard: LockGuard, abort_if_lost: bool, await_release: bool) -> Self {
-        Self {
-            lost: abort_if_lost.then(|| guard.lost()),
-            stage: Stage::Holding(guard),
-            await_release,
-            left: None,
-        }
-    }
-}
-
 impl<B> LockBody<B> {
-    /// A body whose lock is released already, or that never had one.
+    /// Creates a body without a lock.
     pub(super) fn unlocked(body: B) -> Self {
         Self {
-            kind: Kind::Inner { body, hold: None },
+            body: Some(Either::Left(body)),
+            state: State::Unlocked,
         }
     }
 
+    /// Creates the body of a refusal.
     pub(super) fn refusal(body: Full<Bytes>) -> Self {
         Self {
-            kind: Kind::Refusal(body),
+            body: Some(Either::Right(body)),
+            state: State::Unlocked,
         }
     }
 }
 
-/// An empty body without a lock: what layers further out put into the responses that they make themselves.
+/// An empty body without a lock, which outer layers put into the responses that they create.
 impl<B> Default for LockBody<B> {
     fn default() -> Self {
         Self::refusal(Full::default())
@@ -110,20 +89,27 @@ impl<B> Default for LockBody<B> {
 }
 
 impl<B: Body> LockBody<B> {
-    /// A body that holds a lock to the end of the response with these headers.
-    pub(super) fn locked(body: B, headers: &HeaderMap, mut hold: Hold) -> Self {
-        // hyper ends a message at the length it declared, which is the header's if there is one.
-        hold.left = declared_length(headers).or_else(|| body.size_hint().exact());
+    /// Creates a body that holds a lock to the end of the response with these headers.
+    pub(super) fn locked(
+        body: B,
+        headers: &HeaderMap,
+        held: HeldLock,
+        await_release: bool,
+    ) -> Self {
+        // hyper ends a message at its declared length, and prefers that of the header.
+        let remaining = declared_length(headers).or_else(|| body.size_hint().exact());
         Self {
-            kind: Kind::Inner {
-                body,
-                hold: Some(hold),
+            body: Some(Either::Left(body)),
+            state: State::Locked {
+                held,
+                await_release,
+                remaining,
             },
         }
     }
 }
 
-/// The length that a head declares for its body.
+/// Returns the length that a head declares for its body.
 pub(super) fn declared_length(headers: &HeaderMap) -> Option<u64> {
     let value = headers.get(header::CONTENT_LENGTH)?;
     value.to_str().ok()?.parse().ok()
@@ -133,20 +119,19 @@ impl LockGuard {
     /// Makes the lock live as long as the body of a response, as the layer does: its last frame
     /// waits for the release, and it ends with an error if the lock is lost.
     ///
-    /// A response without a body cannot wait for anything: [`release`](Self::release) the guard
-    /// before returning one.
+    /// A response without a body cannot wait for the release: [`release`](Self::release) the guard
+    /// before you return one.
     pub fn hold_until_sent<B: Body>(self, response: Response<B>) -> Response<LockBody<B>> {
         let (parts, body) = response.into_parts();
-        let hold = Hold::new(self, true, true);
-        let body = LockBody::locked(body, &parts.headers, hold);
+        let held = HeldLock::new(self, OnLost::Abort);
+        let body = LockBody::locked(body, &parts.headers, held, true);
         Response::from_parts(parts, body)
     }
 }
 
 impl<B> Body for LockBody<B>
 where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
     type Data = Bytes;
     type Error = BoxError;
@@ -155,121 +140,88 @@ where
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let mut kind = self.project().kind;
-        let (mut body, hold) = match kind.as_mut().project() {
-            KindProjection::Inner { body, hold } => (body, hold),
-            KindProjection::Refusal(body) => {
-                return body.poll_frame(context).map_err(|never| match never {});
-            }
-            KindProjection::Aborted => return Poll::Ready(None),
-        };
-        let Some(holding) = hold else {
-            return body.poll_frame(context).map_err(Into::into);
-        };
-        if let Stage::Releasing(releasing, last) = &mut holding.stage {
-            ready!(Pin::new(releasing).poll(context));
-            let last = last.take();
-            *hold = None;
-            return Poll::Ready(last.map(Ok));
-        }
-        if let Some(reason) = holding.poll_lost(context) {
-            // Never a clean end: the client must not take the part for the whole.
-            kind.set(Kind::Aborted);
+        let this = self.project();
+        let (mut inner, state) = (this.body, this.state);
+        if let State::Locked { held, .. } = state
+            && held.on_lost == OnLost::Abort
+            && let Some(reason) = held.check_lost(context).or_else(|| held.check_expired())
+        {
+            *state = State::Aborted;
+            inner.set(None);
             return Poll::Ready(Some(Err(LockLostError(reason).into())));
         }
-        let last = match ready!(body.as_mut().poll_frame(context)) {
+        if let State::Releasing { release, last } = state {
+            ready!(release.as_mut().poll(context));
+            let last = last.take();
+            *state = State::Unlocked;
+            return Poll::Ready(last.map(Ok));
+        }
+        let Some(mut body) = inner.as_pin_mut() else {
+            return Poll::Ready(None);
+        };
+        let polled = body.as_mut().poll_frame(context);
+        let State::Locked { remaining, .. } = state else {
+            return polled;
+        };
+        let last = match ready!(polled) {
             None => None,
             Some(Err(error)) => {
-                *hold = None;
-                return Poll::Ready(Some(Err(error.into())));
+                *state = State::Unlocked;
+                return Poll::Ready(Some(Err(error)));
             }
             Some(Ok(frame)) => {
-                if let (Some(left), Some(data)) = (&mut holding.left, frame.data_ref()) {
-                    *left = left.saturating_sub(data.len() as u64);
+                if let (Some(remaining), Some(data)) = (remaining.as_mut(), frame.data_ref()) {
+                    *remaining = remaining.saturating_sub(data.len() as u64);
                 }
-                let is_last =
-                    frame.is_trailers() || body.is_end_stream() || holding.left == Some(0);
+                let is_last = frame.is_trailers() || body.is_end_stream() || *remaining == Some(0);
                 if !is_last {
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 Some(frame)
             }
         };
-        let Some(Hold {
-            stage: Stage::Holding(guard),
-            await_release,
+        // Without a wait, the lock is dropped here and released in the background.
+        if let State::Locked {
+            held,
+            await_release: true,
             ..
-        }) = hold.take()
-        else {
-            return Poll::Ready(last.map(Ok));
-        };
-        if !await_release {
-            drop(guard);
-            return Poll::Ready(last.map(Ok));
+        } = std::mem::replace(state, State::Unlocked)
+        {
+            let mut release = held.release();
+            if release.as_mut().poll(context).is_pending() {
+                *state = State::Releasing { release, last };
+                return Poll::Pending;
+            }
         }
-        let mut releasing = Releasing::new(guard);
-        if Pin::new(&mut releasing).poll(context).is_ready() {
-            return Poll::Ready(last.map(Ok));
-        }
-        *hold = Some(Hold {
-            stage: Stage::Releasing(releasing, last),
-            lost: None,
-            await_release,
-            left: None,
-        });
-        Poll::Pending
+        Poll::Ready(last.map(Ok))
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
-            Kind::Inner { body, hold: None } => body.is_end_stream(),
-            // The end is still to be held back.
-            Kind::Inner { hold: Some(_), .. } => false,
-            Kind::Refusal(body) => body.is_end_stream(),
-            Kind::Aborted => true,
+        match &self.state {
+            State::Unlocked => self.body.as_ref().is_none_or(Body::is_end_stream),
+            // The end is still to be delayed.
+            State::Locked { .. } | State::Releasing { .. } => false,
+            State::Aborted => true,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
-            Kind::Inner { body, hold } => {
-                let held = hold.as_ref().map_or(0, Hold::held_back);
-                let inner = body.size_hint();
-                let mut hint = SizeHint::new();
-                if let Some(upper) = inner.upper() {
-                    hint.set_upper(upper.saturating_add(held));
-                }
-                hint.set_lower(inner.lower().saturating_add(held));
-                hint
+        let Some(body) = &self.body else {
+            return SizeHint::with_exact(0);
+        };
+        let mut hint = body.size_hint();
+        if let State::Releasing {
+            last: Some(frame), ..
+        } = &self.state
+            && let Some(data) = frame.data_ref()
+        {
+            let delayed = data.len() as u64;
+            if let Some(upper) = hint.upper() {
+                hint.set_upper(upper.saturating_add(delayed));
             }
-            Kind::Refusal(body) => body.size_hint(),
-            Kind::Aborted => SizeHint::with_exact(0),
+            hint.set_lower(hint.lower().saturating_add(delayed));
         }
-    }
-}
-
-impl Hold {
-    /// Looks whether the lock is lost and the body has to end; by the clock too, because the timer is late
-    /// if this thread was busy or the process was stopped.
-    fn poll_lost(&mut self, context: &mut Context<'_>) -> Option<LostReason> {
-        let lost = self.lost.as_mut()?;
-        match (Pin::new(lost).poll(context), &self.stage) {
-            (Poll::Ready(reason), _) => Some(reason),
-            (Poll::Pending, Stage::Holding(guard)) if !guard.is_valid() => {
-                Some(LostReason::Expired)
-            }
-            (Poll::Pending, _) => None,
-        }
-    }
-
-    /// Bytes that the inner body has handed out and the client has not got.
-    fn held_back(&self) -> u64 {
-        match &self.stage {
-            Stage::Releasing(_, Some(frame)) => {
-                frame.data_ref().map_or(0, |data| data.len() as u64)
-            }
-            Stage::Holding(_) | Stage::Releasing(_, None) => 0,
-        }
+        hint
     }
 }
 
@@ -295,7 +247,7 @@ impl fmt::Display for LockLostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the lock was lost while the response was sent: {}",
+            "the lock was lost while the response was being sent: {}",
             self.0
         )
     }

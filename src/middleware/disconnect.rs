@@ -1,7 +1,14 @@
-//! What happens to a handler whose client goes away: it is dropped, or runs to its end.
+//! What happens to a handler whose client disconnects: it is dropped, or runs to completion.
+//!
+//! # Implementation details
+//!
+//! With [`RunToCompletion`], the layer puts a [`SpawnHandler`] into the extensions of each locked request. The
+//! service inside takes it out again, and runs the handler in a task with a share of the lock. The task checks
+//! the validity before it first polls the handler, because it may have waited for a thread. It drops its share
+//! before it returns the output, so that the layer outside holds the last one and releases the lock in order.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{self, Future};
 use std::panic;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,32 +22,33 @@ use tower::Service;
 use tracing::Instrument;
 
 use crate::lock::{LockGuard, LockHandle};
+use crate::middleware::config::OnLost;
+use crate::middleware::macros::inner_accessors;
 
-/// Drop the handler when the client goes away, wherever it is, and release the lock: what hyper
-/// does without a lock, too. The default of [`RedlockLayer`](crate::RedlockLayer).
+/// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
+/// does without a lock. The default of [`RedlockLayer`](crate::RedlockLayer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CancelOnDisconnect;
 
-/// Let a handler that has begun run to its end under its lock when the client goes away.
+/// Let a handler that has started run to completion under its lock when the client disconnects.
 ///
-/// It runs in a task of its own, in the span of the request, and the lock is released when it is
-/// done; its response is dropped. With [`OnLost::Abort`](crate::OnLost::Abort) the end of the lock
-/// is its end too, so `max_hold` bounds it. A client whose request was aborted may meet its own lock
-/// with the next one.
+/// The handler runs in a task of its own, in the span of the request. When it completes, the lock is released
+/// and the response dropped. With [`OnLost::Abort`] the handler ends with the lock, so `max_hold` bounds it.
+/// A client whose request was aborted may meet its own lock with its next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RunToCompletion;
 
-/// Extension with which a layer tells the service in it that the request has a lock.
+/// Extension of a request whose handler is to run in a task.
 #[derive(Clone)]
-pub(super) struct Outlive {
+pub(super) struct SpawnHandler {
     pub(super) lock: LockHandle,
-    pub(super) abort_if_lost: bool,
-    /// Set if the lock is lost before the handler begins, which then never does.
-    pub(super) not_begun: Arc<AtomicBool>,
+    pub(super) on_lost: OnLost,
+    /// Set if the lock is lost before the handler starts; then it never starts.
+    pub(super) is_not_started: Arc<AtomicBool>,
 }
 
-/// Service inside of a [`RedlockService`](crate::middleware::RedlockService) that calls its inner
-/// service in a task of its own for every request with a lock.
+/// Service inside of a [`RedlockService`](crate::middleware::RedlockService) that runs the handler of each
+/// locked request in a task of its own.
 #[derive(Debug, Clone)]
 pub struct RunToCompletionService<S> {
     inner: S,
@@ -51,10 +59,7 @@ impl<S> RunToCompletionService<S> {
         Self { inner }
     }
 
-    /// Returns a reference to the inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
+    inner_accessors!();
 }
 
 impl<S, B> Service<Request<B>> for RunToCompletionService<S>
@@ -73,55 +78,46 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let outlive = request.extensions_mut().remove::<Outlive>();
+        let spawn = request.extensions_mut().remove::<SpawnHandler>();
         let inner = self.inner.call(request);
-        let share = outlive.and_then(
-            |Outlive {
-                 lock,
-                 abort_if_lost,
-                 not_begun,
-             }| {
-                let share = lock.upgrade().ok()?;
-                Some((share, abort_if_lost, not_begun))
-            },
-        );
-        let kind = match share {
-            Some((share, abort_if_lost, not_begun)) => {
-                let running = run(inner, share, abort_if_lost, not_begun).in_current_span();
-                Kind::Spawned(tokio::spawn(running))
+        let share = spawn.and_then(|spawn| Some((spawn.lock.upgrade().ok()?, spawn)));
+        let state = match share {
+            Some((guard, spawn)) => {
+                let running = run(inner, guard, spawn.on_lost, spawn.is_not_started);
+                State::Spawned(tokio::spawn(running.in_current_span()))
             }
-            None => Kind::Inline(inner),
+            None => State::Inline(inner),
         };
-        RunToCompletionFuture { kind }
+        RunToCompletionFuture { state }
     }
 }
 
-/// Runs a handler to its end, or to that of its lock.
+/// Runs a handler until it completes; `None` if its lock ends first.
 async fn run<F: Future>(
     handler: F,
-    share: LockGuard,
-    abort_if_lost: bool,
-    not_begun: Arc<AtomicBool>,
+    guard: LockGuard,
+    on_lost: OnLost,
+    is_not_started: Arc<AtomicBool>,
 ) -> Option<F::Output> {
-    // The task may have waited for a thread beyond the validity of the lock.
-    if !share.is_valid() {
-        not_begun.store(true, Ordering::Release);
+    if !guard.is_valid() {
+        is_not_started.store(true, Ordering::Release);
         return None;
     }
-    let lost = async {
-        if abort_if_lost {
-            share.lost().await;
-        } else {
-            std::future::pending::<()>().await;
+    let aborted = async {
+        match on_lost {
+            OnLost::Abort => {
+                guard.lost().await;
+            }
+            OnLost::Notify => future::pending().await,
         }
     };
     let output = tokio::select! {
         biased;
-        () = lost => None,
+        () = aborted => None,
         output = handler => Some(output),
     };
-    // Before the response is handed over: whoever sends it releases the lock in order.
-    drop(share);
+    // Before the output is returned: the layer outside releases the last share.
+    drop(guard);
     output
 }
 
@@ -129,11 +125,11 @@ async fn run<F: Future>(
 #[pin_project]
 pub struct RunToCompletionFuture<F, T> {
     #[pin]
-    kind: Kind<F, T>,
+    state: State<F, T>,
 }
 
-#[pin_project(project = KindProjection)]
-enum Kind<F, T> {
+#[pin_project(project = StateProjection)]
+enum State<F, T> {
     Inline(#[pin] F),
     /// Dropping the handle does not end the task.
     Spawned(#[pin] JoinHandle<Option<T>>),
@@ -143,15 +139,15 @@ impl<F: Future<Output = T>, T> Future for RunToCompletionFuture<F, T> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        match self.project().kind.project() {
-            KindProjection::Inline(inner) => inner.poll(context),
-            KindProjection::Spawned(task) => match ready!(task.poll(context)) {
+        match self.project().state.project() {
+            StateProjection::Inline(inner) => inner.poll(context),
+            StateProjection::Spawned(task) => match ready!(task.poll(context)) {
                 Ok(Some(output)) => Poll::Ready(output),
-                // The lock is lost, and the layer around answers for that.
+                // The lock is lost; the layer outside answers.
                 Ok(None) => Poll::Pending,
                 Err(error) => match error.try_into_panic() {
                     Ok(panic) => panic::resume_unwind(panic),
-                    // The runtime is shutting down, and this future with it.
+                    // The runtime is shutting down and drops this future too.
                     Err(_) => Poll::Pending,
                 },
             },

@@ -1,12 +1,31 @@
-//! The response future: lock, call, release; it owns what must end with the request.
+//! The response future: acquires the lock, calls the inner service, releases the lock.
+//!
+//! # Implementation details
+//!
+//! The future goes through these states:
+//!
+//! `Locking → Readying → Running → Releasing`
+//!
+//! * `Readying` is over at once if the inner service was kept ready during `Locking`.
+//! * `Releasing` is skipped if the response has a body: then the body takes the lock over.
+//! * `Refused` and `Passing` stand alone: a request that is refused, or served without a lock.
+//!
+//! Three rules hold in every state:
+//!
+//! * The state owns everything that must end with the request. Dropping the future drops the handler and releases
+//!   the lock in the background; no other clean-up exists.
+//! * The loss of the lock is checked before the handler is polled, and by the clock before the handler starts and
+//!   before its response is passed on, because the report of the loss may be late.
+//! * The lock is released before the future ends, also with an error or a panic of the inner service. So a layer
+//!   outside that calls again, such as `tower::retry`, does not meet the lock of its last call.
 
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -14,20 +33,21 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::Full;
 use pin_project::pin_project;
+use tokio::sync::Mutex;
 use tower::{BoxError, Service};
 
-use crate::lock::{LockError, LockFuture, LockGuard, LockHandle, Lost, LostReason};
-use crate::middleware::body::{Hold, LockBody, Releasing, declared_length};
-use crate::middleware::disconnect::Outlive;
-use crate::middleware::held::LockHandles;
-use crate::middleware::layer::{Config, NotLocked, OnLost, OnUnavailable, ReleaseAt, Unprotected};
-use crate::middleware::passage::Taken;
-use crate::middleware::rejection::{Rejection, RequestKind};
-use crate::node::telemetry;
+use crate::lock::{LockError, LockFuture, LockGuard, LockHandle, LostReason};
+use crate::middleware::body::{LockBody, declared_length};
+use crate::middleware::calls::CallTracker;
+use crate::middleware::config::{Config, NotLocked, OnLost, ReleaseAt, Unprotected};
+use crate::middleware::disconnect::SpawnHandler;
+use crate::middleware::held::{HeldLock, LockHandles};
+use crate::middleware::rejection::Rejection;
+use crate::middleware::response::RequestKind;
 
 /// Response future for [`RedlockService`](crate::middleware::RedlockService).
 ///
-/// Dropped at any point, it gives up the lock in the background.
+/// If it is dropped, the lock is released in the background.
 #[pin_project]
 pub struct ResponseFuture<S, ReqBody>
 where
@@ -37,11 +57,6 @@ where
     state: State<S, ReqBody, S::Future, S::Response, S::Error>,
 }
 
-/// # States
-///
-/// `Locking → Readying → Running → Releasing`, where `Readying` is over at once if the inner
-/// service was kept ready, and `Releasing` is skipped if the body takes the lock over. An error or a
-/// panic of the inner service waits in `Releasing` too. `Refused` and `Passing` stand by themselves.
 #[pin_project(project = StateProjection)]
 enum State<S, ReqBody, F, R, E> {
     Refused(Option<Response<Full<Bytes>>>),
@@ -51,49 +66,49 @@ enum State<S, ReqBody, F, R, E> {
         call: Option<Call<S, ReqBody>>,
     },
     Readying {
-        guard: Option<LockGuard>,
-        lost: Option<Lost>,
+        /// `None` if the request is served without its lock.
+        held: Option<HeldLock>,
         call: Option<Call<S, ReqBody>>,
     },
     Running {
         #[pin]
         inner: F,
-        guard: Option<LockGuard>,
-        lost: Option<Lost>,
-        sent: Sent,
+        held: Option<HeldLock>,
+        sent: SentRequest,
     },
     Releasing {
-        /// `None` if there is nothing to wait for.
-        releasing: Option<Releasing>,
-        outcome: Option<Outcome<R, E>>,
+        /// `None` if nothing delays the completion.
+        release: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
+        completion: Option<Completion<R, E>>,
     },
 }
 
-/// How the inner service ended.
-enum Outcome<R, E> {
+/// How the inner service completed.
+enum Completion<R, E> {
     Response(R),
     Error(E),
-    /// In a mutex, which makes it `Sync`.
+    /// The mutex makes the payload `Sync`; it is never locked.
     Panic(Mutex<Box<dyn Any + Send>>),
 }
 
-/// A call that waits for its lock.
-struct Call<S, ReqBody> {
-    inner: S,
-    is_ready: bool,
-    request: Request<ReqBody>,
-    /// For an idempotency layer outside.
-    passage: Option<Taken>,
-    config: Arc<Config>,
+/// A call of the inner service that waits for its lock.
+pub(super) struct Call<S, ReqBody> {
+    pub(super) inner: S,
+    /// Whether `inner` was made ready before the wait.
+    pub(super) is_ready: bool,
+    pub(super) request: Request<ReqBody>,
+    /// Of an idempotency layer outside.
+    pub(super) tracker: Option<Arc<CallTracker>>,
+    pub(super) config: Arc<Config>,
 }
 
-/// What is remembered of the request once it has been handed on.
-struct Sent {
+/// Parts of a request that are kept after it was passed on.
+struct SentRequest {
     method: Method,
     kind: RequestKind,
-    passage: Option<Taken>,
-    /// Where the handler runs in a task of its own: whether that found the lock lost before it began.
-    not_begun: Option<Arc<AtomicBool>>,
+    tracker: Option<Arc<CallTracker>>,
+    /// For a handler in a task of its own: set if it found its lock lost and did not start.
+    is_not_started: Option<Arc<AtomicBool>>,
     config: Arc<Config>,
 }
 
@@ -111,21 +126,8 @@ where
         Self { state }
     }
 
-    pub(super) fn locking(
-        lock: LockFuture,
-        inner: S,
-        is_ready: bool,
-        request: Request<ReqBody>,
-        passage: Option<Taken>,
-        config: Arc<Config>,
-    ) -> Self {
-        let call = Some(Call {
-            inner,
-            is_ready,
-            request,
-            passage,
-            config,
-        });
+    pub(super) fn locking(lock: LockFuture, call: Call<S, ReqBody>) -> Self {
+        let call = Some(call);
         let state = State::Locking { lock, call };
         Self { state }
     }
@@ -134,8 +136,7 @@ where
 impl<S, ReqBody, ResBody> Future for ResponseFuture<S, ReqBody>
 where
     S: Service<Request<ReqBody>, Response = Response<ResBody>>,
-    ResBody: Body<Data = Bytes>,
-    ResBody::Error: Into<BoxError>,
+    ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
 {
     type Output = Result<Response<LockBody<ResBody>>, S::Error>;
 
@@ -144,7 +145,7 @@ where
         loop {
             let next = match state.as_mut().project() {
                 StateProjection::Refused(refusal) => {
-                    return Poll::Ready(Ok(refused(take(refusal))));
+                    return Poll::Ready(Ok(take(refusal).map(LockBody::refusal)));
                 }
                 StateProjection::Passing(inner) => {
                     let response = ready!(inner.poll(context))?;
@@ -153,122 +154,112 @@ where
                 StateProjection::Locking { lock, call } => {
                     let outcome = ready!(Pin::new(lock).poll(context));
                     let mut call = take(call);
-                    let guard = match outcome {
-                        Ok(guard) => Some(guard),
-                        Err(error) if call.config.proceeds_despite(&error) => {
+                    let held = match outcome {
+                        Ok(guard) => Some(HeldLock::new(guard, call.config.on_lost)),
+                        Err(error) if call.config.is_served_without_lock(&error) => {
                             let extensions = call.request.extensions_mut();
                             extensions.insert(Unprotected);
                             extensions.insert(NotLocked::Unavailable);
-                            // Another layer's lock must not be taken for the one that is not there.
+                            // The handler must not take the lock of an outer layer for this layer's.
                             extensions.remove::<LockHandle>();
                             None
                         }
                         Err(error) => return Poll::Ready(Ok(call.refuse(error))),
                     };
-                    State::Readying {
-                        lost: guard.as_ref().map(LockGuard::lost),
-                        guard,
-                        call: Some(call),
-                    }
+                    let call = Some(call);
+                    State::Readying { held, call }
                 }
-                StateProjection::Readying { guard, lost, call } => {
+                StateProjection::Readying { held, call } => {
                     let mut failed = None;
-                    // A lock that is lost meanwhile needs no readiness any more.
-                    let mut lost_now = poll_lost(lost, context);
-                    if lost_now.is_none()
+                    let mut lost = held.as_mut().and_then(|held| held.check_lost(context));
+                    // Without its lock, the request needs no readiness.
+                    if lost.is_none()
                         && let Some(call) = call
                         && !call.is_ready
                     {
-                        // The lock is given back before an error or a panic goes on.
-                        let polling = AssertUnwindSafe(|| call.inner.poll_ready(context));
-                        failed = match catch_unwind(polling) {
-                            Ok(polled) => ready!(polled).err().map(Outcome::Error),
-                            Err(panic) => Some(Outcome::Panic(Mutex::new(panic))),
+                        failed = match catch(|| call.inner.poll_ready(context)) {
+                            Ok(polled) => ready!(polled).err().map(Completion::Error),
+                            Err(panic) => Some(panic),
                         };
                     }
-                    // No handler begins without its lock, whatever it is to do when it loses it. By the
-                    // clock, too: the timer is late if this thread was busy.
-                    lost_now = lost_now.or_else(|| over(guard.as_ref()));
-                    let (guard, lost, call) = (guard.take(), lost.take(), take(call));
-                    match (failed, lost_now) {
-                        (Some(failed), _) => releasing(guard, failed, &call.config),
+                    // Also with `OnLost::Notify`: no handler starts without its lock.
+                    lost = lost.or_else(|| held.as_ref()?.check_expired());
+                    let (held, call) = (held.take(), take(call));
+                    match (failed, lost) {
+                        (Some(failed), _) => releasing(held, failed, &call.config),
                         (None, Some(reason)) => {
                             state.set(State::Refused(None));
                             return Poll::Ready(Ok(call.reject(Rejection::Lost(reason))));
                         }
-                        (None, None) => call.run(guard, lost),
+                        (None, None) => call.start(held),
                     }
                 }
-                StateProjection::Running {
-                    inner,
-                    guard,
-                    lost,
-                    sent,
-                } => {
-                    // First: once the lock is lost, the handler must not be polled again.
-                    let mut stopped = poll_lost(lost, context);
-                    let mut polled = Poll::Pending;
-                    if stopped.is_none() {
-                        // The lock is given back before the panic goes on, like before an error.
-                        let polling = AssertUnwindSafe(|| inner.poll(context));
-                        polled = match catch_unwind(polling) {
-                            Ok(polled) => polled.map(|outcome| match outcome {
-                                Ok(response) => Outcome::Response(response),
-                                Err(error) => Outcome::Error(error),
-                            }),
-                            Err(panic) => Poll::Ready(Outcome::Panic(Mutex::new(panic))),
-                        };
-                        // The timer is late if the handler kept the thread busy, or the process was
-                        // stopped: the clock is asked before the response is passed on.
-                        if lost.is_some() && matches!(polled, Poll::Ready(Outcome::Response(_))) {
-                            stopped = over(guard.as_ref());
-                        }
-                        if sent.did_not_begin() {
-                            stopped = Some(LostReason::Expired);
-                        }
-                    }
-                    if let Some(reason) = stopped {
-                        let refusal = sent.refuse_lost(reason);
-                        // Drops the handler now, not with this future.
-                        state.set(State::Refused(None));
-                        return Poll::Ready(Ok(refused(refusal)));
-                    }
+                StateProjection::Running { inner, held, sent } => {
                     let config = &sent.config;
-                    match (ready!(polled), guard.take()) {
-                        (Outcome::Response(response), None) => {
+                    let mut aborting = held.as_mut().filter(|held| held.on_lost == OnLost::Abort);
+                    // First: once the lock is lost, the handler must not be polled again.
+                    let mut lost = match &mut aborting {
+                        Some(held) => held.check_lost(context),
+                        None => None,
+                    };
+                    let mut polled = Poll::Pending;
+                    if lost.is_none() {
+                        polled = match catch(|| inner.poll(context)) {
+                            Ok(polled) => polled.map(|outcome| match outcome {
+                                Ok(response) => Completion::Response(response),
+                                Err(error) => Completion::Error(error),
+                            }),
+                            Err(panic) => Poll::Ready(panic),
+                        };
+                        if matches!(polled, Poll::Ready(Completion::Response(_))) {
+                            lost = aborting.and_then(|held| held.check_expired());
+                        }
+                        if sent.is_not_started() {
+                            lost = Some(LostReason::Expired);
+                        }
+                    }
+                    if let Some(reason) = lost {
+                        let refusal = sent.refuse_lost(reason);
+                        // Drops the handler and the lock before this future is dropped.
+                        state.set(State::Refused(None));
+                        return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
+                    }
+                    match (ready!(polled), held.take()) {
+                        (Completion::Response(response), None) => {
                             return Poll::Ready(Ok(response.map(LockBody::unlocked)));
                         }
-                        (Outcome::Response(mut response), Some(guard)) => {
-                            if let (Some(name), Some(value)) =
-                                (&config.expose_token, token_of(&guard))
+                        (Completion::Response(mut response), Some(held)) => {
+                            if let Some(name) = &config.expose_token
+                                && let Some(token) = token_of(&held.guard)
                             {
-                                response.headers_mut().insert(name, value);
+                                response.headers_mut().insert(name, token);
                             }
-                            let at_head = config.release_at == ReleaseAt::ResponseHead;
-                            if !at_head && has_body(&response, &sent.method) {
-                                let abort = config.on_lost == OnLost::Abort;
-                                let hold = Hold::new(guard, abort, config.await_release);
+                            let is_at_end = config.release_at == ReleaseAt::BodyEnd;
+                            if is_at_end && has_body(&response, &sent.method) {
                                 let (parts, body) = response.into_parts();
-                                let body = LockBody::locked(body, &parts.headers, hold);
+                                let headers = &parts.headers;
+                                let body =
+                                    LockBody::locked(body, headers, held, config.await_release);
                                 return Poll::Ready(Ok(Response::from_parts(parts, body)));
                             }
-                            releasing(Some(guard), Outcome::Response(response), config)
+                            releasing(Some(held), Completion::Response(response), config)
                         }
-                        (outcome, guard) => releasing(guard, outcome, config),
+                        (completion, held) => releasing(held, completion, config),
                     }
                 }
-                StateProjection::Releasing { releasing, outcome } => {
-                    if let Some(releasing) = releasing {
-                        ready!(Pin::new(releasing).poll(context));
+                StateProjection::Releasing {
+                    release,
+                    completion,
+                } => {
+                    if let Some(release) = release {
+                        ready!(release.as_mut().poll(context));
                     }
-                    return match take(outcome) {
-                        Outcome::Response(response) => {
+                    return match take(completion) {
+                        Completion::Response(response) => {
                             Poll::Ready(Ok(response.map(LockBody::unlocked)))
                         }
-                        Outcome::Error(error) => Poll::Ready(Err(error)),
-                        Outcome::Panic(panic) => resume_unwind(
-                            panic.into_inner().unwrap_or_else(PoisonError::into_inner),
-                        ),
+                        Completion::Error(error) => Poll::Ready(Err(error)),
+                        Completion::Panic(panic) => resume_unwind(panic.into_inner()),
                     };
                 }
             };
@@ -281,105 +272,82 @@ impl<S, ReqBody> Call<S, ReqBody>
 where
     S: Service<Request<ReqBody>>,
 {
-    /// Hands the request on, with the lock if there is one.
-    fn run(
-        self,
-        guard: Option<LockGuard>,
-        lost: Option<Lost>,
-    ) -> State<S, ReqBody, S::Future, S::Response, S::Error> {
+    /// Calls the inner service, with the lock if there is one.
+    fn start(self, held: Option<HeldLock>) -> State<S, ReqBody, S::Future, S::Response, S::Error> {
         let Self {
             mut inner,
             request,
-            passage,
+            tracker,
             config,
             ..
         } = self;
         let (mut parts, body) = request.into_parts();
-        if let Some(passage) = &passage {
-            passage.pass(&mut parts.extensions);
+        if let Some(tracker) = &tracker {
+            tracker.pass_on(&mut parts.extensions);
         }
-        let mut not_begun = None;
-        if let Some(guard) = &guard {
-            LockHandles::of(&mut parts.extensions).add(&guard.handle(), config.on_lost);
+        let mut is_not_started = None;
+        if let Some(HeldLock { guard, .. }) = &held {
+            let handles = LockHandles::from_extensions(&mut parts.extensions);
+            handles.add(&guard.handle(), config.on_lost);
             parts.extensions.insert(guard.handle());
             if config.runs_to_completion {
-                let outlive = Outlive {
+                let spawn = SpawnHandler {
                     lock: guard.handle(),
-                    abort_if_lost: config.on_lost == OnLost::Abort,
-                    not_begun: Arc::default(),
+                    on_lost: config.on_lost,
+                    is_not_started: Arc::default(),
                 };
-                not_begun = Some(Arc::clone(&outlive.not_begun));
-                parts.extensions.insert(outlive);
+                is_not_started = Some(Arc::clone(&spawn.is_not_started));
+                parts.extensions.insert(spawn);
             }
-            if let (Some(name), Some(value)) = (&config.forward_token, token_of(guard)) {
-                parts.headers.insert(name, value);
+            if let Some(name) = &config.forward_token
+                && let Some(token) = token_of(guard)
+            {
+                parts.headers.insert(name, token);
             }
         }
-        let sent = Sent {
+        let sent = SentRequest {
             method: parts.method.clone(),
             kind: RequestKind::of(&parts),
-            passage,
-            not_begun,
+            tracker,
+            is_not_started,
             config,
         };
         let request = Request::from_parts(parts, body);
-        match catch_unwind(AssertUnwindSafe(|| inner.call(request))) {
-            Ok(inner) => State::Running {
-                lost: lost.filter(|_| sent.config.on_lost == OnLost::Abort),
-                inner,
-                guard,
-                sent,
-            },
-            Err(panic) => {
-                let outcome = Outcome::Panic(Mutex::new(panic));
-                releasing(guard, outcome, &sent.config)
-            }
+        match catch(|| inner.call(request)) {
+            Ok(inner) => State::Running { inner, held, sent },
+            Err(panic) => releasing(held, panic, &sent.config),
         }
     }
 }
 
 impl<S, ReqBody> Call<S, ReqBody> {
     fn refuse<B>(self, error: LockError) -> Response<LockBody<B>> {
-        let rejection = Rejection::of(error, self.config.contended_status);
-        self.reject(rejection)
+        let status = self.config.contended_status;
+        self.reject(Rejection::from_lock_error(error, status))
     }
 
     fn reject<B>(self, rejection: Rejection) -> Response<LockBody<B>> {
         let (parts, _) = self.request.into_parts();
-        refused(
-            self.config
-                .refusals
-                .refuse(rejection, RequestKind::of(&parts)),
-        )
+        let refusals = &self.config.refusals;
+        let refusal = refusals.refuse(rejection, RequestKind::of(&parts));
+        refusal.map(LockBody::refusal)
     }
 }
 
-impl Sent {
-    /// Whether the handler found its lock lost before it was first polled, in a task of its own.
-    fn did_not_begin(&self) -> bool {
-        let not_begun = self.not_begun.as_ref();
-        not_begun.is_some_and(|not_begun| not_begun.load(Ordering::Acquire))
+impl SentRequest {
+    /// Returns whether the handler, in a task of its own, found its lock lost before it was first polled.
+    fn is_not_started(&self) -> bool {
+        let is_not_started = self.is_not_started.as_ref();
+        is_not_started.is_some_and(|is_not_started| is_not_started.load(Ordering::Acquire))
     }
 
-    /// Refuses a request whose handler is stopped, or never began.
+    /// Refuses a request whose handler was stopped or did not start.
     fn refuse_lost(&self, reason: LostReason) -> Response<Full<Bytes>> {
-        if let Some(passage) = &self.passage {
-            passage.stop();
+        if let Some(tracker) = &self.tracker {
+            tracker.mark_stopped();
         }
         let rejection = Rejection::Lost(reason);
         self.config.refusals.refuse(rejection, self.kind)
-    }
-}
-
-impl Config {
-    fn proceeds_despite(&self, error: &LockError) -> bool {
-        let proceeds = self.on_unavailable == OnUnavailable::Proceed
-            && matches!(error, LockError::Unavailable { .. });
-        if proceeds {
-            tracing::warn!(%error, "redlock request served WITHOUT its lock");
-            telemetry::unprotected(self.label.unwrap_or(telemetry::UNNAMED));
-        }
-        proceeds
     }
 }
 
@@ -392,37 +360,22 @@ where
     }
 }
 
-/// Looks whether the lock is lost, as far as its lease task has said.
-fn poll_lost(lost: &mut Option<Lost>, context: &mut Context<'_>) -> Option<LostReason> {
-    match Pin::new(lost.as_mut()?).poll(context) {
-        Poll::Ready(reason) => Some(reason),
-        Poll::Pending => None,
-    }
+/// Runs a part of the inner service; a panic becomes a completion, so that the lock is released first.
+fn catch<T, R, E>(run: impl FnOnce() -> T) -> Result<T, Completion<R, E>> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| Completion::Panic(Mutex::new(panic)))
 }
 
-/// Looks by the clock whether the validity of the lock is over.
-fn over(guard: Option<&LockGuard>) -> Option<LostReason> {
-    guard
-        .filter(|guard| !guard.is_valid())
-        .map(|_| LostReason::Expired)
-}
-
-/// Gives the lock back before the request ends with this outcome, so that its client does not meet its own
-/// lock with the next request.
+/// Releases the lock before the future ends with a completion.
 fn releasing<S, ReqBody, F, R, E>(
-    guard: Option<LockGuard>,
-    outcome: Outcome<R, E>,
+    held: Option<HeldLock>,
+    completion: Completion<R, E>,
     config: &Config,
 ) -> State<S, ReqBody, F, R, E> {
     State::Releasing {
-        // Otherwise it is dropped, and given back in the background.
-        releasing: guard.filter(|_| config.await_release).map(Releasing::new),
-        outcome: Some(outcome),
+        // A lock that is not awaited is dropped here and released in the background.
+        release: held.filter(|_| config.await_release).map(HeldLock::release),
+        completion: Some(completion),
     }
-}
-
-fn refused<B>(refusal: Response<Full<Bytes>>) -> Response<LockBody<B>> {
-    refusal.map(LockBody::refusal)
 }
 
 fn token_of(guard: &LockGuard) -> Option<HeaderValue> {
@@ -430,11 +383,11 @@ fn token_of(guard: &LockGuard) -> Option<HeaderValue> {
     Some(token.as_u64().into())
 }
 
-/// Whether anything of the body will be sent, so that there is a last piece to hold back
+/// Returns whether any frame of the body will be sent, which can wait for the release
 /// (RFC 9110, section 6.4.1).
 fn has_body<B: Body>(response: &Response<B>, method: &Method) -> bool {
     let status = response.status();
-    let forbidden = status.is_informational()
+    let is_forbidden = status.is_informational()
         || status == StatusCode::NO_CONTENT
         || status == StatusCode::NOT_MODIFIED
         || *method == Method::HEAD
@@ -443,11 +396,11 @@ fn has_body<B: Body>(response: &Response<B>, method: &Method) -> bool {
     let is_empty = body.is_end_stream()
         || body.size_hint().exact() == Some(0)
         || declared_length(response.headers()) == Some(0);
-    !forbidden && !is_empty
+    !is_forbidden && !is_empty
 }
 
-/// Takes what a state holds until the one transition that needs it.
+/// Takes a value that a state keeps for its only transition.
 pub(super) fn take<T>(slot: &mut Option<T>) -> T {
     slot.take()
-        .expect("a future is not polled after it is done")
+        .expect("a future is not polled after it is ready")
 }

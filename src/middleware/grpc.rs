@@ -1,27 +1,13 @@
-//! Refusals as gRPC clients read them.
+//! Refusals of gRPC requests.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::Full;
 
 use crate::middleware::rejection::{Rejection, insert_retry_after};
 
-/// Whether a request is a gRPC call, by its content type.
-pub(super) fn is_call(parts: &Parts) -> bool {
-    let content_type = parts.headers.get(CONTENT_TYPE);
-    content_type.is_some_and(|value| {
-        // Media types have no case (RFC 9110, section 8.3.1).
-        let split = value.as_bytes().split_at_checked(GRPC.len());
-        split.is_some_and(|(essence, rest)| {
-            essence.eq_ignore_ascii_case(GRPC)
-                && matches!(rest, [] | [b'+' | b';' | b' ' | b'\t', ..])
-        })
-    })
-}
-
-/// A "trailers-only" response: everything in the head, no body.
+/// Builds a "trailers-only" response: everything in the head, no body.
 pub(super) fn status(rejection: &Rejection) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     let headers = response.headers_mut();
@@ -33,7 +19,7 @@ pub(super) fn status(rejection: &Rejection) -> Response<Full<Bytes>> {
     response
 }
 
-/// The status code of gRPC, by its number.
+/// Returns the number of the gRPC status code.
 fn code(rejection: &Rejection) -> u16 {
     match rejection {
         Rejection::Contended { .. }
@@ -44,7 +30,7 @@ fn code(rejection: &Rejection) -> u16 {
         Rejection::Failed(_) => UNAVAILABLE,
         Rejection::KeyMissing | Rejection::KeyInvalid(_) | Rejection::KeyReused => INVALID_ARGUMENT,
         Rejection::BodyTooLarge => RESOURCE_EXHAUSTED,
-        // By the caller, which did not send it to its end.
+        // The client cancelled its request body.
         Rejection::BodyUnreadable { timed_out: false } => CANCELLED,
         Rejection::BodyUnreadable { timed_out: true } => DEADLINE_EXCEEDED,
         Rejection::Misconfigured(_) | Rejection::ScopeMissing => INTERNAL,
@@ -54,8 +40,7 @@ fn code(rejection: &Rejection) -> u16 {
 #[cfg(not(feature = "grpc"))]
 fn insert_details(_: &mut HeaderMap, _: &Rejection) {}
 
-/// Says when to try again as the details of a `google.rpc.Status`, which clients that know its
-/// `RetryInfo` wait for by themselves.
+/// Adds the details of a `google.rpc.Status` with a `RetryInfo`, which some clients obey without further code.
 #[cfg(feature = "grpc")]
 fn insert_details(headers: &mut HeaderMap, rejection: &Rejection) {
     use base64::Engine;
@@ -68,7 +53,7 @@ fn insert_details(headers: &mut HeaderMap, rejection: &Rejection) {
     let retry_info = RetryInfo {
         retry_delay: retry_after.try_into().ok(),
     };
-    let status = Status {
+    let status = RpcStatus {
         code: code(rejection).into(),
         message: rejection.code().into(),
         details: vec![prost_types::Any {
@@ -82,10 +67,10 @@ fn insert_details(headers: &mut HeaderMap, rejection: &Rejection) {
     headers.insert("grpc-status-details-bin", details);
 }
 
-/// `google.rpc.Status`, of which `grpc-status-details-bin` is the encoding.
+/// `google.rpc.Status`; `grpc-status-details-bin` is its encoding.
 #[cfg(feature = "grpc")]
 #[derive(Clone, PartialEq, prost::Message)]
-struct Status {
+struct RpcStatus {
     #[prost(int32, tag = "1")]
     code: i32,
     #[prost(string, tag = "2")]
@@ -102,8 +87,6 @@ struct RetryInfo {
     retry_delay: Option<prost_types::Duration>,
 }
 
-const GRPC: &[u8] = b"application/grpc";
-
 const CANCELLED: u16 = 1;
 const INVALID_ARGUMENT: u16 = 3;
 const DEADLINE_EXCEEDED: u16 = 4;
@@ -114,7 +97,7 @@ const UNAVAILABLE: u16 = 14;
 
 #[cfg(test)]
 mod tests {
-    use http::{Request, StatusCode};
+    use http::StatusCode;
     use http_body::Body;
 
     use super::*;
@@ -122,30 +105,7 @@ mod tests {
     use crate::lock::LockError;
 
     #[test]
-    fn grpc_is_told_by_the_content_type() {
-        let is_call = |content_type: &'static str| {
-            let request = Request::post("/").header(CONTENT_TYPE, content_type);
-            is_call(&request.body(()).unwrap().into_parts().0)
-        };
-        for grpc in [
-            "application/grpc",
-            "application/grpc+proto",
-            "application/grpc;a=b",
-            "Application/gRPC+proto",
-        ] {
-            assert!(is_call(grpc), "{grpc}");
-        }
-        for http in [
-            "application/json",
-            "application/grpcx",
-            "application/grpc-web",
-        ] {
-            assert!(!is_call(http), "{http}");
-        }
-    }
-
-    #[test]
-    fn grpc_gets_its_status_in_the_head_and_no_body() {
+    fn grpc_refusals_have_their_status_in_the_head_and_no_body() {
         let contended = Rejection::Contended {
             status: StatusCode::LOCKED,
             retry_after: None,
@@ -159,7 +119,7 @@ mod tests {
     #[cfg(feature = "grpc")]
     #[test]
     fn details_are_not_padded() {
-        // Codes of 13, 14 and 16 letters: one of the encodings needs it, whatever else is in there.
+        // Codes of 13, 14 and 16 letters: at least one of the encodings would need padding.
         let contended = Rejection::Contended {
             status: StatusCode::LOCKED,
             retry_after: None,

@@ -1,118 +1,157 @@
-//! The locks of one request, so that its layers and extractors share them instead of colliding.
+//! The locks of one request, which its layers and extractors share.
+//!
+//! # Implementation details
+//!
+//! All layers and extractors of a request add the locks that they take to one list in its extensions. Before one
+//! of them asks for keys, it takes a share of every lock on the list, so that none can be released meanwhile.
+//! Keys that the request holds already are not asked for again; the new guard keeps shares of their locks.
+//!
+//! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
+//! these sort after all keys that it holds, and if all its locks are of one service; otherwise it tries once.
 
-use std::future::IntoFuture;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Extensions;
 
-use crate::lock::{LockFuture, LockGuard, LockHandle, LockRequest, Redlock};
-use crate::middleware::layer::OnLost;
+use crate::lock::{
+    LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock, WaiterCap,
+};
+use crate::middleware::config::OnLost;
+use crate::node::Mutex;
 use crate::protocol::{LockKey, LockKeys};
 
 /// Handles of all locks that were taken for a request, outermost first: by the layers of a stack
 /// and by [`Locked`](crate::Locked) extractors. Some may have been released since.
 ///
-/// They are in the extensions of the request, and what is made from a clone of these is the same
-/// request: it shares its locks. A handler that makes requests of its own from those extensions, to
-/// run at once, and wants them to exclude each other takes `LockHandles` out of them first.
+/// They are an extension of the request. A request that is made with a clone of these extensions counts as the
+/// same request and shares its locks. A handler that makes such requests and wants them to exclude each other
+/// removes `LockHandles` from the extensions first.
 #[derive(Debug, Clone, Default)]
-pub struct LockHandles(Arc<Mutex<Vec<Known>>>);
+pub struct LockHandles(Arc<Mutex<Vec<(LockHandle, OnLost)>>>);
 
-/// A lock that was taken for the request.
-#[derive(Debug, Clone)]
-struct Known {
-    handle: LockHandle,
-    on_lost: OnLost,
-}
-
-/// A share of a lock that a request holds, for what goes on without the request's future.
-#[cfg(feature = "idempotency")]
+/// A share of a lock that a request holds, with the effect of its loss.
 pub(crate) struct HeldLock {
     pub(crate) guard: LockGuard,
     pub(crate) on_lost: OnLost,
+    lost: Lost,
 }
 
 impl LockHandles {
     /// Returns the handles.
     #[must_use]
     pub fn to_vec(&self) -> Vec<LockHandle> {
-        self.known()
-            .iter()
-            .map(|known| known.handle.clone())
-            .collect()
+        let held = self.0.lock();
+        held.iter().map(|(handle, _)| handle.clone()).collect()
     }
 
-    /// Returns the locks of a request, none at first. Clones of the extensions have the same.
-    pub(crate) fn of(extensions: &mut Extensions) -> Self {
+    /// Returns the handles of a request, none at first. Clones of the extensions share them.
+    pub(crate) fn from_extensions(extensions: &mut Extensions) -> Self {
         extensions.get_or_insert_default::<Self>().clone()
     }
 
-    /// Notes a lock that was taken for the request, and what is to happen to the handler when it is lost.
+    /// Adds a lock that was taken for the request, with the effect of its loss on the handler.
     pub(crate) fn add(&self, handle: &LockHandle, on_lost: OnLost) {
-        let mut known = self.known();
-        if !known.iter().any(|known| known.handle.is_same(handle)) {
-            // What is beside it is here already, by itself.
-            let handle = handle.alone();
-            known.push(Known { handle, on_lost });
+        let mut held = self.0.lock();
+        if !held.iter().any(|(known, _)| known.is_same(handle)) {
+            // Each lock beside it has an entry of its own.
+            held.push((handle.alone(), on_lost));
         }
     }
 
     /// Takes a share of every lock that the request still holds.
     #[cfg(feature = "idempotency")]
     pub(crate) fn share(&self) -> Vec<HeldLock> {
-        let known = self.known();
-        let held = known.iter().filter_map(|known| {
-            let guard = known.handle.upgrade().ok()?;
-            let on_lost = known.on_lost;
-            Some(HeldLock { guard, on_lost })
+        let held = self.0.lock();
+        let shares = held.iter().filter_map(|(handle, on_lost)| {
+            let guard = handle.upgrade().ok()?;
+            Some(HeldLock::new(guard, *on_lost))
         });
-        held.collect()
+        shares.collect()
     }
 
-    /// Asks for what of `keys` the request does not hold yet, and shares the rest.
+    /// Asks for those `keys` that the request does not hold yet, and shares the others.
     ///
-    /// A request that holds a lock waits for another only if all that it asks for sorts after all
-    /// that it holds, in the same service, and tries once otherwise; so requests cannot wait for each
-    /// other in a circle. A lock that has been released, or is about to be, does not count: a layer outside
-    /// that calls again, such as `tower::retry`, holds it no longer.
+    /// A lock that is released or about to be does not count as held: a layer outside that calls again, such as
+    /// `tower::retry`, does not hold it any more.
     pub(crate) fn lock(
         &self,
         redlock: &Redlock,
         keys: LockKeys,
-        ask: impl FnOnce(LockRequest) -> LockRequest,
+        options: &LockOptions,
+        waiters: Option<&Arc<WaiterCap>>,
     ) -> LockFuture {
+        let options = redlock.request_options(*options);
+        let request = |keys| {
+            let request = redlock.lock_keys(keys).options(options);
+            request.cap(waiters.cloned())
+        };
         let handles = self.to_vec();
-        // A share of a lock that is lost would let a handler begin without one.
+        // With a share of a lost lock, a handler would start without a lock.
         let valid = handles.iter().filter(|handle| handle.is_valid());
-        // With a share of each, none of them can be released from here on.
         let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
-        let (ours, others): (Vec<_>, Vec<_>) =
-            shares.partition(|(handle, _)| redlock.owns(&handle));
+        let (ours, others): (Vec<_>, Vec<_>) = shares.partition(|(handle, _)| redlock.owns(handle));
         if ours.is_empty() && others.is_empty() {
-            return ask(redlock.lock_keys(keys)).into_future();
+            return request(keys).into_future();
         }
         let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
         let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
         let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
         let last_held = held.iter().flat_map(LockGuard::keys).max();
-        // Of different services there is no order.
-        let in_order = others.is_empty() && last_held < missing.as_slice().first();
-        let wanted =
+        // Locks of different services have no order.
+        let is_in_order = others.is_empty() && last_held < missing.as_slice().first();
+        let is_wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
-        let mut shared: Vec<LockGuard> = held.into_iter().filter(wanted).collect();
+        let mut shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
         if missing.as_slice().is_empty() && !shared.is_empty() {
             let first = shared.remove(0);
             return LockFuture::ready(first.with_others(shared));
         }
-        let mut request = ask(redlock.lock_keys(missing));
-        if !in_order {
+        let mut request = request(missing);
+        if !is_in_order {
             request = request.wait(Duration::ZERO);
         }
         request.into_future().with_others(shared)
     }
+}
 
-    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl HeldLock {
+    pub(crate) fn new(guard: LockGuard, on_lost: OnLost) -> Self {
+        Self {
+            lost: guard.lost(),
+            guard,
+            on_lost,
+        }
+    }
+
+    /// Returns why the lock was lost if its lease has reported that; else registers the task to be woken then.
+    ///
+    /// Must not be called again after it returned a reason.
+    pub(crate) fn check_lost(&mut self, context: &mut Context<'_>) -> Option<LostReason> {
+        match Pin::new(&mut self.lost).poll(context) {
+            Poll::Ready(reason) => Some(reason),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Returns a reason if the validity is over by the clock.
+    ///
+    /// The report of the lease is late if its thread was busy or the process was stopped.
+    pub(crate) fn check_expired(&self) -> Option<LostReason> {
+        (!self.guard.is_valid()).then_some(LostReason::Expired)
+    }
+
+    /// Releases this share; the future is ready once a majority has confirmed the release.
+    pub(super) fn release(self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
+        let guard = self.guard;
+        Box::pin(async move {
+            // The lock ends by its ttl at the latest.
+            if let Err(error) = guard.release().await {
+                tracing::debug!(%error, "redlock lock released without confirmation");
+            }
+        })
     }
 }

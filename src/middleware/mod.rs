@@ -1,48 +1,49 @@
-//! A lock around a service: the layer, its service, future and body, keys, and refusals.
+//! A lock around a service: the layer, its service, future and body, key extractors, and refusals.
 //!
-//! The lock is taken after the request's head has arrived and before the inner service is called,
-//! and released when the response is done. A request that is refused is answered without reading
-//! its body.
+//! The lock is acquired after the head of the request has arrived and before the inner service is called.
+//! It is released when the response is complete. A request is refused without reading its body.
 //!
 //! # When the lock is released
 //!
-//! A client that reads each response to its end finds the lock free with its next request, also if
-//! that goes to another server, as long as a majority of the nodes answers within the node timeout:
-//! the last piece of the response is held back until a majority has confirmed the release. That is
-//! the head when no body will be sent, else the trailers, the data frame with which the body
-//! reports its end or reaches its length, or the end of the stream. hyper ends a message at its
-//! declared length without polling on, so waiting for the end of the stream would be too late.
+//! A client that reads each response to its end finds the lock free with its next request, on any server,
+//! as long as a majority of the nodes answers within the node timeout:
+//! the last piece of the response waits until a majority has confirmed the release. If no body is sent, the last
+//! piece is the head. Else it is the trailers, the data frame that ends the body or completes its length, or the
+//! end of the stream. Waiting for the end of the stream alone would be too late, because hyper ends a message at
+//! its declared length without polling the body again.
 //!
-//! The last piece goes out apart from what is before it, so the server should set `TCP_NODELAY`:
-//! otherwise Nagle's algorithm holds it back until the client has acknowledged the rest.
+//! The last piece is sent separately, so the server should set `TCP_NODELAY`. Otherwise Nagle's algorithm
+//! delays it until the client has acknowledged the earlier pieces.
 //!
-//! # Where it stands in a stack
+//! # Where to put the layer in a stack
 //!
 //! Outside of the lock: tracing, CORS (a browser cannot read a 423 without its headers), timeouts (they
-//! end the request and its lock), authentication, compression, and what decodes or reads bodies
-//! for keys. Inside: what must not be done by two at once, and no layer that collects whole
-//! responses, or the lock is held until it has.
+//! end the request and its lock), authentication, compression, and layers that decode or read bodies
+//! for keys. Inside: work that must not run concurrently. A layer inside that collects whole responses keeps the
+//! lock until it has done so.
 //!
-//! hyper notices that a client has gone away when it reads from the connection, which it does not while
-//! a further, pipelined request waits there unread: a handler then runs to its end under its lock.
+//! hyper notices a disconnect when it reads from the connection. While another, pipelined request waits there
+//! unread, hyper does not read: then a handler runs to completion under its lock.
 //!
 //! # Readiness
 //!
-//! The key is known only with the request, so the lock cannot be taken in `poll_ready`. While a
-//! request *waits* for a lock it holds no readiness of the inner service (no permit of a
-//! concurrency limit, no slot of a buffer); it asks for it again once it has the lock.
+//! The lock cannot be acquired in `poll_ready`, because its key depends on the request. While a
+//! request *waits* for a lock, it holds no readiness of the inner service, such as a permit of a
+//! concurrency limit or a slot of a buffer. It waits for readiness again once it has the lock.
 
 mod body;
 mod buffer;
+mod calls;
+mod config;
 mod disconnect;
 mod future;
 mod grpc;
 mod held;
 pub(crate) mod key;
 mod layer;
-mod passage;
-mod refusals;
+pub(crate) mod macros;
 mod rejection;
+mod response;
 mod routed;
 mod service;
 mod token_header;
@@ -51,28 +52,30 @@ pub use body::{LockBody, LockLostError};
 pub use buffer::{
     BufferBodyFuture, BufferBodyLayer, BufferBodyService, BufferedBody, BufferedRequestBody,
 };
+#[cfg(any(feature = "axum", feature = "idempotency"))]
+pub(crate) use calls::CallToken;
+#[cfg(feature = "axum")]
+pub(crate) use config::NotLocked;
+pub use config::{OnLost, OnMissingKey, OnUnavailable, ReleaseAt, Unprotected};
 pub use disconnect::{
     CancelOnDisconnect, RunToCompletion, RunToCompletionFuture, RunToCompletionService,
 };
 pub use future::ResponseFuture;
 pub use held::LockHandles;
 pub use key::{IntoKeys, KeyExtractor};
+pub use layer::RedlockLayer;
+pub use rejection::Rejection;
+pub use response::{RejectionResponse, RequestKind};
 #[cfg(feature = "axum")]
-pub(crate) use layer::NotLocked;
-pub use layer::{OnLost, OnMissingKey, OnUnavailable, RedlockLayer, ReleaseAt, Unprotected};
-#[cfg(any(feature = "axum", feature = "idempotency"))]
-pub(crate) use passage::Passage;
-pub use rejection::{Rejection, RejectionResponse, RequestKind};
-#[cfg(feature = "axum")]
-pub(crate) use rejection::{escape_json, refusal};
+pub(crate) use response::{escape_json, refusal};
 pub use service::RedlockService;
 #[cfg(feature = "idempotency")]
 pub(crate) use {
-    buffer::unread,
+    buffer::read_error,
+    calls::{CallTracker, HandlerState},
+    config::has_method,
     held::HeldLock,
     key::present,
-    layer::are_meant,
-    passage::{Passages, Reached, Taken},
-    refusals::Refusals,
+    response::Refusals,
     routed::matched_no_route,
 };

@@ -1,113 +1,69 @@
-//! Refusals: what they are, and how they look over HTTP and gRPC.
+//! Refusals: why a request was not served, with their status, code and texts.
 
 use std::fmt;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use http_body_util::Full;
+use http::header::RETRY_AFTER;
+use http::{HeaderMap, StatusCode};
 
 use crate::lock::{LockError, LostReason};
-use crate::middleware::grpc;
 use crate::node::NodeFailure;
 use crate::protocol::KeyError;
 
 /// Why a request was not served, or not to its end.
 ///
-/// Also put into the extensions of the response, so that an outer layer can tell the cases apart.
-/// No response made from it names the holder, a node or the key.
+/// It is also an extension of the response, so that an outer layer can tell the cases apart.
+/// The default response does not show the holder, a node or the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// Somebody else holds the lock.
+    /// Another request holds the lock.
     Contended {
-        /// The status the layer is set to answer.
+        /// The status that the layer is configured to answer.
         status: StatusCode,
-        /// When the lock expires unless its holder renews it, if that is known.
+        /// When the lock expires unless its holder renews it, if known.
         retry_after: Option<Duration>,
     },
-    /// No majority of the nodes could be reached, it came too late, too many calls wait, or the
+    /// No majority of the nodes could be reached, it answered too late, too many requests wait, or the
     /// process is shutting down.
     Failed(LockError),
-    /// The lock was lost while the handler ran, which was stopped.
+    /// The lock was lost while the handler ran, and the handler was stopped.
     Lost(LostReason),
     /// The request does not name the resource.
     KeyMissing,
-    /// The request names the resource in a way that cannot be used.
+    /// The request names the resource by an unusable key.
     KeyInvalid(KeyError),
-    /// The body is larger than the service reads before it takes a lock.
+    /// The request body exceeds the limit for bodies that are read before the lock is taken.
     BodyTooLarge,
-    /// The body broke off, or did not come in time.
+    /// The request body could not be read to its end.
     BodyUnreadable {
-        /// Whether an error that ended it says of itself that it is a timeout, such as that of a layer
-        /// further out.
+        /// Whether the error that ended it says that it is a timeout, such as the error of an outer layer.
         timed_out: bool,
     },
-    /// The service is set up wrongly; no request can be served.
+    /// The service is misconfigured and cannot serve any such request.
     Misconfigured(KeyError),
-    /// Nobody said whose the idempotency key is; no request can be served.
+    /// The scope found no caller for the idempotency key; the service cannot serve any such request.
     ScopeMissing,
     /// The idempotency key was used for another request.
     KeyReused,
-    /// The request may have been executed, and nobody knows with what outcome.
+    /// The request may have been executed, and its outcome is unknown.
     OutcomeUnknown,
     /// The request was executed, and its response was too large to be kept.
     ResultNotKept,
-    /// The request was executed more than once, with outcomes that no majority of the nodes has.
+    /// The request was executed more than once, and no majority of the nodes has one of the outcomes.
     ConflictingOutcomes,
 }
 
-/// With status 423 for a lock that somebody else holds.
+/// With status 423 for contention.
 impl From<LockError> for Rejection {
     fn from(error: LockError) -> Self {
-        Self::of(error, StatusCode::LOCKED)
+        Self::from_lock_error(error, StatusCode::LOCKED)
     }
 }
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.detail())
-    }
-}
-
-/// What kind of client a refusal goes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RequestKind {
-    /// A plain HTTP request.
-    Http,
-    /// A gRPC request, by its content type: it gets HTTP 200 with a `grpc-status`.
-    Grpc,
-}
-
-/// Builds the response for a refusal. Closures of the same signature implement it.
-///
-/// ```
-/// use bytes::Bytes;
-/// use http::Response;
-/// use http_body_util::Full;
-/// use tower_redlock::{Rejection, RequestKind};
-///
-/// let plain = |rejection: &Rejection, _: &RequestKind| {
-///     let mut response = Response::new(Full::new(Bytes::from_static(b"try again later\n")));
-///     *response.status_mut() = rejection.status();
-///     response
-/// };
-/// # let _: &dyn tower_redlock::RejectionResponse = &plain;
-/// ```
-pub trait RejectionResponse: Send + Sync + 'static {
-    /// Returns the response for a refusal of a request of the given kind.
-    fn response(&self, rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>>;
-}
-
-impl<F> RejectionResponse for F
-where
-    F: Fn(&Rejection, &RequestKind) -> Response<Full<Bytes>> + Send + Sync + 'static,
-{
-    fn response(&self, rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
-        self(rejection, to)
     }
 }
 
@@ -153,15 +109,17 @@ impl Rejection {
         }
     }
 
-    /// Returns when trying again makes sense, if it does: whole seconds, rounded up, at least one.
+    /// Returns when a retry makes sense, if it does: whole seconds, rounded up, at least one.
     ///
-    /// For a lock that somebody else holds this is what is left of its ttl, but at most a minute:
-    /// most holders are done long before that, and the ttl may be another Redlock client's. Clients
-    /// should add some randomness, lest all of them come back at once.
+    /// For contention this is the rest of the holder's ttl, but at most a minute: most holders release
+    /// earlier, and another Redlock client may have chosen the ttl. Clients should add jitter, so that they
+    /// do not all retry at once.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let left = match self {
-            Self::Contended { retry_after, .. } => retry_after.unwrap_or_default().min(LONGEST),
+            Self::Contended { retry_after, .. } => {
+                retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)
+            }
             Self::Failed(LockError::Unavailable {
                 reached,
                 needed,
@@ -184,23 +142,24 @@ impl Rejection {
         Some(Duration::from_secs(seconds.max(1)))
     }
 
-    /// The refusal that an error of the lock is, with a status for contention.
-    pub(crate) fn of(error: LockError, contended: StatusCode) -> Self {
+    /// Converts an error of the lock, with the status for contention.
+    pub(crate) fn from_lock_error(error: LockError, contended: StatusCode) -> Self {
         match error {
             LockError::Contended { retry_after } => Self::Contended {
                 status: contended,
                 retry_after,
             },
-            LockError::Key(error) => Self::of_key(error),
-            // Layers check their ttl at start-up; what is left is a Redlock with another maximum.
+            LockError::Key(error) => Self::from_key_error(error),
+            // Layers check their ttl when they are built; this one is of an extractor.
             LockError::TtlTooLong { .. } | LockError::TtlTooShort { .. } => {
-                Self::Misconfigured(KeyError::misconfigured("the ttl of the lock is wrong"))
+                Self::Misconfigured(KeyError::misconfigured("the ttl of the lock is invalid"))
             }
             error => Self::Failed(error),
         }
     }
 
-    pub(crate) fn of_key(error: KeyError) -> Self {
+    /// Converts an error of a key extractor.
+    pub(crate) fn from_key_error(error: KeyError) -> Self {
         match error {
             KeyError::Misconfigured(_) => Self::Misconfigured(error),
             KeyError::Empty | KeyError::None => Self::KeyMissing,
@@ -208,50 +167,52 @@ impl Rejection {
         }
     }
 
-    /// What the client is told, which is nothing about how the service is made. What the operator has to
-    /// know besides is in the log.
-    fn detail(&self) -> String {
+    /// Returns the text for the client, which shows nothing of the service's set-up. The log has more for the
+    /// operator.
+    pub(super) fn detail(&self) -> String {
         match self {
             Self::Contended { .. } => "another request holds the lock on this resource".into(),
             Self::Failed(LockError::Expired { .. }) => {
-                "the lock was granted too late to be of use".into()
+                "the lock was granted too late to be used".into()
             }
             Self::Failed(LockError::Overloaded { .. }) => {
-                "too many requests wait for locks already".into()
+                "too many requests are waiting for locks".into()
             }
             Self::Failed(LockError::Closed) => "the service is shutting down".into(),
             Self::Failed(_) => {
-                "the lock service cannot be reached; nobody is known to hold the lock".into()
+                "the lock service is unreachable; whether the lock is held is unknown".into()
             }
             Self::Lost(_) => "the lock was lost while the request was being served".into(),
-            Self::KeyMissing => "the request lacks the key that it is to be served under".into(),
+            Self::KeyMissing => "the request lacks a required key".into(),
             Self::KeyInvalid(error) => key_detail(error),
-            Self::BodyTooLarge => "the body is larger than this resource takes".into(),
-            Self::BodyUnreadable { timed_out: false } => "the body broke off".into(),
-            Self::BodyUnreadable { timed_out: true } => "the body did not come in time".into(),
-            Self::Misconfigured(_) | Self::ScopeMissing => "the service is set up wrongly".into(),
+            Self::BodyTooLarge => "the request body is too large for this resource".into(),
+            Self::BodyUnreadable { timed_out: false } => {
+                "the request body ended before it was complete".into()
+            }
+            Self::BodyUnreadable { timed_out: true } => {
+                "the request body did not arrive in time".into()
+            }
+            Self::Misconfigured(_) | Self::ScopeMissing => "the service is misconfigured".into(),
             Self::KeyReused => "the idempotency key was used for another request before".into(),
             Self::OutcomeUnknown => {
-                "the request may have been executed, with an outcome that is not known".into()
+                "the request may have been executed; its outcome is unknown".into()
             }
-            Self::ResultNotKept => {
-                "the request has been executed; its response was not kept".into()
-            }
+            Self::ResultNotKept => "the request was executed; its response was not kept".into(),
             Self::ConflictingOutcomes => {
                 "the request was executed more than once, with different outcomes".into()
             }
         }
     }
 
-    fn title(&self) -> &'static str {
+    pub(super) fn title(&self) -> &'static str {
         match self {
             Self::Contended { .. } => "Resource is locked",
             Self::Failed(LockError::Closed) => "Service is shutting down",
-            Self::Failed(_) => "Lock not available",
+            Self::Failed(_) => "Lock unavailable",
             Self::Lost(_) => "Lock lost",
             Self::KeyMissing | Self::KeyInvalid(_) => "Key missing or invalid",
             Self::BodyTooLarge => "Body too large",
-            Self::BodyUnreadable { .. } => "Body not readable",
+            Self::BodyUnreadable { .. } => "Body unreadable",
             Self::Misconfigured(_) | Self::ScopeMissing => "Service misconfigured",
             Self::KeyReused => "Idempotency key reused",
             Self::OutcomeUnknown => "Outcome unknown",
@@ -261,70 +222,21 @@ impl Rejection {
     }
 }
 
-impl RequestKind {
-    /// Tells by the content type.
-    #[must_use]
-    pub fn of(parts: &Parts) -> Self {
-        if grpc::is_call(parts) {
-            Self::Grpc
-        } else {
-            Self::Http
-        }
-    }
-}
-
-/// Builds the default response for a refusal, with the refusal in its extensions.
-pub(crate) fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-    let mut response = default_response(&rejection, &to);
-    response.extensions_mut().insert(rejection);
-    response
-}
-
-/// The default: `application/problem+json` (RFC 9457) with a stable `code` member, or a gRPC
-/// status in the head.
-#[allow(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature of `RejectionResponse`"
-)]
-pub(crate) fn default_response(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
-    match to {
-        RequestKind::Http => problem_json(rejection),
-        RequestKind::Grpc => grpc::status(rejection),
-    }
-}
-
-fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let (code, status) = (rejection.code(), rejection.status());
-    let body = format!(
-        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{}","status":{},"detail":"{}","code":"{code}"}}"#,
-        rejection.title(),
-        status.as_u16(),
-        escape_json(&rejection.detail()),
-    );
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    let content_type = HeaderValue::from_static("application/problem+json");
-    headers.insert(CONTENT_TYPE, content_type);
-    insert_retry_after(headers, rejection);
-    response
-}
-
-/// What a client is told of its key; `Display` of the error is for those who set the service up.
+/// Returns the text for the client about its key. `Display` of the error is for operators.
 fn key_detail(error: &KeyError) -> String {
     match error {
         KeyError::Malformed(why) => format!("the key is malformed: {why}"),
         KeyError::TooLong { .. } => "the key is too long".into(),
         KeyError::TooMany { count, max } => {
-            format!("the request names {count} resources, and {max} are allowed")
+            format!("the request names {count} resources; at most {max} are allowed")
         }
-        KeyError::Reserved => "the key has a form that is reserved".into(),
+        KeyError::Reserved => "the key is reserved".into(),
         KeyError::Empty | KeyError::None => "the key is empty".into(),
-        KeyError::Misconfigured(_) => "the key cannot be used".into(),
+        KeyError::Misconfigured(_) => "the key is unusable".into(),
     }
 }
 
-/// Returns when enough quarantined nodes may vote again; zero if nobody knows.
+/// Returns when enough quarantined nodes may vote again; zero if unknown.
 fn until_majority(reached: usize, needed: usize, nodes: &[NodeFailure]) -> Duration {
     let mut left: Vec<Duration> = nodes
         .iter()
@@ -344,20 +256,8 @@ pub(super) fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection)
     }
 }
 
-/// Escapes a text for a JSON string.
-pub(crate) fn escape_json(text: &str) -> String {
-    text.chars().fold(String::new(), |mut escaped, c| {
-        match c {
-            '"' | '\\' => escaped.extend(['\\', c]),
-            c if c < ' ' => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => escaped.push(c),
-        }
-        escaped
-    })
-}
-
-/// The longest that the holder of a lock is left alone.
-const LONGEST: Duration = Duration::from_secs(60);
+/// Longest `Retry-After` for contention.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -383,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarantined_cluster_says_when_a_majority_may_vote() {
+    fn retry_after_of_a_quarantined_cluster_is_when_a_majority_may_vote() {
         let quarantined = |seconds| NodeFailure::Quarantined {
             node: "n".into(),
             left: Duration::from_secs(seconds),
@@ -396,9 +296,9 @@ mod tests {
         assert_eq!(rejection.retry_after(), Some(Duration::from_secs(7)));
     }
 
-    /// Also through `Display`, which a service's own responses may be made of.
+    /// Also not through `Display`, which a service may use in its own responses.
     #[test]
-    fn no_detail_gives_advice_to_operators_or_names_a_node() {
+    fn no_detail_shows_advice_for_operators_or_a_node() {
         let quarantined = NodeFailure::Quarantined {
             node: "redis-7".into(),
             left: Duration::from_secs(1),
@@ -426,11 +326,11 @@ mod tests {
             LockError::Closed,
         ];
         let keys = keys.into_iter();
-        let told = keys.clone().map(Rejection::KeyInvalid);
-        let told = told.chain(keys.map(Rejection::of_key));
-        let told = told.chain(locks.into_iter().map(Rejection::from));
-        for rejection in told.chain([Rejection::ScopeMissing]) {
-            let told = rejection.to_string();
+        let rejections = keys.clone().map(Rejection::KeyInvalid);
+        let rejections = rejections.chain(keys.map(Rejection::from_key_error));
+        let rejections = rejections.chain(locks.into_iter().map(Rejection::from));
+        for rejection in rejections.chain([Rejection::ScopeMissing]) {
+            let detail = rejection.to_string();
             for advice in [
                 "namespace",
                 "Layer",
@@ -441,13 +341,8 @@ mod tests {
                 "redis",
                 "name the",
             ] {
-                assert!(!told.contains(advice), "{told}");
+                assert!(!detail.contains(advice), "{detail}");
             }
         }
-    }
-
-    #[test]
-    fn details_are_escaped() {
-        assert_eq!(escape_json("a\"\\\n"), "a\\\"\\\\\\u000a");
     }
 }

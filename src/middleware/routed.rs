@@ -1,10 +1,11 @@
-//! Whether a router has looked at a request and found no route for it.
+//! Detects requests that a router found no route for.
 //!
-//! axum runs `Router::layer` for its fallback too, and a missing page is a 404, not a missing key.
-//! Everything else that has no key is a handler that must not run without its lock.
+//! axum runs `Router::layer` for its fallback too, and a request for a missing page is a 404, not a missing key.
+//! Any other request without a key is for a handler that must not run without its lock.
 
 use http::request::Parts;
 
+/// Returns whether an axum router has looked at a request and matched no route.
 #[cfg(feature = "axum")]
 pub(crate) fn matched_no_route(parts: &Parts) -> bool {
     use axum::extract::{MatchedPath, OriginalUri};
@@ -14,11 +15,11 @@ pub(crate) fn matched_no_route(parts: &Parts) -> bool {
     routed && !matched && !is_in_nested_service(parts)
 }
 
-/// Whether the request is on its way into a `Router::nest_service`.
+/// Returns whether the request is for a `Router::nest_service`.
 ///
-/// For the layers around it axum keeps the path of the nesting to itself. It shows only in the
-/// paths of the routes that are matched further in, which it precedes; so one is, with a router of
-/// one route. Only requests without a key and without a matched path come here.
+/// axum does not show the path of the nesting to layers around the nested service, but adds it in front of the
+/// matched paths further in. So this sends a request with the same extensions through a router of one route, and
+/// compares the matched path. It runs only for requests without a key and without a matched path.
 #[cfg(feature = "axum")]
 fn is_in_nested_service(parts: &Parts) -> bool {
     use std::convert::Infallible;
@@ -45,7 +46,7 @@ fn is_in_nested_service(parts: &Parts) -> bool {
     let answer = pin!(Service::call(&mut router, probe));
     match answer.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(response)) => response.extensions().get() != Some(&false),
-        // It waits for nothing; should it ever, the lock must not be left out.
+        // The service never waits. If it ever does, the request must not pass without its lock.
         Poll::Pending => true,
     }
 }

@@ -1,5 +1,6 @@
 //! The service: decides what each request needs, and leaves the rest to its future.
 
+use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,16 +12,17 @@ use tower::{BoxError, Service};
 
 use crate::lock::LockHandle;
 use crate::middleware::body::LockBody;
-use crate::middleware::future::ResponseFuture;
+use crate::middleware::calls::CallToken;
+use crate::middleware::config::{Config, LockDecision};
+use crate::middleware::future::{Call, ResponseFuture};
 use crate::middleware::held::LockHandles;
-use crate::middleware::layer::Config;
-use crate::middleware::passage::Passage;
-use crate::middleware::rejection::RequestKind;
+use crate::middleware::macros::inner_accessors;
+use crate::middleware::response::RequestKind;
 use crate::middleware::token_header;
 
 /// Middleware that holds a lock while the inner service works on a request.
 ///
-/// Made by [`RedlockLayer`](crate::RedlockLayer); see there for an example.
+/// Created by [`RedlockLayer`](crate::RedlockLayer), which has an example.
 #[derive(Clone)]
 pub struct RedlockService<S> {
     inner: S,
@@ -32,27 +34,13 @@ impl<S> RedlockService<S> {
         Self { inner, config }
     }
 
-    /// Returns a reference to the inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// Returns a mutable reference to the inner service.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
+    inner_accessors!();
 }
 
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for RedlockService<S>
 where
     S: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
-    ResBody: Body<Data = Bytes>,
-    ResBody::Error: Into<BoxError>,
+    ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
 {
     type Response = Response<LockBody<ResBody>>;
     type Error = S::Error;
@@ -66,48 +54,54 @@ where
         let config = Arc::clone(&self.config);
         let (mut parts, body) = request.into_parts();
         if let Some(name) = &config.forward_token {
-            // Whatever becomes of the request: behind the layer this header is ours.
+            // On every path: the inner service trusts this header.
             token_header::clear(&mut parts.headers, name);
         }
-        match config.keys(&parts) {
+        match config.decide(&parts) {
             Err(rejection) => {
-                Passage::refuse(&parts.extensions);
+                CallToken::refuse_request(&parts.extensions);
                 let refusal = config.refusals.refuse(rejection, RequestKind::of(&parts));
                 ResponseFuture::refused(refusal)
             }
-            Ok(Err(passed)) => {
-                parts.extensions.insert(passed);
-                // Another layer's lock must not be taken for the one that is not there.
+            Ok(LockDecision::Pass(reason)) => {
+                parts.extensions.insert(reason);
+                // The handler must not take the lock of an outer layer for this layer's.
                 parts.extensions.remove::<LockHandle>();
                 let request = Request::from_parts(parts, body);
                 ResponseFuture::passing(self.inner.call(request))
             }
-            Ok(Ok(keys)) => {
-                // From here on it is this layer that passes the request on, or refuses it.
-                let passage = Passage::take(&mut parts.extensions);
-                let held = LockHandles::of(&mut parts.extensions);
-                let lock = config.lock(keys, &held);
-                // The instance that was made ready is the one that must be called; its clone is
-                // not ready.
+            Ok(LockDecision::Lock(keys)) => {
+                // From here on, this layer passes the request on or refuses it.
+                let tracker = CallToken::take(&mut parts.extensions);
+                let handles = LockHandles::from_extensions(&mut parts.extensions);
+                let waiters = config.waiters.as_ref();
+                let lock = handles.lock(&config.redlock, keys, &config.options, waiters);
+                // Only the instance that was made ready may be called. Its clone is not ready.
                 let clone = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, clone);
-                let (inner, is_ready) = if config.wait.is_zero() {
-                    (ready, true)
-                } else {
-                    // A wait may be long: what readiness holds back from others is given back, and
-                    // asked for again once the lock is there.
+                let (inner, is_ready) = if config.has_wait() {
+                    // The wait may be long: give up readiness, such as a permit, and ask for it again
+                    // once the lock is held.
                     drop(ready);
                     (self.inner.clone(), false)
+                } else {
+                    (ready, true)
                 };
-                let request = Request::from_parts(parts, body);
-                ResponseFuture::locking(lock, inner, is_ready, request, passage, config)
+                let call = Call {
+                    inner,
+                    is_ready,
+                    request: Request::from_parts(parts, body),
+                    tracker,
+                    config,
+                };
+                ResponseFuture::locking(lock, call)
             }
         }
     }
 }
 
-impl<S: std::fmt::Debug> std::fmt::Debug for RedlockService<S> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<S: fmt::Debug> fmt::Debug for RedlockService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedlockService")
             .field("inner", &self.inner)
             .finish_non_exhaustive()

@@ -1,16 +1,16 @@
-//! The header that takes the token to the inner service: what a client sent that may pass for it.
+//! Removes headers of the client that the inner service could take for the token header.
 
 use http::header::{CONNECTION, Entry};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Removes every header of the client that may be taken for the one with this name, and its name from the
-/// options of the connection, which the next proxy would remove the header for (RFC 9110, section 7.6.1).
+/// Removes every header that could be taken for the one with this name, and the name from the connection
+/// options, which would make the next proxy remove the header (RFC 9110, section 7.6.1).
 ///
-/// CGI, WSGI and their kin read `_` as `-`, so `X_Token` would stand in for `X-Token` there.
+/// CGI and WSGI read `_` as `-`: there, `X_Token` could be taken for `X-Token`.
 pub(super) fn clear(headers: &mut HeaderMap, name: &HeaderName) {
     let is_alike = |other: &[u8]| are_alike(other, name);
     headers.remove(name);
-    // Most requests have none, and pay nothing for those that do.
+    // Allocates only for a request that has such a header.
     while let Some(alike) = headers
         .keys()
         .find(|other| is_alike(other.as_str().as_bytes()))
@@ -23,7 +23,7 @@ pub(super) fn clear(headers: &mut HeaderMap, name: &HeaderName) {
     }
 }
 
-/// Whether a name is that of a header to those who read `_` as `-`.
+/// Returns whether a name equals that of a header once `_` is read as `-`.
 pub(super) fn are_alike(other: &[u8], name: &HeaderName) -> bool {
     let folded = |byte: &u8| match byte {
         b'_' => b'-',
@@ -33,7 +33,7 @@ pub(super) fn are_alike(other: &[u8], name: &HeaderName) -> bool {
     other.len() == name.len() && other.iter().map(folded).eq(name.iter().map(folded))
 }
 
-/// Removes options from a header that lists some; a value that has none of them stays as it is.
+/// Removes options from a header that lists options. A value without such options is not changed.
 fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[u8]) -> bool) {
     let options = |value: &HeaderValue| -> Vec<Vec<u8>> {
         let options = value.as_bytes().split(|byte| *byte == b',');
@@ -54,7 +54,7 @@ fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[
             }
             let mut rest = options(&value);
             rest.retain(|option| !option.is_empty() && !is_ours(option));
-            // Made of pieces of a header value, it is one.
+            // Pieces of a header value are a header value.
             HeaderValue::from_bytes(&rest.join(&b", "[..])).ok()
         })
         .filter(|value| !value.is_empty())
@@ -64,5 +64,5 @@ fn clear_options(headers: &mut HeaderMap, list: &HeaderName, is_ours: impl Fn(&[
     }
 }
 
-/// What some clients say to proxies, and some proxies heed.
+/// Non-standard, but some clients send it and some proxies obey it.
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");

@@ -1,4 +1,4 @@
-//! The body of a request once it has been read.
+//! A body that was read, as the inner service and as key extractors get it.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -8,7 +8,12 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
-/// A request body that has been read: the same bytes, in one frame, and the same trailers.
+/// Extension of a request whose body was read by a [`BufferBodyLayer`](crate::BufferBodyLayer): the bytes of
+/// the body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BufferedBody(pub Bytes);
+
+/// A request body that was read: the same bytes, in one frame, and the same trailers.
 #[derive(Debug, Clone, Default)]
 pub struct BufferedRequestBody {
     bytes: Bytes,

@@ -1,4 +1,10 @@
-//! The response future: read the body, then call.
+//! The response future: reads the body, then calls the inner service.
+//!
+//! # Implementation details
+//!
+//! The future goes through `Reading → Readying → Running`, or ends in `Refused`. `Readying` is over at once for a
+//! request without a body, for which the inner service was kept ready. A refused request takes back its
+//! [`CallToken`], because the handler is not called.
 
 use std::error::Error;
 use std::fmt;
@@ -18,19 +24,18 @@ use pin_project::pin_project;
 use tower::{BoxError, Service};
 
 use crate::middleware::body::LockBody;
-use crate::middleware::buffer::body::BufferedRequestBody;
-use crate::middleware::buffer::layer::BufferedBody;
+use crate::middleware::buffer::body::{BufferedBody, BufferedRequestBody};
+use crate::middleware::calls::CallToken;
 use crate::middleware::future::take;
-use crate::middleware::passage::Passage;
-use crate::middleware::rejection::{Rejection, RequestKind, refusal};
+use crate::middleware::rejection::Rejection;
+use crate::middleware::response::{RequestKind, refusal};
 
 /// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
 #[pin_project]
 pub struct BufferBodyFuture<S, ReqBody>
 where
     S: Service<Request<BufferedRequestBody>>,
-    ReqBody: Body,
-    ReqBody::Error: Into<BoxError>,
+    ReqBody: Body<Error: Into<BoxError>>,
 {
     #[pin]
     state: State<S, ReqBody, S::Future>,
@@ -43,24 +48,23 @@ where
 )]
 enum State<S, ReqBody, F>
 where
-    ReqBody: Body,
-    ReqBody::Error: Into<BoxError>,
+    ReqBody: Body<Error: Into<BoxError>>,
 {
     Refused(Option<(Rejection, RequestKind)>),
     Reading {
         #[pin]
         body: Collect<Limited<ReqBody>>,
-        call: Option<Call<S>>,
+        call: Option<UnreadCall<S>>,
     },
     Readying {
         request: Option<Request<BufferedRequestBody>>,
-        call: Option<Call<S>>,
+        call: Option<UnreadCall<S>>,
     },
     Running(#[pin] F),
 }
 
-/// A call that waits for its body.
-struct Call<S> {
+/// A call of the inner service that waits for its request body.
+struct UnreadCall<S> {
     parts: Option<Parts>,
     inner: S,
     is_ready: bool,
@@ -69,8 +73,7 @@ struct Call<S> {
 impl<S, ReqBody> BufferBodyFuture<S, ReqBody>
 where
     S: Service<Request<BufferedRequestBody>>,
-    ReqBody: Body,
-    ReqBody::Error: Into<BoxError>,
+    ReqBody: Body<Error: Into<BoxError>>,
 {
     pub(super) fn too_large(kind: RequestKind) -> Self {
         Self {
@@ -85,7 +88,7 @@ where
         inner: S,
         is_ready: bool,
     ) -> Self {
-        let call = Call {
+        let call = UnreadCall {
             parts: Some(parts),
             inner,
             is_ready,
@@ -102,17 +105,15 @@ where
 impl<S, ReqBody, ResBody> Future for BufferBodyFuture<S, ReqBody>
 where
     S: Service<Request<BufferedRequestBody>, Response = Response<ResBody>>,
-    ReqBody: Body<Data = Bytes>,
-    ReqBody::Error: Into<BoxError>,
-    ResBody: Body<Data = Bytes>,
-    ResBody::Error: Into<BoxError>,
+    ReqBody: Body<Data = Bytes, Error: Into<BoxError>>,
+    ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
 {
     type Output = Result<Response<LockBody<ResBody>>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
+        let mut this = self.project();
         loop {
-            let next = match state.as_mut().project() {
+            let next = match this.state.as_mut().project() {
                 StateProjection::Refused(refused) => {
                     let (rejection, kind) = take(refused);
                     let response = refusal(rejection, kind);
@@ -134,8 +135,8 @@ where
                             }
                         }
                         Err(error) => {
-                            Passage::refuse(&parts.extensions);
-                            let rejection = unread(&*error);
+                            CallToken::refuse_request(&parts.extensions);
+                            let rejection = read_error(&*error);
                             State::Refused(Some((rejection, RequestKind::of(&parts))))
                         }
                     }
@@ -153,7 +154,7 @@ where
                     return Poll::Ready(Ok(response.map(LockBody::unlocked)));
                 }
             };
-            state.set(next);
+            this.state.set(next);
         }
     }
 }
@@ -161,43 +162,42 @@ where
 impl<S, ReqBody> fmt::Debug for BufferBodyFuture<S, ReqBody>
 where
     S: Service<Request<BufferedRequestBody>>,
-    ReqBody: Body,
-    ReqBody::Error: Into<BoxError>,
+    ReqBody: Body<Error: Into<BoxError>>,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BufferBodyFuture").finish_non_exhaustive()
     }
 }
 
-/// The refusal of a request whose body could not be read.
-pub(crate) fn unread(error: &(dyn Error + 'static)) -> Rejection {
-    if is_over_a_limit(error) {
+/// Returns the refusal for a request whose body could not be read.
+pub(crate) fn read_error(error: &(dyn Error + 'static)) -> Rejection {
+    if is_over_limit(error) {
         return Rejection::BodyTooLarge;
     }
-    tracing::debug!(error, "the body of a request could not be read");
+    tracing::debug!(error, "redlock layer could not read the body of a request");
     let timed_out = causes(error).any(is_timeout);
     Rejection::BodyUnreadable { timed_out }
 }
 
-/// Whether a body is over the limit, or over that of a layer further out, whose error is wrapped.
-fn is_over_a_limit(error: &(dyn Error + 'static)) -> bool {
+/// Returns whether a body exceeds the limit, or that of an outer layer, whose error is wrapped.
+fn is_over_limit(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|error| error.is::<LengthLimitError>())
 }
 
-/// Whether an error says of itself that it is a timeout.
+/// Returns whether an error says that it is a timeout.
 ///
-/// The layers that time bodies have error types of their own, which this crate does not know: tower-http's
-/// says "data was not received within the designated timeout". The words are those of layers and of the
-/// connection, never of the client; the most that they can do is to make a 400 a 408.
+/// Layers that time bodies have error types of their own, which this crate does not know. tower-http's error
+/// says "data was not received within the designated timeout". The texts come from layers and from the
+/// connection, never from the client; at worst, one turns a 400 into a 408.
 fn is_timeout(error: &(dyn Error + 'static)) -> bool {
-    let of_io = error.downcast_ref::<io::Error>();
-    if of_io.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+    let io_error = error.downcast_ref::<io::Error>();
+    if io_error.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
         return true;
     }
-    let said = error.to_string().to_ascii_lowercase();
+    let text = error.to_string().to_ascii_lowercase();
     ["timeout", "timed out", "deadline"]
         .iter()
-        .any(|word| said.contains(word))
+        .any(|word| text.contains(word))
 }
 
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

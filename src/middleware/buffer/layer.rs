@@ -1,18 +1,17 @@
-//! The layer that reads bodies first.
+//! The layer.
 
-use bytes::Bytes;
 use tower::Layer;
 
 use crate::middleware::buffer::service::BufferBodyService;
 
 /// Layer that applies the [`BufferBodyService`] middleware: reads each request's body before the
-/// inner service sees the request, so that a lock around that is not held for a slow upload, and a
+/// inner service sees the request. So a lock further in is not held during a slow upload, and a
 /// key can be taken from the body.
 ///
-/// Put it outside of the [`RedlockLayer`](crate::RedlockLayer), so that it is reached first. The
-/// bytes are put into the request's extensions as a [`BufferedBody`]; the inner service reads the
-/// same bytes, and the same trailers, from the request. Bodies over the limit are refused with 413
-/// `body-too-large`, at once if they declare their length.
+/// Put it outside of the [`RedlockLayer`](crate::RedlockLayer), so that the request reaches it first. The
+/// bytes are an extension of the request, [`BufferedBody`](crate::BufferedBody); the inner service reads the
+/// same bytes and trailers from the request. A body over the limit is refused with 413
+/// `body-too-large`, at once if it declares its length.
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -27,20 +26,16 @@ use crate::middleware::buffer::service::BufferBodyService;
 /// let app: Router = Router::new().route("/invoices", post(upload).layer(locked));
 /// ```
 ///
-/// A body is read whole even if the lock turns out to be held: without this layer such a request is
-/// refused before its body is read.
+/// The whole body is read even if the lock is held. Without this layer, such a request is refused before its
+/// body is read.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct BufferBodyLayer {
     limit: usize,
 }
 
-/// Extension of a request whose body was read by a [`BufferBodyLayer`]: the bytes of the body.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BufferedBody(pub Bytes);
-
 impl BufferBodyLayer {
-    /// Makes a layer that reads bodies of at most `limit` bytes.
+    /// Creates a layer that reads bodies of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self { limit }
     }

@@ -1,4 +1,4 @@
-//! The service that reads bodies first.
+//! The service.
 
 use std::mem;
 use std::task::{Context, Poll};
@@ -11,12 +11,13 @@ use tower::{BoxError, Service};
 use crate::middleware::body::LockBody;
 use crate::middleware::buffer::body::BufferedRequestBody;
 use crate::middleware::buffer::future::BufferBodyFuture;
-use crate::middleware::passage::Passage;
-use crate::middleware::rejection::RequestKind;
+use crate::middleware::calls::CallToken;
+use crate::middleware::macros::inner_accessors;
+use crate::middleware::response::RequestKind;
 
-/// Middleware that reads a request's body before it hands the request on.
+/// Middleware that reads a request's body before it passes the request on.
 ///
-/// Made by [`BufferBodyLayer`](crate::BufferBodyLayer); see there for an example.
+/// Created by [`BufferBodyLayer`](crate::BufferBodyLayer), which has an example.
 #[derive(Debug, Clone)]
 pub struct BufferBodyService<S> {
     inner: S,
@@ -28,29 +29,14 @@ impl<S> BufferBodyService<S> {
         Self { inner, limit }
     }
 
-    /// Returns a reference to the inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// Returns a mutable reference to the inner service.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
+    inner_accessors!();
 }
 
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for BufferBodyService<S>
 where
     S: Service<Request<BufferedRequestBody>, Response = Response<ResBody>> + Clone,
-    ReqBody: Body<Data = Bytes>,
-    ReqBody::Error: Into<BoxError>,
-    ResBody: Body<Data = Bytes>,
-    ResBody::Error: Into<BoxError>,
+    ReqBody: Body<Data = Bytes, Error: Into<BoxError>>,
+    ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
 {
     type Response = Response<LockBody<ResBody>>;
     type Error = S::Error;
@@ -63,17 +49,17 @@ where
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (parts, body) = request.into_parts();
         if body.size_hint().lower() > self.limit as u64 {
-            Passage::refuse(&parts.extensions);
+            CallToken::refuse_request(&parts.extensions);
             return BufferBodyFuture::too_large(RequestKind::of(&parts));
         }
         let clone = self.inner.clone();
-        // The instance that was made ready is the one that must be called; its clone is not ready.
+        // Only the instance that was made ready may be called. Its clone is not ready.
         let ready = mem::replace(&mut self.inner, clone);
         if body.is_end_stream() {
             return BufferBodyFuture::reading(body, self.limit, parts, ready, true);
         }
-        // An upload may be slow: what readiness holds back from others is given back, and asked for
-        // again once the body is there.
+        // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body
+        // is complete.
         drop(ready);
         BufferBodyFuture::reading(body, self.limit, parts, self.inner.clone(), false)
     }

@@ -8,13 +8,13 @@ use crate::middleware::key::KeyExtractor;
 use crate::middleware::key::query::form_value;
 use crate::protocol::{KeyError, LockKeys};
 
-/// Takes the key from the field `name` of a form that was sent as the body
+/// Takes the key from the field `name` of a form in the body
 /// (`application/x-www-form-urlencoded`), decoded.
 ///
 /// Missing or empty: the request names no resource. Given more than once, not UTF-8 when decoded,
-/// or a body of another content type or with a content encoding: the request is malformed; a layer
-/// that decodes bodies belongs outside of the [`BufferBodyLayer`](crate::BufferBodyLayer). Without
-/// one of those outside of the lock's layer: 500 `misconfigured`.
+/// or a body of another content type or with a content encoding: the request is malformed. Put a layer
+/// that decodes bodies outside of the [`BufferBodyLayer`](crate::BufferBodyLayer). Without a
+/// `BufferBodyLayer` outside of the lock's layer: 500 `misconfigured`.
 #[must_use]
 pub fn form_field(name: &'static str) -> FormField {
     FormField { name }
@@ -40,15 +40,15 @@ impl KeyExtractor for FormField {
     }
 }
 
-/// Takes the key from the value that a JSON pointer (RFC 6901) names in the body: a string, or an
+/// Takes the key from the value at a JSON pointer (RFC 6901) in the body: a string, or an
 /// integer by its digits.
 ///
-/// Missing, null or empty: the request names no resource. Anything else than a string or an integer
-/// of 64 bits, a body that is no JSON, one of another content type than `application/json` and
-/// `application/*+json`, or one with a content encoding: the request is malformed; a layer that
-/// decodes bodies belongs outside of the [`BufferBodyLayer`](crate::BufferBodyLayer). Of a member that
-/// is there more than once the last is taken; refuse such bodies in the handler, as `serde`'s derived
-/// types do. Without a `BufferBodyLayer` outside of the lock's layer: 500 `misconfigured`.
+/// Missing, null or empty: the request names no resource. A value that is neither a string nor an integer
+/// of 64 bits, a body that is not JSON, has another content type than `application/json` and
+/// `application/*+json`, or has a content encoding: the request is malformed. Put a layer that
+/// decodes bodies outside of the [`BufferBodyLayer`](crate::BufferBodyLayer). If an object has a member more
+/// than once, the last one counts; refuse such bodies in the handler, as types with a derived `Deserialize`
+/// do. Without a `BufferBodyLayer` outside of the lock's layer: 500 `misconfigured`.
 ///
 /// # Panics
 ///
@@ -96,7 +96,7 @@ impl KeyExtractor for JsonPointer {
             return Err(KeyError::malformed("the body is not application/json"));
         }
         let json: Value = serde_json::from_slice(&body.0)
-            .map_err(|error| KeyError::malformed(format!("the body is no JSON: {error}")))?;
+            .map_err(|error| KeyError::malformed(format!("the body is not JSON: {error}")))?;
         let key = match json.pointer(self.pointer) {
             None | Some(Value::Null) => return Ok(None),
             Some(Value::String(text)) => text.clone(),
@@ -115,11 +115,11 @@ impl KeyExtractor for JsonPointer {
 fn buffered<'a>(parts: &'a Parts, extractor: &str) -> Result<&'a BufferedBody, KeyError> {
     let body = parts.extensions.get().ok_or_else(|| {
         KeyError::misconfigured(format!(
-            "{extractor} reads the body, which no BufferBodyLayer has read; apply one outside of the RedlockLayer"
+            "{extractor} needs the body of the request; apply a BufferBodyLayer outside of the RedlockLayer"
         ))
     })?;
-    // Some bytes are a form, or JSON, both as they are and decoded: the lock would be on one
-    // resource and the handler on another.
+    // Some bytes are valid both encoded and decoded. Then the lock and the handler would use different
+    // resources.
     if is_encoded(parts) {
         return Err(KeyError::malformed("the body has a content encoding"));
     }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_another_type_is_malformed_and_an_unread_one_a_mistake() {
+    fn body_keys_refuse_another_content_type_as_malformed_and_an_unread_body_as_misconfigured() {
         for content_type in ["", "text/plain", "multipart/form-data", "application/jsonx"] {
             let parts = parts(content_type, b"id=1");
             assert!(matches!(

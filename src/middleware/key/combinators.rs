@@ -1,20 +1,12 @@
-//! What extractors are made into: with a prefix, mapped, hashed, on a condition, or with another.
+//! Combinators of extractors: mapped, hashed, conditional, or with an alternative.
 
 use std::fmt;
 
 use http::request::Parts;
 
-use crate::middleware::key::extractor::present;
-use crate::middleware::key::{IntoKeys, KeyExtractor};
+use crate::middleware::key::extractor::{Hashed, IntoKeys, KeyExtractor, Map, Or, When, present};
 use crate::node::sha256;
 use crate::protocol::{KeyError, LockKey, LockKeys};
-
-/// Extractor of [`KeyExtractor::map`].
-#[derive(Clone)]
-pub struct Map<E, F> {
-    pub(super) inner: E,
-    pub(super) map: F,
-}
 
 impl<E, F, K> KeyExtractor for Map<E, F>
 where
@@ -45,16 +37,12 @@ where
     }
 }
 
-/// By hand: closures show nothing.
+/// By hand: a closure has no `Debug`.
 impl<E: fmt::Debug, F> fmt::Debug for Map<E, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Map").field(&self.inner).finish()
     }
 }
-
-/// Extractor of [`KeyExtractor::hashed`].
-#[derive(Debug, Clone)]
-pub struct Hashed<E>(pub(super) E);
 
 impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
@@ -78,10 +66,6 @@ impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
     }
 }
 
-/// Extractor of [`KeyExtractor::or`].
-#[derive(Debug, Clone)]
-pub struct Or<A, B>(pub(super) A, pub(super) B);
-
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         match self.0.extract(parts)?.filter(present) {
@@ -95,16 +79,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     }
 
     fn is_constant(&self) -> bool {
-        // The other is never asked then.
+        // Then the alternative is never used.
         self.0.is_constant()
     }
-}
-
-/// Extractor of [`KeyExtractor::when`].
-#[derive(Clone)]
-pub struct When<E, F> {
-    pub(super) inner: E,
-    pub(super) applies: F,
 }
 
 impl<E, F> KeyExtractor for When<E, F>
@@ -125,12 +102,12 @@ where
     }
 
     fn is_constant(&self) -> bool {
-        // Others have no key, or that of what follows with `or`.
+        // Other requests have no key, or that of an alternative.
         false
     }
 }
 
-/// By hand: closures show nothing.
+/// By hand: a closure has no `Debug`.
 impl<E: fmt::Debug, F> fmt::Debug for When<E, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("When").field(&self.inner).finish()
@@ -152,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn combinators_make_the_keys_that_their_names_say() {
+    fn map_prefix_and_hashed_or_when_change_the_keys() {
         let parts = parts("/?id=A");
         let id = || query("id");
         let lower = |key: LockKey| key.as_bytes().to_ascii_lowercase();
@@ -174,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_stays_missing() {
+    fn combinators_of_a_missing_key_name_no_resource() {
         let parts = parts("/?id=");
         let id = || query("id");
         assert_eq!(id().hashed().extract(&parts), Ok(None));
@@ -187,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_not_an_absence() {
+    fn or_does_not_replace_an_error() {
         let parts = parts("/?id=1&id=2");
         assert!(query("id").or("other").extract(&parts).is_err());
     }

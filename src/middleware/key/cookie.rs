@@ -7,12 +7,12 @@ use percent_encoding::percent_decode;
 use crate::middleware::key::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// Takes the key from the cookie `name` as a `CookieJar` reads it: name and value percent-decoded,
-/// without the space around them, and without the quotes that the value may stand in.
+/// Takes the key from the cookie `name` as a `CookieJar` reads it: name and value are percent-decoded
+/// and trimmed, and quotes around the value are removed.
 ///
-/// So `sid=REAL`, `sid=%52EAL` and `%73id="REAL"` are one key, as they are one session. Missing or
-/// empty: the request names no resource. Sent more than once, in whatever spelling, or not UTF-8 when
-/// decoded: the request is malformed. A session cookie is a secret, which would show up on the nodes: take its hash
+/// So `sid=REAL`, `sid=%52EAL` and `%73id="REAL"` are one key, because they are one session. Missing or
+/// empty: the request names no resource. Sent more than once, in any spelling, or not UTF-8 when
+/// decoded: the request is malformed. A session cookie is a secret and would be visible on the nodes: use its hash
 /// ([`hashed`](KeyExtractor::hashed)).
 #[must_use]
 pub fn cookie(name: &'static str) -> Cookie {
@@ -28,7 +28,7 @@ pub struct Cookie {
 impl KeyExtractor for Cookie {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         let malformed = |what: &str| KeyError::malformed(format!("cookie `{}` {what}", self.name));
-        // HTTP/2 may send every cookie in a header of its own (RFC 9113, section 8.2.3).
+        // HTTP/2 may send each cookie in a header of its own (RFC 9113, section 8.2.3).
         let headers = parts.headers.get_all(COOKIE).iter();
         let pairs = headers.flat_map(|header| header.as_bytes().split(|byte| *byte == b';'));
         let mut values = pairs.filter_map(|pair| {
@@ -44,7 +44,7 @@ impl KeyExtractor for Cookie {
             return Err(malformed("is sent more than once"));
         }
         let text = value.decode_utf8().map_err(|_| malformed("is not UTF-8"))?;
-        // After the decoding: to a jar, `%22` is a quote like any other.
+        // After decoding, because a jar reads `%22` as a quote.
         let quoted = text
             .strip_prefix('"')
             .and_then(|text| text.strip_suffix('"'));
@@ -55,17 +55,11 @@ impl KeyExtractor for Cookie {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderValue, Request};
-
     use super::*;
+    use crate::middleware::key::header::tests::parts_with;
 
-    fn extract(headers: &[&[u8]]) -> Result<Option<LockKeys>, KeyError> {
-        let mut request = Request::new(());
-        for value in headers {
-            let value = HeaderValue::from_bytes(value).unwrap();
-            request.headers_mut().append(COOKIE, value);
-        }
-        cookie("id").extract(&request.into_parts().0)
+    fn extract(values: &[&[u8]]) -> Result<Option<LockKeys>, KeyError> {
+        cookie("id").extract(&parts_with("cookie", values))
     }
 
     #[test]

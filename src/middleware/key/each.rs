@@ -6,10 +6,10 @@ use crate::middleware::key::KeyExtractor;
 use crate::middleware::key::extractor::present;
 use crate::protocol::{KeyError, LockKeys};
 
-/// Takes the keys of both extractors, to be locked together, all or nothing: what a transfer from
-/// one account to another needs. A tuple makes one key of two parts; this makes two keys.
+/// Takes the keys of both extractors and locks them together, all or nothing, as for a transfer from
+/// one account to another. A tuple makes one key of two parts; this makes two keys.
 ///
-/// If either is missing, the request names no resource. The same key twice is one.
+/// If either is missing, the request names no resource. Two equal keys count as one.
 ///
 /// ```
 /// use tower_redlock::key;

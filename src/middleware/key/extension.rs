@@ -1,4 +1,4 @@
-//! Keys from what other middleware left in the request's extensions.
+//! Keys from extensions of the request, which other middleware inserted.
 
 use std::any::type_name;
 use std::fmt;
@@ -14,9 +14,9 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// Takes the key from the extension of type `T`, such as the user that authentication found.
 ///
 /// Empty: the request names no resource. Missing: 500 `misconfigured`, logged with the name of the
-/// type, because no client can leave an extension out: what inserts it was forgotten, or stands inside
-/// of the layer that asks for it. What matched no route of an axum router names no resource then, and
-/// goes to its 404. Where requests without it are meant, such as those of strangers, say
+/// type. A client cannot leave an extension out: the layer that inserts it is missing, or stands inside
+/// of the layer that needs it. A request that matched no route of an axum router names no resource, and
+/// passes to its 404. If requests may lack the extension, such as those of anonymous clients, use
 /// [`optional`](Extension::optional).
 ///
 /// ```
@@ -55,15 +55,15 @@ pub struct Extension<T> {
 }
 
 impl<T> Extension<T> {
-    /// Says that requests may lack the extension: they name no resource then, as with an empty key.
-    /// Default: it is a mistake in the program.
+    /// Allows requests without the extension: they name no resource, as with an empty key.
+    /// Default: such a request is refused as `misconfigured`.
     ///
     /// ```
     /// use tower_redlock::{KeyExtractor, key};
     ///
     /// # #[derive(Clone)]
     /// # struct UserId(String);
-    /// // Who has not logged in is told apart by a header.
+    /// // Identify users without a login by a header.
     /// let user = key::extension::<UserId>(|user| &user.0).optional();
     /// let by_caller = ("caller", user.or(key::header("x-device")));
     /// # let _: &dyn KeyExtractor = &by_caller;
@@ -78,12 +78,12 @@ impl<T> Extension<T> {
 impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
         let Some(extension) = parts.extensions.get::<T>() else {
-            // On the way to a 404, which authentication of routes does not see.
+            // Authentication of routes does not see a request that matched none.
             if self.is_optional || matched_no_route(parts) {
                 return Ok(None);
             }
             return Err(KeyError::misconfigured(format!(
-                "the request has no extension `{}`; the layer that inserts it must stand outside of the one that takes a key from it, which with `.layer(..)` calls is after it; if requests may lack it, say `key::extension(..).optional()`",
+                "the request has no extension `{}`; apply the layer that inserts it outside of the one that takes a key from it (with `.layer(..)` calls: after it), or use `key::extension(..).optional()` if requests may lack it",
                 type_name::<T>()
             )));
         };
@@ -95,7 +95,7 @@ impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
     }
 }
 
-/// By hand: a derived one would ask `T: Clone`.
+/// By hand: a derived one would require `T: Clone`.
 impl<T> Clone for Extension<T> {
     fn clone(&self) -> Self {
         Self {

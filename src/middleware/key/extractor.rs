@@ -1,13 +1,12 @@
-//! The extractor trait, and the literals, tuples, closures and pointers that implement it.
+//! The extractor trait, and its implementations for literals, tuples, closures and pointers.
 
 use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::middleware::key::{Hashed, Map, Or, When};
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// Says which resource a request is about, from its head.
+/// Finds the resource that a request is about, from its head.
 ///
 /// Implemented by
 /// * `&'static str`: a literal part, the same for every request;
@@ -29,20 +28,20 @@ pub trait KeyExtractor: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the request names a resource in a way that cannot be used: an error of the
-    /// client, or of the set-up ([`KeyError::Misconfigured`]).
+    /// [`KeyError`] if the key is unusable: an error of the client, or of the set-up
+    /// ([`KeyError::Misconfigured`]).
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError>;
 
-    /// Returns what kind of resource the keys are of, for spans and metrics, which never show a key:
-    /// the first literal part, if there is one.
+    /// Returns the name of the kind of resource, for spans and metrics, which never show a key:
+    /// the first literal part, if any.
     fn label(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns whether every request that has a key has this same one, as with literals only. Default:
+    /// Returns whether all requests that have a key have the same one, as with literals only. Default:
     /// false.
     ///
-    /// A [`RedlockLayer`](crate::RedlockLayer) warns of such a key, with which all requests share one lock.
+    /// With such a key all requests share one lock, so a [`RedlockLayer`](crate::RedlockLayer) logs a warning.
     fn is_constant(&self) -> bool {
         false
     }
@@ -63,7 +62,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
         (self, other)
     }
 
-    /// Changes every key by a function of anything [`IntoKeys`] takes, such as to lower case.
+    /// Maps each key to anything that implements [`IntoKeys`], such as the key in lower case.
     fn map<F, K>(self, map: F) -> Map<Self, F>
     where
         Self: Sized,
@@ -73,8 +72,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Map { inner: self, map }
     }
 
-    /// Replaces every key by its SHA-256 in hexadecimal digits: for secrets and personal data,
-    /// which would be seen on the nodes otherwise.
+    /// Replaces each key by its SHA-256 in hexadecimal digits, so that secrets and personal data are not visible
+    /// on the nodes.
     fn hashed(self) -> Hashed<Self>
     where
         Self: Sized,
@@ -82,7 +81,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Hashed(self)
     }
 
-    /// Takes the key from `other` if this names no resource. An error here stays one.
+    /// Takes the key from `other` if `self` finds no resource. An error of `self` is returned.
     fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
     where
         Self: Sized,
@@ -90,9 +89,9 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Or(self, other)
     }
 
-    /// Names a resource only for the requests that `applies` says yes to.
+    /// Names a resource only for requests for which `applies` returns true.
     ///
-    /// The others have no key then, and are refused by default: follow it with
+    /// Other requests have no key and are refused by default: add an alternative with
     /// [`or`](Self::or), or set [`missing_key`](crate::RedlockLayer::missing_key).
     fn when<F>(self, applies: F) -> When<Self, F>
     where
@@ -106,21 +105,43 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 }
 
-/// Whether keys name something: there is one, and none is empty. An empty key must not become a
-/// lock for all who have none.
+/// Extractor of [`KeyExtractor::map`].
+#[derive(Clone)]
+pub struct Map<E, F> {
+    pub(super) inner: E,
+    pub(super) map: F,
+}
+
+/// Extractor of [`KeyExtractor::hashed`].
+#[derive(Debug, Clone)]
+pub struct Hashed<E>(pub(super) E);
+
+/// Extractor of [`KeyExtractor::or`].
+#[derive(Debug, Clone)]
+pub struct Or<A, B>(pub(super) A, pub(super) B);
+
+/// Extractor of [`KeyExtractor::when`].
+#[derive(Clone)]
+pub struct When<E, F> {
+    pub(super) inner: E,
+    pub(super) applies: F,
+}
+
+/// Returns whether the keys name a resource: there is at least one, and none is empty. Otherwise all requests
+/// without a key would share the lock on the empty key.
 pub(crate) fn present(keys: &LockKeys) -> bool {
     let keys = keys.as_slice();
     !keys.is_empty() && !keys.iter().any(LockKey::is_empty)
 }
 
-/// What a closure may return as the key of a request: a key, a `String`, several keys, or any of
-/// these in an `Option` (`None`: the request names no resource) or a `Result`.
+/// Conversion of the value that a closure returns as the key of a request: a key, a `String`, several keys, or
+/// any of these in an `Option` (`None`: the request names no resource) or a `Result`.
 pub trait IntoKeys {
-    /// Converts to what [`KeyExtractor::extract`] returns.
+    /// Converts to the return type of [`KeyExtractor::extract`].
     ///
     /// # Errors
     ///
-    /// The error that `self` is, if it is one.
+    /// If `self` is an error.
     fn into_keys(self) -> Result<Option<LockKeys>, KeyError>;
 }
 
@@ -154,7 +175,7 @@ impl<K: IntoKeys> IntoKeys for Result<K, KeyError> {
     }
 }
 
-/// Takes a closure as an extractor without type annotations on its argument.
+/// Creates an extractor from a closure, without a type annotation on its argument.
 ///
 /// ```
 /// use tower_redlock::key;
@@ -166,8 +187,8 @@ impl<K: IntoKeys> IntoKeys for Result<K, KeyError> {
 /// # let _: &dyn tower_redlock::KeyExtractor = &by_tenant;
 /// ```
 ///
-/// `parts.uri.path()` is no good key: within a nested router it lacks the prefix, so that `/a/7` and
-/// `/b/7` are one, and `/a/%37` is another than `/a/7`.
+/// Do not use `parts.uri.path()` as a key: within a nested router it lacks the prefix, so that `/a/7` and
+/// `/b/7` are equal, and `/a/%37` differs from `/a/7`.
 pub fn from_fn<F, K>(extract: F) -> F
 where
     F: Fn(&Parts) -> K + Send + Sync + 'static,
@@ -196,7 +217,7 @@ impl KeyExtractor for &'static str {
     }
 
     fn is_constant(&self) -> bool {
-        // An empty one names nothing.
+        // An empty literal names no resource.
         !self.is_empty()
     }
 }
@@ -254,7 +275,7 @@ composite!(A B C D E F);
 composite!(A B C D E F G);
 composite!(A B C D E F G H);
 
-/// Composite keys in the making: one, unless a part names several resources at once.
+/// Composite keys under construction: one, unless a part has several keys.
 struct Composite(Vec<Vec<LockKey>>);
 
 impl Default for Composite {
@@ -264,7 +285,7 @@ impl Default for Composite {
 }
 
 impl Composite {
-    /// Appends a part to every key; returns false if the part is missing.
+    /// Appends a part to each key; returns false if the part is missing.
     fn push(&mut self, part: Option<LockKeys>) -> Result<bool, KeyError> {
         let Some(part) = part.filter(present) else {
             return Ok(false);

@@ -12,10 +12,10 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// Takes the key from the request header `name`: bare, byte for byte, or a structured-field string
 /// (`"order 7"`, RFC 9651, section 3.3.3), which is the same key as its text.
 ///
-/// Missing or empty: the request names no resource. Sent more than once, also under a name that is the
-/// same once `_` is read as `-` (as CGI and WSGI do), not UTF-8, or begun with a quote and no such
-/// string: the request is malformed. Header values are the client's choice: put a literal beside it
-/// (`("upload", key::header("x-upload-id"))`), and authentication in front of it.
+/// Missing or empty: the request names no resource. Sent more than once (also under a name that is equal
+/// once `_` is read as `-`, as CGI and WSGI do), not UTF-8, or a quote without a complete
+/// string: the request is malformed. The client chooses header values: put a literal in front
+/// (`("upload", key::header("x-upload-id"))`), and an authentication layer outside.
 ///
 /// # Panics
 ///
@@ -26,7 +26,7 @@ where
 {
     let name = name.try_into();
     Header {
-        name: name.expect("the name of a header to take keys from is a valid header name"),
+        name: name.expect("key::header needs a valid header name"),
     }
 }
 
@@ -43,7 +43,7 @@ impl KeyExtractor for Header {
             return Ok(None);
         };
         let malformed = |what: &str| KeyError::malformed(format!("header `{}` {what}", self.name));
-        // Which of them would be the resource? Proxies and frameworks disagree.
+        // Proxies and frameworks disagree on which of the values counts.
         let is_other = |other: &HeaderName| {
             *other != self.name && are_alike(other.as_str().as_bytes(), &self.name)
         };
@@ -59,7 +59,7 @@ impl KeyExtractor for Header {
     }
 }
 
-/// Reads what is behind the first quote of a structured-field string.
+/// Reads a structured-field string behind its first quote.
 fn unquote(quoted: &str) -> Option<String> {
     let mut text = String::new();
     let mut chars = quoted.chars();
@@ -74,22 +74,27 @@ fn unquote(quoted: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use http::{HeaderValue, Request};
 
     use super::*;
 
-    fn extract(values: &[&[u8]]) -> Result<Option<LockKeys>, KeyError> {
+    /// Returns the head of a request with a header of each value.
+    pub(crate) fn parts_with(name: &'static str, values: &[&[u8]]) -> Parts {
         let mut request = Request::new(());
         for value in values {
             let value = HeaderValue::from_bytes(value).unwrap();
-            request.headers_mut().append("x-key", value);
+            request.headers_mut().append(name, value);
         }
-        header("X-Key").extract(&request.into_parts().0)
+        request.into_parts().0
+    }
+
+    fn extract(values: &[&[u8]]) -> Result<Option<LockKeys>, KeyError> {
+        header("X-Key").extract(&parts_with("x-key", values))
     }
 
     #[test]
-    fn a_header_is_taken_as_it_is() {
+    fn a_bare_header_is_the_key_byte_for_byte() {
         assert_eq!(extract(&[b"a b"]), Ok(Some(LockKey::from("a b").into())));
         assert_eq!(extract(&[]), Ok(None));
         assert_eq!(extract(&[b""]), Ok(None));

@@ -1,4 +1,4 @@
-//! Keys from the host that a request is for.
+//! Keys from the host of a request.
 
 use http::header::HOST;
 use http::request::Parts;
@@ -7,18 +7,18 @@ use http::uri::Authority;
 use crate::middleware::key::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// Takes the host that the request is for, in lower case, without its port and without the dot that
-/// may end a full name: for services that tell tenants apart by it.
+/// Takes the host of the request, in lower case, without its port and without the final dot of a
+/// fully qualified name: for services that distinguish tenants by host.
 ///
-/// It stands in the request target (every HTTP/2 request has one there), in the `Host` header, or in
+/// The host stands in the request target (as in every HTTP/2 request), in the `Host` header, or in
 /// both. Missing or empty: the request names no resource. The request is malformed if
 ///
-/// * the two differ, by the host or by ports that both name (RFC 9113, section 8.3.1): the lock would
-///   be on one tenant and the handler, which may read the other place, on another;
-/// * there are several `Host` headers, or one that is no host;
+/// * the two have different hosts, or both have a port and these differ (RFC 9113, section 8.3.1): the lock
+///   could be on one tenant and the handler on another;
+/// * it has several `Host` headers, or an invalid one;
 /// * either has user information, `user@host` (RFC 9110, section 4.2.4).
 ///
-/// A `Forwarded` header is not looked at: who may set it depends on what stands in front.
+/// A `Forwarded` header is ignored: whether a client can set it depends on the proxies in front.
 #[must_use]
 pub fn host() -> Host {
     Host { _private: () }
@@ -40,11 +40,11 @@ impl KeyExtractor for Host {
         }
         let target = parts.uri.authority().map(name).transpose()?;
         let header = match header {
-            // What a request has that is for no host (RFC 9112, section 3.2).
+            // A request without a host has an empty header (RFC 9112, section 3.2).
             Some(value) if value.is_empty() && target.is_none() => None,
             Some(value) => {
                 let authority = Authority::try_from(value.as_bytes());
-                let authority = authority.map_err(|_| malformed("is no host"))?;
+                let authority = authority.map_err(|_| malformed("is not a host"))?;
                 Some(name(&authority)?)
             }
             None => None,
@@ -60,7 +60,7 @@ impl KeyExtractor for Host {
     }
 }
 
-/// Returns what an authority names, in one spelling, and the port if it has one.
+/// Returns the normalized host of an authority, and its port.
 fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
     if authority.as_str().contains('@') {
         return Err(KeyError::malformed("the host has user information"));
@@ -70,9 +70,9 @@ fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
     if host.is_empty() || host.ends_with('.') {
         return Err(KeyError::malformed("the host has no name"));
     }
-    // No name of a host has one: a proxy has merged two headers.
+    // A proxy has joined two headers; no host name has a comma.
     if host.contains(',') {
-        return Err(KeyError::malformed("the host is several"));
+        return Err(KeyError::malformed("the request has several hosts"));
     }
     Ok((host.to_owned(), authority.port_u16()))
 }

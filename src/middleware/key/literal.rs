@@ -1,12 +1,12 @@
-//! Keys that are the same for every request.
+//! Keys that are the same for all requests.
 
 use http::request::Parts;
 
 use crate::middleware::key::KeyExtractor;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
-/// A key, or a part of one, that is the same for every request. A `&'static str` does the same;
-/// this takes what is known only at start-up.
+/// Returns a key, or a part of one, that is the same for all requests. A `&'static str` does the same;
+/// use this for values that are known only at start-up.
 ///
 /// ```
 /// use tower_redlock::key;
@@ -29,7 +29,7 @@ impl KeyExtractor for Literal {
     }
 
     fn is_constant(&self) -> bool {
-        // An empty one names nothing.
+        // An empty literal names no resource.
         !self.0.is_empty()
     }
 }

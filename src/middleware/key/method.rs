@@ -1,4 +1,4 @@
-//! Keys from the request's method.
+//! Keys from the method of a request.
 
 use http::request::Parts;
 

@@ -1,4 +1,4 @@
-//! Lock keys from requests: the trait, what implements it, and the keys that need only `http`.
+//! Lock keys from requests: the extractor trait, its combinators, and the keys that need only `http`.
 
 mod body;
 mod combinators;
@@ -15,12 +15,13 @@ mod query;
 pub use body::{FormField, form_field};
 #[cfg(feature = "json")]
 pub use body::{JsonPointer, json_pointer};
-pub use combinators::{Hashed, Map, Or, When};
 pub use cookie::{Cookie, cookie};
 pub use each::{Each, each};
 pub use extension::{Extension, extension};
 pub(crate) use extractor::present;
-pub use extractor::{IntoKeys, KeyExtractor, from_fn};
+pub use extractor::{Hashed, IntoKeys, KeyExtractor, Map, Or, When, from_fn};
+#[cfg(all(test, feature = "idempotency"))]
+pub(crate) use header::tests::parts_with;
 pub use header::{Header, header};
 pub use host::{Host, host};
 pub use literal::{Literal, literal};

@@ -31,7 +31,7 @@ impl KeyExtractor for Query {
     }
 }
 
-/// Finds the one value of a name in the `application/x-www-form-urlencoded` form.
+/// Finds the value of a name in `application/x-www-form-urlencoded` data.
 pub(super) fn form_value(form: &str, name: &str, what: &str) -> Result<Option<LockKeys>, KeyError> {
     let malformed = |problem: &str| KeyError::malformed(format!("{what} `{name}` {problem}"));
     let mut values = form
@@ -49,7 +49,7 @@ pub(super) fn form_value(form: &str, name: &str, what: &str) -> Result<Option<Lo
     Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
 }
 
-/// Decodes one side of a pair of the `application/x-www-form-urlencoded` form.
+/// Decodes a name or a value of `application/x-www-form-urlencoded` data.
 fn decode(encoded: &str) -> Vec<u8> {
     let spaced = if encoded.contains('+') {
         Cow::Owned(encoded.replace('+', " "))

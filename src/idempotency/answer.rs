@@ -1,0 +1,105 @@
+//! Answers to requests that are not executed: refusals and replays.
+
+use std::sync::Arc;
+
+use http::{HeaderValue, Response, StatusCode};
+
+use crate::idempotency::body::IdempotencyBody;
+use crate::idempotency::config::Config;
+use crate::idempotency::stored;
+use crate::lock::LockError;
+use crate::middleware::{CallTracker, Rejection, RequestKind};
+use crate::node::telemetry;
+use crate::once::Denied;
+use crate::protocol::{KeyError, LockKey, Record};
+
+/// Answers one request without an execution.
+pub(super) struct Responder {
+    pub(super) config: Arc<Config>,
+    pub(super) resource: LockKey,
+    pub(super) kind: RequestKind,
+}
+
+impl Responder {
+    /// Answers a request that must not be executed.
+    pub(super) async fn denied<B>(
+        &self,
+        reason: Denied,
+        outer_calls: Option<&CallTracker>,
+    ) -> Response<IdempotencyBody<B>> {
+        match reason {
+            Denied::Recorded(record) => {
+                // For an idempotency layer outside, the replay is an answer of the handler.
+                if let Some(outer_calls) = outer_calls {
+                    outer_calls.count_call();
+                }
+                return self.replay(record).await;
+            }
+            Denied::Conflicting => {
+                telemetry::conflict();
+                tracing::error!(
+                    "idempotent request was executed more than once, and no majority of the nodes has one of the outcomes"
+                );
+            }
+            _ => {}
+        }
+        self.refuse(rejection(reason))
+    }
+
+    pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
+        let refusal = self.config.refusals.refuse(rejection, self.kind);
+        refusal.map(IdempotencyBody::refusal)
+    }
+
+    /// Answers with a recorded response, of this server or another one.
+    pub(super) async fn replay<B>(&self, record: Record) -> Response<IdempotencyBody<B>> {
+        let read = |record: &Record| stored::replay(record, &self.resource, &self.config.codec);
+        let once = self.config.redlock.once(self.resource.clone());
+        let rest = once.fetch(&record);
+        let replayed = if record.is_whole() {
+            match read(&record) {
+                // This copy is damaged; another node may have a good one.
+                Err(unreadable) => match rest.await {
+                    Ok(other) => read(&other),
+                    Err(_) => Err(unreadable),
+                },
+                replayed => replayed,
+            }
+        } else {
+            match rest.await {
+                Ok(whole) => read(&whole),
+                Err(error) => {
+                    return self.refuse(Rejection::from_lock_error(error, StatusCode::CONFLICT));
+                }
+            }
+        };
+        match replayed {
+            Ok(Some(mut response)) => {
+                let name = self.config.replay_header.clone();
+                let headers = response.headers_mut();
+                headers.insert(name, HeaderValue::from_static("true"));
+                response
+            }
+            Ok(None) => self.refuse(Rejection::ResultNotKept),
+            Err(why) => {
+                tracing::error!(%why, "recorded response of an idempotent request is unreadable");
+                let what = KeyError::misconfigured("a recorded response is unreadable");
+                self.refuse(Rejection::Misconfigured(what))
+            }
+        }
+    }
+}
+
+fn rejection(reason: Denied) -> Rejection {
+    match reason {
+        Denied::Lock(error) => Rejection::from_lock_error(error, StatusCode::CONFLICT),
+        // Not decided yet, so the client may retry; `Done` is answered before.
+        Denied::Undecided | Denied::Recorded(_) => Rejection::from_lock_error(
+            LockError::Contended { retry_after: None },
+            StatusCode::CONFLICT,
+        ),
+        Denied::OtherRequest => Rejection::KeyReused,
+        Denied::Conflicting => Rejection::ConflictingOutcomes,
+        Denied::Unknown => Rejection::OutcomeUnknown,
+    }
+}

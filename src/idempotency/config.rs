@@ -1,0 +1,176 @@
+//! The settings of the layer, and its reading of a request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::header::RETRY_AFTER;
+use http::request::Parts;
+use http::{Extensions, HeaderName, Method, StatusCode, response};
+
+use crate::idempotency::codec::Codec;
+use crate::idempotency::fingerprint;
+use crate::idempotency::header::IdempotencyKey;
+use crate::lock::{LockOptions, Redlock, WaiterCap};
+use crate::middleware::{KeyExtractor, Refusals, Rejection, has_method, matched_no_route, present};
+use crate::node::sha256;
+use crate::once::{ExecuteOnce, ExecutionHandle};
+use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
+
+/// Settings of an [`IdempotencyLayer`](crate::IdempotencyLayer), shared by all clones of its service.
+#[derive(Clone)]
+pub(super) struct Config {
+    pub(super) redlock: Redlock,
+    pub(super) scope: Arc<dyn KeyExtractor>,
+    pub(super) header: HeaderName,
+    pub(super) methods: Arc<[Method]>,
+    pub(super) required: bool,
+    pub(super) retention: Duration,
+    pub(super) fingerprint: Arc<dyn Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync>,
+    /// `None` for the default, which depends on the request too.
+    pub(super) record_if: Option<Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>>,
+    pub(super) max_request_body: usize,
+    pub(super) max_response_body: usize,
+    pub(super) options: LockOptions,
+    pub(super) waiters: Option<Arc<WaiterCap>>,
+    pub(super) replay_header: HeaderName,
+    pub(super) keep_cookies: bool,
+    pub(super) at_most_once: bool,
+    pub(super) on_unrecorded: OnUnrecorded,
+    pub(super) codec: Codec,
+    pub(super) refusals: Refusals,
+}
+
+/// What to answer when the response could not be recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnUnrecorded {
+    /// The response, with the header `Idempotency-Recorded: false`.
+    Answer,
+    /// 409 `outcome-unknown`.
+    Fail,
+}
+
+/// The head of an idempotent request.
+pub(super) struct KeyedRequest {
+    pub(super) key: IdempotencyKey,
+    /// The key that is locked and recorded.
+    pub(super) resource: LockKey,
+    /// Whether a router has matched no route, as far as is known.
+    pub(super) matched_no_route: bool,
+}
+
+/// The executions that a request is part of, outermost first; an extension of the request.
+///
+/// Each has a flag that is set once the inner service has answered. From then on, requests with a clone of these
+/// extensions are not part of the execution any more, such as those of a task that the handler left behind.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ActiveExecutions(Vec<(ExecutionHandle, Arc<AtomicBool>)>);
+
+impl Config {
+    /// Reads the head of a request; `None` if the request passes through.
+    pub(super) fn keyed(&self, parts: &Parts) -> Result<Option<KeyedRequest>, Rejection> {
+        if !has_method(&self.methods, &parts.method) {
+            return Ok(None);
+        }
+        let key = IdempotencyKey::from_parts(parts, &self.header).map_err(Rejection::KeyInvalid)?;
+        let Some(key) = key else {
+            return if self.required && !matched_no_route(parts) {
+                Err(Rejection::KeyMissing)
+            } else {
+                Ok(None)
+            };
+        };
+        let scope = self
+            .scope
+            .extract(parts)
+            .map_err(Rejection::from_key_error)?;
+        let scope = scope.filter(present).ok_or(Rejection::ScopeMissing)?;
+        // A scope of several keys becomes one part of the key.
+        let scope = LockKey::from_parts(scope.as_slice().iter().map(LockKey::as_bytes));
+        let resource = LockKey::from_parts([
+            b"idempotency",
+            scope.as_bytes(),
+            parts.method.as_str().as_bytes(),
+            fingerprint::resource_path(parts).as_bytes(),
+            key.as_str().as_bytes(),
+        ]);
+        // Not all namespaces accept long keys. No other client needs to know this one.
+        let resource = if resource.as_bytes().len() > MAX_CLEAR_KEY {
+            LockKey::from_parts([b"idempotency", &sha256(resource.as_bytes())[..]])
+        } else {
+            resource
+        };
+        // The same layer further out executes this request: its own lock would refuse it. An execution that has
+        // ended does not count, because a retry in between asks again.
+        let active = parts.extensions.get::<ActiveExecutions>();
+        if active.is_some_and(|active| active.has(&self.redlock, &resource)) {
+            return Ok(None);
+        }
+        Ok(Some(KeyedRequest {
+            key,
+            resource,
+            matched_no_route: matched_no_route(parts),
+        }))
+    }
+
+    pub(super) fn fingerprint_of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
+        fingerprint::digest(&(self.fingerprint)(parts, body))
+    }
+
+    pub(super) fn once(&self, resource: LockKey, fingerprint: Fingerprint) -> ExecuteOnce {
+        let once = self.redlock.once(resource).digest(fingerprint);
+        let once = once.options(self.options).cap(self.waiters.clone());
+        once.at_most_once(self.at_most_once)
+    }
+
+    /// Returns whether the response of a handler is recorded.
+    pub(super) fn is_recorded(&self, head: &response::Parts, matched_no_route: bool) -> bool {
+        match &self.record_if {
+            Some(record_if) => record_if(head),
+            None => is_final(head, matched_no_route),
+        }
+    }
+}
+
+impl ActiveExecutions {
+    /// Returns the executions of a request.
+    pub(super) fn from_extensions(extensions: &Extensions) -> Self {
+        extensions.get::<Self>().cloned().unwrap_or_default()
+    }
+
+    /// Adds an execution, and returns the flag to set once it is answered.
+    pub(super) fn push(&mut self, execution: ExecutionHandle) -> Arc<AtomicBool> {
+        let is_answered = Arc::<AtomicBool>::default();
+        self.0.push((execution, Arc::clone(&is_answered)));
+        is_answered
+    }
+
+    fn has(&self, redlock: &Redlock, resource: &LockKey) -> bool {
+        let mut executions = self.0.iter();
+        executions.any(|(execution, is_answered)| {
+            !is_answered.load(Ordering::Acquire) && execution.is_executing(redlock, resource)
+        })
+    }
+}
+
+/// Returns whether a retry would be answered the same: not after a failure, not if the client is asked to retry or
+/// to authenticate, and not if no route matched.
+fn is_final(head: &response::Parts, matched_no_route: bool) -> bool {
+    let is_transient = match head.status {
+        StatusCode::UNAUTHORIZED
+        | StatusCode::PROXY_AUTHENTICATION_REQUIRED
+        | StatusCode::REQUEST_TIMEOUT
+        | StatusCode::LOCKED
+        | StatusCode::TOO_EARLY
+        | StatusCode::TOO_MANY_REQUESTS => true,
+        StatusCode::CONFLICT => head.headers.contains_key(RETRY_AFTER),
+        // Also from the router: the next version may have a route.
+        StatusCode::METHOD_NOT_ALLOWED => true,
+        StatusCode::NOT_FOUND => matched_no_route,
+        status => status.is_server_error(),
+    };
+    // A refusal of this crate that a layer such as `map_response` has changed.
+    let is_refused = head.extensions.get::<Rejection>().is_some();
+    !is_transient && !is_refused
+}

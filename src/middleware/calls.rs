@@ -1,0 +1,242 @@
+//! Tracks whether the handler of an idempotent request was called.
+//!
+//! # Implementation details
+//!
+//! An [`IdempotencyLayer`](crate::IdempotencyLayer) gives the key back at once if the handler was certainly not
+//! called. The response does not show that: a layer in between may rebuild it, and then a refusal looks like an
+//! answer of the handler. So the request carries a [`CallToken`] in its extensions, and a [`CallTracker`], shared
+//! by all tokens of one execution, counts the calls that may have reached the handler.
+//!
+//! * Each token counts as one call while it travels inwards.
+//! * A layer or extractor of this crate takes the token of its request, which removes that call from the count.
+//!   It puts in a new token when it passes the request on, and none when it refuses the request.
+//! * A layer that calls several times, such as `tower::retry`, sends the request and keeps copies. A copy has no
+//!   call of its own to take back; each call that is passed on counts again.
+//! * A copy whose original was never taken belongs to a request that the handler makes itself from its own
+//!   extensions. The handler was called, so that request does not change the count.
+//!
+//! Hence a count of zero proves that the handler was not called, or that every call of it was stopped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use http::Extensions;
+
+/// Counts the calls that may have reached the handler of one execution.
+#[derive(Debug, Default)]
+pub(crate) struct CallTracker {
+    /// Calls that no layer or extractor of this crate has refused.
+    passed_on: AtomicUsize,
+    /// Whether a lost lock stopped a handler midway.
+    is_stopped: AtomicBool,
+    /// Whether that happened to the last call that was passed on.
+    is_last_stopped: AtomicBool,
+}
+
+/// Permission to call the handler once; an extension of the request.
+#[derive(Debug)]
+pub(crate) struct CallToken {
+    tracker: Arc<CallTracker>,
+    /// Whether this token, or the one it was copied from, was taken.
+    is_taken: Arc<AtomicBool>,
+    is_copy: bool,
+}
+
+/// By hand: cloned extensions belong to another request, which has no call of its own.
+impl Clone for CallToken {
+    fn clone(&self) -> Self {
+        Self {
+            tracker: Arc::clone(&self.tracker),
+            is_taken: Arc::clone(&self.is_taken),
+            is_copy: true,
+        }
+    }
+}
+
+/// What is known about the calls of a handler.
+#[cfg(feature = "idempotency")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HandlerState {
+    /// The handler was not called.
+    NotCalled,
+    /// The handler may have been called, and may have answered.
+    MaybeCalled,
+    /// The last call of the handler was stopped midway.
+    Stopped,
+}
+
+impl CallTracker {
+    /// Counts a call and puts a token for it into the extensions of the request.
+    pub(crate) fn pass_on(self: &Arc<Self>, extensions: &mut Extensions) {
+        self.count_call();
+        extensions.insert(CallToken {
+            tracker: Arc::clone(self),
+            is_taken: Arc::default(),
+            is_copy: false,
+        });
+    }
+
+    /// Counts a call without a token.
+    pub(crate) fn count_call(&self) {
+        self.passed_on.fetch_add(1, Ordering::AcqRel);
+        self.is_last_stopped.store(false, Ordering::Release);
+    }
+
+    /// Records that a call that was passed on was stopped midway.
+    pub(crate) fn mark_stopped(&self) {
+        self.is_stopped.store(true, Ordering::Release);
+        self.is_last_stopped.store(true, Ordering::Release);
+        self.take_back();
+    }
+
+    /// Corrects a call that [`count_call`](Self::count_call) has counted.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn correct(&self, state: HandlerState) {
+        match state {
+            HandlerState::NotCalled => self.take_back(),
+            HandlerState::MaybeCalled => {}
+            HandlerState::Stopped => self.mark_stopped(),
+        }
+    }
+
+    /// Returns what is known about the calls of the handler.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn handler_state(&self) -> HandlerState {
+        let is_none_left = self.passed_on.load(Ordering::Acquire) == 0;
+        let is_last_stopped = self.is_last_stopped.load(Ordering::Acquire);
+        if self.is_stopped() && (is_none_left || is_last_stopped) {
+            HandlerState::Stopped
+        } else if is_none_left {
+            HandlerState::NotCalled
+        } else {
+            HandlerState::MaybeCalled
+        }
+    }
+
+    /// Returns whether any call was stopped midway. Its effect is unknown even if a later call answered.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// Removes a call, unless a layer further in has removed it and is about to pass the request on.
+    fn take_back(&self) {
+        let less = |passed_on: usize| passed_on.checked_sub(1);
+        self.passed_on
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
+            .ok();
+    }
+}
+
+impl CallToken {
+    /// Takes the token of a request, if it has one, for a layer that passes the request on or refuses it.
+    pub(crate) fn take(extensions: &mut Extensions) -> Option<Arc<CallTracker>> {
+        let token = extensions.remove::<Self>()?;
+        Some(token.take_over())
+    }
+
+    /// Returns the token of a request, for an extractor that may refuse the request after it is consumed.
+    #[cfg(feature = "axum")]
+    pub(crate) fn from_extensions(extensions: &Extensions) -> Option<Arc<Self>> {
+        let token = extensions.get::<Self>()?;
+        Some(Arc::new(Self {
+            is_copy: token.is_copy,
+            ..token.clone()
+        }))
+    }
+
+    /// Records that a request is refused, if it has a token.
+    pub(crate) fn refuse_request(extensions: &Extensions) {
+        if let Some(token) = extensions.get::<Self>() {
+            token.refuse();
+        }
+    }
+
+    /// Records that the request is refused: this token does not call the handler.
+    pub(crate) fn refuse(&self) {
+        self.take_over();
+    }
+
+    fn take_over(&self) -> Arc<CallTracker> {
+        if self.is_copy {
+            let is_retry = self.is_taken.load(Ordering::Acquire);
+            // A request that the handler makes gets a tracker of its own, which is not read.
+            let tracker = is_retry.then(|| Arc::clone(&self.tracker));
+            return tracker.unwrap_or_default();
+        }
+        if !self.is_taken.swap(true, Ordering::AcqRel) {
+            self.tracker.take_back();
+        }
+        Arc::clone(&self.tracker)
+    }
+}
+
+#[cfg(all(test, feature = "idempotency"))]
+mod tests {
+    use super::*;
+
+    fn tracked() -> (Arc<CallTracker>, Extensions) {
+        let (tracker, mut extensions) = (Arc::<CallTracker>::default(), Extensions::new());
+        tracker.pass_on(&mut extensions);
+        (tracker, extensions)
+    }
+
+    #[test]
+    fn a_request_refused_by_an_inner_layer_has_not_called_its_handler() {
+        let (tracker, mut outer) = tracked();
+        assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
+        let taken = CallToken::take(&mut outer).unwrap();
+        assert_eq!(tracker.handler_state(), HandlerState::NotCalled);
+        taken.pass_on(&mut outer);
+        assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
+        CallToken::refuse_request(&outer);
+        assert_eq!(tracker.handler_state(), HandlerState::NotCalled);
+    }
+
+    #[test]
+    fn one_of_several_calls_passed_on_may_have_called_the_handler() {
+        for refused_first in [true, false] {
+            let (tracker, request) = tracked();
+            let copy = request.clone();
+            let mut calls = [request, copy];
+            let taken = calls.each_mut().map(|call| CallToken::take(call).unwrap());
+            assert_eq!(tracker.handler_state(), HandlerState::NotCalled);
+            taken[usize::from(refused_first)].pass_on(&mut calls[0]);
+            assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
+        }
+    }
+
+    #[test]
+    fn a_request_made_by_the_handler_does_not_change_the_handler_state() {
+        let (tracker, handlers) = tracked();
+        let mut made = handlers.clone();
+        CallToken::refuse_request(&made);
+        assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
+        let taken = CallToken::take(&mut made).unwrap();
+        taken.pass_on(&mut made);
+        taken.mark_stopped();
+        CallToken::refuse_request(&made);
+        assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
+        // The handler keeps its token until it ends.
+        drop(handlers);
+    }
+
+    #[test]
+    fn a_stopped_handler_stays_stopped_after_refusals_until_another_call_is_passed_on() {
+        let (tracker, mut request) = tracked();
+        let mut retried = request.clone();
+        let taken = CallToken::take(&mut request).unwrap();
+        taken.pass_on(&mut request);
+        taken.mark_stopped();
+        CallToken::refuse_request(&retried);
+        assert_eq!(tracker.handler_state(), HandlerState::Stopped);
+        // An extractor refuses a request that a layer passed on.
+        let mut refused = retried.clone();
+        CallToken::take(&mut refused).unwrap().pass_on(&mut refused);
+        CallToken::refuse_request(&refused);
+        assert_eq!(tracker.handler_state(), HandlerState::Stopped);
+        CallToken::take(&mut retried).unwrap().pass_on(&mut retried);
+        assert_eq!(tracker.handler_state(), HandlerState::MaybeCalled);
+        assert!(tracker.is_stopped());
+    }
+}

@@ -1,0 +1,160 @@
+//! The settings of the layer, and its decision about a request.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{HeaderName, Method, StatusCode};
+
+use crate::lock::{LockError, LockOptions, Redlock, WaiterCap};
+use crate::middleware::key::{KeyExtractor, present};
+use crate::middleware::rejection::Rejection;
+use crate::middleware::response::Refusals;
+use crate::middleware::routed::matched_no_route;
+use crate::node::telemetry;
+use crate::protocol::LockKeys;
+
+/// Settings of a [`RedlockLayer`](crate::RedlockLayer), shared by all clones of its service.
+#[derive(Clone)]
+pub(super) struct Config {
+    pub(super) redlock: Redlock,
+    pub(super) key: Arc<dyn KeyExtractor>,
+    pub(super) methods: Option<Arc<[Method]>>,
+    pub(super) skip: Option<Arc<dyn Fn(&Parts) -> bool + Send + Sync>>,
+    pub(super) options: LockOptions,
+    pub(super) waiters: Option<Arc<WaiterCap>>,
+    pub(super) missing_key: OnMissingKey,
+    pub(super) on_unavailable: OnUnavailable,
+    pub(super) release_at: ReleaseAt,
+    pub(super) await_release: bool,
+    pub(super) on_lost: OnLost,
+    pub(super) contended_status: StatusCode,
+    pub(super) refusals: Refusals,
+    pub(super) forward_token: Option<HeaderName>,
+    pub(super) expose_token: Option<HeaderName>,
+    pub(super) runs_to_completion: bool,
+}
+
+/// What to do with a request that does not name a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnMissingKey {
+    /// Answer 400, so that a client cannot avoid the lock by leaving out the key.
+    ///
+    /// A request that matched no route of an axum router still passes, to its 404.
+    Reject,
+    /// Answer 400 also if no route matched: for a layer around a fallback that does work, such as a
+    /// proxy.
+    RejectAlways,
+    /// Serve the request without a lock.
+    Pass,
+}
+
+/// What to do when no majority of the nodes can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnUnavailable {
+    /// Answer 503.
+    Reject,
+    /// Serve the request without a lock, with a warning in the log and [`Unprotected`] in its
+    /// extensions. Use it for locks that save work, never for locks that keep data correct.
+    Proceed,
+}
+
+/// When the lock is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReleaseAt {
+    /// With the last frame of the response body.
+    BodyEnd,
+    /// Before the head of the response is sent; for large or slow downloads.
+    ResponseHead,
+}
+
+/// What to do when the lock is lost while it is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// Stop the handler and answer 503; a body that is being sent ends with an error.
+    Abort,
+    /// Continue; the handler can ask the [`LockHandle`](crate::LockHandle) in its extensions.
+    Notify,
+}
+
+/// Extension of a request that [`OnUnavailable::Proceed`] let through without a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unprotected;
+
+/// Why the layer serves a request without a lock; an extension of the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotLocked {
+    Method,
+    Skipped,
+    NoKey,
+    Unavailable,
+    /// The lock has no token. Reported by an extractor, never by the layer.
+    #[cfg(feature = "axum")]
+    Unfenced,
+}
+
+/// Decision about a request that the layer does not refuse.
+pub(super) enum LockDecision {
+    Lock(LockKeys),
+    Pass(NotLocked),
+}
+
+impl Config {
+    /// Decides whether a request is locked, and with which keys.
+    pub(super) fn decide(&self, parts: &Parts) -> Result<LockDecision, Rejection> {
+        let is_locked = match &self.methods {
+            Some(methods) => has_method(methods, &parts.method),
+            None => !is_safe(&parts.method),
+        };
+        if !is_locked {
+            return Ok(LockDecision::Pass(NotLocked::Method));
+        }
+        if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
+            return Ok(LockDecision::Pass(NotLocked::Skipped));
+        }
+        let keys = self.key.extract(parts);
+        if let Some(keys) = keys.map_err(Rejection::from_key_error)?.filter(present) {
+            return Ok(LockDecision::Lock(keys));
+        }
+        match self.missing_key {
+            OnMissingKey::Pass => Ok(LockDecision::Pass(NotLocked::NoKey)),
+            OnMissingKey::Reject if matched_no_route(parts) => {
+                Ok(LockDecision::Pass(NotLocked::NoKey))
+            }
+            OnMissingKey::Reject | OnMissingKey::RejectAlways => Err(Rejection::KeyMissing),
+        }
+    }
+
+    /// Returns whether requests wait for a lock that is held elsewhere.
+    pub(super) fn has_wait(&self) -> bool {
+        self.options.wait.is_some_and(|wait| !wait.is_zero())
+    }
+
+    /// Returns whether a request is served although its lock was not acquired; logs and counts it.
+    pub(super) fn is_served_without_lock(&self, error: &LockError) -> bool {
+        let is_served = self.on_unavailable == OnUnavailable::Proceed
+            && matches!(error, LockError::Unavailable { .. });
+        if is_served {
+            tracing::warn!(%error, "redlock request served WITHOUT its lock");
+            telemetry::unprotected(self.options.label.unwrap_or(telemetry::UNNAMED));
+        }
+        is_served
+    }
+}
+
+/// Returns whether the list has a method. GET stands for HEAD too, for which routers run the handler of GET.
+pub(crate) fn has_method(methods: &[Method], method: &Method) -> bool {
+    methods.contains(method) || (*method == Method::HEAD && methods.contains(&Method::GET))
+}
+
+/// Returns whether a method is safe. Listed here because `Method::is_safe` depends on the version of `http`.
+fn is_safe(method: &Method) -> bool {
+    matches!(
+        method.as_str(),
+        "GET" | "HEAD" | "OPTIONS" | "TRACE" | "QUERY"
+    )
+}

@@ -1,0 +1,68 @@
+//! Methods that several services and layers share, written once.
+
+/// Defines the accessors of the inner service.
+macro_rules! inner_accessors {
+    () => {
+        /// Returns a reference to the inner service.
+        pub fn get_ref(&self) -> &S {
+            &self.inner
+        }
+
+        /// Returns a mutable reference to the inner service.
+        pub fn get_mut(&mut self) -> &mut S {
+            &mut self.inner
+        }
+
+        /// Returns the inner service.
+        pub fn into_inner(self) -> S {
+            self.inner
+        }
+    };
+}
+
+/// Defines setters of a layer, each with the documentation in front of its name.
+///
+/// The layer has a `config` with `redlock`, `options`, `waiters` and `refusals`.
+macro_rules! layer_setters {
+    ($($(#[$doc:meta])+ $setter:ident;)+) => {
+        $($crate::middleware::macros::layer_setters! { @$setter $(#[$doc])+ })+
+    };
+    (@ttl $(#[$doc:meta])+) => {
+        $(#[$doc])+
+        pub fn ttl(mut self, ttl: std::time::Duration) -> Result<Self, $crate::BuildError> {
+            self.config.redlock.check_ttl(ttl)?;
+            self.config.options.ttl = Some(ttl);
+            Ok(self)
+        }
+    };
+    (@wait $(#[$doc:meta])+) => {
+        $(#[$doc])+
+        pub fn wait(mut self, wait: std::time::Duration) -> Self {
+            self.config.options.wait = Some(wait);
+            self
+        }
+    };
+    (@max_hold $(#[$doc:meta])+) => {
+        $(#[$doc])+
+        pub fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
+            self.config.options.max_hold = Some(max_hold);
+            self
+        }
+    };
+    (@max_waiters $(#[$doc:meta])+) => {
+        $(#[$doc])+
+        pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+            self.config.waiters = Some($crate::lock::WaiterCap::new(max_waiters));
+            self
+        }
+    };
+    (@rejection $(#[$doc:meta])+) => {
+        $(#[$doc])+
+        pub fn rejection(mut self, rejection: impl $crate::RejectionResponse) -> Self {
+            self.config.refusals.set_response(rejection);
+            self
+        }
+    };
+}
+
+pub(crate) use {inner_accessors, layer_setters};

@@ -1,0 +1,234 @@
+//! How refusals look: as HTTP or gRPC responses.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{HeaderValue, Response};
+use http_body_util::Full;
+
+use crate::middleware::grpc;
+use crate::middleware::rejection::{Rejection, insert_retry_after};
+use crate::node::Mutex;
+use crate::protocol::KeyError;
+
+/// What kind of client a refusal is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RequestKind {
+    /// A plain HTTP request.
+    Http,
+    /// A gRPC request, by its content type: it gets HTTP 200 with a `grpc-status`.
+    Grpc,
+}
+
+/// Builds the response for a refusal. Closures with the same signature implement it.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::Response;
+/// use http_body_util::Full;
+/// use tower_redlock::{Rejection, RequestKind};
+///
+/// let plain = |rejection: &Rejection, _: &RequestKind| {
+///     let mut response = Response::new(Full::new(Bytes::from_static(b"try again later\n")));
+///     *response.status_mut() = rejection.status();
+///     response
+/// };
+/// # let _: &dyn tower_redlock::RejectionResponse = &plain;
+/// ```
+pub trait RejectionResponse: Send + Sync + 'static {
+    /// Returns the response for a refusal of a request of the given kind.
+    fn response(&self, rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>>;
+}
+
+impl<F> RejectionResponse for F
+where
+    F: Fn(&Rejection, &RequestKind) -> Response<Full<Bytes>> + Send + Sync + 'static,
+{
+    fn response(&self, rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
+        self(rejection, to)
+    }
+}
+
+/// Builds the refusals of one layer; clones belong to the same layer.
+#[derive(Clone)]
+pub(crate) struct Refusals {
+    response: Arc<dyn RejectionResponse>,
+    /// Mistakes that were logged.
+    logged: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Refusals {
+    pub(crate) fn new() -> Self {
+        let response = |rejection: &Rejection, to: &RequestKind| default_response(rejection, *to);
+        Self {
+            response: Arc::new(response),
+            logged: Arc::default(),
+        }
+    }
+
+    /// Sets how refusals look.
+    pub(crate) fn set_response(&mut self, response: impl RejectionResponse) {
+        self.response = Arc::new(response);
+    }
+
+    /// Builds the response for a refusal, with the refusal in its extensions. Logs mistakes in the set-up.
+    pub(crate) fn refuse(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
+        self.log_mistake(&rejection);
+        let mut response = self.response.response(&rejection, &to);
+        response.extensions_mut().insert(rejection);
+        response
+    }
+
+    /// Logs a refusal because of a mistake in the set-up, or of a key that another set-up would accept.
+    ///
+    /// Each mistake is logged once, because every similar request meets it. The response does not name the remedy.
+    fn log_mistake(&self, rejection: &Rejection) {
+        let mistake = match rejection {
+            Rejection::Misconfigured(error) => error.to_string(),
+            Rejection::ScopeMissing => {
+                "the scope of an IdempotencyLayer found no caller".to_owned()
+            }
+            Rejection::KeyInvalid(error) => {
+                self.log_limit(error);
+                return;
+            }
+            _ => return,
+        };
+        if self.is_new(mistake.clone()) {
+            tracing::error!(error = %mistake, "redlock layer refuses requests because it is misconfigured");
+        }
+    }
+
+    /// Logs a key that another set-up would accept.
+    fn log_limit(&self, error: &KeyError) {
+        // Without the numbers, which clients choose.
+        let limit = match error {
+            KeyError::TooLong { .. } => "a key is too long",
+            KeyError::TooMany { .. } => "too many keys",
+            KeyError::Reserved => "a key is reserved",
+            _ => return,
+        };
+        if self.is_new(limit.to_owned()) {
+            tracing::warn!(%error, "redlock layer refuses a key");
+        }
+    }
+
+    fn is_new(&self, mistake: String) -> bool {
+        let mut logged = self.logged.lock();
+        logged.len() < MAX_LOGGED && logged.insert(mistake)
+    }
+}
+
+impl RequestKind {
+    /// Returns the kind of a request, by its content type.
+    #[must_use]
+    pub fn of(parts: &Parts) -> Self {
+        if is_grpc(parts) {
+            Self::Grpc
+        } else {
+            Self::Http
+        }
+    }
+}
+
+/// Returns whether a request is a gRPC call, by its content type.
+fn is_grpc(parts: &Parts) -> bool {
+    let content_type = parts.headers.get(CONTENT_TYPE);
+    content_type.is_some_and(|value| {
+        // Media types are case-insensitive (RFC 9110, section 8.3.1).
+        let split = value.as_bytes().split_at_checked(GRPC.len());
+        split.is_some_and(|(essence, rest)| {
+            essence.eq_ignore_ascii_case(GRPC)
+                && matches!(rest, [] | [b'+' | b';' | b' ' | b'\t', ..])
+        })
+    })
+}
+
+/// Builds the default response for a refusal, with the refusal in its extensions.
+pub(crate) fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
+    let mut response = default_response(&rejection, to);
+    response.extensions_mut().insert(rejection);
+    response
+}
+
+fn default_response(rejection: &Rejection, to: RequestKind) -> Response<Full<Bytes>> {
+    match to {
+        RequestKind::Http => problem_json(rejection),
+        RequestKind::Grpc => grpc::status(rejection),
+    }
+}
+
+/// Builds `application/problem+json` (RFC 9457) with a stable `code` member.
+fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
+    let (code, status) = (rejection.code(), rejection.status());
+    let body = format!(
+        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{}","status":{},"detail":"{}","code":"{code}"}}"#,
+        rejection.title(),
+        status.as_u16(),
+        escape_json(&rejection.detail()),
+    );
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    let content_type = HeaderValue::from_static("application/problem+json");
+    headers.insert(CONTENT_TYPE, content_type);
+    insert_retry_after(headers, rejection);
+    response
+}
+
+/// Escapes a text for a JSON string.
+pub(crate) fn escape_json(text: &str) -> String {
+    text.chars().fold(String::new(), |mut escaped, c| {
+        match c {
+            '"' | '\\' => escaped.extend(['\\', c]),
+            c if c < ' ' => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => escaped.push(c),
+        }
+        escaped
+    })
+}
+
+const GRPC: &[u8] = b"application/grpc";
+
+/// How many mistakes one layer logs. Keeps an extractor that puts the request into its error from filling the
+/// log.
+const MAX_LOGGED: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    #[test]
+    fn grpc_requests_are_recognized_by_content_type() {
+        let is_call = |content_type: &'static str| {
+            let request = Request::post("/").header(CONTENT_TYPE, content_type);
+            is_grpc(&request.body(()).unwrap().into_parts().0)
+        };
+        for grpc in [
+            "application/grpc",
+            "application/grpc+proto",
+            "application/grpc;a=b",
+            "Application/gRPC+proto",
+        ] {
+            assert!(is_call(grpc), "{grpc}");
+        }
+        for http in [
+            "application/json",
+            "application/grpcx",
+            "application/grpc-web",
+        ] {
+            assert!(!is_call(http), "{http}");
+        }
+    }
+
+    #[test]
+    fn details_are_escaped() {
+        assert_eq!(escape_json("a\"\\\n"), "a\\\"\\\\\\u000a");
+    }
+}
