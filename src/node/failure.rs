@@ -1,4 +1,4 @@
-//! Why a node gave no vote.
+//! The reasons for which a node gave no vote.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,43 +6,43 @@ use std::time::Duration;
 
 use crate::protocol::message::Reply;
 
-/// Why one node did not vote on a lock. Names the node by its address, without credentials.
+/// The reason for which one node did not vote on a lock. Names the node by its address, without credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeFailure {
-    /// The node could not be reached, or has not been answering and is not asked until it does.
+    /// The node could not be reached, or did not answer before and is not asked until it does.
     Unreachable {
         /// The node.
         node: Arc<str>,
-        /// What went wrong when it was last tried.
+        /// The error of the last attempt to reach it.
         why: Arc<str>,
     },
-    /// The connection broke before the answer came; the request may have been carried out.
+    /// The connection broke before the reply arrived; the request may have been executed.
     Disconnected {
         /// The node.
         node: Arc<str>,
-        /// What the connection reported.
+        /// The error of the connection.
         why: Arc<str>,
     },
-    /// The node did not answer in time; the request may be carried out later.
+    /// The node did not answer in time; it may execute the request later.
     TimedOut {
         /// The node.
         node: Arc<str>,
-        /// How long it was waited for.
+        /// How long the caller waited.
         after: Duration,
     },
-    /// The node answered an error instead of a vote.
+    /// The node answered with an error instead of a vote.
     Refused {
         /// The node.
         node: Arc<str>,
-        /// The error as the server put it.
+        /// The error of the server.
         why: Arc<str>,
     },
-    /// The node lost its memory not long ago and may not vote yet.
+    /// The node was restarted or flushed recently and must not vote yet.
     Quarantined {
         /// The node.
         node: Arc<str>,
-        /// How long it is kept out from now.
+        /// The remaining time of the quarantine.
         left: Duration,
     },
 }
@@ -60,18 +60,19 @@ impl NodeFailure {
         }
     }
 
-    /// What a node said, as its vote: a fence at its end is no vote, and says why.
+    /// Returns a node's reply as its vote. A fence at its maximum is a failure.
     pub(crate) fn vote(node: &Arc<str>, reply: Reply) -> Result<Reply, Self> {
         match reply {
             Reply::Overflow => Err(Self::Refused {
                 node: Arc::clone(node),
-                why: "the fence of this key has reached its largest value; delete it there".into(),
+                why: "the fence of this key has reached its maximum; delete the fence key on this node"
+                    .into(),
             }),
             reply => Ok(reply),
         }
     }
 
-    /// Whether the request certainly never left this process, so there is nothing to undo.
+    /// Returns whether the request certainly never left this process, so that nothing has to be undone.
     pub(crate) fn never_sent(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Quarantined { .. })
     }
@@ -80,23 +81,25 @@ impl NodeFailure {
 impl fmt::Display for NodeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreachable { node, why } => {
-                write!(
-                    f,
-                    "{node} is unreachable ({why}); check that it runs and that its URL is right"
-                )
-            }
-            Self::Disconnected { node, why } => write!(f, "the connection to {node} broke ({why})"),
+            Self::Unreachable { node, why } => write!(
+                f,
+                "{node} is unreachable ({why}); check that it runs and that its URL is right"
+            ),
+            Self::Disconnected { node, why } => write!(
+                f,
+                "the connection to {node} broke before its reply ({why}); check the network and the server's log"
+            ),
             Self::TimedOut { node, after } => write!(
                 f,
-                "{node} did not answer within {after:?}; it hangs, or node_timeout is below its round trip"
+                "{node} did not answer within {after:?}; check that it does not hang, or raise node_timeout \
+                 above its round-trip time"
             ),
-            Self::Refused { node, why } => write!(f, "{node} answered an error: {why}"),
+            Self::Refused { node, why } => write!(f, "{node} answered with an error: {why}"),
             Self::Quarantined { node, left } => {
                 let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
                 write!(
                     f,
-                    "{node} has not had its memory for long enough and may not vote for another {seconds} s; see restart_guard"
+                    "{node} was restarted or flushed recently; quarantined for another {seconds} s (see restart_guard)"
                 )
             }
         }

@@ -1,22 +1,22 @@
-//! A world of one's own for a simulation: its randomness and its wall clock, so that it can be repeated.
+//! The environment of a simulated process: its randomness and its wall clock, so that a run can be repeated.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::time::Duration;
 
-/// What the code of one simulated process is given instead of the system's randomness and wall
-/// clock, while it runs inside of [`enter`](Self::enter).
+/// The randomness and the wall clock of one simulated process, which replace the system's within
+/// [`enter`](Self::enter).
 ///
-/// Not for anything but tests: whoever can predict the randomness can release every lock.
+/// For tests only: a client that predicts the randomness can release every lock.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tower_redlock::Redlock;
 /// use tower_redlock::test_util::SimEnv;
 ///
-/// let mut world = SimEnv::new(|| 7);
-/// world.set_wall_clock(Duration::from_secs(1_000));
-/// let token = world.enter(|| {
+/// let mut env = SimEnv::new(|| 7);
+/// env.set_wall_clock(Duration::from_secs(1_000));
+/// let token = env.enter(|| {
 ///     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
 ///     runtime.unwrap().block_on(async {
 ///         Redlock::in_memory(3).lock("k").await.unwrap().fencing_token()
@@ -35,7 +35,7 @@ thread_local! {
 }
 
 impl SimEnv {
-    /// A world with a source of randomness, in which it is 1970.
+    /// Creates an environment with this source of randomness, in which it is 1970.
     #[must_use]
     pub fn new(random: impl FnMut() -> u64 + 'static) -> Self {
         Self {
@@ -45,21 +45,24 @@ impl SimEnv {
         }
     }
 
-    /// Sets the wall clock, counted from 1970. It stands still until it is set again.
+    /// Sets the wall clock, as the time since 1970. It stands still until it is set again.
     pub fn set_wall_clock(&mut self, wall_clock: Duration) {
         self.wall_clock = wall_clock;
     }
 
-    /// Runs something in this world, on this thread.
+    /// Runs a closure in this environment, on the current thread.
     ///
     /// # Panics
     ///
-    /// If the thread is in a world already.
+    /// Panics if the thread has entered an environment already.
     pub fn enter<T>(&mut self, run: impl FnOnce() -> T) -> T {
-        let elsewhere = Self::new(|| unreachable!("the world is entered"));
+        let elsewhere = Self::new(|| unreachable!("the environment is entered"));
         let entered = std::mem::replace(self, elsewhere);
         let outer = CURRENT.replace(Some(entered));
-        assert!(outer.is_none(), "one world cannot be entered from another");
+        assert!(
+            outer.is_none(),
+            "the thread has entered an environment already"
+        );
         let result = run();
         if let Some(entered) = CURRENT.take() {
             *self = entered;
@@ -67,23 +70,23 @@ impl SimEnv {
         result
     }
 
-    /// Draws a random number from the world that the thread is in, if it is in one.
+    /// Draws a random number from the thread's environment, if it has one.
     pub(super) fn random() -> Option<u64> {
-        CURRENT.with_borrow_mut(|world| world.as_mut().map(|world| (world.random)()))
+        CURRENT.with_borrow_mut(|env| env.as_mut().map(|env| (env.random)()))
     }
 
-    /// Proposes the next number in the world that the thread is in, if it is in one.
+    /// Returns the next proposal of the thread's environment, if it has one.
     pub(super) fn next_proposal() -> Option<u64> {
-        CURRENT.with_borrow_mut(|world| {
-            let world = world.as_mut()?;
-            let now = u64::try_from(world.wall_clock.as_micros()).unwrap_or(u64::MAX / 2);
-            world.last_proposal = now.max(world.last_proposal + 1);
-            Some(world.last_proposal)
+        CURRENT.with_borrow_mut(|env| {
+            let env = env.as_mut()?;
+            let now = u64::try_from(env.wall_clock.as_micros()).unwrap_or(u64::MAX / 2);
+            env.last_proposal = now.max(env.last_proposal + 1);
+            Some(env.last_proposal)
         })
     }
 }
 
-/// By hand, because a source of randomness has nothing to show.
+/// By hand, because a closure has no `Debug`.
 impl fmt::Debug for SimEnv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SimEnv")

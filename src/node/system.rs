@@ -1,4 +1,4 @@
-//! Randomness, digests and the wall clock: what the protocol floor is given instead of using.
+//! Randomness, digests and the wall clock, which the protocol floor takes as arguments.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,12 +11,12 @@ use crate::node::sim_env::SimEnv;
 /// The highest number this process has proposed for any key.
 static LAST_PROPOSAL: AtomicU64 = AtomicU64::new(0);
 
-/// Returns random bytes that nobody can guess.
+/// Returns unpredictable random bytes.
 ///
 /// # Panics
 ///
-/// Panics if the operating system has no random numbers to give: without them anybody could release
-/// anybody's lock.
+/// Panics if the operating system provides no random numbers: with predictable owner tokens, any client could
+/// release any lock.
 pub(crate) fn unguessable() -> [u8; 16] {
     let mut bytes = [0; 16];
     #[cfg(feature = "test-util")]
@@ -26,11 +26,11 @@ pub(crate) fn unguessable() -> [u8; 16] {
     }
     SPARE.with_borrow_mut(|spare| {
         if spare.len() < bytes.len() {
-            // One system call for many: it costs more than all else of a token.
+            // One system call serves many tokens: it costs more than the rest of a token.
             spare.resize(SPARE_BYTES, 0);
             getrandom::fill(spare).expect("the operating system provides random numbers");
         }
-        // Taken out, so that what was given once is nowhere else and never given again.
+        // Removed from the buffer, so that no bytes are returned twice or kept.
         let rest = spare.len() - bytes.len();
         bytes.copy_from_slice(&spare[rest..]);
         spare[rest..].fill(0);
@@ -42,27 +42,27 @@ pub(crate) fn unguessable() -> [u8; 16] {
 const SPARE_BYTES: usize = 1024;
 
 thread_local! {
-    /// Random bytes that nobody was given yet. A process that forks without `exec` would give them twice,
-    /// which no tokio runtime survives.
+    /// Random bytes that have not been returned yet. A process that forks without `exec` would return them twice,
+    /// but no tokio runtime survives such a fork.
     static SPARE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns a uniform random number, for delays.
+/// Returns a uniformly distributed random number, for delays.
 pub(crate) fn random_u64() -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = unguessable();
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// Returns the SHA-256 of some bytes.
+/// Returns the SHA-256 digest of these bytes.
 pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// Returns the number to propose for the next acquisition: the wall clock in microseconds, and
-/// always more than the last one.
+/// Returns the fencing token to propose for the next acquisition: the wall clock in microseconds, but always
+/// more than the last proposal.
 ///
-/// Wall clock, because a node that lost its memory must be left behind by the numbers of all who
-/// come later, whatever process they run in; nothing else in the crate reads it.
+/// The wall clock is needed because later proposals of every process must exceed the fences that a restarted node
+/// has lost. Nothing else in the crate reads it.
 pub(crate) fn next_proposal() -> u64 {
     #[cfg(feature = "test-util")]
     if let Some(proposal) = SimEnv::next_proposal() {
@@ -79,13 +79,13 @@ pub(crate) fn next_proposal() -> u64 {
 
 #[allow(
     clippy::disallowed_types,
-    reason = "the one place that may read the wall clock"
+    reason = "the only place that may read the wall clock"
 )]
 fn wall_clock_micros() -> u64 {
     let since_1970 = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();
-    // In the year 586,000 it would no longer fit.
+    // It fits until the year 586,000.
     u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX / 2)
 }
 
