@@ -191,7 +191,7 @@ const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redi
     else return 0 end";
 const ACQUIRE_FENCED: &str = include_str!("../../src/node/redis/scripts/acquire.lua");
 const RELEASE_FENCED: &str = concat!(
-    include_str!("../../src/node/redis/scripts/tell.lua"),
+    include_str!("../../src/node/redis/scripts/notify.lua"),
     include_str!("../../src/node/redis/scripts/release.lua")
 );
 

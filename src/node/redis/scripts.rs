@@ -1,16 +1,17 @@
-//! The Lua scripts, and how a server gets them.
+//! The Lua scripts, and loading them.
 
 use std::sync::LazyLock;
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Cmd, Pipeline, RedisError, Script, cmd};
 
-/// A Lua script and the hash by which a server knows it.
+/// A Lua script and its SHA-1 hash, by which commands name it.
 pub(super) struct Lua {
     pub(super) code: &'static str,
     pub(super) hash: String,
 }
 
+/// All scripts.
 pub(super) struct Scripts {
     pub(super) acquire: Lua,
     pub(super) confirm: Lua,
@@ -31,23 +32,23 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     acquire: Lua::new(include_str!("scripts/acquire.lua")),
     confirm: Lua::new(include_str!("scripts/confirm.lua")),
     release: Lua::new(concat!(
-        include_str!("scripts/tell.lua"),
+        include_str!("scripts/notify.lua"),
         include_str!("scripts/release.lua")
     )),
     acquire_all: Lua::new(include_str!("scripts/acquire_all.lua")),
     confirm_all: Lua::new(include_str!("scripts/confirm_all.lua")),
     release_all: Lua::new(concat!(
-        include_str!("scripts/tell.lua"),
+        include_str!("scripts/notify.lua"),
         include_str!("scripts/release_all.lua")
     )),
     acquire_once: Lua::new(include_str!("scripts/acquire_once.lua")),
     confirm_once: Lua::new(include_str!("scripts/confirm_once.lua")),
     release_once: Lua::new(concat!(
-        include_str!("scripts/tell.lua"),
+        include_str!("scripts/notify.lua"),
         include_str!("scripts/release_once.lua")
     )),
     record: Lua::new(concat!(
-        include_str!("scripts/tell.lua"),
+        include_str!("scripts/notify.lua"),
         include_str!("scripts/record.lua")
     )),
     top_up: Lua::new(include_str!("scripts/top_up.lua")),
@@ -64,19 +65,19 @@ impl Lua {
     }
 }
 
-/// Loads all scripts, so that lock commands can name them by hash.
+/// Loads all scripts, so that commands can name them by hash.
 pub(super) async fn load(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
     let scripts = load_all();
     let loaded = connection
         .req_packed_commands(&scripts, 0, scripts.len())
         .await?;
-    // What is refused is refused for all of them; once is enough.
+    // A server refuses all of them for the same reason, so the first error is enough.
     loaded
         .into_iter()
         .try_for_each(|value| value.extract_error().map(drop))
 }
 
-/// The pipeline that loads all scripts; also sent when a server forgot them.
+/// Returns the pipeline that loads all scripts, also used after a server has forgotten them (`SCRIPT FLUSH`).
 pub(super) fn load_all() -> Pipeline {
     let scripts = &*SCRIPTS;
     let mut pipeline = Pipeline::new();
@@ -100,7 +101,7 @@ pub(super) fn load_all() -> Pipeline {
     pipeline
 }
 
-/// The request for a server's generation, and for one to begin if there is none for this process.
+/// Returns the command that reads a server's generation, and starts a new one if the server process has none.
 pub(super) fn admit(generation_key: &[u8], random: &str, run_id: &str) -> Cmd {
     let mut admit = cmd("EVALSHA");
     admit.arg(&SCRIPTS.admit.hash).arg(1).arg(generation_key);

@@ -1,9 +1,9 @@
--- Locks one key and raises its fence. One script, so that no other client can come between the look at
--- the lock and the two writes.
+-- Locks one key and raises its fence. One script, so that no other client can act between the check and the two
+-- writes.
 -- KEYS: lock, fence, and with the restart guard the generation.
--- ARGV: owner, proposal, ttl ms, fence retention ms, and with the restart guard the generation seen.
--- Answers the fence if granted, {0, pttl} held by another, {2} the fence is at its end, {3} this server lost
--- its memory since its generation was seen.
+-- ARGV: owner, proposal, ttl ms, fence retention ms, and with the restart guard the generation read.
+-- Returns the fence if granted, {0, pttl} if held by another owner, {2} if the fence is at its maximum, {3} if
+-- this server has lost its memory since its generation was read.
 if ARGV[5] and redis.call('GET', KEYS[3]) ~= ARGV[5] then return {3} end
 local values = redis.call('MGET', KEYS[1], KEYS[2])
 local holder, record, owner = values[1], values[2], ARGV[1]
@@ -14,21 +14,21 @@ local fence = 0
 if record then
   fence = tonumber(string.match(record, '^(%d+) '))
   if not fence then
-    return redis.error_reply('WRONGTYPE the fence key holds something else')
+    return redis.error_reply('WRONGTYPE the fence key holds no fence')
   end
 end
 if holder then
-  -- The fence outlives what it was granted for, as of a new lock.
+  -- The fence must outlive the lock, as after a new acquisition.
   redis.call('PEXPIRE', KEYS[2], ARGV[4])
 else
   local proposal = tonumber(ARGV[2])
   if proposal > fence then fence = proposal else fence = fence + 1 end
-  -- Lua numbers are doubles: beyond 2^53 two tokens could be one.
+  -- Lua numbers are doubles: beyond 2^53, two tokens could be equal.
   if fence > 9007199254740000 then return {2} end
-  -- Never tostring(): it would print a number of this size with an exponent and lose its last digits.
+  -- Not tostring(), which prints large numbers with an exponent and drops their last digits.
   local raised = string.format('%.0f ', fence) .. owner
-  -- Fence first: a script that dies in between leaves a raised fence, not a lock without one.
-  -- MGET shows a key of another type as missing; NX keeps us from overwriting it.
+  -- Fence first: if the script is killed in between, it leaves a raised fence and not a lock without one.
+  -- MGET returns nil for a key of another type; NX prevents overwriting it.
   local set
   if record then
     set = redis.call('SET', KEYS[2], raised, 'PX', ARGV[4])

@@ -1,14 +1,14 @@
--- Locks a key whose outcome is recorded, unless it is recorded already. One script, because whoever is granted
--- the key must not execute what has been recorded in between.
+-- Locks a key with records, unless it has a record already. One script, because a client that is granted the lock
+-- must not execute an operation that was recorded in between.
 -- KEYS: lock, fence, record, with intents the intent, and with the restart guard the generation.
 -- ARGV: owner, proposal, ttl ms, fence retention ms, intent retention ms ('' without intents), and with the
--- restart guard the generation seen.
--- Answers the fence if granted, {0, pttl, what the holder asked for} held by another, {2} the fence is at its end,
--- {3} this server lost its memory since its generation was seen, {4, record, pttl} recorded, of a big record the
--- head only, {5} somebody was granted the key who may have executed, and recorded nothing.
+-- restart guard the generation read.
+-- Returns the fence if granted, {0, pttl, the holder's fingerprint} if held by another owner, {2} if the fence is
+-- at its maximum, {3} if this server has lost its memory since its generation was read, {4, record, pttl} if there
+-- is a record, only its head if it is big, {5} if an earlier holder may have executed without leaving a record.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local pttl = redis.call('PTTL', KEYS[3])
--- Not by its length: what is there and empty is somebody else's, and not to be overwritten.
+-- Not by its length: an empty value is foreign data, which must not be overwritten.
 if pttl ~= -2 then
   local record
   if redis.call('STRLEN', KEYS[3]) > 16384 then
@@ -18,11 +18,11 @@ if pttl ~= -2 then
   end
   return {4, record, pttl}
 end
--- All is read before anything is written, and not by MGET, which shows a key of another type as missing:
--- an error must leave no intent behind.
+-- Read everything before the first write, and not by MGET, which returns nil for a key of another type: an error
+-- must leave no intent behind.
 local holder, owner = redis.call('GET', KEYS[1]), ARGV[1]
 if holder and holder ~= owner then
-  -- Never the first half: whoever knows it can release the lock.
+  -- Never the first half: a client that knows it can release the lock.
   return {0, redis.call('PTTL', KEYS[1]), string.sub(holder, 33)}
 end
 local intents = ARGV[5] ~= ''
@@ -34,19 +34,19 @@ local fence, granted = 0, redis.call('GET', KEYS[2])
 if granted then
   fence = tonumber(string.match(granted, '^(%d+) '))
   if not fence then
-    return redis.error_reply('WRONGTYPE the fence key holds something else')
+    return redis.error_reply('WRONGTYPE the fence key holds no fence')
   end
 end
 if holder then
-  -- The fence outlives what it was granted for, as of a new lock.
+  -- The fence must outlive the lock, as after a new acquisition.
   redis.call('PEXPIRE', KEYS[2], ARGV[4])
 else
   local proposal = tonumber(ARGV[2])
   if proposal > fence then fence = proposal else fence = fence + 1 end
-  -- Lua numbers are doubles: beyond 2^53 two tokens could be one.
+  -- Lua numbers are doubles: beyond 2^53, two tokens could be equal.
   if fence > 9007199254740000 then return {2} end
   redis.call('SET', KEYS[2], string.format('%.0f ', fence) .. owner, 'PX', ARGV[4])
-  -- Before the lock, like the fence: nobody may hold the lock whose intent is not there.
+  -- Before the lock, like the fence: every holder must have an intent.
   if intents then redis.call('SET', KEYS[4], owner, 'PX', ARGV[5]) end
   redis.call('SET', KEYS[1], owner, 'PX', ARGV[3])
 end

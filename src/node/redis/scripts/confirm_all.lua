@@ -1,11 +1,11 @@
--- Raises the fences of several keys to the token and their expiry to the ttl, if all are still this
--- owner's. One script: one lost key loses the set, so they must be looked at together.
+-- Raises the fences of several keys to the token and their expiry to the ttl, if this owner still holds all
+-- locks. One script, because one lost key loses the set, so they must be checked together.
 -- KEYS: the locks, then, with fencing, their fences in the same order, then, with the restart guard, the
 -- generation.
 -- ARGV: owner, token ('' without fencing), ttl ms, fence retention ms, number of locks, and with the restart
--- guard the generation seen.
--- Answers the fence after the write if still held, {0} lost, {3} this server lost
--- its memory since its generation was seen.
+-- guard the generation read.
+-- Returns the fence after the write if still held, {0} if lost, {3} if this server has lost its memory since its
+-- generation was read.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local owner, count = ARGV[1], tonumber(ARGV[5])
 for i = 1, count do
@@ -17,7 +17,7 @@ if ARGV[2] ~= '' then
     local record = redis.call('GET', KEYS[i])
     local number = record and tonumber(string.match(record, '^(%d+) '))
     if record and not number then
-      return redis.error_reply('WRONGTYPE the fence key holds something else')
+      return redis.error_reply('WRONGTYPE the fence key holds no fence')
     end
     number = number or 0
     at_token[i] = number == token

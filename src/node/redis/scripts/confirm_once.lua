@@ -1,12 +1,12 @@
--- Raises the fence to the token and the expiry to the ttl, if the lock is still this owner's and nothing was
--- recorded under it.
+-- Raises the fence to the token and the expiry to the ttl, if this owner still holds the lock and the key has no
+-- record.
 -- KEYS: lock, fence, record, and with the restart guard the generation.
--- ARGV: owner, token, ttl ms, fence retention ms, and with the restart guard the generation seen.
--- Answers the fence after the write if still held, {0} lost, {3} this server lost its memory since its generation
--- was seen, {4, record, pttl} recorded, of a big record the head only.
+-- ARGV: owner, token, ttl ms, fence retention ms, and with the restart guard the generation read.
+-- Returns the fence after the write if still held, {0} if lost, {3} if this server has lost its memory since its
+-- generation was read, {4, record, pttl} if there is a record, only its head if it is big.
 if ARGV[5] and redis.call('GET', KEYS[4]) ~= ARGV[5] then return {3} end
 local pttl = redis.call('PTTL', KEYS[3])
--- Not by its length: what is there and empty is somebody else's, and not to be overwritten.
+-- Not by its length: an empty value is foreign data, which must not be overwritten.
 if pttl ~= -2 then
   local record
   if redis.call('STRLEN', KEYS[3]) > 16384 then
@@ -23,7 +23,7 @@ local token, fence = tonumber(ARGV[2]), 0
 if granted then
   fence = tonumber(string.match(granted, '^(%d+) '))
   if not fence then
-    return redis.error_reply('WRONGTYPE the fence key holds something else')
+    return redis.error_reply('WRONGTYPE the fence key holds no fence')
   end
 end
 if fence > token then return fence end

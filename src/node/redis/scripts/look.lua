@@ -1,6 +1,6 @@
 -- Reads a record.
 -- KEYS: record.
--- Answers {4, record, pttl} recorded, of a big record the head only, {0} not.
+-- Returns {4, record, pttl}, only the head of a big record, or {0} if there is none.
 local pttl = redis.call('PTTL', KEYS[1])
 if pttl == -2 then return {0} end
 local record

@@ -1,8 +1,8 @@
--- Deletes a lock if it is still this owner's. One script, because another client may be granted the lock
--- between the look and the deletion. The fence stays: it must never fall.
--- KEYS: lock.  ARGV: owner, and 1 if others are to be told.
--- Answers to how many it was told, -1 if it must not be, -2 if there was nothing to tell.
+-- Deletes a lock if this owner still holds it. One script, because another client may be granted the lock between
+-- the check and the deletion. The fence stays: it must never fall.
+-- KEYS: lock.  ARGV: owner, and 1 to notify subscribers.
+-- Returns the number of subscribers, -1 if the user must not publish, -2 if nothing was published.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 redis.call('DEL', KEYS[1])
-if ARGV[2] then return tell(KEYS[1]) end
+if ARGV[2] then return notify(KEYS[1]) end
 return -2

@@ -1,7 +1,7 @@
--- Deletes those of several locks that are still this owner's, each by itself: a set that lost one key must
--- still give back the others. The fences stay.
--- KEYS: the locks.  ARGV: owner, and 1 if others are to be told.
--- Answers to how many it was told at most, -1 if it must not be, -2 if there was nothing to tell.
+-- Deletes those of several locks that this owner still holds: a set that has lost one key must still release the
+-- others. The fences stay.
+-- KEYS: the locks.  ARGV: owner, and 1 to notify subscribers.
+-- Returns the largest number of subscribers, -1 if the user must not publish, -2 if nothing was published.
 local released, most = {}, -2
 for i = 1, #KEYS do
   if redis.call('GET', KEYS[i]) == ARGV[1] then
@@ -10,6 +10,6 @@ for i = 1, #KEYS do
   end
 end
 if ARGV[2] then
-  for i = 1, #released do most = math.max(most, tell(released[i])) end
+  for i = 1, #released do most = math.max(most, notify(released[i])) end
 end
 return most
