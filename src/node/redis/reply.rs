@@ -1,54 +1,55 @@
-//! The replies of a server, as they come from a socket: RESP2, of which scripts use a small part.
+//! A parser for the replies of a server: the small part of RESP2 that the scripts use.
 
 use std::num::ParseIntError;
 use std::str::Utf8Error;
 
 use deadpool_redis::redis::{Value, parse_redis_value};
 
-/// Why there is no reply.
+/// Why no reply could be parsed.
 #[derive(Debug, PartialEq, Eq)]
-enum Stop {
-    /// Its end has not come in yet.
-    Short,
-    /// It is none.
-    Unreadable,
+enum ParseError {
+    /// The end of the reply has not been read yet.
+    Incomplete,
+    /// The bytes are no reply.
+    Invalid,
 }
 
-/// What has come in and was not read yet.
-struct Rest<'a>(&'a [u8]);
+/// The bytes that were not parsed yet.
+struct Unparsed<'a>(&'a [u8]);
 
-/// Reads the reply at the beginning of `bytes`, and says how long it is; `None` as long as its end has
-/// not come in.
+/// Parses the reply at the beginning of `bytes` and returns it with its length, or `None` if it is incomplete.
 ///
 /// # Errors
 ///
-/// What is there is no reply.
+/// The bytes are no reply.
 pub(super) fn read_reply(bytes: &[u8]) -> Result<Option<(Value, usize)>, &'static str> {
-    let mut rest = Rest(bytes);
+    let mut rest = Unparsed(bytes);
     match rest.value(MAX_DEPTH) {
         Ok(value) => Ok(Some((value, bytes.len() - rest.0.len()))),
-        Err(Stop::Short) => Ok(None),
-        Err(Stop::Unreadable) => Err("what it sends is no reply of a Redis server"),
+        Err(ParseError::Incomplete) => Ok(None),
+        Err(ParseError::Invalid) => {
+            Err("the reply is not RESP2; check that the URL names a Redis server")
+        }
     }
 }
 
-impl<'a> Rest<'a> {
-    fn value(&mut self, depth: usize) -> Result<Value, Stop> {
+impl<'a> Unparsed<'a> {
+    fn value(&mut self, depth: usize) -> Result<Value, ParseError> {
         let whole = self.0;
         let line = self.line()?;
-        let (kind, text) = line.split_first().ok_or(Stop::Unreadable)?;
+        let (kind, text) = line.split_first().ok_or(ParseError::Invalid)?;
         match kind {
             b':' => Ok(Value::Int(number(text)?)),
             b'+' if text == b"OK" => Ok(Value::Okay),
             b'+' => Ok(Value::SimpleString(str::from_utf8(text)?.to_owned())),
-            // How an error is told apart is redis-rs's business.
+            // redis-rs distinguishes the kinds of errors.
             b'-' => parse_redis_value(&whole[..line.len() + LINE_END.len()])
-                .map_err(|_| Stop::Unreadable),
+                .map_err(|_| ParseError::Invalid),
             b'$' => match usize::try_from(number(text)?) {
                 Ok(length) if length <= MAX_BULK => {
                     Ok(Value::BulkString(self.bulk(length)?.to_vec()))
                 }
-                Ok(_) => Err(Stop::Unreadable),
+                Ok(_) => Err(ParseError::Invalid),
                 Err(_) => Ok(Value::Nil),
             },
             b'*' => match usize::try_from(number(text)?) {
@@ -56,66 +57,66 @@ impl<'a> Rest<'a> {
                     .map(|_| self.value(depth - 1))
                     .collect::<Result<_, _>>()
                     .map(Value::Array),
-                Ok(_) => Err(Stop::Unreadable),
+                Ok(_) => Err(ParseError::Invalid),
                 Err(_) => Ok(Value::Nil),
             },
-            _ => Err(Stop::Unreadable),
+            _ => Err(ParseError::Invalid),
         }
     }
 
-    fn line(&mut self) -> Result<&'a [u8], Stop> {
+    fn line(&mut self) -> Result<&'a [u8], ParseError> {
         let end = self.0.iter().position(|byte| *byte == b'\n');
         let Some(end) = end else {
             let is_endless = self.0.len() > MAX_LINE;
             return Err(if is_endless {
-                Stop::Unreadable
+                ParseError::Invalid
             } else {
-                Stop::Short
+                ParseError::Incomplete
             });
         };
         let (line, rest) = self.0.split_at(end + 1);
         self.0 = rest;
-        line.strip_suffix(LINE_END).ok_or(Stop::Unreadable)
+        line.strip_suffix(LINE_END).ok_or(ParseError::Invalid)
     }
 
-    fn bulk(&mut self, length: usize) -> Result<&'a [u8], Stop> {
+    fn bulk(&mut self, length: usize) -> Result<&'a [u8], ParseError> {
         let end = length.checked_add(LINE_END.len());
         let (bulk, rest) = end
             .and_then(|end| self.0.split_at_checked(end))
-            .ok_or(Stop::Short)?;
+            .ok_or(ParseError::Incomplete)?;
         self.0 = rest;
-        bulk.strip_suffix(LINE_END).ok_or(Stop::Unreadable)
+        bulk.strip_suffix(LINE_END).ok_or(ParseError::Invalid)
     }
 }
 
-fn number(text: &[u8]) -> Result<i64, Stop> {
+fn number(text: &[u8]) -> Result<i64, ParseError> {
     Ok(str::from_utf8(text)?.parse()?)
 }
 
-impl From<Utf8Error> for Stop {
+impl From<Utf8Error> for ParseError {
     fn from(_: Utf8Error) -> Self {
-        Self::Unreadable
+        Self::Invalid
     }
 }
 
-impl From<ParseIntError> for Stop {
+impl From<ParseIntError> for ParseError {
     fn from(_: ParseIntError) -> Self {
-        Self::Unreadable
+        Self::Invalid
     }
 }
 
 const LINE_END: &[u8] = b"\r\n";
 
-/// The rest are bounds within which a reply that has not come in whole is read anew at each piece of it,
-/// and that no reply of ours comes near.
-///
-/// How deep arrays may be in each other; those of our scripts are not.
+// An incomplete reply is parsed anew when more of it has been read, so replies are bounded. No reply of a script
+// comes near the bounds.
+
+/// The depth of nested arrays; the scripts nest none.
 const MAX_DEPTH: usize = 2;
-/// How many parts an array may have; those of our scripts have three at most.
+/// The length of an array; the scripts return three elements at most.
 const MAX_PARTS: usize = 64;
-/// As long as an error may be.
+/// The length of an error.
 const MAX_LINE: usize = 64 << 10;
-/// As long as a record may be.
+/// The length of a record.
 const MAX_BULK: usize = 64 << 20;
 
 #[cfg(test)]
@@ -124,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// All forms that a server of ours may use, one behind the other.
+    /// All kinds of replies that a server may send, one behind the other.
     const STREAM: &[u8] = b":1\r\n:-9007199254740993\r\n+OK\r\n+PONG\r\n$-1\r\n*-1\r\n$0\r\n\r\n$4\r\na\r\nb\r\n\
         *3\r\n:4\r\n$2\r\nxy\r\n:100\r\n*0\r\n-NOSCRIPT No matching script.\r\n-ERR\r\n*1\r\n*1\r\n:5\r\n";
 
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_what_redis_rs_reads() {
+    fn read_reply_returns_what_redis_rs_parses() {
         let values = read_all(STREAM);
         assert_eq!(values.len(), 13);
         let mut bytes = STREAM;
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_is_read_once_all_of_it_is_there() {
+    fn read_reply_returns_none_for_every_incomplete_reply() {
         let mut bytes = STREAM;
         while !bytes.is_empty() {
             let (_, length) = read_reply(bytes).unwrap().unwrap();
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_an_error() {
+    fn read_reply_refuses_what_is_no_reply() {
         for bytes in [
             &b"\r\n"[..],
             b"\n",
@@ -191,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_too_odd(bytes in proptest::collection::vec(prop_oneof![
+        fn read_reply_never_panics(bytes in proptest::collection::vec(prop_oneof![
             Just(b'\r'), Just(b'\n'), Just(b'*'), Just(b'$'), Just(b':'), b'0'..=b'9', any::<u8>()
         ], 0..64)) {
             if let Ok(Some((_, length))) = read_reply(&bytes) {

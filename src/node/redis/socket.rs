@@ -1,4 +1,4 @@
-//! The socket: what a lane sends and reads itself.
+//! Sockets: connections that a lane writes and reads itself.
 
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, Result};
@@ -11,53 +11,51 @@ use tokio::net::TcpStream;
 
 use crate::node::redis::reply::read_reply;
 
-/// A connection to a server that nobody shares with the lane.
+/// A connection to a server that the lane alone uses.
 ///
 /// # Design
 ///
-/// redis-rs's connection passes every command through a queue to a task that drives the socket, copies it
-/// into a pipeline and the pipeline into a buffer, and passes the answers back in the same way. A lane is
-/// such a task already, and a lock over five nodes would pass ten times through two of them.
+/// A connection of redis-rs passes every command through a queue to a task that drives the socket, copies it into
+/// a pipeline and the pipeline into a buffer, and passes the replies back in the same way. A lane is such a task
+/// already, and a lock on five nodes would pass through two tasks ten times.
 pub(super) struct Socket {
     stream: TcpStream,
-    /// What was not written yet, from `written` on.
+    /// The bytes to write, from `written` on.
     output: Vec<u8>,
     written: usize,
-    /// What has come in and was not understood yet is from `understood` to `filled`.
+    /// The bytes that were read and not parsed yet, from `parsed` to `filled`.
     input: Vec<u8>,
-    understood: usize,
+    parsed: usize,
     filled: usize,
-    /// How many replies are expected together, oldest first.
+    /// The number of replies to each group of requests, oldest first.
     expected: VecDeque<usize>,
 }
 
 impl Socket {
-    /// Takes over a connection on which nothing is on its way.
+    /// Takes over a connection on which nothing is in transit.
     pub(super) fn new(stream: TcpStream) -> Self {
         Self {
             stream,
             output: Vec::new(),
             written: 0,
             input: vec![0; ROOM],
-            understood: 0,
+            parsed: 0,
             filled: 0,
             expected: VecDeque::new(),
         }
     }
 
-    /// Sends what `write` writes, to which so many replies will come; it goes out when the replies are
-    /// polled for.
+    /// Appends requests with this many replies to the output, which polling for the replies writes.
     pub(super) fn send(&mut self, replies: usize, write: impl FnOnce(&mut Vec<u8>)) {
         write(&mut self.output);
         self.expected.push_back(replies);
     }
 
-    /// Adds the replies to what was sent before all else that was not replied to, as they come; ready when
-    /// all of them are there.
+    /// Appends the replies to the oldest unanswered group of requests, as they arrive; ready when all of them have.
     ///
     /// # Errors
     ///
-    /// The connection is lost, also if nothing is expected on it.
+    /// The connection is lost. That is also reported if no reply is expected.
     pub(super) fn poll_replies(
         &mut self,
         context: &mut Context<'_>,
@@ -66,26 +64,27 @@ impl Socket {
         self.write(context)?;
         loop {
             if let Some(count) = self.expected.front().copied() {
-                self.understand(count, replies)?;
+                self.parse(count, replies)?;
                 if replies.len() == count {
                     self.expected.pop_front();
                     return Poll::Ready(Ok(()));
                 }
-            } else if self.understood < self.filled {
-                return Poll::Ready(Err(unreadable("it replied to what was not asked")));
+            } else if self.parsed < self.filled {
+                return Poll::Ready(Err(invalid("the server sent a reply without a request")));
             }
             ready!(self.poll_fill(context))?;
         }
     }
 
-    /// Writes as much as goes.
+    /// Writes as much as the socket accepts.
     fn write(&mut self, context: &mut Context<'_>) -> Result<()> {
         while self.written < self.output.len() {
             let stream = Pin::new(&mut self.stream);
             match stream.poll_write(context, &self.output[self.written..]) {
                 Poll::Ready(written) => self.written += written?,
                 Poll::Pending => {
-                    // Also under a load that never lets it get empty. No more is moved than was written.
+                    // Frees what was written also under a load that never empties the buffer. Never moves more
+                    // bytes than were written.
                     if self.written >= MAX_KEPT && 2 * self.written >= self.output.len() {
                         self.output.drain(..self.written);
                         self.written = 0;
@@ -96,25 +95,25 @@ impl Socket {
         }
         self.written = 0;
         self.output.clear();
-        // A large record was in it.
+        // A big record may have grown it.
         self.output.shrink_to(MAX_KEPT);
         Ok(())
     }
 
-    /// Reads the replies that have come in, until there are `count`.
-    fn understand(&mut self, count: usize, replies: &mut Vec<Value>) -> Result<()> {
+    /// Parses replies that were read, until there are `count`.
+    fn parse(&mut self, count: usize, replies: &mut Vec<Value>) -> Result<()> {
         while replies.len() < count {
-            let read = read_reply(&self.input[self.understood..self.filled]);
-            let Some((reply, length)) = read.map_err(unreadable)? else {
+            let read = read_reply(&self.input[self.parsed..self.filled]);
+            let Some((reply, length)) = read.map_err(invalid)? else {
                 break;
             };
-            self.understood += length;
+            self.parsed += length;
             replies.push(reply);
         }
         Ok(())
     }
 
-    /// Reads more from the stream.
+    /// Reads more bytes from the stream.
     fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
         self.make_room();
         let mut room = ReadBuf::new(&mut self.input[self.filled..]);
@@ -128,12 +127,12 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    /// Makes room for more input: as much as there usually is, and for a long reply twice what there was.
+    /// Makes room for more input: the usual room, or for a long reply twice the previous one.
     fn make_room(&mut self) {
-        if self.understood > 0 {
-            self.input.copy_within(self.understood..self.filled, 0);
-            self.filled -= self.understood;
-            self.understood = 0;
+        if self.parsed > 0 {
+            self.input.copy_within(self.parsed..self.filled, 0);
+            self.filled -= self.parsed;
+            self.parsed = 0;
         }
         if self.filled == self.input.len() {
             self.input.resize(2 * self.filled, 0);
@@ -143,14 +142,14 @@ impl Socket {
     }
 }
 
-fn unreadable(why: &'static str) -> Error {
+fn invalid(why: &'static str) -> Error {
     Error::new(ErrorKind::InvalidData, why)
 }
 
-/// Room for replies: of a thousand jobs and more, as they usually are.
+/// The usual room for replies, enough for more than a thousand.
 const ROOM: usize = 16 << 10;
 
-/// Beyond this, room is given back once it is not needed.
+/// Buffers larger than this are freed once they are not needed.
 const MAX_KEPT: usize = 64 << 10;
 
 #[cfg(test)]
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn replies_come_together_with_those_that_were_asked_for_together() {
+    async fn poll_replies_returns_the_replies_of_one_group_together() {
         let (mut socket, mut server) = connected().await;
         socket.send(2, |output| output.extend(b"ab"));
         socket.send(1, |output| output.extend(b"c"));
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_much_larger_than_usual_goes_both_ways_and_leaves_no_room_behind() {
+    async fn buffers_shrink_after_a_big_request_and_a_big_reply() {
         let (mut socket, mut server) = connected().await;
         let size = 40 * MAX_KEPT;
         socket.send(1, |output| output.resize(size, b'x'));
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_written_is_given_back_while_more_and_more_is_sent() {
+    async fn written_output_is_freed_while_the_buffer_never_empties() {
         const PIECE: usize = 1 << 20;
         let (mut socket, mut server) = connected().await;
         let (mut replies, mut read) = (Vec::new(), vec![0; PIECE]);
@@ -243,20 +242,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_is_noticed_whether_or_not_a_reply_is_expected() {
-        for asked in [false, true] {
+    async fn poll_replies_fails_at_the_end_of_the_stream_with_and_without_requests() {
+        for is_asked in [false, true] {
             let (mut socket, mut server) = connected().await;
-            if asked {
+            if is_asked {
                 socket.send(1, |output| output.push(b'x'));
                 server.write_all(b"$5\r\nhal").await.unwrap();
             }
             drop(server);
-            assert!(replies(&mut socket).await.is_err(), "{asked}");
+            assert!(replies(&mut socket).await.is_err(), "{is_asked}");
         }
     }
 
     #[tokio::test]
-    async fn what_was_not_asked_for_ends_the_connection() {
+    async fn poll_replies_fails_on_a_reply_without_a_request() {
         let (mut socket, mut server) = connected().await;
         server.write_all(b"+OK\r\n").await.unwrap();
         let error = replies(&mut socket).await.unwrap_err();
