@@ -1,22 +1,25 @@
-//! The embedded node: a node in this process, for development, tests and single-process services.
+//! The embedded node, which lives in this process: for development, tests and single-process services.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::node::Mutex;
+use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
-use crate::node::release_signal::Subscribers;
-use crate::node::{Node, NodeFailure, NodeState, ReleaseSignal, Subscription};
+use crate::node::release_signal::{ReleaseSignal, Subscribers, Subscription};
+use crate::node::state::NodeState;
+use crate::node::traits::Node;
 use crate::protocol::Store;
 use crate::protocol::message::{Command, Reply};
 
-/// A [`Store`] behind a mutex, on tokio's clock, so that tests can pause it.
+/// A [`Store`] behind a mutex, on tokio's clock, which tests can pause.
 #[derive(Debug)]
 pub(crate) struct EmbeddedNode {
     name: Arc<str>,
     store: Mutex<Store>,
-    /// Shared with whoever listens, who may outlive the node.
+    /// Shared with the subscriptions, which may outlive the node.
     subscribers: Arc<Subscribers>,
     /// Set at first use: a node may be built before the runtime whose clock it follows.
     epoch: OnceLock<Instant>,
@@ -34,28 +37,23 @@ impl EmbeddedNode {
 
     pub(crate) fn apply(&self, command: &Command) -> Reply {
         let now = self.now();
-        self.store().apply(command, now)
+        self.store.lock().apply(command, now)
     }
 
     #[cfg(feature = "test-util")]
     pub(crate) fn held(&self) -> usize {
         let now = self.now();
-        self.store().held(now)
+        self.store.lock().held(now)
     }
 
     #[cfg(feature = "test-util")]
     pub(crate) fn wipe(&self) {
-        *self.store() = Store::new();
+        *self.store.lock() = Store::new();
     }
 
     fn now(&self) -> Duration {
         let now = Instant::now();
         now.saturating_duration_since(*self.epoch.get_or_init(|| now))
-    }
-
-    fn store(&self) -> std::sync::MutexGuard<'_, Store> {
-        // A panic inside leaves the store as consistent as it was: every step is checked first.
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -68,10 +66,10 @@ impl Node for EmbeddedNode {
         let reply = match &job.request {
             Request::Command(packet) => {
                 let reply = self.apply(&packet.command);
-                if packet.tells {
+                if packet.notifies {
                     let names = packet.command.names.iter();
-                    let told = names.map(|name| self.subscribers.publish(&name.lock)).max();
-                    job.sender.set_subscribers(told.unwrap_or(0));
+                    let counts = names.map(|name| self.subscribers.publish(&name.lock));
+                    job.sender.set_subscribers(counts.max().unwrap_or(0));
                 }
                 reply
             }

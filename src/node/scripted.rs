@@ -1,39 +1,43 @@
-//! Embedded nodes whose answers a test can delay, lose or forge.
+//! Embedded nodes whose replies a test delays, loses or forges.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::node::Mutex;
 use crate::node::embedded::EmbeddedNode;
+use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
-use crate::node::{Node, NodeFailure, NodeState, ReleaseSignal, Subscription};
+use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::state::NodeState;
+use crate::node::traits::Node;
 use crate::protocol::message::{Command, Op, Reply};
 
-/// What happens to the requests that reach a scripted node.
+/// How a scripted node treats the requests that reach it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gate {
-    /// Carried out and answered at once.
+    /// Executes and answers the request at once.
     Ready,
-    /// Carried out and answered after a while, in order.
+    /// Executes and answers the request after this delay, in order.
     Slow(Duration),
-    /// Answered with an error, not carried out.
+    /// Answers with an error without executing the request.
     Failing,
-    /// Not carried out, never answered.
+    /// Neither executes nor answers the request.
     Never,
-    /// Carried out at once, never answered.
+    /// Executes the request at once and never answers.
     Mute,
-    /// Known to be unreachable before anything is sent.
+    /// Fails the request at once, as a node that is known to be unreachable.
     Down,
-    /// The lease task that asks panics.
+    /// Panics in the task that submits the request.
     Panic,
 }
 
-/// The kind of a request, to give each its own [`Gate`].
+/// The kind of a request; each can have its own [`Gate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OpKind {
     /// The first request of an attempt.
@@ -42,17 +46,17 @@ pub enum OpKind {
     Confirm,
     /// The release.
     Release,
-    /// A record to keep.
+    /// The writing of a record.
     Record,
-    /// A look at a record.
+    /// The reading of a record's head.
     Look,
     /// The reading of a whole record.
     Fetch,
-    /// A question whether the node answers.
+    /// A health check.
     Ping,
 }
 
-/// Embedded nodes under a test's control; clones control the same nodes.
+/// Embedded nodes that a test controls; clones control the same nodes.
 ///
 /// ```
 /// use tower_redlock::test_util::{Gate, ScriptedNodes};
@@ -74,7 +78,7 @@ pub struct ScriptedNodes {
     pub(crate) nodes: Vec<Arc<ScriptedNode>>,
 }
 
-/// By hand: a derived one would show everything that the nodes remember.
+/// By hand, because a derived one would print the whole content of the nodes.
 impl fmt::Debug for ScriptedNodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ScriptedNodes")
@@ -84,7 +88,7 @@ impl fmt::Debug for ScriptedNodes {
 }
 
 impl ScriptedNodes {
-    /// Makes `count` nodes that all answer at once.
+    /// Creates `count` nodes that answer at once.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self {
@@ -92,7 +96,7 @@ impl ScriptedNodes {
         }
     }
 
-    /// Sets what happens to all requests to `node` from now on.
+    /// Sets the gate of all requests to `node` from now on.
     ///
     /// # Panics
     ///
@@ -103,7 +107,7 @@ impl ScriptedNodes {
         script.by_kind.clear();
     }
 
-    /// Sets what happens to one kind of requests to `node` from now on.
+    /// Sets the gate of one kind of requests to `node` from now on.
     ///
     /// # Panics
     ///
@@ -112,7 +116,7 @@ impl ScriptedNodes {
         self.nodes[node].script().by_kind.insert(kind, gate);
     }
 
-    /// Makes `node` tell nobody new of released locks, as a server whose user may not subscribe.
+    /// Makes `node` refuse new subscriptions to releases, as a server whose user may not subscribe.
     ///
     /// # Panics
     ///
@@ -121,13 +125,13 @@ impl ScriptedNodes {
         self.nodes[node].script().is_silent = true;
     }
 
-    /// Returns on how many nodes each has how many locks that have not expired.
+    /// Returns the number of unexpired locks on each node.
     #[must_use]
     pub fn locks(&self) -> Vec<usize> {
         self.nodes.iter().map(|node| node.store.held()).collect()
     }
 
-    /// Returns how many requests of a kind `node` was sent.
+    /// Returns the number of requests of one kind that were sent to `node`.
     ///
     /// # Panics
     ///
@@ -138,7 +142,7 @@ impl ScriptedNodes {
         script.sent.get(&kind).copied().unwrap_or(0)
     }
 
-    /// Makes `node` forget everything, as a restart without persistence does.
+    /// Deletes all data of `node`, as a restart without persistence does.
     ///
     /// # Panics
     ///
@@ -147,14 +151,14 @@ impl ScriptedNodes {
         self.nodes[node].store.wipe();
     }
 
-    /// Carries out a request at `node` directly, as if another process had sent it.
+    /// Executes a command at `node` directly, as if another process had sent it.
     ///
     /// # Panics
     ///
     /// If there is no such node.
     #[allow(
         clippy::must_use_candidate,
-        reason = "called for what it does at the node"
+        reason = "called for its effect on the node"
     )]
     pub fn apply(&self, node: usize, command: &Command) -> Reply {
         self.nodes[node].store.apply(command)
@@ -172,17 +176,17 @@ struct Script {
     gate: Gate,
     by_kind: BTreeMap<OpKind, Gate>,
     sent: BTreeMap<OpKind, usize>,
-    /// Whether it tells nobody of a release.
+    /// Whether it refuses subscriptions to releases.
     is_silent: bool,
-    /// Jobs that are never answered; dropping them would answer.
+    /// Jobs that are never answered; dropping them would send a failure.
     unanswered: Vec<Job>,
 }
 
-/// One client's way to a scripted node. Another client's requests are not kept waiting by its own.
+/// One client's connection to a scripted node. Slow requests delay later ones of the same client only.
 #[derive(Debug)]
 pub(crate) struct ScriptedLane {
     node: Arc<ScriptedNode>,
-    /// The jobs that are on their way, in order, once there has been a slow one.
+    /// Delivers jobs in order, after the first slow one.
     wire: Mutex<Option<mpsc::UnboundedSender<(Instant, Job)>>>,
 }
 
@@ -201,7 +205,7 @@ impl ScriptedNode {
     }
 
     fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+        self.script.lock()
     }
 }
 
@@ -213,10 +217,10 @@ impl ScriptedLane {
         }
     }
 
-    /// Puts a job on the wire, behind all that are on it.
+    /// Delivers a job after a delay, behind all earlier ones.
     fn post(&self, delay: Duration, job: Job) {
         let arrives = Instant::now() + delay;
-        let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wire = self.wire.lock();
         let job = match &*wire {
             Some(wire) => match wire.send((arrives, job)) {
                 Ok(()) => return,
@@ -264,7 +268,7 @@ impl Node for ScriptedLane {
             })),
             Gate::Down => job.sender.send(Err(NodeFailure::Unreachable {
                 node,
-                why: "scripted to be down".into(),
+                why: "scripted as down".into(),
             })),
             Gate::Mute => {
                 if let Request::Command(packet) = &job.request {
@@ -283,8 +287,8 @@ impl Node for ScriptedLane {
         signal: &Arc<ReleaseSignal>,
         node: usize,
     ) -> Option<Subscription> {
-        let is_deaf = self.node.script().is_silent;
-        (!is_deaf).then(|| self.node.store.subscribe(lock, signal, node))?
+        let is_silent = self.node.script().is_silent;
+        (!is_silent).then(|| self.node.store.subscribe(lock, signal, node))?
     }
 
     fn extra_patience(&self) -> Duration {

@@ -1,4 +1,4 @@
-//! Nodes behind a network that a simulation carries every request over.
+//! Nodes behind a simulated network.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,33 +6,36 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
-use crate::node::{Node, NodeFailure, NodeState, ReleaseSignal, Subscription};
+use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::state::NodeState;
+use crate::node::traits::Node;
 use crate::protocol::message::{Command, Reply};
 
-/// The way from one process to its nodes, for a simulation to implement.
+/// The network between one process and its nodes, implemented by a simulation.
 ///
 /// # Contract
 ///
-/// What holds for every node: [`carry`](Self::carry) returns at once; what one process sends reaches
-/// a node in the order in which it was sent, unless a connection breaks in between; and a release is
-/// not dropped while its key may still be there, but sent again.
+/// * [`carry`](Self::carry) returns at once.
+/// * Requests of one process reach a node in the order in which they were sent, unless a connection breaks.
+/// * A release is not dropped while its key may still be there, but sent again.
 pub trait SimNetwork: fmt::Debug + Send + Sync + 'static {
-    /// Takes a request to a node, given by its place in the list of nodes.
+    /// Takes a request to the node with this index.
     fn carry(&self, node: usize, request: SimRequest);
 
-    /// Takes the wish to hear of releases of a lock at a node, until [`hush`](Self::unsubscribe) is called; of a
-    /// lock that is listened for already, the new listener takes the place of the old. Returns at once.
+    /// Subscribes to the releases of a lock at a node, until [`unsubscribe`](Self::unsubscribe) is called. A new
+    /// subscriber of a lock replaces the previous one. Returns at once.
     ///
-    /// Without an implementation no node ever tells.
-    fn subscribe(&self, _node: usize, _lock: &Arc<[u8]>, _listener: SimSubscriber) {}
+    /// The default implementation publishes no releases.
+    fn subscribe(&self, _node: usize, _lock: &Arc<[u8]>, _subscriber: SimSubscriber) {}
 
-    /// Takes note that nobody wants to hear of releases of a lock at a node any more. Returns at once.
+    /// Ends the subscription to the releases of a lock at a node. Returns at once.
     fn unsubscribe(&self, _node: usize, _lock: &Arc<[u8]>) {}
 }
 
-/// Who hears of releases of one lock at one node. What it is told may be late, repeated, lost or untrue:
-/// it is a hint to ask.
+/// A subscriber of the releases of one lock at one node. Its messages may be late, repeated, lost or untrue:
+/// they are hints to try again.
 #[derive(Debug)]
 pub struct SimSubscriber {
     signal: Arc<ReleaseSignal>,
@@ -40,23 +43,23 @@ pub struct SimSubscriber {
 }
 
 impl SimSubscriber {
-    /// Notes whether the node would tell of a release from now on; at first it would not.
+    /// Sets whether the node publishes releases from now on; initially it does not.
     pub fn set_subscribed(&self, subscribed: bool) {
         self.signal.set_subscribed(self.node, subscribed);
     }
 
-    /// Tells of a release that so many processes were told of, this one included.
-    pub fn notify(&self, listeners: usize) {
-        self.signal.notify(self.node, listeners);
+    /// Reports a release that was published to this many processes, this one included.
+    pub fn notify(&self, subscribers: usize) {
+        self.signal.notify(self.node, subscribers);
     }
 }
 
-/// A request on its way. Dropped unanswered, it is answered with [`NodeFailure::Disconnected`].
+/// A request in transit. Dropping it answers it with [`NodeFailure::Disconnected`].
 #[derive(Debug)]
 pub struct SimRequest(Job);
 
 impl SimRequest {
-    /// Returns what is asked; `None` if it is only whether the node answers.
+    /// Returns the command; `None` for a health check.
     #[must_use]
     pub fn command(&self) -> Option<&Command> {
         match &self.0.request {
@@ -65,29 +68,29 @@ impl SimRequest {
         }
     }
 
-    /// Returns whether to send it still makes sense: an acquisition that is decided must not go out,
-    /// a release must until its key has expired in any case.
+    /// Returns whether to send the request. An acquisition whose attempt is decided must not be sent; a release
+    /// must be sent until its key has certainly expired.
     #[must_use]
     pub fn is_wanted(&self, now: Instant) -> bool {
         self.0.is_wanted(now)
     }
 
-    /// Returns whether it must reach the node whatever happens.
+    /// Returns whether this is a release, which must reach the node in any case.
     #[must_use]
     pub fn is_release(&self) -> bool {
         self.0.is_release()
     }
 
-    /// Returns whether those who listen are to be told if the node gives back one of the locks, which
-    /// it does only if that is still the owner's.
+    /// Returns whether the node notifies the subscribers of each lock that the request releases. It releases a
+    /// lock only if the owner still holds it.
     #[must_use]
     pub fn notifies(&self) -> bool {
-        matches!(&self.0.request, Request::Command(packet) if packet.tells)
+        matches!(&self.0.request, Request::Command(packet) if packet.notifies)
     }
 
-    /// Notes how many processes the node told of a release.
-    pub fn set_subscribers(&mut self, listeners: usize) {
-        self.0.sender.set_subscribers(listeners);
+    /// Sets the number of subscribers that the node published the release to.
+    pub fn set_subscribers(&mut self, subscribers: usize) {
+        self.0.sender.set_subscribers(subscribers);
     }
 
     /// Answers the request.
@@ -96,7 +99,7 @@ impl SimRequest {
     }
 }
 
-/// One node at the end of a network.
+/// One node behind a simulated network.
 #[derive(Debug)]
 pub(crate) struct SimNode {
     name: Arc<str>,
@@ -129,11 +132,11 @@ impl Node for SimNode {
         signal: &Arc<ReleaseSignal>,
         node: usize,
     ) -> Option<Subscription> {
-        let listener = SimSubscriber {
+        let subscriber = SimSubscriber {
             signal: Arc::clone(signal),
             node,
         };
-        self.network.subscribe(self.index, lock, listener);
+        self.network.subscribe(self.index, lock, subscriber);
         let (network, index, lock) = (Arc::clone(&self.network), self.index, Arc::clone(lock));
         Some(Subscription::new(move || network.unsubscribe(index, &lock)))
     }

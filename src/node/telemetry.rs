@@ -1,7 +1,7 @@
-//! Metrics, by the names that dashboards use; without the feature `metrics` they are nothing.
+//! Metrics; without the feature `metrics`, every function here does nothing.
 //!
-//! Labels have few values: the literal label of a resource and never a key, outcomes, reasons,
-//! kinds of requests, and nodes by their addresses without credentials.
+//! Labels have few values: the literal label of a resource but never a key, outcomes, reasons, kinds of
+//! requests, and the addresses of nodes without credentials.
 
 use std::time::Duration;
 
@@ -10,26 +10,22 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-/// The label of locks that were given none.
+/// The label of locks without one.
 pub(crate) const UNNAMED: &str = "unnamed";
 
-/// Tells the recorder what the metrics are.
+/// Describes the metrics to the recorder.
 #[cfg(feature = "metrics")]
 pub(crate) fn describe() {
-    describe_counter!(
-        ACQUIRE_TOTAL,
-        Unit::Count,
-        "Locks that were asked for, by what became of it"
-    );
+    describe_counter!(ACQUIRE_TOTAL, Unit::Count, "Lock acquisitions by outcome");
     describe_histogram!(
         ACQUIRE_SECONDS,
         Unit::Seconds,
-        "How long it took until a lock was granted or refused, the waiting included"
+        "Time until a lock was granted or refused, including the time spent waiting"
     );
     describe_histogram!(
         WAIT_SECONDS,
         Unit::Seconds,
-        "How long calls waited because somebody else held the lock"
+        "Time that acquisitions waited for another holder"
     );
     describe_counter!(
         CONFLICTS_TOTAL,
@@ -41,35 +37,35 @@ pub(crate) fn describe() {
         Unit::Count,
         "Idempotent requests whose outcome could not be recorded"
     );
-    // There from the start: the first of them matters, and a rate is seen only from zero.
+    // Present from the start: the first increment matters, and a rate is visible only from zero.
     counter!(CONFLICTS_TOTAL).increment(0);
     counter!(UNRECORDED_TOTAL).increment(0);
-    describe_histogram!(HOLD_SECONDS, Unit::Seconds, "How long locks were held");
+    describe_histogram!(HOLD_SECONDS, Unit::Seconds, "Time that locks were held");
     describe_gauge!(HELD, Unit::Count, "Locks that this process holds");
     describe_gauge!(
         WAITERS,
         Unit::Count,
-        "Calls of this process that wait for a lock"
+        "Acquisitions of this process that wait for a lock"
     );
-    describe_counter!(
-        LOST_TOTAL,
-        Unit::Count,
-        "Locks that were lost while they were held"
-    );
+    describe_counter!(LOST_TOTAL, Unit::Count, "Locks lost while held");
     describe_counter!(
         UNPROTECTED_TOTAL,
         Unit::Count,
-        "Requests that were served without their lock because no quorum was reachable"
+        "Requests served without their lock because no quorum was reachable"
     );
-    describe_gauge!(NODE_UP, Unit::Count, "Whether a node answers and may vote");
+    describe_gauge!(
+        NODE_UP,
+        Unit::Count,
+        "1 if the node answers and may vote, else 0"
+    );
     describe_histogram!(
         NODE_CALL_SECONDS,
         Unit::Seconds,
-        "How long a node took to answer"
+        "Time that a node took to answer"
     );
 }
 
-/// A lock was granted or refused.
+/// Counts an acquisition that was granted or refused.
 #[cfg(feature = "metrics")]
 pub(crate) fn acquired(
     resource: &'static str,
@@ -84,85 +80,86 @@ pub(crate) fn acquired(
     }
 }
 
-/// A lock is not held any more.
+/// Records how long a lock was held.
 #[cfg(feature = "metrics")]
 pub(crate) fn held(resource: &'static str, held: Duration) {
     histogram!(HOLD_SECONDS, "resource" => resource).record(held);
 }
 
-/// A lock was lost while it was held.
+/// Counts a lock that was lost while held.
 #[cfg(feature = "metrics")]
 pub(crate) fn lost(reason: &'static str) {
     counter!(LOST_TOTAL, "reason" => reason).increment(1);
 }
 
-/// A request is served without its lock.
+/// Counts a request that is served without its lock.
 #[cfg(feature = "metrics")]
 pub(crate) fn unprotected(resource: &'static str) {
     counter!(UNPROTECTED_TOTAL, "resource" => resource).increment(1);
 }
 
-/// An idempotent request was executed twice.
+/// Counts an idempotent request that was executed twice.
 #[cfg(feature = "metrics")]
 pub(crate) fn conflict() {
     counter!(CONFLICTS_TOTAL).increment(1);
 }
 
-/// The outcome of an idempotent request could not be recorded.
+/// Counts an idempotent request whose outcome could not be recorded.
 #[cfg(feature = "metrics")]
 pub(crate) fn unrecorded() {
     counter!(UNRECORDED_TOTAL).increment(1);
 }
 
-/// A node may vote from now on, or may not.
+/// Sets whether a node answers and may vote.
 #[cfg(all(feature = "metrics", feature = "redis"))]
 pub(crate) fn node_up(node: &std::sync::Arc<str>, up: bool) {
     gauge!(NODE_UP, "node" => std::sync::Arc::clone(node)).set(if up { 1.0 } else { 0.0 });
 }
 
-/// How long a node took to answer requests, by their kind.
+/// The times that a node took to answer requests, by kind of request.
 ///
-/// What the recorder has for each is kept for a while, because to ask it for every answer costs as much as
-/// to read the answer. Not for ever: a recorder may be installed later.
+/// The recorder's histograms are cached, because looking one up for every reply costs as much as reading the
+/// reply. They expire, because a recorder may be installed later.
 #[cfg(all(feature = "metrics", feature = "redis"))]
 pub(crate) struct NodeCalls {
     node: std::sync::Arc<str>,
-    known: Vec<(&'static str, metrics::Histogram)>,
-    known_until: tokio::time::Instant,
+    cached: Vec<(&'static str, metrics::Histogram)>,
+    cached_until: tokio::time::Instant,
 }
 
 #[cfg(all(feature = "metrics", feature = "redis"))]
 impl NodeCalls {
-    pub(crate) fn of(node: &std::sync::Arc<str>) -> Self {
+    pub(crate) fn new(node: &std::sync::Arc<str>) -> Self {
         Self {
             node: std::sync::Arc::clone(node),
-            known: Vec::new(),
-            known_until: tokio::time::Instant::now(),
+            cached: Vec::new(),
+            cached_until: tokio::time::Instant::now(),
         }
     }
 
-    /// Begins a series of answers that came at `now`.
+    /// Begins a series of replies that arrived at `now`.
     pub(crate) fn at(&mut self, now: tokio::time::Instant) -> &mut Self {
-        if self.known_until <= now {
-            self.known.clear();
-            self.known_until = now + Duration::from_millis(100);
+        if self.cached_until <= now {
+            self.cached.clear();
+            self.cached_until = now + Duration::from_millis(100);
         }
         self
     }
 
-    pub(crate) fn took(&mut self, op: &'static str, took: Duration) {
-        let known = self.known.iter().find(|(name, _)| std::ptr::eq(*name, op));
-        if let Some((_, histogram)) = known {
+    /// Records that a request of this kind took so long.
+    pub(crate) fn record(&mut self, op: &'static str, took: Duration) {
+        let cached = self.cached.iter().find(|(name, _)| std::ptr::eq(*name, op));
+        if let Some((_, histogram)) = cached {
             return histogram.record(took);
         }
         let node = std::sync::Arc::clone(&self.node);
         let histogram = histogram!(NODE_CALL_SECONDS, "node" => node, "op" => op);
         histogram.record(took);
-        self.known.push((op, histogram));
+        self.cached.push((op, histogram));
     }
 }
 
-/// Counts itself in a gauge for as long as it lives.
+/// Counts itself in a gauge while it lives.
 #[derive(Debug)]
 pub(crate) struct Counted(#[cfg(feature = "metrics")] &'static str);
 
@@ -216,12 +213,12 @@ mod nothing {
     pub(crate) fn node_up(_: &std::sync::Arc<str>, _: bool) {}
 
     #[cfg(feature = "redis")]
-    pub(crate) struct NodeCalls;
+    pub(crate) struct NoCalls;
 
     #[cfg(feature = "redis")]
-    #[allow(clippy::unused_self, reason = "it is used with the feature")]
-    impl NodeCalls {
-        pub(crate) fn of(_: &std::sync::Arc<str>) -> Self {
+    #[allow(clippy::unused_self, reason = "the feature `metrics` uses it")]
+    impl NoCalls {
+        pub(crate) fn new(_: &std::sync::Arc<str>) -> Self {
             Self
         }
 
@@ -229,10 +226,12 @@ mod nothing {
             self
         }
 
-        pub(crate) fn took(&mut self, _: &'static str, _: Duration) {}
+        pub(crate) fn record(&mut self, _: &'static str, _: Duration) {}
     }
 }
 
+#[cfg(all(not(feature = "metrics"), feature = "redis"))]
+pub(crate) use nothing::NoCalls as NodeCalls;
 #[cfg(not(feature = "metrics"))]
 pub(crate) use nothing::*;
 

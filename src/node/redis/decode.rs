@@ -1,18 +1,19 @@
-//! Redis replies as answers; with the tests that requests and replies are what the scripts say.
+//! Redis replies as votes. The tests compare requests and replies with the headers of the scripts.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_redis::redis::Value;
 
-use crate::node::NodeFailure;
-use crate::node::job::{Packet, Request};
-use crate::node::redis::connection::with_remedy;
+use crate::node::failure::NodeFailure;
+use crate::node::job::Request;
+use crate::node::packet::Packet;
+use crate::node::redis::describe::{describe_refusal, with_remedy};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
-/// Reads a server's reply as the answer to `request`.
-pub(super) fn answer(
+/// Decodes a server's reply to `request`.
+pub(super) fn decode(
     request: &Request,
     value: &Value,
     node: &Arc<str>,
@@ -21,7 +22,7 @@ pub(super) fn answer(
         node: Arc::clone(node),
         why: why.into(),
     };
-    if let Some(why) = refusal(value) {
+    if let Some(why) = describe_refusal(value) {
         return Err(NodeFailure::Refused {
             node: Arc::clone(node),
             why,
@@ -29,61 +30,51 @@ pub(super) fn answer(
     }
     let reply = match request {
         Request::Ping => Some(Reply::Released),
-        Request::Command(packet) => decode(packet, value),
+        Request::Command(packet) => decode_reply(packet, value),
     };
-    let reply = reply.ok_or_else(|| refused(why_none(request, value)))?;
+    let reply = reply.ok_or_else(|| refused(describe_unexpected(request, value)))?;
     NodeFailure::vote(node, reply)
 }
 
-/// Says what is wrong with a reply that is no answer.
-fn why_none(request: &Request, value: &Value) -> String {
+/// Describes a reply that is no vote.
+fn describe_unexpected(request: &Request, value: &Value) -> String {
     match (request, value) {
-        // It has the form of a record's, so it is what stands for the record that is none.
+        // It has the form of a reply with a record, so the value of the record key is none.
         (_, Value::Array(parts)) if matches!(**parts, [Value::Int(4), _, _]) => {
             with_remedy(FOREIGN_RECORD.into())
         }
         (Request::Command(packet), Value::BulkString(_)) if packet.command.op == Op::Fetch => {
             with_remedy(FOREIGN_RECORD.into())
         }
-        _ => "a reply that is none of a lock script's".into(),
+        _ => "unexpected reply from lock script; check that the URL names the Redis server itself"
+            .into(),
     }
 }
 
-/// Returns why a server refused what it was asked, if it did.
-pub(super) fn refusal(value: &Value) -> Option<Arc<str>> {
-    let Value::ServerError(error) = value else {
-        return None;
-    };
-    let details = error.details().unwrap_or_default();
-    let why = format!("{} {details}", error.code());
-    Some(with_remedy(why).into())
-}
-
-/// Whether a server's reply says that it does not know a script that was loaded.
+/// Returns whether a reply says that the server has forgotten a loaded script.
 pub(super) fn is_noscript(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
-/// Whether a server refuses what it is asked for a reason that passes, and that has nothing to do with the
-/// request: the same may be accepted later.
-pub(super) fn is_passing(value: &Value) -> bool {
+/// Returns whether a server refused a request for a temporary reason, so that it may accept the same request later.
+pub(super) fn is_temporary_refusal(value: &Value) -> bool {
     let Value::ServerError(error) = value else {
         return false;
     };
-    // Of a command in a script, servers before 7.0 say it in the text.
+    // Servers before 7.0 put the code of an error within a script into the text.
     let details = error.details().unwrap_or_default();
-    PASSING.iter().any(|code| {
-        let said = |text: &str| {
+    TEMPORARY.iter().any(|code| {
+        let names_code = |text: &str| {
             text.split([' ', ':'])
                 .any(|word| word.strip_prefix('-') == Some(code))
         };
-        error.code() == *code || said(details)
+        error.code() == *code || names_code(details)
     })
 }
 
-/// It runs a script, loads its data, cannot save them, has too little memory, is or was a replica, has
-/// too few of them, or belongs to a cluster that is not whole.
-const PASSING: [&str; 9] = [
+/// The server runs a script, loads its data, cannot save them, has too little memory, is or was a replica, has too
+/// few replicas, or belongs to an incomplete cluster.
+const TEMPORARY: [&str; 9] = [
     "BUSY",
     "LOADING",
     "MISCONF",
@@ -95,7 +86,7 @@ const PASSING: [&str; 9] = [
     "TRYAGAIN",
 ];
 
-fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
+fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
     match (&packet.command.op, value) {
         (Op::Acquire { proposal: None, .. }, Value::Okay) => Some(Reply::Granted(0)),
         (Op::Acquire { proposal: None, .. }, Value::Nil) => Some(Reply::Held {
@@ -111,7 +102,7 @@ fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
         (Op::Release | Op::ReleaseExecuted, Value::Int(_)) => Some(Reply::Released),
         (op, Value::Array(parts)) => match (op, parts.as_slice()) {
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl)]) => Some(Reply::Held {
-                // Negative: the key never expires.
+                // Negative if the key never expires.
                 expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
                 fingerprint: None,
             }),
@@ -131,7 +122,7 @@ fn decode(packet: &Packet, value: &Value) -> Option<Reply> {
                 [Value::Int(4), Value::BulkString(record), Value::Int(pttl)],
             ) => Some(Reply::Done {
                 record: Record::from_bytes(record.as_slice().into())?,
-                // Negative, if somebody made it last for ever.
+                // Negative if another client removed the expiry.
                 expires_in: Duration::from_millis(u64::try_from(*pttl).unwrap_or(0)),
             }),
             (Op::Record { .. }, [Value::Int(0)]) => Some(Reply::Lost),
@@ -150,7 +141,7 @@ fn number(fence: i64) -> Option<u64> {
     (fence <= FencingToken::MAX.as_u64()).then_some(fence)
 }
 
-/// Not by its name, which has the key in it.
+/// Without the name of the key, which contains the user's key.
 const FOREIGN_RECORD: &str =
     "WRONGTYPE the record key (NAMESPACE:{KEY}:done) holds no record of this version";
 
@@ -161,7 +152,9 @@ mod tests {
     use deadpool_redis::redis::{Arg, parse_redis_value};
 
     use super::*;
-    use crate::node::redis::encode::{Passport, ends_with_generation, pack, wire};
+    use crate::node::redis::encode::{
+        GenerationCheck, encode_into, ends_with_generation, to_redis_command,
+    };
     use crate::node::redis::scripts::SCRIPTS;
     use crate::protocol::admission::Generation;
     use crate::protocol::message::Command;
@@ -225,16 +218,16 @@ mod tests {
         }))
     }
 
-    /// Of a connection to a server whose generation is not known, so that none is told.
-    fn passport() -> Passport {
-        Passport {
-            generation_key: Some(GENERATION.into()),
+    /// The check of a connection to a server whose generation is unknown, so that requests name none.
+    fn check() -> GenerationCheck {
+        GenerationCheck {
+            key: Some(GENERATION.into()),
             generation: None,
         }
     }
 
     fn arguments(request: &Request) -> Vec<Vec<u8>> {
-        let command = wire(request, &passport());
+        let command = to_redis_command(request, &check());
         let bytes = |arg: Arg<&[u8]>| match arg {
             Arg::Simple(bytes) => bytes.to_vec(),
             _ => Vec::new(),
@@ -243,12 +236,12 @@ mod tests {
     }
 
     fn read(request: &Request, parts: Vec<Value>) -> Result<Reply, NodeFailure> {
-        answer(request, &Value::Array(parts), &"node".into())
+        decode(request, &Value::Array(parts), &"node".into())
     }
 
-    /// The scripts look at it as soon as they are given one.
+    /// The scripts compare the generation as soon as they are given its key.
     #[test]
-    fn a_script_that_is_given_the_generations_key_is_given_the_generation_too() {
+    fn requests_with_the_generation_key_end_with_the_generation() {
         let names = [
             plain(&["k"]),
             plain(&["k", "l"]),
@@ -268,10 +261,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lane_writes_itself_is_what_redis_rs_would_write() {
-        let admitted = Passport {
+    fn encode_into_writes_what_redis_rs_would_write() {
+        let admitted = GenerationCheck {
             generation: Generation::parse("r:100:999999:run"),
-            ..passport()
+            ..check()
         };
         assert!(admitted.generation.is_some());
         let votes = [acquire(None), acquire(Some(5)), confirm(Some(5))];
@@ -279,7 +272,7 @@ mod tests {
         let set = plain(&["a", "b", "c", "d", "e"]);
         let requests = votes.iter().chain(&once).map(|op| (recorded(true), op));
         let others = votes.iter().chain(&once[..1]).map(|op| (set.clone(), op));
-        for passport in [&Passport::default(), &passport(), &admitted] {
+        for check in [&GenerationCheck::default(), &check(), &admitted] {
             let ping = (Request::Ping, Request::Ping);
             let twice = |(names, op): (_, &Op)| {
                 let of = |op: &Op| request(&names, op.clone());
@@ -288,15 +281,17 @@ mod tests {
             let requests = requests.clone().chain(others.clone()).map(twice);
             for (own, theirs) in requests.chain([ping]) {
                 let mut written = b"before".to_vec();
-                pack(&own, passport, &mut written);
-                let expected = wire(&theirs, passport).as_cmd().get_packed_command();
+                encode_into(&own, check, &mut written);
+                let expected = to_redis_command(&theirs, check)
+                    .as_cmd()
+                    .get_packed_command();
                 assert_eq!(written, [b"before", &*expected].concat(), "{own:?}");
             }
         }
     }
 
     #[test]
-    fn the_scripts_of_recorded_keys_are_given_what_their_headers_say() {
+    fn requests_on_keys_with_records_have_the_arguments_of_the_script_headers() {
         let (owner, record) = (OwnerToken::from_random([7; 16]), record());
         let part = |word: &'static str| -> &[u8] {
             match word {
@@ -336,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answers_of_the_scripts_of_recorded_keys_are_read_as_their_headers_say() {
+    fn decode_reads_the_replies_of_the_script_headers_on_keys_with_records() {
         let (int, text) = (Value::Int, |text: &str| Value::BulkString(text.into()));
         let digits = "0a".repeat(16);
         let held = |fingerprint| Reply::Held {
@@ -369,7 +364,7 @@ mod tests {
             (&Op::ReleaseExecuted, 3, Reply::Released),
         ];
         for (op, reply, expected) in numbers {
-            let reply = answer(
+            let reply = decode(
                 &request(&recorded(true), op.clone()),
                 &int(reply),
                 &"n".into(),
@@ -382,7 +377,7 @@ mod tests {
         for op in [&acquire, &confirm, &keep(), &top_up(), &Op::Look] {
             let request = request(&recorded(true), op.clone());
             for (kept, whole) in [(&kept, true), (&head, false)] {
-                // The last is somebody's who made it last for ever.
+                // In the second case another client removed the expiry.
                 for (left, expected) in [(1_000, TIME), (-1, Duration::ZERO)] {
                     let reply = read(&request, vec![int(4), kept.clone(), int(left)]);
                     let Ok(Reply::Done { record, expires_in }) = reply else {
@@ -392,9 +387,9 @@ mod tests {
                     assert_eq!(record.execution(), ours.execution());
                 }
             }
-            // What is there is something, and no record: neither an answer of none nor a vote.
+            // A foreign value is neither a record nor the absence of one.
             let long = "x".repeat(200);
-            for foreign in ["", "nothing of ours", &long] {
+            for foreign in ["", "foreign data", &long] {
                 let reply = read(&request, vec![int(4), text(foreign), int(-1)]);
                 let why = reply.expect_err("it is no record").to_string();
                 let (key, remedy) = ("record key (NAMESPACE:{KEY}:done)", "delete it there");
@@ -404,9 +399,9 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_told_from_what_a_server_will_always_refuse() {
+    fn is_temporary_refusal_distinguishes_temporary_from_permanent_errors() {
         let refusal = |line: &str| parse_redis_value(line.as_bytes()).expect("it is a reply");
-        for (line, passes) in [
+        for (line, is_temporary) in [
             (
                 "-BUSY Redis is busy running a script. You can only call SCRIPT KILL\r\n",
                 true,
@@ -442,20 +437,20 @@ mod tests {
             ),
             (":1\r\n", false),
         ] {
-            assert_eq!(is_passing(&refusal(line)), passes, "{line}");
+            assert_eq!(is_temporary_refusal(&refusal(line)), is_temporary, "{line}");
         }
     }
 
     #[test]
-    fn a_whole_record_is_read_without_a_script() {
+    fn fetch_reads_a_whole_record_without_a_script() {
         let fetch = request(&recorded(true), Op::Fetch);
         let sent = arguments(&fetch);
         assert_eq!(sent, [&b"GET"[..], b"redlock:{k}:done"]);
-        let read = |value| answer(&fetch, &value, &"node".into());
+        let read = |value| decode(&fetch, &value, &"node".into());
         let kept = Value::BulkString(record().as_bytes().into());
         assert_eq!(read(kept), Ok(Reply::Whole(record())));
         assert_eq!(read(Value::Nil), Ok(Reply::NotDone));
-        let foreign = read(Value::BulkString(b"nothing of ours".to_vec()));
+        let foreign = read(Value::BulkString(b"foreign data".to_vec()));
         let why = foreign.expect_err("it is no record").to_string();
         assert!(why.contains("delete it there"), "{why}");
     }

@@ -1,33 +1,79 @@
 //! Requests as Redis commands.
+//!
+//! A command is encoded once and shared by all nodes of the attempt: as bytes for the sockets of lanes, and as a `Cmd`
+//! for connections of redis-rs. Only the generation, which comes last, differs between nodes.
 
+use std::any::Any;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use deadpool_redis::redis::{Cmd, cmd};
 
-use crate::node::job::{Packet, Request};
+use crate::node::job::Request;
+use crate::node::packet::{EncodedCommand, Packet};
 use crate::node::redis::scripts::{Lua, SCRIPTS};
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, OwnerToken, RecordNames};
 
-/// A request as a command.
-pub(super) enum Wired {
-    /// That all nodes share.
-    Shared(Arc<Packet>),
-    Ping,
-    Own(Cmd),
+/// The generation that a request for a vote names, so that it counts only in the memory that was admitted.
+#[derive(Debug, Default)]
+pub(super) struct GenerationCheck {
+    /// The key of the generation, if the restart guard is on.
+    pub(super) key: Option<Arc<[u8]>>,
+    /// The generation of the server on this connection.
+    pub(super) generation: Option<Generation>,
 }
 
-static PING: LazyLock<Cmd> = LazyLock::new(|| cmd("PING"));
+/// Appends a request to `output` as it goes over the wire.
+pub(super) fn encode_into(request: &Request, check: &GenerationCheck, output: &mut Vec<u8>) {
+    let Request::Command(packet) = request else {
+        return output.extend(b"*1\r\n$4\r\nPING\r\n");
+    };
+    let encoded = encoded(packet, check);
+    let generation = check.generation_for(request);
+    let arguments = encoded.arguments + usize::from(generation.is_some());
+    put_length(output, b'*', arguments);
+    output.extend(&encoded.bytes);
+    if let Some(generation) = generation {
+        put_argument(output, generation.as_str().as_bytes());
+    }
+}
 
-impl Wired {
+/// A request as a command of redis-rs.
+pub(super) enum RedisCommand {
+    /// The command that all nodes share.
+    Shared(Arc<Packet>),
+    /// The command with the generation of one node.
+    Own(Cmd),
+    Ping,
+}
+
+/// Returns a request as a command of redis-rs.
+pub(super) fn to_redis_command(request: &Request, check: &GenerationCheck) -> RedisCommand {
+    let Request::Command(packet) = request else {
+        return RedisCommand::Ping;
+    };
+    match check.generation_for(request) {
+        Some(generation) => {
+            let mut command = prepared(packet, check.key.as_deref()).clone();
+            command.arg(generation.as_str());
+            RedisCommand::Own(command)
+        }
+        None => {
+            prepared(packet, check.key.as_deref());
+            RedisCommand::Shared(Arc::clone(packet))
+        }
+    }
+}
+
+impl RedisCommand {
     pub(super) fn as_cmd(&self) -> &Cmd {
         match self {
-            // Without a generation, because what is encoded already is not encoded again.
-            Self::Shared(packet) => shared(packet, None),
-            Self::Ping => &PING,
+            // It has been prepared with the generation key.
+            Self::Shared(packet) => prepared(packet, None),
             Self::Own(command) => command,
+            Self::Ping => &PING,
         }
     }
 
@@ -39,92 +85,73 @@ impl Wired {
     }
 }
 
-/// A command as it goes over the wire, but for how many arguments it has.
-#[derive(Debug)]
-pub(crate) struct Packed {
-    count: usize,
-    arguments: Vec<u8>,
-}
+static PING: LazyLock<Cmd> = LazyLock::new(|| cmd("PING"));
 
-/// What a request for a vote must name so that it only counts in the memory that was admitted.
-#[derive(Debug, Default)]
-pub(super) struct Passport {
-    /// The key that the generation is kept under, if the restart guard is on.
-    pub(super) generation_key: Option<Arc<[u8]>>,
-    /// The generation of the server on this connection.
-    pub(super) generation: Option<Generation>,
-}
-
-/// Returns a request as a command of redis-rs.
-pub(super) fn wire(request: &Request, passport: &Passport) -> Wired {
-    let Request::Command(packet) = request else {
-        return Wired::Ping;
-    };
-    let command = shared(packet, passport.generation_key.as_deref());
-    match &passport.generation {
-        Some(generation) if ends_with_generation(request) => {
-            let mut command = command.clone();
-            command.arg(generation.as_str());
-            Wired::Own(command)
-        }
-        _ => Wired::Shared(Arc::clone(packet)),
+impl GenerationCheck {
+    /// Returns the generation with which the request ends, if it does.
+    fn generation_for(&self, request: &Request) -> Option<&Generation> {
+        let generation = self.generation.as_ref();
+        generation.filter(|_| ends_with_generation(request))
     }
 }
 
-/// Appends a request to `output` as it goes over the wire.
-pub(super) fn pack(request: &Request, passport: &Passport, output: &mut Vec<u8>) {
-    let Request::Command(packet) = request else {
-        return output.extend(b"*1\r\n$4\r\nPING\r\n");
+/// Returns the encoded command, without the generation, which differs between the nodes.
+fn encoded<'a>(packet: &'a Packet, check: &GenerationCheck) -> &'a EncodedCommand {
+    let encode = || encode(&packet.command, packet.notifies, check.key.as_deref());
+    packet.encoded.get_or_init(encode)
+}
+
+/// Returns the same as a command of redis-rs.
+fn prepared<'a>(packet: &'a Packet, generation_key: Option<&[u8]>) -> &'a Cmd {
+    let prepare = || -> Box<dyn Any + Send + Sync> {
+        let command: Cmd = encode(&packet.command, packet.notifies, generation_key);
+        Box::new(command)
     };
-    let generation_key = passport.generation_key.as_deref();
-    let packed = packet
-        .packed
-        .get_or_init(|| encode(&packet.command, packet.tells, generation_key));
-    let generation = passport.generation.as_ref();
-    let generation = generation.filter(|_| ends_with_generation(request));
-    put_length(
-        output,
-        b'*',
-        packed.count + usize::from(generation.is_some()),
-    );
-    output.extend(&packed.arguments);
-    if let Some(generation) = generation {
-        put_argument(output, generation.as_str().as_bytes());
-    }
+    let prepared = packet.prepared.get_or_init(prepare);
+    prepared
+        .downcast_ref()
+        .expect("packets prepare commands of redis-rs only")
 }
 
-/// Returns the encoded command, which all nodes share but for the generation that each must have.
-fn shared<'a>(packet: &'a Packet, generation_key: Option<&[u8]>) -> &'a Cmd {
-    packet
-        .wire
-        .get_or_init(|| encode(&packet.command, packet.tells, generation_key))
-}
-
-/// A command that is written, one argument after the other; its name is the first.
+/// A command under construction, one argument after the other; the first is its name.
 trait Arguments: Sized {
-    /// Starts a command, with room for the arguments of an ordinary lock, which then need not grow it.
-    fn sized() -> Self;
+    /// Starts a command, with room for the arguments of an ordinary lock.
+    fn new() -> Self;
 
     fn put(&mut self, argument: &[u8]) -> &mut Self;
 
     fn put_number(&mut self, number: u64) -> &mut Self {
-        self.put(Decimal::of(number).digits())
+        self.put(Decimal::new(number).digits())
     }
 
-    /// Adds a duration, in milliseconds.
+    /// Appends a duration, in milliseconds.
     fn put_millis(&mut self, duration: Duration) -> &mut Self {
         self.put_number(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Adds whether others are to be told.
-    fn put_tells(&mut self, tells: bool) -> &mut Self {
-        if tells { self.put(b"1") } else { self }
+    /// Appends the request to notify subscribers, if there is one.
+    fn put_notifies(&mut self, notifies: bool) -> &mut Self {
+        if notifies { self.put(b"1") } else { self }
     }
 }
 
-/// For redis-rs.
+impl Arguments for EncodedCommand {
+    fn new() -> Self {
+        Self {
+            arguments: 0,
+            bytes: Vec::with_capacity(BYTES),
+        }
+    }
+
+    fn put(&mut self, argument: &[u8]) -> &mut Self {
+        self.arguments += 1;
+        put_argument(&mut self.bytes, argument);
+        self
+    }
+}
+
 impl Arguments for Cmd {
-    fn sized() -> Self {
+    fn new() -> Self {
         Self::with_capacity(ARGUMENTS, BYTES)
     }
 
@@ -133,23 +160,7 @@ impl Arguments for Cmd {
     }
 }
 
-/// For a socket.
-impl Arguments for Packed {
-    fn sized() -> Self {
-        Self {
-            count: 0,
-            arguments: Vec::with_capacity(BYTES),
-        }
-    }
-
-    fn put(&mut self, argument: &[u8]) -> &mut Self {
-        self.count += 1;
-        put_argument(&mut self.arguments, argument);
-        self
-    }
-}
-
-/// How many arguments the command of an ordinary lock has at most, and how many bytes they take.
+/// The number of arguments of an ordinary lock's command, and their size, or more.
 const ARGUMENTS: usize = 12;
 const BYTES: usize = 384;
 
@@ -162,23 +173,23 @@ fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
 fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
     output.push(kind);
     match u8::try_from(length) {
-        // Nearly all are short, and there are many.
+        // Nearly all lengths are short, and a command has many.
         Ok(short @ 0..10) => output.push(b'0' + short),
         Ok(short @ 10..100) => output.extend([b'0' + short / 10, b'0' + short % 10]),
-        _ => output.extend(Decimal::of(length as u64).digits()),
+        _ => output.extend(Decimal::new(length as u64).digits()),
     }
     output.extend(b"\r\n");
 }
 
-/// A number's digits.
+/// The decimal digits of a number.
 struct Decimal {
-    /// The last of them are used.
+    /// The number is at the end.
     digits: [u8; 20],
     from: usize,
 }
 
 impl Decimal {
-    fn of(mut number: u64) -> Self {
+    fn new(mut number: u64) -> Self {
         let (mut digits, mut from) = ([b'0'; 20], 19);
         while number > 0 {
             digits[from] += (number % 10) as u8;
@@ -195,7 +206,8 @@ impl Decimal {
     }
 }
 
-/// Whether the command ends with the generation that the server must have, if there is one: all that vote.
+/// Returns whether the request ends with the generation of the server, if that is known: every request for a vote
+/// does.
 pub(super) fn ends_with_generation(request: &Request) -> bool {
     match request {
         Request::Command(packet) => match packet.command.op {
@@ -211,22 +223,23 @@ pub(super) fn ends_with_generation(request: &Request) -> bool {
     }
 }
 
-fn encode<A: Arguments>(command: &Command, tells: bool, generation_key: Option<&[u8]>) -> A {
+/// Encodes a command.
+fn encode<A: Arguments>(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> A {
     let Command { names, owner, op } = command;
     if let [name] = &**names
         && let Some(record) = &name.record
     {
-        return encode_once(name, record, owner, op, tells, generation_key);
+        return encode_once(name, record, owner, op, notifies, generation_key);
     }
     let (scripts, owner, single) = (&*SCRIPTS, owner.as_str().as_bytes(), names.len() == 1);
     let (script, number, ttl, retention) = match *op {
-        // The plain command of the Redlock description, which compares nothing.
+        // The plain command of the Redlock description, which needs no script.
         Op::Acquire {
             proposal: None,
             ttl,
             ..
         } if single && generation_key.is_none() => {
-            let mut set = A::sized();
+            let mut set = A::new();
             set.put(b"SET").put(&names[0].lock).put(owner);
             set.put(b"NX").put(b"PX").put_millis(ttl);
             return set;
@@ -251,7 +264,7 @@ fn encode<A: Arguments>(command: &Command, tells: bool, generation_key: Option<&
             ttl,
             retention,
         } => (&scripts.confirm_all, token, ttl, retention),
-        // What is there to be read is of keys that keep records.
+        // Only keys with records have something to write or read.
         Op::Release
         | Op::ReleaseExecuted
         | Op::Record { .. }
@@ -264,7 +277,7 @@ fn encode<A: Arguments>(command: &Command, tells: bool, generation_key: Option<&
                 &scripts.release_all
             };
             let mut eval: A = evalsha(script, names, false, None);
-            eval.put(owner).put_tells(tells);
+            eval.put(owner).put_notifies(notifies);
             return eval;
         }
     };
@@ -281,13 +294,13 @@ fn encode<A: Arguments>(command: &Command, tells: bool, generation_key: Option<&
     eval
 }
 
-/// The commands for a key that keeps records.
+/// Encodes a command on a key with records.
 fn encode_once<A: Arguments>(
     name: &KeyNames,
     record: &RecordNames,
     owner: &OwnerToken,
     op: &Op,
-    tells: bool,
+    notifies: bool,
     generation_key: Option<&[u8]>,
 ) -> A {
     let (scripts, owner) = (&*SCRIPTS, owner.as_str().as_bytes());
@@ -296,7 +309,7 @@ fn encode_once<A: Arguments>(
     let intent_name = intent.map(|intent| &*intent.name);
     let eval = |script: &Lua, keys: &[Option<&[u8]>]| {
         let keys: Vec<&[u8]> = keys.iter().copied().flatten().collect();
-        let mut eval = A::sized();
+        let mut eval = A::new();
         eval.put(b"EVALSHA").put(script.hash.as_bytes());
         eval.put_number(keys.len() as u64);
         for key in keys {
@@ -339,12 +352,12 @@ fn encode_once<A: Arguments>(
         }
         Op::Release if intent.is_some() => {
             let mut eval = eval(&scripts.release_once, &[Some(lock), intent_name]);
-            eval.put(owner).put_tells(tells);
+            eval.put(owner).put_notifies(notifies);
             eval
         }
         Op::Release | Op::ReleaseExecuted => {
             let mut eval = eval(&scripts.release, &[Some(lock)]);
-            eval.put(owner).put_tells(tells);
+            eval.put(owner).put_notifies(notifies);
             eval
         }
         Op::Record { record, retention } => {
@@ -353,7 +366,7 @@ fn encode_once<A: Arguments>(
             eval.put(owner)
                 .put(record.as_bytes())
                 .put_millis(*retention)
-                .put_tells(tells);
+                .put_notifies(notifies);
             eval
         }
         Op::TopUp { record, retention } => {
@@ -362,9 +375,9 @@ fn encode_once<A: Arguments>(
             eval
         }
         Op::Look => eval(&scripts.look, &[Some(done)]),
-        // No script, which would copy it twice more while the server does nothing else.
+        // Not a script, which would copy the record twice more while it blocks the server.
         Op::Fetch => {
-            let mut get = A::sized();
+            let mut get = A::new();
             get.put(b"GET").put(done);
             get
         }
@@ -377,7 +390,7 @@ fn evalsha<A: Arguments>(
     fences: bool,
     generation: Option<&[u8]>,
 ) -> A {
-    let mut eval = A::sized();
+    let mut eval = A::new();
     let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
     eval.put(b"EVALSHA").put(script.hash.as_bytes());
     eval.put_number(keys as u64);
@@ -398,11 +411,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_as_others_write_them() {
+    fn decimals_and_lengths_are_written_as_the_standard_library_writes_them() {
         let tens = (0..20).map(|zeros| 10_u64.pow(zeros));
         let around = |ten: u64| [ten - 1, ten, ten + 1, ten.wrapping_mul(9)];
         for number in tens.flat_map(around).chain([0, u64::MAX]) {
-            let written = Decimal::of(number);
+            let written = Decimal::new(number);
             assert_eq!(written.digits(), number.to_string().as_bytes());
         }
         for length in [0, 9, 10, 99, 100, 12_345] {

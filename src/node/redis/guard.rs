@@ -1,57 +1,79 @@
-//! The restart guard: asks a server, on each new connection, what the rules of admission need.
+//! The restart guard: keeps servers that were restarted or flushed from voting for a while.
+//!
+//! # Implementation details
+//!
+//! A server that has lost its memory has lost the locks that it granted, and could help a second client to one of
+//! them. It must therefore not vote until those locks have expired. The rules are in
+//! [`admission`](crate::protocol::admission); the guard provides what they need.
+//!
+//! *Generations.* A key in each server holds its generation: random bits, the server's time when the memory began,
+//! and the run id of the server process. A new connection reads it, by a script that starts a new generation if
+//! there is none or another process started it. Its age, by the server's own clock, is the age of the memory.
+//!
+//! *Connections.* A connection is admitted before it is used, on itself, because a second connection to the same
+//! name may lead to another server. Each request for a vote names the generation, so that a server which was flushed
+//! since then answers amnesia and not with a vote.
+//!
+//! *Duplicates.* Two nodes may lead to one server, at once or after one name changed its target, and its vote must
+//! not count twice. `duplicate_of` refuses the second node while both lead there. When a name leaves a memory for
+//! which an attempt may have counted a vote, no other name may vote for that memory until the attempt has ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{RedisError, Value, cmd};
 use tokio::time::Instant;
 
-use crate::node::redis::connection::{describe, with_remedy};
+use crate::node::Mutex;
+use crate::node::redis::describe::{describe, describe_refusal};
 use crate::node::redis::scripts;
-use crate::node::unguessable;
+use crate::node::system::unguessable;
 use crate::protocol::OwnerToken;
 use crate::protocol::admission::{Admissions, Generation, Introduction};
 
-/// The guard of all servers of one lock service.
+/// The restart guard of all nodes of one lock service.
 #[derive(Debug)]
 pub(crate) struct Guard {
-    /// The key that says since when a server has its memory.
+    /// The key of the generation.
     pub(super) generation_key: Arc<[u8]>,
-    known: Mutex<Known>,
-    /// Whether any two servers are one; almost never, and asked for with every request.
-    has_twins: AtomicBool,
-    /// Set at first use: the guard may be built before the runtime whose clock it follows.
+    observed: Mutex<Observed>,
+    /// Whether any two nodes are one server. Almost never, but every request checks it.
+    has_duplicates: AtomicBool,
+    /// Set at first use, because the guard may be built before the runtime whose clock it uses.
     epoch: OnceLock<Instant>,
 }
 
+/// The reports of the servers.
 #[derive(Debug)]
-struct Known {
+struct Observed {
     admissions: Admissions,
-    /// Which memory each name led to last, and which until when before that.
+    /// The memory to which each name leads.
     memories: BTreeMap<Arc<str>, Memory>,
+    /// The memories to which names led before, each until an instant.
     former: Vec<(Arc<str>, Memory, Duration)>,
     warned_of_eviction: BTreeSet<Arc<str>>,
 }
 
+/// The identity of a server's memory.
 #[derive(Debug, Clone)]
 struct Memory {
     run_id: Arc<str>,
     generation: Generation,
 }
 
-/// What follows from what a server said of itself on one connection.
+/// The admission of a server on one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Admission {
-    /// Which memory it has; to be sent with every request for a vote on this connection.
+    /// Its generation, which every request for a vote on this connection names.
     pub(super) generation: Generation,
-    /// How long it may not vote yet.
+    /// The remaining time of the quarantine, or zero.
     pub(super) left: Duration,
 }
 
-/// The part of `INFO` that matters.
+/// The relevant part of the reply to `INFO`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Info {
     run_id: String,
@@ -59,13 +81,13 @@ struct Info {
     role: String,
     loading: bool,
     uptime: Duration,
-    /// The policy, if there is a memory limit.
+    /// The eviction policy, if the server has a memory limit and may evict.
     evicts: Option<String>,
 }
 
 impl Guard {
     pub(crate) fn new(window: Duration, generation_key: Arc<[u8]>) -> Arc<Self> {
-        let known = Known {
+        let observed = Observed {
             admissions: Admissions::new(window),
             memories: BTreeMap::new(),
             former: Vec::new(),
@@ -73,19 +95,19 @@ impl Guard {
         };
         Arc::new(Self {
             generation_key,
-            known: Mutex::new(known),
-            has_twins: AtomicBool::new(false),
+            observed: Mutex::new(observed),
+            has_duplicates: AtomicBool::new(false),
             epoch: OnceLock::new(),
         })
     }
 
-    /// Returns how long a server that lost its memory stays out.
+    /// Returns how long a server is quarantined after it has lost its memory.
     pub(super) fn window(&self) -> Duration {
-        self.known().admissions.window()
+        self.observed.lock().admissions.window()
     }
 
-    /// Asks a server, on the very connection that is going to be used, whether it may vote. An attempt at a
-    /// lock takes no longer than `attempt`.
+    /// Asks a server, on the connection that is about to be used, whether it may vote. An attempt to acquire a lock
+    /// takes no longer than `attempt`.
     pub(super) async fn admit(
         &self,
         node: &Arc<str>,
@@ -99,18 +121,18 @@ impl Guard {
         let admit = scripts::admit(&self.generation_key, random.as_str(), &info.run_id);
         let stamp = connection.req_packed_command(&admit).await;
         let stamp = stamp.map_err(|error| refused("the admission", &error))?;
-        let (generation, now) = read_stamp(&stamp).ok_or_else(|| unreadable(&stamp))?;
-        let mut known = self.known();
+        let (generation, now) = read_stamp(&stamp).ok_or_else(|| invalid_stamp(&stamp))?;
+        let mut observed = self.observed.lock();
         if let Some(policy) = &info.evicts
-            && known.warned_of_eviction.insert(Arc::clone(node))
+            && observed.warned_of_eviction.insert(Arc::clone(node))
         {
             tracing::warn!(
                 node = &**node,
                 %policy,
-                "redlock node may evict locks and fences; set maxmemory-policy to noeviction"
+                "redlock node may evict locks and fences; set its maxmemory-policy to noeviction"
             );
         }
-        let said = Introduction {
+        let introduction = Introduction {
             run_id: info.run_id.into(),
             replication_id: info.replication_id.into(),
             uptime: info.uptime,
@@ -119,38 +141,37 @@ impl Guard {
         };
         let now = self.now();
         let memory = Memory {
-            run_id: Arc::clone(&said.run_id),
+            run_id: Arc::clone(&introduction.run_id),
             generation: generation.clone(),
         };
-        let moved = known.note_memory(node, &memory, attempt, now);
-        let left = known.admissions.admit(node, said, now).max(moved);
-        self.has_twins
-            .store(known.admissions.has_twins(), Ordering::Relaxed);
+        let moved = observed.set_memory(node, &memory, attempt, now);
+        let left = observed
+            .admissions
+            .admit(node, introduction, now)
+            .max(moved);
+        self.has_duplicates
+            .store(observed.admissions.has_twins(), Ordering::Relaxed);
         Ok(Admission { generation, left })
     }
 
-    /// Notes that there is no connection to a node any more, and none that is going to be used.
-    pub(super) fn leave(&self, node: &str) {
+    /// Forgets a node, to which there is no connection any more and none about to be used.
+    pub(super) fn forget(&self, node: &str) {
         let now = self.now();
-        let mut known = self.known();
-        known.admissions.disconnect(node);
-        if let Some((name, memory)) = known.memories.remove_entry(node) {
-            known.former.push((name, memory, now));
+        let mut observed = self.observed.lock();
+        observed.admissions.disconnect(node);
+        if let Some((name, memory)) = observed.memories.remove_entry(node) {
+            observed.former.push((name, memory, now));
         }
-        self.has_twins
-            .store(known.admissions.has_twins(), Ordering::Relaxed);
+        self.has_duplicates
+            .store(observed.admissions.has_twins(), Ordering::Relaxed);
     }
 
     /// Returns the other node that is the same server, or a copy of it.
-    pub(super) fn twin_of(&self, node: &str) -> Option<Arc<str>> {
-        if !self.has_twins.load(Ordering::Relaxed) {
+    pub(super) fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
+        if !self.has_duplicates.load(Ordering::Relaxed) {
             return None;
         }
-        self.known().admissions.twin_of(node).cloned()
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.observed.lock().admissions.twin_of(node).cloned()
     }
 
     fn now(&self) -> Duration {
@@ -159,10 +180,10 @@ impl Guard {
     }
 }
 
-impl Known {
-    /// Notes which memory a name leads to. Returns how long it must not vote because another name led there:
-    /// an attempt may have a vote of it under that name, and would count a second.
-    fn note_memory(
+impl Observed {
+    /// Sets the memory to which a name leads. Returns how long it must not vote because another name led there: an
+    /// attempt may have counted its vote under that name already.
+    fn set_memory(
         &mut self,
         node: &Arc<str>,
         memory: &Memory,
@@ -178,10 +199,10 @@ impl Known {
         let former = self.former.iter();
         let former = former.map(|(name, memory, until)| (name, memory, *until));
         let same = others.chain(former);
-        let same = same.filter(|(name, other, _)| *name != node && other.is_of(memory));
+        let same = same.filter(|(name, other, _)| *name != node && other.is_same(memory));
         let left = same.map(|(_, _, until)| left(until)).max();
         if let Some(before) = self.memories.insert(Arc::clone(node), memory.clone())
-            && !before.is_of(memory)
+            && !before.is_same(memory)
         {
             self.former.push((Arc::clone(node), before, now));
         }
@@ -190,13 +211,13 @@ impl Known {
 }
 
 impl Memory {
-    fn is_of(&self, other: &Self) -> bool {
+    fn is_same(&self, other: &Self) -> bool {
         self.run_id == other.run_id || self.generation == other.generation
     }
 }
 
 impl Info {
-    /// Reads what `INFO` answered. A server that must not vote at all is an error.
+    /// Parses the reply to `INFO`. A server that must never vote is an error.
     fn parse(text: &str) -> Result<Self, Arc<str>> {
         let mut info = Self::default();
         let (mut uptime, mut limited, mut policy) = (None, false, "");
@@ -216,11 +237,13 @@ impl Info {
             }
         }
         let (Some(uptime), false) = (uptime, info.run_id.is_empty()) else {
-            return Err("INFO tells neither run_id nor uptime_in_seconds; is it a proxy? Name the server itself".into());
+            return Err("INFO has no run_id or uptime_in_seconds; if it is a proxy, use the URL of the server itself".into());
         };
         if info.role != "master" {
             let role = &info.role;
-            return Err(format!("its role is `{role}`; nodes must be independent masters").into());
+            return Err(
+                format!("its role is `{role}`, but nodes must be independent masters").into(),
+            );
         }
         if info.loading {
             return Err("it is still loading its data".into());
@@ -231,7 +254,7 @@ impl Info {
     }
 }
 
-/// Reads the answer of the admission script: the generation, and the server's clock.
+/// Parses the reply of the admission script: the generation, and the server's clock.
 fn read_stamp(stamp: &Value) -> Option<(Generation, Duration)> {
     let Value::Array(parts) = stamp else {
         return None;
@@ -254,14 +277,13 @@ fn refused(what: &str, error: &RedisError) -> Arc<str> {
     format!("{what} was refused ({why}); the restart guard needs it").into()
 }
 
-fn unreadable(stamp: &Value) -> Arc<str> {
-    match stamp {
-        Value::ServerError(error) => {
-            let details = error.details().unwrap_or_default();
-            let why = with_remedy(format!("{} {details}", error.code()));
-            format!("the admission was refused ({why})").into()
+fn invalid_stamp(stamp: &Value) -> Arc<str> {
+    match describe_refusal(stamp) {
+        Some(why) => format!("the admission was refused ({why})").into(),
+        None => {
+            "the generation key holds foreign data; delete it there, or choose another namespace"
+                .into()
         }
-        _ => "the generation key holds something else; set another namespace".into(),
     }
 }
 
@@ -273,7 +295,7 @@ mod tests {
         maxmemory_policy:allkeys-lru\r\nloading:0\r\nrole:master\r\nmaster_replid:def\r\n";
 
     #[test]
-    fn info_tells_who_a_server_is_and_whether_it_evicts() {
+    fn info_has_the_identity_of_a_server_and_its_eviction_policy() {
         let read = Info::parse(INFO).unwrap();
         assert_eq!((&*read.run_id, read.uptime.as_secs()), ("abc", 30));
         assert_eq!(read.evicts, None);
@@ -285,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_and_loading_servers_may_not_vote() {
+    fn info_refuses_replicas_loading_servers_and_proxies() {
         for (from, to) in [
             ("role:master", "role:slave"),
             ("loading:0", "loading:1"),
@@ -296,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stamp_is_a_generation_and_the_servers_clock() {
+    fn read_stamp_returns_the_generation_and_the_servers_clock() {
         let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let stamp = Value::Array(vec![bulk("r:100:999999:run"), bulk("101"), bulk("1")]);
         let (generation, now) = read_stamp(&stamp).unwrap();

@@ -1,249 +1,250 @@
-//! The inbox: what waits to be sent to one server, and how much may.
+//! The inbox: the bounded queue between the callers and the lane of one server.
+//!
+//! # Implementation details
+//!
+//! An inbox is a multi-producer, single-consumer channel whose consumer, the lane, can be replaced. One short
+//! critical section does everything that a job meets on its way in: a lock on five nodes submits ten jobs from
+//! all threads of the runtime, and a channel, a counter of queued jobs and a slot for the waker, each with atomics
+//! of its own, cost more.
+//!
+//! *Lane.* A lane runs in the runtime of the caller that started it. [`LaneState`] says whether there is one and
+//! whether a job must wake it. If its runtime ends, the lane is dropped and detaches itself; the next job, or
+//! another runtime that has submitted jobs, starts a new one. A runtime may also stall without ending: a
+//! current-thread runtime runs only within `block_on`. If a job of another runtime has not been looked at for
+//! [`STALLED_AFTER`], that runtime starts a new lane, and `number` tells the stalled one that it has been replaced.
+//!
+//! *Room.* The bound covers the queued jobs and those that the lane has taken and not finished, as it last
+//! reported. A release is never refused: a lock whose acquisition was accepted must be released, and there is at
+//! most one release for each acquisition.
+//!
+//! Invariants: jobs leave in the order of submission, those that a lane returns before all others. There is at most
+//! one lane whose number is current.
 
 use std::collections::VecDeque;
 use std::ops::{AddAssign, SubAssign};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
 use tokio::time::Instant;
 
+use crate::node::Mutex;
 use crate::node::job::Job;
 
-/// The jobs that wait for a lane, in the order in which they were submitted.
-///
-/// # Design
-///
-/// One short lock for all that a job meets on its way in. A lock over five nodes passes ten of these
-/// doors, from all threads of the runtime: a channel, a count of what waits and a place for the lane, each
-/// with atomics of its own, cost more there than one after the other suggests.
+/// The jobs that are queued for a lane, in the order of submission.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    waiting: Mutex<Waiting>,
-    /// Which lane it is that looks here: one that finds another number has been replaced. Changed under the
-    /// lock.
+    queued: Mutex<Queued>,
+    /// The number of the current lane; one with another number has been replaced. Changed under the mutex.
     number: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct Queued {
     jobs: VecDeque<Job>,
-    /// Of records.
+    /// The size of the records in these jobs.
     bytes: usize,
-    /// What the lane has taken and not finished, as it last said.
+    /// The jobs that the lane has taken and not finished, as it last reported.
     taken: Load,
-    lane: Attendance,
-    /// The runtime that the lane was started in.
+    lane: LaneState,
+    /// The runtime of the lane.
     runtime: Option<Id>,
-    /// Since when something of another runtime waits that the lane has not looked at.
-    unheard: Option<Instant>,
-    /// Others that jobs came from last, to go on in when that one ends.
+    /// Since when a job of another runtime waits that the lane has not looked at.
+    unserved_since: Option<Instant>,
+    /// The other runtimes that submitted jobs last, in which to start a lane when the current one ends.
     others: Vec<Handle>,
-    /// Nothing comes in any more.
-    closed: bool,
+    /// Whether the handle of the node has been dropped.
+    is_closed: bool,
 }
 
-/// So many jobs, and so many bytes of records.
+/// A number of jobs and the size of their records.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Load {
     pub(super) jobs: usize,
     pub(super) bytes: usize,
 }
 
+/// The activity of the lane.
 #[derive(Debug, Default)]
-enum Attendance {
-    /// There is no lane, or its runtime is gone.
+enum LaneState {
+    /// There is no lane, or its runtime has ended.
     #[default]
     Absent,
-    /// It will look before it sleeps.
+    /// It looks into the inbox before it sleeps.
     Awake,
-    /// It does not look before something was answered.
-    Behind,
+    /// It looks into the inbox only after the next reply.
+    Backlogged,
     Asleep(Waker),
 }
 
-/// What became of a job.
+/// The result of posting a job.
 pub(super) enum Posted {
     Accepted,
-    /// Accepted, and a lane is to be started here.
+    /// Accepted, and the caller must start a lane in this runtime.
     NeedsLane(Handle),
-    /// There is no lane, and no runtime to start one in.
-    Stranded(Job),
-    /// Too much waits already.
+    /// Not accepted: there is no lane, and no runtime to start one in.
+    NoRuntime(Job),
+    /// Not accepted: there is no room.
     Full(Job),
 }
 
-/// Most requests, beyond which a server is so far behind that no more of them would be answered in time.
+/// The maximum number of jobs. Beyond it, a server is so slow that no more of them would be answered in time.
 const MAX_JOBS: usize = 1 << 16;
-/// Most bytes of records.
+/// The maximum size of their records.
 const MAX_BYTES: usize = 64 << 20;
-/// How long a lane may leave something unheard before another runtime takes over: its own may rest, and only
-/// live on.
-const REST: Duration = Duration::from_secs(1);
-/// Most runtimes that are remembered beside the lane's.
+/// How long a lane may leave jobs of another runtime unserved before it counts as stalled.
+const STALLED_AFTER: Duration = Duration::from_secs(1);
+/// The maximum number of other runtimes that are remembered.
 const MAX_OTHERS: usize = 4;
 
 impl Inbox {
-    /// Puts a job behind all that wait.
-    ///
-    /// A release is never refused: a lock whose acquisition had a place must be given back whatever else
-    /// waits, and there is at most one for each.
+    /// Appends a job to the queue. A release is never refused for lack of room.
     pub(super) fn post(&self, job: Job) -> Posted {
         let bytes = job.bytes();
         let runtime = Handle::try_current().ok();
-        let mut waiting = self.waiting();
-        if !job.is_release() && !waiting.has_room(bytes) {
+        let mut queued = self.queued.lock();
+        if !job.is_release() && !queued.has_room(bytes) {
             return Posted::Full(job);
         }
-        let rests = runtime
+        let is_stalled = runtime
             .as_ref()
-            .is_some_and(|runtime| waiting.rests(runtime));
+            .is_some_and(|runtime| queued.is_stalled(runtime));
         let (mut starts_in, mut replaced) = (None, None);
-        match (&waiting.lane, runtime) {
-            // In the caller's, also if there was a lane, and the runtime that it ran on is gone.
-            (Attendance::Absent, Some(runtime)) => {
-                waiting.runtime = Some(runtime.id());
+        match (&queued.lane, runtime) {
+            // Also if there was a lane whose runtime has ended.
+            (LaneState::Absent, Some(runtime)) => {
+                queued.runtime = Some(runtime.id());
                 starts_in = Some(runtime);
             }
-            (Attendance::Absent, None) => return Posted::Stranded(job),
-            (_, Some(runtime)) if rests => {
+            (LaneState::Absent, None) => return Posted::NoRuntime(job),
+            (_, Some(runtime)) if is_stalled => {
                 self.number.fetch_add(1, Ordering::AcqRel);
-                waiting.taken = Load::default();
-                waiting.runtime = Some(runtime.id());
-                waiting.lane = Attendance::Awake;
+                queued.taken = Load::default();
+                queued.runtime = Some(runtime.id());
+                queued.lane = LaneState::Awake;
                 starts_in = Some(runtime);
             }
-            (_, Some(runtime)) => replaced = waiting.note_other(runtime),
+            (_, Some(runtime)) => replaced = queued.remember_runtime(runtime),
             (_, None) => {}
         }
-        waiting.bytes += bytes;
-        waiting.jobs.push_back(job);
-        let lane = match waiting.lane {
-            Attendance::Behind => Attendance::Behind,
-            _ => std::mem::replace(&mut waiting.lane, Attendance::Awake),
+        queued.bytes += bytes;
+        queued.jobs.push_back(job);
+        let lane = match queued.lane {
+            LaneState::Backlogged => LaneState::Backlogged,
+            _ => std::mem::replace(&mut queued.lane, LaneState::Awake),
         };
-        drop(waiting);
+        drop(queued);
         drop(replaced);
-        if let Attendance::Asleep(lane) = lane {
+        if let LaneState::Asleep(lane) = lane {
             lane.wake();
         }
         starts_in.map_or(Posted::Accepted, Posted::NeedsLane)
     }
 
-    /// Waits until there is something to take; false if there never will be. The lane with this `number` has
-    /// `carried`; for one that was replaced there is nothing.
-    pub(super) fn poll_filled(
-        &self,
-        number: u64,
-        context: &Context<'_>,
-        carried: Load,
-    ) -> Poll<bool> {
-        let mut waiting = self.waiting();
+    /// Waits until there are jobs to take, and returns false if there never will be. The lane with this `number`
+    /// reports that it has `taken` so much; one that was replaced gets no jobs.
+    pub(super) fn poll_ready(&self, number: u64, context: &Context<'_>, taken: Load) -> Poll<bool> {
+        let mut queued = self.queued.lock();
         if self.number() != number {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        waiting.taken = carried;
-        waiting.unheard = None;
-        if !waiting.jobs.is_empty() {
+        queued.taken = taken;
+        queued.unserved_since = None;
+        if !queued.jobs.is_empty() {
             return Poll::Ready(true);
         }
-        if waiting.closed {
+        if queued.is_closed {
             return Poll::Ready(false);
         }
-        match &mut waiting.lane {
-            Attendance::Asleep(lane) => lane.clone_from(context.waker()),
-            lane => *lane = Attendance::Asleep(context.waker().clone()),
+        match &mut queued.lane {
+            LaneState::Asleep(lane) => lane.clone_from(context.waker()),
+            lane => *lane = LaneState::Asleep(context.waker().clone()),
         }
         Poll::Pending
     }
 
-    /// Notes that the lane looks again when something was answered.
-    pub(super) fn note_behind(&self, number: u64) {
-        let mut waiting = self.waiting();
+    /// Notes that the lane will look again after the next reply.
+    pub(super) fn set_backlogged(&self, number: u64) {
+        let mut queued = self.queued.lock();
         if self.number() == number {
-            waiting.lane = Attendance::Behind;
-            waiting.unheard = None;
+            queued.lane = LaneState::Backlogged;
+            queued.unserved_since = None;
         }
     }
 
-    /// Returns the number of the lane that is there, or about to be.
+    /// Returns the number of the current lane, or of the next one.
     pub(super) fn number(&self) -> u64 {
         self.number.load(Ordering::Acquire)
     }
 
-    /// Takes back what a lane has not finished that was replaced.
-    pub(super) fn take_back(&self, unfinished: Vec<Job>) {
-        let mut waiting = self.waiting();
-        waiting.push_front(unfinished);
-        if !matches!(waiting.lane, Attendance::Asleep(_)) || waiting.jobs.is_empty() {
+    /// Takes back the unfinished jobs of a lane that was replaced.
+    pub(super) fn return_unfinished(&self, unfinished: Vec<Job>) {
+        let mut queued = self.queued.lock();
+        queued.push_front(unfinished);
+        if !matches!(queued.lane, LaneState::Asleep(_)) || queued.jobs.is_empty() {
             return;
         }
-        if let Attendance::Asleep(lane) = std::mem::replace(&mut waiting.lane, Attendance::Awake) {
-            drop(waiting);
+        if let LaneState::Asleep(lane) = std::mem::replace(&mut queued.lane, LaneState::Awake) {
+            drop(queued);
             lane.wake();
         }
     }
 
-    /// Moves so many jobs at most to `jobs`, which is empty, beside what the lane has.
+    /// Moves up to `most` jobs to `jobs`, which is empty.
     pub(super) fn take(&self, most: usize, jobs: &mut VecDeque<Job>) {
-        let mut waiting = self.waiting();
-        let bytes = if waiting.jobs.len() <= most {
-            // All of them, and the room of those that were taken before is for the next.
-            std::mem::swap(&mut waiting.jobs, jobs);
-            waiting.bytes
+        let mut queued = self.queued.lock();
+        let bytes = if queued.jobs.len() <= most {
+            // Swapped, so that the buffer of the jobs taken before serves the next ones.
+            std::mem::swap(&mut queued.jobs, jobs);
+            queued.bytes
         } else {
-            jobs.extend(waiting.jobs.drain(..most));
+            jobs.extend(queued.jobs.drain(..most));
             jobs.iter().map(Job::bytes).sum()
         };
-        waiting.bytes -= bytes;
+        queued.bytes -= bytes;
         let jobs = jobs.len();
-        waiting.taken += Load { jobs, bytes };
+        queued.taken += Load { jobs, bytes };
     }
 
-    /// Ends the lane once it has nothing left to do.
+    /// Lets the lane end once it has nothing left to do.
     pub(super) fn close(&self) {
-        let mut waiting = self.waiting();
-        waiting.closed = true;
-        if let Attendance::Asleep(lane) = std::mem::replace(&mut waiting.lane, Attendance::Awake) {
-            drop(waiting);
+        let mut queued = self.queued.lock();
+        queued.is_closed = true;
+        if let LaneState::Asleep(lane) = std::mem::replace(&mut queued.lane, LaneState::Awake) {
+            drop(queued);
             lane.wake();
         }
     }
 
-    /// The lane is gone: what waits is the next one's, behind what it had not finished. There may be
-    /// releases, and jobs of other runtimes: returns those to [attend](Self::attend) in, unless the next job
-    /// comes sooner.
+    /// Removes the lane and takes back its unfinished jobs, before the queued ones. If there are any, returns the
+    /// runtimes in which to [attach](Self::attach) another lane, unless the next job does so first.
     #[must_use]
-    pub(super) fn leave(&self, unfinished: Vec<Job>) -> Vec<Handle> {
-        let mut waiting = self.waiting();
-        waiting.taken = Load::default();
-        waiting.push_front(unfinished);
-        waiting.unheard = None;
-        waiting.runtime = None;
-        waiting.lane = Attendance::Absent;
-        match waiting.jobs.is_empty() {
+    pub(super) fn detach(&self, unfinished: Vec<Job>) -> Vec<Handle> {
+        let mut queued = self.queued.lock();
+        queued.taken = Load::default();
+        queued.push_front(unfinished);
+        queued.unserved_since = None;
+        queued.runtime = None;
+        queued.lane = LaneState::Absent;
+        match queued.jobs.is_empty() {
             true => Vec::new(),
-            false => std::mem::take(&mut waiting.others),
+            false => std::mem::take(&mut queued.others),
         }
     }
 
-    /// Makes the caller the lane, in the runtime that it is called in, if there is none and something waits.
+    /// Makes the caller the lane, in the current runtime, if there is none and jobs are queued. Returns whether it
+    /// did.
     #[must_use]
-    pub(super) fn attend(&self) -> bool {
-        let mut waiting = self.waiting();
-        let is_needed = matches!(waiting.lane, Attendance::Absent) && !waiting.jobs.is_empty();
+    pub(super) fn attach(&self) -> bool {
+        let mut queued = self.queued.lock();
+        let is_needed = matches!(queued.lane, LaneState::Absent) && !queued.jobs.is_empty();
         if is_needed {
-            waiting.lane = Attendance::Awake;
-            waiting.runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+            queued.lane = LaneState::Awake;
+            queued.runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         }
         is_needed
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -261,20 +262,20 @@ impl SubAssign for Load {
     }
 }
 
-impl Waiting {
-    /// Whether the lane has left something of another runtime than its own unheard for too long.
-    fn rests(&mut self, runtime: &Handle) -> bool {
-        let looks_later = matches!(self.lane, Attendance::Absent | Attendance::Behind);
-        if looks_later || self.runtime == Some(runtime.id()) {
+impl Queued {
+    /// Returns whether the lane has left jobs of other runtimes than its own unserved for too long.
+    fn is_stalled(&mut self, runtime: &Handle) -> bool {
+        let cannot_stall = matches!(self.lane, LaneState::Absent | LaneState::Backlogged);
+        if cannot_stall || self.runtime == Some(runtime.id()) {
             return false;
         }
         let now = Instant::now();
-        let unheard = self.unheard.get_or_insert(now);
-        let rests = now.saturating_duration_since(*unheard) > REST;
-        if rests {
-            self.unheard = None;
+        let since = self.unserved_since.get_or_insert(now);
+        let is_stalled = now.saturating_duration_since(*since) > STALLED_AFTER;
+        if is_stalled {
+            self.unserved_since = None;
         }
-        rests
+        is_stalled
     }
 
     fn push_front(&mut self, unfinished: Vec<Job>) {
@@ -284,8 +285,8 @@ impl Waiting {
         }
     }
 
-    /// Notes where a job came from, if the lane is not there; returns what that takes the place of.
-    fn note_other(&mut self, runtime: Handle) -> Option<Handle> {
+    /// Remembers the runtime of a job if it is not the lane's. Returns the handle to drop outside of the mutex.
+    fn remember_runtime(&mut self, runtime: Handle) -> Option<Handle> {
         let id = runtime.id();
         let is_known = self.runtime == Some(id) || self.others.iter().any(|other| other.id() == id);
         if is_known {
@@ -312,7 +313,9 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready};
 
     use super::*;
-    use crate::node::{Packet, Request, VoteReceiver};
+    use crate::node::job::Request;
+    use crate::node::packet::Packet;
+    use crate::node::votes::VoteReceiver;
     use crate::protocol::message::{Command, Op};
     use crate::protocol::{ExecutionId, Fingerprint, KeyNames, OwnerToken, Record};
 
@@ -336,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn there_is_so_much_room_that_what_the_lane_has_takes_too_and_releases_do_not_need() {
+    async fn post_counts_jobs_that_the_lane_has_taken_and_accepts_every_release() {
         let inbox = Inbox::default();
         assert!(matches!(inbox.post(job(Op::Look)), Posted::NeedsLane(_)));
         for _ in 1..MAX_JOBS {
@@ -349,15 +352,15 @@ mod tests {
         inbox.take(MAX_JOBS + 1, &mut taken);
         assert_eq!(taken.len(), MAX_JOBS + 1);
         assert!(is_full(job(Op::Look)));
-        // It has answered them, and looks whether there are more.
-        let carried = Load::default();
-        let mut filled = spawn(poll_fn(|context| inbox.poll_filled(0, context, carried)));
-        assert_pending!(filled.poll());
+        // The lane has finished them and looks for more.
+        let taken = Load::default();
+        let mut ready = spawn(poll_fn(|context| inbox.poll_ready(0, context, taken)));
+        assert_pending!(ready.poll());
         assert!(!is_full(job(Op::Look)));
     }
 
     #[tokio::test]
-    async fn there_is_so_much_room_for_records() {
+    async fn post_bounds_the_size_of_records() {
         let inbox = Inbox::default();
         let is_full = |job| matches!(inbox.post(job), Posted::Full(_));
         assert!(!is_full(record(MAX_BYTES / 2)));
@@ -367,40 +370,40 @@ mod tests {
         inbox.take(1, &mut taken);
         assert!(is_full(record(MAX_BYTES / 2)));
         drop(taken);
-        assert!(inbox.leave(Vec::new()).is_empty());
+        assert!(inbox.detach(Vec::new()).is_empty());
         assert!(!is_full(record(MAX_BYTES / 2)));
     }
 
     #[tokio::test]
-    async fn a_lane_is_woken_once_and_ends_when_all_is_taken_after_the_end() {
+    async fn post_wakes_the_lane_once_and_a_closed_inbox_ends_it_when_empty() {
         let inbox = Inbox::default();
-        let filled = || poll_fn(|context| inbox.poll_filled(0, context, Load::default()));
+        let ready = || poll_fn(|context| inbox.poll_ready(0, context, Load::default()));
         inbox.post(job(Op::Look));
-        assert!(filled().await);
+        assert!(ready().await);
         inbox.take(1, &mut VecDeque::new());
-        let mut lane = spawn(filled());
+        let mut lane = spawn(ready());
         assert_pending!(lane.poll());
         inbox.post(job(Op::Look));
         assert!(lane.is_woken());
         inbox.post(job(Op::Look));
         assert!(assert_ready!(lane.poll()));
         inbox.close();
-        assert!(filled().await);
+        assert!(ready().await);
         inbox.take(2, &mut VecDeque::new());
-        assert!(!filled().await);
+        assert!(!ready().await);
     }
 
     #[test]
-    fn what_a_lane_leaves_is_for_the_next_and_without_a_runtime_there_is_none() {
+    fn post_starts_a_lane_in_the_callers_runtime_and_queued_jobs_stay_for_the_next() {
         let inbox = Inbox::default();
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.build().unwrap();
-        assert!(matches!(inbox.post(job(Op::Look)), Posted::Stranded(_)));
+        assert!(matches!(inbox.post(job(Op::Look)), Posted::NoRuntime(_)));
         let posted = runtime.block_on(async { inbox.post(job(Op::Release)) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
         assert!(matches!(inbox.post(job(Op::Look)), Posted::Accepted));
-        assert!(inbox.leave(Vec::new()).is_empty());
-        assert!(matches!(inbox.post(job(Op::Look)), Posted::Stranded(_)));
+        assert!(inbox.detach(Vec::new()).is_empty());
+        assert!(matches!(inbox.post(job(Op::Look)), Posted::NoRuntime(_)));
         let posted = runtime.block_on(async { inbox.post(job(Op::Look)) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
         let mut taken = VecDeque::new();
@@ -409,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lane_leaves_of_two_runtimes_goes_on_in_the_other() {
+    fn detach_returns_the_other_runtimes_to_attach_in() {
         let runtime = || tokio::runtime::Builder::new_current_thread().build();
         let (first, second) = (runtime().unwrap(), runtime().unwrap());
         let inbox = Inbox::default();
@@ -421,67 +424,67 @@ mod tests {
         first.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
         second.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
         first.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
-        let next = inbox.leave(taken.drain(..).collect());
+        let next = inbox.detach(taken.drain(..).collect());
         let next: Vec<_> = next.iter().map(Handle::id).collect();
         assert_eq!(next, [second.handle().id()]);
-        assert!(second.block_on(async { inbox.attend() }));
-        assert!(!second.block_on(async { inbox.attend() }));
+        assert!(second.block_on(async { inbox.attach() }));
+        assert!(!second.block_on(async { inbox.attach() }));
         inbox.take(9, &mut taken);
         assert!(taken.len() == 4 && taken[0].is_release());
-        // That one ends too, and nothing is left.
+        // That runtime ends too, and no jobs are left.
         taken.clear();
         first.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
         inbox.take(9, &mut VecDeque::new());
-        assert!(inbox.leave(Vec::new()).is_empty());
+        assert!(inbox.detach(Vec::new()).is_empty());
     }
 
-    /// A runtime may rest, and is alive all the same: it has nothing until it goes on.
+    /// A runtime may stall without ending, and would not serve the jobs until it runs again.
     #[test]
-    fn what_a_lane_leaves_is_for_whichever_runtime_asks_first() {
+    fn attach_fails_after_another_runtime_has_started_a_lane() {
         let runtime = || tokio::runtime::Builder::new_current_thread().build();
-        let (first, resting, third) = (runtime().unwrap(), runtime().unwrap(), runtime().unwrap());
+        let (first, stalled, third) = (runtime().unwrap(), runtime().unwrap(), runtime().unwrap());
         let inbox = Inbox::default();
         let post = |op| inbox.post(job(op));
         let posted = first.block_on(async { post(Op::Look) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
-        resting.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
-        assert_eq!(inbox.leave(Vec::new()).len(), 1);
+        stalled.block_on(async { assert!(matches!(post(Op::Look), Posted::Accepted)) });
+        assert_eq!(inbox.detach(Vec::new()).len(), 1);
         let posted = third.block_on(async { post(Op::Look) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
-        assert!(!resting.block_on(async { inbox.attend() }));
+        assert!(!stalled.block_on(async { inbox.attach() }));
     }
 
     #[test]
-    fn a_lane_that_leaves_another_runtime_unheard_for_long_is_replaced() {
+    fn post_replaces_a_lane_that_leaves_another_runtime_unserved() {
         let runtime = || tokio::runtime::Builder::new_current_thread().build();
-        let (resting, other) = (runtime().unwrap(), runtime().unwrap());
+        let (stalled, other) = (runtime().unwrap(), runtime().unwrap());
         let inbox = Inbox::default();
         let post = |op| inbox.post(job(op));
-        let posted = resting.block_on(async { post(Op::Look) });
+        let posted = stalled.block_on(async { post(Op::Look) });
         assert!(matches!(posted, Posted::NeedsLane(_)));
-        let ago = |how_long| {
+        let set_unserved = |how_long| {
             let now = Instant::now();
-            inbox.waiting().unheard = now.checked_sub(how_long);
+            inbox.queued.lock().unserved_since = now.checked_sub(how_long);
         };
         other.block_on(async {
             assert!(matches!(post(Op::Look), Posted::Accepted));
-            ago(REST / 2);
+            set_unserved(STALLED_AFTER / 2);
             assert!(matches!(post(Op::Look), Posted::Accepted));
-            // It is behind, and not at rest.
-            inbox.note_behind(0);
-            ago(2 * REST);
+            // It is backlogged, not stalled.
+            inbox.set_backlogged(0);
+            set_unserved(2 * STALLED_AFTER);
             assert!(matches!(post(Op::Look), Posted::Accepted));
-            inbox.waiting().lane = Attendance::Awake;
+            inbox.queued.lock().lane = LaneState::Awake;
             assert!(matches!(post(Op::Look), Posted::NeedsLane(_)));
         });
         assert_eq!(inbox.number(), 1);
-        // The old one goes on, and what it had is the other's.
+        // The old lane runs again, and its jobs go to the new one.
         let mut taken = VecDeque::new();
         inbox.take(9, &mut taken);
-        inbox.note_behind(0);
-        let old = poll_fn(|context| inbox.poll_filled(0, context, Load::default()));
+        inbox.set_backlogged(0);
+        let old = poll_fn(|context| inbox.poll_ready(0, context, Load::default()));
         assert_pending!(spawn(old).poll());
-        inbox.take_back(taken.drain(..).collect());
+        inbox.return_unfinished(taken.drain(..).collect());
         inbox.take(9, &mut taken);
         assert_eq!(taken.len(), 5);
     }

@@ -1,4 +1,4 @@
-//! The link: the connection that a lane sends on.
+//! Links: the connections that a lane sends on.
 
 use std::collections::VecDeque;
 use std::future::{Future, ready};
@@ -10,50 +10,51 @@ use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Pipeline, RedisError, Value};
 
 use crate::node::job::Request;
-use crate::node::redis::connection::describe;
-use crate::node::redis::encode::{Passport, pack, wire};
+use crate::node::redis::describe::describe;
+use crate::node::redis::encode::{GenerationCheck, encode_into, to_redis_command};
 use crate::node::redis::socket::Socket;
 
-/// A connection to a server on which requests are answered in the order in which they are sent.
+/// A connection to a server, which answers requests in the order in which they are sent.
 pub(super) enum Link {
-    /// The lane's own, to a server that is named by a TCP URL without TLS.
+    /// A socket of the lane's own, to a server that is named by a TCP URL without TLS.
     Own(Socket),
-    /// One of redis-rs, from the pool.
-    Pooled(Pooled),
+    /// A connection of redis-rs, from the pool.
+    Pooled(PooledLink),
 }
 
-pub(super) struct Pooled {
+/// A connection of redis-rs, which drives it in a task of its own.
+pub(super) struct PooledLink {
     connection: MultiplexedConnection,
-    /// Oldest first, which is the order of the answers. Dropping one may keep redis-rs from sending what
-    /// was asked.
-    answers: VecDeque<Answer>,
+    /// The replies to all unanswered requests, oldest first. Dropping one may keep redis-rs from sending its
+    /// requests.
+    replies: VecDeque<PooledReply>,
 }
 
-type Answer = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
+type PooledReply = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
 
 impl Link {
-    pub(super) fn pooled(connection: MultiplexedConnection) -> Self {
-        Self::Pooled(Pooled {
+    pub(super) fn from_pool(connection: MultiplexedConnection) -> Self {
+        Self::Pooled(PooledLink {
             connection,
-            answers: VecDeque::new(),
+            replies: VecDeque::new(),
         })
     }
 
-    /// Sends requests together, behind all that were sent before.
+    /// Sends requests together, behind all earlier ones.
     pub(super) fn send<'a>(
         &mut self,
         requests: impl ExactSizeIterator<Item = &'a Request>,
-        passport: &Passport,
+        check: &GenerationCheck,
     ) {
         match self {
             Self::Own(socket) => socket.send(requests.len(), |output| {
-                requests.for_each(|request| pack(request, passport, output));
+                requests.for_each(|request| encode_into(request, check, output));
             }),
-            Self::Pooled(pooled) => pooled.send(requests, passport),
+            Self::Pooled(pooled) => pooled.send(requests, check),
         }
     }
 
-    /// Sends a pipeline, behind all that was sent before.
+    /// Sends a pipeline, behind all earlier requests.
     pub(super) fn send_pipeline(&mut self, pipeline: Pipeline) {
         match self {
             Self::Own(socket) => socket.send(pipeline.len(), |output| {
@@ -63,41 +64,41 @@ impl Link {
         }
     }
 
-    /// Adds the answers to what was sent first of what is not answered, as they come; ready when all of
-    /// them are there. Also sends, if not all went out at once.
+    /// Appends the replies to the oldest unanswered requests that were sent together, as they arrive; ready when
+    /// all of them have. Also writes requests that have not been written yet.
     ///
     /// # Errors
     ///
-    /// The connection is lost, which an own one says also if nothing was asked on it.
-    pub(super) fn poll_answers(
+    /// The connection is lost. Without unanswered requests, only a socket of the lane's own reports that.
+    pub(super) fn poll_replies(
         &mut self,
         context: &mut Context<'_>,
-        answers: &mut Vec<Value>,
+        replies: &mut Vec<Value>,
     ) -> Poll<Result<(), Arc<str>>> {
         match self {
             Self::Own(socket) => socket
-                .poll_replies(context, answers)
+                .poll_replies(context, replies)
                 .map_err(|error| error.to_string().into()),
             Self::Pooled(pooled) => pooled
-                .poll_answers(context)
-                .map_ok(|values| answers.extend(values))
+                .poll_replies(context)
+                .map_ok(|values| replies.extend(values))
                 .map_err(|error| describe(&error).into()),
         }
     }
 }
 
-impl Pooled {
+impl PooledLink {
     fn send<'a>(
         &mut self,
         mut requests: impl ExactSizeIterator<Item = &'a Request>,
-        passport: &Passport,
+        check: &GenerationCheck,
     ) {
         if requests.len() == 1 {
             // By far the most common case, which needs no pipeline.
             if let Some(request) = requests.next() {
-                let command = wire(request, passport);
+                let command = to_redis_command(request, check);
                 let mut connection = self.connection.clone();
-                self.put_out(async move {
+                self.start(async move {
                     let value = connection.req_packed_command(command.as_cmd()).await;
                     value.map(|value| vec![value])
                 });
@@ -106,41 +107,42 @@ impl Pooled {
         }
         let mut pipeline = Pipeline::with_capacity(requests.len());
         for request in requests {
-            pipeline.add_command(wire(request, passport).into_cmd());
+            pipeline.add_command(to_redis_command(request, check).into_cmd());
         }
         self.send_pipeline(pipeline);
     }
 
     fn send_pipeline(&mut self, pipeline: Pipeline) {
         let mut connection = self.connection.clone();
-        self.put_out(async move {
+        self.start(async move {
             let count = pipeline.len();
             connection.req_packed_commands(&pipeline, 0, count).await
         });
     }
 
-    fn put_out(
+    /// Starts a request behind all earlier ones.
+    fn start(
         &mut self,
         values: impl Future<Output = Result<Vec<Value>, RedisError>> + Send + 'static,
     ) {
-        let mut answer: Answer = Box::pin(values);
-        // The first poll takes the place in redis-rs's queue; polling in order keeps the order. The oldest
-        // is polled next anyway.
+        let mut reply: PooledReply = Box::pin(values);
+        // The first poll enqueues the request in redis-rs, so polling in order keeps the order. The oldest is
+        // polled next anyway.
         let mut context = Context::from_waker(Waker::noop());
-        if !self.answers.is_empty()
-            && let Poll::Ready(values) = answer.as_mut().poll(&mut context)
+        if !self.replies.is_empty()
+            && let Poll::Ready(values) = reply.as_mut().poll(&mut context)
         {
-            answer = Box::pin(ready(values));
+            reply = Box::pin(ready(values));
         }
-        self.answers.push_back(answer);
+        self.replies.push_back(reply);
     }
 
-    fn poll_answers(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<Value>, RedisError>> {
-        let Some(oldest) = self.answers.front_mut() else {
+    fn poll_replies(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<Value>, RedisError>> {
+        let Some(oldest) = self.replies.front_mut() else {
             return Poll::Pending;
         };
         let values = std::task::ready!(oldest.as_mut().poll(context));
-        self.answers.pop_front();
+        self.replies.pop_front();
         Poll::Ready(values)
     }
 }

@@ -1,12 +1,26 @@
-//! The listener: one more connection to a server, while somebody in this process waits for a lock.
+//! The listener: subscribes to the releases of locks at one server, on a separate connection.
 //!
-//! On it the releases of these locks are heard of. It is opened for the first who waits and closed some time
-//! after the last; if it cannot be had, those who wait ask the server from time to time as before.
+//! # Implementation details
+//!
+//! A process subscribes to a lock only while it waits for it. The listener therefore opens its connection for the
+//! first subscription and closes it some time after the last. One task owns the connection and the subscriptions;
+//! [`Listener::subscribe`] and the drop of a subscription send it commands through a channel, in order. The task
+//! executes the commands that have queued up with one `SUBSCRIBE` and one `UNSUBSCRIBE` at most.
+//!
+//! Invariants:
+//!
+//! * A signal counts as subscribed at this server from the confirmation of its `SUBSCRIBE` until the connection is
+//!   lost, so it never relies on a server that does not publish to it.
+//! * Requests keep their order on the connection, although their replies are awaited concurrently: each is polled
+//!   once when it is made, which enqueues it in redis-rs.
+//! * A silent connection is detected by pings, at an interval that other commands do not extend.
+//!
+//! Without a connection, waiters poll the server as before; a lost message costs time only.
 
 use std::collections::HashMap;
 use std::future::{Future, pending, ready};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -17,66 +31,76 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::node::redis::connection::{describe, within};
-use crate::node::{ReleaseSignal, Subscription};
+use crate::node::Mutex;
+use crate::node::redis::connect::within;
+use crate::node::redis::describe::describe;
+use crate::node::release_signal::{ReleaseSignal, Subscription};
 
-/// Hears of releases at one server.
+/// Subscribes to releases at one server.
 pub(super) struct Listener {
     name: Arc<str>,
     client: Client,
-    /// How long connecting and asking may take.
+    /// The time limit for connecting.
     limit: Duration,
-    /// The way to the task, once there is one.
-    orders: Mutex<Option<mpsc::UnboundedSender<Order>>>,
+    /// The channel to the task, once there is one.
+    commands: Mutex<Option<mpsc::UnboundedSender<ListenerCommand>>>,
 }
 
-enum Order {
-    Join(Arc<[u8]>, Arc<ReleaseSignal>, usize),
-    Leave(Arc<[u8]>),
+enum ListenerCommand {
+    /// Subscribes a signal, to which this server is the node with this number, to a lock.
+    Subscribe(Arc<[u8]>, Arc<ReleaseSignal>, usize),
+    Unsubscribe(Arc<[u8]>),
 }
 
-type Asking = Pin<Box<dyn Future<Output = Asked> + Send>>;
-
-/// What became of a request on the connection.
-enum Asked {
-    /// To hear of these locks.
-    Joined(Vec<Arc<[u8]>>, Result<(), RedisError>),
-    /// To hear of some no more, or whether it still stands.
-    Other(Result<(), RedisError>),
-}
-
-struct Task {
+struct ListenerTask {
     name: Arc<str>,
     client: Client,
     limit: Duration,
-    /// By the name of the lock, who wants to hear of it, and what it knows this server as.
+    /// The signal of each lock, with the number of this server.
     signals: HashMap<Arc<[u8]>, (Arc<ReleaseSignal>, usize)>,
-    link: Option<Link>,
-    /// When to ask whether the connection stands, or to close it, or to open one.
-    alarm: Instant,
-    /// Not to be closed before.
+    connection: Option<PubSubConnection>,
+    /// When to ping the connection, to close it, or to open one.
+    timer: Instant,
+    /// When the connection may be closed at the earliest.
     close_at: Instant,
-    /// Not to be tried before.
+    /// When to connect at the earliest.
     connect_at: Instant,
-    /// Whether it was told that the user lacks the right to listen.
-    warned: bool,
+    /// Whether a missing permission to subscribe has been logged.
+    has_warned: bool,
 }
 
-struct Link {
+struct PubSubConnection {
     sink: PubSubSink,
     messages: PubSubStream,
-    asking: FuturesUnordered<Asking>,
-    /// Whether a question whether it stands is unanswered.
-    unanswered: bool,
+    requests: FuturesUnordered<PubSubRequest>,
+    /// Whether a ping is unanswered.
+    is_pinged: bool,
 }
 
-/// A connection on which nothing was to be heard this long is asked whether it still stands; one that
-/// nobody needs is closed.
+type PubSubRequest = Pin<Box<dyn Future<Output = Completed> + Send>>;
+
+/// A completed request.
+enum Completed {
+    /// A subscription to these locks.
+    Subscribed(Vec<Arc<[u8]>>, Result<(), RedisError>),
+    /// The end of a subscription, or a ping.
+    Other(Result<(), RedisError>),
+}
+
+/// An event on the connection.
+enum PubSubEvent {
+    Message(Msg),
+    Completed(Completed),
+    Closed,
+}
+
+/// The interval of pings.
 const KEEPALIVE: Duration = Duration::from_secs(5);
+/// How long a connection without subscriptions stays open.
 const LINGER: Duration = Duration::from_secs(10);
-/// Pause between two attempts to connect.
+/// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Most orders that are carried out by one command.
+/// The number of commands that are executed together.
 const MAX_BATCH: usize = 128;
 
 impl Listener {
@@ -85,118 +109,120 @@ impl Listener {
             name: Arc::clone(name),
             client,
             limit,
-            orders: Mutex::default(),
+            commands: Mutex::default(),
         })
     }
 
-    pub(super) fn listen(
+    /// Subscribes a signal, to which this server is number `node`, to the releases of a lock.
+    pub(super) fn subscribe(
         self: &Arc<Self>,
         lock: &Arc<[u8]>,
         signal: &Arc<ReleaseSignal>,
         node: usize,
     ) -> Subscription {
-        self.order(Order::Join(Arc::clone(lock), Arc::clone(signal), node));
+        let (key, signal) = (Arc::clone(lock), Arc::clone(signal));
+        self.send(ListenerCommand::Subscribe(key, signal, node));
         let (listener, lock) = (Arc::clone(self), Arc::clone(lock));
-        Subscription::new(move || listener.order(Order::Leave(lock)))
+        Subscription::new(move || listener.send(ListenerCommand::Unsubscribe(lock)))
     }
 
-    fn order(&self, order: Order) {
-        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        let order = match &*orders {
-            Some(orders) => match orders.send(order) {
+    fn send(&self, command: ListenerCommand) {
+        let mut commands = self.commands.lock();
+        let command = match &*commands {
+            Some(commands) => match commands.send(command) {
                 Ok(()) => return,
-                // The runtime that the task ran on is gone; go on in the one that we are in.
-                Err(mpsc::error::SendError(order)) => order,
+                // The task's runtime has ended; start another task in the current one.
+                Err(mpsc::error::SendError(command)) => command,
             },
-            None => order,
+            None => command,
         };
         if let Ok(runtime) = Handle::try_current()
-            && matches!(order, Order::Join(..))
+            && matches!(command, ListenerCommand::Subscribe(..))
         {
-            let (sender, received) = mpsc::unbounded_channel();
-            runtime.spawn(self.task().run(received));
-            drop(sender.send(order));
-            *orders = Some(sender);
+            let (sender, receiver) = mpsc::unbounded_channel();
+            runtime.spawn(self.task().run(receiver));
+            drop(sender.send(command));
+            *commands = Some(sender);
         }
     }
 
-    fn task(&self) -> Task {
+    fn task(&self) -> ListenerTask {
         let now = Instant::now();
-        Task {
+        ListenerTask {
             name: Arc::clone(&self.name),
             client: self.client.clone(),
             limit: self.limit,
             signals: HashMap::new(),
-            link: None,
-            alarm: now,
+            connection: None,
+            timer: now,
             close_at: now,
             connect_at: now,
-            warned: false,
+            has_warned: false,
         }
     }
 }
 
-impl Task {
-    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+impl ListenerTask {
+    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<ListenerCommand>) {
         let mut batch = Vec::new();
         loop {
             tokio::select! {
                 biased;
-                received = orders.recv_many(&mut batch, MAX_BATCH) => {
+                received = commands.recv_many(&mut batch, MAX_BATCH) => {
                     if received == 0 {
                         return;
                     }
-                    self.take(&mut batch);
+                    self.execute(&mut batch);
                 }
-                heard = hear(&mut self.link) => match heard {
-                    Notified::Message(message) => self.tell(&message),
-                    Notified::Asked(asked) => self.on_asked(asked),
-                    Notified::End => self.lose_link("the server closed the connection"),
+                event = next_event(&mut self.connection) => match event {
+                    PubSubEvent::Message(message) => self.notify(&message),
+                    PubSubEvent::Completed(completed) => self.on_completed(completed),
+                    PubSubEvent::Closed => self.on_lost("the server closed the connection"),
                 },
-                () = sleep_until(self.alarm) => self.on_alarm().await,
+                () = sleep_until(self.timer) => self.on_timer().await,
             }
         }
     }
 
-    /// Takes orders in their sequence, with as few commands as may be.
-    fn take(&mut self, batch: &mut Vec<Order>) {
-        let (mut joined, mut left) = (Vec::new(), Vec::new());
-        for order in batch.drain(..) {
-            match order {
-                Order::Join(lock, signal, node) => {
-                    left.retain(|other| *other != lock);
-                    joined.push(Arc::clone(&lock));
+    /// Executes commands in order, with as few requests as possible.
+    fn execute(&mut self, batch: &mut Vec<ListenerCommand>) {
+        let (mut subscribed, mut unsubscribed) = (Vec::new(), Vec::new());
+        for command in batch.drain(..) {
+            match command {
+                ListenerCommand::Subscribe(lock, signal, node) => {
+                    unsubscribed.retain(|other| *other != lock);
+                    subscribed.push(Arc::clone(&lock));
                     self.signals.insert(lock, (signal, node));
                 }
-                Order::Leave(lock) => {
-                    joined.retain(|other| *other != lock);
+                ListenerCommand::Unsubscribe(lock) => {
+                    subscribed.retain(|other| *other != lock);
                     self.signals.remove(&lock);
-                    left.push(lock);
+                    unsubscribed.push(lock);
                 }
             }
         }
-        match &mut self.link {
-            Some(link) => {
-                link.join(joined);
-                link.leave(left);
+        match &mut self.connection {
+            Some(connection) => {
+                connection.subscribe(subscribed);
+                connection.unsubscribe(unsubscribed);
             }
-            None => self.alarm = self.connect_at,
+            None => self.timer = self.connect_at,
         }
         if self.signals.is_empty() {
-            // Nothing else is put off: those who come and go may do so on a connection that is dead.
+            // The timer stays as it is: the connection of subscriptions that come and go may be dead.
             self.close_at = Instant::now() + LINGER;
         }
     }
 
-    async fn on_alarm(&mut self) {
+    async fn on_timer(&mut self) {
         let now = Instant::now();
-        self.alarm = now + KEEPALIVE;
-        match &mut self.link {
+        self.timer = now + KEEPALIVE;
+        match &mut self.connection {
             None if self.signals.is_empty() => {}
             None => self.connect().await,
-            Some(_) if self.signals.is_empty() && self.close_at <= now => self.link = None,
-            Some(link) if link.unanswered => self.lose_link("no answer"),
-            Some(link) => link.ask_whether_it_stands(),
+            Some(_) if self.signals.is_empty() && self.close_at <= now => self.connection = None,
+            Some(connection) if connection.is_pinged => self.on_lost("no answer"),
+            Some(connection) => connection.ping(),
         }
     }
 
@@ -208,36 +234,33 @@ impl Task {
         match within(self.limit, opening).await {
             Ok(opened) => {
                 let (sink, messages) = opened.split();
-                let mut link = Link {
-                    sink,
-                    messages,
-                    asking: FuturesUnordered::new(),
-                    unanswered: false,
-                };
-                link.join(self.signals.keys().cloned().collect());
-                self.link = Some(link);
+                let mut connection = PubSubConnection::new(sink, messages);
+                connection.subscribe(self.signals.keys().cloned().collect());
+                self.connection = Some(connection);
             }
-            Err(why) => self.lose_link(&why),
+            Err(why) => self.on_lost(&why),
         }
     }
 
-    fn on_asked(&mut self, asked: Asked) {
-        match asked {
-            Asked::Joined(locks, Ok(())) => {
+    fn on_completed(&mut self, completed: Completed) {
+        match completed {
+            Completed::Subscribed(locks, Ok(())) => {
                 for (signal, node) in locks.iter().filter_map(|lock| self.signals.get(lock)) {
                     signal.set_subscribed(*node, true);
                 }
             }
-            Asked::Joined(_, Err(error)) | Asked::Other(Err(error)) => self.warn(&error),
-            Asked::Other(Ok(())) => {
-                if let Some(link) = &mut self.link {
-                    link.unanswered = false;
+            Completed::Subscribed(_, Err(error)) | Completed::Other(Err(error)) => {
+                self.warn(&error);
+            }
+            Completed::Other(Ok(())) => {
+                if let Some(connection) = &mut self.connection {
+                    connection.is_pinged = false;
                 }
             }
         }
     }
 
-    fn tell(&self, message: &Msg) {
+    fn notify(&self, message: &Msg) {
         let Ok(lock) = message.get_channel::<Vec<u8>>() else {
             return;
         };
@@ -246,96 +269,99 @@ impl Task {
         }
     }
 
-    fn lose_link(&mut self, why: &str) {
+    fn on_lost(&mut self, why: &str) {
         tracing::debug!(
             node = &*self.name,
             why,
-            "releases at this redlock node are not heard of"
+            "redlock node publishes no releases to this process; waiters poll it"
         );
-        self.link = None;
+        self.connection = None;
+        self.unsubscribe_all();
+        self.connect_at = Instant::now() + PAUSE;
+        self.timer = self.connect_at;
+    }
+
+    fn unsubscribe_all(&self) {
         for (signal, node) in self.signals.values() {
             signal.set_subscribed(*node, false);
         }
-        self.connect_at = Instant::now() + PAUSE;
-        self.alarm = self.connect_at;
     }
 
-    /// Says once that the server does not let this process listen. A connection that ended is seen
-    /// elsewhere.
+    /// Logs once that the server refuses subscriptions. Lost connections are handled elsewhere.
     fn warn(&mut self, error: &RedisError) {
-        if !error.is_unrecoverable_error() && !std::mem::replace(&mut self.warned, true) {
+        if !error.is_unrecoverable_error() && !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
                 node = &*self.name,
                 why = describe(error),
-                "redlock node does not tell of releases; those who wait ask it from time to time"
+                "redlock node refuses subscriptions to releases; waiters poll it"
             );
         }
     }
 }
 
-/// The runtime may end before those who listen do.
-impl Drop for Task {
+/// The task's runtime may end before its subscriptions.
+impl Drop for ListenerTask {
     fn drop(&mut self) {
-        for (signal, node) in self.signals.values() {
-            signal.set_subscribed(*node, false);
-        }
+        self.unsubscribe_all();
     }
 }
 
-/// What is heard on a connection.
-enum Notified {
-    Message(Msg),
-    Asked(Asked),
-    End,
-}
-
-/// Waits for what comes on the connection; for ever, if there is none.
-async fn hear(link: &mut Option<Link>) -> Notified {
-    let Some(link) = link else {
+/// Waits for the next event on the connection; forever if there is none.
+async fn next_event(connection: &mut Option<PubSubConnection>) -> PubSubEvent {
+    let Some(connection) = connection else {
         return pending().await;
     };
     tokio::select! {
-        Some(asked) = link.asking.next() => Notified::Asked(asked),
-        message = link.messages.next() => message.map_or(Notified::End, Notified::Message),
+        Some(completed) = connection.requests.next() => PubSubEvent::Completed(completed),
+        message = connection.messages.next() => message.map_or(PubSubEvent::Closed, PubSubEvent::Message),
     }
 }
 
-impl Link {
-    fn join(&mut self, locks: Vec<Arc<[u8]>>) {
+impl PubSubConnection {
+    fn new(sink: PubSubSink, messages: PubSubStream) -> Self {
+        Self {
+            sink,
+            messages,
+            requests: FuturesUnordered::new(),
+            is_pinged: false,
+        }
+    }
+
+    fn subscribe(&mut self, locks: Vec<Arc<[u8]>>) {
         if !locks.is_empty() {
             let mut sink = self.sink.clone();
-            self.ask(async move {
+            self.start(async move {
                 let names: Vec<&[u8]> = locks.iter().map(AsRef::as_ref).collect();
-                let joined = sink.subscribe(names).await;
-                Asked::Joined(locks, joined)
+                let subscribed = sink.subscribe(names).await;
+                Completed::Subscribed(locks, subscribed)
             });
         }
     }
 
-    fn leave(&mut self, locks: Vec<Arc<[u8]>>) {
+    fn unsubscribe(&mut self, locks: Vec<Arc<[u8]>>) {
         if !locks.is_empty() {
             let mut sink = self.sink.clone();
-            self.ask(async move {
+            self.start(async move {
                 let names: Vec<&[u8]> = locks.iter().map(AsRef::as_ref).collect();
-                Asked::Other(sink.unsubscribe(names).await)
+                Completed::Other(sink.unsubscribe(names).await)
             });
         }
     }
 
-    fn ask_whether_it_stands(&mut self) {
-        self.unanswered = true;
+    fn ping(&mut self) {
+        self.is_pinged = true;
         let mut sink = self.sink.clone();
-        self.ask(async move { Asked::Other(sink.ping::<Value>().await.map(drop)) });
+        self.start(async move { Completed::Other(sink.ping::<Value>().await.map(drop)) });
     }
 
-    /// Sends a request behind all that were sent.
-    fn ask(&mut self, asking: impl Future<Output = Asked> + Send + 'static) {
-        let mut asking: Asking = Box::pin(asking);
-        // The first poll takes the place in redis-rs's queue; polling in order keeps the order.
+    /// Starts a request behind all earlier ones.
+    fn start(&mut self, request: impl Future<Output = Completed> + Send + 'static) {
+        let mut request: PubSubRequest = Box::pin(request);
+        // The first poll enqueues the request in redis-rs, so polling in order keeps the order.
         let mut context = Context::from_waker(Waker::noop());
-        match asking.as_mut().poll(&mut context) {
-            Poll::Ready(asked) => self.asking.push(Box::pin(ready(asked))),
-            Poll::Pending => self.asking.push(asking),
+        match request.as_mut().poll(&mut context) {
+            Poll::Ready(completed) => self.requests.push(Box::pin(ready(completed))),
+            Poll::Pending => self.requests.push(request),
         }
     }
 }
@@ -352,7 +378,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_connection_is_given_up_however_often_somebody_comes_and_goes() {
+    async fn a_silent_connection_is_given_up_while_subscriptions_come_and_go() {
         let (ours, mut theirs) = duplex(1 << 16);
         tokio::spawn(async move {
             let (mut swallowed, mut introduced) = ([0; 1024], false);
@@ -371,25 +397,21 @@ mod tests {
             PAUSE,
         );
         let mut task = listener.task();
-        task.link = Some(Link {
-            sink,
-            messages,
-            asking: FuturesUnordered::new(),
-            unanswered: false,
-        });
+        task.connection = Some(PubSubConnection::new(sink, messages));
         let signal = ReleaseSignal::new(Quorum::new(1).unwrap());
         let lock = Arc::from(&b"k"[..]);
         task.signals
             .insert(Arc::clone(&lock), (Arc::clone(&signal), 0));
         signal.set_subscribed(0, true);
-        let (orders, received) = mpsc::unbounded_channel();
-        tokio::spawn(task.run(received));
+        let (commands, receiver) = mpsc::unbounded_channel();
+        tokio::spawn(task.run(receiver));
         for _ in 0..8 {
             sleep(KEEPALIVE / 2).await;
-            orders.send(Order::Leave(Arc::clone(&lock))).unwrap();
-            let order = Order::Join(Arc::clone(&lock), Arc::clone(&signal), 0);
+            let command = ListenerCommand::Unsubscribe(Arc::clone(&lock));
+            commands.send(command).unwrap();
+            let command = ListenerCommand::Subscribe(Arc::clone(&lock), Arc::clone(&signal), 0);
             sleep(KEEPALIVE / 10).await;
-            orders.send(order).unwrap();
+            commands.send(command).unwrap();
         }
         assert!(!signal.is_subscribed());
     }

@@ -1,12 +1,12 @@
-//! Jobs that wait for a connection.
+//! Parked jobs, which wait for a connection.
 
 use std::collections::VecDeque;
 
 use crate::node::job::Job;
 use crate::node::redis::inbox::Load;
 
-/// The jobs, in order, and how much they are: that is asked for much more often than one is added, and
-/// while a server hangs there may be very many.
+/// Parked jobs, in order. Their load is kept up to date, because it is read much more often than a job is added, and
+/// a server that hangs may have very many.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
     jobs: VecDeque<Job>,
@@ -45,7 +45,7 @@ impl Parked {
         jobs.into_iter().for_each(|job| self.push_back(job));
     }
 
-    /// Takes all of them.
+    /// Removes all of them.
     pub(super) fn take(&mut self) -> VecDeque<Job> {
         std::mem::take(self).jobs
     }

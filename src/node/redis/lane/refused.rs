@@ -1,4 +1,4 @@
-//! Releases that a server refused for now.
+//! Refused releases, which the server may accept later.
 
 use std::collections::VecDeque;
 
@@ -8,13 +8,13 @@ use crate::node::job::Job;
 use crate::node::redis::inbox::Load;
 use crate::node::redis::lane::parked::Parked;
 
-/// The releases, in order, and when to try the next of them.
+/// Refused releases, in order, and when to try the next one.
 ///
 /// # Design
 ///
-/// A server that is busy with a script, or must not write, refuses all of them alike. So one is sent after
-/// each pause, and the others when that was accepted: sent together, those of many seconds would keep a
-/// server busy that is behind already.
+/// A server that is busy with a script, or must not write, refuses all releases alike. The lane therefore sends one of
+/// them after each pause, and the others once that is accepted: sent together, the releases of many seconds would
+/// load a server that is slow already.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     jobs: Parked,
@@ -22,7 +22,7 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// Keeps a release, to be tried when `due` if none is tried sooner.
+    /// Adds a release. The next attempt is `due` then, unless one is due sooner.
     pub(super) fn push(&mut self, job: Job, due: Instant) {
         self.jobs.push_back(job);
         self.due.get_or_insert(due);
@@ -36,12 +36,12 @@ impl Refused {
         self.jobs.load()
     }
 
-    /// Returns when the next is to be tried.
+    /// Returns when to try the next one.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Takes the next, if it is time; the one behind it is due `then`.
+    /// Removes the next one if it is due; the one behind it is due `then`.
     pub(super) fn next(&mut self, now: Instant, then: Instant) -> Option<Job> {
         self.due.take_if(|due| *due <= now)?;
         let job = self.jobs.pop_front();
@@ -49,7 +49,7 @@ impl Refused {
         job
     }
 
-    /// Takes all of them.
+    /// Removes all of them.
     pub(super) fn take(&mut self) -> VecDeque<Job> {
         std::mem::take(self).jobs.take()
     }

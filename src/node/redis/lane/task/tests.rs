@@ -1,11 +1,15 @@
-//! What a lane does with jobs, looked at between two of its steps.
+//! Tests of a lane's handlers, without its loop.
 
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::node::VoteReceiver;
-use crate::node::job::{Packet, Trail};
+use crate::node::job::Request;
+use crate::node::packet::{Packet, Trail};
+use crate::node::redis::connect::Opened;
+use crate::node::redis::endpoint::pool_for;
+use crate::node::redis::link::Link;
+use crate::node::redis::shared::Timeouts;
 use crate::node::redis::socket::Socket;
-use crate::node::redis::{RedisNode, Timeouts, pool_for};
+use crate::node::votes::VoteReceiver;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken};
 
@@ -13,15 +17,15 @@ use super::*;
 
 const TTL: Duration = Duration::from_secs(10);
 
-/// A lane, and what it sends to.
+/// A lane and the servers that it is connected to.
 struct Bench {
     lane: Lane,
-    /// As long as it is there, the jobs are of use.
+    /// Keeps the senders of the jobs open.
     votes: VoteReceiver,
     servers: Vec<TcpStream>,
 }
 
-/// What one owner asks.
+/// The owner of an attempt.
 struct Owner {
     token: OwnerToken,
     trail: Trail,
@@ -37,7 +41,7 @@ impl Owner {
 }
 
 impl Bench {
-    /// A lane with a connection.
+    /// Creates a lane with a connection.
     async fn new() -> Self {
         let limit = Duration::from_secs(1);
         let endpoint = pool_for("redis://127.0.0.1:1", limit).unwrap();
@@ -45,26 +49,30 @@ impl Bench {
             node: limit,
             connect: limit,
         };
-        let node = RedisNode::new(endpoint, timeouts, None);
+        let shared = Shared::new(endpoint, timeouts, None);
         let votes = VoteReceiver::new(&["n".into()].into());
         let mut bench = Self {
-            lane: Lane::new(Arc::clone(&node.shared)),
+            lane: Lane::new(Arc::new(shared)),
             votes,
             servers: Vec::new(),
         };
-        let opened = bench.opened().await;
-        bench.lane.adopt(opened);
+        let candidate = bench.candidate().await;
+        bench.lane.adopt(candidate);
         bench
     }
 
-    async fn opened(&mut self) -> Opened {
+    /// Connects to a new server.
+    async fn candidate(&mut self) -> Candidate {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, server) = tokio::join!(client, listener.accept());
         self.servers.push(server.unwrap().0);
-        Opened {
-            link: Link::Own(Socket::new(client.unwrap())),
-            admission: None,
+        Candidate {
+            opened: Opened {
+                link: Link::Own(Socket::new(client.unwrap())),
+                admission: None,
+            },
+            started: Instant::now(),
         }
     }
 
@@ -81,7 +89,7 @@ impl Bench {
         Job::new(Request::Command(packet), sender, Instant::now() + TTL)
     }
 
-    /// The release of an attempt whose lock has expired, and whose intent has not.
+    /// Returns the release of an attempt whose lock has expired, but not its intent.
     fn take_back(&self, owner: &Owner) -> Job {
         let mut job = self.job(owner, Op::Release);
         let Request::Command(packet) = &job.request else {
@@ -103,31 +111,34 @@ impl Bench {
         self.job(owner, op)
     }
 
-    /// Returns what is on the connection, in order.
-    fn out(&self) -> Vec<(OwnerToken, &'static str)> {
-        let out = self.lane.out.iter();
-        out.map(|job| match &job.request {
+    /// Returns the owners and kinds of the jobs in flight, in order.
+    fn in_flight(&self) -> Vec<(OwnerToken, &'static str)> {
+        let jobs = self.lane.in_flight.jobs();
+        jobs.map(|job| match &job.request {
             Request::Command(packet) => (packet.command.owner.clone(), job.request.name()),
-            Request::Ping => unreachable!("no test asks that here"),
+            Request::Ping => unreachable!("no test sends a ping"),
         })
         .collect()
     }
 }
 
-/// As it is after a panic: the release comes while the ballots of the attempt are still open.
+/// As after a panic: the release is submitted while the acquisition's sender is still open.
 #[tokio::test]
-async fn a_release_is_not_called_off_whose_acquisition_is_in_the_same_batch() {
+async fn on_jobs_sends_a_release_whose_acquisition_is_in_the_same_batch() {
     let mut bench = Bench::new().await;
     let owner = Owner::new(1);
     let jobs = [bench.acquire(&owner), bench.job(&owner, Op::Release)];
     bench.lane.on_jobs(jobs.into_iter());
     let token = || owner.token.clone();
-    assert_eq!(bench.out(), [(token(), "acquire"), (token(), "release")]);
+    assert_eq!(
+        bench.in_flight(),
+        [(token(), "acquire"), (token(), "release")]
+    );
 }
 
-/// Else the next owner of the key would be refused by the one before.
+/// Otherwise the previous owner's lock would refuse the next owner.
 #[tokio::test]
-async fn releases_that_are_sent_again_go_out_before_what_waited() {
+async fn adopt_sends_unconfirmed_releases_before_parked_jobs() {
     for replaced in [false, true] {
         let mut bench = Bench::new().await;
         let (first, second) = (Owner::new(1), Owner::new(2));
@@ -136,30 +147,30 @@ async fn releases_that_are_sent_again_go_out_before_what_waited() {
         let waiting = bench.acquire(&second);
         bench.lane.parked.push_back(waiting);
         if !replaced {
-            bench.lane.on_link_lost(&"it broke".into());
+            bench.lane.on_lost(&"it broke".into());
         }
-        let opened = bench.opened().await;
-        bench.lane.adopt(opened);
+        let candidate = bench.candidate().await;
+        bench.lane.adopt(candidate);
         let expected = [(first.token, "release"), (second.token, "acquire")];
-        assert_eq!(bench.out(), expected, "replaced: {replaced}");
+        assert_eq!(bench.in_flight(), expected, "replaced: {replaced}");
     }
 }
 
 #[tokio::test]
-async fn releases_of_intents_are_kept_while_there_is_room_and_do_not_keep_a_lane_alive() {
+async fn releases_of_intents_are_kept_while_there_is_room_but_keep_no_lane_alive() {
     let mut bench = Bench::new().await;
-    bench.lane.on_link_lost(&"it broke".into());
+    bench.lane.on_lost(&"it broke".into());
     let owner = Owner::new(1);
     for _ in 0..MAX_KEPT {
         let job = bench.take_back(&owner);
         bench.lane.parked.push_back(job);
     }
-    bench.lane.on_alarm();
+    bench.lane.on_timer();
     assert_eq!(bench.lane.parked.load().jobs, MAX_KEPT);
     assert!(!bench.lane.has_release());
     let of_lock = bench.job(&owner, Op::Release);
     bench.lane.parked.push_back(of_lock);
     assert!(bench.lane.has_release());
-    bench.lane.on_alarm();
+    bench.lane.on_timer();
     assert_eq!(bench.lane.parked.load().jobs, 1);
 }

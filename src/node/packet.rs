@@ -1,0 +1,154 @@
+//! Packets: commands that all nodes of one attempt share.
+
+#[cfg(feature = "redis")]
+use std::any::Any;
+use std::sync::Arc;
+#[cfg(feature = "redis")]
+use std::sync::OnceLock;
+#[cfg(feature = "redis")]
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::protocol::Record;
+use crate::protocol::message::{Command, Op};
+
+/// A command, encoded once and shared by all nodes.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) command: Command,
+    /// Whether a release notifies the subscribers of its locks.
+    pub(crate) notifies: bool,
+    /// When the intent has certainly expired, for a release that takes one back.
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "test-util")),
+        expect(dead_code, reason = "embedded nodes answer at once")
+    )]
+    pub(crate) intent_until: Option<Instant>,
+    /// The trail of its attempt.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "embedded nodes queue nothing")
+    )]
+    pub(crate) trail: Trail,
+    /// The command as it goes over the wire.
+    #[cfg(feature = "redis")]
+    pub(crate) encoded: OnceLock<EncodedCommand>,
+    /// The command in the form of a client library, for connections that take no bytes. All nodes use the same
+    /// library, which only they know.
+    #[cfg(feature = "redis")]
+    pub(crate) prepared: OnceLock<Box<dyn Any + Send + Sync>>,
+}
+
+/// The arguments of a command as they go over the wire.
+#[cfg(feature = "redis")]
+#[derive(Debug)]
+pub(crate) struct EncodedCommand {
+    pub(crate) arguments: usize,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The nodes to which an attempt has sent requests.
+///
+/// An acquisition that was not sent needs no release, and must not be sent once its release has been called off.
+/// For each node, one task both sends and calls off, so no check races with an update.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Trail(#[cfg(feature = "redis")] Arc<Marks>);
+
+/// One bit for each node.
+#[cfg(feature = "redis")]
+#[derive(Debug, Default)]
+struct Marks {
+    sent: AtomicU64,
+    called_off: AtomicU64,
+}
+
+impl Packet {
+    /// Creates a packet of no attempt.
+    pub(crate) fn new(command: Command) -> Arc<Self> {
+        Self::of_attempt(command, false, Trail::default())
+    }
+
+    /// Creates a packet of the attempt with this trail.
+    pub(crate) fn of_attempt(command: Command, notifies: bool, trail: Trail) -> Arc<Self> {
+        Self::taking_back(None, command, notifies, trail)
+    }
+
+    /// Creates the packet of a release that also takes back an intent, which has expired by `intent_until`.
+    pub(crate) fn taking_back(
+        intent_until: Option<Instant>,
+        command: Command,
+        notifies: bool,
+        trail: Trail,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            command,
+            notifies,
+            intent_until,
+            trail,
+            #[cfg(feature = "redis")]
+            encoded: OnceLock::new(),
+            #[cfg(feature = "redis")]
+            prepared: OnceLock::new(),
+        })
+    }
+
+    /// Returns the size of the record that it carries.
+    #[cfg(feature = "redis")]
+    pub(crate) fn bytes(&self) -> usize {
+        record_bytes(&self.command.op)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Trail {
+    pub(crate) fn mark_sent(&self, node: usize) {
+        self.0.sent.fetch_or(bit(node), Ordering::Relaxed);
+    }
+
+    /// Calls off the acquisition at a node if it was not sent, and returns whether it was not.
+    pub(crate) fn call_off(&self, node: usize) -> bool {
+        let bit = bit(node);
+        let is_unsent = bit != 0 && self.0.sent.load(Ordering::Relaxed) & bit == 0;
+        if is_unsent {
+            self.0.called_off.fetch_or(bit, Ordering::Relaxed);
+        }
+        is_unsent
+    }
+
+    pub(crate) fn is_called_off(&self, node: usize) -> bool {
+        self.0.called_off.load(Ordering::Relaxed) & bit(node) != 0
+    }
+}
+
+/// Returns the bit of a node; none beyond 64 nodes, whose acquisitions are always released.
+#[cfg(feature = "redis")]
+fn bit(node: usize) -> u64 {
+    u32::try_from(node)
+        .ok()
+        .and_then(|node| 1_u64.checked_shl(node))
+        .unwrap_or(0)
+}
+
+/// Returns how much longer than the node timeout a request may take because of its size.
+pub(crate) fn transit(op: &Op) -> Duration {
+    transit_of(record_bytes(op))
+}
+
+/// Returns how much longer than the node timeout the transfer of this many bytes may take: one second for each
+/// mebibyte, at ten megabits a second, and nothing for records that come with every reply.
+pub(crate) fn transit_of(bytes: usize) -> Duration {
+    if bytes <= Record::MAX_INLINE {
+        return Duration::ZERO;
+    }
+    let kibibytes = u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
+    Duration::from_secs(1) * kibibytes / 1024
+}
+
+fn record_bytes(op: &Op) -> usize {
+    match op {
+        Op::Record { record, .. } | Op::TopUp { record, .. } => record.as_bytes().len(),
+        _ => 0,
+    }
+}

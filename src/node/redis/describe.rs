@@ -1,0 +1,70 @@
+//! Errors of servers and of redis-rs as one line of text with the remedy. No text has a URL or credentials.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use deadpool_redis::redis::{RedisError, Value};
+
+/// Describes an error of redis-rs.
+pub(super) fn describe(error: &RedisError) -> String {
+    with_remedy(error.to_string())
+}
+
+/// Describes an error of the pool.
+pub(super) fn describe_pool(error: &deadpool_redis::PoolError) -> String {
+    match error {
+        deadpool_redis::PoolError::Backend(error) => describe(error),
+        other => other.to_string(),
+    }
+}
+
+/// Describes the error that a server replied with, if it did.
+pub(super) fn describe_refusal(reply: &Value) -> Option<Arc<str>> {
+    let Value::ServerError(error) = reply else {
+        return None;
+    };
+    let details = error.details().unwrap_or_default();
+    Some(with_remedy(format!("{} {details}", error.code())).into())
+}
+
+/// Describes a panic; the messages of rustls have several lines.
+pub(super) fn describe_panic(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    let words: Vec<&str> = text.unwrap_or("no message").split_whitespace().collect();
+    format!("connecting panicked: {}", words.join(" "))
+}
+
+/// Appends the remedy to an error of the server if its user lacks a permission, or if a key of this crate holds
+/// foreign data.
+///
+/// Servers before 7.2 do not name the command that they refused within a script.
+pub(super) fn with_remedy(why: String) -> String {
+    let is_denied = DENIED.iter().any(|denied| why.contains(denied));
+    if is_denied {
+        format!("{why}; its user needs {PERMISSIONS}, on all keys of the namespace")
+    } else if why.contains("WRONGTYPE") {
+        format!("{why}; {FOREIGN_DATA}")
+    } else {
+        why
+    }
+}
+
+/// The messages by which servers, or redis-rs for them, report a missing permission; the last two within scripts.
+const DENIED: [&str; 4] = [
+    "NOPERM",
+    "NoPerm",
+    "The user executing the script can't",
+    "ACL failure in script",
+];
+
+/// The remedy for foreign data under a key of this crate.
+const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence), record (:done) or intent \
+    (:intent), holds data of another application: delete it there, or choose another namespace";
+
+/// The permissions for publishing releases and subscribing to them.
+pub(super) const PUBLISH_PERMISSIONS: &str = "+publish +pubsub|numsub +subscribe +unsubscribe, on all channels of the namespace (&NAMESPACE:*)";
+
+/// The permissions for all commands, those within scripts included.
+const PERMISSIONS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +strlen +getrange +pttl \
+    +pexpire +time";

@@ -1,0 +1,374 @@
+//! The connection of a lane: its states and their transitions.
+//!
+//! # Implementation details
+//!
+//! ```text
+//!                 opened                lost
+//!   Connecting ────────────────▶ Live ────────┬─▶ Connecting, usually
+//!     │     ▲                    │  ▲         ├─▶ Down, if lost twice within the pause
+//!     │     │ due, or            │  │         └─▶ Resting, if lost twice without any use
+//!     │     │ woken by a job     ▼  │ opened
+//!     ▼     │                    Probe
+//!   Down, Resting
+//! ```
+//!
+//! Without a connection, the lane is `Connecting`, or waits until an instant to connect again: it is `Down` after a
+//! failed attempt, and `Resting` if the server closes idle connections and no job needs one. A job wakes it from
+//! `Resting` but not from `Down`.
+//!
+//! A live connection may be silent or out of date. A *probe* then opens another one beside it. If the old connection
+//! is silent when the new one is ready, the new one stands by: the old one may still answer, and everything on it is
+//! in order. The standby replaces it if it stays silent.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use deadpool_redis::redis::{Pipeline, Value};
+use tokio::time::Instant;
+
+use crate::node::job::Request;
+use crate::node::redis::connect::{Opened, open};
+use crate::node::redis::encode::GenerationCheck;
+use crate::node::redis::link::Link;
+use crate::node::redis::shared::Shared;
+
+/// The interval at which an idle connection is checked.
+pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
+/// The pause between two attempts to reach a server that does not answer.
+pub(super) const PROBE_PAUSE: Duration = Duration::from_millis(150);
+/// The minimum time limit of an attempt. With the pause, it bounds how long after its recovery a server is back that
+/// was reached before.
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
+
+/// The connection of a lane.
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    state: State,
+    /// When a connection was last lost.
+    lost_at: Option<Instant>,
+    /// Whether the connection before was lost without any use.
+    was_unused: bool,
+    /// How long the last successful attempt took.
+    last_took: Option<Duration>,
+    /// The number of attempts since then.
+    attempts: u32,
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one value for each lane, which is nearly always live"
+)]
+enum State {
+    /// There is no connection yet; an attempt to open one is under way.
+    Connecting(Attempt),
+    /// There is a connection.
+    Live(Live),
+    /// There is no connection, and none is needed before this instant unless a job comes.
+    Resting { until: Instant },
+    /// There is no connection, and no attempt before this instant.
+    Down { until: Instant },
+}
+
+struct Live {
+    link: Link,
+    check: GenerationCheck,
+    since: Instant,
+    /// Whether any job was sent on it.
+    is_used: bool,
+    probe: Probe,
+}
+
+/// The opening of another connection beside the live one.
+enum Probe {
+    None,
+    Connecting(Attempt),
+    /// The new connection replaces the silent one at this instant.
+    Standby(Candidate, Instant),
+    /// An attempt has failed; the next one starts at this instant.
+    Paused(Instant),
+}
+
+struct Attempt {
+    opening: Opening,
+    started: Instant,
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
+
+/// A new connection that is ready for use.
+pub(super) struct Candidate {
+    pub(super) opened: Opened,
+    /// When the attempt to open it started.
+    pub(super) started: Instant,
+}
+
+/// An event on the connection.
+pub(super) enum ConnectionEvent {
+    /// All replies to the oldest batch have arrived, or the connection is lost.
+    Replied(Result<(), Arc<str>>),
+    /// An attempt has ended.
+    Attempted(Result<Candidate, Arc<str>>),
+}
+
+impl Connection {
+    /// Creates a connection that is down until the first attempt.
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        let until = Instant::now();
+        Self {
+            shared: Arc::clone(shared),
+            state: State::Down { until },
+            lost_at: None,
+            was_unused: false,
+            last_took: None,
+            attempts: 0,
+        }
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        matches!(self.state, State::Live(_))
+    }
+
+    /// Returns since when the connection has been live, if it is.
+    pub(super) fn live_since(&self) -> Option<Instant> {
+        match &self.state {
+            State::Live(live) => Some(live.since),
+            _ => None,
+        }
+    }
+
+    /// Returns whether an attempt is under way or planned. That is always so without a connection.
+    pub(super) fn is_probing(&self) -> bool {
+        !matches!(&self.state, State::Live(live) if matches!(live.probe, Probe::None))
+    }
+
+    /// Returns when [`on_timer`](Self::on_timer) has something to do, if nothing else happens before.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        match &self.state {
+            State::Connecting(_) => None,
+            State::Resting { until } | State::Down { until } => Some(*until),
+            State::Live(live) => match &live.probe {
+                Probe::None | Probe::Connecting(_) => None,
+                Probe::Standby(_, until) | Probe::Paused(until) => Some(*until),
+            },
+        }
+    }
+
+    /// Sends the requests of jobs, if the connection is live.
+    pub(super) fn send<'a>(&mut self, requests: impl ExactSizeIterator<Item = &'a Request>) {
+        if let State::Live(live) = &mut self.state {
+            live.is_used = true;
+            live.link.send(requests, &live.check);
+        }
+    }
+
+    /// Sends a ping that counts as no use, and returns whether the connection is live.
+    pub(super) fn ping(&mut self) -> bool {
+        let State::Live(live) = &mut self.state else {
+            return false;
+        };
+        live.link.send([&Request::Ping].into_iter(), &live.check);
+        true
+    }
+
+    /// Sends a pipeline that counts as no use, and returns whether the connection is live.
+    pub(super) fn send_pipeline(&mut self, pipeline: Pipeline) -> bool {
+        let State::Live(live) = &mut self.state else {
+            return false;
+        };
+        live.link.send_pipeline(pipeline);
+        true
+    }
+
+    /// Waits for the next event, and appends replies as they arrive.
+    pub(super) fn poll_event(
+        &mut self,
+        context: &mut Context<'_>,
+        replies: &mut Vec<Value>,
+    ) -> Poll<ConnectionEvent> {
+        let attempt = match &mut self.state {
+            State::Connecting(attempt) => attempt,
+            State::Resting { .. } | State::Down { .. } => return Poll::Pending,
+            State::Live(live) => {
+                if let Poll::Ready(replied) = live.link.poll_replies(context, replies) {
+                    return Poll::Ready(ConnectionEvent::Replied(replied));
+                }
+                match &mut live.probe {
+                    Probe::Connecting(attempt) => attempt,
+                    _ => return Poll::Pending,
+                }
+            }
+        };
+        let started = attempt.started;
+        let opened = std::task::ready!(attempt.opening.as_mut().poll(context));
+        let candidate = opened.map(|opened| Candidate { opened, started });
+        Poll::Ready(ConnectionEvent::Attempted(candidate))
+    }
+
+    /// Starts an attempt, beside the live connection if there is one.
+    pub(super) fn start_attempt(&mut self) {
+        let attempt = self.next_attempt();
+        match &mut self.state {
+            State::Live(live) => live.probe = Probe::Connecting(attempt),
+            state => *state = State::Connecting(attempt),
+        }
+    }
+
+    /// Starts an attempt if the connection is resting.
+    pub(super) fn wake(&mut self) {
+        if matches!(self.state, State::Resting { .. }) {
+            self.start_attempt();
+        }
+    }
+
+    /// Keeps a new connection beside the live one, which it replaces at this instant.
+    pub(super) fn stand_by(&mut self, candidate: Candidate, until: Instant) {
+        if let State::Live(live) = &mut self.state {
+            live.probe = Probe::Standby(candidate, until);
+        }
+    }
+
+    /// Uses a new connection from now on.
+    pub(super) fn replace(&mut self, candidate: Candidate) {
+        let Opened { link, admission } = candidate.opened;
+        let guard = self.shared.guard.as_ref();
+        self.last_took = Some(candidate.started.elapsed());
+        self.attempts = 0;
+        self.state = State::Live(Live {
+            link,
+            check: GenerationCheck {
+                key: guard.map(|guard| Arc::clone(&guard.generation_key)),
+                generation: admission.map(|admission| admission.generation),
+            },
+            since: Instant::now(),
+            is_used: false,
+            probe: Probe::None,
+        });
+    }
+
+    /// Pauses after a failed attempt. A live connection stays.
+    pub(super) fn on_attempt_failed(&mut self, now: Instant) {
+        let until = now + PROBE_PAUSE;
+        match &mut self.state {
+            State::Live(live) => live.probe = Probe::Paused(until),
+            state => *state = State::Down { until },
+        }
+    }
+
+    /// Ends a live connection and its probe, and pauses.
+    pub(super) fn close(&mut self, now: Instant) {
+        self.state = State::Down {
+            until: now + PROBE_PAUSE,
+        };
+    }
+
+    /// Ends a live connection in favour of its probe. Returns the standby to use, if there is one.
+    #[must_use]
+    pub(super) fn give_up(&mut self) -> Option<Candidate> {
+        match self.take_probe() {
+            Probe::None => self.state = State::Connecting(self.next_attempt()),
+            Probe::Connecting(attempt) => self.state = State::Connecting(attempt),
+            Probe::Standby(candidate, _) => return Some(candidate),
+            Probe::Paused(until) => self.state = State::Down { until },
+        }
+        None
+    }
+
+    /// Ends a connection that was lost. Returns the standby to use, if there is one.
+    #[must_use]
+    pub(super) fn on_lost(&mut self, now: Instant, has_parked: bool) -> Option<Candidate> {
+        let is_unused = matches!(&self.state, State::Live(live) if !live.is_used);
+        match self.take_probe() {
+            Probe::Standby(candidate, _) => return Some(candidate),
+            Probe::Connecting(attempt) => {
+                self.state = State::Connecting(attempt);
+                return None;
+            }
+            Probe::None | Probe::Paused(_) => {}
+        }
+        let was_unused = std::mem::replace(&mut self.was_unused, is_unused);
+        let lost_before = self.lost_at.replace(now);
+        if is_unused && was_unused && !has_parked {
+            // The server, or a proxy, closes idle connections: the next job opens one.
+            let until = now + KEEPALIVE;
+            self.state = State::Resting { until };
+        } else if lost_before.is_some_and(|at| now - at < PROBE_PAUSE) {
+            // The server, or a proxy, closes every connection at once.
+            self.close(now);
+        } else {
+            // A closed idle connection is no outage, so jobs wait for this attempt.
+            self.state = State::Connecting(self.next_attempt());
+        }
+        None
+    }
+
+    /// Ends the probe, because the live connection answers again. Returns the standby to use if it leads to another
+    /// memory: the state of the node is that of the memory found last.
+    #[must_use]
+    pub(super) fn on_recovered(&mut self) -> Option<Candidate> {
+        let State::Live(live) = &mut self.state else {
+            return None;
+        };
+        match std::mem::replace(&mut live.probe, Probe::None) {
+            Probe::Standby(candidate, _) => {
+                let admission = candidate.opened.admission.as_ref();
+                let generation = admission.map(|admission| &admission.generation);
+                (generation != live.check.generation.as_ref()).then_some(candidate)
+            }
+            _ => None,
+        }
+    }
+
+    /// Starts an attempt that is due. Returns the standby to use, if that is due.
+    #[must_use]
+    pub(super) fn on_timer(&mut self, now: Instant) -> Option<Candidate> {
+        if self.next_timer().is_none_or(|due| due > now) {
+            return None;
+        }
+        if let Probe::Standby(candidate, _) = self.take_probe() {
+            return Some(candidate);
+        }
+        self.start_attempt();
+        None
+    }
+
+    fn take_probe(&mut self) -> Probe {
+        match &mut self.state {
+            State::Live(live) => std::mem::replace(&mut live.probe, Probe::None),
+            _ => Probe::None,
+        }
+    }
+
+    fn next_attempt(&mut self) -> Attempt {
+        let attempt = Attempt::new(&self.shared, self.attempt_limit());
+        self.attempts += 1;
+        attempt
+    }
+
+    /// Returns the time limit of the next attempt. It is short once the usual time is known, so that a server is
+    /// back soon after its recovery; every eighth attempt may take as long as the settings allow, because the
+    /// server may have become slower.
+    fn attempt_limit(&self) -> Duration {
+        let longest = self.shared.timeouts.connect;
+        match self.last_took {
+            Some(took) if self.attempts % 8 != 7 => PROBE_LIMIT.max(2 * took).min(longest),
+            _ => longest,
+        }
+    }
+}
+
+impl Attempt {
+    fn new(shared: &Arc<Shared>, limit: Duration) -> Self {
+        let shared = Arc::clone(shared);
+        Self {
+            started: Instant::now(),
+            opening: Box::pin(async move {
+                tokio::time::timeout(limit, open(&shared))
+                    .await
+                    .unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
+            }),
+        }
+    }
+}

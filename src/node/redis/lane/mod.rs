@@ -1,0 +1,36 @@
+//! The lane: the one task that talks to one server.
+//!
+//! # Implementation details
+//!
+//! All jobs for a server pass through its lane in the order of submission and leave it on one connection, so a
+//! release reaches the server behind its acquisition without waiting for a reply. The lane sends queued jobs in
+//! pipelines and has many pipelines in flight. It detects a server that falls silent, fails requests to it at once
+//! from then on, and probes it until it answers.
+//!
+//! The parts, which [`task`] combines:
+//!
+//! * [`connection`]: the states of the connection and their transitions. It knows no jobs.
+//! * [`in_flight`]: the jobs that were sent and not answered. It knows no connection.
+//! * [`parked`]: the jobs that wait for a connection.
+//! * [`refused`]: the releases that the server has refused for a temporary reason.
+//! * [`status`]: the state of the server, as reported to callers, logs and metrics.
+//!
+//! Invariants:
+//!
+//! * *Order.* If a connection breaks, unconfirmed releases and records are parked before the jobs that were never
+//!   sent, and go out first on the next connection.
+//! * *Called off.* A job is marked as sent when it joins a batch, and not when the batch is sent: the release of an
+//!   acquisition in the same batch must not be called off.
+//! * *Releases.* A release is kept until the server has confirmed it or its lock has certainly expired. A lane whose
+//!   node was dropped ends when it has none left. If its runtime ends first, another lane takes over its jobs.
+//! * *Replies.* Replies arrive in the order of the requests, so the oldest batch owns the next ones. Replies that
+//!   have arrived are read before the timer is checked: they are not late, however late the task runs.
+
+mod connection;
+mod in_flight;
+mod parked;
+mod refused;
+mod status;
+mod task;
+
+pub(super) use task::spawn;

@@ -1,0 +1,82 @@
+//! The status of a server, as its lane reports it to callers, logs and metrics.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::node::redis::reachability::{Reachability, time_until};
+use crate::node::redis::shared::Shared;
+use crate::node::telemetry;
+
+/// The status of a server, as its lane reports it.
+pub(super) struct ServerStatus {
+    shared: Arc<Shared>,
+    /// The end of the quarantine, as far as it is known; the server is asked again then.
+    quarantined_until: Option<Instant>,
+}
+
+impl ServerStatus {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            quarantined_until: None,
+        }
+    }
+
+    pub(super) fn quarantined_until(&self) -> Option<Instant> {
+        self.quarantined_until
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        let reachability = &self.shared.reachability;
+        !reachability.is_open() && reachability.down_since().is_some()
+    }
+
+    /// Reports that the server answers again, with the quarantine that it had.
+    pub(super) fn set_answering(&self) {
+        if let Some(since) = self.shared.reachability.down_since() {
+            let node = &*self.shared.name;
+            tracing::info!(node, down_for = ?since.elapsed(), "redlock node is up again");
+        }
+        telemetry::node_up(&self.shared.name, self.quarantined_until.is_none());
+        self.shared.reachability.set(match self.quarantined_until {
+            Some(until) => Reachability::Quarantined { until },
+            None => Reachability::Up,
+        });
+    }
+
+    /// Reports that the server answers and may vote.
+    pub(super) fn set_up(&mut self) {
+        self.quarantined_until = None;
+        self.set_answering();
+    }
+
+    /// Reports that the server answers and must not vote until this instant.
+    pub(super) fn set_quarantined(&mut self, until: Instant) {
+        if self.quarantined_until.replace(until).is_none() {
+            tracing::warn!(
+                node = &*self.shared.name,
+                seconds_left = time_until(until).as_secs() + 1,
+                "redlock node was restarted or flushed recently and is quarantined; see restart_guard"
+            );
+        }
+        telemetry::node_up(&self.shared.name, false);
+        self.shared
+            .reachability
+            .set(Reachability::Quarantined { until });
+    }
+
+    /// Reports that the server does not answer.
+    pub(super) fn set_down(&self, why: &Arc<str>) {
+        telemetry::node_up(&self.shared.name, false);
+        let since = self.shared.reachability.down_since().unwrap_or_else(|| {
+            let node = &*self.shared.name;
+            tracing::warn!(node, %why, "redlock node is down; locks proceed without its vote");
+            Instant::now()
+        });
+        self.shared.reachability.set(Reachability::Down {
+            why: Arc::clone(why),
+            since,
+        });
+    }
+}

@@ -1,0 +1,529 @@
+//! The task of a lane: moves jobs from the inbox to the connection, and replies to the votes.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use deadpool_redis::redis::Value;
+use tokio::runtime::Handle;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep_until};
+
+use crate::node::failure::NodeFailure;
+use crate::node::job::Job;
+use crate::node::redis::decode::{decode, is_noscript, is_temporary_refusal};
+use crate::node::redis::describe::describe_refusal;
+use crate::node::redis::inbox::Load;
+use crate::node::redis::lane::connection::{
+    Candidate, Connection, ConnectionEvent, KEEPALIVE, PROBE_PAUSE,
+};
+use crate::node::redis::lane::in_flight::InFlight;
+use crate::node::redis::lane::parked::Parked;
+use crate::node::redis::lane::refused::Refused;
+use crate::node::redis::lane::status::ServerStatus;
+use crate::node::redis::reachability::Reachability;
+use crate::node::redis::scripts::load_all;
+use crate::node::redis::shared::Shared;
+use crate::node::telemetry::NodeCalls;
+use crate::protocol::message::Reply;
+
+/// The maximum number of jobs in one pipeline.
+const MAX_BATCH: usize = 128;
+/// The number of waiting jobs beyond which releases of expired locks are dropped. They would only take back an
+/// intent, which only keeps a request from being executed.
+const MAX_KEPT: usize = 1 << 16;
+/// How often a server that is another node too is checked. That takes a new connection, because the live one leads
+/// to where the name led when it was opened.
+const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
+
+struct Lane {
+    shared: Arc<Shared>,
+    /// Its number in the inbox; if the inbox has another one, the lane was replaced.
+    number: u64,
+    calls: NodeCalls,
+    status: ServerStatus,
+    connection: Connection,
+    in_flight: InFlight,
+    /// Jobs that wait for a connection.
+    parked: Parked,
+    /// Releases that the server refused for a temporary reason.
+    refused: Refused,
+}
+
+/// Starts a lane, which ends when the inbox is closed and no release is left.
+pub(in super::super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
+    shared.reachability.set(Reachability::Untried);
+    runtime.spawn(Lane::new(shared).run());
+}
+
+/// Detaches the lane from the inbox, however it ends. If its runtime has ended, another lane takes over its jobs.
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let unfinished = match std::thread::panicking() {
+            // The next lane must not panic on the same job.
+            true => Vec::new(),
+            false => self.unfinished(),
+        };
+        if self.is_replaced() {
+            return self.shared.inbox.return_unfinished(unfinished);
+        }
+        // Requests must not fail because of the last reachability, or none would start the next lane. Reset before
+        // detaching, because the next lane may set it at once.
+        self.shared.reachability.set(Reachability::Untried);
+        for runtime in self.shared.inbox.detach(unfinished) {
+            let shared = Arc::clone(&self.shared);
+            // Some of the runtimes may be stalled or end, too: the first that runs attaches a lane, unless a caller
+            // starts one before.
+            runtime.spawn(async move {
+                if shared.inbox.attach() {
+                    Self::new(shared).run().await;
+                }
+            });
+        }
+    }
+}
+
+impl Lane {
+    fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            calls: NodeCalls::new(&shared.name),
+            number: shared.inbox.number(),
+            status: ServerStatus::new(&shared),
+            connection: Connection::new(&shared),
+            in_flight: InFlight::new(),
+            parked: Parked::default(),
+            refused: Refused::default(),
+            shared,
+        }
+    }
+
+    async fn run(mut self) {
+        self.connection.start_attempt();
+        let mut is_open = true;
+        // One timer, which may fire too early: resetting it for every reply costs more than that.
+        let mut timer = Box::pin(sleep_until(self.next_timer()));
+        let mut jobs = VecDeque::new();
+        let (shared, number) = (Arc::clone(&self.shared), self.number);
+        while is_open || self.has_release() {
+            let next_timer = self.next_timer();
+            if next_timer < timer.deadline() {
+                timer.as_mut().reset(next_timer);
+            }
+            let load = self.load();
+            let is_full = self.in_flight.is_full();
+            if is_open && is_full {
+                shared.inbox.set_backlogged(number);
+            }
+            tokio::select! {
+                biased;
+                // A stalled runtime has resumed: from now on another lane reports the status of the server.
+                () = poll_replaced(&shared, number) => return,
+                event = poll_fn(|context| {
+                    self.connection.poll_event(context, &mut self.in_flight.replies)
+                }) => match event {
+                    ConnectionEvent::Replied(replied) => self.on_replied(replied),
+                    ConnectionEvent::Attempted(attempted) => self.on_attempted(attempted),
+                },
+                has_jobs = poll_fn(|context| shared.inbox.poll_ready(number, context, load)),
+                    if is_open && !is_full =>
+                {
+                    is_open = has_jobs;
+                    // On a busy connection, waits for callers that are about to submit: one batch costs less than
+                    // two.
+                    if !self.in_flight.is_empty() {
+                        yield_now().await;
+                    }
+                    shared.inbox.take(MAX_BATCH, &mut jobs);
+                    self.on_jobs(jobs.drain(..));
+                }
+                () = timer.as_mut() => {
+                    self.on_timer();
+                    timer.as_mut().reset(self.next_timer());
+                }
+            }
+        }
+    }
+
+    /// Returns the jobs that it has taken and not finished.
+    fn load(&self) -> Load {
+        let mut load = self.parked.load();
+        load += self.refused.load();
+        load += self.in_flight.load();
+        load
+    }
+
+    fn on_jobs(&mut self, jobs: impl Iterator<Item = Job>) {
+        let now = Instant::now();
+        let from = self.in_flight.len();
+        let failure = self.shared.failure();
+        for job in jobs {
+            if job.calls_off() {
+                job.sender.send(Ok(Reply::Released));
+                continue;
+            }
+            if !job.is_wanted(now) {
+                let given_up = || NodeFailure::Unreachable {
+                    node: Arc::clone(&self.shared.name),
+                    why: "the caller gave up before the request was sent".into(),
+                };
+                job.sender
+                    .send(Err(failure.clone().unwrap_or_else(given_up)));
+                continue;
+            }
+            let job = match &failure {
+                Some(failure) => job.despite(failure),
+                None => Some(job),
+            };
+            match job {
+                Some(job) if !self.connection.is_live() => self.parked.push_back(job),
+                // Also to a silent server: the acquisition is ahead of its release on this connection.
+                Some(job) => self.in_flight.push(job),
+                None => {}
+            }
+        }
+        self.send(from);
+    }
+
+    /// Sends the jobs in flight from this one on as one batch, or parks them.
+    fn send(&mut self, from: usize) {
+        if !self.connection.is_live() {
+            self.parked.extend(self.in_flight.drain_from(from));
+            if !self.parked.is_empty() {
+                self.connection.wake();
+            }
+            return;
+        }
+        if self.in_flight.len() > from {
+            self.connection.send(self.in_flight.requests_from(from));
+            self.in_flight.on_sent(from);
+        }
+    }
+
+    /// Sends those of the jobs that are still wanted.
+    fn send_again(&mut self, jobs: impl IntoIterator<Item = Job>) {
+        let now = Instant::now();
+        let (wanted, unwanted): (Vec<_>, Vec<_>) =
+            jobs.into_iter().partition(|job| job.is_wanted(now));
+        drop(unwanted);
+        let mut wanted = wanted.into_iter().peekable();
+        while wanted.peek().is_some() {
+            let from = self.in_flight.len();
+            wanted
+                .by_ref()
+                .take(MAX_BATCH)
+                .for_each(|job| self.in_flight.push(job));
+            self.send(from);
+        }
+    }
+
+    fn send_parked(&mut self) {
+        let parked = self.parked.take();
+        self.send_again(parked);
+    }
+
+    /// Checks an idle connection, so that the next lock does not have to find out that it is broken.
+    fn keep_alive(&mut self) {
+        if self.connection.ping() {
+            self.in_flight.on_sent(self.in_flight.len());
+        }
+    }
+
+    /// Loads the scripts again after the server has forgotten them (`SCRIPT FLUSH`), and then sends the releases
+    /// that failed because of that. A failed acquisition is not sent again: its release may be ahead of it.
+    fn reload_scripts(&mut self) {
+        if self.connection.send_pipeline(load_all()) {
+            self.in_flight.on_sent(self.in_flight.len());
+        }
+        self.send_parked();
+    }
+
+    /// Handles the replies to the oldest batch.
+    fn on_replied(&mut self, replied: Result<(), Arc<str>>) {
+        if let Err(why) = replied {
+            return self.on_lost(&why);
+        }
+        let Some(batch) = self.in_flight.pop_batch() else {
+            return;
+        };
+        let now = Instant::now();
+        let took = now - batch.sent;
+        self.calls.at(now);
+        if batch.load.jobs == 0
+            && let Some(why) = self.in_flight.replies.iter().find_map(describe_refusal)
+        {
+            // A server that refuses a ping or the scripts refuses all requests. A new connection finds out why, and
+            // reports it.
+            return self.on_lost(&why);
+        }
+        let (mut forgot_scripts, mut forgot_all, mut has_released) = (false, false, false);
+        for (mut job, value) in self.in_flight.drain_answered(&batch) {
+            if is_noscript(&value) {
+                forgot_scripts = true;
+                if job.is_release() {
+                    // Sent again below, behind the scripts.
+                    self.parked.push_back(job);
+                    continue;
+                }
+            }
+            self.calls.record(job.request.name(), took);
+            if let Value::Int(published) = value
+                && job.is_release()
+            {
+                has_released = true;
+                self.shared.set_subscribers(&mut job, published);
+            }
+            let mut outcome = decode(&job.request, &value, &self.shared.name);
+            if job.is_release() && is_temporary_refusal(&value) {
+                // Answered at once, because the next attempts may take longer than any caller waits.
+                job.answer(outcome);
+                self.refused.push(job, now + PROBE_PAUSE);
+                continue;
+            }
+            if outcome == Ok(Reply::Amnesia) {
+                forgot_all = true;
+                outcome = Err(self.shared.amnesia());
+            }
+            job.sender.send(outcome);
+        }
+        if self.status.is_down() && !self.is_silent() {
+            if let Some(candidate) = self.connection.on_recovered() {
+                return self.adopt(candidate);
+            }
+            self.status.set_answering();
+        }
+        if forgot_scripts {
+            self.reload_scripts();
+        }
+        if has_released && !self.refused.is_empty() {
+            let refused = self.refused.take();
+            self.send_again(refused);
+        }
+        if forgot_all {
+            self.on_amnesia();
+        }
+    }
+
+    /// Quarantines the server, and opens a new connection to have it admitted again.
+    fn on_amnesia(&mut self) {
+        if let Some(guard) = &self.shared.guard {
+            self.status.set_quarantined(Instant::now() + guard.window());
+            if !self.connection.is_probing() {
+                self.connection.start_attempt();
+            }
+        }
+    }
+
+    fn on_attempted(&mut self, attempted: Result<Candidate, Arc<str>>) {
+        let now = Instant::now();
+        match attempted {
+            Ok(candidate) if self.is_silent() => {
+                let until = now + self.shared.timeouts.node;
+                self.connection.stand_by(candidate, until);
+            }
+            Ok(candidate) => self.adopt(candidate),
+            Err(why) => {
+                self.status.set_down(&why);
+                if self.shared.is_duplicate() {
+                    self.leave_duplicate(&why, now);
+                } else {
+                    self.connection.on_attempt_failed(now);
+                }
+                self.refuse_parked();
+            }
+        }
+    }
+
+    /// Gives up the connection to a server that is another node too, after which the other node may vote. This node
+    /// is admitted again before it does.
+    fn leave_duplicate(&mut self, why: &Arc<str>, now: Instant) {
+        self.connection.close(now);
+        self.park_in_flight(why);
+        if let Some(guard) = &self.shared.guard {
+            guard.forget(&self.shared.name);
+        }
+    }
+
+    /// Uses a new connection from now on. Unconfirmed releases and records are sent again.
+    fn adopt(&mut self, candidate: Candidate) {
+        self.park_in_flight(&"replaced by a new connection".into());
+        let admission = candidate.opened.admission.as_ref();
+        let left = admission.map_or(Duration::ZERO, |admission| admission.left);
+        self.connection.replace(candidate);
+        if left.is_zero() {
+            self.status.set_up();
+        } else {
+            self.status.set_quarantined(Instant::now() + left);
+        }
+        // Jobs that waited for a server which turns out to be quarantined.
+        self.refuse_parked();
+        self.send_parked();
+    }
+
+    fn on_lost(&mut self, why: &Arc<str>) {
+        self.park_in_flight(why);
+        let has_parked = !self.parked.is_empty();
+        if let Some(candidate) = self.connection.on_lost(Instant::now(), has_parked) {
+            self.adopt(candidate);
+        }
+    }
+
+    /// Fails the jobs of a connection that is gone, and parks those that are sent again before all that were never
+    /// sent, because they are older.
+    fn park_in_flight(&mut self, why: &Arc<str>) {
+        // Refused releases are older than the jobs in flight.
+        let mut again: Vec<Job> = self.refused.take().into();
+        for job in self.in_flight.drain() {
+            if job.is_sent_again() {
+                again.push(job);
+            } else {
+                job.sender.send(Err(NodeFailure::Disconnected {
+                    node: Arc::clone(&self.shared.name),
+                    why: Arc::clone(why),
+                }));
+            }
+        }
+        for job in again.into_iter().rev() {
+            self.parked.push_front(job);
+        }
+    }
+
+    /// Fails the parked jobs that are not sent to the server in its current state.
+    fn refuse_parked(&mut self) {
+        let now = Instant::now();
+        let Some(failure) = self.shared.failure() else {
+            return;
+        };
+        for job in self.parked.take() {
+            if job.is_wanted(now) {
+                self.parked.extend(job.despite(&failure));
+            } else {
+                job.sender.send(Err(failure.clone()));
+            }
+        }
+    }
+
+    fn next_timer(&self) -> Instant {
+        let keepalive_at = self.in_flight.last_sent + KEEPALIVE;
+        // While the server is known to be silent, the next event is the next probe.
+        let silent_at = self.silent_at().filter(|_| !self.connection.is_probing());
+        [
+            self.connection.next_timer(),
+            silent_at,
+            self.connection.is_live().then_some(keepalive_at),
+            self.readmit_at(),
+            self.refused.due(),
+            self.check_duplicate_at(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or_else(|| Instant::now() + KEEPALIVE)
+    }
+
+    fn on_timer(&mut self) {
+        let now = Instant::now();
+        if let Some(candidate) = self.connection.on_timer(now) {
+            self.adopt(candidate);
+        }
+        if self.is_silent() && !self.connection.is_probing() {
+            let patience = 2 * self.shared.timeouts.node;
+            let why = format!("no answer for {patience:?}");
+            self.status.set_down(&why.into());
+            self.connection.start_attempt();
+        }
+        // The server decides by its own clock, so it is asked again at the end of its quarantine.
+        if self.readmit_at().is_some_and(|until| until <= now) {
+            self.connection.start_attempt();
+        }
+        if self.check_duplicate_at().is_some_and(|at| at <= now) {
+            self.connection.start_attempt();
+        }
+        if self.in_flight.last_sent + KEEPALIVE <= now {
+            self.in_flight.last_sent = now;
+            if !self.is_silent() {
+                self.keep_alive();
+            }
+        }
+        if self.in_flight.is_full() && self.is_silent() && !self.has_useful_in_flight(now) {
+            // Otherwise the inbox would not be read, not even to notice that it is closed, while the server is silent.
+            self.park_in_flight(&"no job on it is of use any more".into());
+            if let Some(candidate) = self.connection.give_up() {
+                self.adopt(candidate);
+            }
+        }
+        let has_room = self.load().jobs <= MAX_KEPT;
+        let is_kept = |job: &Job| job.is_wanted(now) && (has_room || !job.is_about_intent(now));
+        self.parked.retain(is_kept);
+        self.refused.retain(is_kept);
+        // Tries one of them; the others follow once the server accepts it.
+        if let Some(release) = self.refused.next(now, now + PROBE_PAUSE) {
+            self.send_again([release]);
+        }
+    }
+
+    /// Returns when to ask a quarantined server again whether it may vote. A duplicate must not vote anyway.
+    fn readmit_at(&self) -> Option<Instant> {
+        let is_asked = self.connection.is_probing() || self.shared.is_duplicate();
+        self.status.quarantined_until().filter(|_| !is_asked)
+    }
+
+    /// Returns when to check again whether the server is another node too.
+    fn check_duplicate_at(&self) -> Option<Instant> {
+        let is_due = self.shared.is_duplicate() && !self.connection.is_probing();
+        let since = self.connection.live_since().filter(|_| is_due)?;
+        Some(since + DUPLICATE_PAUSE)
+    }
+
+    /// Returns whether a reply on the connection is overdue.
+    fn is_silent(&self) -> bool {
+        self.silent_at().is_some_and(|at| at <= Instant::now())
+    }
+
+    fn silent_at(&self) -> Option<Instant> {
+        self.in_flight.silent_at(self.shared.timeouts.node)
+    }
+
+    /// Removes the jobs that another connection may execute, also if this one already has: their owners are the same.
+    fn unfinished(&mut self) -> Vec<Job> {
+        let now = Instant::now();
+        let refused = self.refused.take().into_iter();
+        let sent = self.in_flight.drain().filter(Job::is_idempotent);
+        let jobs = refused.chain(sent).chain(self.parked.take());
+        jobs.filter(|job| job.is_wanted(now)).collect()
+    }
+
+    /// Returns whether a release is unconfirmed whose lock may still be there. Intents do not count: they live for a
+    /// day, which is too long to keep a lane whose node was dropped.
+    fn has_release(&self) -> bool {
+        let now = Instant::now();
+        self.in_flight
+            .jobs()
+            .chain(self.parked.iter())
+            .chain(self.refused.iter())
+            .any(|job| job.may_unlock(now))
+    }
+
+    /// Returns whether a job in flight has to be executed, or its caller waits for it.
+    fn has_useful_in_flight(&self, now: Instant) -> bool {
+        let is_useful = |job: &Job| job.may_unlock(now) || job.sender.is_open();
+        self.in_flight.jobs().any(is_useful)
+    }
+
+    fn is_replaced(&self) -> bool {
+        self.shared.inbox.number() != self.number
+    }
+}
+
+/// Waits until another lane has taken over. Checked whenever the task is woken.
+async fn poll_replaced(shared: &Shared, number: u64) {
+    poll_fn(|_| match shared.inbox.number() == number {
+        true => Poll::Pending,
+        false => Poll::Ready(()),
+    })
+    .await;
+}
+
+#[cfg(test)]
+mod tests;

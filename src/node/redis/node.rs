@@ -1,0 +1,134 @@
+//! The handle of a Redis node.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use crate::node::failure::NodeFailure;
+use crate::node::job::Job;
+use crate::node::redis::endpoint::Endpoint;
+use crate::node::redis::guard::Guard;
+use crate::node::redis::inbox::Posted;
+use crate::node::redis::lane;
+use crate::node::redis::listener::Listener;
+use crate::node::redis::reachability::{Reachability, time_until};
+use crate::node::redis::reader::Reader;
+use crate::node::redis::shared::{Shared, Timeouts};
+use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::state::NodeState;
+use crate::node::traits::Node;
+
+/// A Redis server. Connects at first use: a server that is down at start-up is no error.
+pub(crate) struct RedisNode {
+    shared: Arc<Shared>,
+    /// Subscribes to releases, if the server's address is known.
+    listener: Option<Arc<Listener>>,
+    reader: Arc<Reader>,
+}
+
+impl RedisNode {
+    pub(crate) fn new(endpoint: Endpoint, timeouts: Timeouts, guard: Option<Arc<Guard>>) -> Self {
+        let client = endpoint.client.clone();
+        let listener = client.map(|client| Listener::new(&endpoint.name, client, timeouts.connect));
+        Self {
+            shared: Arc::new(Shared::new(endpoint, timeouts, guard)),
+            reader: Arc::new(Reader::new()),
+            listener,
+        }
+    }
+}
+
+/// By hand, because the pool would print the URL with its credentials.
+impl fmt::Debug for RedisNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisNode")
+            .field("name", &self.shared.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Ends the lane once it has sent what it must.
+impl Drop for RedisNode {
+    fn drop(&mut self) {
+        self.shared.inbox.close();
+    }
+}
+
+impl Node for RedisNode {
+    fn name(&self) -> &Arc<str> {
+        &self.shared.name
+    }
+
+    fn submit(&self, job: Job) {
+        // A request to a node that is down does not even wake the lane. A release does: its acquisition may have
+        // reached the server.
+        let job = match self.shared.failure() {
+            Some(failure) => match job.despite(&failure) {
+                Some(job) => job,
+                None => return,
+            },
+            None => job,
+        };
+        match self.shared.inbox.post(job) {
+            Posted::Accepted => {}
+            Posted::NeedsLane(runtime) => lane::spawn(&runtime, Arc::clone(&self.shared)),
+            // Without a runtime the server cannot be reached; dropping the job sends the failure.
+            Posted::NoRuntime(job) => drop(job),
+            Posted::Full(job) => job.sender.send(Err(NodeFailure::Unreachable {
+                node: Arc::clone(&self.shared.name),
+                why: "too many requests are queued for it".into(),
+            })),
+        }
+    }
+
+    fn fetch(&self, job: Job) {
+        if let Some(failure @ NodeFailure::Unreachable { .. }) = self.shared.failure() {
+            job.sender.send(Err(failure));
+            return;
+        }
+        // Without a runtime the server cannot be reached; dropping the job sends the failure.
+        if let Ok(runtime) = Handle::try_current() {
+            let (shared, reader) = (Arc::clone(&self.shared), Arc::clone(&self.reader));
+            runtime.spawn(async move { reader.run(&shared, job).await });
+        }
+    }
+
+    fn subscribe(
+        &self,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Option<Subscription> {
+        let listener = self.listener.as_ref()?;
+        Some(listener.subscribe(lock, signal, node))
+    }
+
+    fn extra_patience(&self) -> Duration {
+        match self.shared.reachability.is_tried() {
+            false => self.shared.timeouts.connect,
+            true => Duration::ZERO,
+        }
+    }
+
+    fn state(&self) -> NodeState {
+        if !self.shared.reachability.is_tried() {
+            return NodeState::Up;
+        }
+        if let Some(why) = self.shared.duplicate() {
+            let since = Duration::ZERO;
+            return NodeState::Unreachable { why, since };
+        }
+        match self.shared.reachability.get() {
+            Reachability::Untried | Reachability::Up => NodeState::Up,
+            Reachability::Quarantined { until } => NodeState::Quarantined {
+                left: time_until(until),
+            },
+            Reachability::Down { why, since } => NodeState::Unreachable {
+                why,
+                since: since.elapsed(),
+            },
+        }
+    }
+}

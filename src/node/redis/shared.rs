@@ -1,0 +1,114 @@
+//! The state of a Redis node that its handle, its lane and its reader share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use deadpool_redis::Pool;
+
+use crate::node::failure::NodeFailure;
+use crate::node::job::Job;
+use crate::node::redis::describe::PUBLISH_PERMISSIONS;
+use crate::node::redis::endpoint::{Address, Endpoint};
+use crate::node::redis::guard::Guard;
+use crate::node::redis::inbox::Inbox;
+use crate::node::redis::reachability::{CurrentReachability, Reachability, time_until};
+
+/// The state of a Redis node that its handle, its lane and its reader share.
+pub(super) struct Shared {
+    pub(super) name: Arc<str>,
+    pub(super) pool: Pool,
+    /// The server's address, if the lane can have a socket of its own.
+    pub(super) address: Option<Address>,
+    /// Whether the pool is the user's, and its connections have the user's settings.
+    pub(super) is_foreign: bool,
+    pub(super) timeouts: Timeouts,
+    /// The restart guard, if it is on.
+    pub(super) guard: Option<Arc<Guard>>,
+    pub(super) reachability: CurrentReachability,
+    pub(super) inbox: Inbox,
+    /// Whether the missing permission to publish releases has been logged.
+    has_warned: AtomicBool,
+}
+
+/// The timeouts of one node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeouts {
+    pub(crate) node: Duration,
+    pub(crate) connect: Duration,
+}
+
+impl Shared {
+    pub(super) fn new(endpoint: Endpoint, timeouts: Timeouts, guard: Option<Arc<Guard>>) -> Self {
+        let client = endpoint.client.as_ref();
+        Self {
+            address: client.and_then(Address::from_client),
+            is_foreign: client.is_none(),
+            name: endpoint.name,
+            pool: endpoint.pool,
+            timeouts,
+            guard,
+            reachability: CurrentReachability::new(),
+            inbox: Inbox::default(),
+            has_warned: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the failure of a request that is not sent because the node is down or must not vote.
+    pub(super) fn failure(&self) -> Option<NodeFailure> {
+        if !self.reachability.is_tried() {
+            // The request waits for the first connection; if there is no lane, it starts one.
+            return None;
+        }
+        let node = || Arc::clone(&self.name);
+        if let Some(why) = self.duplicate() {
+            return Some(NodeFailure::Unreachable { node: node(), why });
+        }
+        if self.reachability.is_open() {
+            return None;
+        }
+        match self.reachability.get() {
+            Reachability::Down { why, .. } => Some(NodeFailure::Unreachable { node: node(), why }),
+            Reachability::Quarantined { until } => Some(NodeFailure::Quarantined {
+                node: node(),
+                left: time_until(until),
+            }),
+            Reachability::Untried | Reachability::Up => None,
+        }
+    }
+
+    /// Returns whether another node leads to the same server.
+    pub(super) fn is_duplicate(&self) -> bool {
+        let guard = self.guard.as_ref();
+        guard.is_some_and(|guard| guard.duplicate_of(&self.name).is_some())
+    }
+
+    /// Returns why the node must not vote if another node leads to the same server.
+    pub(super) fn duplicate(&self) -> Option<Arc<str>> {
+        let other = self.guard.as_ref()?.duplicate_of(&self.name)?;
+        let why = format!("it is the same server as {other}, or a copy; list every server once");
+        Some(why.into())
+    }
+
+    /// Returns the failure of a request to a server that has lost its memory since it was admitted.
+    pub(super) fn amnesia(&self) -> NodeFailure {
+        let window = self.guard.as_ref().map(|guard| guard.window());
+        NodeFailure::Quarantined {
+            node: Arc::clone(&self.name),
+            left: window.unwrap_or_default(),
+        }
+    }
+
+    /// Passes the number of subscribers that a release was published to on to its vote. Logs once if the server's
+    /// user must not publish.
+    pub(super) fn set_subscribers(&self, release: &mut Job, published: i64) {
+        if let Ok(subscribers) = usize::try_from(published) {
+            release.sender.set_subscribers(subscribers);
+        } else if published == -1 && !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                node = &*self.name,
+                "redlock node's user must not publish releases, so waiters poll; it needs {PUBLISH_PERMISSIONS}"
+            );
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The trait of all nodes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::node::job::Job;
+use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::state::NodeState;
+
+/// One independent lock server.
+///
+/// # Contract
+///
+/// * [`submit`](Self::submit) returns at once. The node sends the vote exactly once, at any time and from any
+///   thread, or never if the server never answers. Dropping the job sends a failure.
+/// * Jobs of one caller reach the server in the order in which they were submitted. A release therefore follows
+///   the acquisition that it undoes, even if that has not been answered yet. Only a broken connection may reorder
+///   them, which at worst leaves a key locked until its ttl.
+/// * A release is never dropped while the key may still be there.
+pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
+    /// Returns the name for errors, logs and metrics: the address, never with credentials.
+    fn name(&self) -> &Arc<str>;
+
+    /// Submits a job.
+    fn submit(&self, job: Job);
+
+    /// Submits a job whose reply may be big.
+    ///
+    /// It has no order relative to other jobs. A node on which they would wait behind the reply reads it on a
+    /// separate connection.
+    fn fetch(&self, job: Job) {
+        self.submit(job);
+    }
+
+    /// Returns how much longer than the node timeout to wait for a job submitted now: the connect timeout before
+    /// the first connection, zero afterwards.
+    fn extra_patience(&self) -> Duration;
+
+    /// Subscribes a signal, to which this node is number `node`, to the releases of a lock, until the returned
+    /// subscription is dropped. Returns `None` if the node cannot publish releases.
+    fn subscribe(
+        &self,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Option<Subscription>;
+
+    /// Returns what is known about the node, without asking it.
+    fn state(&self) -> NodeState;
+}
