@@ -22,13 +22,13 @@ pub struct OnceRound {
     quorum: Quorum,
     fingerprint: Fingerprint,
     acquiring: AcquireRound,
-    nodes: Vec<Node>,
+    nodes: Vec<NodeAnswers>,
     is_repairing: bool,
 }
 
 /// The state of one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct Node {
+struct NodeAnswers {
     record: Option<Record>,
     /// Whether it answered the `ACQUIRE` or failed.
     has_answered: bool,
@@ -76,7 +76,7 @@ impl OnceRound {
             quorum,
             fingerprint,
             acquiring: AcquireRound::new(quorum),
-            nodes: vec![Node::default(); quorum.nodes()],
+            nodes: vec![NodeAnswers::default(); quorum.nodes()],
             is_repairing: false,
         }
     }
@@ -302,7 +302,7 @@ impl OnceRound {
         best.cloned()
     }
 
-    fn which(&self, matches: impl Fn(&Node) -> bool) -> impl Iterator<Item = usize> {
+    fn which(&self, matches: impl Fn(&NodeAnswers) -> bool) -> impl Iterator<Item = usize> {
         self.nodes
             .iter()
             .enumerate()
@@ -311,7 +311,7 @@ impl OnceRound {
     }
 }
 
-impl Node {
+impl NodeAnswers {
     fn has(&self, execution: ExecutionId) -> bool {
         let record = self.record.as_ref();
         record.is_some_and(|record| record.execution() == execution)
