@@ -372,3 +372,144 @@ impl Attempt {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::node::redis::endpoint::pool_for;
+    use crate::node::redis::guard::Admission;
+    use crate::node::redis::shared::Timeouts;
+    use crate::node::redis::socket::Socket;
+    use crate::protocol::admission::Generation;
+
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    pub(in super::super) fn shared() -> Arc<Shared> {
+        let endpoint = pool_for("redis://127.0.0.1:1", LIMIT).unwrap();
+        let timeouts = Timeouts {
+            node: LIMIT,
+            connect: LIMIT,
+        };
+        Arc::new(Shared::new(endpoint, timeouts, None))
+    }
+
+    /// Connects to a new server, which it returns too.
+    pub(in super::super) async fn candidate() -> (Candidate, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, server) = tokio::join!(client, listener.accept());
+        let opened = Opened {
+            link: Link::Own(Socket::new(client.unwrap())),
+            admission: None,
+        };
+        let started = Instant::now();
+        (Candidate { opened, started }, server.unwrap().0)
+    }
+
+    async fn live() -> Connection {
+        let mut connection = Connection::new(&shared());
+        connection.replace(candidate().await.0);
+        assert!(connection.is_live() && !connection.is_probing());
+        connection
+    }
+
+    #[tokio::test]
+    async fn a_lost_connection_is_opened_again_at_once_and_then_after_a_pause() {
+        let mut connection = live().await;
+        connection.send([&Request::Ping].into_iter());
+        let now = Instant::now();
+        assert!(connection.on_lost(now, false).is_none());
+        assert!(matches!(connection.state, State::Connecting(_)));
+        for (after, is_down) in [(PROBE_PAUSE / 2, true), (2 * PROBE_PAUSE, false)] {
+            connection.replace(candidate().await.0);
+            connection.send([&Request::Ping].into_iter());
+            assert!(connection.on_lost(now + after, false).is_none());
+            assert_eq!(matches!(connection.state, State::Down { .. }), is_down);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_lost_twice_without_use_rests_until_a_job_wakes_it() {
+        let mut connection = live().await;
+        let now = Instant::now();
+        assert!(connection.on_lost(now, false).is_none());
+        connection.wake();
+        assert!(matches!(connection.state, State::Connecting(_)));
+        connection.replace(candidate().await.0);
+        assert!(connection.on_lost(now + LIMIT, false).is_none());
+        assert!(matches!(connection.state, State::Resting { .. }));
+        assert_eq!(connection.next_timer(), Some(now + LIMIT + KEEPALIVE));
+        connection.wake();
+        assert!(matches!(connection.state, State::Connecting(_)));
+        connection.on_attempt_failed(now);
+        connection.wake();
+        assert!(matches!(connection.state, State::Down { .. }));
+    }
+
+    #[tokio::test]
+    async fn a_standby_replaces_a_live_connection_when_it_is_due_lost_or_given_up() {
+        let now = Instant::now();
+        let due = now + LIMIT;
+        let ways: [fn(&mut Connection, Instant) -> Option<Candidate>; 3] = [
+            |connection, due| connection.on_timer(due),
+            |connection, due| connection.on_lost(due, false),
+            |connection, _| connection.give_up(),
+        ];
+        for way in ways {
+            let mut connection = live().await;
+            connection.start_attempt();
+            assert!(connection.is_live() && connection.is_probing());
+            connection.stand_by(candidate().await.0, due);
+            assert!(connection.on_timer(now).is_none());
+            assert!(way(&mut connection, due).is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_recovered_connection_drops_a_standby_to_the_same_memory_only() {
+        for (generation, is_used) in [(None, false), (Generation::parse("r:1:1:run"), true)] {
+            let mut connection = live().await;
+            let mut standby = candidate().await.0;
+            standby.opened.admission = generation.map(|generation| Admission {
+                generation,
+                left: Duration::ZERO,
+            });
+            connection.stand_by(standby, Instant::now());
+            assert_eq!(connection.on_recovered().is_some(), is_used);
+            assert!(connection.is_live() && !connection.is_probing());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_given_up_leaves_its_probe() {
+        let mut connection = live().await;
+        assert!(connection.give_up().is_none());
+        assert!(matches!(connection.state, State::Connecting(_)));
+        connection.replace(candidate().await.0);
+        connection.start_attempt();
+        assert!(connection.give_up().is_none());
+        assert!(matches!(connection.state, State::Connecting(_)));
+        connection.replace(candidate().await.0);
+        let now = Instant::now();
+        connection.on_attempt_failed(now);
+        assert!(connection.is_live());
+        assert!(connection.give_up().is_none());
+        assert_eq!(connection.next_timer(), Some(now + PROBE_PAUSE));
+        assert!(connection.on_timer(now + PROBE_PAUSE).is_none());
+        assert!(matches!(connection.state, State::Connecting(_)));
+    }
+
+    #[tokio::test]
+    async fn every_eighth_attempt_may_take_as_long_as_connecting_may() {
+        let mut connection = live().await;
+        let mut limits = Vec::new();
+        for _ in 0..9 {
+            limits.push(connection.attempt_limit() == LIMIT);
+            connection.start_attempt();
+        }
+        let longest = limits.iter().position(|is_longest| *is_longest);
+        assert_eq!((longest, limits[8]), (Some(7), false));
+    }
+}

@@ -1,14 +1,10 @@
 //! Tests of a lane's handlers, without its loop.
 
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use crate::node::job::Request;
 use crate::node::packet::{Packet, Trail};
-use crate::node::redis::connect::Opened;
-use crate::node::redis::endpoint::pool_for;
-use crate::node::redis::link::Link;
-use crate::node::redis::shared::Timeouts;
-use crate::node::redis::socket::Socket;
+use crate::node::redis::lane::connection::tests::{candidate, shared};
 use crate::node::votes::VoteReceiver;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken};
@@ -43,16 +39,9 @@ impl Owner {
 impl Bench {
     /// Creates a lane with a connection.
     async fn new() -> Self {
-        let limit = Duration::from_secs(1);
-        let endpoint = pool_for("redis://127.0.0.1:1", limit).unwrap();
-        let timeouts = Timeouts {
-            node: limit,
-            connect: limit,
-        };
-        let shared = Shared::new(endpoint, timeouts, None);
         let votes = VoteReceiver::new(&["n".into()].into());
         let mut bench = Self {
-            lane: Lane::new(Arc::new(shared)),
+            lane: Lane::new(shared()),
             votes,
             servers: Vec::new(),
         };
@@ -63,17 +52,9 @@ impl Bench {
 
     /// Connects to a new server.
     async fn candidate(&mut self) -> Candidate {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap());
-        let (client, server) = tokio::join!(client, listener.accept());
-        self.servers.push(server.unwrap().0);
-        Candidate {
-            opened: Opened {
-                link: Link::Own(Socket::new(client.unwrap())),
-                admission: None,
-            },
-            started: Instant::now(),
-        }
+        let (candidate, server) = candidate().await;
+        self.servers.push(server);
+        candidate
     }
 
     fn job(&self, owner: &Owner, op: Op) -> Job {
