@@ -9,7 +9,6 @@ use crate::node::Mutex;
 use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::release_signal::{ReleaseSignal, Subscribers, Subscription};
-use crate::node::state::NodeState;
 use crate::node::traits::Node;
 use crate::protocol::Store;
 use crate::protocol::message::{Command, Reply};
@@ -93,13 +92,5 @@ impl Node for EmbeddedNode {
         Some(Subscription::new(move || {
             subscribers.unsubscribe(&lock, &signal)
         }))
-    }
-
-    fn extra_patience(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn state(&self) -> NodeState {
-        NodeState::Up
     }
 }

@@ -13,7 +13,6 @@ use crate::node::embedded::EmbeddedNode;
 use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
-use crate::node::state::NodeState;
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Op, Reply};
 
@@ -247,6 +246,16 @@ impl Node for ScriptedLane {
         self.node.store.name()
     }
 
+    fn subscribe(
+        &self,
+        lock: &Arc<[u8]>,
+        signal: &Arc<ReleaseSignal>,
+        node: usize,
+    ) -> Option<Subscription> {
+        let is_silent = self.node.script().is_silent;
+        (!is_silent).then(|| self.node.store.subscribe(lock, signal, node))?
+    }
+
     fn submit(&self, job: Job) {
         let kind = kind_of(&job);
         let mut script = self.node.script();
@@ -279,24 +288,6 @@ impl Node for ScriptedLane {
             Gate::Never => script.unanswered.push(job),
             Gate::Panic => panic!("scripted panic"),
         }
-    }
-
-    fn subscribe(
-        &self,
-        lock: &Arc<[u8]>,
-        signal: &Arc<ReleaseSignal>,
-        node: usize,
-    ) -> Option<Subscription> {
-        let is_silent = self.node.script().is_silent;
-        (!is_silent).then(|| self.node.store.subscribe(lock, signal, node))?
-    }
-
-    fn extra_patience(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn state(&self) -> NodeState {
-        NodeState::Up
     }
 }
 

@@ -2,14 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
-use crate::node::state::NodeState;
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Reply};
 
@@ -139,13 +137,5 @@ impl Node for SimNode {
         self.network.subscribe(self.index, lock, subscriber);
         let (network, index, lock) = (Arc::clone(&self.network), self.index, Arc::clone(lock));
         Some(Subscription::new(move || network.unsubscribe(index, &lock)))
-    }
-
-    fn extra_patience(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn state(&self) -> NodeState {
-        NodeState::Up
     }
 }

@@ -35,7 +35,9 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
 
     /// Returns how much longer than the node timeout to wait for a job submitted now: the connect timeout before
     /// the first connection, zero afterwards.
-    fn extra_patience(&self) -> Duration;
+    fn extra_patience(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Subscribes a signal, to which this node is number `node`, to the releases of a lock, until the returned
     /// subscription is dropped. Returns `None` if the node cannot publish releases.
@@ -47,5 +49,7 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     ) -> Option<Subscription>;
 
     /// Returns what is known about the node, without asking it.
-    fn state(&self) -> NodeState;
+    fn state(&self) -> NodeState {
+        NodeState::Up
+    }
 }

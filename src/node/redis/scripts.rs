@@ -41,8 +41,14 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
         include_str!("scripts/notify.lua"),
         include_str!("scripts/release_all.lua")
     )),
-    acquire_once: Lua::new(include_str!("scripts/acquire_once.lua")),
-    confirm_once: Lua::new(include_str!("scripts/confirm_once.lua")),
+    acquire_once: Lua::new(concat!(
+        include_str!("scripts/once.lua"),
+        include_str!("scripts/acquire_once.lua")
+    )),
+    confirm_once: Lua::new(concat!(
+        include_str!("scripts/once.lua"),
+        include_str!("scripts/confirm_once.lua")
+    )),
     release_once: Lua::new(concat!(
         include_str!("scripts/notify.lua"),
         include_str!("scripts/release_once.lua")
@@ -52,7 +58,10 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
         include_str!("scripts/record.lua")
     )),
     top_up: Lua::new(include_str!("scripts/top_up.lua")),
-    look: Lua::new(include_str!("scripts/look.lua")),
+    look: Lua::new(concat!(
+        include_str!("scripts/once.lua"),
+        include_str!("scripts/look.lua")
+    )),
     admit: Lua::new(include_str!("scripts/admit.lua")),
 });
 

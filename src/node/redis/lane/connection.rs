@@ -63,7 +63,7 @@ pub(super) struct Connection {
 )]
 enum State {
     /// There is no connection yet; an attempt to open one is under way.
-    Connecting(Attempt),
+    Connecting(ConnectAttempt),
     /// There is a connection.
     Live(Live),
     /// There is no connection, and none is needed before this instant unless a job comes.
@@ -84,14 +84,14 @@ struct Live {
 /// The opening of another connection beside the live one.
 enum Probe {
     None,
-    Connecting(Attempt),
+    Connecting(ConnectAttempt),
     /// The new connection replaces the silent one at this instant.
     Standby(Candidate, Instant),
     /// An attempt has failed; the next one starts at this instant.
     Paused(Instant),
 }
 
-struct Attempt {
+struct ConnectAttempt {
     opening: Opening,
     started: Instant,
 }
@@ -341,8 +341,8 @@ impl Connection {
         }
     }
 
-    fn next_attempt(&mut self) -> Attempt {
-        let attempt = Attempt::new(&self.shared, self.attempt_limit());
+    fn next_attempt(&mut self) -> ConnectAttempt {
+        let attempt = ConnectAttempt::new(&self.shared, self.attempt_limit());
         self.attempts += 1;
         attempt
     }
@@ -359,7 +359,7 @@ impl Connection {
     }
 }
 
-impl Attempt {
+impl ConnectAttempt {
     fn new(shared: &Arc<Shared>, limit: Duration) -> Self {
         let shared = Arc::clone(shared);
         Self {

@@ -7,17 +7,8 @@
 -- at its maximum, {3} if this server has lost its memory since its generation was read, {4, record, pttl} if there
 -- is a record, only its head if it is big, {5} if an earlier holder may have executed without leaving a record.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
-local pttl = redis.call('PTTL', KEYS[3])
--- Not by its length: an empty value is foreign data, which must not be overwritten.
-if pttl ~= -2 then
-  local record
-  if redis.call('STRLEN', KEYS[3]) > 16384 then
-    record = redis.call('GETRANGE', KEYS[3], 0, 64)
-  else
-    record = redis.call('GET', KEYS[3])
-  end
-  return {4, record, pttl}
-end
+local record = find_record(KEYS[3])
+if record then return record end
 -- Read everything before the first write, and not by MGET, which returns nil for a key of another type: an error
 -- must leave no intent behind.
 local holder, owner = redis.call('GET', KEYS[1]), ARGV[1]
@@ -30,20 +21,15 @@ if intents then
   local intent = redis.call('GET', KEYS[4])
   if intent and intent ~= owner then return {5} end
 end
-local fence, granted = 0, redis.call('GET', KEYS[2])
-if granted then
-  fence = tonumber(string.match(granted, '^(%d+) '))
-  if not fence then
-    return redis.error_reply('WRONGTYPE the fence key holds no fence')
-  end
-end
+local fence = parse_fence(redis.call('GET', KEYS[2]))
+if not fence then return redis.error_reply('WRONGTYPE the fence key holds no fence') end
 if holder then
   -- The fence must outlive the lock, as after a new acquisition.
   redis.call('PEXPIRE', KEYS[2], ARGV[4])
 else
   local proposal = tonumber(ARGV[2])
   if proposal > fence then fence = proposal else fence = fence + 1 end
-  -- Lua numbers are doubles: beyond 2^53, two tokens could be equal.
+  -- See acquire.lua.
   if fence > 9007199254740000 then return {2} end
   redis.call('SET', KEYS[2], string.format('%.0f ', fence) .. owner, 'PX', ARGV[4])
   -- Before the lock, like the fence: every holder must have an intent.
