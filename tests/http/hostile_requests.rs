@@ -1,0 +1,768 @@
+//! What clients send who mean harm, or whose proxies do what the layers do not expect: none of it makes a
+//! request another one, a lock another lock, or a record grow.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::convert::Infallible;
+use std::future::IntoFuture;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, post};
+use futures_util::{StreamExt, stream};
+use http::header::{CONNECTION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use http_body::Frame;
+use http_body_util::StreamBody;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_http::timeout::RequestBodyTimeoutLayer;
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::{
+    BufferBodyLayer, IdempotencyLayer, KeyExtractor, LockHandle, LockKeys, Redlock, RedlockLayer,
+    key, scope,
+};
+
+use crate::support::{Answer, Log};
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    Redlock::builder().scripted(nodes).build().unwrap()
+}
+
+fn once(nodes: &ScriptedNodes) -> IdempotencyLayer {
+    IdempotencyLayer::new(redlock(nodes), scope::public())
+}
+
+/// How often something was executed.
+#[derive(Debug, Clone, Default)]
+struct Executed(Arc<AtomicUsize>);
+
+impl Executed {
+    fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// A service for all paths of one and of two segments below `/users`.
+    fn app(&self, layer: IdempotencyLayer) -> Router {
+        let executed = self.clone();
+        let pay =
+            async move || format!("payment {}", executed.0.fetch_add(1, Ordering::SeqCst) + 1);
+        Router::new()
+            .route("/users/{name}", any(pay.clone()))
+            .route("/users/{name}/{more}", any(pay))
+            .layer(layer)
+    }
+}
+
+fn request(method: Method, target: &str, key: &[u8]) -> Request {
+    let mut request = Request::new(Body::from("amount=5"));
+    *request.method_mut() = method;
+    *request.uri_mut() = target.parse().unwrap();
+    let key = HeaderValue::from_bytes(key).unwrap();
+    request.headers_mut().insert("idempotency-key", key);
+    request
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idempotency_key_is_of_a_path_in_whatever_spelling() {
+    for (first, same) in [
+        (
+            "/users/~bob",
+            &["/users/%7Ebob", "/users/%7ebob", "/users/%7E%62o%62"][..],
+        ),
+        ("/users/%41-_.~9", &["/users/A%2D%5f%2e%7e%39"]),
+        ("/users/a%2Fb", &["/users/a%2fb", "/users/%61%2fb"]),
+        ("/users/%C3%A9", &["/users/%c3%a9"]),
+        ("/users/%zz%", &["/users/%zz%"]),
+        (
+            "/users/bob?for=%7Eme&x=%3d",
+            &["/users/bob?for=~me&x=%3D", "/users/%62ob?for=%7eme&x=%3D"],
+        ),
+    ] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = executed.app(once(&nodes));
+        let paid = Answer::to(&app, request(Method::POST, first, b"k")).await;
+        assert_eq!(paid.status, StatusCode::OK, "{first}");
+        for same in same {
+            let again = Answer::to(&app, request(Method::POST, same, b"k")).await;
+            assert!(again.is_replayed(), "{first} {same}: {again:?}");
+            assert_eq!(again.body, paid.body);
+        }
+        assert_eq!(executed.count(), 1, "{first}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idempotency_key_is_of_no_other_path() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = executed.app(once(&nodes));
+    let others = [
+        "/users/a%2Fb",
+        "/users/a/b",
+        "/users/a%252Fb",
+        "/users/A%2Fb",
+        "/users/a",
+        "/users/%2541",
+        "/users/A",
+        "/users/a+b",
+        "/users/a%20b",
+    ];
+    for (already, other) in others.iter().enumerate() {
+        let paid = Answer::to(&app, request(Method::POST, other, b"k")).await;
+        assert_eq!(
+            (paid.status, paid.is_replayed()),
+            (StatusCode::OK, false),
+            "{other}"
+        );
+        assert_eq!(executed.count(), already + 1, "{other}");
+    }
+}
+
+/// For a handler `@` and `%40` are one, for a server behind it perhaps not (RFC 3986, section 2.2): neither
+/// executed twice nor answered with what may be another's.
+#[tokio::test(start_paused = true)]
+async fn an_idempotency_key_is_reused_where_a_path_or_query_may_mean_the_same_or_not() {
+    for (first, other) in [
+        ("/users/bob@example.com", "/users/bob%40example.com"),
+        ("/users/a:b", "/users/a%3Ab"),
+        ("/users/bob?to=a@b", "/users/bob?to=a%40b"),
+        ("/users/bob?to=a+b", "/users/bob?to=a%20b"),
+        ("/users/bob?a=1&b=2", "/users/bob?b=2&a=1"),
+        ("/users/bob?a=1%26b=2", "/users/bob?a=1&b=2"),
+        ("/users/bob", "/users/bob?"),
+    ] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = executed.app(once(&nodes));
+        let paid = Answer::to(&app, request(Method::POST, first, b"k")).await;
+        assert_eq!(paid.status, StatusCode::OK);
+        let again = Answer::to(&app, request(Method::POST, other, b"k")).await;
+        if other.ends_with('?') {
+            assert!(again.is_replayed(), "{first} {other}");
+        } else {
+            assert_eq!(again.code(), "idempotency-key-reused", "{first} {other}");
+        }
+        assert_eq!(executed.count(), 1, "{first} {other}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn methods_with_get_make_head_idempotent_too() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = executed.app(once(&nodes).methods([Method::GET]));
+    for method in [Method::GET, Method::HEAD] {
+        let first = Answer::to(&app, request(method.clone(), "/users/bob", b"k")).await;
+        let again = Answer::to(&app, request(method.clone(), "/users/bob", b"k")).await;
+        assert_eq!(
+            (first.is_replayed(), again.is_replayed()),
+            (false, true),
+            "{method}"
+        );
+    }
+    assert_eq!(executed.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idempotency_key_that_a_proxy_has_merged_is_invalid() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = executed.app(once(&nodes));
+    for merged in [
+        "a1,a1",
+        "a1,",
+        ",a1",
+        ",",
+        "a1, a1",
+        "\"a1\",\"a1\"",
+        "\"a1\", a1",
+        "a1,\"a1\"",
+    ] {
+        let refused =
+            Answer::to(&app, request(Method::POST, "/users/bob", merged.as_bytes())).await;
+        let told = (refused.status, refused.code());
+        assert_eq!(told, (StatusCode::BAD_REQUEST, "key-invalid"), "{merged}");
+    }
+    assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (0, 0));
+    for _ in 0..2 {
+        let quoted = Answer::to(&app, request(Method::POST, "/users/bob", b"\"a,b\"")).await;
+        assert_eq!(quoted.status, StatusCode::OK);
+    }
+    assert_eq!(executed.count(), 1);
+}
+
+/// Answers with so many bytes of headers and of trailers.
+fn answering(executed: &Executed, headers: usize, trailers: usize) -> Router {
+    let executed = executed.clone();
+    let pay = async move || {
+        executed.0.fetch_add(1, Ordering::SeqCst);
+        let value = |size| HeaderValue::from_bytes(&vec![b'x'; size]).unwrap();
+        let mut last = HeaderMap::new();
+        if trailers > 0 {
+            last.insert("x-last", value(trailers));
+        }
+        let frames = [
+            Frame::data(Bytes::from_static(b"paid")),
+            Frame::trailers(last),
+        ];
+        let body = Sized(StreamBody::new(stream::iter(
+            frames.map(Ok::<_, Infallible>),
+        )));
+        let mut response = Response::new(Body::new(body));
+        // Each of them is small.
+        for number in 0..headers / 1024 {
+            let name = HeaderName::try_from(format!("x-{number}")).unwrap();
+            response.headers_mut().insert(name, value(1024));
+        }
+        response
+    };
+    Router::new().route("/users/{name}", any(pay))
+}
+
+/// A body that says that it has at most four bytes.
+struct Sized<B>(B);
+
+impl<B: http_body::Body + Unpin> http_body::Body for Sized<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        std::pin::Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        let mut hint = http_body::SizeHint::new();
+        hint.set_upper(4);
+        hint
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_is_kept_only_if_its_headers_and_trailers_are_of_a_size() {
+    const KIB: usize = 1024;
+    for (headers, trailers, is_kept) in [
+        (60 * KIB, 0, true),
+        (0, 60 * KIB, true),
+        (30 * KIB, 30 * KIB, true),
+        (65 * KIB, 0, false),
+        (0, 65 * KIB, false),
+        (40 * KIB, 40 * KIB, false),
+        (2 * KIB * KIB, 0, false),
+    ] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = answering(&executed, headers, trailers).layer(once(&nodes).max_response_body(16));
+        let pay = async || Answer::to(&app, request(Method::POST, "/users/bob", b"k")).await;
+        let first = pay().await;
+        assert_eq!(
+            (first.status, &first.body[..]),
+            (StatusCode::OK, &b"paid"[..])
+        );
+        let again = pay().await;
+        let expected = if is_kept { "" } else { "result-not-kept" };
+        assert_eq!(
+            (again.code(), executed.count()),
+            (expected, 1),
+            "{headers} {trailers}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_form_field_within_an_idempotency_layer_is_the_same_with_an_idempotency_key_and_without()
+{
+    let nodes = ScriptedNodes::new(3);
+    let echo =
+        async |handle: LockHandle, body: Bytes| format!("{:?} {}", handle.keys(), body.len());
+    let by_field = || RedlockLayer::new(redlock(&nodes), ("account", key::form_field("id")));
+    let buffer = BufferBodyLayer::new(64);
+    let unbuffered = Router::new().route("/", post(echo)).layer(by_field());
+    let outside = unbuffered.clone().layer(once(&nodes)).layer(buffer);
+    let within = unbuffered.clone().layer(buffer).layer(once(&nodes));
+    let without = unbuffered.layer(once(&nodes));
+    let locked = (200, String::from("[LockKey(\"7:account,1:7,\")] 4"));
+    for (number, app, expected) in [
+        (1, outside, Some(&locked)),
+        (2, within, Some(&locked)),
+        (3, without, None),
+    ] {
+        for key in [
+            None,
+            Some(format!("{number}a")),
+            None,
+            Some(format!("{number}b")),
+        ] {
+            let mut request = Request::post("/")
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(Body::from("id=7"))
+                .unwrap();
+            if let Some(key) = key {
+                request
+                    .headers_mut()
+                    .insert("idempotency-key", key.parse().unwrap());
+            }
+            let answer = Answer::to(&app, request).await;
+            match expected {
+                Some((status, body)) => {
+                    assert_eq!(
+                        (answer.status.as_u16(), &answer.body[..]),
+                        (*status, body.as_bytes())
+                    );
+                }
+                None => assert_eq!(
+                    (answer.status.as_u16(), answer.code()),
+                    (500, "misconfigured")
+                ),
+            }
+        }
+    }
+}
+
+/// Sends a request with these headers through a layer that forwards its token, and returns the headers that
+/// the service within got.
+async fn forwarded(layer: &RedlockLayer, method: Method, headers: &[(&str, &[u8])]) -> HeaderMap {
+    let inner = service_fn(async |request: Request| {
+        let mut response = Response::new(Body::empty());
+        *response.headers_mut() = request.headers().clone();
+        Ok::<_, Infallible>(response)
+    });
+    let mut request = Request::new(Body::empty());
+    *request.method_mut() = method;
+    for (name, value) in headers {
+        let name = HeaderName::try_from(*name).unwrap();
+        request
+            .headers_mut()
+            .append(name, HeaderValue::from_bytes(value).unwrap());
+    }
+    let response = layer.layer(inner).oneshot(request).await.unwrap();
+    response.headers().clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn forward_token_leaves_no_header_of_the_client_that_may_be_taken_for_the_token() {
+    let nodes = ScriptedNodes::new(3);
+    let forged: &[(&str, &[u8])] = &[
+        ("x-fencing-token", b"1"),
+        ("x-fencing-token", b"2"),
+        ("x_fencing_token", b"3"),
+        ("x_fencing-token", b"4"),
+        ("x-fencing_token", b"5"),
+        ("connection", b"close, X-Fencing-Token"),
+        (
+            "connection",
+            b" x_fencing_token ,keep-alive,\tX_FENCING-TOKEN",
+        ),
+        ("connection", b"\xff, x-fencing-token"),
+        ("proxy-connection", b"x-fencing-token"),
+        ("x-other_header", b"kept"),
+        ("x-fencing-token-2", b"kept"),
+    ];
+    for name in ["x-fencing-token", "x_fencing_token"] {
+        for (method, is_locked) in [(Method::POST, true), (Method::GET, false)] {
+            let name = HeaderName::from_static(name);
+            let layer =
+                RedlockLayer::new(redlock(&nodes), ("thing", "a")).forward_token(name.clone());
+            let got = forwarded(&layer, method, forged).await;
+            let tokens: Vec<_> = got
+                .iter()
+                .filter(|(found, _)| found.as_str().replace('_', "-") == "x-fencing-token")
+                .collect();
+            assert_eq!(tokens.len(), usize::from(is_locked), "{got:?}");
+            assert!(
+                tokens
+                    .iter()
+                    .all(|(found, value)| **found == name && value.len() > 9),
+                "{got:?}"
+            );
+            let options: Vec<&[u8]> = got
+                .get_all(CONNECTION)
+                .iter()
+                .map(HeaderValue::as_bytes)
+                .collect();
+            assert_eq!(options, [&b"close"[..], b"keep-alive", b"\xff"]);
+            assert!(!got.contains_key("proxy-connection"));
+            assert_eq!(
+                (&got["x-other_header"], &got["x-fencing-token-2"]),
+                (&"kept".parse().unwrap(), &"kept".parse().unwrap())
+            );
+        }
+    }
+    // What is about nothing of ours is as it came.
+    let plain: &[(&str, &[u8])] = &[("connection", b"close ,, x-y"), ("te", b"trailers")];
+    let layer = RedlockLayer::new(redlock(&nodes), ("thing", "b"));
+    let layer = layer.forward_token(HeaderName::from_static("x-fencing-token"));
+    let got = forwarded(&layer, Method::GET, plain).await;
+    assert_eq!(
+        (&got["connection"], got.len()),
+        (&"close ,, x-y".parse().unwrap(), 2)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn expose_token_and_the_replay_header_take_the_place_of_what_the_handler_says() {
+    let nodes = ScriptedNodes::new(3);
+    let said = async || {
+        let mut response = "paid".into_response();
+        for (name, value) in [
+            ("x-token", "1"),
+            ("x-token", "2"),
+            ("idempotency-replayed", "never"),
+            ("idempotency-replayed", "no"),
+        ] {
+            response
+                .headers_mut()
+                .append(name, HeaderValue::from_static(value));
+        }
+        response
+    };
+    let exposing = RedlockLayer::new(redlock(&nodes), ("thing", key::path("name")));
+    let exposing = exposing.expose_token(HeaderName::from_static("x-token"));
+    let app = Router::new()
+        .route("/users/{name}", post(said))
+        .layer(exposing)
+        .layer(once(&nodes));
+    for is_replay in [false, true] {
+        let answer = Answer::to(&app, request(Method::POST, "/users/bob", b"k")).await;
+        let tokens: Vec<_> = answer.headers.get_all("x-token").iter().collect();
+        assert!(tokens.len() == 1 && tokens[0].len() > 9, "{tokens:?}");
+        let replayed: Vec<_> = answer
+            .headers
+            .get_all("idempotency-replayed")
+            .iter()
+            .collect();
+        if is_replay {
+            assert_eq!(replayed, ["true"]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_declares_no_length_is_read_up_to_the_limit() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = executed.app(once(&nodes).max_request_body(64));
+    for (chunks, expected) in [
+        (8, (200, "")),
+        (9, (413, "body-too-large")),
+        (usize::MAX, (413, "body-too-large")),
+    ] {
+        let read = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&read);
+        let body = stream::repeat_with(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, Infallible>(Bytes::from_static(b"12345678"))
+        });
+        let mut upload = request(Method::POST, "/users/bob", format!("k{chunks}").as_bytes());
+        *upload.body_mut() = Body::from_stream(body.take(chunks));
+        let answer = Answer::to(&app, upload).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.code()),
+            expected,
+            "{chunks}"
+        );
+        assert!(read.load(Ordering::SeqCst) <= 10, "{read:?}");
+    }
+    assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (1, 1));
+}
+
+/// Requests whose key the set-up cannot hold: the client learns that, the operator what to do about it.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_tells_the_client_what_is_wrong_and_the_log_what_to_set() {
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder()
+        .scripted(&nodes)
+        .namespace("")
+        .build()
+        .unwrap();
+    let many = key::from_fn(|parts: &http::request::Parts| {
+        let count = parts.headers.get("x-count")?.to_str().ok()?.parse().ok()?;
+        Some(
+            (0..count)
+                .map(|number: usize| number.to_string())
+                .collect::<LockKeys>(),
+        )
+    });
+    let layer = RedlockLayer::new(redlock, key::header("x-key").or(many));
+    let app = Router::new()
+        .route("/", any(async || "served"))
+        .layer(layer);
+    let (long, longer) = ("k".repeat(513), "k".repeat(600));
+    for (name, value) in [
+        ("x-key", long.as_str()),
+        ("x-key", &longer),
+        ("x-key", "redlock:fence:{a}"),
+        ("x-count", "33"),
+        ("x-count", "34"),
+    ] {
+        let request = Request::post("/")
+            .header(name, value)
+            .body(Body::empty())
+            .unwrap();
+        let refused = Answer::to(&app, request).await;
+        assert_eq!(
+            (refused.status.as_u16(), refused.code()),
+            (400, "key-invalid")
+        );
+        let told = String::from_utf8(refused.body.to_vec()).unwrap();
+        for advice in [
+            "namespace",
+            "lock_all",
+            "coarser",
+            "redlock:",
+            "hash",
+            "set ",
+        ] {
+            assert!(!told.contains(advice), "{told}");
+        }
+    }
+    // Each once, lest clients fill the log.
+    let log = log.text();
+    for advice in [
+        "set a namespace, which hashes",
+        "may not begin with",
+        "lock a coarser resource",
+    ] {
+        assert_eq!(log.matches(advice).count(), 1, "{advice}: {log}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_breaks_off_or_is_late_is_unreadable_and_no_invalid_key() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let late = RequestBodyTimeoutLayer::new(Duration::from_secs(1));
+    let idempotent = executed.app(once(&nodes));
+    let locked = RedlockLayer::new(redlock(&nodes), ("user", key::path("name")));
+    let buffered = Router::new().route(
+        "/users/{name}",
+        any(async |body: Bytes| body.len().to_string()),
+    );
+    let buffered = buffered.layer((BufferBodyLayer::new(64), locked));
+    let broken = |kind: io::ErrorKind| {
+        stream::iter([Err(io::Error::new(kind, "as the test wants it"))]).boxed()
+    };
+    for app in [idempotent, buffered] {
+        let app = Router::new().merge(app).layer(late.clone());
+        for (rest, status, grpc) in [
+            (broken(io::ErrorKind::BrokenPipe), 400, "1"),
+            (broken(io::ErrorKind::TimedOut), 408, "4"),
+            (stream::pending().boxed(), 408, "4"),
+        ] {
+            let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]).chain(rest);
+            let mut upload = request(Method::POST, "/users/bob", b"k");
+            *upload.body_mut() = Body::from_stream(begun);
+            let refused = Answer::to(&app, upload).await;
+            let told = String::from_utf8_lossy(&refused.body).into_owned();
+            assert_eq!(
+                (refused.status.as_u16(), refused.code()),
+                (status, "body-unreadable"),
+                "{told}"
+            );
+            assert!(
+                !told.contains("key") && !told.contains("as the test wants it"),
+                "{told}"
+            );
+            let rejection = refused.rejection.unwrap();
+            let mut call = request(Method::POST, "/users/bob", b"k");
+            call.headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]);
+            *call.body_mut() = Body::from_stream(begun.chain(match grpc {
+                "1" => broken(io::ErrorKind::BrokenPipe),
+                _ => stream::pending().boxed(),
+            }));
+            let refused = Answer::to(&app, call).await;
+            assert_eq!(refused.headers["grpc-status"], grpc);
+            assert_eq!(refused.rejection.unwrap(), rejection);
+        }
+    }
+    assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_out_of_their_range_say_in_the_log_what_they_are_instead() {
+    let nodes = ScriptedNodes::new(3);
+    let said = |set: &dyn Fn(IdempotencyLayer) -> IdempotencyLayer| {
+        let log = Log::default();
+        let _guard = log.subscribe();
+        let _layer = set(once(&nodes));
+        log.text()
+    };
+    for (setting, asked, used, log) in [
+        (
+            "retention",
+            "0ns",
+            "1ms",
+            said(&|layer| layer.retention(Duration::ZERO)),
+        ),
+        (
+            "retention",
+            "18446744073709551615.999999999s",
+            "3153600000s",
+            said(&|layer| layer.retention(Duration::MAX)),
+        ),
+        (
+            "max_response_body",
+            "1048577",
+            "1048576",
+            said(&|layer| layer.max_response_body(1024 * 1024 + 1)),
+        ),
+    ] {
+        assert_eq!(log.matches("WARN").count(), 1, "{log}");
+        for word in [setting, asked, used] {
+            assert!(log.contains(word), "{word}: {log}");
+        }
+    }
+    for log in [
+        said(&|layer| {
+            layer
+                .retention(Duration::from_millis(1))
+                .max_response_body(1024 * 1024)
+        }),
+        said(&|layer| {
+            layer
+                .retention(Duration::from_secs(86_400))
+                .max_response_body(0)
+        }),
+    ] {
+        assert_eq!(log, "");
+    }
+}
+
+/// What is printed of a thing is about that thing.
+#[tokio::test(start_paused = true)]
+async fn debug_of_no_public_type_shows_the_keys_that_others_hold() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let held = redlock.lock("theirs").await.unwrap();
+    let waiting = tokio::spawn(redlock.lock("theirs").into_future());
+    tokio::task::yield_now().await;
+    let own = redlock
+        .lock("own")
+        .ttl(Duration::from_secs(7))
+        .await
+        .unwrap();
+    let layer = RedlockLayer::new(redlock.clone(), ("thing", key::header("x-key")));
+    let mut service = layer.layer(Executed::default().app(once(&nodes)));
+    let future = Service::call(
+        &mut service,
+        Request::post("/")
+            .header("x-key", "7")
+            .body(Body::empty())
+            .unwrap(),
+    );
+    let shown = [
+        format!("{redlock:?}"),
+        format!("{:?}", redlock.lock("own")),
+        format!("{:?}", redlock.lock("own").into_future()),
+        format!("{own:?} {:?} {:?}", own.handle(), own.lost()),
+        format!("{layer:?} {service:?} {future:?}"),
+        format!("{:?}", once(&nodes)),
+        format!("{:?}", once(&nodes).layer(layer.clone())),
+        format!("{:?}", redlock.health().await),
+        format!("{:?}", Redlock::builder().scripted(&nodes)),
+        format!("{nodes:?}"),
+    ];
+    for shown in shown {
+        assert!(
+            !shown.contains("theirs") && !shown.contains("Front"),
+            "{shown}"
+        );
+        assert!(shown.len() < 2_000, "{shown}");
+    }
+    let request = format!("{:?}", redlock.lock("own").ttl(Duration::from_secs(7)));
+    assert!(
+        request.contains("own") && request.contains("7s"),
+        "{request}"
+    );
+    drop((held, own));
+    waiting.abort();
+}
+
+#[derive(Debug, Clone)]
+struct Caller(&'static str);
+
+#[tokio::test(start_paused = true)]
+async fn a_scope_of_an_extension_that_is_not_there_is_a_mistake_and_one_that_finds_nothing_is_missing()
+ {
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let whose = || key::extension::<Caller>(|caller| caller.0);
+    let apps = [
+        (
+            IdempotencyLayer::new(redlock(&nodes), whose()),
+            "misconfigured",
+        ),
+        (
+            IdempotencyLayer::new(redlock(&nodes), whose().optional()),
+            "scope-missing",
+        ),
+    ];
+    for (layer, missing) in apps {
+        let app = executed.app(layer);
+        for (caller, expected) in [
+            (None, missing),
+            (Some(""), "scope-missing"),
+            (Some("alice"), ""),
+        ] {
+            for _ in 0..2 {
+                let mut request = request(Method::POST, "/users/bob", b"k");
+                if let Some(caller) = caller {
+                    request.extensions_mut().insert(Caller(caller));
+                }
+                let answer = Answer::to(&app, request).await;
+                let status = if expected.is_empty() { 200 } else { 500 };
+                assert_eq!(
+                    (answer.status.as_u16(), answer.code()),
+                    (status, expected),
+                    "{caller:?}"
+                );
+                assert!(!String::from_utf8_lossy(&answer.body).contains("Caller"));
+            }
+        }
+    }
+    assert_eq!(executed.count(), 1);
+    let log = log.text();
+    assert_eq!(log.matches("hostile_requests::Caller").count(), 1, "{log}");
+    assert_eq!(log.matches("found no caller").count(), 2, "{log}");
+}
+
+/// What a server behind reads as one header is one here, too.
+#[tokio::test(start_paused = true)]
+async fn a_header_key_in_two_spellings_is_refused_like_one_that_is_sent_twice() {
+    let nodes = ScriptedNodes::new(3);
+    let layer = RedlockLayer::new(redlock(&nodes), ("thing", key::header("x-thing-id")));
+    let app = Router::new()
+        .route("/", any(async || "served"))
+        .layer(layer);
+    for (other, expected) in [
+        ("x_thing_id", (400, "key-invalid")),
+        ("x_thing-id", (400, "key-invalid")),
+        ("x-thing-id", (400, "key-invalid")),
+        ("x-thing-id2", (200, "")),
+        ("x-thingid", (200, "")),
+    ] {
+        let request = Request::post("/")
+            .header("x-thing-id", "a")
+            .header(other, "b");
+        let answer = Answer::to(&app, request.body(Body::empty()).unwrap()).await;
+        assert_eq!((answer.status.as_u16(), answer.code()), expected, "{other}");
+    }
+    let only = Request::post("/")
+        .header("x_thing_id", "b")
+        .body(Body::empty())
+        .unwrap();
+    assert_eq!(Answer::to(&app, only).await.code(), "key-missing");
+    let executed = Executed::default();
+    let app = executed.app(once(&nodes));
+    let mut twice = request(Method::POST, "/users/bob", b"a");
+    twice
+        .headers_mut()
+        .insert("idempotency_key", HeaderValue::from_static("b"));
+    assert_eq!(Answer::to(&app, twice).await.code(), "key-invalid");
+}

@@ -1,0 +1,138 @@
+//! HTTP/1.1 connections: what ends one, and what it survives.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::RawQuery;
+use axum::routing::post;
+use bytes::Bytes;
+use futures_util::stream;
+use tokio::io::AsyncReadExt;
+use tokio::sync::Semaphore;
+use tokio::task::yield_now;
+use tokio::time::timeout;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+
+use crate::sockets::server::{Counted, KEY, PATIENCE, REQUEST, Server, lock_service, send};
+use crate::support::http::Client;
+
+#[tokio::test]
+async fn a_panic_in_the_handler_breaks_the_connection_and_frees_the_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| {
+        let handler = |body: String| async move {
+            assert!(body.is_empty(), "as the test wants it");
+            "done"
+        };
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    for _ in 0..3 {
+        let mut client = Client::connect(server.addr).await;
+        let broken = client.try_request("POST", "/", &[], b"panic").await;
+        assert!(broken.is_err(), "{broken:?}");
+        server.wait_until_free().await;
+        let mut client = Client::connect(server.addr).await;
+        let served = client.request("POST", "/", &[], b"").await;
+        assert_eq!(served.status, 200);
+    }
+    server.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_connection_goes_on_after_a_refusal() {
+    let nodes = ScriptedNodes::new(3);
+    let elsewhere = lock_service(&nodes);
+    let server = Server::start(&nodes, |layer| {
+        let app = Router::new().route("/", post(|| async { "done" }));
+        app.layer(layer)
+    })
+    .await;
+    // One connection: this client does not open another.
+    let mut client = Client::connect(server.addr).await;
+    for _ in 0..5 {
+        let guard = elsewhere.lock(KEY).await.unwrap();
+        for _ in 0..3 {
+            let refused = client.request("POST", "/", &[], b"").await;
+            assert_eq!(refused.status, 423);
+            assert_eq!(refused.json()["code"], "lock-contended");
+            assert_eq!(refused.header("connection"), None);
+        }
+        guard.release().await.unwrap();
+        let served = client.request("POST", "/", &[], b"").await;
+        assert_eq!((served.status, served.text().as_str()), (200, "done"));
+    }
+    server.ends_clean().await;
+}
+
+#[tokio::test]
+async fn pipelined_requests_with_one_key_are_served_one_after_the_other() {
+    const TURNS: usize = 5;
+    let nodes = ScriptedNodes::new(3);
+    // So slow that a request that did not wait for the release would meet its predecessor's lock.
+    for node in 0..3 {
+        let delay = Duration::from_millis(3);
+        nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
+    }
+    let (inside, served) = (Arc::default(), Arc::<AtomicUsize>::default());
+    let count = Arc::clone(&served);
+    let handler = move |RawQuery(form): RawQuery| {
+        let here = Counted::new(&inside);
+        assert_eq!(inside.load(Ordering::Relaxed), 1, "two are inside");
+        count.fetch_add(1, Ordering::Relaxed);
+        async move {
+            yield_now().await;
+            drop(here);
+            match form.as_deref() {
+                Some("sized") => Body::from("done"),
+                Some("chunked") => {
+                    let chunks = ["do", "ne"].map(|chunk| Ok::<_, Infallible>(Bytes::from(chunk)));
+                    Body::from_stream(stream::iter(chunks))
+                }
+                _ => Body::empty(),
+            }
+        }
+    };
+    let server = Server::start(&nodes, |layer| {
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let forms = ["sized", "chunked", "empty"];
+    let requests = forms
+        .map(|form| format!("POST /?{form} HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nbody"));
+    let last = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    let mut client = send(server.addr, &(requests.concat().repeat(TURNS) + last)).await;
+    let mut answers = String::new();
+    let read = timeout(PATIENCE, client.read_to_string(&mut answers)).await;
+    read.expect("they are answered").unwrap();
+    let all = TURNS * forms.len() + 1;
+    assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), all, "{answers}");
+    assert_eq!(answers.matches("HTTP/1.1 ").count(), all, "{answers}");
+    assert_eq!(served.load(Ordering::Relaxed), all);
+    server.ends_clean().await;
+}
+
+/// hyper does not see the end of a connection behind a request that it has not taken up yet: all but
+/// the last of them go on, and only the handler's end, or `max_hold`, frees the lock.
+#[tokio::test]
+async fn a_client_that_leaves_requests_in_the_pipeline_leaves_no_lock_when_they_are_done() {
+    const REQUESTS: usize = 3;
+    let (gate, nodes) = (Arc::new(Semaphore::new(0)), ScriptedNodes::new(3));
+    let server = Server::start(&nodes, |layer| {
+        let gate = Arc::clone(&gate);
+        let handler = async move || gate.acquire().await.unwrap().forget();
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let client = send(server.addr, &REQUEST.repeat(REQUESTS)).await;
+    let held = || nodes.locks() == [1, 1, 1];
+    server.wait_until("held", held).await;
+    drop(client);
+    gate.add_permits(REQUESTS);
+    server.wait_until("gone", || server.in_flight() == 0).await;
+    server.ends_clean().await;
+}

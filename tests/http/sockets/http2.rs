@@ -1,0 +1,224 @@
+//! HTTP/2 streams: how one ends, and that the others on its connection go on.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::HeaderMap;
+use axum::routing::post;
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, future, stream};
+use h2::Reason;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tower_redlock::test_util::ScriptedNodes;
+
+use crate::sockets::http2_client::Http2Client;
+use crate::sockets::server::{Counted, PATIENCE, SOON, Server, TTL};
+
+/// How a client leaves a stream.
+#[derive(Debug, Clone, Copy)]
+enum Leave {
+    /// RST_STREAM.
+    Reset,
+    /// RST_STREAM of the h2 crate for streams that nobody holds any more.
+    Forget,
+    Disconnect,
+}
+
+const WAYS_TO_LEAVE: [Leave; 3] = [Leave::Reset, Leave::Forget, Leave::Disconnect];
+
+#[tokio::test]
+async fn a_stream_that_is_left_under_the_handler_frees_the_lock() {
+    let working = Arc::default();
+    let server = Server::stuck(&working).await;
+    let at_work = || working.load(Ordering::Relaxed) == 1;
+    for leave in WAYS_TO_LEAVE {
+        let client = Http2Client::connect(server.addr).await;
+        // The second time shows that the connection goes on.
+        for _ in 0..2 {
+            let (response, mut stream) = client.open("POST", &[]).await;
+            server.wait_until("working", at_work).await;
+            assert_eq!(server.nodes.locks(), [1, 1, 1]);
+            match leave {
+                Leave::Reset => stream.send_reset(Reason::CANCEL),
+                Leave::Forget => drop((response, stream)),
+                Leave::Disconnect => break,
+            }
+            server.wait_until("stopped", || !at_work()).await;
+            server.wait_until_free().await;
+        }
+        drop(client);
+        server.wait_until("stopped", || !at_work()).await;
+        server.wait_until_free().await;
+    }
+    server.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_is_left_while_it_waits_gives_up_its_place() {
+    let cases = WAYS_TO_LEAVE.map(|leave| [(leave, true), (leave, false)]);
+    for (leave, holder_is_elsewhere) in cases.into_iter().flatten() {
+        let nodes = ScriptedNodes::new(3);
+        let begun = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&begun);
+        let server = Server::start(&nodes, |layer| {
+            let handler = move || {
+                seen.fetch_add(1, Ordering::Relaxed);
+                async {}
+            };
+            let layer = layer.wait(TTL);
+            Router::new().route("/", post(handler)).layer(layer)
+        })
+        .await;
+        let guard = server.hold(holder_is_elsewhere).await;
+        let client = Http2Client::connect(server.addr).await;
+        let (response, mut stream) = client.open("POST", &[]).await;
+        let waits = || server.in_flight() == 1;
+        server.wait_until("waiting", waits).await;
+        match leave {
+            Leave::Reset => stream.send_reset(Reason::CANCEL),
+            Leave::Forget => drop((response, stream)),
+            Leave::Disconnect => drop(client),
+        }
+        server.wait_until("gone", || server.in_flight() == 0).await;
+        guard.release().await.unwrap();
+        server.serves_the_next().await;
+        server.ends_clean().await;
+        let begun = begun.load(Ordering::Relaxed);
+        assert_eq!(begun, 1, "{leave:?}: nobody waits any more");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_left_amid_the_body_frees_the_lock() {
+    let handler = |headers: HeaderMap| async move {
+        if headers.contains_key("x-endless") {
+            // More than the client's window, so that the server waits for it.
+            let chunks = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from(vec![0; 1 << 14])));
+            Body::from_stream(chunks)
+        } else {
+            first_and_no_end()
+        }
+    };
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| {
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    for leave in WAYS_TO_LEAVE {
+        for headers in [&[][..], &[("x-endless", "")]] {
+            let client = Http2Client::connect(server.addr).await;
+            let (response, mut stream) = client.send("POST", headers, b"").await.unwrap();
+            let mut body = response.into_body();
+            assert!(!body.data().await.unwrap().unwrap().is_empty());
+            assert_eq!(nodes.locks(), [1, 1, 1]);
+            match leave {
+                Leave::Reset => stream.send_reset(Reason::CANCEL),
+                Leave::Forget => drop((stream, body)),
+                Leave::Disconnect => drop(client),
+            }
+            server.wait_until_free().await;
+        }
+    }
+    server.ends_clean().await;
+}
+
+#[tokio::test]
+async fn of_many_streams_of_a_connection_with_one_key_one_is_served_and_the_connection_goes_on() {
+    const STREAMS: usize = 16;
+    let (gate, inside) = (Arc::new(Semaphore::new(0)), Arc::default());
+    let handler = {
+        let gate = Arc::clone(&gate);
+        move || {
+            let (gate, here) = (Arc::clone(&gate), Counted::new(&inside));
+            let alone = inside.load(Ordering::Relaxed) == 1;
+            async move {
+                let _here = here;
+                gate.acquire().await.unwrap().forget();
+                assert!(alone, "two are inside");
+                "done"
+            }
+        }
+    };
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| {
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let client = Http2Client::connect(server.addr).await;
+    for _ in 0..3 {
+        let mut requests: Vec<_> = (0..STREAMS)
+            .map(|_| client.request("POST", &[], b"").boxed_local())
+            .collect();
+        for _ in 1..STREAMS {
+            let answered = timeout(PATIENCE, future::select_all(requests)).await;
+            let (refused, _, others) = answered.expect("all but one are answered at once");
+            assert_eq!(refused.status, 423);
+            requests = others;
+        }
+        assert_eq!(nodes.locks(), [1, 1, 1]);
+        gate.add_permits(1);
+        let served = requests.remove(0).await;
+        assert_eq!((served.status, &*served.body), (200, &b"done"[..]));
+        // Free with the end of the stream, so that the next round meets nobody.
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+    server.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_lock_lost_amid_the_body_resets_the_stream_and_never_ends_it() {
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| {
+        // A third of it later, the renewal finds out.
+        let layer = layer.ttl(Duration::from_millis(300)).unwrap();
+        let handler = || async { first_and_no_end() };
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let client = Http2Client::connect(server.addr).await;
+    // The second time shows that the connection goes on.
+    for _ in 0..2 {
+        let (response, _stream) = client.send("POST", &[], b"").await.unwrap();
+        assert_eq!(response.status(), 200);
+        let mut body = response.into_body();
+        assert_eq!(body.data().await.unwrap().unwrap(), "first");
+        nodes.wipe(0);
+        nodes.wipe(1);
+        let end = timeout(SOON, body.data()).await;
+        let end = end.expect("the stream ends when the lock is lost");
+        let error = end.expect("END_STREAM says that all is there").unwrap_err();
+        assert!(error.is_reset() && error.is_remote(), "{error}");
+        server.wait_until_free().await;
+    }
+    server.ends_clean().await;
+}
+
+#[tokio::test]
+async fn a_panic_in_the_handler_resets_the_stream_and_frees_the_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| {
+        let handler = |body: String| async move {
+            assert!(body.is_empty(), "as the test wants it");
+        };
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let client = Http2Client::connect(server.addr).await;
+    for _ in 0..3 {
+        let error = client.send("POST", &[], b"panic").await.unwrap_err();
+        assert!(error.is_reset() && error.is_remote(), "{error}");
+        server.wait_until_free().await;
+        assert_eq!(client.request("POST", &[], b"").await.status, 200);
+    }
+    server.ends_clean().await;
+}
+
+fn first_and_no_end() -> Body {
+    let first = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first"))]);
+    Body::from_stream(first.chain(stream::pending()))
+}

@@ -1,0 +1,86 @@
+//! Graceful shutdown: who is in is served to the end, who waits or comes is refused, nothing is left.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::post;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tower_redlock::test_util::ScriptedNodes;
+
+use crate::sockets::server::{SOON, Server, TTL};
+use crate::support::http::{Client, Response, request};
+
+#[tokio::test]
+async fn a_shutdown_serves_the_holder_and_refuses_who_waits_and_who_comes() {
+    // Behind a load balancer the door is closed first, otherwise the locks may be.
+    for door_first in [true, false] {
+        let (gate, nodes) = (Arc::new(Semaphore::new(0)), ScriptedNodes::new(3));
+        let mut server = Server::start(&nodes, |layer| {
+            let gate = Arc::clone(&gate);
+            let handler = async move || {
+                gate.acquire().await.unwrap().forget();
+                "done"
+            };
+            Router::new()
+                .route("/", post(handler))
+                .layer(layer.wait(TTL))
+        })
+        .await;
+        let holder = spawn_request(&server);
+        let held = || nodes.locks() == [1, 1, 1];
+        server.wait_until("held", held).await;
+        let waiter = spawn_request(&server);
+        server
+            .wait_until("waiting", || server.in_flight() == 2)
+            .await;
+
+        if door_first {
+            server.shut_down();
+        }
+        let redlock = server.redlock.clone();
+        let draining = tokio::spawn(async move { redlock.drain(TTL).await });
+        let refused = timeout(SOON, waiter).await;
+        let refused = refused.expect("the waiter is woken").unwrap();
+        assert_shutting_down(&refused);
+        if door_first {
+            let connected = TcpStream::connect(server.addr).await;
+            assert!(connected.is_err(), "{connected:?}");
+        } else {
+            let late = request(server.addr, "POST", "/", &[], b"").await;
+            assert_shutting_down(&late);
+            server.shut_down();
+        }
+        assert_eq!(nodes.locks(), [1, 1, 1], "not released under its holder");
+        assert!(!draining.is_finished());
+
+        gate.add_permits(1);
+        let served = holder.await.unwrap();
+        assert_eq!((served.status, served.text().as_str()), (200, "done"));
+        // Free with the last byte of the response.
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+        let drained = timeout(SOON, draining).await;
+        let drained = drained.expect("nothing is waited for").unwrap();
+        assert!(drained.is_clean() && drained.released == 1, "{drained:?}");
+        server.wait_until_shut_down().await;
+        server.ends_clean().await;
+    }
+}
+
+/// A request on a connection of its own, which the server may close afterwards.
+fn spawn_request(server: &Server) -> JoinHandle<Response> {
+    let addr = server.addr;
+    tokio::spawn(async move {
+        let mut client = Client::connect(addr).await;
+        client.request("POST", "/", &[], b"").await
+    })
+}
+
+#[track_caller]
+fn assert_shutting_down(refused: &Response) {
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.json()["code"], "shutting-down");
+    assert!(refused.header("retry-after").is_some());
+}

@@ -1,0 +1,156 @@
+//! Responses that go on for long: the lock is held while they do, and is their end when it is lost.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Method;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::io::AsyncReadExt;
+use tokio::time::timeout;
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{OnLost, RedlockLayer};
+
+use crate::sockets::http2_client::Http2Client;
+use crate::sockets::server::{REQUEST, SOON, Server, send};
+use crate::support::http::Client;
+
+#[tokio::test]
+async fn a_lock_lost_amid_the_body_is_no_clean_end_on_the_wire() {
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| {
+        let first = || stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first"))]);
+        let handler = move || async move { Body::from_stream(first().chain(stream::pending())) };
+        // A third of it later, the renewal finds out.
+        let layer = layer.ttl(Duration::from_millis(300)).unwrap();
+        Router::new().route("/", post(handler)).layer(layer)
+    })
+    .await;
+    let mut client = send(server.addr, REQUEST).await;
+    let held = || nodes.locks() == [1, 1, 1];
+    server.wait_until("locked", held).await;
+    nodes.wipe(0);
+    nodes.wipe(1);
+    let mut bytes = Vec::new();
+    let ended = timeout(SOON, client.read_to_end(&mut bytes)).await;
+    // A reset connection is as good as one that ends amid a chunked body.
+    drop(ended.expect("the connection is closed when the lock is lost"));
+    assert_no_clean_end(&bytes, "first");
+    server.ends_clean().await;
+}
+
+#[tokio::test]
+async fn an_event_stream_holds_the_lock_until_the_client_leaves() {
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, events).await;
+    for _ in 0..2 {
+        let mut client = Client::connect(server.addr).await;
+        let response = client.send("GET", "/", &[], b"").await.unwrap();
+        assert_eq!(response.status(), 200);
+        let mut body = response.into_body();
+        assert_eq!(next(&mut body).await, "data: first\n\n");
+        for _ in 0..3 {
+            assert_eq!(next(&mut body).await, ":\n\n");
+            assert_eq!(nodes.locks(), [1, 1, 1]);
+        }
+        let mut other = Client::connect(server.addr).await;
+        assert_eq!(other.request("GET", "/", &[], b"").await.status, 423);
+        drop((client, body));
+        server.wait_until_free().await;
+    }
+    server.ends_clean().await;
+}
+
+/// When a lock ends in these tests, although it could be renewed for longer.
+const MAX_HOLD: Duration = Duration::from_millis(400);
+
+fn limited(layer: RedlockLayer, on_lost: OnLost) -> Router {
+    let layer = layer.ttl(MAX_HOLD / 2).unwrap().max_hold(MAX_HOLD);
+    events(layer.on_lost(on_lost))
+}
+
+#[tokio::test]
+async fn max_hold_ends_an_event_stream_and_never_cleanly() {
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| limited(layer, OnLost::Abort)).await;
+
+    let mut client = send(server.addr, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let mut bytes = Vec::new();
+    let ended = timeout(MAX_HOLD + SOON, client.read_to_end(&mut bytes)).await;
+    drop(ended.expect("the connection is closed when the lock is over"));
+    assert_no_clean_end(&bytes, "data: first");
+    server.wait_until_free().await;
+
+    let client = Http2Client::connect(server.addr).await;
+    let (response, _stream) = client.send("GET", &[], b"").await.unwrap();
+    let mut body = response.into_body();
+    let end = async {
+        while let Some(data) = body.data().await {
+            data?;
+        }
+        Ok(())
+    };
+    let end: Result<(), h2::Error> = timeout(MAX_HOLD + SOON, end)
+        .await
+        .expect("the stream ends when the lock is over");
+    let error = end.expect_err("END_STREAM says that all is there");
+    assert!(error.is_reset() && error.is_remote(), "{error}");
+    server.ends_clean().await;
+}
+
+#[tokio::test]
+async fn an_event_stream_that_is_only_to_be_notified_outlives_its_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let server = Server::start(&nodes, |layer| limited(layer, OnLost::Notify)).await;
+    let mut client = Client::connect(server.addr).await;
+    let response = client.send("GET", "/", &[], b"").await.unwrap();
+    assert_eq!(nodes.locks(), [1, 1, 1]);
+    let mut body = response.into_body();
+    assert_eq!(next(&mut body).await, "data: first\n\n");
+    let free = async {
+        // Read meanwhile, so that what comes later was sent later.
+        while nodes.locks() != [0, 0, 0] {
+            assert_eq!(next(&mut body).await, ":\n\n");
+        }
+    };
+    timeout(MAX_HOLD + SOON, free).await.unwrap();
+    for _ in 0..10 {
+        assert_eq!(next(&mut body).await, ":\n\n");
+    }
+    drop((client, body));
+    server.ends_clean().await;
+}
+
+/// One event, and then comments for as long as the client stays.
+fn events(layer: RedlockLayer) -> Router {
+    let handler = async || {
+        let first = Event::default().data("first");
+        let events = stream::iter([Ok::<_, Infallible>(first)]).chain(stream::pending());
+        let often = KeepAlive::new().interval(Duration::from_millis(10));
+        Sse::new(events).keep_alive(often)
+    };
+    let layer = layer.methods([Method::GET]);
+    Router::new().route("/", get(handler)).layer(layer)
+}
+
+async fn next(body: &mut Incoming) -> String {
+    let frame = timeout(SOON, body.frame()).await;
+    let frame = frame.expect("the stream goes on").unwrap().unwrap();
+    String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
+}
+
+#[track_caller]
+fn assert_no_clean_end(bytes: &[u8], part: &str) {
+    let text = String::from_utf8_lossy(bytes);
+    assert!(text.contains(part), "{text}");
+    assert!(
+        !text.contains("\r\n0\r\n"),
+        "the last chunk says that all is there: {text}"
+    );
+}

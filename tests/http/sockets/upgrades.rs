@@ -1,0 +1,122 @@
+//! WebSockets: the lock is gone with the 101, unless the handler upgradees it for the socket's task.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::ws::{WebSocket, WebSocketUpgrade};
+use axum::http::Method;
+use axum::routing::get;
+use futures_util::{SinkExt, StreamExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{WebSocketStream, client_async};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockHandle, RedlockLayer};
+
+use crate::sockets::server::{PATIENCE, Server, send};
+
+#[tokio::test]
+async fn the_lock_of_an_upgrade_is_free_when_the_101_is_out() {
+    let nodes = ScriptedNodes::new(3);
+    for node in 0..3 {
+        let delay = Duration::from_millis(10);
+        nodes.set_for(node, OpKind::Release, Gate::Slow(delay));
+    }
+    let handler = async |upgrade: WebSocketUpgrade| upgrade.on_upgrade(echo);
+    let app = |layer: RedlockLayer| {
+        let layer = layer.methods([Method::GET]);
+        Router::new().route("/", get(handler)).layer(layer)
+    };
+    let server = Server::start(&nodes, app).await;
+    let mut sockets = Vec::new();
+    for _ in 0..3 {
+        // The next one is not refused, although the earlier ones are still there.
+        sockets.push(connect(server.addr).await.unwrap());
+        let held = nodes.locks().iter().sum::<usize>();
+        assert!(held <= 1, "a majority has not confirmed the release");
+    }
+    for socket in &mut sockets {
+        assert_echo(socket).await;
+    }
+    server.ends_clean().await;
+}
+
+/// How a client leaves its socket.
+#[derive(Debug, Clone, Copy)]
+enum Leave {
+    Close,
+    Disconnect,
+    /// When it has sent its request, and not read the 101.
+    AtOnce,
+}
+
+#[tokio::test]
+async fn a_upgradeed_lock_lives_as_long_as_the_task_of_the_socket() {
+    let nodes = ScriptedNodes::new(3);
+    let handler = async |lock: LockHandle, upgrade: WebSocketUpgrade| {
+        let guard = lock.upgrade().unwrap();
+        upgrade.on_upgrade(async move |socket| {
+            echo(socket).await;
+            drop(guard);
+        })
+    };
+    let app = |layer: RedlockLayer| {
+        let layer = layer.methods([Method::GET]);
+        Router::new().route("/", get(handler)).layer(layer)
+    };
+    let server = Server::start(&nodes, app).await;
+    for leave in [Leave::Close, Leave::Disconnect, Leave::AtOnce, Leave::Close] {
+        if let Leave::AtOnce = leave {
+            let client = send(server.addr, UPGRADE).await;
+            let held = || nodes.locks() == [1, 1, 1];
+            server.wait_until("upgraded", held).await;
+            drop(client);
+        } else {
+            let mut socket = connect(server.addr).await.unwrap();
+            assert_echo(&mut socket).await;
+            assert_eq!(nodes.locks(), [1, 1, 1]);
+            assert_refused(server.addr).await;
+            match leave {
+                Leave::Close => socket.close(None).await.unwrap(),
+                Leave::Disconnect | Leave::AtOnce => drop(socket),
+            }
+        }
+        server.wait_until_free().await;
+    }
+    server.ends_clean().await;
+}
+
+async fn echo(mut socket: WebSocket) {
+    while let Some(Ok(message)) = socket.recv().await {
+        if socket.send(message).await.is_err() {
+            break;
+        }
+    }
+}
+
+async fn connect(addr: SocketAddr) -> Result<WebSocketStream<TcpStream>, Error> {
+    let stream = TcpStream::connect(addr).await.unwrap();
+    let shaken = timeout(PATIENCE, client_async("ws://a/", stream)).await;
+    let (socket, response) = shaken.expect("it is answered")?;
+    assert_eq!(response.status(), 101);
+    Ok(socket)
+}
+
+async fn assert_echo(socket: &mut WebSocketStream<TcpStream>) {
+    socket.send(Message::text("hello")).await.unwrap();
+    let echo = timeout(PATIENCE, socket.next()).await;
+    let echo = echo.expect("the task is there").unwrap().unwrap();
+    assert_eq!(echo, Message::text("hello"));
+}
+
+async fn assert_refused(addr: SocketAddr) {
+    match connect(addr).await {
+        Err(Error::Http(refused)) => assert_eq!(refused.status(), 423),
+        other => panic!("{other:?}"),
+    }
+}
+
+const UPGRADE: &str = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+    sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";

@@ -1,0 +1,141 @@
+//! The intents of `at_most_once`: what a request leaves on the nodes that ended before it began is taken
+//! back, however long a node was away.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::post;
+use http::{Request, StatusCode};
+use tokio::time::{Instant, sleep, timeout};
+use tower::ServiceExt;
+use tower_redlock::test_util::{SimNetwork, SimRequest};
+use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
+
+use crate::support::{Cluster, Proxy};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn app(redlock: &Redlock, at_most_once: bool) -> Router {
+    let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
+    let layer = layer.at_most_once(at_most_once);
+    Router::new()
+        .route("/", post(async || "executed"))
+        .layer(layer)
+}
+
+async fn pay(app: &Router, key: &str) -> StatusCode {
+    let request = Request::post("/").header("idempotency-key", key);
+    let request = request.body(Body::empty()).expect("it is a request");
+    let Ok(response) = app.clone().oneshot(request).await;
+    response.status()
+}
+
+/// A wire to nodes that are away: nothing is answered, and releases are kept, as a lane does.
+#[derive(Debug, Default)]
+struct Away {
+    releases: Mutex<Vec<SimRequest>>,
+    others: Mutex<Vec<SimRequest>>,
+}
+
+impl SimNetwork for Away {
+    fn carry(&self, _node: usize, parcel: SimRequest) {
+        let kept = match parcel.is_release() {
+            true => &self.releases,
+            false => &self.others,
+        };
+        kept.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(parcel);
+    }
+}
+
+impl Away {
+    /// Returns how many releases would still be sent, and of how many.
+    fn wanted(&self, now: Instant) -> (usize, usize) {
+        let releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = releases.iter().filter(|parcel| parcel.is_wanted(now));
+        (wanted.count(), releases.len())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_is_of_use_as_long_as_the_intent_that_it_takes_back() {
+    for (at_most_once, lives) in [(true, 24 * HOUR), (false, Duration::from_secs(20))] {
+        let away = Arc::new(Away::default());
+        let redlock = Redlock::builder()
+            .simulated(3, Arc::clone(&away) as _)
+            .build();
+        let redlock = redlock.expect("the settings are valid");
+        let began = Instant::now();
+        // It is not granted; nor is one that its client does not wait for.
+        let status = pay(&app(&redlock, at_most_once), "k").await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        let app = app(&redlock, at_most_once);
+        let gone = timeout(Duration::from_millis(1), pay(&app, "l")).await;
+        assert!(gone.is_err());
+        sleep(Duration::from_secs(1)).await;
+        let (wanted, of) = away.wanted(Instant::now());
+        assert_eq!(wanted, of, "{:?}", began.elapsed());
+        assert!(of >= 6, "{of}");
+        assert_eq!(away.wanted(began + lives - HOUR.min(lives / 2)).0, of);
+        assert_eq!(away.wanted(began + lives + HOUR).0, 0);
+        // It is not waited for.
+        let drained = timeout(Duration::from_secs(5), redlock.drain(HOUR)).await;
+        assert!(
+            drained.is_ok(),
+            "the shutdown waits for nodes that are away"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_ended_before_it_began_leaves_no_intent_on_nodes_that_were_away() {
+    let cluster = Cluster::start(3);
+    let mut wires = Vec::new();
+    for server in &cluster.servers {
+        wires.push(Proxy::start(server.addr()).await);
+    }
+    let ttl = Duration::from_millis(300);
+    let redlock = Redlock::builder()
+        .urls(wires.iter().map(Proxy::url))
+        .ttl(ttl)
+        .node_timeout(Duration::from_millis(200))
+        .restart_guard(RestartGuard::Off)
+        .build()
+        .expect("the settings are valid");
+    let app = app(&redlock, true);
+    let deadline = crate::support::Deadline::after(Duration::from_secs(10));
+    while redlock.health().await.up() < 3 {
+        assert!(!deadline.is_over(), "the nodes are not reached");
+    }
+    // They carry it out, and nobody hears of it.
+    wires
+        .iter()
+        .for_each(|wire| wire.delay(Duration::from_secs(60)));
+    let asked = tokio::spawn({
+        let app = app.clone();
+        async move { pay(&app, "k").await }
+    });
+    let intents = || {
+        let servers = cluster.servers.iter();
+        servers.flat_map(|server| server.keys("*:intent")).count()
+    };
+    while intents() < 3 {
+        assert!(!deadline.is_over(), "it is not asked for");
+        sleep(Duration::from_millis(5)).await;
+    }
+    wires.iter().for_each(Proxy::cut);
+    let status = asked.await.expect("it does not panic");
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    sleep(5 * ttl).await;
+    assert_eq!(intents(), 3);
+    wires.iter().for_each(Proxy::pass);
+    let deadline = crate::support::Deadline::after(Duration::from_secs(10));
+    while intents() > 0 {
+        assert!(!deadline.is_over(), "the intents are left for a day");
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(pay(&app, "k").await, StatusCode::OK);
+}

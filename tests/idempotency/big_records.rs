@@ -1,0 +1,469 @@
+//! Records that are too big to come with every answer: read once for all who want them, beside the locks.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use axum::routing::post;
+use futures_util::future::join_all;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, advance, sleep};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
+
+use crate::support::{Answer, Cluster, Deadline, MonitorLog, Proxy};
+
+/// What is paid for, with a long receipt.
+#[derive(Clone, Default)]
+struct Payments(Arc<AtomicUsize>);
+
+impl Payments {
+    fn executed(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn app(&self, redlock: &Redlock, size: usize) -> Router {
+        let payments = self.clone();
+        let pay = async move || {
+            let number = payments.0.fetch_add(1, Ordering::SeqCst) + 1;
+            let mut receipt = format!("payment {number} ").into_bytes();
+            receipt.resize(size, b'a' + u8::try_from(number).unwrap());
+            receipt
+        };
+        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
+        let layer = layer.max_response_body(size);
+        Router::new().route("/", post(pay)).route_layer(layer)
+    }
+}
+
+async fn pay(app: &Router, key: &str) -> Answer {
+    let request = Request::post("/").header("idempotency-key", key);
+    let request = request.body(Body::from("amount=5")).unwrap();
+    Answer::to(app, request).await
+}
+
+#[track_caller]
+fn assert_replays(again: &Answer, first: &Answer) {
+    assert!(again.is_replayed(), "{} {}", again.status, again.code());
+    // Not by `assert_eq`, which would print both.
+    assert!(again.body == first.body, "it is another body");
+}
+
+/// Three nodes that answer after some milliseconds, and a payment that all of them have the record of.
+async fn recorded(answers_after: Duration) -> (ScriptedNodes, Payments, Router, Answer) {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder()
+        .scripted(&nodes)
+        .node_timeout(NODE_TIMEOUT);
+    let payments = Payments::default();
+    let app = payments.app(&redlock.build().unwrap(), SIZE);
+    let first = pay(&app, "a").await;
+    sleep(Duration::from_secs(1)).await;
+    for node in 0..3 {
+        nodes.set(node, Gate::Slow(answers_after));
+    }
+    (nodes, payments, app, first)
+}
+
+fn readings(nodes: &ScriptedNodes) -> usize {
+    let nodes = (0..3).map(|node| nodes.sent(node, OpKind::Fetch));
+    nodes.sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn duplicates_that_come_at_once_share_one_reading_and_nothing_is_kept_of_it() {
+    let (nodes, payments, app, first) = recorded(TRIP).await;
+    for read in 1..=3 {
+        let duplicates = (0..CROWD).map(|_| pay(&app, "a"));
+        let answers = join_all(duplicates).await;
+        for again in &answers {
+            assert_replays(again, &first);
+            // In memory it is there once.
+            assert_eq!(again.body.as_ptr(), answers[0].body.as_ptr());
+        }
+        assert_eq!(readings(&nodes), read);
+    }
+    assert_eq!(payments.executed(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_begins_a_reading_may_go_away_at_any_point_and_it_is_read_for_the_others() {
+    let (nodes, payments, app, first) = recorded(TRIP).await;
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Fetch, Gate::Slow(4 * TRIP));
+    }
+    let mut ended = 0;
+    for polls in 0..40 {
+        let before = readings(&nodes);
+        let mut goes_away = tokio_test::task::spawn(pay(&app, "a"));
+        let mut others = Vec::new();
+        for _ in 0..polls {
+            if goes_away.poll().is_ready() {
+                ended += 1;
+                break;
+            }
+            advance(Duration::from_millis(1)).await;
+            if readings(&nodes) > before && others.is_empty() {
+                others = duplicates(&app);
+            }
+        }
+        drop(goes_away);
+        if others.is_empty() {
+            others = duplicates(&app);
+        }
+        for other in others {
+            assert_replays(&other.await.unwrap(), &first);
+        }
+        assert_eq!(readings(&nodes) - before, 1, "after {polls} polls");
+    }
+    assert!(
+        (5..25).contains(&ended),
+        "both sides of the end are seen: {ended}"
+    );
+    assert_eq!(payments.executed(), 1);
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+fn duplicates(app: &Router) -> Vec<JoinHandle<Answer>> {
+    let duplicates = (0..3).map(|_| {
+        let app = app.clone();
+        tokio::spawn(async move { pay(&app, "a").await })
+    });
+    duplicates.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reading_goes_on_to_the_next_node_when_one_fails_or_is_silent() {
+    // Two of three, so that whichever is asked first, the last is asked in the end.
+    for good in 0..3 {
+        for (gate, patience) in [
+            (Gate::Failing, Duration::ZERO),
+            (Gate::Down, Duration::ZERO),
+            (Gate::Never, 2 * NODE_TIMEOUT),
+        ] {
+            let (nodes, _, app, first) = recorded(TRIP).await;
+            for other in (0..3).filter(|other| *other != good) {
+                nodes.set_for(other, OpKind::Fetch, gate);
+            }
+            let began = Instant::now();
+            assert_replays(&pay(&app, "a").await, &first);
+            let took = began.elapsed();
+            // Two round trips, and not the second that a body may take.
+            let most = 2 * TRIP + patience + Duration::from_millis(5);
+            assert!(took <= most, "{gate:?}, but for {good}: {took:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_no_node_lets_be_read_is_unavailable_and_executed_in_no_case() {
+    for gate in [Gate::Failing, Gate::Down, Gate::Never] {
+        let (nodes, payments, app, first) = recorded(TRIP).await;
+        for node in 0..3 {
+            nodes.set_for(node, OpKind::Fetch, gate);
+        }
+        let began = Instant::now();
+        let duplicates = (0..CROWD).map(|_| pay(&app, "a"));
+        for refused in join_all(duplicates).await {
+            let told = (refused.status.as_u16(), refused.code());
+            assert_eq!(told, (503, "lock-unavailable"), "{gate:?}");
+        }
+        let took = began.elapsed();
+        let most = TRIP + 3 * NODE_TIMEOUT + Duration::from_millis(1_005);
+        assert!(took <= most, "{gate:?}: {took:?}");
+        assert_eq!(readings(&nodes), 3, "each once, for all");
+        // Nobody is told of a failure who did not wait for it.
+        for node in 0..3 {
+            nodes.set(node, Gate::Ready);
+        }
+        assert_replays(&pay(&app, "a").await, &first);
+        assert_eq!(payments.executed(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_is_forgotten_while_it_is_read_is_not_replayed_and_a_retry_executes() {
+    let (nodes, payments, app, _) = recorded(TRIP).await;
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Fetch, Gate::Slow(4 * TRIP));
+    }
+    let forget = async {
+        sleep(3 * TRIP).await;
+        (0..3).for_each(|node| nodes.wipe(node));
+    };
+    let (refused, ()) = tokio::join!(pay(&app, "a"), forget);
+    let told = (refused.status.as_u16(), refused.code());
+    assert_eq!(told, (409, "lock-contended"));
+    assert_eq!(payments.executed(), 1);
+    assert_eq!(pay(&app, "a").await.status, StatusCode::OK);
+    assert_eq!(payments.executed(), 2);
+}
+
+/// Servers behind wires that can be slow, and a client of theirs.
+struct Nodes {
+    cluster: Cluster,
+    wires: Vec<Proxy>,
+    redlock: Redlock,
+}
+
+impl Nodes {
+    async fn start(node_timeout: Duration) -> Self {
+        let cluster = Cluster::start(3);
+        let wires = cluster.servers.iter().map(|node| Proxy::start(node.addr()));
+        let wires = join_all(wires).await;
+        let redlock = Redlock::builder()
+            .urls(wires.iter().map(Proxy::url))
+            .node_timeout(node_timeout)
+            .restart_guard(RestartGuard::Off);
+        let nodes = Self {
+            cluster,
+            wires,
+            redlock: redlock.build().unwrap(),
+        };
+        nodes.wait_until_up().await;
+        nodes
+    }
+
+    async fn wait_until_up(&self) {
+        let deadline = Deadline::after(PATIENCE);
+        while self.redlock.health().await.up() < 3 {
+            assert!(!deadline.is_over(), "not all nodes are reached");
+            sleep(POLL).await;
+        }
+    }
+
+    /// Waits until all have so many records: the last of them is written after the answer.
+    async fn wait_until_recorded(&self, count: usize) {
+        let deadline = Deadline::after(PATIENCE);
+        let mut servers = self.cluster.servers.iter();
+        while !servers.all(|server| server.keys("*:done").len() == count) {
+            assert!(!deadline.is_over(), "not all nodes have it");
+            sleep(POLL).await;
+            servers = self.cluster.servers.iter();
+        }
+    }
+
+    fn delay(&self, delay: Duration) {
+        for wire in &self.wires {
+            wire.delay(delay);
+        }
+    }
+}
+
+/// The clients that sent a command, as often as they did: those that sent it themselves, and not a script.
+fn senders(log: &MonitorLog, verb: &str) -> Vec<String> {
+    let verb = format!("] \"{verb}\" ");
+    let lines = log.lines();
+    let lines = lines
+        .iter()
+        .filter(|line| line.to_ascii_lowercase().contains(&verb));
+    let who = lines.filter_map(|line| line.split_once('[')?.1.split_once(']'));
+    let who = who.map(|(who, _)| who.to_owned());
+    who.filter(|who| !who.ends_with("lua")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mebibyte_is_read_once_for_a_hundred_duplicates_and_beside_the_locks() {
+    const NODE_TIMEOUT: Duration = Duration::from_secs(2);
+    const LOCKERS: usize = 8;
+    const WAVES: usize = 3;
+    let nodes = Nodes::start(NODE_TIMEOUT).await;
+    let payments = Payments::default();
+    let app = payments.app(&nodes.redlock, MEBIBYTE);
+    let first = pay(&app, "a").await;
+    assert_eq!(first.body.len(), MEBIBYTE);
+    nodes.wait_until_recorded(1).await;
+    let logs: Vec<_> = nodes
+        .cluster
+        .servers
+        .iter()
+        .map(MonitorLog::start)
+        .collect();
+    // So that all have come before the first is answered.
+    nodes.delay(Duration::from_millis(150));
+
+    let is_over = Arc::new(AtomicBool::new(false));
+    let locking = (0..LOCKERS).map(|locker| {
+        let (over, redlock) = (Arc::clone(&is_over), nodes.redlock.clone());
+        tokio::spawn(async move {
+            let (mut locked, mut longest) = (0, Duration::ZERO);
+            while !over.load(Ordering::SeqCst) {
+                let began = Instant::now();
+                let guard = redlock.try_lock(format!("another-{locker}")).await;
+                let guard = guard.unwrap();
+                longest = longest.max(began.elapsed());
+                guard.release().await.unwrap();
+                locked += 1;
+            }
+            (locked, longest)
+        })
+    });
+    let locking: Vec<_> = locking.collect();
+    for _ in 0..WAVES {
+        let duplicates = (0..CROWD).map(|_| pay(&app, "a"));
+        for again in join_all(duplicates).await {
+            assert_replays(&again, &first);
+        }
+    }
+    is_over.store(true, Ordering::SeqCst);
+    let locked = join_all(locking).await.into_iter().map(Result::unwrap);
+    let locked: Vec<(usize, Duration)> = locked.collect();
+    let longest = locked.iter().map(|(_, longest)| *longest).max().unwrap();
+    assert!(longest < NODE_TIMEOUT, "a lock took {longest:?}");
+    let locked: usize = locked.iter().map(|(locked, _)| locked).sum();
+    assert!(locked >= LOCKERS);
+    println!("{locked} locks meanwhile, in {longest:?} at most");
+
+    let mut read = 0;
+    for log in &logs {
+        let lane: BTreeSet<String> = senders(log, "evalsha").into_iter().collect();
+        assert_eq!(lane.len(), 1, "of all locks and duplicates");
+        let readers = senders(log, "get");
+        read += readers.len();
+        assert!(readers.iter().all(|reader| !lane.contains(reader)));
+    }
+    assert_eq!(read, WAVES);
+    assert_eq!(nodes.redlock.health().await.up(), 3);
+    assert_eq!(payments.executed(), 1);
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_or_closes_the_connection_does_not_keep_a_record_from_being_read() {
+    let mut nodes = Nodes::start(Duration::from_secs(1)).await;
+    let payments = Payments::default();
+    let app = payments.app(&nodes.redlock, SIZE);
+    let first = pay(&app, "a").await;
+    nodes.wait_until_recorded(1).await;
+    for hung in &nodes.cluster.servers {
+        // With a connection to read on that is open already, if there is one.
+        assert_replays(&pay(&app, "a").await, &first);
+        hung.stop();
+        for _ in 0..3 {
+            assert_replays(&pay(&app, "a").await, &first);
+        }
+        hung.cont();
+        nodes.wait_until_up().await;
+    }
+    let logs = nodes.cluster.servers.iter().map(MonitorLog::start);
+    let logs: Vec<_> = logs.collect();
+    let read = || logs.iter().map(|log| senders(log, "get").len());
+    assert_replays(&pay(&app, "a").await, &first);
+    let reads: Vec<usize> = read().collect();
+    assert_eq!(reads.iter().sum::<usize>(), 1);
+    // As a server does to who is idle for too long.
+    for (log, server) in logs.iter().zip(&nodes.cluster.servers) {
+        for addr in senders(log, "get") {
+            let addr = addr.rsplit(' ').next().unwrap();
+            let killed = server.command(&["CLIENT", "KILL", "ADDR", addr]);
+            assert_eq!(killed.as_int(), Some(1));
+        }
+    }
+    assert_replays(&pay(&app, "a").await, &first);
+    let twice: Vec<usize> = reads.iter().map(|reads| 2 * reads).collect();
+    assert_eq!(read().collect::<Vec<_>>(), twice, "of the same node");
+
+    // Not a second time for the node that is not there: it could not be written to.
+    nodes.cluster.servers[2].kill();
+    let deadline = Deadline::after(PATIENCE);
+    while nodes.redlock.health().await.up() == 3 {
+        assert!(!deadline.is_over(), "it is not seen to be gone");
+        sleep(POLL).await;
+    }
+    assert_replays(&pay(&app, "a").await, &first);
+    let drained = nodes.redlock.drain(PATIENCE).await;
+    assert_eq!(drained.held, []);
+    assert_eq!(read().sum::<usize>(), 3);
+    assert_eq!(payments.executed(), 1);
+}
+
+#[tokio::test]
+async fn what_is_not_what_the_head_said_is_not_replayed() {
+    const TRIP: Duration = Duration::from_millis(100);
+    let nodes = Nodes::start(Duration::from_secs(2)).await;
+    let payments = Payments::default();
+    let app = payments.app(&nodes.redlock, SIZE);
+    let first = pay(&app, "a").await;
+    let other = pay(&app, "b").await;
+    assert!(first.body != other.body);
+    nodes.wait_until_recorded(2).await;
+    let names = nodes.cluster.servers[0].keys("*:done");
+    let [one, two] = names.as_slice() else {
+        panic!("{} of two records", names.len());
+    };
+    let on_all = |command: &[&str]| {
+        for server in &nodes.cluster.servers {
+            server.command(command);
+        }
+    };
+    on_all(&["COPY", two, "saved"]);
+    // Another's is put in its place, it is damaged, or taken away.
+    let spoil: [&[&str]; 3] = [
+        &["COPY", one, two, "REPLACE"],
+        &["SETRANGE", two, "20000", "?"],
+        &["DEL", two],
+    ];
+    for command in spoil {
+        on_all(&["COPY", "saved", two, "REPLACE"]);
+        nodes.delay(TRIP);
+        let spoiling = async {
+            // The nodes have answered with the head by now, which nobody has heard yet.
+            sleep(TRIP / 2).await;
+            on_all(command);
+        };
+        let (a, b, ()) = tokio::join!(pay(&app, "a"), pay(&app, "b"), spoiling);
+        let (good, bad): (Vec<_>, Vec<_>) = [(a, &first), (b, &other)]
+            .into_iter()
+            .partition(|(answer, _)| answer.status == StatusCode::OK);
+        assert_eq!((good.len(), bad.len()), (1, 1), "{command:?}");
+        assert_replays(&good[0].0, good[0].1);
+        assert_eq!(bad[0].0.code(), "lock-contended", "{command:?}");
+        assert_eq!(payments.executed(), 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mebibyte_that_is_longer_on_the_wire_than_a_vote_may_take_is_recorded_all_the_same() {
+    const NODE_TIMEOUT: Duration = Duration::from_millis(200);
+    let nodes = Nodes::start(NODE_TIMEOUT).await;
+    let payments = Payments::default();
+    let app = payments.app(&nodes.redlock, MEBIBYTE);
+    // For longer than it takes to replace a silent connection, three node timeouts, and for less than a
+    // mebibyte may take.
+    for wire in &nodes.wires {
+        wire.narrow(1024 * 1200);
+    }
+    let mut first = pay(&app, "a").await;
+    // Of a busy machine not even a small request may be in time.
+    let deadline = Deadline::after(PATIENCE);
+    while first.code() == "lock-unavailable" && !deadline.is_over() {
+        first = pay(&app, "a").await;
+    }
+    assert_eq!(first.status, StatusCode::OK);
+    nodes.wait_until_recorded(1).await;
+    assert!(!first.headers.contains_key("idempotency-recorded"));
+    assert_replays(&pay(&app, "a").await, &first);
+    assert_eq!(payments.executed(), 1);
+}
+
+const NODE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// How long a node takes to answer.
+const TRIP: Duration = Duration::from_millis(5);
+
+const CROWD: usize = 100;
+
+const SIZE: usize = 60_000;
+
+const MEBIBYTE: usize = 1024 * 1024;
+
+/// How long anything may take that must happen.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const POLL: Duration = Duration::from_millis(5);

@@ -1,0 +1,22 @@
+//! Servers of idempotent requests that are killed, and what others answer to the next duplicate.
+
+#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
+
+mod random;
+mod server;
+mod steps;
+
+use std::time::Duration;
+
+#[test]
+#[ignore = "it is the server process of the other tests, which they start and kill"]
+fn server_process() {
+    server::run();
+}
+
+/// How long anything may take that must happen.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const POLL: Duration = Duration::from_millis(5);
+
+const KEY: &str = "idempotency-key";

@@ -1,0 +1,210 @@
+//! A server that is killed at each step of a payment.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::crashes::server::{Effects, Setup, Survivor, Told, Victim};
+use crate::crashes::{KEY, PATIENCE, POLL};
+use crate::support::http::{Client, Response};
+use crate::support::{Cluster, Deadline, Proxy};
+
+/// Three nodes, a server that is to be killed, and another.
+struct Scene {
+    cluster: Cluster,
+    /// From the server that is to be killed to all but the first node.
+    wires: [Proxy; 2],
+    /// From the other server to the last node.
+    slow: Proxy,
+    effects: Effects,
+    victim: Victim,
+    other: Survivor,
+    dying: JoinHandle<hyper::Result<Response>>,
+}
+
+impl Scene {
+    /// Begins a payment, which stops at `stop`.
+    async fn stopped_at(stop: &'static str, at_most_once: bool) -> Self {
+        let (cluster, effects) = (Cluster::start(3), Effects::new());
+        let wires = [
+            Proxy::start(cluster.servers[1].addr()).await,
+            Proxy::start(cluster.servers[2].addr()).await,
+        ];
+        let slow = Proxy::start(cluster.servers[2].addr()).await;
+        let mut setup = Setup {
+            urls: cluster.urls(),
+            at_most_once,
+            ttl: TTL,
+            effects: effects.path(),
+        };
+        setup.urls[2] = slow.url();
+        let other = Survivor::start(&setup).await;
+        setup.urls[1] = wires[0].url();
+        setup.urls[2] = wires[1].url();
+        let victim = Victim::start(&setup);
+        let addr = victim.addr;
+        let dying = tokio::spawn(async move {
+            let mut client = Client::connect(addr).await;
+            let path = format!("/payments?stop={stop}");
+            client.try_request("POST", &path, &[(KEY, "a")], b"").await
+        });
+        victim.wait_until_at(stop);
+        wait_until("all nodes have the lock", || cluster.lock_keys().len() == 3).await;
+        Self {
+            cluster,
+            wires,
+            slow,
+            effects,
+            victim,
+            other,
+            dying,
+        }
+    }
+
+    fn executed(&self) -> usize {
+        self.effects.lines().len()
+    }
+
+    /// Returns which nodes have the record.
+    fn recorded(&self) -> [bool; 3] {
+        [0, 1, 2].map(|node: usize| !self.cluster.servers[node].keys("*:done").is_empty())
+    }
+
+    fn kill_unanswered(&mut self) {
+        assert!(!self.dying.is_finished(), "it is not answered yet");
+        self.victim.kill();
+    }
+
+    /// Sends a duplicate to the other server.
+    async fn pay(&self) -> Told {
+        self.other.pay_in_time("a").await
+    }
+
+    /// Checks that nobody else may execute while the lock of the killed server lives, and ends that by
+    /// hand, as its ttl would.
+    async fn outlive_the_lock(&self) {
+        assert_eq!(self.pay().await, Told::Contended);
+        for node in &self.cluster.servers {
+            for lock in self.cluster.lock_keys() {
+                let left = node.command(&["PTTL", &lock]).as_int();
+                let ttl = i64::try_from(TTL.as_millis()).expect("it is short");
+                assert!(
+                    left.is_some_and(|left| left <= ttl && left != -1),
+                    "{left:?}"
+                );
+                node.command(&["DEL", &lock]);
+            }
+        }
+    }
+
+    /// Checks that the payment is replayed by the other server, and that this gives all nodes a copy.
+    async fn is_replayed(&self) -> String {
+        let Told::Paid {
+            body,
+            replayed: true,
+        } = self.pay().await
+        else {
+            panic!("it is not replayed");
+        };
+        wait_until("all nodes have the record", || self.recorded() == [true; 3]).await;
+        body
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_before_its_effect_leaves_the_payment_to_others_or_unknown() {
+    for at_most_once in [false, true] {
+        let mut scene = Scene::stopped_at("before", at_most_once).await;
+        scene.kill_unanswered();
+        scene.outlive_the_lock().await;
+        let told = scene.pay().await;
+        if at_most_once {
+            // What it was granted and did not do cannot be told from what it did.
+            assert_eq!((told, scene.executed()), (Told::Unknown, 0));
+        } else {
+            assert!(told.is_executed(), "{told:?}");
+            scene.is_replayed().await;
+            assert_eq!(scene.executed(), 1);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_server_did_and_did_not_record_is_done_again_unless_at_most_once() {
+    for at_most_once in [false, true] {
+        let mut scene = Scene::stopped_at("after", at_most_once).await;
+        scene.kill_unanswered();
+        scene.outlive_the_lock().await;
+        let told = scene.pay().await;
+        if at_most_once {
+            assert_eq!((told, scene.executed()), (Told::Unknown, 1));
+        } else {
+            assert!(told.is_executed(), "{told:?}");
+            scene.is_replayed().await;
+            assert_eq!(scene.executed(), 2);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_server_recorded_at_one_node_is_given_to_all_where_it_is_heard_or_unknown() {
+    for at_most_once in [false, true] {
+        let mut scene = Scene::stopped_at("after", at_most_once).await;
+        // What is sent from now on is lost with its sender. Nodes that are merely stopped would read
+        // what was sent to them when they go on, also from a server that is dead by then.
+        for wire in &scene.wires {
+            wire.black_hole();
+        }
+        scene.victim.go_on();
+        wait_until("a node has the record", || scene.recorded()[0]).await;
+        scene.kill_unanswered();
+        assert_eq!(scene.recorded(), [true, false, false]);
+        // A minority is no outcome, and nobody can make it a majority yet.
+        scene.outlive_the_lock().await;
+        if at_most_once {
+            // Nor later: the other nodes keep to whom they granted it.
+            assert_eq!(scene.pay().await, Told::Unknown);
+            assert_eq!(scene.recorded(), [true, false, false]);
+        } else {
+            // Were the two others a majority before the first is heard, it would be done again: what a
+            // minority has is not decided.
+            scene.slow.delay(Duration::from_millis(50));
+            scene.is_replayed().await;
+        }
+        assert_eq!(scene.executed(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_server_recorded_at_a_majority_is_replayed_and_repaired() {
+    for at_most_once in [false, true] {
+        let mut scene = Scene::stopped_at("after", at_most_once).await;
+        scene.wires[1].black_hole();
+        scene.victim.go_on();
+        let answer = (&mut scene.dying).await;
+        let answer = answer.expect("the client does not panic");
+        let answer = answer.expect("it is answered");
+        scene.victim.kill();
+        assert_eq!(scene.recorded(), [true, true, false]);
+        assert_eq!(
+            (answer.status, &*answer.text()),
+            (200, &*scene.is_replayed().await)
+        );
+        // Any two have it now.
+        scene.cluster.servers[0].command(&["FLUSHALL"]);
+        assert_eq!(&*answer.text(), scene.is_replayed().await);
+        assert_eq!(scene.executed(), 1);
+    }
+}
+
+async fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Deadline::after(PATIENCE);
+    while !holds() {
+        assert!(!deadline.is_over(), "not within {PATIENCE:?}: {what}");
+        sleep(POLL).await;
+    }
+}
+
+/// Longer than any of the tests takes: none is about renewals.
+const TTL: Duration = Duration::from_secs(4);

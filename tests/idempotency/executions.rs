@@ -1,0 +1,721 @@
+//! What an idempotent execution holds, when it may begin, and what it leaves behind however it ends.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{FromRef, Query, Request};
+use axum::http::StatusCode;
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use tokio::time::{Instant, sleep, timeout};
+use tower::retry::{Policy, RetryLayer};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{
+    ExecutionHandle, FencingToken, IdempotencyLayer, LockHandle, LockKey, LockKeys, LockResource,
+    Locked, LostReason, OnLost, Redlock, RedlockLayer, key, scope,
+};
+
+use crate::support::{Answer, SlowReadiness};
+
+/// Counts executions.
+#[derive(Clone, Default)]
+struct Executed(Arc<AtomicUsize>);
+
+impl Executed {
+    fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn one_more(&self) -> usize {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// An app whose handler takes a while, counts when it is done, and answers as it is asked to.
+    fn app(&self) -> Router {
+        let executed = self.clone();
+        let pay = async move |Query(form): Query<Form>| {
+            sleep(Duration::from_millis(form.ms.unwrap_or(0))).await;
+            let number = executed.one_more();
+            assert!(form.status != Some(418), "as the test wants it");
+            let status = StatusCode::from_u16(form.status.unwrap_or(200)).unwrap();
+            (status, format!("payment {number}"))
+        };
+        Router::new().route("/payments", post(pay))
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Form {
+    ms: Option<u64>,
+    status: Option<u16>,
+}
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    Redlock::builder().scripted(nodes).build().unwrap()
+}
+
+fn once(redlock: &Redlock) -> IdempotencyLayer {
+    IdempotencyLayer::new(redlock.clone(), scope::public())
+}
+
+/// A lock per account, which stands in the query.
+fn per_account(redlock: &Redlock) -> RedlockLayer {
+    RedlockLayer::new(redlock.clone(), ("account", key::query("account")))
+}
+
+fn request(target: &str, key: &str) -> Request {
+    let request = Request::post(target).header("idempotency-key", key);
+    request.body(Body::empty()).unwrap()
+}
+
+async fn pay(app: &Router, target: &str, key: &str) -> Answer {
+    Answer::to(app, request(target, key)).await
+}
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// Calls once more where the answer is 503 or an error.
+#[derive(Clone)]
+struct Again(usize);
+
+impl<R: Clone, B, E> Policy<R, http::Response<B>, E> for Again {
+    type Future = std::future::Ready<()>;
+
+    fn retry(
+        &mut self,
+        _: &mut R,
+        outcome: &mut Result<http::Response<B>, E>,
+    ) -> Option<Self::Future> {
+        let failed = !matches!(outcome, Ok(response) if response.status() != 503);
+        (failed && self.0 > 0).then(|| {
+            self.0 -= 1;
+            ready(())
+        })
+    }
+
+    fn clone_request(&mut self, request: &R) -> Option<R> {
+        Some(request.clone())
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct BankIsGone;
+
+/// A request whose body can be cloned, which a retry asks for.
+fn cloneable(target: &str, key: &str) -> http::Request<String> {
+    let (parts, _) = request(target, key).into_parts();
+    http::Request::from_parts(parts, String::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_execution_keeps_its_lock_until_it_ends_however_long_it_takes() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    // The bound of the builder is for locks, not for executions.
+    let redlock = Redlock::builder().scripted(&nodes).max_hold(secs(5));
+    let redlock = redlock.build().unwrap();
+    let app = executed.app().layer(once(&redlock));
+    let slow = "/payments?ms=90000";
+    let (first, second) = tokio::join!(pay(&app, slow, "a"), async {
+        sleep(secs(75)).await;
+        pay(&app, slow, "a").await
+    });
+    assert_eq!(
+        (second.status, second.code()),
+        (StatusCode::CONFLICT, "lock-contended")
+    );
+    assert_eq!((first.status, executed.count()), (StatusCode::OK, 1));
+    assert!(pay(&app, slow, "a").await.is_replayed());
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_stops_an_execution_and_tells_its_caller_with_503() {
+    for (at_most_once, then) in [(false, ""), (true, "outcome-unknown")] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let layer = once(&redlock(&nodes)).max_hold(secs(60));
+        let app = executed.app().layer(layer.at_most_once(at_most_once));
+        let began = Instant::now();
+        let late = pay(&app, "/payments?ms=90000", "a").await;
+        assert_eq!(
+            (late.status, late.code()),
+            (StatusCode::SERVICE_UNAVAILABLE, "lock-lost")
+        );
+        let took = began.elapsed();
+        assert!(took > secs(59) && took < secs(61), "{took:?}");
+        sleep(secs(40)).await;
+        assert_eq!(executed.count(), 0, "it was stopped");
+        assert_eq!(pay(&app, "/payments", "a").await.code(), then);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_between_two_layers_executes_anew_and_is_recorded() {
+    for (at_most_once, executions) in [(false, 2), (true, 1)] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let redlock = redlock(&nodes);
+        let counted = executed.clone();
+        let handler = service_fn(move |_| {
+            let number = counted.one_more();
+            let mut response = Response::new(format!("payment {number}"));
+            if number == 1 {
+                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            }
+            ready(Ok::<_, Infallible>(response))
+        });
+        let stack = ServiceBuilder::new()
+            .layer(per_account(&redlock))
+            .layer(RetryLayer::new(Again(1)))
+            .layer(once(&redlock).at_most_once(at_most_once))
+            .service(handler);
+        let call = || async {
+            let request = cloneable("/payments?account=1", "a");
+            let Ok(response) = stack.clone().oneshot(request).await;
+            let replayed = response.headers().contains_key("idempotency-replayed");
+            (response.status().as_u16(), replayed)
+        };
+        let first = call().await;
+        let second = call().await;
+        assert_eq!(executed.count(), executions);
+        if at_most_once {
+            assert_eq!([first, second], [(409, false); 2]);
+        } else {
+            assert_eq!([first, second], [(200, false), (200, true)]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_execution_holds_the_locks_of_layers_outside_after_its_client_has_gone() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let redlock = redlock(&nodes);
+    let app = executed
+        .app()
+        .layer(once(&redlock))
+        .layer(per_account(&redlock));
+    let slow = "/payments?account=1&ms=1000";
+    let gone = timeout(ms(100), pay(&app, slow, "a")).await;
+    assert!(gone.is_err());
+    sleep(ms(100)).await;
+    let beside = pay(&app, slow, "b").await;
+    assert_eq!(
+        (beside.status, beside.code()),
+        (StatusCode::LOCKED, "lock-contended")
+    );
+    assert_eq!(executed.count(), 0);
+    sleep(secs(1)).await;
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
+    assert!(pay(&app, slow, "a").await.is_replayed());
+    assert_eq!(pay(&app, slow, "b").await.body, "payment 2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_execution_ends_with_the_lock_of_a_layer_outside_unless_that_only_notifies() {
+    for (on_lost, executions) in [(OnLost::Abort, 0), (OnLost::Notify, 1)] {
+        for leaves in [false, true] {
+            let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+            let executed = Executed::default();
+            let outer = per_account(&redlock(&accounts)).on_lost(on_lost);
+            let app = executed.app().layer(once(&redlock(&records))).layer(outer);
+            let slow = "/payments?account=1&ms=20000";
+            let paying = tokio::spawn({
+                let app = app.clone();
+                async move { pay(&app, slow, "a").await }
+            });
+            sleep(ms(100)).await;
+            if leaves {
+                paying.abort();
+            }
+            (0..3).for_each(|node| accounts.wipe(node));
+            sleep(secs(30)).await;
+            let what = format!("{on_lost:?}, the client leaves: {leaves}");
+            assert_eq!(executed.count(), executions, "{what}");
+            if !leaves {
+                let code = if executions == 0 { "lock-lost" } else { "" };
+                assert_eq!(paying.await.unwrap().code(), code, "{what}");
+            }
+        }
+    }
+}
+
+/// Leaves a record at the last node only, and no lock.
+async fn record_at_one_node(nodes: &ScriptedNodes, app: &Router, executed: &Executed) {
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Record, Gate::Failing);
+        nodes.set_for(node, OpKind::Look, Gate::Failing);
+    }
+    let first = pay(app, "/payments", "a").await;
+    assert_eq!(first.headers["idempotency-recorded"], "false");
+    assert_eq!(executed.count(), 1);
+    for node in 0..2 {
+        nodes.set(node, Gate::Ready);
+    }
+    sleep(secs(60)).await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_was_heard_with_the_grant_is_replayed() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = executed.app().layer(once(&redlock(&nodes)));
+    record_at_one_node(&nodes, &app, &executed).await;
+    let again = pay(&app, "/payments", "a").await;
+    assert!(again.is_replayed(), "{again:?}");
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_is_heard_while_the_service_becomes_ready_is_replayed() {
+    // The record comes in late, or only when the node is asked once more.
+    for late in [Gate::Slow(ms(20)), Gate::Never] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let redlock = redlock(&nodes);
+        let app = executed.app().layer(once(&redlock));
+        record_at_one_node(&nodes, &app, &executed).await;
+        nodes.set_for(2, OpKind::Acquire, late);
+        let slow = SlowReadiness::new(executed.app(), ms(200));
+        let slow = once(&redlock).layer(slow);
+        let answer = slow.oneshot(request("/payments", "a")).await.unwrap();
+        let replayed = answer.headers().contains_key("idempotency-replayed");
+        assert!(replayed, "{late:?}: {answer:?}");
+        assert_eq!(executed.count(), 1, "{late:?}");
+        nodes.set(2, Gate::Ready);
+        sleep(secs(1)).await;
+        assert_eq!(nodes.locks(), [0, 0, 0], "{late:?}");
+        assert!(pay(&app, "/payments", "a").await.is_replayed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_execution_that_waited_long_for_its_service_begins_with_a_full_validity() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let slow = SlowReadiness::new(executed.app(), secs(100));
+    let slow = once(&redlock(&nodes)).layer(slow);
+    let answer = slow.oneshot(request("/payments", "a")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_sees_its_execution_and_only_the_locks_of_resource_layers() {
+    async fn see(
+        execution: ExecutionHandle,
+        lock: Option<LockHandle>,
+        token: Option<FencingToken>,
+    ) -> String {
+        assert!(execution.is_valid() && execution.fencing_token().is_some());
+        let account = lock.map(|lock| lock.keys()[0].clone());
+        let expected = LockKey::from(("account", "1"));
+        format!("{} {}", account == Some(expected), token.is_some())
+    }
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let alone = Router::new()
+        .route("/payments", post(see))
+        .layer(once(&redlock));
+    assert_eq!(pay(&alone, "/payments", "a").await.body, "false false");
+    let within = alone.clone().layer(per_account(&redlock));
+    let within = pay(&within, "/payments?account=1", "b").await;
+    assert_eq!(within.body, "true true");
+    let around = Router::new().route("/payments", post(see));
+    let around = around.layer(per_account(&redlock)).layer(once(&redlock));
+    let around = pay(&around, "/payments?account=1", "c").await;
+    assert_eq!(around.body, "true true");
+    let forgotten = Router::new().route("/payments", post(see));
+    let forgotten = pay(&forgotten, "/payments", "d").await;
+    assert_eq!(forgotten.status, StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[derive(Clone, FromRef)]
+struct AppState {
+    redlock: Redlock,
+}
+
+#[derive(serde::Deserialize)]
+struct Account {
+    account: String,
+}
+
+impl LockResource for Account {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(("account", self.account.as_str())).into()
+    }
+}
+
+/// Makes any answer look like a handler's own.
+async fn rebuilt(response: Response) -> Response {
+    (StatusCode::BAD_REQUEST, response.into_body()).into_response()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_within_leaves_no_intent_and_no_record_also_behind_map_response() {
+    for rebuilds in [false, true] {
+        for with_extractor in [false, true] {
+            let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+            let redlock = redlock(&nodes);
+            let app = if with_extractor {
+                let counted = executed.clone();
+                let locked = async move |_: Locked<Query<Account>>| counted.one_more().to_string();
+                let state = AppState {
+                    redlock: redlock.clone(),
+                };
+                let app = Router::new().route("/payments", post(locked));
+                app.with_state(state)
+            } else {
+                executed.app().layer(per_account(&redlock))
+            };
+            let app = if rebuilds {
+                app.layer(map_response(rebuilt))
+            } else {
+                app
+            };
+            let app = app.layer(once(&redlock).at_most_once(true));
+            let target = "/payments?account=1";
+            let what = format!("rebuilds: {rebuilds}, extractor: {with_extractor}");
+            let other = redlock.lock(("account", "1")).await.unwrap();
+            let refused = pay(&app, target, "a").await;
+            assert!(!refused.status.is_success(), "{what}");
+            other.release().await.unwrap();
+            // No majority is no execution either.
+            (0..2).for_each(|node| nodes.set_for(node, OpKind::Acquire, Gate::Failing));
+            assert!(!pay(&app, target, "b").await.status.is_success());
+            (0..2).for_each(|node| nodes.set(node, Gate::Ready));
+            for key in ["a", "b"] {
+                let paid = pay(&app, target, key).await;
+                assert!(
+                    !paid.is_replayed() && paid.code().is_empty(),
+                    "{what}: {paid:?}"
+                );
+            }
+            assert_eq!(executed.count(), 2, "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_execution_that_a_lock_within_stopped_stays_unknown() {
+    for rebuilds in [false, true] {
+        for at_most_once in [false, true] {
+            let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+            let executed = Executed::default();
+            let app = executed.app().layer(per_account(&redlock(&accounts)));
+            let app = if rebuilds {
+                app.layer(map_response(rebuilt))
+            } else {
+                app
+            };
+            let app = app.layer(once(&redlock(&records)).at_most_once(at_most_once));
+            let target = "/payments?account=1&ms=20000";
+            let (stopped, ()) = tokio::join!(pay(&app, target, "a"), async {
+                sleep(ms(100)).await;
+                (0..3).for_each(|node| accounts.wipe(node));
+            });
+            assert!(!stopped.status.is_success());
+            let again = pay(&app, target, "a").await;
+            assert_eq!(
+                again.status,
+                StatusCode::CONFLICT,
+                "the lock stays until its ttl"
+            );
+            sleep(secs(11)).await;
+            let again = pay(&app, "/payments?account=1", "a").await;
+            let code = if at_most_once { "outcome-unknown" } else { "" };
+            assert_eq!((again.code(), again.is_replayed()), (code, false));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_within_that_is_refused_after_an_execution_has_executed() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let redlock = redlock(&nodes);
+    let (counted, locks) = (executed.clone(), redlock.clone());
+    // Takes the lock itself when it fails, so that the retry is refused.
+    let handler = service_fn(move |_| {
+        let (counted, locks) = (counted.clone(), locks.clone());
+        async move {
+            counted.one_more();
+            tokio::spawn(async move {
+                let guard = locks.lock(("account", "1")).await.unwrap();
+                sleep(secs(1)).await;
+                drop(guard);
+            });
+            tokio::task::yield_now().await;
+            let mut response = Response::new(String::new());
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            Ok::<_, Infallible>(response)
+        }
+    });
+    // The account's lock is held by the retry's first call until its body is dropped.
+    let stack = ServiceBuilder::new()
+        .layer(once(&redlock).at_most_once(true))
+        .map_request(|request: http::Request<_>| request.map(|_| String::new()))
+        .layer(RetryLayer::new(Again(1)))
+        .layer(per_account(&redlock))
+        .service(handler);
+    let call = || stack.clone().oneshot(cloneable("/payments?account=1", "a"));
+    let Ok(first) = call().await;
+    assert_eq!(first.status(), StatusCode::LOCKED);
+    sleep(secs(2)).await;
+    let Ok(second) = call().await;
+    assert_eq!(second.status(), StatusCode::CONFLICT);
+    assert_eq!(executed.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_or_a_panic_after_the_beginning_leaves_the_lock_to_its_ttl() {
+    for panics in [false, true] {
+        for at_most_once in [false, true] {
+            let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+            let redlock = redlock(&nodes);
+            let counted = executed.clone();
+            let handler = service_fn(move |_| {
+                let counted = counted.clone();
+                async move {
+                    tokio::task::yield_now().await;
+                    assert!(counted.one_more() > 1 || !panics, "as the test wants it");
+                    match counted.count() {
+                        1 => Err(BankIsGone),
+                        _ => Ok(Response::new(String::new())),
+                    }
+                }
+            });
+            let service = once(&redlock).at_most_once(at_most_once).layer(handler);
+            let call = || {
+                let request = request("/payments", "a");
+                let call = service.clone().oneshot(request);
+                tokio::spawn(async move {
+                    let response = call.await?;
+                    Ok::<_, BankIsGone>(response.status().as_u16())
+                })
+            };
+            let failed = call().await;
+            assert!(!matches!(failed, Ok(Ok(_))), "{failed:?}");
+            assert_eq!(nodes.locks(), [1, 1, 1], "panics: {panics}");
+            sleep(secs(5)).await;
+            assert_eq!(call().await.unwrap(), Ok(409));
+            assert_eq!(executed.count(), 1);
+            sleep(secs(6)).await;
+            let then = if at_most_once { 409 } else { 200 };
+            assert_eq!(call().await.unwrap(), Ok(then));
+            let drained = redlock.drain(secs(1)).await;
+            assert!(drained.held.is_empty(), "{drained:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_fails_to_become_ready_has_executed_nothing() {
+    #[derive(Clone)]
+    struct Broken;
+
+    impl<R> Service<R> for Broken {
+        type Response = Response<String>;
+        type Error = &'static str;
+        type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+            Poll::Ready(Err("broken"))
+        }
+
+        fn call(&mut self, _: R) -> Self::Future {
+            ready(Err("called"))
+        }
+    }
+
+    let nodes = ScriptedNodes::new(3);
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
+    let redlock = redlock(&nodes);
+    let mut service = once(&redlock).at_most_once(true).layer(Broken);
+    let failed = service.call(request("/payments", "a")).await;
+    assert_eq!(failed.err(), Some("broken"));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    let executed = Executed::default();
+    let app = executed.app().layer(once(&redlock).at_most_once(true));
+    assert_eq!(pay(&app, "/payments", "a").await.status, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn transient_and_unrouted_answers_are_not_recorded() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let transient = [401, 405, 407, 408, 423, 425, 429, 500, 503];
+    let kept = [200, 201, 400, 402, 403, 404, 409, 410, 422];
+    let executed = Executed::default();
+    let app = executed.app().layer(once(&redlock));
+    for (statuses, is_replayed) in [(&transient[..], false), (&kept, true)] {
+        for status in statuses {
+            let target = format!("/payments?status={status}");
+            let key = status.to_string();
+            assert_eq!(pay(&app, &target, &key).await.status.as_u16(), *status);
+            let again = pay(&app, &target, &key).await;
+            assert_eq!(again.is_replayed(), is_replayed, "{status}");
+        }
+    }
+    for status in [409, 423] {
+        let come_back = post(move || async move {
+            let status = StatusCode::from_u16(status).unwrap();
+            (status, [("retry-after", "1")], "")
+        });
+        let app = Router::new().route("/payments", come_back);
+        let app = app.layer(once(&redlock));
+        let key = format!("come back {status}").replace(' ', "-");
+        pay(&app, "/payments", &key).await;
+        assert!(
+            !pay(&app, "/payments", &key).await.is_replayed(),
+            "{status}"
+        );
+    }
+    // The next version has the route, and the method.
+    let old = Router::new().route("/payments", axum::routing::get(async || "list"));
+    let old = old.layer(once(&redlock));
+    for target in ["/payments", "/refunds"] {
+        let refused = pay(&old, target, "deployed").await;
+        assert!(refused.status.is_client_error());
+        let new = Router::new().route(target, post(async || "done"));
+        let new = pay(&new.layer(once(&redlock)), target, "deployed").await;
+        assert_eq!(new.body, "done", "{target}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_within_a_lock_is_answered_after_the_release() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
+    let failing = service_fn(async |_: http::Request<String>| {
+        tokio::task::yield_now().await;
+        Err::<Response<String>, _>("it failed")
+    });
+    let failing = per_account(&redlock).layer(failing);
+    let failed = failing.clone().oneshot(cloneable("/?account=1", "a")).await;
+    assert_eq!(failed.err(), Some("it failed"));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    let panicking = async || -> &'static str { panic!("as the test wants it") };
+    let app = Router::new().route("/payments", post(panicking));
+    let app = app
+        .layer(per_account(&redlock))
+        .layer(CatchPanicLayer::new());
+    for _ in 0..3 {
+        let caught = pay(&app, "/payments?account=1", "a").await;
+        assert_eq!(caught.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_fails_to_become_ready_after_a_wait_is_answered_after_the_release() {
+    #[derive(Clone)]
+    struct ReadyOnce(Arc<AtomicUsize>);
+
+    impl<R> Service<R> for ReadyOnce {
+        type Response = Response<String>;
+        type Error = &'static str;
+        type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+            match self.0.fetch_add(1, Ordering::SeqCst) {
+                0 => Poll::Ready(Ok(())),
+                _ => Poll::Ready(Err("broken")),
+            }
+        }
+
+        fn call(&mut self, _: R) -> Self::Future {
+            ready(Err("called"))
+        }
+    }
+
+    let nodes = ScriptedNodes::new(3);
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
+    let layer = per_account(&redlock(&nodes)).wait(secs(1));
+    let service = layer.layer(ReadyOnce(Arc::default()));
+    let failed = service.oneshot(cloneable("/?account=1", "a")).await;
+    assert_eq!(failed.err(), Some("broken"));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_outside_does_not_meet_the_lock_of_its_own_first_attempt() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
+    for with_error in [false, true] {
+        let calls = Executed::default();
+        let counted = calls.clone();
+        let handler = service_fn(move |_: http::Request<String>| {
+            let mut response = Response::new("body".to_owned());
+            ready(match (counted.one_more(), with_error) {
+                (1, true) => Err("it failed"),
+                (1, false) => {
+                    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+                    Ok(response)
+                }
+                _ => Ok(response),
+            })
+        });
+        let stack = ServiceBuilder::new()
+            .layer(RetryLayer::new(Again(1)))
+            .layer(per_account(&redlock))
+            .service(handler);
+        let answer = stack.oneshot(cloneable("/?account=1", "a")).await;
+        assert_eq!(answer.unwrap().status(), StatusCode::OK, "{with_error}");
+        assert_eq!(calls.count(), 2);
+        sleep(secs(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_waits_for_a_guard_that_was_just_dropped_and_for_no_other() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    for _ in 0..10 {
+        drop(redlock.try_lock("k").await.unwrap());
+    }
+    let guard = redlock.try_lock("k").await.unwrap();
+    let share = guard.handle().upgrade().unwrap();
+    drop(guard);
+    assert!(redlock.try_lock("k").await.is_err(), "a share is left");
+    drop(share);
+    let (one, other) = tokio::join!(redlock.try_lock("k"), redlock.try_lock("k"));
+    assert!(
+        one.is_ok() != other.is_ok(),
+        "the second is behind the first"
+    );
+    drop((one, other));
+    assert!(
+        redlock
+            .lock_all(["j", "k"])
+            .wait(Duration::ZERO)
+            .await
+            .is_ok()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_execution_handle_tells_that_it_was_released_when_the_response_is_recorded() {
+    let nodes = ScriptedNodes::new(3);
+    let (seen, mut handles) = tokio::sync::mpsc::unbounded_channel();
+    let pay_on = post(async move |execution: ExecutionHandle| {
+        seen.send(execution).unwrap();
+        "paid"
+    });
+    let app = Router::new().route("/payments", pay_on);
+    let app = app.layer(once(&redlock(&nodes)));
+    assert_eq!(pay(&app, "/payments", "a").await.body, "paid");
+    let execution = handles.recv().await.unwrap();
+    assert!(!execution.is_valid());
+    assert_eq!(execution.lost().await, LostReason::Released);
+}

@@ -1,0 +1,77 @@
+//! Records on real servers: that every node gets a copy.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use axum::routing::post;
+use tower::ServiceExt;
+use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
+
+use crate::support::Cluster;
+
+const LONGEST: Duration = Duration::from_secs(5);
+
+fn redlock(cluster: &Cluster) -> Redlock {
+    let builder = Redlock::builder().urls(cluster.urls());
+    // Not what is tested: a busy machine may be slow.
+    let builder = builder.node_timeout(Duration::from_secs(1));
+    let builder = builder.restart_guard(RestartGuard::Off);
+    builder.build().expect("the settings are valid")
+}
+
+fn app(layer: IdempotencyLayer) -> Router {
+    let pay = post(async || "paid");
+    Router::new().route("/payments", pay).layer(layer)
+}
+
+/// Sends a payment, and returns whether it was replayed and whether it is said to be unrecorded.
+async fn pay(app: &Router) -> (bool, bool) {
+    let request = Request::post("/payments").header("idempotency-key", "a");
+    let request = request
+        .body(Body::empty())
+        .expect("the request is well-formed");
+    let response = app.clone().oneshot(request).await;
+    let response = response.unwrap_or_else(|never| match never {});
+    assert_eq!(response.status(), StatusCode::OK);
+    let is = |name, value| response.headers().get(name).is_some_and(|v| v == value);
+    (
+        is("idempotency-replayed", "true"),
+        is("idempotency-recorded", "false"),
+    )
+}
+
+/// Waits until every server has the record.
+async fn recorded_everywhere(cluster: &Cluster) {
+    let everywhere = async {
+        while cluster.servers.iter().any(|s| s.keys("*:done").is_empty()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let waited = tokio::time::timeout(LONGEST, everywhere).await;
+    waited.expect("all servers have the record in time");
+}
+
+#[tokio::test]
+async fn a_replay_gives_a_server_that_lost_its_record_a_new_copy() {
+    let cluster = Cluster::start(3);
+    let app = app(IdempotencyLayer::new(redlock(&cluster), scope::public()));
+    assert_eq!(pay(&app).await, (false, false));
+    recorded_everywhere(&cluster).await;
+    for server in &cluster.servers {
+        server.command(&["FLUSHALL"]);
+        assert_eq!(pay(&app).await, (true, false));
+        recorded_everywhere(&cluster).await;
+    }
+}
+
+#[tokio::test]
+async fn every_retention_is_one_that_a_server_takes() {
+    for retention in [Duration::ZERO, Duration::MAX] {
+        let cluster = Cluster::start(3);
+        let layer = IdempotencyLayer::new(redlock(&cluster), scope::public());
+        let paid = pay(&app(layer.retention(retention))).await;
+        assert_eq!(paid, (false, false), "{retention:?}");
+    }
+}

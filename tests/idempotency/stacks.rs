@@ -1,0 +1,753 @@
+//! The layer among the layers, routers, clients and responses that services have.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH,
+    CONTENT_TYPE, DATE, ETAG, LINK, LOCATION, SET_COOKIE, VARY,
+};
+use axum::http::request::Builder;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use futures_util::stream;
+use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tower::{Layer, ServiceBuilder, ServiceExt};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::timeout::TimeoutLayer;
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, key, scope};
+use tracing::Instrument;
+
+use crate::support::http::Client;
+use crate::support::{Answer, Deadline, subscribe};
+
+/// How often something was executed.
+#[derive(Debug, Clone, Default)]
+struct Executed(Arc<AtomicUsize>);
+
+impl Executed {
+    fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn one_more(&self) -> usize {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    let builder = Redlock::builder().scripted(nodes);
+    builder.build().expect("the settings are valid")
+}
+
+fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
+    IdempotencyLayer::new(redlock(nodes), scope::public())
+}
+
+fn payment(target: &str, key: &str) -> Builder {
+    Request::post(target).header(KEY, key)
+}
+
+async fn pay(app: &Router, key: &str) -> Answer {
+    let request = payment("/payments", key).body(Body::from("amount=5"));
+    Answer::to(app, request.expect("it is a request")).await
+}
+
+/// A service that answers each payment with the same function.
+fn answering<R: IntoResponse>(
+    executed: &Executed,
+    answer: impl Fn() -> R + Clone + Send + Sync + 'static,
+) -> Router {
+    let executed = executed.clone();
+    let pay = async move || {
+        executed.one_more();
+        answer().into_response()
+    };
+    Router::new().route("/payments", any(pay))
+}
+
+/// A service that takes its time.
+fn slow(executed: &Executed) -> Router {
+    let executed = executed.clone();
+    let pay = async move || {
+        sleep(Duration::from_secs(2)).await;
+        format!("payment {}", executed.one_more())
+    };
+    Router::new().route("/payments", post(pay))
+}
+
+#[tokio::test(start_paused = true)]
+async fn compression_outside_is_of_each_answer_and_compression_within_keeps_it_from_being_kept() {
+    let receipt = || "a receipt that is worth compressing ".repeat(100);
+    let gzip = |key: &str| {
+        let request = payment("/payments", key).header(ACCEPT_ENCODING, "gzip");
+        request.body(Body::from("amount=5")).unwrap()
+    };
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = answering(&executed, receipt);
+    let outside = app.layer(layer(&nodes)).layer(CompressionLayer::new());
+    let first = Answer::to(&outside, gzip("a")).await;
+    assert_eq!(first.headers[CONTENT_ENCODING], "gzip");
+    let again = Answer::to(&outside, gzip("a")).await;
+    assert!(again.is_replayed());
+    assert_eq!(again.as_recorded(), first.as_recorded());
+    // The retry comes by another way, and is read by another library.
+    let plain = pay(&outside, "a").await;
+    assert!(plain.is_replayed());
+    assert!(!plain.headers.contains_key(CONTENT_ENCODING));
+    assert_eq!((plain.body, executed.count()), (receipt().into(), 1));
+
+    let app = answering(&executed, receipt).layer(CompressionLayer::new());
+    let within = app.layer(layer(&nodes));
+    let first = Answer::to(&within, gzip("b")).await;
+    assert_eq!(first.headers[CONTENT_ENCODING], "gzip");
+    let again = Answer::to(&within, gzip("b")).await;
+    assert_eq!((again.code(), executed.count()), ("result-not-kept", 2));
+}
+
+#[derive(Debug, Clone)]
+struct UserId(&'static str);
+
+/// Tokens come and go; whose they are, stays.
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let token = request.headers().get(AUTHORIZATION);
+    let user = match token.map(HeaderValue::as_bytes) {
+        Some(b"Bearer alice-1" | b"Bearer alice-2") => "alice",
+        Some(b"Bearer bob-1") => "bob",
+        _ => return StatusCode::UNAUTHORIZED.into_response(),
+    };
+    request.extensions_mut().insert(UserId(user));
+    next.run(request).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn authentication_outside_refuses_without_a_record_and_tells_callers_apart() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let whose = key::extension::<UserId>(|user| user.0);
+    let once = IdempotencyLayer::new(redlock(&nodes), whose);
+    let app = answering(&executed, || "paid").layer(once);
+    let app = app.layer(from_fn(authenticate));
+    let with = async |token: &str| {
+        let request = payment("/payments", "a").header(AUTHORIZATION, format!("Bearer {token}"));
+        Answer::to(&app, request.body(Body::empty()).unwrap()).await
+    };
+    assert_eq!(with("expired").await.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+    assert!(!with("alice-1").await.is_replayed());
+    assert!(with("alice-2").await.is_replayed());
+    assert!(!with("bob-1").await.is_replayed());
+    // Who is not known any more is not shown what was recorded.
+    let stranger = with("stolen").await;
+    assert_eq!(stranger.status, StatusCode::UNAUTHORIZED);
+    assert!(stranger.body.is_empty());
+    assert_eq!(executed.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_outside_lets_the_execution_go_on_and_one_within_says_that_it_had_no_effect() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let short = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(1));
+    let outside = slow(&executed).layer(layer(&nodes)).layer(short);
+    let late = pay(&outside, "a").await;
+    assert_eq!(late.status, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(pay(&outside, "a").await.code(), "lock-contended");
+    sleep(Duration::from_secs(2)).await;
+    let again = pay(&outside, "a").await;
+    assert!(again.is_replayed());
+    assert_eq!((again.body, executed.count()), ("payment 1".into(), 1));
+
+    for (at_most_once, then) in [(false, ""), (true, "outcome-unknown")] {
+        let once = layer(&nodes).at_most_once(at_most_once);
+        let within = slow(&executed).layer(short).layer(once);
+        for code in ["", then] {
+            let late = pay(&within, &format!("b{at_most_once}")).await;
+            assert_eq!(late.code(), code);
+            assert!(!late.is_replayed());
+        }
+    }
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_that_is_caught_within_gives_the_key_back_and_one_outside_leaves_it_until_its_ttl()
+{
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    for within in [false, true] {
+        let before = executed.count();
+        let counted = executed.clone();
+        let pay_there = post(async move || {
+            assert!(counted.one_more() > before + 1, "as the test wants it");
+            "paid"
+        });
+        let app = Router::new().route("/payments", pay_there);
+        let (catch, once) = (CatchPanicLayer::new(), layer(&nodes));
+        let app = if within {
+            app.layer(catch).layer(once)
+        } else {
+            app.layer(once).layer(catch)
+        };
+        let key = within.to_string();
+        let panicked = pay(&app, &key).await;
+        assert_eq!(panicked.status, StatusCode::INTERNAL_SERVER_ERROR);
+        if !within {
+            // What the handler did by then is not known.
+            assert_eq!(pay(&app, &key).await.code(), "lock-contended");
+            sleep(Duration::from_secs(11)).await;
+        }
+        let paid = pay(&app, &key).await;
+        assert_eq!((paid.status, paid.is_replayed()), (StatusCode::OK, false));
+        assert!(pay(&app, &key).await.is_replayed());
+    }
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wherever_it_is_applied_it_is_of_whole_paths_and_leaves_other_routes_alone() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let once = || layer(&nodes).required(true);
+    let routes = || {
+        let executed = executed.clone();
+        let pay = async move || executed.one_more().to_string();
+        Router::new()
+            .route("/payments", post(pay))
+            .route("/read", get(async || "read"))
+    };
+    let stacks = [
+        routes().layer(once()),
+        routes().route_layer(once()),
+        Router::new().nest("/v1", routes().layer(once())),
+        Router::new().nest("/v2", routes()).layer(once()),
+        Router::new().merge(routes().route_layer(once())),
+        Router::new().route_service("/payments", once().layer(routes())),
+    ];
+    for (number, (app, prefix)) in stacks
+        .into_iter()
+        .zip(["", "", "/v1", "/v2", "", ""])
+        .enumerate()
+    {
+        let (path, key) = (format!("{prefix}/payments"), number.to_string());
+        let request = || payment(&path, &key).body(Body::empty()).unwrap();
+        let before = executed.count();
+        let first = Answer::to(&app, request()).await;
+        assert_eq!(first.status, StatusCode::OK, "{number}");
+        let again = Answer::to(&app, request()).await;
+        assert!(again.is_replayed(), "{number}");
+        assert_eq!(again.as_recorded(), first.as_recorded(), "{number}");
+        assert_eq!(executed.count(), before + 1, "{number}");
+        let keyless = Request::post(&path).body(Body::empty()).unwrap();
+        assert_eq!(
+            Answer::to(&app, keyless).await.code(),
+            "key-missing",
+            "{number}"
+        );
+        if number != 5 {
+            let read = Request::get(format!("{prefix}/read")).header(KEY, &key);
+            let read = Answer::to(&app, read.body(Body::empty()).unwrap()).await;
+            assert_eq!(read.body, "read", "{number}");
+        }
+        for path in ["/nowhere", "/v1/nowhere"] {
+            let nowhere = payment(path, "unused").body(Body::empty()).unwrap();
+            assert_eq!(
+                Answer::to(&app, nowhere).await.status,
+                StatusCode::NOT_FOUND
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_sees_extensions_and_the_span_of_outer_layers_but_not_their_task_locals() {
+    tokio::task_local! {
+        static REQUEST: u32;
+    }
+    #[derive(Clone)]
+    struct Outer;
+    let _subscriber = subscribe(tracing_subscriber::registry());
+    let see = post(async |request: Request| {
+        let span = tracing::Span::current();
+        let name = span.metadata().map(tracing::Metadata::name);
+        let is_extended = request.extensions().get::<Outer>().is_some();
+        let local = REQUEST.try_with(|number| *number);
+        format!("{name:?} {is_extended} {:?}", local.ok())
+    });
+    let see = Router::new().route("/payments", see);
+    let outer = from_fn(async |mut request: Request, next: Next| {
+        request.extensions_mut().insert(Outer);
+        let span = tracing::info_span!("request");
+        REQUEST.scope(7, next.run(request)).instrument(span).await
+    });
+    let direct = see.clone().layer(outer.clone());
+    assert_eq!(
+        pay(&direct, "a").await.body,
+        "Some(\"request\") true Some(7)"
+    );
+    let behind = see.layer(layer(&ScriptedNodes::new(3))).layer(outer);
+    assert_eq!(pay(&behind, "a").await.body, "Some(\"request\") true None");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fallback_that_does_something_does_it_once_as_well() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let counted = executed.clone();
+    // A gateway, say: it has no routes of its own.
+    let forward = any(async move || counted.one_more().to_string());
+    let once = || layer(&nodes);
+    let stacks = [
+        Router::new().fallback_service(once().layer(forward.clone())),
+        Router::new().fallback(forward.clone()).layer(once()),
+        Router::new().fallback_service(forward.layer(once())),
+    ];
+    for (number, app) in stacks.into_iter().enumerate() {
+        let first = pay(&app, &number.to_string()).await;
+        assert_eq!(first.status, StatusCode::OK);
+        let again = pay(&app, &number.to_string()).await;
+        assert!(again.is_replayed(), "{number}");
+        assert_eq!((again.body, executed.count()), (first.body, number + 1));
+    }
+    // Without a key it could be a missing page; what must not run then asks for the key itself.
+    let counted = executed.clone();
+    let forward = async move |_: IdempotencyKey| counted.one_more().to_string();
+    let app = Router::new().fallback(forward);
+    let app = app.layer(once().required(true));
+    let keyless = Request::post("/payments").body(Body::empty()).unwrap();
+    assert_eq!(Answer::to(&app, keyless).await.code(), "misconfigured");
+    assert_eq!(executed.count(), 3);
+    assert_eq!(pay(&app, "keyed").await.body, "4");
+}
+
+#[tokio::test(start_paused = true)]
+async fn methods_that_need_no_key_pass_with_one() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = answering(&executed, || "paid").layer(layer(&nodes).required(true));
+    for method in ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"] {
+        for key in ["a", "a b"] {
+            let mut request = payment("/payments", key).body(Body::empty()).unwrap();
+            *request.method_mut() = Method::from_bytes(method.as_bytes()).unwrap();
+            let answer = Answer::to(&app, request).await;
+            assert_eq!(
+                (answer.status, answer.is_replayed()),
+                (StatusCode::OK, false)
+            );
+        }
+    }
+    assert_eq!(executed.count(), 10);
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_multipart_body_is_the_same_if_its_boundary_is() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let counted = executed.clone();
+    let upload = post(async move |form: Bytes| {
+        counted.one_more();
+        form
+    });
+    let app = Router::new()
+        .route("/payments", upload)
+        .layer(layer(&nodes));
+    let with = async |boundary: &str| {
+        let kind = format!("multipart/form-data; boundary={boundary}");
+        let part = "content-disposition: form-data; name=\"a\"\r\n\r\npaid";
+        let body = format!("--{boundary}\r\n{part}\r\n--{boundary}--\r\n");
+        let request = payment("/payments", "a").header(CONTENT_TYPE, kind);
+        Answer::to(&app, request.body(Body::from(body)).unwrap()).await
+    };
+    assert!(with("x").await.body.starts_with(b"--x\r\n"));
+    assert!(with("x").await.is_replayed());
+    assert_eq!(with("y").await.code(), "idempotency-key-reused");
+    assert_eq!(executed.count(), 1);
+}
+
+/// A body of some frames, which says how long it is.
+struct Sized {
+    frames: std::vec::IntoIter<Result<Frame<Bytes>, &'static str>>,
+    len: u64,
+}
+
+fn sized(frames: Vec<Result<Frame<Bytes>, &'static str>>, len: u64) -> Body {
+    let frames = frames.into_iter();
+    Body::new(Sized { frames, len })
+}
+
+impl hyper::body::Body for Sized {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        Poll::Ready(self.frames.next())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.len)
+    }
+}
+
+fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
+    Ok(Frame::data(text.into()))
+}
+
+/// Responses of all shapes, each in the hands of a handler.
+fn shapes() -> Vec<(&'static str, fn() -> Response)> {
+    fn empty(status: StatusCode) -> Response {
+        status.into_response()
+    }
+    vec![
+        ("an empty body", || ().into_response()),
+        ("created, elsewhere", || {
+            let headers = [(LOCATION, "/payments/7"), (ETAG, "\"7\"")];
+            (StatusCode::CREATED, headers).into_response()
+        }),
+        ("no content", || empty(StatusCode::NO_CONTENT)),
+        ("reset content", || empty(StatusCode::RESET_CONTENT)),
+        ("see other", || {
+            (StatusCode::SEE_OTHER, [(LOCATION, "/payments/7")]).into_response()
+        }),
+        ("not modified", || {
+            (StatusCode::NOT_MODIFIED, [(ETAG, "\"7\"")]).into_response()
+        }),
+        ("a client's mistake", || {
+            (StatusCode::UNPROCESSABLE_ENTITY, "no such account").into_response()
+        }),
+        ("an unknown status", || {
+            empty(StatusCode::from_u16(299).expect("it is one"))
+        }),
+        ("headers several times, in order", || {
+            let mut response = "paid".into_response();
+            for link in ["</a>; rel=a", "</b>; rel=b", "</a>; rel=a"] {
+                let link = HeaderValue::from_static(link);
+                response.headers_mut().append(LINK, link);
+            }
+            for vary in ["accept-encoding", "origin"] {
+                let vary = HeaderValue::from_static(vary);
+                response.headers_mut().append(VARY, vary);
+            }
+            response
+        }),
+        ("bytes that are no text, and nothing", || {
+            let mut response = vec![0, 159, 146, 150].into_response();
+            let bytes = HeaderValue::from_bytes(b"caf\xe9 \xff").expect("it is a value");
+            response.headers_mut().insert("x-bytes", bytes);
+            let nothing = HeaderValue::from_static("");
+            response.headers_mut().insert("x-nothing", nothing);
+            response
+        }),
+        ("very many headers", || {
+            let mut response = "paid".into_response();
+            for number in 0..2_000_usize {
+                let name = format!("x-{number}").parse::<HeaderName>();
+                let name = name.expect("it is a name");
+                response.headers_mut().insert(name, number.into());
+            }
+            response
+        }),
+        ("encoded by the handler", || {
+            let headers = [
+                (CONTENT_ENCODING, "br"),
+                (CACHE_CONTROL, "no-store"),
+                (CONTENT_LENGTH, "4"),
+            ];
+            (headers, "what").into_response()
+        }),
+        ("a stream of a known size", || {
+            sized(vec![data("pa"), data(""), data("id")], 4).into_response()
+        }),
+        ("trailers", || {
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-sum", HeaderValue::from_static("a"));
+            trailers.append("x-sum", HeaderValue::from_static("b"));
+            let frames = vec![data("paid"), Ok(Frame::trailers(trailers))];
+            sized(frames, 4).into_response()
+        }),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_of_all_shapes_are_replayed_as_they_were() {
+    for (what, shape) in shapes() {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = answering(&executed, shape).layer(layer(&nodes));
+        let first = pay(&app, "a").await;
+        assert!(!first.is_replayed(), "{what}");
+        for _ in 0..2 {
+            let again = pay(&app, "a").await;
+            assert!(again.is_replayed(), "{what}: {}", again.code());
+            assert_eq!(again.as_recorded(), first.as_recorded(), "{what}");
+        }
+        assert_eq!(executed.count(), 1, "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_cookies_are_kept_or_none_and_nothing_of_the_connection() {
+    let answer = || {
+        let mut response = "paid".into_response();
+        let headers = [
+            (SET_COOKIE, "a=1"),
+            (SET_COOKIE, "b=2; HttpOnly"),
+            (CONNECTION, "x-hop, close"),
+            (CONNECTION, "X-Another"),
+            (DATE, "Sat, 21 Nov 2026 00:00:00 GMT"),
+        ];
+        for (name, value) in headers {
+            let value = HeaderValue::from_static(value);
+            response.headers_mut().append(name, value);
+        }
+        for name in ["x-hop", "x-another", "keep-alive", "upgrade", "x-stays"] {
+            let value = HeaderValue::from_static("something");
+            response.headers_mut().insert(name, value);
+        }
+        response
+    };
+    for keep in [false, true] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = answering(&executed, answer).layer(layer(&nodes).keep_cookies(keep));
+        let first = pay(&app, "a").await;
+        let mut expected = first.headers.clone();
+        let dropped = [
+            "connection",
+            "date",
+            "x-hop",
+            "x-another",
+            "keep-alive",
+            "upgrade",
+        ];
+        for name in dropped {
+            assert!(expected.remove(name).is_some(), "{name}");
+        }
+        if !keep {
+            expected.remove(SET_COOKIE);
+        }
+        let again = pay(&app, "a").await;
+        assert!(again.is_replayed());
+        assert_eq!(again.as_recorded().1, expected);
+        let cookies = again.headers.get_all(SET_COOKIE).iter().count();
+        assert_eq!(cookies, if keep { 2 } else { 0 });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_streams_or_breaks_off_is_never_executed_again() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let chunks = || {
+        let chunks = ["pa", "id"].map(|chunk| Ok::<_, Infallible>(Bytes::from(chunk)));
+        Body::from_stream(stream::iter(chunks)).into_response()
+    };
+    let app = answering(&executed, chunks).layer(layer(&nodes));
+    assert_eq!(pay(&app, "a").await.body, "paid");
+    assert_eq!(pay(&app, "a").await.code(), "result-not-kept");
+
+    let broken = || sized(vec![data("pa"), Err("the disk is gone")], 4).into_response();
+    let app = answering(&executed, broken).layer(layer(&nodes));
+    let request = payment("/payments", "b").body(Body::from("amount=5"));
+    let Ok(first) = app.clone().oneshot(request.unwrap()).await;
+    assert_eq!(first.status(), StatusCode::OK);
+    let error = first.into_body().collect().await.unwrap_err();
+    assert!(format!("{error:?}").contains("the disk is gone"));
+    assert_eq!(pay(&app, "b").await.code(), "result-not-kept");
+    assert_eq!(executed.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_response_streams_as_it_is_and_the_key_is_free() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let failing = || {
+        let endless = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from("sorry ")));
+        (StatusCode::BAD_GATEWAY, Body::from_stream(endless)).into_response()
+    };
+    let app = answering(&executed, failing).layer(layer(&nodes));
+    for time in 1..=2 {
+        let request = payment("/payments", "a").body(Body::empty()).unwrap();
+        let Ok(response) = app.clone().oneshot(request).await;
+        let mut body = response.into_body();
+        let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!((chunk.as_ref(), executed.count()), (&b"sorry "[..], time));
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+    // What the handler says had an effect is kept with its body, whatever its status is.
+    let failed = || (StatusCode::INTERNAL_SERVER_ERROR, "paid, but");
+    let once = layer(&nodes).record_if(|_| true);
+    let app = answering(&executed, failed).layer(once);
+    let first = pay(&app, "b").await;
+    let again = pay(&app, "b").await;
+    assert!(again.is_replayed());
+    assert_eq!(again.as_recorded(), first.as_recorded());
+}
+
+/// The service on a real socket.
+struct Server {
+    addr: SocketAddr,
+    redlock: Redlock,
+    executed: Executed,
+    serving: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves payments that end when they are let to.
+    async fn start(may_end: &Arc<tokio::sync::Semaphore>) -> Self {
+        let redlock = redlock(&ScriptedNodes::new(3));
+        let (executed, may_end) = (Executed::default(), Arc::clone(may_end));
+        let (begun, ended) = (executed.clone(), may_end);
+        let pay = async move |body: Bytes| {
+            let number = begun.one_more();
+            let _end = ended.acquire().await;
+            format!("payment {number} of {}", String::from_utf8_lossy(&body))
+        };
+        let once = IdempotencyLayer::new(redlock.clone(), scope::public());
+        let once = ServiceBuilder::new().layer(once);
+        let app = Router::new().route("/", post(pay)).route_layer(once);
+        let listener = TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("127.0.0.1 has a free port");
+        let addr = listener.local_addr().expect("a bound listener has one");
+        let serving = tokio::spawn(async move {
+            let served = axum::serve(listener, app).await;
+            served.expect("axum serves until it is aborted");
+        });
+        Self {
+            addr,
+            redlock,
+            executed,
+            serving,
+        }
+    }
+
+    /// Sends bytes, and returns all that is answered until the connection ends.
+    async fn tell(&self, bytes: &str) -> String {
+        let mut stream = TcpStream::connect(self.addr).await.expect("it listens");
+        stream.write_all(bytes.as_bytes()).await.expect("it reads");
+        stream.shutdown().await.expect("half of it is closed");
+        let mut answer = String::new();
+        let read = timeout(PATIENCE, stream.read_to_string(&mut answer)).await;
+        read.expect("it ends the connection").expect("it is text");
+        answer
+    }
+
+    async fn pay(&self, key: &str, body: &[u8]) -> crate::support::http::Response {
+        crate::support::http::request(self.addr, "POST", "/", &[(KEY, key)], body).await
+    }
+
+    async fn wait_until_executed(&self, times: usize) {
+        let deadline = Deadline::after(PATIENCE);
+        while self.executed.count() < times {
+            assert!(!deadline.is_over(), "it is not executed");
+            sleep(POLL).await;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+#[tokio::test]
+async fn an_upload_is_the_same_however_it_is_framed_and_nothing_unless_it_is_whole() {
+    let server = Server::start(&Arc::new(tokio::sync::Semaphore::new(10))).await;
+    let head = |key: &str, more: &str| {
+        format!("POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\n{more}\r\n\r\n")
+    };
+    // Less than is promised, by length and by chunks, and chunks that are none.
+    for (more, body) in [
+        ("content-length: 300", "amount=5"),
+        ("transfer-encoding: chunked", "8\r\namount=5\r\n"),
+        (
+            "transfer-encoding: chunked",
+            "eight\r\namount=5\r\n0\r\n\r\n",
+        ),
+    ] {
+        let answer = server.tell(&(head("a", more) + body)).await;
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    }
+    assert_eq!(server.executed.count(), 0);
+
+    let first = server.pay("a", b"amount=5").await;
+    assert_eq!(
+        (first.status, first.text().as_str()),
+        (200, "payment 1 of amount=5")
+    );
+    let chunked = head("a", "connection: close\r\ntransfer-encoding: chunked");
+    let waits = head(
+        "a",
+        "connection: close\r\nexpect: 100-continue\r\ncontent-length: 8",
+    );
+    for (request, is_continued) in [
+        (
+            chunked.clone() + "3\r\namo\r\n5\r\nunt=5\r\n0\r\n\r\n",
+            false,
+        ),
+        (chunked + "8\r\namount=5\r\n0\r\nx-sum: 1\r\n\r\n", false),
+        (waits + "amount=5", true),
+        // What is beyond the length is another request, and a bad one.
+        (head("a", "content-length: 8") + "amount=5 and more", false),
+    ] {
+        let answer = server.tell(&request).await;
+        let answer = if is_continued {
+            let answer = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n");
+            answer.expect("it asks for the body")
+        } else {
+            &answer
+        };
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(
+            answer.contains("\r\nidempotency-replayed: true\r\n"),
+            "{answer}"
+        );
+        assert!(answer.contains("payment 1 of amount=5"), "{answer}");
+    }
+    assert_eq!(server.executed.count(), 1);
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_is_answered_when_it_asks_again_also_by_a_server_that_drains() {
+    let may_end = Arc::new(tokio::sync::Semaphore::new(0));
+    let server = Server::start(&may_end).await;
+    let mut client = Client::connect(server.addr).await;
+    let asked = timeout(Duration::from_millis(200), async {
+        client
+            .request("POST", "/", &[(KEY, "a")], b"amount=5")
+            .await
+    });
+    let (hung_up, ()) = tokio::join!(asked, server.wait_until_executed(1));
+    assert!(hung_up.is_err());
+    drop(client);
+    let refused = server.pay("a", b"amount=5").await;
+    assert_eq!(refused.json()["code"], "lock-contended");
+    // Nobody waits for the answer any more; whoever ends the process waits for the record.
+    let redlock = server.redlock.clone();
+    let draining = tokio::spawn(async move { redlock.drain(PATIENCE).await });
+    sleep(Duration::from_millis(50)).await;
+    assert!(!draining.is_finished());
+    may_end.add_permits(1);
+    let drained = draining.await.unwrap();
+    assert!(drained.is_clean(), "{drained:?}");
+    assert_eq!(server.executed.count(), 1);
+}
+
+/// How long anything may take that must happen.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const POLL: Duration = Duration::from_millis(5);
+
+const KEY: &str = "idempotency-key";

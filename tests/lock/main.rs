@@ -1,0 +1,11 @@
+//! Locks over scripted and embedded nodes on a paused clock: no HTTP, no server.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod auto_traits;
+mod cancellation;
+mod lease_time;
+mod lock_all;
+mod settings;
+mod telemetry;

@@ -1,0 +1,248 @@
+//! What is told of locks: metrics that add up, and one span per lock without its key.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tokio::time::{sleep, timeout};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{KeyExtractor, OnUnavailable, Redlock, RedlockLayer, key};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::support::subscribe;
+
+const TTL: Duration = Duration::from_secs(3);
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    Redlock::builder().scripted(nodes).ttl(TTL).build().unwrap()
+}
+
+/// Runs a test on a paused clock with a recorder of its own, and returns what was recorded: numbers
+/// by name and labels, of histograms how many values there are.
+fn recorded(test: impl Future<Output = ()>) -> BTreeMap<String, u64> {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let runtime = paused_runtime();
+    metrics::with_local_recorder(&recorder, || runtime.block_on(test));
+    numbers(&snapshotter)
+}
+
+fn paused_runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().start_paused(true).build().unwrap()
+}
+
+fn numbers(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
+    let snapshot = snapshotter.snapshot().into_vec().into_iter();
+    let numbers = snapshot.map(|(key, _, _, value)| {
+        let key = key.key();
+        let labels = key.labels().map(|label| label.value().to_owned());
+        let labels = labels.collect::<Vec<_>>().join(",");
+        let number = match value {
+            DebugValue::Counter(count) => count,
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "counts in a gauge are small and whole"
+            )]
+            DebugValue::Gauge(number) => number.into_inner() as u64,
+            DebugValue::Histogram(values) => values.len() as u64,
+        };
+        (format!("{}{{{labels}}}", key.name()), number)
+    });
+    numbers.collect()
+}
+
+#[test]
+fn what_became_of_every_call_is_counted_once_by_its_label() {
+    let numbers = recorded(async {
+        let nodes = ScriptedNodes::new(3);
+        let (redlock, other) = (redlock(&nodes), redlock(&nodes));
+        let guard = redlock.lock("k").label("job").await.unwrap();
+        assert!(other.try_lock("k").label("job").await.is_err());
+        // One waits and gets it, one waits in vain, one goes away.
+        let waiting = tokio::spawn(other.lock("k").label("job").wait(TTL).into_future());
+        assert!(other.lock("k").label("job").wait(TTL / 10).await.is_err());
+        let gone = timeout(TTL / 10, other.lock("k").label("job").into_future());
+        assert!(gone.await.is_err());
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+        for node in 0..2 {
+            nodes.set(node, Gate::Failing);
+        }
+        assert!(redlock.try_lock("k").await.is_err());
+        assert!(redlock.try_lock("").await.is_err());
+        redlock.drain(TTL).await;
+        assert!(redlock.try_lock("k").await.is_err());
+    });
+    let expected = [
+        ("redlock_acquire_total{job,granted}", 2),
+        ("redlock_acquire_total{job,contended}", 2),
+        ("redlock_acquire_total{job,abandoned}", 1),
+        ("redlock_acquire_total{unnamed,unavailable}", 1),
+        ("redlock_acquire_total{unnamed,invalid}", 1),
+        ("redlock_acquire_total{unnamed,closed}", 1),
+        ("redlock_acquire_seconds{job,granted}", 2),
+        ("redlock_wait_seconds{job}", 2),
+        ("redlock_hold_seconds{job}", 2),
+        ("redlock_held{}", 0),
+        ("redlock_waiters{}", 0),
+    ];
+    for (name, number) in expected {
+        assert_eq!(numbers.get(name), Some(&number), "{name} of {numbers:#?}");
+    }
+    assert!(
+        !format!("{numbers:?}").contains("\"k\""),
+        "a key is a label"
+    );
+}
+
+#[test]
+fn held_locks_and_waiters_are_counted_while_they_are_there() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let runtime = paused_runtime();
+        runtime.block_on(async {
+            let redlock = redlock(&ScriptedNodes::new(3));
+            let guards = [redlock.lock("a"), redlock.lock("b")];
+            let [a, b] = guards.map(IntoFuture::into_future);
+            let (a, b) = (a.await.unwrap(), b.await.unwrap());
+            let waiting = tokio::spawn(redlock.lock("a").into_future());
+            sleep(Duration::from_millis(10)).await;
+            let seen = numbers(&snapshotter);
+            assert_eq!((seen["redlock_held{}"], seen["redlock_waiters{}"]), (2, 1));
+            waiting.abort();
+            drop((a, b));
+            sleep(Duration::from_millis(10)).await;
+            let seen = numbers(&snapshotter);
+            assert_eq!((seen["redlock_held{}"], seen["redlock_waiters{}"]), (0, 0));
+        });
+    });
+}
+
+#[test]
+fn a_lost_lock_is_counted_by_its_reason_and_an_unprotected_request_by_its_label() {
+    let numbers = recorded(async {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = redlock(&nodes);
+        let guard = redlock.lock("k").await.unwrap();
+        for node in 0..3 {
+            nodes.set_for(node, OpKind::Confirm, Gate::Failing);
+        }
+        guard.lost().await;
+        drop(guard);
+        for node in 0..3 {
+            nodes.set(node, Gate::Failing);
+        }
+        let layer = RedlockLayer::new(redlock, ("account", key::query("id")));
+        let inner = service_fn(async |_: http::Request<()>| {
+            let body = http_body_util::Full::<bytes::Bytes>::default();
+            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+        });
+        let service = layer.on_unavailable(OnUnavailable::Proceed).layer(inner);
+        let request = http::Request::post("/?id=7").body(()).unwrap();
+        assert!(service.oneshot(request).await.is_ok());
+    });
+    assert_eq!(numbers["redlock_lost_total{expired}"], 1);
+    assert_eq!(numbers["redlock_unprotected_total{account}"], 1);
+    assert_eq!(numbers["redlock_acquire_total{account,unavailable}"], 1);
+}
+
+#[test]
+fn the_label_of_a_key_is_its_first_literal() {
+    fn label(key: &impl KeyExtractor) -> Option<&'static str> {
+        key.label()
+    }
+    assert_eq!(label(&("account", key::path("id"))), Some("account"));
+    assert_eq!(label(&(key::host(), "account")), Some("account"));
+    assert_eq!(label(&key::path("id").prefix("account")), Some("account"));
+    assert_eq!(label(&"job"), Some("job"));
+    assert_eq!(label(&"job".hashed()), Some("job"));
+    assert_eq!(label(&key::query("a").or("job")), Some("job"));
+    assert_eq!(label(&key::query("a")), None);
+    assert_eq!(label(&key::literal("made at run time")), None);
+}
+
+/// Notes the fields of spans.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<BTreeMap<u64, BTreeMap<String, String>>>>);
+
+struct Note<'a>(&'a mut BTreeMap<String, String>);
+
+impl Visit for Note<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+}
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Spans {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
+        let mut spans = self.0.lock().unwrap();
+        let fields = spans.entry(id.into_u64()).or_default();
+        let name = attributes.metadata().name();
+        fields.insert("name".to_owned(), name.to_owned());
+        attributes.record(&mut Note(fields));
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
+        let mut spans = self.0.lock().unwrap();
+        values.record(&mut Note(spans.entry(id.into_u64()).or_default()));
+    }
+}
+
+#[test]
+fn a_lock_is_one_span_that_tells_how_it_went_and_its_key_only_on_request() {
+    let spans = Spans::default();
+    let subscriber = tracing_subscriber::registry().with(spans.clone());
+    let _guard = subscribe(subscriber);
+    let token = paused_runtime().block_on(async {
+        let nodes = ScriptedNodes::new(3);
+        let told = Redlock::builder().scripted(&nodes).log_keys(true);
+        drop(told.build().unwrap().lock("public").await.unwrap());
+        let redlock = redlock(&nodes);
+        let guard = redlock.lock("secret").label("job").await.unwrap();
+        let token = guard.fencing_token().unwrap();
+        assert!(redlock.try_lock("secret").label("job").await.is_err());
+        sleep(Duration::from_millis(70)).await;
+        guard.release().await.unwrap();
+        token
+    });
+    let spans = spans.0.lock().unwrap();
+    let of_outcome = |outcome: &str| {
+        let mut found = spans.values().filter(|span| {
+            span.get("outcome") == Some(&outcome.into())
+                && span.get("resource") == Some(&"\"job\"".into())
+        });
+        found.next().unwrap()
+    };
+    let granted = of_outcome("\"granted\"");
+    let token = token.to_string();
+    for (field, value) in [
+        ("name", "redlock.lock"),
+        ("resource", "\"job\""),
+        ("quorum.nodes", "3"),
+        ("quorum.granted", "2"),
+        ("wait_ms", "0"),
+        ("hold_ms", "70"),
+        ("fencing_token", &token),
+    ] {
+        assert_eq!(
+            granted.get(field).map(String::as_str),
+            Some(value),
+            "{field}"
+        );
+    }
+    assert!(!of_outcome("\"contended\"").contains_key("fencing_token"));
+    assert!(!granted.contains_key("key"));
+    assert!(!format!("{spans:?}").contains("secret"));
+    let told = spans.values().find_map(|span| span.get("key"));
+    assert_eq!(told.unwrap(), r#"[LockKey("public")]"#);
+}

@@ -1,0 +1,568 @@
+//! The Redis node mirrors the reference node: the same requests, sent as scripts to a real server and
+//! applied to `protocol::Store`, get the same answers.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tower_redlock::FencingToken;
+use tower_redlock::protocol::admission::Generation;
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
+
+use crate::support::{Random, ScriptNode};
+
+/// All times are multiples of this, so that a difference in an expiry is no matter of speed.
+const STEP: Duration = Duration::from_secs(100);
+const TOLERANCE: Duration = Duration::from_secs(20);
+
+const RETENTION: Duration = Duration::from_secs(100_000);
+
+/// The scripts as the node loads them, in the order of [`Script`].
+const SCRIPTS: [&str; 7] = [
+    include_str!("../../src/node/redis/scripts/acquire.lua"),
+    include_str!("../../src/node/redis/scripts/confirm.lua"),
+    include_str!("../../src/node/redis/scripts/release.lua"),
+    include_str!("../../src/node/redis/scripts/acquire_all.lua"),
+    include_str!("../../src/node/redis/scripts/confirm_all.lua"),
+    include_str!("../../src/node/redis/scripts/release_all.lua"),
+    include_str!("../../src/node/redis/scripts/admit.lua"),
+];
+
+/// Starts a real server with the scripts, which is spoken to as the headers of the scripts say.
+fn start_node() -> ScriptNode {
+    ScriptNode::start(&SCRIPTS)
+}
+
+/// Sends a request, by the scripts for one key or by those for several.
+///
+/// An error is what the server said.
+fn send(node: &mut ScriptNode, command: &Command, as_set: bool) -> Result<Reply, String> {
+    let Command { names, owner, op } = command;
+    assert!(as_set || names.len() == 1);
+    let (script, number, times) = match *op {
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } => (0, Some(proposal), vec![ttl, retention]),
+        Op::Confirm {
+            token,
+            ttl,
+            retention,
+        } => (1, Some(token), vec![ttl, retention]),
+        Op::Release => (2, None, vec![]),
+        ref op => panic!("{op:?} is for keys that keep records"),
+    };
+    let mut keys: Vec<&[u8]> = names.iter().map(|name| &*name.lock).collect();
+    if number.flatten().is_some() {
+        keys.extend(names.iter().map(|name| &*name.fence));
+    }
+    let mut args = vec![owner.as_str().to_owned()];
+    args.extend(number.map(|number| number.map_or_else(String::new, |n| n.to_string())));
+    args.extend(times.iter().map(|time| time.as_millis().to_string()));
+    if as_set && number.is_some() {
+        args.push(names.len().to_string());
+    }
+    let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
+    let reply = node.eval(script + if as_set { 3 } else { 0 }, &keys, &args)?;
+    Ok(decode(op, &reply))
+}
+
+fn decode(op: &Op, reply: &crate::support::Reply) -> Reply {
+    if let Some(number) = reply.as_int() {
+        let fence = || u64::try_from(number).unwrap();
+        return match op {
+            Op::Acquire { .. } => Reply::Granted(fence()),
+            Op::Confirm { .. } => Reply::At(fence()),
+            Op::Release => Reply::Released,
+            _ => panic!("{op:?} is answered {reply:?}"),
+        };
+    }
+    let parts = reply.as_array().unwrap();
+    let kind = parts[0].as_int().unwrap();
+    match (op, kind, parts.len()) {
+        (Op::Acquire { .. }, 0, 2) => Reply::Held {
+            expires_in: u64::try_from(parts[1].as_int().unwrap())
+                .ok()
+                .map(Duration::from_millis),
+            fingerprint: None,
+        },
+        (Op::Acquire { .. }, 2, 1) => Reply::Overflow,
+        (Op::Confirm { .. }, 0, 1) => Reply::Lost,
+        _ => panic!("{op:?} is answered {reply:?}"),
+    }
+}
+
+fn text(name: &[u8]) -> String {
+    String::from_utf8(name.to_vec()).unwrap()
+}
+
+fn names(keys: &[&str]) -> Arc<[KeyNames]> {
+    let keys = LockKeys::from_iter(keys.iter().copied());
+    Namespace::default()
+        .names(&keys, |_| [0; 32])
+        .unwrap()
+        .into()
+}
+
+fn owner(id: u8) -> OwnerToken {
+    OwnerToken::from_random([id; 16])
+}
+
+fn command(keys: &[&str], id: u8, op: Op) -> Command {
+    Command {
+        names: names(keys),
+        owner: owner(id),
+        op,
+    }
+}
+
+fn acquire(proposal: u64, ttl: Duration) -> Op {
+    Op::Acquire {
+        proposal: Some(proposal),
+        ttl,
+        retention: RETENTION,
+    }
+}
+
+fn confirm(token: u64, ttl: Duration) -> Op {
+    Op::Confirm {
+        token: Some(token),
+        ttl,
+        retention: RETENTION,
+    }
+}
+
+/// The two nodes side by side. Time passes on both by as much as a test says.
+struct Pair {
+    node: ScriptNode,
+    store: Store,
+    epoch: Instant,
+    passed: Duration,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self {
+            node: start_node(),
+            store: Store::new(),
+            epoch: Instant::now(),
+            passed: Duration::ZERO,
+        }
+    }
+
+    /// Lets a time pass that is a multiple of [`STEP`]: on the server, every key comes nearer to its end.
+    fn pass(&mut self, time: Duration) {
+        let millis = i64::try_from(time.as_millis()).unwrap();
+        for name in self.node.server.keys("*") {
+            match self.node.call(&["PTTL", &name]).as_int().unwrap() {
+                // What has no end has none later either.
+                -1 => continue,
+                left if left <= millis => self.node.call(&["DEL", &name]),
+                left => {
+                    let left = (left - millis).to_string();
+                    self.node.call(&["PEXPIRE", &name, &left])
+                }
+            };
+        }
+        self.passed += time;
+    }
+
+    fn now(&self) -> Duration {
+        self.epoch.elapsed() + self.passed
+    }
+
+    fn forget(&mut self) {
+        self.node.call(&["FLUSHALL"]);
+        self.store = Store::new();
+    }
+
+    /// Asks both; panics if they do not answer the same.
+    #[track_caller]
+    fn ask(&mut self, command: &Command, as_set: bool, what: &str) -> Reply {
+        let theirs = send(&mut self.node, command, as_set).unwrap();
+        let ours = self.store.apply(command, self.now());
+        let same = match (&ours, &theirs) {
+            (
+                Reply::Held {
+                    expires_in: Some(ours),
+                    ..
+                },
+                Reply::Held {
+                    expires_in: Some(theirs),
+                    ..
+                },
+            ) => ours.abs_diff(*theirs) < TOLERANCE,
+            (ours, theirs) => ours == theirs,
+        };
+        assert!(
+            same,
+            "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
+        );
+        theirs
+    }
+}
+
+/// Sends random requests of several owners for keys and sets of keys to both nodes.
+fn compare(seed: u64, first_number: u64, fencing: bool) {
+    let mut pair = Pair::new();
+    let mut random = Random(seed);
+    let mut seen = BTreeSet::new();
+    for round in 0..3 {
+        pair.forget();
+        let mut last_number = first_number;
+        for step in 0..250 {
+            let what = format!("seed {seed}, round {round}, step {step}");
+            let id = u8::try_from(random.below(3)).unwrap();
+            let keys = random.one_of::<&[&str]>(&[
+                &["x"],
+                &["y"],
+                &["z"],
+                &["x", "y"],
+                &["y", "z"],
+                &["x", "y", "z"],
+            ]);
+            // Without fencing, the node asks for single keys with plain commands or as sets.
+            let as_set = keys.len() > 1 || !fencing || random.below(4) == 0;
+            let ttl = STEP * u32::try_from(1 + random.below(9)).unwrap();
+            // A fence outlives the locks under it.
+            let retention = STEP * u32::try_from(10 + random.below(5)).unwrap();
+            // Numbers around the last one, and now and then a jump.
+            let near = (last_number + random.below(4)).saturating_sub(1);
+            let number = match random.below(8) {
+                0 => 0,
+                1 => near + random.below(1_000),
+                _ => near,
+            };
+            let op = match random.below(12) {
+                0..4 => Op::Acquire {
+                    proposal: fencing.then_some(number),
+                    ttl,
+                    retention,
+                },
+                4..7 => Op::Confirm {
+                    // What is confirmed is never beyond what nodes grant.
+                    token: fencing.then_some(number.min(FencingToken::MAX.as_u64())),
+                    ttl,
+                    retention,
+                },
+                7..9 => Op::Release,
+                9..11 => {
+                    pair.pass(STEP * u32::try_from(1 + random.below(6)).unwrap());
+                    continue;
+                }
+                _ => {
+                    // One key vanishes on both, whoever holds it.
+                    let key = random.one_of(&["x", "y", "z"]);
+                    let lock = text(&names(&[key])[0].lock);
+                    pair.node.call(&["DEL", &lock]);
+                    for id in 0..3 {
+                        let now = pair.now();
+                        pair.store.apply(&command(&[key], id, Op::Release), now);
+                    }
+                    continue;
+                }
+            };
+            let reply = pair.ask(&command(keys, id, op), as_set, &what);
+            if let Reply::Granted(number) | Reply::At(number) = reply {
+                last_number = number;
+            }
+            seen.insert(match reply {
+                Reply::Granted(_) => "granted",
+                Reply::Held { .. } => "held",
+                Reply::At(_) => "at",
+                Reply::Lost => "lost",
+                Reply::Released => "released",
+                Reply::Overflow => "overflow",
+                Reply::Amnesia => "amnesia",
+                Reply::Done { .. } | Reply::Whole(_) | Reply::NotDone | Reply::Intended => {
+                    "a record"
+                }
+            });
+        }
+    }
+    assert!(seen.len() >= 5, "the requests are too tame: {seen:?}");
+}
+
+#[test]
+fn random_requests_with_small_numbers_get_the_answers_of_the_reference() {
+    compare(1, 1, true);
+}
+
+#[test]
+fn random_requests_with_numbers_of_today_get_the_answers_of_the_reference() {
+    compare(2, 1_763_659_999_000_003, true);
+}
+
+#[test]
+fn random_requests_at_the_end_of_the_numbers_get_the_answers_of_the_reference() {
+    compare(3, FencingToken::MAX.as_u64() - 300, true);
+}
+
+#[test]
+fn random_requests_without_fencing_get_the_answers_of_the_reference() {
+    compare(4, 1, false);
+}
+
+#[test]
+fn every_digit_of_a_number_survives() {
+    let mut pair = Pair::new();
+    let max = FencingToken::MAX.as_u64();
+    assert_eq!(max, 9_007_199_254_740_000);
+    for (as_set, first) in [(false, "a"), (true, "b")] {
+        for number in [1_763_659_999_000_001, 1_763_659_999_123_457, max - 1] {
+            let asked = acquire(number, STEP);
+            let granted = pair.ask(&command(&[first], 1, asked), as_set, "acquire");
+            assert_eq!(granted, Reply::Granted(number));
+            // The next lock gets the next number.
+            pair.ask(&command(&[first], 1, Op::Release), as_set, "release");
+            let granted = pair.ask(&command(&[first], 2, acquire(1, STEP)), as_set, "next");
+            assert_eq!(granted, Reply::Granted(number + 1));
+            let token = (number + 1).max(max - 1_000_000).min(max);
+            let at = pair.ask(&command(&[first], 2, confirm(token, STEP)), as_set, "at");
+            assert_eq!(at, Reply::At(token));
+            let below = pair.ask(
+                &command(&[first], 2, confirm(number, STEP)),
+                as_set,
+                "below",
+            );
+            assert_eq!(below, Reply::At(token));
+            pair.ask(&command(&[first], 2, Op::Release), as_set, "release");
+            if token < max {
+                pair.forget();
+            }
+        }
+        // The fence is at its end now: no lock, and no number twice.
+        let over = pair.ask(&command(&[first], 3, acquire(1, STEP)), as_set, "over");
+        assert_eq!(over, Reply::Overflow);
+        let over = pair.ask(
+            &command(&[first], 3, acquire(max + 5, STEP)),
+            as_set,
+            "over",
+        );
+        assert_eq!(over, Reply::Overflow);
+        let lock = text(&names(&[first])[0].lock);
+        assert!(!pair.node.server.exists(&lock));
+    }
+}
+
+/// Too short, the next token could be one that was; without an end, servers get full.
+#[test]
+fn a_fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
+    let mut pair = Pair::new();
+    for key in [&["k"][..], &["x", "y"]] {
+        let as_set = key.len() > 1;
+        let lives = |pair: &mut Pair, steps: u32, what: &str| {
+            for name in names(key).iter() {
+                let pttl = pair.node.call(&["PTTL", &text(&name.fence)]);
+                let left = u64::try_from(pttl.as_int().unwrap());
+                let left = Duration::from_millis(left.expect("it has an end"));
+                let late = (steps * STEP).abs_diff(left);
+                assert!(late < TOLERANCE, "{what}, {key:?}: {left:?}");
+            }
+        };
+        let kept = |op, steps: u32| match op {
+            Op::Acquire { proposal, ttl, .. } => Op::Acquire {
+                proposal,
+                ttl,
+                retention: steps * STEP,
+            },
+            Op::Confirm { token, ttl, .. } => Op::Confirm {
+                token,
+                ttl,
+                retention: steps * STEP,
+            },
+            other => other,
+        };
+        let mut ask = |op, steps, what| {
+            pair.ask(&command(key, 1, kept(op, steps)), as_set, what);
+            lives(&mut pair, steps, what);
+            pair.pass(STEP);
+            lives(&mut pair, steps - 1, what);
+        };
+        ask(acquire(5, 5 * STEP), 10, "granted");
+        ask(confirm(7, 5 * STEP), 12, "raised");
+        ask(confirm(7, 5 * STEP), 14, "confirmed");
+        // Also one that vanished: it would be the first that it grants.
+        for name in names(key).iter() {
+            pair.node.call(&["DEL", &text(&name.fence)]);
+        }
+        pair.ask(
+            &command(key, 1, kept(confirm(9, STEP), 14)),
+            as_set,
+            "vanished",
+        );
+        lives(&mut pair, 14, "vanished");
+        pair.pass(STEP);
+        pair.ask(&command(key, 1, Op::Release), as_set, "release");
+        lives(&mut pair, 13, "released");
+        pair.ask(&command(key, 2, kept(acquire(1, STEP), 20)), as_set, "next");
+        lives(&mut pair, 20, "granted again");
+    }
+}
+
+/// A restart with its data, an old backup and a promoted replica bring back a generation that is another
+/// process's: by its age alone, a server that forgot locks would vote at once.
+#[test]
+fn a_generation_is_of_one_memory_of_one_process() {
+    let mut pair = Pair::new();
+    let mut admit = |random: u8, run_id: &str| {
+        let random = owner(random);
+        let key = b"redlock:generation";
+        let args = [random.as_str(), run_id].map(str::as_bytes);
+        let reply = pair.node.eval(6, &[key], &args).unwrap();
+        let [generation, seconds, micros] = reply.as_array().unwrap() else {
+            panic!("{reply:?}");
+        };
+        let number =
+            |reply: &crate::support::Reply| u64::try_from(reply.as_int().unwrap()).unwrap();
+        let now = Duration::from_secs(number(seconds)) + Duration::from_micros(number(micros));
+        let theirs = Generation::parse(generation.as_str().unwrap()).unwrap();
+        let began = now - theirs.age(now);
+        let ours = pair.store.admit(&random, run_id, began);
+        assert_eq!(theirs, ours, "{run_id}");
+        assert_eq!(
+            pair.node.call(&["PTTL", "redlock:generation"]).as_int(),
+            Some(-1)
+        );
+        theirs
+    };
+    let first = admit(1, "a");
+    assert_eq!(admit(2, "a"), first);
+    let second = admit(3, "b");
+    assert_ne!(second, first);
+    // Neither does it matter that the name begins alike, or ends so.
+    for run_id in ["bb", "b"] {
+        assert_ne!(admit(4, run_id), second, "{run_id}");
+    }
+    assert_ne!(admit(5, "a"), first);
+}
+
+#[test]
+fn a_confirmation_never_shortens_a_lock() {
+    let mut pair = Pair::new();
+    for as_set in [false, true] {
+        let key: &[&str] = if as_set { &["x", "y"] } else { &["k"] };
+        pair.ask(&command(key, 1, acquire(5, 5 * STEP)), as_set, "acquire");
+        let left = |pair: &mut Pair| {
+            let lock = text(&names(key)[0].lock);
+            let pttl = pair.node.call(&["PTTL", &lock]).as_int().unwrap();
+            Duration::from_millis(u64::try_from(pttl).unwrap())
+        };
+        pair.ask(&command(key, 1, confirm(5, STEP)), as_set, "shorter");
+        assert!(left(&mut pair) > 4 * STEP);
+        pair.ask(&command(key, 1, confirm(5, 9 * STEP)), as_set, "longer");
+        assert!(left(&mut pair) > 8 * STEP);
+        pair.ask(&command(key, 1, confirm(4, 12 * STEP)), as_set, "refused");
+        assert!(left(&mut pair) < 10 * STEP);
+    }
+}
+
+#[test]
+fn a_lock_without_expiry_is_held_without_a_time() {
+    let mut node = start_node();
+    for as_set in [false, true] {
+        let names = names(&["k"]);
+        node.call(&["SET", &text(&names[0].lock), "somebody"]);
+        let reply = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
+        assert_eq!(
+            reply,
+            Ok(Reply::Held {
+                expires_in: None,
+                fingerprint: None
+            })
+        );
+    }
+    // Of several, one that never expires is the longest.
+    node.call(&["SET", &text(&names(&["l"])[0].lock), "somebody", "EX", "9"]);
+    let reply = send(&mut node, &command(&["k", "l"], 1, acquire(1, STEP)), true);
+    assert_eq!(
+        reply,
+        Ok(Reply::Held {
+            expires_in: None,
+            fingerprint: None
+        })
+    );
+    let reply = send(&mut node, &command(&["l", "k"], 1, acquire(1, STEP)), true);
+    assert_eq!(
+        reply,
+        Ok(Reply::Held {
+            expires_in: None,
+            fingerprint: None
+        })
+    );
+}
+
+#[test]
+fn a_lock_key_of_another_type_does_not_vote_and_is_not_overwritten() {
+    let mut node = start_node();
+    for kind in ["list", "hash"] {
+        for as_set in [false, true] {
+            let what = format!("{kind}, as a set: {as_set}");
+            let lock = text(&names(&["k"])[0].lock);
+            node.put_foreign(&lock, kind);
+            let before = node.dump(&lock);
+            let error = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
+            assert!(error.unwrap_err().contains("WRONGTYPE"), "{what}");
+            // Not ours: lost, or an error, but never confirmed.
+            let confirmed = send(&mut node, &command(&["k"], 1, confirm(9, STEP)), as_set);
+            assert!(matches!(confirmed, Ok(Reply::Lost) | Err(_)), "{what}");
+            drop(send(&mut node, &command(&["k"], 1, Op::Release), as_set));
+            assert_eq!(node.dump(&lock), before, "{what}");
+        }
+    }
+    // A set with one such key gets none of its keys.
+    let error = send(
+        &mut node,
+        &command(&["j", "k", "l"], 1, acquire(1, STEP)),
+        true,
+    );
+    assert!(error.unwrap_err().contains("WRONGTYPE"));
+    for key in ["j", "l"] {
+        assert!(!node.server.exists(&text(&names(&[key])[0].lock)), "{key}");
+    }
+}
+
+#[test]
+fn a_fence_key_of_another_kind_does_not_vote_and_is_not_overwritten() {
+    let mut node = start_node();
+    for kind in ["list", "hash", "string"] {
+        for as_set in [false, true] {
+            let what = format!("{kind}, as a set: {as_set}");
+            let names = names(&["k"]);
+            let (lock, fence) = (text(&names[0].lock), text(&names[0].fence));
+            node.put_foreign(&fence, kind);
+            let before = node.dump(&fence);
+            let error = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
+            assert!(error.unwrap_err().contains("WRONGTYPE"), "{what}");
+            assert!(!node.server.exists(&lock), "{what}");
+            assert_eq!(node.dump(&fence), before, "{what}");
+        }
+    }
+}
+
+#[test]
+fn confirming_does_not_overwrite_a_fence_key_of_another_kind() {
+    let mut node = start_node();
+    let mut overwritten = Vec::new();
+    for kind in ["list", "hash", "string"] {
+        for as_set in [false, true] {
+            let names = names(&["k"]);
+            let (lock, fence) = (text(&names[0].lock), text(&names[0].fence));
+            node.call(&["DEL", &lock, &fence]);
+            let granted = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
+            assert_eq!(granted, Ok(Reply::Granted(1)));
+            node.put_foreign(&fence, kind);
+            let before = node.dump(&fence);
+            let answer = send(&mut node, &command(&["k"], 1, confirm(9, STEP)), as_set);
+            if answer.is_ok() || node.dump(&fence) != before {
+                overwritten.push(format!("{kind}, as a set: {as_set}: {answer:?}"));
+            }
+        }
+    }
+    assert!(overwritten.is_empty(), "{overwritten:#?}");
+}

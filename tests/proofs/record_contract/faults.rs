@@ -1,0 +1,275 @@
+//! What records do on a server that is in others' use, forgot everything or is full.
+
+use std::time::Duration;
+
+use tower_redlock::protocol::admission::Generation;
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::{OwnerToken, Record};
+use tower_redlock::{Redlock, RestartGuard};
+
+use crate::record_contract::pair::Pair;
+use crate::record_contract::wire::{
+    GENERATION, INTENTS, ROLES, STEP, acquire, all_ops, command, confirm, keep, kind, name_of,
+    named, owner, record, send, start_node,
+};
+use crate::support::{Deadline, MonitorLog, ScriptNode};
+
+/// An error, or an answer that is no vote; and an error means that nothing was written at all.
+#[test]
+fn what_others_put_under_our_names_gets_no_vote_and_is_not_overwritten() {
+    let mut node = start_node();
+    let mut asked = 0;
+    for role in ROLES {
+        for kind in ["list", "hash", "string", "empty"] {
+            for held in [false, true] {
+                for id in [1, 2] {
+                    for op in all_ops(id) {
+                        let what = format!("{kind} as {role}, held: {held}, owner {id}: {op:?}");
+                        node.call(&["FLUSHALL"]);
+                        if held {
+                            send(&mut node, &acquire(1), None).unwrap();
+                        }
+                        node.put_foreign(&name_of(role), kind);
+                        let before = ROLES.map(|role| node.dump(&name_of(role)));
+                        let reply = send(&mut node, &command(id, INTENTS, op.clone()), None);
+                        let after = ROLES.map(|role| node.dump(&name_of(role)));
+                        let place = ROLES.iter().position(|each| *each == role).unwrap();
+                        assert_eq!(after[place], before[place], "{what}: {reply:?}");
+                        if reply.is_err() {
+                            assert_eq!(after, before, "{what}: {reply:?}");
+                        }
+                        let wants_vote = matches!(op, Op::Acquire { .. } | Op::Confirm { .. });
+                        let uses_it = role != "intent" || matches!(op, Op::Acquire { .. });
+                        if wants_vote && uses_it {
+                            let granted = matches!(reply, Ok(Reply::Granted(_) | Reply::At(_)));
+                            assert!(!granted, "{what}: {reply:?}");
+                        }
+                        if role == "record" && !matches!(op, Op::Release | Op::ReleaseExecuted) {
+                            assert!(reply.is_err(), "{what}: {reply:?}");
+                        }
+                        asked += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(asked, 4 * 4 * 2 * 2 * 8);
+}
+
+/// A lock shows it as well: its node is spoken to by the same means.
+#[tokio::test]
+async fn what_is_in_the_way_of_a_lock_is_said_with_what_to_do_about_it() {
+    let mut node = start_node();
+    let builder = Redlock::builder().url(node.server.url());
+    let redlock = builder.restart_guard(RestartGuard::Off).build().unwrap();
+    for (role, kind) in [("lock", "list"), ("fence", "hash"), ("fence", "string")] {
+        node.call(&["FLUSHALL"]);
+        node.put_foreign(&name_of(role), kind);
+        let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+        assert!(refused.contains("WRONGTYPE"), "{role}: {refused}");
+        assert!(refused.contains("delete it there"), "{role}: {refused}");
+        assert!(!refused.contains("{k}"), "{role}: {refused}");
+    }
+}
+
+/// The rights that the chapter on operating the nodes names for records, and not more.
+#[test]
+fn the_rights_in_the_chapter_are_enough_for_records() {
+    let mut node = start_node();
+    let chapter = include_str!("../../../docs/operating_the_nodes.md");
+    let rule = chapter
+        .lines()
+        .find_map(|line| line.strip_prefix("ACL SETUSER locker "));
+    let rights = rule
+        .unwrap()
+        .split(' ')
+        .filter(|word| word.starts_with('+'));
+    // Of the user that the connection has already; FLUSHALL for the test's own sake.
+    let limit = [
+        "ACL",
+        "SETUSER",
+        "default",
+        "-@all",
+        "+flushall",
+        "resetkeys",
+        "~redlock:*",
+    ];
+    let limit: Vec<&str> = limit.into_iter().chain(rights).collect();
+    node.call(&limit);
+    for op in all_ops(1) {
+        send(&mut node, &command(1, INTENTS, op.clone()), None).unwrap();
+        send(&mut node, &acquire(1), None).unwrap();
+        // Small and big, for another and for whoever has it.
+        for len in [1, Record::MAX_INLINE] {
+            node.call(&["FLUSHALL"]);
+            let (record, retention) = (record(1, len), STEP);
+            let kept = Op::TopUp { record, retention };
+            send(&mut node, &command(1, INTENTS, kept), None).unwrap();
+            send(&mut node, &command(1, INTENTS, op.clone()), None).unwrap();
+        }
+        node.call(&["FLUSHALL"]);
+    }
+}
+
+/// Somebody's lock is replaced by something else: what is ours is still given back.
+#[test]
+fn an_intent_is_given_back_although_the_lock_is_no_lock_any_more() {
+    let mut node = start_node();
+    for (record_it, reply) in [(false, "released"), (true, "done: head")] {
+        node.call(&["FLUSHALL"]);
+        send(&mut node, &acquire(1), None).unwrap();
+        node.put_foreign(&name_of("lock"), "list");
+        let op = if record_it { keep(1) } else { Op::Release };
+        let command = command(1, INTENTS, op);
+        let answer = send(&mut node, &command, None).unwrap();
+        assert_eq!(kind(&command.op, &answer), reply);
+        assert!(!node.server.exists(&name_of("intent")), "{reply}");
+    }
+}
+
+#[test]
+fn a_node_that_lost_its_memory_locks_nothing_but_gives_back_and_keeps_records() {
+    let mut pair = Pair::new();
+    for intents in [None, INTENTS] {
+        for lost in [false, true] {
+            pair.forget();
+            let random = OwnerToken::from_random([9; 16]);
+            let known = pair.store.admit(&random, "run", Duration::ZERO);
+            pair.node.call(&["SET", GENERATION, known.as_str()]);
+            let mut ask = |op| pair.ask_in(&known, &command(1, intents, op), "guarded");
+            assert!(matches!(ask(acquire(1).op), Reply::Granted(_)));
+            assert!(matches!(ask(confirm(9)), Reply::At(_)));
+            if lost {
+                pair.forget();
+            }
+            let mut seen = Vec::new();
+            for op in all_ops(1) {
+                let command = command(1, intents, op);
+                let reply = pair.ask_in(&known, &command, "after that");
+                seen.push((kind(&command.op, &reply), reply == Reply::Amnesia));
+            }
+            let amnesia: Vec<bool> = seen.iter().map(|(_, amnesia)| *amnesia).collect();
+            // Acquire and confirm; then release, release-executed, record, top-up, look and fetch.
+            let expected = [lost, lost, false, false, false, false, false, false];
+            assert_eq!(amnesia, expected, "{seen:?}");
+        }
+    }
+    // Neither a record that is there is told before the memory is known to be the one that was seen.
+    pair.forget();
+    let topped = command(1, None, all_ops(1)[5].clone());
+    pair.ask(&topped, "top up");
+    let known = Generation::parse("r:1:1:run").unwrap();
+    assert_eq!(pair.ask_in(&known, &acquire(2), "recorded"), Reply::Amnesia);
+}
+
+#[test]
+fn a_node_that_is_out_of_memory_keeps_no_record_and_half_of_nothing() {
+    let mut node = start_node();
+    let full = |node: &mut ScriptNode, full: bool| {
+        let limit = if full { "1" } else { "0" };
+        node.call(&["CONFIG", "SET", "maxmemory", limit]);
+    };
+    node.call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    full(&mut node, true);
+    let refused = |reply: Result<Reply, String>| {
+        let error = reply.unwrap_err();
+        assert!(error.contains("OOM"), "{error}");
+    };
+    let ask = |node: &mut ScriptNode, id, op| send(node, &command(id, INTENTS, op), None);
+    refused(ask(&mut node, 1, acquire(1).op));
+    refused(ask(&mut node, 1, all_ops(1)[5].clone()));
+    assert_eq!(node.server.keys("*"), [""; 0]);
+    full(&mut node, false);
+    ask(&mut node, 1, acquire(1).op).unwrap();
+    full(&mut node, true);
+    let before = ROLES.map(|role| node.dump(&name_of(role)));
+    refused(ask(&mut node, 1, keep(1)));
+    refused(ask(&mut node, 1, confirm(900)));
+    assert_eq!(ROLES.map(|role| node.dump(&name_of(role))), before);
+    // What needs no memory goes on: the lock that is held, and what it leaves.
+    assert_eq!(ask(&mut node, 1, acquire(1).op), Ok(Reply::Granted(7)));
+    assert_eq!(ask(&mut node, 1, confirm(7)), Ok(Reply::At(7)));
+    assert_eq!(ask(&mut node, 1, Op::Look), Ok(Reply::NotDone));
+    full(&mut node, false);
+    ask(&mut node, 1, keep(1)).unwrap();
+    full(&mut node, true);
+    for op in [Op::Look, acquire(2).op, keep(2), all_ops(2)[5].clone()] {
+        let reply = ask(&mut node, 2, op.clone());
+        assert!(matches!(reply, Ok(Reply::Done { .. })), "{op:?}: {reply:?}");
+    }
+}
+
+/// Were a script to die half-way: no lock without its fence and its intent, and no free key of which
+/// the record is not there yet.
+#[test]
+fn scripts_write_first_what_the_rest_relies_on() {
+    let mut node = start_node();
+    let log = MonitorLog::start(&node.server);
+    send(&mut node, &acquire(1), None).unwrap();
+    send(&mut node, &command(1, INTENTS, keep(1)), None).unwrap();
+    let lines = log.lines();
+    let mut written = Vec::new();
+    for line in lines.iter().filter(|line| line.contains(" lua] ")) {
+        let command = line.split(" lua] ").nth(1).unwrap().replace('"', "");
+        let mut words = command.split(' ');
+        let (verb, key) = (words.next().unwrap(), words.next().unwrap());
+        if ["set", "del"].contains(&verb.to_lowercase().as_str()) {
+            let role = ROLES.into_iter().find(|role| name_of(role) == key).unwrap();
+            written.push(format!("{} {role}", verb.to_lowercase()));
+        }
+    }
+    let expected = [
+        "set fence",
+        "set intent",
+        "set lock",
+        "set record",
+        "del lock",
+        "del intent",
+    ];
+    assert_eq!(written, expected);
+}
+
+#[test]
+fn ten_thousand_records_of_a_kibibyte_are_kept_in_little_memory_and_forgotten_in_time() {
+    let mut node = start_node();
+    let memory = |node: &mut ScriptNode| {
+        let info = node.call(&["INFO", "memory"]);
+        let info = info.as_str().unwrap();
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("used_memory:"));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    let before = memory(&mut node);
+    for number in 0..RECORDED {
+        let of = |op| Command {
+            names: [named(&format!("order-{number:08}"), INTENTS)].into(),
+            owner: owner(1),
+            op,
+        };
+        send(&mut node, &of(acquire(1).op), None).unwrap();
+        let (record, retention) = (record(1, 1024), STEP * 864);
+        send(&mut node, &of(Op::Record { record, retention }), None).unwrap();
+    }
+    // The record and the fence.
+    assert_eq!(node.call(&["DBSIZE"]).as_int(), Some(2 * RECORDED));
+    let each = (memory(&mut node) - before) / RECORDED.unsigned_abs();
+    println!("{RECORDED} records of 1 KiB: {each} bytes each with their fences");
+    assert!(each < 3 * 1024, "{each} bytes each");
+    let soon = "local keys = redis.call('KEYS', '*')
+        for i = 1, #keys do
+          if redis.call('PTTL', keys[i]) > 100 then redis.call('PEXPIRE', keys[i], 100) end
+        end
+        return #keys";
+    node.call(&["EVAL", soon, "0"]);
+    let deadline = Deadline::after(Duration::from_secs(15));
+    // Nobody asks for them: the server forgets them by itself.
+    while node.call(&["DBSIZE"]).as_int() != Some(0) {
+        assert!(deadline.pause(), "records are there for ever");
+    }
+    let left = memory(&mut node).saturating_sub(before);
+    println!("left after that: {left} bytes");
+    assert!(left < 4 * 1024 * 1024, "{left} bytes are left");
+}
+
+const RECORDED: i64 = 10_000;

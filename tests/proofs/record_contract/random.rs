@@ -1,0 +1,117 @@
+//! Random requests, with time that passes: both nodes answer the same.
+
+use std::collections::BTreeSet;
+
+use tower_redlock::FencingToken;
+use tower_redlock::protocol::Record;
+use tower_redlock::protocol::message::{Op, Reply};
+
+use crate::record_contract::pair::Pair;
+use crate::record_contract::wire::{PLAIN, STEP, command, kind, record};
+use crate::support::Random;
+
+#[test]
+fn random_requests_without_intents_get_the_answers_of_the_reference() {
+    let seen = compare(1, 1, &[None]);
+    assert_eq!(seen, BTreeSet::from(ALWAYS));
+}
+
+#[test]
+fn random_requests_with_intents_get_the_answers_of_the_reference() {
+    let seen = compare(2, 1_763_659_999_000_003, &[Some(15)]);
+    let expected = ALWAYS.into_iter().chain(["intended"]);
+    assert_eq!(seen, expected.collect());
+}
+
+/// Clients that want intents beside such that do not, and fences that are at their end.
+#[test]
+fn random_requests_at_the_end_of_the_numbers_get_the_answers_of_the_reference() {
+    let seen = compare(
+        3,
+        FencingToken::MAX.as_u64() - 60,
+        &[None, Some(5), Some(40)],
+    );
+    let expected = ALWAYS.into_iter().chain(["intended", "overflow"]);
+    assert_eq!(seen, expected.collect());
+}
+
+/// Sends random requests of several owners for one key to both nodes, and lets time pass on both.
+/// Returns what kinds of answers came. `intents` are the choices of how many steps intents live.
+fn compare(seed: u64, first_number: u64, intents: &[Option<u32>]) -> BTreeSet<&'static str> {
+    let (mut pair, mut random) = (Pair::new(), Random(seed));
+    let mut seen = BTreeSet::new();
+    for round in 0..4 {
+        pair.forget();
+        let mut last_number = first_number;
+        for step in 0..400 {
+            let what = format!("seed {seed}, round {round}, step {step}");
+            let id = random.one_of(&[1, 2, 3, PLAIN]);
+            let intent = random.one_of(intents).map(|steps| STEP * steps);
+            let number = match random.below(8) {
+                0 => 1,
+                1 => last_number + random.below(50),
+                _ => (last_number + random.below(4)).saturating_sub(1).max(1),
+            };
+            let mut steps =
+                |from: u64, to: u64| STEP * u32::try_from(from + random.below(to - from)).unwrap();
+            // A fence outlives the locks under it.
+            let (ttl, fence, retention) = (steps(1, 10), steps(10, 15), steps(1, 20));
+            let some_record = random.one_of(&RECORDS);
+            let record = record(id, some_record);
+            let op = match random.below(20) {
+                0..6 => Op::Acquire {
+                    proposal: Some(number),
+                    ttl,
+                    retention: fence,
+                },
+                6..9 => Op::Confirm {
+                    // What is confirmed is never beyond what nodes grant.
+                    token: Some(number.min(FencingToken::MAX.as_u64())),
+                    ttl,
+                    retention: fence,
+                },
+                9..11 => Op::Release,
+                11 => Op::ReleaseExecuted,
+                12..14 => Op::Record { record, retention },
+                14 => Op::TopUp { record, retention },
+                15 => Op::Look,
+                16 => Op::Fetch,
+                _ => {
+                    pair.pass(STEP * u32::try_from(1 + random.below(6)).unwrap());
+                    continue;
+                }
+            };
+            let command = command(id, intent, op);
+            let reply = pair.ask(&command, &what);
+            if let Reply::Granted(number) | Reply::At(number) = reply {
+                last_number = number;
+            }
+            seen.insert(kind(&command.op, &reply));
+        }
+    }
+    seen
+}
+
+/// How many bytes a record has behind its head: as little as there may be, the most that is answered as a
+/// whole, one more, and much.
+const RECORDS: [usize; 4] = [
+    1,
+    Record::MAX_INLINE - Record::HEAD,
+    Record::MAX_INLINE - Record::HEAD + 1,
+    64 * 1024,
+];
+
+/// The answers that every run of random requests has.
+const ALWAYS: [&str; 11] = [
+    "granted",
+    "held",
+    "held for somebody",
+    "at",
+    "lost to confirm",
+    "lost to record",
+    "released",
+    "done: whole",
+    "done: head",
+    "whole",
+    "not done",
+];

@@ -1,0 +1,275 @@
+//! Contention over several processes and real nodes: one winner, an honest answer for the others,
+//! and no lost update.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::routing::post;
+use futures_util::future::join_all;
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tower_redlock::{Redlock, RedlockLayer, RestartGuard, key};
+
+use crate::support::http::{self, Client, Response};
+use crate::support::{ChildProcess, Cluster, example_path, free_port};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a withdrawal thinks; longer than eight requests are apart on a busy machine.
+const HOLD: Duration = Duration::from_millis(100);
+
+/// The tests of this file keep a machine busy each; side by side, nodes would miss their timeout.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// Starts two `quickstart` processes that share the nodes of a cluster.
+fn two_servers(cluster: &Cluster) -> [(ChildProcess, SocketAddr); 2] {
+    let urls = cluster.urls().join(",");
+    [(), ()].map(|()| {
+        let listen = format!("127.0.0.1:{}", free_port());
+        let envs = [
+            ("LISTEN", listen.as_str()),
+            ("REDLOCK_URLS", urls.as_str()),
+            ("REDLOCK_RESTART_GUARD", "off"),
+        ];
+        let server = ChildProcess::start(example_path("quickstart"), &[], &envs);
+        server.wait_for_line("Ctrl-C stops it", PATIENCE);
+        (server, listen.parse().expect("it is an address"))
+    })
+}
+
+/// Four withdrawals at each of two servers, all at once, on kept connections.
+async fn eight_at_once(clients: &mut [Client], path: impl Fn(usize) -> String) -> Vec<Response> {
+    let requests = clients.iter_mut().enumerate();
+    let requests = requests.map(|(i, client)| {
+        let path = path(i);
+        async move { client.request("POST", &path, &[], b"").await }
+    });
+    join_all(requests).await
+}
+
+async fn eight_clients(servers: &[(ChildProcess, SocketAddr)]) -> Vec<Client> {
+    let servers = servers.iter().cycle().take(8);
+    join_all(servers.map(|(_, addr)| Client::connect(*addr))).await
+}
+
+fn assert_honest_refusal(refusal: &Response, account: &str, nodes: &[String]) {
+    assert_eq!(refusal.status, 423);
+    let retry_after = refusal
+        .header("retry-after")
+        .expect("it says when to retry");
+    assert!(retry_after.parse::<u64>().is_ok_and(|seconds| seconds >= 1));
+    assert_eq!(
+        refusal.header("content-type"),
+        Some("application/problem+json")
+    );
+    assert_eq!(refusal.json()["code"], "lock-contended");
+    let text = refusal.text();
+    assert!(!text.contains(account), "it repeats the key: {text}");
+    for node in nodes {
+        let address = node.trim_start_matches("redis://");
+        assert!(!text.contains(address), "it names a node: {text}");
+    }
+    // Owner tokens are 32 hexadecimal digits.
+    let longest = text
+        .split(|c: char| !c.is_ascii_hexdigit())
+        .map(str::len)
+        .max();
+    assert!(longest < Some(32), "it shows an owner token: {text}");
+}
+
+#[tokio::test]
+async fn of_eight_simultaneous_withdrawals_over_two_servers_one_wins() {
+    let _alone = ALONE.lock().await;
+    let cluster = Cluster::start(3);
+    let servers = two_servers(&cluster);
+    let mut clients = eight_clients(&servers).await;
+    let account = "account-no-4711";
+    let path = format!(
+        "/accounts/{account}/withdraw?amount=0&hold_ms={}",
+        HOLD.as_millis()
+    );
+    // Opens the connections to the nodes.
+    for client in &mut clients {
+        client
+            .request(
+                "POST",
+                "/accounts/warm/withdraw?amount=0&hold_ms=0",
+                &[],
+                b"",
+            )
+            .await;
+    }
+    let (mut not_one_winner, mut void) = (0, 0);
+    for round in 0..100 {
+        let began = Instant::now();
+        let responses = eight_at_once(&mut clients, |_| path.clone()).await;
+        let won = responses.iter().filter(|response| response.status == 200);
+        let won = u32::try_from(won.count()).expect("eight at most");
+        // A request that comes late finds the lock free again: side by side they cannot have been.
+        let elapsed = began.elapsed();
+        assert!(
+            won <= 1 || elapsed >= won * HOLD,
+            "round {round}: {won} held it at once"
+        );
+        // The servers have the default node timeout, which a machine that stands still may miss.
+        let (slow, answered): (Vec<_>, Vec<_>) = responses.iter().partition(|r| r.status == 503);
+        for refusal in &slow {
+            assert_eq!(refusal.json()["code"], "lock-unavailable");
+        }
+        void += u32::from(!slow.is_empty());
+        not_one_winner += u32::from(slow.is_empty() && won != 1);
+        for refusal in answered.iter().filter(|response| response.status != 200) {
+            assert_honest_refusal(refusal, account, &cluster.urls());
+        }
+    }
+    println!("rounds in which nodes were too slow: {void} of 100");
+    assert!(void <= 10, "the machine is too slow");
+    println!("rounds without exactly one winner: {not_one_winner} of 100");
+    assert!(not_one_winner <= 1);
+    cluster.wait_until_free(Duration::from_secs(2)).await;
+}
+
+#[tokio::test]
+async fn different_accounts_never_contend() {
+    let _alone = ALONE.lock().await;
+    let cluster = Cluster::start(3);
+    let servers = two_servers(&cluster);
+    let mut clients = eight_clients(&servers).await;
+    for _ in 0..25 {
+        let path = |i| format!("/accounts/{i}/withdraw?amount=0&hold_ms=10");
+        for response in eight_at_once(&mut clients, path).await {
+            assert_eq!(response.status, 200, "{}", response.text());
+        }
+    }
+}
+
+const ACCOUNTS: usize = 10;
+const CLIENTS: usize = 1_000;
+
+#[derive(Default)]
+struct Bank {
+    withdrawn: std::sync::Mutex<HashMap<String, usize>>,
+    inside: [AtomicUsize; ACCOUNTS],
+    overlaps: AtomicUsize,
+}
+
+/// Reads, lets others run, and writes: loses updates unless it is alone with its account.
+async fn withdraw(State(bank): State<Arc<Bank>>, Path(account): Path<String>) {
+    let index: usize = account.parse().expect("accounts are numbers");
+    if bank.inside[index].fetch_add(1, Ordering::SeqCst) > 0 {
+        bank.overlaps.fetch_add(1, Ordering::SeqCst);
+    }
+    let read = || {
+        bank.withdrawn
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    };
+    let before = read().get(&account).copied().unwrap_or(0);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    read().insert(account, before + 1);
+    bank.inside[index].fetch_sub(1, Ordering::SeqCst);
+}
+
+/// A server of its own over a Redlock of its own, as another process would have.
+async fn bank_server(bank: &Arc<Bank>, redlock: Option<Redlock>) -> SocketAddr {
+    let mut app = Router::new()
+        .route("/accounts/{id}/withdraw", post(withdraw))
+        .with_state(Arc::clone(bank));
+    if let Some(redlock) = redlock {
+        app = app.route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))));
+    }
+    let listener = TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port is free");
+    let addr = listener.local_addr().expect("it listens");
+    tokio::spawn(axum::serve(listener, app).into_future());
+    addr
+}
+
+/// Withdraws once for every client, retrying while refused, and returns what the bank counted.
+async fn thousand_withdrawals(locked: bool) -> Arc<Bank> {
+    let cluster = Cluster::start(5);
+    let bank = Arc::<Bank>::default();
+    let mut servers = Vec::new();
+    for _ in 0..2 {
+        let redlock = Redlock::builder()
+            .urls(cluster.urls())
+            .restart_guard(RestartGuard::Off)
+            .build()
+            .expect("the settings are valid");
+        servers.push(bank_server(&bank, locked.then_some(redlock)).await);
+    }
+    let clients = (0..CLIENTS).map(|i| {
+        let (addr, path) = (
+            servers[i % 2],
+            format!("/accounts/{}/withdraw", i % ACCOUNTS),
+        );
+        tokio::spawn(async move {
+            let mut client = Client::connect(addr).await;
+            for attempt in 0..2_000_u64 {
+                let response = client.request("POST", &path, &[], b"").await;
+                match response.status {
+                    200 => return,
+                    423 | 503 => {
+                        // Apart from each other: neither in step nor for ever.
+                        let pause = 5 + (i as u64 * 7 + attempt * 13) % 50;
+                        tokio::time::sleep(Duration::from_millis(pause)).await;
+                    }
+                    status => panic!("{status}: {}", response.text()),
+                }
+            }
+            panic!("client {i} never got its turn");
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.expect("every client withdraws");
+    }
+    cluster.wait_until_free(Duration::from_secs(2)).await;
+    bank
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_clients_withdraw_exactly_once_each() {
+    let _alone = ALONE.lock().await;
+    let bank = thousand_withdrawals(true).await;
+    assert_eq!(bank.overlaps.load(Ordering::SeqCst), 0);
+    let withdrawn = bank.withdrawn.lock().unwrap();
+    for account in 0..ACCOUNTS {
+        assert_eq!(withdrawn[&account.to_string()], CLIENTS / ACCOUNTS);
+    }
+}
+
+/// The same run without the layer: so the test above can fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_layer_the_same_run_loses_updates() {
+    let _alone = ALONE.lock().await;
+    let bank = thousand_withdrawals(false).await;
+    let withdrawn = bank.withdrawn.lock().unwrap();
+    assert!(withdrawn.values().sum::<usize>() < CLIENTS);
+    assert!(bank.overlaps.load(Ordering::SeqCst) > 0);
+}
+
+/// A key that only one of several routes asks for is that route's own.
+#[tokio::test]
+async fn a_withdrawal_does_not_lock_the_balance() {
+    let _alone = ALONE.lock().await;
+    let cluster = Cluster::start(3);
+    let servers = two_servers(&cluster);
+    let addr = servers[0].1;
+    let withdrawal = tokio::spawn(async move {
+        http::request(addr, "POST", "/accounts/a/withdraw?hold_ms=300", &[], b"").await
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(
+        http::request(addr, "GET", "/accounts/a", &[], b"")
+            .await
+            .status,
+        200
+    );
+    assert_eq!(withdrawal.await.unwrap().status, 200);
+}

@@ -1,0 +1,243 @@
+//! The harness itself: a test that trusts a server or a proxy wants them to do what they say.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout};
+
+use crate::support::{
+    ChildProcess, Cluster, Deadline, MonitorLog, Proxy, RedisServer, Reply, free_port, http,
+};
+
+#[test]
+fn a_server_answers_and_loses_its_memory_when_it_is_restarted() {
+    let mut server = RedisServer::start();
+    assert_eq!(server.command(&["SET", "k", "v"]).as_str(), Some("OK"));
+    assert_eq!(
+        server.command(&["GET", "k"]),
+        Reply::Bulk(Some(b"v".to_vec()))
+    );
+    assert_eq!(server.command(&["INCR", "n"]).as_int(), Some(1));
+    assert!(server.command(&["GET", "missing"]).is_nil());
+    assert!(matches!(server.command(&["NOPE"]), Reply::Error(_)));
+    assert_eq!(server.keys("*"), ["k", "n"]);
+    assert_eq!(server.call_counts()["set"], 1);
+
+    let port = server.port();
+    server.kill();
+    assert!(server.try_command(&["PING"]).is_err());
+    server.restart();
+    assert_eq!(server.port(), port);
+    assert!(!server.exists("k"));
+    assert!(!server.call_counts().contains_key("set"));
+}
+
+#[test]
+fn a_stopped_server_answers_once_it_continues() {
+    let server = RedisServer::start();
+    server.stop();
+    assert!(!server.is_running());
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| server.command(&["PING"]));
+        let deadline = Deadline::after(Duration::from_millis(100));
+        while deadline.pause() {}
+        assert!(!answer.is_finished());
+        server.cont();
+        assert_eq!(answer.join().unwrap().as_str(), Some("PONG"));
+    });
+}
+
+#[test]
+fn a_dropped_server_leaves_no_process_and_a_stopped_one_neither() {
+    for stopped in [false, true] {
+        let server = RedisServer::start();
+        let pid = i32::try_from(server.pid()).unwrap();
+        if stopped {
+            server.stop();
+        }
+        drop(server);
+        let gone = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), None);
+        assert_eq!(gone, Err(nix::errno::Errno::ESRCH));
+    }
+}
+
+#[test]
+fn a_monitor_has_seen_every_answered_command() {
+    let server = RedisServer::start();
+    let monitor = MonitorLog::start(&server);
+    for n in 0..20 {
+        server.command(&["SET", "k", &n.to_string()]);
+        let lines = monitor.lines();
+        assert_eq!(lines.len(), n + 1, "{lines:#?}");
+        assert!(lines[n].ends_with(&format!(r#""SET" "k" "{n}""#)));
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_shows_its_locks_but_not_its_fences() {
+    let mut cluster = Cluster::start(3);
+    cluster.servers[0].command(&["SET", "redlock:{a}:fence", "1"]);
+    cluster.servers[1].command(&["SET", "redlock:fence:a", "1"]);
+    cluster.wait_until_free(Duration::ZERO).await;
+    cluster.servers[2].command(&["SET", "redlock:{a}", "v", "PX", "100"]);
+    assert_eq!(cluster.lock_keys(), ["redlock:{a}"]);
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+    cluster.servers[2].kill();
+    cluster.servers[1].stop();
+    assert_eq!(cluster.lock_keys(), [""; 0]);
+    assert_eq!(cluster.urls().len(), 3);
+}
+
+#[tokio::test]
+async fn a_proxy_passes_delays_and_passes_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    let delay = Duration::from_millis(300);
+    assert!(ping(&mut client).await.unwrap() < delay);
+    proxy.delay(delay);
+    let took = ping(&mut client).await.unwrap();
+    assert!((delay..2 * delay).contains(&took), "{took:?}");
+
+    // Requests are not delayed, and answers wait side by side.
+    let begin = Instant::now();
+    for _ in 0..3 {
+        client.write_all(b"PING\r\n").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    while server.call_counts()["ping"] < 5 {
+        assert!(begin.elapsed() < delay, "{:?}", server.call_counts());
+    }
+    let mut answers = [0; 3 * PONG.len()];
+    client.read_exact(&mut answers).await.unwrap();
+    let took = begin.elapsed();
+    assert!((delay..2 * delay).contains(&took), "{took:?}");
+
+    proxy.pass();
+    assert!(ping(&mut client).await.unwrap() < delay);
+    assert_eq!(proxy.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_black_hole_is_silent_for_ever_on_connections_that_it_robbed() {
+    let mut server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let mut robbed = TcpStream::connect(proxy.addr()).await.unwrap();
+    let mut idle = TcpStream::connect(proxy.addr()).await.unwrap();
+    ping(&mut robbed).await.unwrap();
+    ping(&mut idle).await.unwrap();
+
+    proxy.black_hole();
+    let mut during = TcpStream::connect(proxy.addr()).await.unwrap();
+    for client in [&mut robbed, &mut during] {
+        let silence = timeout(Duration::from_millis(100), ping(client)).await;
+        assert!(silence.is_err(), "{silence:?}");
+    }
+
+    proxy.pass();
+    ping(&mut idle).await.unwrap();
+    ping(&mut TcpStream::connect(proxy.addr()).await.unwrap())
+        .await
+        .unwrap();
+    for client in [&mut robbed, &mut during] {
+        let silence = timeout(Duration::from_millis(100), ping(client)).await;
+        assert!(silence.is_err(), "{silence:?}");
+    }
+    assert_eq!(server.call_counts()["ping"], 4);
+
+    // Not even the end of the stream comes through.
+    server.kill();
+    assert_eq!(
+        ping(&mut idle).await.unwrap_err().kind(),
+        ErrorKind::UnexpectedEof
+    );
+    let silence = timeout(Duration::from_millis(50), robbed.read_u8()).await;
+    assert!(silence.is_err(), "{silence:?}");
+}
+
+#[tokio::test]
+async fn a_cut_closes_everything_until_it_passes_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    ping(&mut client).await.unwrap();
+
+    // Too short to be seen as a mode, and still no connection outlives it.
+    proxy.cut();
+    proxy.pass();
+    assert!(ping(&mut client).await.is_err());
+
+    proxy.cut();
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    assert!(ping(&mut client).await.is_err());
+    proxy.pass();
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    ping(&mut client).await.unwrap();
+
+    drop(proxy);
+    assert!(ping(&mut client).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_paused_clock_does_not_touch_the_proxy() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    proxy.delay(Duration::from_millis(50));
+    let begin = Deadline::after(Duration::from_millis(50));
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    ping(&mut client).await.unwrap();
+    assert!(begin.is_over());
+}
+
+#[test]
+fn a_child_process_tells_what_it_says_and_how_it_ends() {
+    let script = r#"echo "hello $NAME"; echo oops >&2; echo last; exit 3"#;
+    let mut child = ChildProcess::start("/bin/sh", &["-c", script], &[("NAME", "you")]);
+    let patience = Duration::from_secs(5);
+    assert_eq!(child.wait_for_line("hello", patience), "hello you");
+    assert_eq!(child.wait(patience).code(), Some(3));
+    assert_eq!(child.stdout(), "hello you\nlast");
+    assert_eq!(child.stderr(), "oops");
+
+    let mut child = ChildProcess::start("/bin/sh", &["-c", "exec sleep 60"], &[]);
+    child.signal(Signal::SIGTERM);
+    assert_eq!(child.wait(patience).code(), None);
+}
+
+#[tokio::test]
+async fn the_http_client_shows_what_is_on_the_wire() {
+    let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut seen = vec![0; 4096];
+        let length = stream.read(&mut seen).await.unwrap();
+        let response =
+            b"HTTP/1.1 423 Locked\r\nRetry-After: 1\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
+        stream.write_all(response).await.unwrap();
+        seen.truncate(length);
+        String::from_utf8(seen).unwrap()
+    });
+    let response = http::request(addr, "POST", "/x", &[("x-user", "ann")], b"hi").await;
+    assert_eq!(response.status, 423);
+    assert_eq!(response.header("Retry-After"), Some("1"));
+    assert_eq!(response.json()["a"], 1);
+    let seen = server.await.unwrap();
+    assert!(seen.starts_with("POST /x HTTP/1.1\r\n"), "{seen}");
+    assert!(seen.contains("x-user: ann\r\n") && seen.ends_with("\r\n\r\nhi"));
+}
+
+/// Sends a PING, expects a PONG and returns how long that took.
+async fn ping(client: &mut TcpStream) -> std::io::Result<Duration> {
+    let begin = Instant::now();
+    client.write_all(b"PING\r\n").await?;
+    let mut answer = [0; PONG.len()];
+    client.read_exact(&mut answer).await?;
+    assert_eq!(answer, *PONG);
+    Ok(begin.elapsed())
+}
+
+const PONG: &[u8; 7] = b"+PONG\r\n";

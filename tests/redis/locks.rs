@@ -1,0 +1,275 @@
+//! Locks over real Redis nodes, without any HTTP.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tower_redlock::{
+    LockError, LockKey, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
+};
+
+use crate::support::{Cluster, Proxy, RedisServer};
+
+fn builder(cluster: &Cluster) -> RedlockBuilder {
+    Redlock::builder()
+        // Not what is tested: a busy machine may be slow.
+        .node_timeout(Duration::from_millis(500))
+        .urls(cluster.urls())
+        .restart_guard(RestartGuard::Off)
+}
+
+fn redlock(cluster: &Cluster) -> Redlock {
+    builder(cluster).build().expect("the settings are valid")
+}
+
+#[tokio::test]
+async fn a_lock_excludes_others_until_it_is_released() {
+    let cluster = Cluster::start(3);
+    for fencing in [true, false] {
+        let ours = builder(&cluster).fencing(fencing).build().unwrap();
+        let theirs = builder(&cluster).fencing(fencing).build().unwrap();
+        for keys in [vec!["a"], vec!["a", "b"]] {
+            let guard = ours.lock_all(keys.clone()).await.unwrap();
+            assert_eq!(guard.fencing_token().is_some(), fencing);
+            let refused = theirs.try_lock("a").await.unwrap_err();
+            assert!(
+                matches!(refused, LockError::Contended { .. }),
+                "{refused:?}"
+            );
+            guard.extend(Duration::from_secs(9)).await.unwrap();
+            assert_eq!(guard.release().await, Ok(Released::Freed));
+            theirs.try_lock("a").await.unwrap().release().await.unwrap();
+        }
+    }
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+}
+
+#[tokio::test]
+async fn a_refusal_says_how_long_the_lock_lives() {
+    let cluster = Cluster::start(3);
+    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
+    let _guard = ours.lock("k").ttl(Duration::from_secs(7)).await.unwrap();
+    let Err(LockError::Contended { retry_after }) = theirs.try_lock("k").await else {
+        panic!("it is held");
+    };
+    let left = retry_after.unwrap();
+    assert!(
+        left > Duration::from_secs(5) && left <= Duration::from_secs(7),
+        "{left:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contenders_over_five_nodes_exclude_each_other_and_their_tokens_increase() {
+    let cluster = Cluster::start(5);
+    let inside = Arc::new(AtomicUsize::new(0));
+    let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let contenders = (0..3).map(|_| {
+        let redlock = redlock(&cluster);
+        let (inside, tokens) = (Arc::clone(&inside), Arc::clone(&tokens));
+        tokio::spawn(async move {
+            for _ in 0..30 {
+                let guard = redlock
+                    .lock("k")
+                    .wait(Duration::from_secs(20))
+                    .await
+                    .unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                tokens.lock().unwrap().push(guard.fencing_token().unwrap());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+        })
+    });
+    for contender in contenders.collect::<Vec<_>>() {
+        contender.await.unwrap();
+    }
+    let tokens = tokens.lock().unwrap();
+    assert_eq!(tokens.len(), 90);
+    assert!(
+        tokens.is_sorted_by(|earlier, later| earlier < later),
+        "{tokens:?}"
+    );
+}
+
+#[tokio::test]
+async fn dropped_guards_leave_no_key() {
+    let cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    for i in 0..200 {
+        drop(redlock.lock(("key", i.to_string())).await.unwrap());
+    }
+    cluster.wait_until_free(Duration::from_secs(2)).await;
+}
+
+#[tokio::test]
+async fn a_node_whose_key_is_of_another_type_does_not_vote() {
+    let cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    for taken in ["redlock:{k}", "redlock:{k}:fence"] {
+        let list = |server: usize| {
+            cluster.servers[server].command(&["DEL", taken]);
+            cluster.servers[server].command(&["RPUSH", taken, "mine"]);
+        };
+        list(0);
+        redlock
+            .try_lock("k")
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        redlock
+            .lock_all(["k", "l"])
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        list(1);
+        let refused = redlock.try_lock("k").await.unwrap_err();
+        let LockError::Unavailable { nodes, .. } = &refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(nodes.len(), 2, "{refused}");
+        let is_refusal = |node: &NodeFailure| matches!(node, NodeFailure::Refused { .. });
+        assert!(nodes.iter().all(is_refusal), "{refused}");
+        for server in &cluster.servers[..2] {
+            assert_eq!(
+                server.command(&["LLEN", taken]).as_int(),
+                Some(1),
+                "overwritten"
+            );
+            server.command(&["DEL", taken, "redlock:{k}", "redlock:{k}:fence"]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn keys_may_be_any_bytes_of_any_length() {
+    let cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    let odd: Vec<LockKey> = vec![
+        LockKey::from("with a \0 and a \r\n and a }"),
+        LockKey::from(vec![0xff_u8, 0xfe]),
+        LockKey::from("x".repeat(1 << 20)),
+    ];
+    for key in odd {
+        let guard = redlock.lock(key.clone()).await.unwrap();
+        assert!(matches!(
+            redlock.try_lock(key).await,
+            Err(LockError::Contended { .. })
+        ));
+        guard.release().await.unwrap();
+    }
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+}
+
+/// Two commands a node and lock; what scripts call inside, connecting and probing apart.
+#[tokio::test]
+async fn an_uncontended_lock_sends_two_commands_to_every_node() {
+    const LOCKS: u64 = 50;
+    for nodes in [1, 3, 5] {
+        for fencing in [true, false] {
+            let cluster = Cluster::start(nodes);
+            let redlock = builder(&cluster).fencing(fencing).build().unwrap();
+            // Opens all connections, the slowest too.
+            assert_eq!(redlock.health().await.up(), nodes);
+            for server in &cluster.servers {
+                server.command(&["CONFIG", "RESETSTAT"]);
+            }
+            for i in 0..LOCKS {
+                let guard = redlock.lock(("key", i.to_string())).await.unwrap();
+                // So that the slowest has been asked too: after a decision nobody is.
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                guard.release().await.unwrap();
+            }
+            cluster.wait_until_free(Duration::from_secs(1)).await;
+            for server in &cluster.servers {
+                let counts = server.call_counts();
+                let count = |name: &str| counts.get(name).copied().unwrap_or(0);
+                let (scripts, plain) = (count("evalsha") + count("eval"), count("set"));
+                // With fencing, the SETs are those of the scripts: a lock and a fence each.
+                let by_client = if fencing { scripts } else { scripts + plain };
+                assert_eq!(
+                    by_client,
+                    2 * LOCKS,
+                    "{nodes} nodes, fencing {fencing}: {counts:?}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_votes_again() {
+    let mut cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    redlock.lock("k").await.unwrap().release().await.unwrap();
+    cluster.servers[0].kill();
+    cluster.servers[1].kill();
+    let refused = redlock.try_lock("k").await.unwrap_err();
+    assert!(
+        matches!(refused, LockError::Unavailable { .. }),
+        "{refused:?}"
+    );
+    cluster.servers[0].restart();
+    cluster.servers[1].restart();
+    let back = async {
+        while redlock.try_lock("k").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let back = tokio::time::timeout(Duration::from_secs(2), back).await;
+    back.expect("the nodes are back");
+}
+
+/// What one request set, a later one with a shorter ttl does not shorten; so the release must go out
+/// as long as the longest of them lives.
+#[tokio::test]
+async fn a_lock_that_was_extended_by_less_is_released_on_every_node() {
+    let cluster = Cluster::start(3);
+    let builder = builder(&cluster).renew(false);
+    let redlock = builder.node_timeout(Duration::from_millis(90));
+    let redlock = redlock.build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    guard.extend(Duration::from_millis(100)).await.unwrap();
+    guard.extend(Duration::from_millis(100)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+}
+
+/// Over a slow link a connection takes several round trips, and so does every later one.
+#[tokio::test]
+async fn a_node_over_a_slow_link_is_reached_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    proxy.delay(Duration::from_millis(250));
+    let redlock = Redlock::builder()
+        .url(proxy.url())
+        .node_timeout(Duration::from_secs(1))
+        .connect_timeout(Duration::from_secs(5))
+        .restart_guard(RestartGuard::Off)
+        .build()
+        .unwrap();
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    proxy.cut();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.delay(Duration::from_millis(250));
+    let again = async {
+        while redlock.try_lock("k").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let again = tokio::time::timeout(Duration::from_secs(15), again).await;
+    again.expect("the node is reached again");
+}

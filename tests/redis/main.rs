@@ -1,0 +1,20 @@
+//! Real `redis-server` processes that tests start, stop, kill, flush and slow down.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod combined_faults;
+mod contention;
+mod harness;
+mod locks;
+mod metrics_endpoint;
+mod node_faults;
+mod operating;
+mod other_clients;
+mod release_signals;
+mod restart_guard;
+mod runtimes;
+mod sequential_requests;
+mod server_limits;
+mod sigterm;
+mod wire_order;

@@ -1,0 +1,702 @@
+//! What Prometheus scrapes: numbers that add up with the responses, by names that are documented.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex as StdMutex};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tower_redlock::Redlock;
+
+use crate::support::http::{Client, Response, request};
+use crate::support::{ChildProcess, Cluster, example_path, free_port};
+
+/// Side by side the tests of this file would keep nodes from answering in time, which counts too.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// A running `metrics` example.
+struct Server {
+    addr: SocketAddr,
+    _process: ChildProcess,
+}
+
+impl Server {
+    fn start(cluster: &Cluster, guard: &str) -> Self {
+        let listen = format!("127.0.0.1:{}", free_port());
+        let urls = cluster.urls().join(",");
+        let envs = [
+            ("LISTEN", listen.as_str()),
+            ("REDLOCK_URLS", &urls),
+            ("REDLOCK_RESTART_GUARD", guard),
+        ];
+        let process = ChildProcess::start(example_path("metrics"), &[], &envs);
+        process.wait_for_line("Ctrl-C stops it", PATIENCE);
+        Self {
+            addr: listen.parse().unwrap(),
+            _process: process,
+        }
+    }
+
+    async fn get(&self, path: &str) -> Response {
+        request(self.addr, "GET", path, &[], b"").await
+    }
+
+    async fn post(&self, path: &str) -> Response {
+        request(self.addr, "POST", path, &[], b"").await
+    }
+
+    /// Sends a request whose client goes away when the task is aborted.
+    fn post_beside(&self, path: &'static str) -> JoinHandle<Response> {
+        let addr = self.addr;
+        tokio::spawn(async move { request(addr, "POST", path, &[], b"").await })
+    }
+
+    async fn scrape(&self) -> Scrape {
+        let response = self.get("/metrics").await;
+        assert_eq!(response.status, 200);
+        assert_eq!(
+            response.header("content-type"),
+            Some("text/plain; version=0.0.4")
+        );
+        Scrape::parse(&response.text())
+    }
+
+    /// Scrapes until a condition holds.
+    async fn scrape_until(&self, what: &str, holds: impl Fn(&Scrape) -> bool) -> Scrape {
+        let seen = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let scrape = self.scrape().await;
+                if holds(&scrape) {
+                    return scrape;
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        });
+        match seen.await {
+            Ok(scrape) => scrape,
+            Err(_) => panic!(
+                "not within {PATIENCE:?}: {what}: {:#?}",
+                self.scrape().await
+            ),
+        }
+    }
+
+    /// Asks for the health until it has a status, and returns it.
+    async fn ready_until(&self, status: &str) -> Response {
+        let mut last = None;
+        let seen = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let response = self.get("/healthz").await;
+                if response.json()["status"] == status {
+                    return response;
+                }
+                last = Some(response.text());
+                tokio::time::sleep(POLL).await;
+            }
+        });
+        match seen.await {
+            Ok(response) => response,
+            Err(_) => panic!("not {status} within {PATIENCE:?}: {last:?}"),
+        }
+    }
+}
+
+/// The text that Prometheus gets, taken apart.
+#[derive(Debug)]
+struct Scrape {
+    help: BTreeMap<String, String>,
+    kinds: BTreeMap<String, String>,
+    samples: BTreeMap<(String, Labels), String>,
+}
+
+type Labels = BTreeMap<String, String>;
+
+impl Scrape {
+    fn parse(text: &str) -> Self {
+        let (mut help, mut kinds) = (BTreeMap::new(), BTreeMap::new());
+        let mut samples = BTreeMap::new();
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let about = |start| line.strip_prefix(start)?.split_once(' ');
+            if let Some((name, text)) = about("# HELP ") {
+                help.insert(name.to_owned(), text.to_owned());
+            } else if let Some((name, kind)) = about("# TYPE ") {
+                kinds.insert(name.to_owned(), kind.to_owned());
+            } else {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                let before = samples.insert(series_of(series), value.to_owned());
+                assert_eq!(before, None, "twice: {series}");
+            }
+        }
+        Self {
+            help,
+            kinds,
+            samples,
+        }
+    }
+
+    /// Adds up the whole numbers of a name, of all series that have these labels.
+    fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        self.named(name)
+            .filter(|(own, _)| labels.iter().all(|(label, value)| own[*label] == *value))
+            .map(|(_, value)| value.parse::<u64>().unwrap())
+            .sum()
+    }
+
+    /// Counts by one label; what was never counted is not there.
+    fn by<'a>(&'a self, name: &str, label: &str) -> BTreeMap<&'a str, u64> {
+        let mut counts = BTreeMap::new();
+        for (labels, value) in self.named(name) {
+            *counts.entry(labels[label].as_str()).or_default() += value.parse::<u64>().unwrap();
+        }
+        counts
+    }
+
+    fn named(&self, name: &str) -> impl Iterator<Item = (&Labels, &String)> {
+        let named = self.samples.iter().filter(move |((own, _), _)| own == name);
+        named.map(|((_, labels), value)| (labels, value))
+    }
+
+    /// Names of metrics, as they were described.
+    fn metrics(&self) -> BTreeSet<&str> {
+        self.kinds.keys().map(String::as_str).collect()
+    }
+
+    /// Names with labels, as queries know them; a histogram has three.
+    fn sample_names(&self) -> BTreeSet<&str> {
+        self.samples.keys().map(|(name, _)| name.as_str()).collect()
+    }
+
+    fn labels(&self, name: &str) -> BTreeSet<&str> {
+        let labels = self.named(name).flat_map(|(labels, _)| labels.keys());
+        labels.map(String::as_str).collect()
+    }
+
+    fn label_values(&self, label: &str) -> BTreeSet<&str> {
+        let samples = self.samples.keys();
+        let values = samples.filter_map(|(_, labels)| labels.get(label));
+        values.map(String::as_str).collect()
+    }
+
+    /// Asserts that no counter and no part of a histogram is less than it was.
+    fn assert_grew_from(&self, before: &Self) {
+        let number = |value: &String| value.parse::<f64>().unwrap();
+        for ((name, labels), earlier) in &before.samples {
+            let later = &self.samples[&(name.clone(), labels.clone())];
+            let is_gauge = before.kinds.get(name).is_some_and(|kind| kind == "gauge");
+            assert!(
+                is_gauge || number(later) >= number(earlier),
+                "{name} {labels:?}: {earlier}, then {later}"
+            );
+        }
+    }
+}
+
+fn series_of(series: &str) -> (String, Labels) {
+    let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+    let labels = labels.strip_suffix('}').unwrap().split(',');
+    let labels = labels.filter(|label| !label.is_empty()).map(|label| {
+        let (name, value) = label.split_once('=').unwrap();
+        (name.to_owned(), value.trim_matches('"').to_owned())
+    });
+    (name.to_owned(), labels.collect())
+}
+
+/// What a client knows of its requests.
+#[derive(Default)]
+struct Tally {
+    sent: AtomicU64,
+    answered: AtomicU64,
+    outcomes: StdMutex<BTreeMap<String, u64>>,
+}
+
+impl Tally {
+    fn note(&self, response: &Response) {
+        let outcome = outcome(response);
+        *self.outcomes.lock().unwrap().entry(outcome).or_default() += 1;
+        self.answered.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// What the server must have counted for a response.
+fn outcome(response: &Response) -> String {
+    if response.status == 200 {
+        return "granted".into();
+    }
+    let problem = response.json();
+    match (response.status, problem["code"].as_str()) {
+        (423, Some("lock-contended")) => "contended".into(),
+        // Granted, and lost later.
+        (503, Some("lock-lost")) => "granted".into(),
+        (503, Some(code)) => code.strip_prefix("lock-").unwrap().into(),
+        _ => panic!("{}: {problem}", response.status),
+    }
+}
+
+/// Two processes, because contenders within one and between two are refused in different places.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_numbers_of_a_contended_run_add_up_with_the_responses() {
+    let _alone = ALONE.lock().await;
+    let cluster = Cluster::start(3);
+    let servers = [(); 2].map(|()| (Server::start(&cluster, "off"), Arc::new(Tally::default())));
+    let mut clients = Vec::new();
+    for (number, (server, tally)) in (0..CLIENTS).zip(servers.iter().cycle()) {
+        let (addr, tally) = (server.addr, Arc::clone(tally));
+        clients.push(tokio::spawn(async move {
+            let mut client = Client::connect(addr).await;
+            for round in 0..ROUNDS {
+                let account = (number / 2 + round) % ACCOUNTS;
+                let path = format!("/accounts/{account}/withdraw?hold_ms=40");
+                tally.sent.fetch_add(1, Ordering::SeqCst);
+                tally.note(&client.request("POST", &path, &[], b"").await);
+            }
+        }));
+    }
+
+    let (mut most_held, mut most_waiting) = (0, 0);
+    let mut before = [None, None];
+    while clients.iter().any(|client| !client.is_finished()) {
+        for ((server, tally), before) in servers.iter().zip(&mut before) {
+            let answered = tally.answered.load(Ordering::SeqCst);
+            let now = server.scrape().await;
+            let sent = tally.sent.load(Ordering::SeqCst);
+            let counted = now.count("redlock_acquire_total", &[]);
+            assert!(
+                (answered..=sent).contains(&counted),
+                "{counted} counted, {answered} answered before, {sent} sent by now"
+            );
+            let held = now.count("redlock_held", &[]);
+            assert!(held <= ACCOUNTS, "{held} held");
+            most_held = most_held.max(held);
+            most_waiting = most_waiting.max(now.count("redlock_waiters", &[]));
+            if let Some(before) = before.as_ref() {
+                now.assert_grew_from(before);
+            }
+            *before = Some(now);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    for client in join_all(clients).await {
+        client.unwrap();
+    }
+    assert!(most_held > 0 && most_waiting > 0, "nothing was seen of it");
+
+    let mut all = BTreeMap::<String, u64>::new();
+    for ((server, tally), before) in servers.iter().zip(before) {
+        let scrape = server.scrape().await;
+        scrape.assert_grew_from(&before.unwrap());
+        let outcomes = tally.outcomes.lock().unwrap().clone();
+        let asked: u64 = outcomes.values().sum();
+        assert_eq!(asked, CLIENTS / 2 * ROUNDS);
+        for name in ["redlock_acquire_total", "redlock_acquire_seconds_count"] {
+            let counted = scrape.by(name, "outcome");
+            let counted = counted
+                .into_iter()
+                .map(|(name, count)| (name.into(), count));
+            assert_eq!(counted.collect::<BTreeMap<String, _>>(), outcomes, "{name}");
+        }
+        let of = |outcome| outcomes.get(outcome).copied().unwrap_or_default();
+        assert_eq!(
+            scrape.count("redlock_hold_seconds_count", &[]),
+            of("granted")
+        );
+        // Whoever was refused had waited, and some waited and were not refused.
+        let waited = scrape.count("redlock_wait_seconds_count", &[]);
+        assert!(
+            (of("contended")..=asked).contains(&waited),
+            "{waited} waited"
+        );
+        assert_eq!(scrape.count("redlock_held", &[]), 0);
+        assert_eq!(scrape.count("redlock_waiters", &[]), 0);
+        for (name, _) in scrape.kinds.iter().filter(|(_, kind)| *kind == "histogram") {
+            let all = scrape.count(&format!("{name}_bucket"), &[("le", "+Inf")]);
+            assert_eq!(all, scrape.count(&format!("{name}_count"), &[]), "{name}");
+        }
+        for (outcome, count) in outcomes {
+            *all.entry(outcome).or_default() += count;
+        }
+    }
+    println!("{all:?}, at most {most_held} held and {most_waiting} waiting in one process");
+    for outcome in ["granted", "contended"] {
+        assert!(
+            all.get(outcome) > Some(&10),
+            "not much of a contest: {all:?}"
+        );
+    }
+    cluster.wait_until_free(PATIENCE).await;
+}
+
+/// Makes everything happen that is counted: each assertion is one thing that has happened.
+async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrape {
+    let holder = server.post_beside("/accounts/alice/withdraw?hold_ms=500");
+    let held = |scrape: &Scrape| scrape.count("redlock_held", &[]);
+    server
+        .scrape_until("held", |scrape| held(scrape) == 1)
+        .await;
+    let refused = server.post("/accounts/alice/withdraw").await;
+    assert_eq!((refused.status, holder.await.unwrap().status), (423, 200));
+    let seen = server.scrape().await;
+    let waited = seen.count("redlock_wait_seconds_count", &[]);
+    assert_eq!(waited, 1, "in vain: {seen:#?}");
+
+    let holder = server.post_beside("/reports/7?hold_ms=20000");
+    server
+        .scrape_until("held", |scrape| held(scrape) == 1)
+        .await;
+    let waiting = [(); 3].map(|()| server.post_beside("/reports/7"));
+    let waiters = |scrape: &Scrape| scrape.count("redlock_waiters", &[]);
+    server
+        .scrape_until("waiting", |scrape| waiters(scrape) == 3)
+        .await;
+    let [gone, second, third] = waiting;
+    gone.abort();
+    // One scrape does not read all metrics at one time: what it reads first may be from before.
+    server
+        .scrape_until("gone", |scrape| waiters(scrape) == 2)
+        .await;
+    let seen = server.scrape().await;
+    let reports = seen.count("redlock_acquire_total", &[("resource", "report")]);
+    assert_eq!(reports, 2, "one granted, one abandoned: {seen:#?}");
+    assert_eq!(seen.by("redlock_acquire_total", "outcome")["abandoned"], 1);
+
+    // Somebody deletes the lock on a majority; the next renewal finds out.
+    for key in cluster.lock_keys() {
+        for server in &cluster.servers[..2] {
+            server.command(&["DEL", &key]);
+        }
+    }
+    let lost = holder.await.unwrap();
+    assert_eq!(
+        (lost.status, lost.json()["code"].as_str()),
+        (503, Some("lock-lost"))
+    );
+    assert_eq!(second.await.unwrap().status, 200);
+    assert_eq!(third.await.unwrap().status, 200);
+    let seen = server.scrape().await;
+    assert_eq!(
+        seen.by("redlock_lost_total", "reason"),
+        [("gone", 1)].into()
+    );
+    assert_eq!(
+        seen.count("redlock_wait_seconds_count", &[("resource", "report")]),
+        2
+    );
+    assert_eq!(
+        seen.count("redlock_hold_seconds_count", &[("resource", "report")]),
+        3
+    );
+
+    assert_eq!(server.get("/healthz").await.status, 200);
+    for server in &mut cluster.servers[..2] {
+        server.kill();
+    }
+    assert_eq!(server.post("/reports/7").await.status, 200);
+    assert_eq!(server.post("/accounts/alice/withdraw").await.status, 503);
+    let scrape = server.scrape().await;
+    assert_eq!(
+        scrape.by("redlock_unprotected_total", "resource"),
+        [("report", 1)].into()
+    );
+    let outcomes = [
+        ("abandoned", 1),
+        ("contended", 1),
+        ("granted", 4),
+        ("unavailable", 2),
+    ];
+    assert_eq!(
+        scrape.by("redlock_acquire_total", "outcome"),
+        outcomes.into()
+    );
+    assert_eq!((held(&scrape), waiters(&scrape)), (0, 0));
+    scrape
+}
+
+#[tokio::test]
+async fn what_is_scraped_is_what_the_readme_lists_and_what_the_dashboard_draws() {
+    let _alone = ALONE.lock().await;
+    let mut cluster = Cluster::start(3);
+    let server = Server::start(&cluster, "off");
+    let scrape = make_everything_happen(&mut cluster, &server).await;
+
+    let listed: BTreeSet<&str> = readme().keys().copied().collect();
+    assert_eq!(scrape.metrics(), listed);
+    let drawn: BTreeSet<&str> = redlock_names(DASHBOARD).collect();
+    let unknown: Vec<_> = drawn.difference(&scrape.sample_names()).copied().collect();
+    assert_eq!(unknown, [""; 0], "drawn, and never scraped");
+    let drawn = drawn
+        .into_iter()
+        .map(|name| name.strip_suffix("_bucket").unwrap_or(name));
+    assert_eq!(BTreeSet::from_iter(drawn), listed);
+    assert_labels_are_listed(&scrape);
+    assert_labels_are_drawn(&scrape);
+    let ops = ["acquire", "confirm", "ping", "release"];
+    assert_eq!(scrape.label_values("op"), ops.into());
+    let seen = scrape.label_values("node").into_iter().map(str::to_owned);
+    assert_eq!(
+        BTreeSet::from_iter(seen),
+        BTreeSet::from_iter(nodes(&cluster))
+    );
+}
+
+fn assert_labels_are_listed(scrape: &Scrape) {
+    for (name, row) in readme() {
+        assert!(scrape.help.contains_key(name), "{name}");
+        let is_part = |sample: &str| {
+            sample
+                .strip_prefix(name)
+                .is_some_and(|part| PARTS.contains(&part))
+        };
+        for sample in scrape
+            .sample_names()
+            .into_iter()
+            .filter(|sample| is_part(sample))
+        {
+            let labels = &scrape.labels(sample) - &["le"].into();
+            assert_eq!(labels, row.labels, "{sample}");
+        }
+        if let Some((label, values)) = &row.values {
+            let seen = scrape.label_values(label);
+            assert!(seen.is_subset(values), "{label}: {seen:?}");
+        }
+    }
+}
+
+fn assert_labels_are_drawn(scrape: &Scrape) {
+    for (expr, legend) in queries() {
+        let known = redlock_names(&expr).flat_map(|name| scrape.labels(name));
+        let known: BTreeSet<&str> = known.collect();
+        let by = between(&expr, "by (", ")").flat_map(|by| by.split(", "));
+        let by: BTreeSet<&str> = by.collect();
+        assert!(by.is_subset(&known), "{expr}");
+        for part in between(&legend, "{{", "}}") {
+            assert!(by.contains(part), "{legend}: {expr}");
+        }
+        for selector in between(&expr, "{", "}").flat_map(|selectors| selectors.split(',')) {
+            let (label, value) = selector.split_once('=').unwrap();
+            assert!(known.contains(label), "{expr}");
+            // What begins with a dollar is chosen in Grafana.
+            let value = value.trim_start_matches('~').trim_matches('"');
+            let is_seen = scrape.label_values(label).contains(value);
+            assert!(is_seen || value.starts_with('$'), "{expr}");
+        }
+    }
+    for choice in between(DASHBOARD, "label_values(", ")") {
+        let (name, label) = choice.split_once(", ").unwrap();
+        assert!(scrape.labels(name).contains(label), "{choice}");
+    }
+}
+
+fn nodes(cluster: &Cluster) -> Vec<String> {
+    let servers = cluster.servers.iter();
+    servers.map(|server| server.addr().to_string()).collect()
+}
+
+#[tokio::test]
+async fn a_node_that_is_down_or_may_not_vote_shows_in_the_scrape_and_in_the_readiness() {
+    let _alone = ALONE.lock().await;
+    let mut cluster = Cluster::start(3);
+    // They were started just now: not for as long as the restart guard wants it.
+    let guarded = Server::start(&cluster, "on");
+    assert_eq!(guarded.ready_until("quarantined").await.status, 503);
+    let up = |scrape: &Scrape| Vec::from_iter(scrape.by("redlock_node_up", "node").into_values());
+    guarded
+        .scrape_until("quarantined", |scrape| up(scrape) == [0; 3])
+        .await;
+    drop(guarded);
+
+    let server = Server::start(&cluster, "off");
+    let nodes = nodes(&cluster);
+    for (killed, status, code, answer) in [
+        (0, "ready", 200, 200),
+        (1, "degraded", 200, 200),
+        (2, "down", 503, 503),
+    ] {
+        if killed > 0 {
+            cluster.servers[killed - 1].kill();
+        }
+        let health = server.ready_until(status).await;
+        assert_eq!(health.status, code);
+        let is_up = |number: usize| u64::from(number >= killed);
+        let numbered = nodes.iter().enumerate();
+        let up = numbered.map(|(number, node)| (node.as_str(), is_up(number)));
+        let up: BTreeMap<&str, u64> = up.collect();
+        let shows = |scrape: &Scrape| scrape.by("redlock_node_up", "node") == up;
+        server.scrape_until(status, shows).await;
+        let health = health.json();
+        for (node, told) in nodes.iter().zip(health["nodes"].as_array().unwrap()) {
+            assert_eq!(told["node"], *node);
+            assert_eq!(told["state"] == "up", up[node.as_str()] == 1, "{told}");
+        }
+        assert_eq!(server.post("/accounts/alice/withdraw").await.status, answer);
+    }
+    for server in &mut cluster.servers[..2] {
+        server.restart();
+    }
+    assert_eq!(server.ready_until("ready").await.status, 200);
+    server
+        .scrape_until("up again", |scrape| up(scrape) == [1; 3])
+        .await;
+}
+
+#[test]
+fn every_metric_is_described_with_its_kind_and_unit() {
+    let recorder = Descriptions::default();
+    metrics::with_local_recorder(&recorder, || drop(Redlock::in_memory(1)));
+    let described = recorder.0.into_inner().unwrap();
+    let names = described.keys().map(String::as_str);
+    assert_eq!(Vec::from_iter(names), Vec::from_iter(readme().into_keys()));
+    for (name, (kind, unit, text)) in described {
+        let expected = match name.rsplit('_').next() {
+            Some("total") => ("counter", Unit::Count),
+            Some("seconds") => ("histogram", Unit::Seconds),
+            _ => ("gauge", Unit::Count),
+        };
+        assert_eq!((kind, unit), (expected.0, Some(expected.1)), "{name}");
+        assert!(!text.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn the_dashboard_takes_its_data_source_from_whoever_imports_it() {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    let is_source = |variable: &&Value| variable["name"] == "DS_PROMETHEUS";
+    let source = variables.iter().find(is_source).unwrap();
+    assert_eq!(
+        (&source["type"], &source["query"]),
+        (&"datasource".into(), &"prometheus".into())
+    );
+    let expected = serde_json::json!({"type": "prometheus", "uid": "${DS_PROMETHEUS}"});
+    let mut ids = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        assert!(
+            ids.insert(panel["id"].as_u64().unwrap()),
+            "two panels have one id"
+        );
+        assert_eq!(panel["datasource"], expected);
+        for target in panel["targets"].as_array().unwrap() {
+            assert_eq!(target["datasource"], expected);
+        }
+    }
+}
+
+/// Notes what a recorder is told before anything is counted.
+#[derive(Default)]
+struct Descriptions(StdMutex<BTreeMap<String, (&'static str, Option<Unit>, String)>>);
+
+impl Descriptions {
+    fn note(&self, kind: &'static str, name: &KeyName, unit: Option<Unit>, text: &str) {
+        let described = (kind, unit, text.to_owned());
+        let before = self
+            .0
+            .lock()
+            .unwrap()
+            .insert(name.as_str().to_owned(), described);
+        assert_eq!(before, None, "described twice: {name:?}");
+    }
+}
+
+impl Recorder for Descriptions {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.note("counter", &name, unit, &text);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.note("gauge", &name, unit, &text);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.note("histogram", &name, unit, &text);
+    }
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// What a row of the README's table says of its metrics.
+#[derive(Clone)]
+struct Row {
+    labels: BTreeSet<&'static str>,
+    /// Of the last label, where the row lists them.
+    values: Option<(&'static str, BTreeSet<&'static str>)>,
+}
+
+/// The README's table, by metric.
+fn readme() -> BTreeMap<&'static str, Row> {
+    let (_, table) = README.split_once(TABLE).unwrap();
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    rows.flat_map(|row| {
+        let mut columns = row.split('|').skip(1);
+        let (names, labels) = (columns.next().unwrap(), columns.next().unwrap());
+        let (labels, values) = labels.split_once(':').unwrap_or((labels, ""));
+        let (labels, values) = (quoted(labels), quoted(values));
+        let last = labels
+            .clone()
+            .last()
+            .filter(|_| values.clone().next().is_some());
+        let row = Row {
+            labels: labels.collect(),
+            values: last.map(|label| (label, values.collect())),
+        };
+        quoted(names).map(move |name| (name, row.clone()))
+    })
+    .collect()
+}
+
+/// What stands in backticks.
+fn quoted(text: &'static str) -> impl Iterator<Item = &'static str> + Clone {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// The queries of all panels, and how each names its results.
+fn queries() -> Vec<(String, String)> {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let text = |target: &Value, field: &str| target[field].as_str().unwrap().to_owned();
+    targets
+        .map(|target| (text(target, "expr"), text(target, "legendFormat")))
+        .collect()
+}
+
+fn redlock_names(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+    words.filter(|word| word.starts_with("redlock_"))
+}
+
+fn between<'a>(text: &'a str, open: &'a str, close: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(open)
+        .skip(1)
+        .map(move |rest| rest.split_once(close).unwrap().0)
+}
+
+const README: &str = include_str!("../../README.md");
+/// The head of the README's table of metrics.
+const TABLE: &str = "| metric | labels |\n|---|---|\n";
+
+const DASHBOARD: &str = include_str!("../../examples/grafana_dashboard.json");
+
+/// What follows a metric's name in the names of its samples.
+const PARTS: [&str; 4] = ["", "_bucket", "_count", "_sum"];
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(10);
+
+const CLIENTS: u64 = 16;
+const ROUNDS: u64 = 13;
+const ACCOUNTS: u64 = 4;

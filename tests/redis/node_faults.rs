@@ -1,0 +1,464 @@
+//! Requests while nodes are killed, hung or black-holed: a minority is not noticed, a majority is a
+//! 503 and nothing else, and neither lasts longer than the fault.
+
+#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::map_response;
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::{Redlock, RedlockLayer, Rejection, RestartGuard, key};
+
+use crate::support::http::{Client, Response};
+use crate::support::{Cluster, Connection, Deadline, Proxy, RedisServer};
+
+/// The node timeouts to try, the next only if the machine stood still: then healthy nodes are late,
+/// too, and a lock that is not given is right.
+const NODE_TIMEOUTS: [Duration; 4] = [
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+];
+
+/// What a busy machine may add to any answer. Less would test the machine.
+const NOISE: Duration = Duration::from_millis(100);
+
+/// How many requests tell what is normal, and at least how many meet a fault.
+const REQUESTS: usize = 300;
+
+/// How long requests go on after a fault: the lanes try and fail to connect several times.
+const FAULT: Duration = Duration::from_millis(1500);
+
+const WHY: &str = "x-why";
+
+/// Longer than any test; the ttl must free nothing here.
+const TTL: Duration = Duration::from_secs(60);
+
+/// Latencies are measured by one test at a time.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Killed,
+    Hung,
+    BlackHoled,
+}
+
+/// A service whose requests lock an account, and the nodes that it asks.
+struct Service {
+    fault: Fault,
+    redlock: Redlock,
+    addr: SocketAddr,
+    serving: JoinHandle<()>,
+    proxies: Vec<Proxy>,
+    cluster: Cluster,
+}
+
+impl Service {
+    /// Starts it and waits until it is connected to all nodes.
+    async fn start(nodes: usize, fault: Fault, node_timeout: Duration) -> Self {
+        let cluster = Cluster::start(nodes);
+        let mut proxies = Vec::new();
+        let urls = match fault {
+            Fault::Killed | Fault::Hung => cluster.urls(),
+            Fault::BlackHoled => {
+                for server in &cluster.servers {
+                    proxies.push(Proxy::start(server.addr()).await);
+                }
+                proxies.iter().map(Proxy::url).collect()
+            }
+        };
+        let redlock = Redlock::builder()
+            .urls(urls)
+            .ttl(TTL)
+            .node_timeout(node_timeout)
+            .restart_guard(RestartGuard::Off)
+            .build()
+            .expect("the settings are valid");
+        let layer = RedlockLayer::new(redlock.clone(), ("account", key::path("id")));
+        let app = Router::new()
+            .route("/accounts/{id}/withdraw", post(async || "withdrawn"))
+            .route_layer(layer)
+            .layer(map_response(tell_why));
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("127.0.0.1 has a free port");
+        let addr = listener.local_addr().expect("a bound listener has one");
+        // Or each answer waits some 40 ms for the client's delayed ACK: its end is sent by itself.
+        let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("TCP has it"));
+        let serving = tokio::spawn(async move {
+            let served = axum::serve(listener, app).await;
+            served.expect("axum serves until it is aborted");
+        });
+        let service = Self {
+            fault,
+            redlock,
+            addr,
+            serving,
+            proxies,
+            cluster,
+        };
+        service.wait_until_all_are_up().await;
+        service
+    }
+
+    async fn wait_until_all_are_up(&self) {
+        let up = async {
+            while self.redlock.health().await.up() < self.cluster.servers.len() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let in_time = timeout(Duration::from_secs(10), up).await;
+        in_time.expect("all nodes are reached");
+    }
+
+    /// Breaks the first `count` nodes.
+    fn break_nodes(&mut self, count: usize) {
+        for (index, server) in self.cluster.servers.iter_mut().take(count).enumerate() {
+            match self.fault {
+                Fault::Killed => server.kill(),
+                Fault::Hung => server.stop(),
+                Fault::BlackHoled => self.proxies[index].black_hole(),
+            }
+        }
+    }
+
+    /// Mends the first `count` nodes, which answer when this returns.
+    fn mend_nodes(&mut self, count: usize) {
+        for (index, server) in self.cluster.servers.iter_mut().take(count).enumerate() {
+            match self.fault {
+                Fault::Killed => server.restart(),
+                Fault::Hung => server.cont(),
+                Fault::BlackHoled => self.proxies[index].pass(),
+            }
+        }
+    }
+
+    /// Checks that each working node got at most two commands for a request, `ACQUIRE` and `RELEASE`,
+    /// and that a majority got them.
+    fn assert_two_commands_a_request(&self, broken: usize, requests: usize) {
+        let nodes = self.cluster.servers.len();
+        let requests = u64::try_from(requests).expect("a few");
+        let commands: Vec<u64> = self.cluster.servers[broken..]
+            .iter()
+            .map(|server| {
+                let counts = server.call_counts();
+                ["evalsha", "eval"].map(|name| counts.get(name).copied().unwrap_or(0))
+            })
+            .map(|counts| counts.iter().sum())
+            .collect();
+        let asked_twice = commands.iter().all(|count| *count <= 2 * requests);
+        assert!(asked_twice, "{requests} requests: {commands:?}");
+        // The broken ones voted until they broke.
+        let votes = u64::try_from(nodes / 2 + 1 - broken).expect("a few");
+        let all: u64 = commands.iter().sum();
+        assert!(
+            all >= 2 * votes * requests,
+            "{requests} requests: {commands:?}"
+        );
+    }
+
+    /// Sends requests, each after the answer to the one before, at least `REQUESTS` and for `least`.
+    async fn withdraw_for(addr: SocketAddr, least: Duration) -> Latencies {
+        let mut client = Client::connect(addr).await;
+        let began = Instant::now();
+        let mut latencies = Vec::new();
+        while latencies.len() < REQUESTS || began.elapsed() < least {
+            let (response, took) = withdraw(&mut client).await;
+            let number = latencies.len();
+            assert_eq!(
+                response.status,
+                200,
+                "request {number}, after {:?}: {:?}",
+                began.elapsed(),
+                response.header(WHY)
+            );
+            latencies.push(took);
+        }
+        latencies.sort_unstable();
+        Latencies(latencies)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Puts into a header why the nodes did not vote, for the messages of this test.
+async fn tell_why(mut response: axum::response::Response) -> axum::response::Response {
+    if let Some(Rejection::Failed(error)) = response.extensions().get() {
+        let why = error.to_string().try_into().expect("errors are plain text");
+        response.headers_mut().insert(WHY, why);
+    }
+    response
+}
+
+/// Sends one request and returns the answer and how long it took to its last byte.
+async fn withdraw(client: &mut Client) -> (Response, Duration) {
+    let sent = Instant::now();
+    let response = client
+        .request("POST", "/accounts/7/withdraw", &[], b"")
+        .await;
+    (response, sent.elapsed())
+}
+
+/// Of successful requests, the fastest first.
+struct Latencies(Vec<Duration>);
+
+impl Latencies {
+    fn percentile(&self, percent: usize) -> Duration {
+        self.0[(self.0.len() * percent / 100).min(self.0.len() - 1)]
+    }
+
+    fn max(&self) -> Duration {
+        self.percentile(100)
+    }
+}
+
+/// What breaks, and how.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    nodes: usize,
+    broken: usize,
+    fault: Fault,
+    node_timeout: Duration,
+}
+
+/// Runs a check, and again with a longer node timeout if it failed while the machine stood still.
+async fn check<F>(nodes: usize, broken: usize, fault: Fault, holds: impl Fn(Case) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let _alone = ALONE.lock().await;
+    for node_timeout in NODE_TIMEOUTS {
+        let witness = Witness::start();
+        let case = Case {
+            nodes,
+            broken,
+            fault,
+            node_timeout,
+        };
+        let checked = tokio::spawn(holds(case)).await;
+        let pause = witness.finish();
+        match checked {
+            Ok(()) => return,
+            Err(failed) if pause < node_timeout / 2 => panic!("{case:?}: {failed}"),
+            Err(_) => println!("warning: {case:?} is void: the machine stood still for {pause:?}"),
+        }
+    }
+    panic!("{broken} of {nodes} nodes {fault:?}: the machine is too slow for every node timeout");
+}
+
+/// Sees for how long the machine stands still, by a server that nobody else asks.
+struct Witness {
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Duration>,
+}
+
+impl Witness {
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let server = RedisServer::start();
+            let mut connection = Connection::open(server.addr()).expect("the server runs");
+            let deadline = Deadline::after(Duration::from_secs(60));
+            let mut longest = Duration::ZERO;
+            while !stopped.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                if !deadline.pause() {
+                    break;
+                }
+                connection.call(&["PING"]).expect("the server runs");
+                longest = longest.max(began.elapsed());
+            }
+            longest
+        });
+        Self { stop, thread }
+    }
+
+    /// Stops and returns the longest time that a short pause and an answer took.
+    fn finish(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the server runs")
+    }
+}
+
+/// Checks that requests go on as if nothing had happened while `broken` of `nodes` nodes break.
+async fn minority_is_not_noticed(case: Case) {
+    let Case {
+        nodes,
+        broken,
+        fault,
+        node_timeout,
+    } = case;
+    let mut service = Service::start(nodes, fault, node_timeout).await;
+    // The first ones of a process are slower.
+    Service::withdraw_for(service.addr, Duration::ZERO).await;
+    let healthy = Service::withdraw_for(service.addr, Duration::ZERO).await;
+    // What is counted below begins with these requests.
+    service
+        .cluster
+        .wait_until_free(Duration::from_secs(1))
+        .await;
+    for server in &service.cluster.servers {
+        server.command(&["CONFIG", "RESETSTAT"]);
+    }
+    let requests = tokio::spawn(Service::withdraw_for(service.addr, FAULT));
+    // In the middle of requests, not between them.
+    sleep(Duration::from_millis(20)).await;
+    service.break_nodes(broken);
+    let faulty = requests.await.expect("every request succeeds");
+    service.assert_two_commands_a_request(broken, faulty.0.len());
+
+    let (median, p99, max) = (healthy.percentile(50), faulty.percentile(99), faulty.max());
+    let label = format!("{broken} of {nodes} nodes {fault:?}");
+    println!(
+        "{label}: healthy median {median:?} p99 {:?} max {:?}; faulty median {:?} p99 {p99:?} max {max:?} ({} requests)",
+        healthy.percentile(99),
+        healthy.max(),
+        faulty.percentile(50),
+        faulty.0.len(),
+    );
+    // A request that waits for a broken node takes a node timeout. One may have waited for an answer
+    // when the node broke; the others are decided by the nodes that work.
+    let waited = faulty
+        .0
+        .iter()
+        .filter(|took| **took >= node_timeout)
+        .count();
+    assert!(
+        waited * 100 <= faulty.0.len(),
+        "{label}: {waited} of {} requests waited for a broken node",
+        faulty.0.len()
+    );
+    let limit = 3 * median + Duration::from_millis(5) + node_timeout;
+    assert!(max <= limit + NOISE, "{label}: {max:?} > {limit:?}");
+
+    service.mend_nodes(broken);
+    service.wait_until_all_are_up().await;
+    Service::withdraw_for(service.addr, Duration::ZERO).await;
+    service
+        .cluster
+        .wait_until_free(Duration::from_secs(1))
+        .await;
+}
+
+/// Checks that requests get 503 in time while `broken` of `nodes` nodes are broken, and 200 soon
+/// after they are mended.
+async fn majority_is_a_503_until_it_is_back(case: Case) {
+    let Case {
+        nodes,
+        broken,
+        fault,
+        node_timeout,
+    } = case;
+    let mut service = Service::start(nodes, fault, node_timeout).await;
+    let label = format!("{broken} of {nodes} nodes {fault:?}");
+    Service::withdraw_for(service.addr, Duration::ZERO).await;
+    let mut client = Client::connect(service.addr).await;
+
+    service.break_nodes(broken);
+    let (began, mut slowest, mut refused) = (Instant::now(), Duration::ZERO, 0);
+    // Connections are found silent, given up, and opened again in vain.
+    while began.elapsed() < FAULT {
+        let (response, took) = withdraw(&mut client).await;
+        assert_unavailable(&response);
+        assert!(
+            took <= 2 * node_timeout + NOISE,
+            "{label}: 503 after {took:?}"
+        );
+        (slowest, refused) = (slowest.max(took), refused + 1);
+        sleep(Duration::from_millis(10)).await;
+    }
+
+    service.mend_nodes(broken);
+    let mended = Instant::now();
+    let recovered = loop {
+        let (response, _) = withdraw(&mut client).await;
+        if response.status == 200 {
+            break mended.elapsed();
+        }
+        assert_unavailable(&response);
+        assert!(
+            mended.elapsed() <= Duration::from_secs(2),
+            "{label}: still {:?}",
+            response.header(WHY)
+        );
+        sleep(Duration::from_millis(20)).await;
+    };
+    println!("{label}: {refused} x 503, slowest {slowest:?}; recovered after {recovered:?}");
+    assert!(refused > 1, "{label}: too tame");
+    assert!(recovered <= Duration::from_secs(2), "{recovered:?}");
+    // Once recovered, for good.
+    Service::withdraw_for(service.addr, Duration::ZERO).await;
+    service
+        .cluster
+        .wait_until_free(Duration::from_secs(1))
+        .await;
+}
+
+#[track_caller]
+fn assert_unavailable(response: &Response) {
+    let text = response.text();
+    assert_eq!(response.status, 503, "{text}");
+    assert_eq!(
+        response.header("content-type"),
+        Some("application/problem+json")
+    );
+    assert_eq!(response.json()["code"], "lock-unavailable", "{text}");
+    let retry_after: u64 = response
+        .header("retry-after")
+        .and_then(|seconds| seconds.parse().ok())
+        .expect("a 503 has Retry-After in seconds");
+    assert!(retry_after >= 1, "{retry_after}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_do_not_notice_that_a_minority_is_killed() {
+    check(3, 1, Fault::Killed, minority_is_not_noticed).await;
+    check(5, 2, Fault::Killed, minority_is_not_noticed).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_do_not_notice_that_a_minority_hangs() {
+    check(3, 1, Fault::Hung, minority_is_not_noticed).await;
+    check(5, 2, Fault::Hung, minority_is_not_noticed).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_do_not_notice_that_a_minority_is_black_holed() {
+    check(3, 1, Fault::BlackHoled, minority_is_not_noticed).await;
+    check(5, 2, Fault::BlackHoled, minority_is_not_noticed).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_majority_is_a_503_until_it_is_back() {
+    check(3, 2, Fault::Killed, majority_is_a_503_until_it_is_back).await;
+    check(5, 3, Fault::Killed, majority_is_a_503_until_it_is_back).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hung_majority_is_a_503_until_it_is_back() {
+    check(3, 2, Fault::Hung, majority_is_a_503_until_it_is_back).await;
+    check(5, 3, Fault::Hung, majority_is_a_503_until_it_is_back).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_holed_majority_is_a_503_until_it_is_back() {
+    check(3, 2, Fault::BlackHoled, majority_is_a_503_until_it_is_back).await;
+    check(5, 3, Fault::BlackHoled, majority_is_a_503_until_it_is_back).await;
+}

@@ -1,0 +1,514 @@
+//! What the chapter on operating the nodes says, on real servers: rights, TLS, one node, memory.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+#![allow(clippy::print_stdout, reason = "a figure is part of the result")]
+
+use std::fs;
+use std::future::IntoFuture;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use axum::routing::post;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use tower::ServiceExt;
+use tower_redlock::deadpool_redis::redis::{Client, ClientTlsConfig, TlsCertificates};
+use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
+use tower_redlock::{
+    IdempotencyLayer, LockError, NodeState, Redlock, RedlockBuilder, Rejection, Released,
+    RestartGuard, scope,
+};
+
+use crate::support::{
+    ChildProcess, Deadline, RedisServer, Reply, example_path, free_port, not_run,
+};
+
+fn unguarded() -> RedlockBuilder {
+    patient().restart_guard(RestartGuard::Off)
+}
+
+/// With the restart guard, because that needs rights too; short, so that the test is.
+fn guarded() -> RedlockBuilder {
+    patient().restart_guard(RestartGuard::For(Duration::from_secs(2)))
+}
+
+/// Not late on a busy machine: what is shown is what servers say, not how fast they do.
+fn patient() -> RedlockBuilder {
+    Redlock::builder().node_timeout(Duration::from_millis(500))
+}
+
+fn as_user(builder: RedlockBuilder, server: &RedisServer, user: &str) -> RedlockBuilder {
+    builder.url(server.url().replace("://", &format!("://{user}:PASSWORD@")))
+}
+
+#[tokio::test]
+async fn the_rights_in_the_chapter_are_enough_and_none_of_them_is_too_much() {
+    let server = RedisServer::start();
+    wait_until_it_may_vote(&server).await;
+    let rule = acl_rule();
+    let rights: Vec<&str> = rule
+        .iter()
+        .filter(|word| word.starts_with('+'))
+        .copied()
+        .collect();
+    assert!(rights.len() > 5, "{rule:?}");
+
+    set_user(&server, "enough", &rule);
+    server.command(&["ACL", "LOG", "RESET"]);
+    let complaints = use_everything(&server, "enough").await;
+    assert!(complaints.is_empty(), "{complaints:#?}");
+    let denied = denied(&server);
+    // With which redis-rs introduces itself; it does not mind the refusal.
+    let courtesy = |command: &String| ["client", "client|setinfo"].contains(&&**command);
+    assert!(denied.iter().all(courtesy), "{denied:?}");
+
+    let telling = ["+publish", "+pubsub|numsub", "+subscribe", "+unsubscribe"];
+    for right in telling {
+        let user = set_user_without(&server, &rule, right);
+        server.command(&["ACL", "LOG", "RESET"]);
+        let complaints = use_everything(&server, &user).await;
+        assert!(complaints.is_empty(), "without {right}: {complaints:#?}");
+        let missed = |command: &String| right.trim_start_matches('+') == command;
+        let deadline = Deadline::after(Duration::from_secs(5));
+        while !self::denied(&server).iter().any(missed) {
+            assert!(!deadline.is_over(), "nobody misses {right}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    for right in rights.into_iter().filter(|right| !telling.contains(right)) {
+        let user = set_user_without(&server, &rule, right);
+        let complaints = use_everything(&server, &user).await;
+        let node = server.addr().to_string();
+        let helps = |complaint: &String| complaint.contains(&node) && complaint.contains(right);
+        assert!(
+            complaints.iter().any(helps),
+            "without {right}: {complaints:#?}"
+        );
+    }
+
+    let others: Vec<&str> = rule
+        .iter()
+        .map(|word| {
+            if word.starts_with('~') {
+                "~other:*"
+            } else {
+                word
+            }
+        })
+        .collect();
+    set_user(&server, "other-keys", &others);
+    let complaints = use_everything(&server, "other-keys").await;
+    let helps = |complaint: &String| complaint.contains("on all keys of the namespace");
+    assert!(complaints.iter().any(helps), "{complaints:#?}");
+}
+
+#[tokio::test]
+async fn without_the_restart_guard_neither_info_nor_time_is_needed() {
+    let server = RedisServer::start();
+    let for_guard = |word: &&str| *word == "+info" || *word == "+time";
+    let rule: Vec<&str> = acl_rule()
+        .into_iter()
+        .filter(|word| !for_guard(word))
+        .collect();
+    set_user(&server, "unguarded", &rule);
+    let complaints = use_all(|| as_user(unguarded(), &server, "unguarded"), "k").await;
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_full_refuses_new_locks_and_extends_and_releases_those_it_has() {
+    let server = RedisServer::start();
+    let redlock = unguarded().urls([server.url()]).build().unwrap();
+    let guards = [
+        redlock.try_lock("one").await.unwrap(),
+        redlock.lock_all(["two", "three"]).await.unwrap(),
+    ];
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let refused = redlock.try_lock("four").await.unwrap_err().to_string();
+    assert!(
+        refused.contains("OOM") && refused.contains(&server.addr().to_string()),
+        "{refused}"
+    );
+    for guard in guards {
+        guard.extend(Duration::from_secs(10)).await.unwrap();
+        assert_eq!(guard.release().await, Ok(Released::Freed));
+    }
+    assert!(!server.exists("redlock:{one}") && !server.exists("redlock:{three}"));
+}
+
+#[tokio::test]
+async fn one_node_is_a_lock_service_and_the_majority_of_one_is_one() {
+    let mut server = RedisServer::start();
+    let [ours, theirs] = [(); 2].map(|()| unguarded().urls([server.url()]).build().unwrap());
+    let first = ours.try_lock("k").await.unwrap();
+    let refused = theirs.try_lock("k").await.unwrap_err();
+    assert!(
+        matches!(refused, LockError::Contended { .. }),
+        "{refused:?}"
+    );
+    first.extend(Duration::from_secs(10)).await.unwrap();
+    let earlier = first.fencing_token();
+    assert_eq!(first.release().await, Ok(Released::Freed));
+    let second = theirs.try_lock("k").await.unwrap();
+    assert!(second.fencing_token() > earlier);
+    assert_eq!(second.release().await, Ok(Released::Freed));
+
+    server.kill();
+    // The first may still find a connection that seems to stand.
+    ours.health().await;
+    let refused = ours.try_lock("k").await.unwrap_err();
+    let LockError::Unavailable {
+        reached: 0,
+        needed: 1,
+        ..
+    } = refused
+    else {
+        panic!("{refused:?}");
+    };
+}
+
+#[tokio::test]
+async fn a_fence_takes_about_two_hundred_bytes_of_a_node() {
+    let server = RedisServer::start();
+    let redlock = unguarded().urls([server.url()]).build().unwrap();
+    redlock
+        .try_lock("warm")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let before = used_memory(&server);
+    let keys: Vec<String> = (0..FENCES).map(|i| format!("account:{i:013}")).collect();
+    for some in keys.chunks(32) {
+        let guard = redlock.lock_all(some.to_vec()).await.unwrap();
+        guard.release().await.unwrap();
+    }
+    let name = "redlock:{account:0000000000000}:fence";
+    assert!(server.exists(name));
+    let bytes = (used_memory(&server) - before) / FENCES;
+    println!(
+        "{bytes} bytes for each fence with a name of {} bytes",
+        name.len()
+    );
+    assert!((120..=260).contains(&bytes), "{bytes} bytes");
+}
+
+/// A server asks for a client certificate unless it is told not to, so there is one.
+#[tokio::test]
+async fn locks_go_over_tls_to_a_server_of_a_private_authority() {
+    let server = RedisServer::start();
+    let authority = Authority::new("we");
+    let Some(url) = authority.serve_tls(&server, "yes") else {
+        return;
+    };
+    let client = Some(authority.certify("client"));
+    let redlock = unguarded()
+        .pool(tls_pool(&url, &authority, client))
+        .build()
+        .unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    assert!(server.exists("redlock:{k}"));
+    guard.extend(Duration::from_secs(10)).await.unwrap();
+    assert_eq!(guard.release().await, Ok(Released::Freed));
+    assert!(!server.exists("redlock:{k}"));
+
+    let anonymous = unguarded()
+        .pool(tls_pool(&url, &authority, None))
+        .build()
+        .unwrap();
+    let refused = anonymous.try_lock("k").await.unwrap_err().to_string();
+    assert!(refused.contains("pool-0"), "{refused}");
+    println!("without a client certificate: {refused}");
+}
+
+#[tokio::test]
+async fn a_server_of_an_unknown_authority_is_refused_by_name_and_reason() {
+    let server = RedisServer::start();
+    let authority = Authority::new("we");
+    let Some(url) = authority.serve_tls(&server, "no") else {
+        return;
+    };
+    let by_pool = unguarded().pool(tls_pool(&url, &Authority::new("somebody else"), None));
+    // The system's roots.
+    let by_url = unguarded().url(&url);
+    let address = url.trim_start_matches("rediss://");
+    for (builder, node) in [(by_pool, "pool-0"), (by_url, address)] {
+        let refused = builder
+            .build()
+            .unwrap()
+            .try_lock("k")
+            .await
+            .unwrap_err()
+            .to_string();
+        println!("{refused}");
+        assert!(
+            refused.contains(&format!("{node} is unreachable")),
+            "{refused}"
+        );
+        assert!(
+            refused.contains("invalid peer certificate: UnknownIssuer"),
+            "{refused}"
+        );
+    }
+}
+
+/// In a process of its own, as the variable is the process's.
+#[tokio::test]
+async fn a_private_authority_can_be_named_by_the_variable_of_openssl() {
+    let server = RedisServer::start();
+    let authority = Authority::new("we");
+    let Some(url) = authority.serve_tls(&server, "no") else {
+        return;
+    };
+    let file = dir(&server).join("ca.pem");
+    let envs = [
+        ("REDLOCK_URLS", url.as_str()),
+        ("REDLOCK_RESTART_GUARD", "off"),
+        ("SSL_CERT_FILE", file.to_str().unwrap()),
+    ];
+    let mut process = ChildProcess::start(example_path("lock_without_http"), &["k", "1"], &envs);
+    let status = process.wait(Duration::from_secs(20));
+    assert_eq!(status.code(), Some(0), "{}", process.stderr());
+}
+
+/// As rustls does when no crypto provider is installed.
+#[tokio::test]
+async fn a_panic_while_connecting_is_an_error_of_the_node_and_says_why() {
+    let server = RedisServer::start();
+    let manager = Manager::new(server.url()).unwrap();
+    let panics = Hook::sync_fn(|_, _| panic!("\nno provider;\ninstall one"));
+    let pool = Pool::builder(manager).post_create(panics).build().unwrap();
+    let redlock = unguarded().pool(pool).build().unwrap();
+    for _ in 0..2 {
+        let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+        assert!(refused.contains("pool-0 is unreachable"), "{refused}");
+        assert!(refused.contains("no provider; install one"), "{refused}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The words after the user's name in the chapter's `ACL SETUSER`.
+fn acl_rule() -> Vec<&'static str> {
+    let lines: Vec<&str> = CHAPTER
+        .lines()
+        .filter(|line| line.starts_with("ACL SETUSER "))
+        .collect();
+    let [line] = lines[..] else {
+        panic!("one line begins with ACL SETUSER: {lines:?}");
+    };
+    line.split(' ').skip(3).collect()
+}
+
+/// Makes a user of its own for a rule without one right.
+fn set_user_without(server: &RedisServer, rule: &[&str], right: &str) -> String {
+    let words = rule.iter().copied();
+    let rest: Vec<&str> = words.filter(|word| *word != right).collect();
+    let user = right.replace(['+', '|'], "-");
+    set_user(server, &user, &rest);
+    user
+}
+
+fn set_user(server: &RedisServer, user: &str, rule: &[&str]) {
+    let command = [&["ACL", "SETUSER", user], rule].concat();
+    let reply = server.command(&command);
+    assert_eq!(reply.as_str(), Some("OK"), "{command:?}: {reply:?}");
+}
+
+/// Returns what was denied to anybody.
+fn denied(server: &RedisServer) -> Vec<String> {
+    let log = server.command(&["ACL", "LOG"]);
+    let entries = log
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry.as_array().unwrap());
+    let object = |entry: &[Reply]| {
+        let at = entry
+            .iter()
+            .position(|name| name.as_str() == Some("object"))?;
+        entry.get(at + 1)?.as_str().map(str::to_owned)
+    };
+    entries.map(|entry| object(entry).unwrap()).collect()
+}
+
+/// Waits until new clients need not wait.
+async fn wait_until_it_may_vote(server: &RedisServer) {
+    let redlock = guarded().ttl(TTL).urls([server.url()]).build().unwrap();
+    let voting = async {
+        while !redlock.health().await.has_quorum() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), voting)
+        .await
+        .unwrap();
+}
+
+/// Does all that there is to do as a user of the server, and returns what went wrong.
+async fn use_everything(server: &RedisServer, user: &str) -> Vec<String> {
+    use_all(|| as_user(guarded(), server, user), user).await
+}
+
+async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for fencing in [true, false] {
+        let redlock = builder().fencing(fencing).ttl(TTL).build().unwrap();
+        for node in redlock.health().await.nodes {
+            if let NodeState::Unreachable { why, .. } = node.state {
+                complaints.push(format!("health: {}: {why}", node.node));
+            }
+        }
+        for keys in [
+            vec![format!("{key}1")],
+            vec![format!("{key}2"), format!("{key}3")],
+        ] {
+            let keys = keys.into_iter().map(|key| format!("{key}{fencing}"));
+            let guard = match redlock.lock_all(keys).wait(Duration::ZERO).await {
+                Ok(guard) => guard,
+                Err(error) => {
+                    complaints.push(format!("lock: {error}"));
+                    continue;
+                }
+            };
+            let key = guard.key().clone();
+            if let Err(error) = redlock.try_lock(key).await
+                && !matches!(error, LockError::Contended { .. })
+            {
+                complaints.push(format!("contend: {error}"));
+            }
+            if let Err(error) = guard.extend(TTL).await {
+                complaints.push(format!("extend: {error}"));
+            }
+            if let Err(error) = guard.release().await {
+                complaints.push(format!("release: {error}"));
+            }
+        }
+    }
+    let [ours, theirs] = [(); 2].map(|()| builder().ttl(TTL).build().unwrap());
+    if let Ok(guard) = ours.try_lock(format!("{key}4")).await {
+        let waiting = tokio::spawn(theirs.lock(format!("{key}4")).wait(TTL).into_future());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(guard);
+        if let Err(error) = waiting.await.unwrap() {
+            complaints.push(format!("wait: {error}"));
+        }
+    }
+    // Records that come with every answer of a node, and that do not.
+    for size in [1, 20_000] {
+        let redlock = builder().ttl(TTL).build().unwrap();
+        let layer = IdempotencyLayer::new(redlock, scope::public());
+        let pay = post(async move || "x".repeat(size));
+        let app = Router::new().route("/", pay).route_layer(layer);
+        for replayed in [false, true] {
+            let request = Request::post("/").header("idempotency-key", format!("{key}-{size}"));
+            let request = request.body(Body::empty()).unwrap();
+            let Ok(answer) = app.clone().oneshot(request).await;
+            match answer.extensions().get() {
+                Some(Rejection::Failed(error)) => complaints.push(format!("pay: {error}")),
+                Some(refused) => complaints.push(format!("pay: {refused:?}")),
+                None => {
+                    let has = |name| answer.headers().contains_key(name);
+                    if has("idempotency-replayed") != replayed || has("idempotency-recorded") {
+                        complaints.push(format!("pay: {answer:?}"));
+                    }
+                }
+            }
+        }
+    }
+    complaints
+}
+
+fn used_memory(server: &RedisServer) -> u64 {
+    let info = server.command(&["INFO", "memory"]);
+    let mut lines = info.as_str().unwrap().lines();
+    let used = lines.find_map(|line| line.strip_prefix("used_memory:"));
+    used.unwrap().parse().unwrap()
+}
+
+fn dir(server: &RedisServer) -> PathBuf {
+    let dir = server.command(&["CONFIG", "GET", "dir"]);
+    dir.as_array().unwrap()[1].as_str().unwrap().into()
+}
+
+/// As the chapter has it.
+fn tls_pool(url: &str, authority: &Authority, client_tls: Option<ClientTlsConfig>) -> Pool {
+    let root_cert = Some(authority.certificate().into_bytes());
+    let certificates = TlsCertificates {
+        client_tls,
+        root_cert,
+    };
+    let client = Client::build_with_tls(url, certificates).unwrap();
+    let manager = Manager::new(client.get_connection_info().clone()).unwrap();
+    Pool::builder(manager).max_size(1).build().unwrap()
+}
+
+/// Who certifies servers and clients.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        Self(CertifiedIssuer::self_signed(params, key).unwrap())
+    }
+
+    fn certificate(&self) -> String {
+        self.0.pem()
+    }
+
+    fn certify(&self, name: &str) -> ClientTlsConfig {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        // Or it would have the authority's default, and look self-signed to OpenSSL.
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        ClientTlsConfig {
+            client_cert: certificate.pem().into_bytes(),
+            client_key: key.serialize_pem().into_bytes(),
+        }
+    }
+
+    /// Lets a server listen for TLS, too, and returns the URL for that; `None` if it was built without.
+    fn serve_tls(&self, server: &RedisServer, ask_clients: &str) -> Option<String> {
+        let known = server.command(&["CONFIG", "GET", "tls-port"]);
+        if known.as_array().is_none_or(<[_]>::is_empty) {
+            not_run("TLS to the nodes: this redis-server was built without it");
+            return None;
+        }
+        let identity = self.certify("127.0.0.1");
+        let dir = dir(server);
+        let file = |name: &str, content: &[u8]| {
+            let file = dir.join(name);
+            fs::write(&file, content).unwrap();
+            file.to_str().unwrap().to_owned()
+        };
+        let certificate = file("server.pem", &identity.client_cert);
+        let key = file("server.key", &identity.client_key);
+        let root = file("ca.pem", self.certificate().as_bytes());
+        let port = free_port().to_string();
+        let set = [
+            ["tls-auth-clients", ask_clients],
+            ["tls-ca-cert-file", &root],
+            ["tls-cert-file", &certificate],
+            ["tls-key-file", &key],
+            ["tls-port", &port],
+        ];
+        let reply = server.command(&[&["CONFIG", "SET"], set.as_flattened()].concat());
+        assert_eq!(reply.as_str(), Some("OK"), "{reply:?}");
+        Some(format!("rediss://127.0.0.1:{port}"))
+    }
+}
+
+/// The chapter, so that it and these tests cannot drift apart.
+const CHAPTER: &str = include_str!("../../docs/operating_the_nodes.md");
+
+/// Longer than any step, and short enough for a restart guard that a test can wait for.
+const TTL: Duration = Duration::from_millis(1500);
+
+const FENCES: u64 = 10_000;

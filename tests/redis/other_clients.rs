@@ -1,0 +1,169 @@
+//! A Redlock client of another language, and ours in the empty namespace, exclude each other.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::{sleep, timeout};
+use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
+
+use crate::support::{Cluster, Connection, not_run};
+
+const TTL: Duration = Duration::from_secs(10);
+/// The other client does not give back what it got in a split vote, and waits for its ttl then.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The other client, a process that is told by lines what to do; killed when dropped.
+struct Other {
+    _process: Child,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Other {
+    /// Starts the client; returns `None`, having said why, if its runtime or packages are missing.
+    fn start(cluster: &Cluster) -> Option<Self> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/other_clients");
+        let packages = folder.join("node_modules");
+        if !packages.join("redlock").is_dir() || !packages.join("ioredis").is_dir() {
+            not_run("a Redlock client in JavaScript: its npm packages are missing");
+            return None;
+        }
+        let process = Command::new("node")
+            .arg(folder.join("redlock.js"))
+            .args(cluster.urls())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn();
+        let mut process = match process {
+            Ok(process) => process,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                not_run("a Redlock client in JavaScript: node is missing");
+                return None;
+            }
+            Err(error) => panic!("node does not start: {error}"),
+        };
+        let orders = process.stdin.take().unwrap();
+        let answers = BufReader::new(process.stdout.take().unwrap()).lines();
+        Some(Self {
+            _process: process,
+            orders,
+            answers,
+        })
+    }
+
+    async fn order(&mut self, line: &str) -> String {
+        let line = format!("{line}\n");
+        self.orders.write_all(line.as_bytes()).await.unwrap();
+        let answer = timeout(PATIENCE, self.answers.next_line()).await;
+        let answer = answer.expect("the other client answers in time").unwrap();
+        answer.expect("the other client goes on")
+    }
+
+    async fn acquire(&mut self, keys: &str) -> String {
+        self.order(&format!("acquire {keys} {}", TTL.as_millis()))
+            .await
+    }
+}
+
+fn ours(cluster: &Cluster) -> RedlockBuilder {
+    let builder = Redlock::builder().urls(cluster.urls()).namespace("");
+    // Under other tests' load, a late answer would look like a node that is away.
+    let builder = builder.node_timeout(Duration::from_millis(500)).ttl(TTL);
+    builder.restart_guard(RestartGuard::Off)
+}
+
+#[track_caller]
+fn assert_contended(outcome: &Result<LockGuard, LockError>, what: &str) {
+    let Err(LockError::Contended { retry_after, .. }) = outcome else {
+        panic!("{what}: {outcome:?}");
+    };
+    assert!(retry_after.is_none_or(|left| left <= TTL), "{what}");
+}
+
+#[tokio::test]
+async fn two_clients_of_different_languages_take_turns() {
+    let cluster = Cluster::start(5);
+    let Some(mut other) = Other::start(&cluster) else {
+        return;
+    };
+    for fencing in [true, false] {
+        let ours = ours(&cluster).fencing(fencing).build().unwrap();
+        let mut last = None;
+        for turn in 0..50 {
+            let what = format!("turn {turn}, fencing {fencing}");
+            let guard = ours.try_lock("shared").await.unwrap();
+            assert_eq!(other.acquire("shared").await, "contended", "{what}");
+            assert!(guard.fencing_token() > last || !fencing, "{what}");
+            last = guard.fencing_token();
+            // A majority has released; the other client may meet the rest, but not be refused by it.
+            guard.release().await.unwrap();
+            assert_eq!(other.acquire("shared").await, "acquired", "{what}");
+            assert_contended(&ours.try_lock("shared").await, &what);
+            assert_eq!(other.order("release").await, "released", "{what}");
+        }
+    }
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+}
+
+#[tokio::test]
+async fn sets_of_keys_are_excluded_by_each_of_them() {
+    let cluster = Cluster::start(5);
+    let Some(mut other) = Other::start(&cluster) else {
+        return;
+    };
+    let ours = ours(&cluster).build().unwrap();
+    for _ in 0..10 {
+        let guard = ours
+            .lock_all(["a", "b"])
+            .wait(Duration::ZERO)
+            .await
+            .unwrap();
+        for keys in ["a", "b", "b c"] {
+            assert_eq!(other.acquire(keys).await, "contended", "{keys}");
+        }
+        guard.release().await.unwrap();
+        assert_eq!(other.acquire("b c").await, "acquired");
+        assert_contended(&ours.try_lock("b").await, "b");
+        let both = ours.lock_all(["a", "b"]).wait(Duration::ZERO).await;
+        assert_contended(&both, "a, b");
+        ours.try_lock("a").await.unwrap().release().await.unwrap();
+        assert_eq!(other.order("release").await, "released");
+    }
+}
+
+#[tokio::test]
+async fn both_clients_contend_for_a_counter_and_no_update_is_lost() {
+    const EACH: i64 = 25;
+    let cluster = Cluster::start(5);
+    let Some(mut other) = Other::start(&cluster) else {
+        return;
+    };
+    let retry = Retry::new(Duration::from_millis(1), Duration::from_millis(10));
+    let ours = ours(&cluster).retry(retry).build().unwrap();
+    let mut counter = Connection::open(cluster.servers[0].addr()).unwrap();
+    counter.call(&["SET", "counter", "0"]).unwrap();
+
+    let order = format!("count shared 1000 {EACH}");
+    let theirs = other.order(&order);
+    let own = async {
+        for _ in 0..EACH {
+            let guard = ours.lock("shared").wait(PATIENCE).await.unwrap();
+            let before = counter.call(&["GET", "counter"]).unwrap().as_int().unwrap();
+            sleep(Duration::from_millis(1)).await;
+            let after = (before + 1).to_string();
+            counter.call(&["SET", "counter", &after]).unwrap();
+            guard.release().await.unwrap();
+        }
+    };
+    let (answer, ()) = tokio::join!(theirs, own);
+    assert_eq!(answer, "counted");
+    let counted = cluster.servers[0].command(&["GET", "counter"]);
+    assert_eq!(counted.as_int(), Some(2 * EACH));
+}

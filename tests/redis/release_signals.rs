@@ -1,0 +1,363 @@
+//! Waiting for another process: it is told of the release, and the processes come in fair shares.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use tokio::runtime;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::{Namespace, OwnerToken};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
+
+use crate::support::{Cluster, Deadline, MonitorLog, RedisServer};
+
+/// Asks again so rarely that whoever gets a lock in time was told.
+fn hard_of_hearing(builder: RedlockBuilder) -> RedlockBuilder {
+    let retry = Retry::new(Duration::from_millis(10), HOUR);
+    builder.retry(retry).poll_interval(HOUR)
+}
+
+fn scripted(nodes: &ScriptedNodes) -> Redlock {
+    hard_of_hearing(Redlock::builder().scripted(nodes))
+        .build()
+        .unwrap()
+}
+
+fn over(cluster: &Cluster) -> RedlockBuilder {
+    Redlock::builder()
+        .urls(cluster.urls())
+        .node_timeout(Duration::from_millis(500))
+        .restart_guard(RestartGuard::Off)
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_in_another_process_is_told_of_the_release() {
+    let nodes = ScriptedNodes::new(3);
+    let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
+    let held = ours.lock("k").await.unwrap();
+    let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
+    sleep(Duration::from_secs(1)).await;
+    // The refused attempt, and one after it listens, for what it may have missed before.
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 1 + 2);
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 1 + 2);
+    let released = Instant::now();
+    held.release().await.unwrap();
+    assert!(waiting.await.unwrap().unwrap().is_valid());
+    assert!(
+        released.elapsed() < Duration::from_millis(5),
+        "{:?}",
+        released.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_keys_of_a_set_are_listened_for() {
+    let nodes = ScriptedNodes::new(3);
+    let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
+    let held = [ours.lock("a").await.unwrap(), ours.lock("c").await.unwrap()];
+    let set = theirs.lock_all(["a", "b", "c"]).wait(HOUR).into_future();
+    let waiting = tokio::spawn(set);
+    sleep(Duration::from_secs(1)).await;
+    let released = Instant::now();
+    for held in held {
+        held.release().await.unwrap();
+        sleep(Duration::from_millis(10)).await;
+    }
+    drop(waiting.await.unwrap().unwrap());
+    assert!(
+        released.elapsed() < Duration::from_millis(25),
+        "{:?}",
+        released.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_expires_or_whose_release_is_lost_is_waited_for_all_the_same() {
+    let nodes = ScriptedNodes::new(3);
+    let ours = Redlock::builder()
+        .scripted(&nodes)
+        .renew(false)
+        .build()
+        .unwrap();
+    let theirs = scripted(&nodes);
+    let held = ours.lock("k").ttl(Duration::from_secs(7)).await.unwrap();
+    let began = Instant::now();
+    // Carried out nowhere: it ends by its ttl.
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Release, Gate::Never);
+    }
+    drop(held);
+    drop(theirs.lock("k").wait(HOUR).await.unwrap());
+    let waited = began.elapsed();
+    assert!(
+        waited >= Duration::from_secs(7) && waited < HOUR / 100,
+        "{waited:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_minority_that_does_not_tell_is_not_missed_and_a_majority_is_asked() {
+    for (silent, told) in [(2, true), (3, false)] {
+        let nodes = ScriptedNodes::new(5);
+        (0..silent).for_each(|node| nodes.silence(node));
+        let builder = Redlock::builder().scripted(&nodes);
+        let builder = builder.retry(Retry::new(HOUR, HOUR)).poll_interval(HOUR);
+        let [ours, theirs] = [(); 2].map(|()| builder.clone().build().unwrap());
+        let held = ours.lock("k").await.unwrap();
+        let waiting = tokio::spawn(theirs.lock("k").wait(2 * HOUR).into_future());
+        sleep(Duration::from_secs(1)).await;
+        held.release().await.unwrap();
+        sleep(Duration::from_millis(5)).await;
+        assert_eq!(waiting.is_finished(), told);
+        drop(waiting.await.unwrap().unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn votes_that_split_after_a_release_are_cast_again_at_once_however_long_it_was_waited() {
+    let nodes = ScriptedNodes::new(3);
+    let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
+    let held = ours.lock("k").await.unwrap();
+    let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
+    sleep(Duration::from_secs(1)).await;
+    nodes.set(2, Gate::Down);
+    (0..2).for_each(|node| nodes.set_for(node, OpKind::Acquire, Gate::Slow(ROUND_TRIP)));
+    held.release().await.unwrap();
+    // Another who was told gets one node, and gives it up again as it gets no other.
+    let names = Namespace::default().names(&["k"].into_iter().collect(), |_| [0; 32]);
+    let rival = |op| Command {
+        names: names.clone().unwrap().into(),
+        owner: OwnerToken::from_random([7; 16]),
+        op,
+    };
+    let acquire = Op::Acquire {
+        proposal: Some(1),
+        ttl: HOUR,
+        retention: HOUR,
+    };
+    assert!(matches!(nodes.apply(1, &rival(acquire)), Reply::Granted(_)));
+    sleep(2 * ROUND_TRIP).await;
+    assert!(!waiting.is_finished());
+    nodes.apply(1, &rival(Op::Release));
+    let granted = tokio::time::timeout(Duration::from_millis(100), waiting).await;
+    assert!(granted.unwrap().unwrap().unwrap().is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_wake_ups_nobody_is_kept_out_by_the_queue_of_another_process() {
+    let nodes = ScriptedNodes::new(5);
+    let shares = shares(2, Duration::from_secs(10), || {
+        let builder = Redlock::builder().scripted(&nodes).wake_ups(false);
+        builder.retry(Retry::new(2 * ROUND_TRIP, 10 * ROUND_TRIP))
+    });
+    let shares = shares.await;
+    let total: usize = shares.iter().sum();
+    // At two milliseconds each, and less for what the others are let in for.
+    assert!(total > 4_000, "{shares:?}");
+    for &share in &shares {
+        // Which comes first is as good as tossed, some twenty times.
+        assert!(share * 20 > total, "{shares:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn processes_whose_tasks_come_back_at_once_get_fair_shares() {
+    const PROCESSES: usize = 8;
+    const CYCLES: usize = 4_000;
+    let nodes = ScriptedNodes::new(5);
+    let time = Duration::from_millis(3) * u32::try_from(CYCLES).unwrap();
+    let shares = shares(PROCESSES, time, || Redlock::builder().scripted(&nodes)).await;
+    let total: usize = shares.iter().sum();
+    let mean = total / PROCESSES;
+    assert!(total > CYCLES / 2, "{shares:?}");
+    for &share in &shares {
+        // Even shares are for real clocks to show: on a paused one those who draw the same tick come in the
+        // order of their tasks, every time.
+        assert!(share * 3 >= mean && share <= mean * 2, "{shares:?}");
+    }
+    let sent: usize = (0..5).map(|node| nodes.sent(node, OpKind::Acquire)).sum();
+    let released: usize = (0..5).map(|node| nodes.sent(node, OpKind::Release)).sum();
+    let commands = (sent + released) / total;
+    // Of seven in vain most were not made. The same tick again: on real clocks it is less.
+    assert!(commands <= 40, "{commands} commands a cycle");
+}
+
+#[tokio::test]
+async fn real_nodes_tell_and_are_listened_to_only_while_somebody_waits() {
+    let cluster = Cluster::start(3);
+    let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(over(&cluster)).build().unwrap());
+    let mut held = Vec::new();
+    for key in ["a", "b", "c", "d", "e"] {
+        held.push(ours.lock(key).await.unwrap());
+    }
+    let mut waiting = JoinSet::new();
+    for key in ["a", "b", "c", "d", "e"] {
+        for _ in 0..10 {
+            waiting.spawn(theirs.lock(key).wait(HOUR).into_future());
+        }
+    }
+    for server in &cluster.servers {
+        wait_until(|| channels(server) == 5).await;
+        // Of the process that waits, one.
+        assert_eq!(listeners(server), 1);
+    }
+    let released = Instant::now();
+    drop(held);
+    while let Some(granted) = waiting.join_next().await {
+        drop(granted.unwrap().unwrap());
+    }
+    assert!(released.elapsed() < HOUR / 100, "{:?}", released.elapsed());
+    for server in &cluster.servers {
+        wait_until(|| channels(server) == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_listener_whose_connection_is_killed_listens_again() {
+    let cluster = Cluster::start(3);
+    let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(over(&cluster)).build().unwrap());
+    let held = ours.lock("k").await.unwrap();
+    let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
+    for server in &cluster.servers {
+        wait_until(|| channels(server) == 1).await;
+        server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    }
+    for server in &cluster.servers {
+        wait_until(|| channels(server) == 1).await;
+    }
+    held.release().await.unwrap();
+    let granted = tokio::time::timeout(PATIENCE, waiting).await;
+    assert!(granted.unwrap().unwrap().unwrap().is_valid());
+}
+
+#[tokio::test]
+async fn whoever_listens_through_a_runtime_that_ends_asks_instead() {
+    let cluster = Cluster::start(3);
+    let builder = over(&cluster).poll_interval(HOUR);
+    // So long that the end of the lock is nothing to wait for.
+    let builder = builder.ttl(3 * PATIENCE);
+    let [ours, theirs] = [(); 2].map(|()| builder.clone().build().unwrap());
+    let mut held = Vec::new();
+    for key in ["a", "b"] {
+        held.push(ours.lock(key).await.unwrap());
+    }
+    // The connections for the locks themselves belong to this runtime.
+    theirs.lock("c").await.unwrap().release().await.unwrap();
+    let mut builder = runtime::Builder::new_multi_thread();
+    let other = builder.worker_threads(1).enable_all().build().unwrap();
+    let first = other.spawn(theirs.lock("a").wait(HOUR).into_future());
+    for server in &cluster.servers {
+        wait_until(|| channels(server) == 1).await;
+    }
+    let second = tokio::spawn(theirs.lock("b").wait(HOUR).into_future());
+    for server in &cluster.servers {
+        wait_until(|| channels(server) == 2).await;
+    }
+    other.shutdown_background();
+    assert!(first.await.is_err());
+    drop(held);
+    let granted = tokio::time::timeout(PATIENCE, second).await;
+    assert!(granted.unwrap().unwrap().unwrap().is_valid());
+}
+
+#[tokio::test]
+async fn without_wake_ups_nothing_is_published_and_nobody_listens() {
+    let cluster = Cluster::start(3);
+    let [ours, theirs] = [(); 2].map(|()| over(&cluster).wake_ups(false).build().unwrap());
+    let log = MonitorLog::start(&cluster.servers[0]);
+    let held = ours.lock("k").await.unwrap();
+    let waiting = tokio::spawn(theirs.lock("k").wait(PATIENCE).into_future());
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(listeners(&cluster.servers[0]), 0);
+    held.release().await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
+    let lines = log.lines().join("\n").to_lowercase();
+    assert!(lines.contains("evalsha"), "{lines}");
+    for command in ["publish", "pubsub", "subscribe"] {
+        assert!(!lines.contains(&format!("\"{command}\"")), "{lines}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_who_may_neither_publish_nor_subscribe_locks_and_waits_all_the_same() {
+    let cluster = Cluster::start(3);
+    let rule = "on >PASSWORD resetchannels ~redlock:* +@all -publish -subscribe -pubsub|numsub";
+    let words: Vec<&str> = rule.split(' ').collect();
+    for server in &cluster.servers {
+        server.command(&[&["ACL", "SETUSER", "mute"], &*words].concat());
+    }
+    let as_mute = |url: String| url.replace("://", "://mute:PASSWORD@");
+    let [ours, theirs] = [(); 2].map(|()| {
+        let builder = Redlock::builder().urls(cluster.urls().into_iter().map(as_mute));
+        let builder = builder.node_timeout(Duration::from_millis(500));
+        builder.restart_guard(RestartGuard::Off).build().unwrap()
+    });
+    let held = ours.lock("k").await.unwrap();
+    let waiting = tokio::spawn(theirs.lock("k").wait(PATIENCE).into_future());
+    sleep(Duration::from_millis(100)).await;
+    held.release().await.unwrap();
+    let granted: Result<LockGuard, LockError> = waiting.await.unwrap();
+    granted.unwrap().release().await.unwrap();
+    assert!(cluster.lock_keys().is_empty());
+}
+
+/// Returns how often each of some processes got a lock that sixteen tasks of each come back to at once.
+async fn shares(
+    processes: usize,
+    time: Duration,
+    builder: impl Fn() -> RedlockBuilder,
+) -> Vec<usize> {
+    let end = Instant::now() + time;
+    let mut tasks = JoinSet::new();
+    for process in 0..processes {
+        let redlock = builder().build().unwrap();
+        for _ in 0..16 {
+            let redlock = redlock.clone();
+            tasks.spawn(async move {
+                let mut granted = 0;
+                while Instant::now() < end {
+                    let guard = redlock.lock("k").wait(HOUR).await.unwrap();
+                    sleep(Duration::from_millis(2)).await;
+                    guard.release().await.unwrap();
+                    granted += 1;
+                }
+                (process, granted)
+            });
+        }
+    }
+    let mut shares = vec![0; processes];
+    while let Some(ended) = tasks.join_next().await {
+        let (process, granted): (usize, usize) = ended.unwrap();
+        shares[process] += granted;
+    }
+    shares
+}
+
+/// Returns how many locks somebody listens for.
+fn channels(server: &RedisServer) -> usize {
+    let reply = server.command(&["PUBSUB", "CHANNELS"]);
+    reply.as_array().unwrap().len()
+}
+
+/// Returns how many connections listen.
+fn listeners(server: &RedisServer) -> usize {
+    let reply = server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+    reply.as_str().unwrap().lines().count()
+}
+
+async fn wait_until(is_so: impl Fn() -> bool) {
+    let deadline = Deadline::after(PATIENCE);
+    while !is_so() {
+        assert!(!deadline.is_over());
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+const ROUND_TRIP: Duration = Duration::from_millis(5);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,541 @@
+//! The restart guard on real servers: who lost its memory does not vote until no lock is left of it.
+
+use std::future::Future;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::post;
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tower::ServiceExt;
+use tower_redlock::{
+    Health, IdempotencyLayer, LockError, NodeFailure, NodeHealth, NodeState, Redlock,
+    RedlockBuilder, RestartGuard, health_router, scope,
+};
+
+use crate::support::{Cluster, Proxy, RedisServer};
+
+/// Short, so that the tests are; servers tell their uptime in whole seconds, so it takes one more.
+const TTL: Duration = Duration::from_secs(1);
+const WINDOW: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(6);
+
+/// Servers that are one are asked again every five seconds; with the window, and time to spare.
+const TWINS_ASKED: Duration = Duration::from_secs(15);
+
+fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
+    let guard = RestartGuard::For(WINDOW);
+    let builder = Redlock::builder().urls(urls).ttl(TTL);
+    // Not what is tested: a busy machine may be slow.
+    let builder = builder.node_timeout(Duration::from_millis(300));
+    builder.restart_guard(guard)
+}
+
+fn redlock(cluster: &Cluster) -> Redlock {
+    builder(cluster.urls())
+        .build()
+        .expect("the settings are valid")
+}
+
+/// Waits until all nodes may vote.
+async fn admitted(redlock: &Redlock) {
+    wait_until(redlock, |health| health.up() == health.nodes.len()).await;
+}
+
+/// Waits until a majority may vote.
+async fn with_quorum(redlock: &Redlock) {
+    wait_until(redlock, Health::has_quorum).await;
+}
+
+async fn wait_until(redlock: &Redlock, holds: impl Fn(&Health) -> bool) {
+    let waiting = async {
+        while !holds(&redlock.health().await) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let waited = tokio::time::timeout(LONGEST, waiting).await;
+    waited.expect("enough nodes are admitted in time");
+}
+
+/// Returns how many nodes did not vote because they are quarantined.
+fn quarantined(refused: &LockError) -> usize {
+    let LockError::Unavailable { nodes, .. } = refused else {
+        panic!("not unavailable: {refused:?}");
+    };
+    let is_quarantined = |node: &&NodeFailure| matches!(node, NodeFailure::Quarantined { .. });
+    nodes.iter().filter(is_quarantined).count()
+}
+
+#[tokio::test]
+async fn a_fresh_cluster_refuses_until_the_window_is_over_and_says_how_long() {
+    let cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    let refused = redlock.try_lock("k").await.unwrap_err();
+    // The third need not have answered: two are enough to know.
+    assert!(quarantined(&refused) >= 2, "{refused:?}");
+    for node in redlock.health().await.nodes {
+        let NodeState::Quarantined { left } = node.state else {
+            panic!("{node:?}");
+        };
+        assert!(left <= WINDOW + Duration::from_secs(1));
+    }
+    admitted(&redlock).await;
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+/// All that a load balancer can be told, in the order in which a cluster may come to it.
+#[tokio::test]
+async fn readiness_goes_from_quarantined_over_ready_and_degraded_to_down() {
+    let mut cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    let health = health_router(redlock.clone());
+    let states = ready_until(&health, "quarantined", StatusCode::SERVICE_UNAVAILABLE).await;
+    assert_eq!(states, ["quarantined"; 3]);
+
+    let states = ready_until(&health, "ready", StatusCode::OK).await;
+    assert_eq!(states, ["up"; 3]);
+
+    cluster.servers[0].kill();
+    let states = ready_until(&health, "degraded", StatusCode::OK).await;
+    assert_eq!(states, ["unreachable", "up", "up"]);
+    assert!(redlock.try_lock("degraded").await.is_ok());
+
+    // It answers again and does not vote: with one that does not answer there is no majority.
+    cluster.servers[0].restart();
+    cluster.servers[1].kill();
+    let states = ready_until(&health, "quarantined", StatusCode::SERVICE_UNAVAILABLE).await;
+    assert_eq!(states, ["quarantined", "unreachable", "up"]);
+    let refused = redlock.try_lock("quarantined").await.unwrap_err();
+    assert_eq!(quarantined(&refused), 1, "{refused:?}");
+
+    cluster.servers[2].kill();
+    let states = ready_until(&health, "down", StatusCode::SERVICE_UNAVAILABLE).await;
+    assert_eq!(states, ["quarantined", "unreachable", "unreachable"]);
+    let refused = redlock.try_lock("down").await.unwrap_err();
+    assert!(
+        matches!(refused, LockError::Unavailable { .. }),
+        "{refused:?}"
+    );
+}
+
+/// Asks until the readiness is this one, and returns the nodes' states.
+async fn ready_until(health: &Router, readiness: &str, code: StatusCode) -> Vec<String> {
+    let asking = async {
+        loop {
+            let request = Request::get("/").body(Body::empty());
+            let request = request.expect("the request is valid");
+            let Ok(response) = health.clone().oneshot(request).await;
+            let status = response.status();
+            let body = response.into_body().collect().await;
+            let body = body.expect("the body is in memory").to_bytes();
+            let body: Value = serde_json::from_slice(&body).expect("it is JSON");
+            if body["status"] == readiness {
+                assert_eq!(
+                    (status, &body["quorum"]),
+                    (code, &Value::from(status == 200))
+                );
+                return body;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let asked = tokio::time::timeout(LONGEST, asking).await;
+    let body = asked.unwrap_or_else(|_| panic!("not {readiness} after {LONGEST:?}"));
+    let nodes = body["nodes"].as_array().expect("there are nodes");
+    let states = nodes.iter().filter_map(|node| node["state"].as_str());
+    states.map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn one_restarted_node_stays_out_while_the_others_go_on() {
+    let mut cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    admitted(&redlock).await;
+    cluster.servers[0].kill();
+    cluster.servers[0].restart();
+    // An idle connection is seen to be broken when it is used.
+    redlock.health().await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let state = redlock.health().await.nodes[0].state.clone();
+    assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    assert!(
+        !cluster.servers[0].exists("redlock:{k}:fence"),
+        "it was asked for a vote"
+    );
+    admitted(&redlock).await;
+}
+
+#[tokio::test]
+async fn a_majority_that_forgot_a_lock_grants_it_to_nobody_while_it_may_be_held() {
+    let mut cluster = Cluster::start(3);
+    let ours = redlock(&cluster);
+    admitted(&ours).await;
+    let guard = ours.lock("k").await.unwrap();
+    for server in &mut cluster.servers[..2] {
+        server.kill();
+        server.restart();
+    }
+    // One client that saw the restart, and one that did not.
+    let (fresh, mut asked) = (redlock(&cluster), 0);
+    let is_quarantined = |node: &&NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
+    wait_until(&fresh, |health| {
+        health.nodes.iter().filter(is_quarantined).count() == 2
+    })
+    .await;
+    while guard.is_valid() {
+        let refused = fresh.try_lock("k").await;
+        let refused = refused.expect_err("two hold the lock");
+        assert_eq!(quarantined(&refused), 2, "{refused:?}");
+        asked += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(asked > 5);
+    drop(guard);
+    admitted(&fresh).await;
+    fresh.try_lock("k").await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_flushed_majority_is_noticed_on_standing_connections() {
+    let cluster = Cluster::start(3);
+    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
+    admitted(&ours).await;
+    admitted(&theirs).await;
+    let guard = ours.lock("k").await.unwrap();
+    for server in &cluster.servers[..2] {
+        server.command(&["FLUSHALL"]);
+    }
+    let refused = theirs.try_lock("k").await.unwrap_err();
+    assert!(quarantined(&refused) >= 1, "{refused:?}");
+    assert!(guard.is_valid());
+    guard.lost().await;
+    admitted(&theirs).await;
+    theirs.try_lock("k").await.unwrap().release().await.unwrap();
+}
+
+/// Also the single key, which needs no script if nothing is compared.
+#[tokio::test]
+async fn without_fencing_a_flushed_majority_is_noticed_on_standing_connections_too() {
+    for keys in [&["k"][..], &["k", "l"]] {
+        let cluster = Cluster::start(3);
+        let unfenced = || builder(cluster.urls()).fencing(false).build();
+        let unfenced = || unfenced().expect("the settings are valid");
+        let (ours, theirs) = (unfenced(), unfenced());
+        admitted(&ours).await;
+        admitted(&theirs).await;
+        let guard = ours.lock_all(keys.iter().copied()).await.unwrap();
+        for server in &cluster.servers[..2] {
+            server.command(&["FLUSHALL"]);
+        }
+        let second = theirs.lock_all(keys.iter().copied()).wait(Duration::ZERO);
+        let refused = second.await.expect_err("two hold it");
+        assert!(quarantined(&refused) >= 1, "{refused:?}");
+        assert!(guard.is_valid());
+        guard.lost().await;
+        admitted(&theirs).await;
+        theirs.try_lock("k").await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn without_the_guard_a_flushed_majority_grants_the_lock_again() {
+    let cluster = Cluster::start(3);
+    let off = || {
+        let builder = Redlock::builder().urls(cluster.urls());
+        builder.restart_guard(RestartGuard::Off).build().unwrap()
+    };
+    let (ours, theirs) = (off(), off());
+    assert_eq!(ours.health().await.up(), 3);
+    let guard = ours.lock("k").await.unwrap();
+    for server in &cluster.servers {
+        // A majority is enough to hold it; the third may be asked a moment later.
+        while !server.exists("redlock:{k}") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    for server in &cluster.servers[..2] {
+        server.command(&["FLUSHALL"]);
+    }
+    let second = theirs.try_lock("k").await;
+    assert!(second.is_ok(), "{second:?}");
+    assert!(
+        guard.is_valid(),
+        "two hold it: this is what the guard is for"
+    );
+}
+
+#[tokio::test]
+async fn a_replica_does_not_vote() {
+    let cluster = Cluster::start(4);
+    let redlock = builder(cluster.urls().into_iter().take(3)).build().unwrap();
+    let master = cluster.servers[3].port().to_string();
+    cluster.servers[0].command(&["REPLICAOF", "127.0.0.1", &master]);
+    with_quorum(&redlock).await;
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let state = redlock.health().await.nodes[0].state.clone();
+    let NodeState::Unreachable { why, .. } = state else {
+        panic!("{state:?}");
+    };
+    assert!(why.contains("slave") && why.contains("masters"), "{why}");
+}
+
+#[tokio::test]
+async fn a_promoted_replica_counts_as_a_node_that_lost_its_memory() {
+    let cluster = Cluster::start(4);
+    let redlock = builder(cluster.urls().into_iter().take(3)).build().unwrap();
+    admitted(&redlock).await;
+    let server = &cluster.servers[0];
+    cluster.servers[3].command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    let master = cluster.servers[3].port().to_string();
+    server.command(&["REPLICAOF", "127.0.0.1", &master]);
+    // Until it has the other's data, and with it no generation of its own.
+    let has_synced = || {
+        let info = server.command(&["INFO", "replication"]);
+        info.as_str()
+            .is_some_and(|info| info.contains("master_link_status:up"))
+    };
+    let syncing = async {
+        while !has_synced() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let synced = tokio::time::timeout(Duration::from_secs(15), syncing).await;
+    synced.expect("the replica syncs");
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let state = redlock.health().await.nodes[0].state.clone();
+    assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
+}
+
+#[tokio::test]
+async fn one_server_under_two_addresses_votes_under_neither() {
+    let server = RedisServer::start();
+    let urls = [server.url(), server.url().replace("127.0.0.1", "localhost")];
+    let redlock = builder(urls).build().unwrap();
+    tokio::time::sleep(WINDOW + Duration::from_secs(2)).await;
+    let refused = loop {
+        // Until both addresses have been connected to.
+        let refused = redlock.try_lock("k").await.unwrap_err();
+        if quarantined(&refused) == 0 {
+            break refused;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert!(refused.to_string().contains("same server"), "{refused}");
+    assert_eq!(redlock.health().await.up(), 0);
+}
+
+/// Also on first contact, when both addresses are met at once.
+#[tokio::test]
+async fn a_new_client_gets_no_lock_from_one_server_under_two_addresses() {
+    let server = RedisServer::start();
+    let aged = builder([server.url()]).build().unwrap();
+    with_quorum(&aged).await;
+    for i in 0..10 {
+        let twin = server.url().replace("127.0.0.1", "localhost");
+        let dead = format!("redis://127.0.0.1:{}", crate::support::free_port());
+        let redlock = builder([server.url(), twin, dead]).build().unwrap();
+        let refused = redlock.try_lock(i.to_string()).await.unwrap_err();
+        assert!(
+            matches!(refused, LockError::Unavailable { .. }),
+            "{refused:?}"
+        );
+    }
+}
+
+/// As after a restart with its data, or with an old backup, that this client did not see.
+#[tokio::test]
+async fn a_generation_of_another_process_does_not_make_a_server_old() {
+    let cluster = Cluster::start(3);
+    admitted(&redlock(&cluster)).await;
+    for server in &cluster.servers[..2] {
+        let generation = server.command(&["GET", "redlock:generation"]);
+        let generation = generation.as_str().expect("there is one");
+        let (old, _) = generation
+            .rsplit_once(':')
+            .expect("it ends with the run id");
+        server.command(&["SET", "redlock:generation", &format!("{old}:another")]);
+    }
+    let fresh = redlock(&cluster);
+    let refused = fresh.try_lock("k").await.unwrap_err();
+    assert!(quarantined(&refused) >= 1, "{refused:?}");
+    admitted(&fresh).await;
+}
+
+/// A name of the second led to the first, and then where it should.
+#[tokio::test]
+async fn a_server_that_was_another_under_two_names_votes_once_its_name_is_right() {
+    let cluster = Cluster::start(3);
+    // Else they would be asked again when their quarantine ends.
+    admitted(&redlock(&cluster)).await;
+    let name = Proxy::start(cluster.servers[0].addr()).await;
+    let urls = [
+        &cluster.servers[0].url(),
+        &name.url(),
+        &cluster.servers[2].url(),
+    ]
+    .map(Clone::clone);
+    let redlock = builder(urls).build().unwrap();
+    twins(&redlock).await;
+    assert!(redlock.try_lock("k").await.is_err());
+    // The connection to the wrong one stands, and is good in every other way.
+    name.lead_to(cluster.servers[1].addr());
+    within(TWINS_ASKED, admitted_in_the_end(&redlock)).await;
+    let guard = redlock.lock("k").await.unwrap();
+    let locks = || {
+        cluster
+            .servers
+            .iter()
+            .filter(|server| server.exists("redlock:{k}"))
+    };
+    wait_until(&redlock, |_| locks().count() == 3).await;
+    guard.release().await.unwrap();
+}
+
+/// It may be that nothing is there now; that is no reason for the first not to vote.
+#[tokio::test]
+async fn a_server_votes_again_once_no_other_name_leads_to_it() {
+    let cluster = Cluster::start(2);
+    // Else they would be asked again when their quarantine ends.
+    admitted(&redlock(&cluster)).await;
+    let name = Proxy::start(cluster.servers[0].addr()).await;
+    let urls = [
+        &cluster.servers[0].url(),
+        &name.url(),
+        &cluster.servers[1].url(),
+    ]
+    .map(Clone::clone);
+    let redlock = builder(urls).build().unwrap();
+    twins(&redlock).await;
+    name.lead_to(([127, 0, 0, 1], crate::support::free_port()).into());
+    let two = async {
+        while redlock.health().await.up() < 2 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within(TWINS_ASKED, two).await;
+    redlock.lock("k").await.unwrap().release().await.unwrap();
+    // And not any more when it does.
+    name.lead_to(cluster.servers[0].addr());
+    within(TWINS_ASKED, twins(&redlock)).await;
+}
+
+/// Waits until the first two are seen to be one.
+async fn twins(redlock: &Redlock) {
+    let are_twins = |health: &Health| {
+        health.nodes[..2].iter().all(|node| {
+            matches!(&node.state, NodeState::Unreachable { why, .. } if why.contains("same server"))
+        })
+    };
+    wait_until(redlock, are_twins).await;
+}
+
+async fn admitted_in_the_end(redlock: &Redlock) {
+    while redlock.health().await.up() < 3 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn within(limit: Duration, what: impl Future<Output = ()>) {
+    let done = tokio::time::timeout(limit, what).await;
+    done.unwrap_or_else(|_| panic!("not after {limit:?}"));
+}
+
+#[tokio::test]
+async fn a_server_that_denies_info_does_not_vote_and_the_error_says_why() {
+    let server = RedisServer::start();
+    server.command(&["ACL", "SETUSER", "default", "-info"]);
+    let redlock = builder([server.url()]).build().unwrap();
+    let refused = redlock.try_lock("k").await.unwrap_err();
+    let refused = refused.to_string();
+    assert!(refused.contains("INFO was refused"), "{refused}");
+    assert!(refused.contains(&server.addr().to_string()), "{refused}");
+    assert!(
+        refused.contains("its user needs") && refused.contains("+info"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_window_that_is_not_longer_than_every_lock_is_refused() {
+    let guard = RestartGuard::For(TTL);
+    let built = Redlock::builder()
+        .embedded(3)
+        .ttl(TTL)
+        .restart_guard(guard)
+        .build();
+    // Embedded nodes need no guard, but a wrong setting is wrong wherever it stands.
+    let error = built.unwrap_err();
+    assert_eq!(error.setting(), "restart_guard");
+}
+
+/// What such a node has is a record; what it does not have may have been forgotten.
+#[tokio::test]
+async fn a_node_that_may_not_vote_is_still_asked_for_records() {
+    let mut cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    admitted(&redlock).await;
+    let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
+    let app = Router::new()
+        .route("/", post(async || "executed"))
+        .layer(layer);
+    let pay = async |key: &str| {
+        let request = Request::post("/").header("idempotency-key", key);
+        let response = app.clone().oneshot(request.body(Body::empty()).unwrap());
+        let response = response.await.unwrap();
+        let replayed = response.headers().contains_key("idempotency-replayed");
+        (response.status(), replayed)
+    };
+    assert_eq!(pay("a").await, (StatusCode::OK, false));
+    let has_record = |server: &RedisServer| server.keys("*:done").len() == 1;
+    wait_until(&redlock, |_| cluster.servers.iter().all(has_record)).await;
+
+    // Their memory as a whole: a process that forgot which one it is cannot tell what else it forgot.
+    for server in &cluster.servers[..2] {
+        server.command(&["DEL", "redlock:generation"]);
+    }
+    assert_eq!(pay("b").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    let is_out = |node: &NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
+    wait_until(&redlock, |health| health.nodes[..2].iter().all(is_out)).await;
+    cluster.servers[2].kill();
+    // What is on its way while such a node gets its new connection is lost, and is no answer.
+    let mut again = pay("a").await;
+    for _ in 0..5 {
+        if again.0 == StatusCode::SERVICE_UNAVAILABLE {
+            again = pay("a").await;
+        }
+    }
+    assert_eq!(again, (StatusCode::OK, true));
+    assert_eq!(pay("c").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    let fences = cluster.servers[0].keys("*:fence");
+    assert_eq!(fences.len(), 1, "it was asked for a vote: {fences:?}");
+}

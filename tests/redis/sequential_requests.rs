@@ -1,0 +1,154 @@
+//! A client that reads each response to its end does not meet its own lock, whatever server its
+//! next request goes to, and whatever the response looks like.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::error_handling::HandleErrorLayer;
+use axum::http::{HeaderMap, Method, Response, StatusCode};
+use axum::routing::any;
+use axum::{BoxError, Router, extract::Query};
+use bytes::Bytes;
+use futures_util::stream;
+use http_body::Frame;
+use http_body_util::StreamBody;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::time::sleep;
+use tower::ServiceBuilder;
+use tower::timeout::TimeoutLayer;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_redlock::{Redlock, RedlockLayer, ReleaseAt, RestartGuard};
+
+use crate::support::Cluster;
+use crate::support::http::Client;
+
+/// Requests for each form of response and moment of release: over a thousand for each moment.
+const REQUESTS: usize = 180;
+
+async fn respond(Query(form): Query<Value>) -> Response<Body> {
+    let frames = |frames: Vec<Frame<Bytes>>| {
+        let frames = frames.into_iter().map(Ok::<_, std::io::Error>);
+        Body::new(StreamBody::new(stream::iter(frames)))
+    };
+    let data = || Frame::data(Bytes::from_static(b"some data"));
+    let mut response = Response::new(match form["form"].as_str() {
+        Some("sized" | "head") => Body::from("some data"),
+        Some("chunked") => frames(vec![data(), data(), data()]),
+        Some("trailers") => {
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-sum", "1".parse().expect("it is a value"));
+            frames(vec![data(), Frame::trailers(trailers)])
+        }
+        Some("declared") => frames(vec![data(), data()]),
+        _ => Body::empty(),
+    });
+    match form["form"].as_str() {
+        Some("no-content") => *response.status_mut() = StatusCode::NO_CONTENT,
+        Some("declared") => {
+            response.headers_mut().insert("content-length", 18.into());
+        }
+        Some("trailers") => {
+            response
+                .headers_mut()
+                .insert("trailer", "x-sum".parse().expect("it is a value"));
+        }
+        _ => {}
+    }
+    response
+}
+
+async fn server(cluster: &Cluster, release_at: ReleaseAt) -> SocketAddr {
+    let redlock = Redlock::builder()
+        .urls(cluster.urls())
+        // Healthy nodes on a busy machine.
+        .node_timeout(Duration::from_millis(500))
+        .restart_guard(RestartGuard::Off)
+        .build()
+        .expect("the settings are valid");
+    let layer = RedlockLayer::new(redlock, "the only key")
+        .methods([Method::POST, Method::HEAD])
+        .release_at(release_at);
+    let late = any(async || sleep(Duration::from_secs(60)).await);
+    let late = late.layer(
+        ServiceBuilder::new()
+            .layer(HandleErrorLayer::new(async |_: BoxError| {
+                StatusCode::GATEWAY_TIMEOUT
+            }))
+            .layer(layer.clone())
+            .layer(TimeoutLayer::new(Duration::from_millis(1))),
+    );
+    let panicking = any(async || -> () { panic!("as the test wants it") });
+    let panicking = panicking.layer((CatchPanicLayer::new(), layer.clone()));
+    let app = Router::new()
+        .route("/", any(respond))
+        .route_layer(layer)
+        .route("/late", late)
+        .route("/panicking", panicking);
+    let listener = TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port is free");
+    let addr = listener.local_addr().expect("it listens");
+    tokio::spawn(axum::serve(listener, app).into_future());
+    addr
+}
+
+async fn alternate(release_at: ReleaseAt) {
+    let cluster = Cluster::start(3);
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        clients.push(Client::connect(server(&cluster, release_at).await).await);
+    }
+    for form in [
+        "sized",
+        "empty",
+        "chunked",
+        "trailers",
+        "declared",
+        "no-content",
+        "head",
+    ] {
+        let method = if form == "head" { "HEAD" } else { "POST" };
+        let path = format!("/?form={form}");
+        for i in 0..REQUESTS {
+            let client = &mut clients[i % 2];
+            // TE: a client has to ask for trailers.
+            let headers = [("te", "trailers")];
+            let response = client.request(method, &path, &headers, b"").await;
+            assert!(
+                response.status < 300,
+                "{release_at:?}, {form}, request {i}: {} {}",
+                response.status,
+                response.text()
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequential_client_is_never_refused_with_the_release_at_the_end_of_the_body() {
+    alternate(ReleaseAt::BodyEnd).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequential_client_is_never_refused_with_the_release_at_the_head() {
+    alternate(ReleaseAt::ResponseHead).await;
+}
+
+/// An error of the inner service and a panic of the handler end a request as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequential_client_is_never_refused_after_an_error_or_a_panic() {
+    let cluster = Cluster::start(3);
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        clients.push(Client::connect(server(&cluster, ReleaseAt::BodyEnd).await).await);
+    }
+    for (path, status) in [("/late", 504), ("/panicking", 500)] {
+        for i in 0..REQUESTS {
+            let response = clients[i % 2].request("POST", path, &[], b"").await;
+            let text = response.text();
+            assert_eq!(response.status, status, "{path}, request {i}: {text}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Servers at a limit: out of memory, and fences as large as they get.
+
+use std::time::Duration;
+
+use tower_redlock::{
+    FencingToken, LockError, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
+};
+
+use crate::support::{Cluster, Deadline, RedisServer};
+
+/// With patience: a server that is late on a busy machine would give another reason than its limit.
+fn builder(cluster: &Cluster) -> RedlockBuilder {
+    Redlock::builder()
+        .urls(cluster.urls())
+        .node_timeout(Duration::from_millis(300))
+        .restart_guard(RestartGuard::Off)
+}
+
+fn redlock(cluster: &Cluster) -> Redlock {
+    builder(cluster).build().expect("the settings are valid")
+}
+
+/// Takes a server's memory away, so that it refuses all that would need more.
+fn fill(server: &RedisServer) {
+    let info = server.command(&["INFO", "memory"]);
+    let used = info.as_str().and_then(|info| {
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("used_memory:"));
+        line?.parse::<u64>().ok()
+    });
+    let used = used.expect("INFO tells the memory in use");
+    set(server, "maxmemory-policy", "noeviction");
+    // Well below: what a connection takes comes and goes.
+    set(server, "maxmemory", &(used / 2).to_string());
+    let refused = server.command(&["SET", "more", "memory"]);
+    assert!(format!("{refused:?}").contains("OOM"), "{refused:?}");
+}
+
+fn give_back(server: &RedisServer) {
+    set(server, "maxmemory", "0");
+}
+
+fn set(server: &RedisServer, setting: &str, value: &str) {
+    let done = server.command(&["CONFIG", "SET", setting, value]);
+    assert_eq!(done.as_str(), Some("OK"), "{setting}");
+}
+
+/// Returns how often each server set an expiry, the least of all.
+fn expiries_set(cluster: &Cluster) -> u64 {
+    let counts = cluster.servers.iter().map(RedisServer::call_counts);
+    let expiries = counts.map(|calls| calls.get("pexpire").copied().unwrap_or_default());
+    expiries.min().expect("there are servers")
+}
+
+/// Returns why nodes refused, in their own words.
+fn refusals(refused: &LockError) -> Vec<String> {
+    let LockError::Unavailable { nodes, .. } = refused else {
+        panic!("not unavailable: {refused:?}");
+    };
+    let words = nodes.iter().map(|node| match node {
+        NodeFailure::Refused { why, .. } => why.to_string(),
+        other => panic!("not refused: {other:?}"),
+    });
+    words.collect()
+}
+
+#[tokio::test]
+async fn servers_without_memory_renew_extend_and_release_what_is_held_and_refuse_what_is_new() {
+    let cluster = Cluster::start(3);
+    for fencing in [true, false] {
+        let builder = || {
+            let ttl = Duration::from_millis(1_500);
+            builder(&cluster).fencing(fencing).ttl(ttl)
+        };
+        let (ours, theirs) = (builder().build().unwrap(), builder().build().unwrap());
+        let one = ours.lock("one").await.unwrap();
+        let set = ours.lock_all(["two", "three"]).await.unwrap();
+        let tokens = [one.fencing_token(), set.fencing_token()];
+        // The third may be later than the two that decide.
+        cluster_holds(&cluster, 9).await;
+
+        cluster.servers.iter().for_each(fill);
+        for keys in [&["new"][..], &["new", "newer"]] {
+            let refused = theirs.lock_all(keys.iter().copied()).await.unwrap_err();
+            let why = refusals(&refused);
+            assert!(
+                why.len() >= 2 && why.iter().all(|why| why.contains("OOM")),
+                "{refused}"
+            );
+        }
+        // What is held is known without memory, but for the plain command of a single lock without
+        // a token, which asks for memory first.
+        for keys in [&["new", "one"][..], &["one"]] {
+            let refused = theirs.lock_all(keys.iter().copied()).wait(Duration::ZERO);
+            let refused = refused.await.unwrap_err();
+            let is_known = fencing || keys.len() > 1;
+            let is_contended = matches!(refused, LockError::Contended { .. });
+            assert_eq!(is_contended, is_known, "{keys:?}: {refused}");
+        }
+        // Longer than any of them lives unless it is renewed: of three keys, and with fencing of as
+        // many fences, each renewal sets the expiry.
+        let renewal = if fencing { 6 } else { 3 };
+        let before = expiries_set(&cluster);
+        let deadline = Deadline::after(Duration::from_secs(10));
+        while expiries_set(&cluster) < before + 5 * renewal {
+            assert!(!deadline.is_over(), "nothing is renewed");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(one.is_valid() && set.is_valid());
+        one.extend(Duration::from_millis(1_400)).await.unwrap();
+        set.extend(Duration::from_millis(1_400)).await.unwrap();
+        assert_eq!([one.fencing_token(), set.fencing_token()], tokens);
+        assert_eq!(one.release().await, Ok(Released::Freed));
+        assert!(theirs.try_lock("one").await.is_err(), "there is no memory");
+
+        cluster.servers.iter().for_each(give_back);
+        let next = theirs.try_lock("one").await.unwrap();
+        assert!(!fencing || next.fencing_token() > tokens[0]);
+        assert_eq!(set.release().await, Ok(Released::Freed));
+        let all = theirs.lock_all(["two", "three", "new"]).await.unwrap();
+        assert!(!fencing || all.fencing_token() > tokens[1]);
+        drop((next, all));
+        cluster.wait_until_free(Duration::from_secs(2)).await;
+    }
+}
+
+/// Waits until so many keys are locked on all servers together.
+async fn cluster_holds(cluster: &Cluster, keys: usize) {
+    let deadline = Deadline::after(Duration::from_secs(5));
+    while cluster.lock_keys().len() < keys {
+        assert!(!deadline.is_over(), "{:?}", cluster.lock_keys());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn one_server_without_memory_costs_its_vote_only() {
+    let cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    fill(&cluster.servers[0]);
+    for keys in [&["a"][..], &["a", "b"]] {
+        let guard = redlock.lock_all(keys.iter().copied()).await.unwrap();
+        guard.extend(Duration::from_secs(9)).await.unwrap();
+        assert_eq!(guard.release().await, Ok(Released::Freed));
+    }
+    // It has taken nothing, and nothing was confirmed there.
+    assert_eq!(cluster.servers[0].keys("*"), Vec::<String>::new());
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+}
+
+/// Puts the fence of a key where many locks, or a clock that was ahead, would have brought it.
+fn plant(server: &RedisServer, key: &str, fence: u64) {
+    let name = format!("redlock:{{{key}}}:fence");
+    server.command(&["SET", &name, &format!("{fence} x")]);
+}
+
+/// Returns the number of the fence of a key, as the server has it.
+fn fence(server: &RedisServer, key: &str) -> String {
+    let record = server.command(&["GET", &format!("redlock:{{{key}}}:fence")]);
+    let record = record.as_str().expect("there is a fence");
+    record.split(' ').next().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn tokens_rise_by_one_to_the_last_digit_and_end_at_the_largest() {
+    let cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    let max = FencingToken::MAX.as_u64();
+    assert_eq!(max, 9_007_199_254_740_000);
+    // Ahead of every clock for a while, beyond 2^53 / 10, odd and even.
+    for start in [2_763_659_999_000_001, 4_503_599_627_370_498, max - 4] {
+        for server in &cluster.servers {
+            plant(server, "k", start);
+            plant(server, "l", start - 9);
+        }
+        for rise in 1..=4 {
+            // What one key learned holds for the sets that it is in, and the other way round.
+            let keys = if rise % 2 == 0 {
+                &["k", "l"][..]
+            } else {
+                &["k"]
+            };
+            let guard = redlock.lock_all(keys.iter().copied()).await.unwrap();
+            let token = guard.fencing_token().unwrap();
+            assert_eq!(token.as_u64(), start + rise);
+            guard.extend(Duration::from_secs(9)).await.unwrap();
+            assert_eq!(guard.fencing_token(), Some(token));
+            assert_eq!(guard.release().await, Ok(Released::Freed));
+        }
+        let at_end = (start + 4).to_string();
+        for server in &cluster.servers {
+            assert_eq!(fence(server, "k"), at_end);
+            assert_eq!(fence(server, "l"), at_end);
+        }
+    }
+    for keys in [&["k"][..], &["l"], &["k", "l"], &["fresh", "k"]] {
+        let refused = redlock.lock_all(keys.iter().copied()).await.unwrap_err();
+        let why = refusals(&refused);
+        assert!(
+            why.len() >= 2 && why.iter().all(|why| why.contains("largest value")),
+            "{keys:?}: {refused}"
+        );
+    }
+    // Nothing was left of those, and other keys are as before.
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+    let fresh = redlock.lock_all(["fresh", "fresher"]).await.unwrap();
+    assert!(fresh.fencing_token().unwrap().as_u64() < 2_763_659_999_000_001);
+    // The error says what to do about it.
+    for server in &cluster.servers {
+        server.command(&["DEL", "redlock:{k}:fence"]);
+    }
+    assert!(redlock.try_lock("k").await.is_ok());
+}
+
+#[tokio::test]
+async fn fences_that_differ_in_their_last_digit_are_brought_to_the_highest() {
+    let mut cluster = Cluster::start(3);
+    let redlock = redlock(&cluster);
+    cluster.servers[2].kill();
+    let max = FencingToken::MAX.as_u64();
+    for start in [2_763_659_999_000_001, 4_503_599_627_370_498, max - 2] {
+        for keys in [&["k"][..], &["k", "l"]] {
+            // Both are needed, so their first answers differ by one.
+            plant(&cluster.servers[0], "k", start);
+            plant(&cluster.servers[1], "k", start + 1);
+            let guard = redlock.lock_all(keys.iter().copied()).await.unwrap();
+            let token = guard.fencing_token().unwrap().as_u64();
+            assert_eq!(token, start + 2, "{keys:?}");
+            for server in &cluster.servers[..2] {
+                assert_eq!(fence(server, "k"), token.to_string(), "{keys:?}");
+            }
+            guard.extend(Duration::from_secs(9)).await.unwrap();
+            assert_eq!(guard.release().await, Ok(Released::Freed));
+            for server in &cluster.servers[..2] {
+                server.command(&["DEL", "redlock:{l}:fence"]);
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! SIGTERM under load: what has begun ends, and no lock of the process stays on any node.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::support::http::request;
+use crate::support::{ChildProcess, Cluster, example_path, free_port};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn start(example: &str, cluster: &Cluster, grace_ms: &str) -> (ChildProcess, SocketAddr) {
+    let (listen, urls) = (
+        format!("127.0.0.1:{}", free_port()),
+        cluster.urls().join(","),
+    );
+    let envs = [
+        ("LISTEN", listen.as_str()),
+        ("REDLOCK_URLS", urls.as_str()),
+        ("REDLOCK_RESTART_GUARD", "off"),
+        ("GRACE_MS", grace_ms),
+    ];
+    let server = ChildProcess::start(example_path(example), &[], &envs);
+    server.wait_for_line("istening on http://", PATIENCE);
+    (server, listen.parse().expect("it is an address"))
+}
+
+#[tokio::test]
+async fn requests_in_flight_finish_and_no_lock_stays() {
+    let cluster = Cluster::start(3);
+    let (mut server, addr) = start("graceful_shutdown", &cluster, "10000");
+    let jobs: Vec<_> = (0..20)
+        .map(|i| {
+            let path = format!("/jobs/{i}?ms={}", 300 + i * 20);
+            tokio::spawn(async move { request(addr, "POST", &path, &[], b"").await })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    server.signal(Signal::SIGTERM);
+    for job in jobs {
+        let response = job.await.unwrap();
+        assert_eq!((response.status, response.text().as_str()), (200, "done\n"));
+    }
+    let status = server.wait(PATIENCE);
+    assert!(status.success(), "{status}: {}", server.stderr());
+    assert!(
+        server.stdout().contains("drained: nothing left"),
+        "{}",
+        server.stdout()
+    );
+    assert_eq!(cluster.lock_keys(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_handler_that_does_not_end_keeps_its_lock_and_is_reported() {
+    let cluster = Cluster::start(3);
+    let (mut server, addr) = start("graceful_shutdown", &cluster, "300");
+    let job = tokio::spawn(async move {
+        // The process ends under it.
+        let mut client = crate::support::http::Client::connect(addr).await;
+        client
+            .try_request("POST", "/jobs/7?ms=60000", &[], b"")
+            .await
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(cluster.lock_keys().len(), 3);
+    server.signal(Signal::SIGTERM);
+    let status = server.wait(PATIENCE);
+    assert!(status.success(), "{status}: {}", server.stderr());
+    let said = server.stdout();
+    assert!(
+        said.contains("drained: still held") && said.contains("3:job,1:7,"),
+        "{said}"
+    );
+    // Not released under its holder: it ends by its ttl.
+    assert_eq!(cluster.lock_keys().len(), 3);
+    assert!(job.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn the_quickstart_stops_cleanly_too() {
+    let cluster = Cluster::start(3);
+    let (mut server, addr) = start("quickstart", &cluster, "");
+    let path = "/accounts/a/withdraw?hold_ms=500";
+    let withdrawal = loop {
+        let withdrawal = tokio::spawn(async move { request(addr, "POST", path, &[], b"").await });
+        while cluster.lock_keys().is_empty() && !withdrawal.is_finished() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if !withdrawal.is_finished() {
+            break withdrawal;
+        }
+        // On a busy machine the nodes may be late for it.
+        assert_eq!(withdrawal.await.unwrap().status, 503);
+    };
+    server.signal(Signal::SIGTERM);
+    assert_eq!(withdrawal.await.unwrap().status, 200);
+    let status = server.wait(PATIENCE);
+    assert!(status.success(), "{status}: {}", server.stderr());
+    assert!(
+        server.stdout().contains("1 released, 0 still held"),
+        "{}",
+        server.stdout()
+    );
+    assert_eq!(cluster.lock_keys(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_signal_right_after_the_first_line_is_heard() {
+    let cluster = Cluster::start(3);
+    for example in ["quickstart", "graceful_shutdown"] {
+        let (mut server, _) = start(example, &cluster, "300");
+        server.signal(Signal::SIGTERM);
+        let status = server.wait(PATIENCE);
+        assert!(status.success(), "{example}, {status}: {}", server.stderr());
+        assert!(server.stdout().contains("drained: "), "{example}");
+    }
+}

@@ -1,0 +1,604 @@
+//! What reaches a server: a release never before its acquisition, and no lock outlives its ttl, however
+//! slow the server's answers are and whatever it forgets.
+
+#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::poll;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::deadpool_redis::Config;
+use tower_redlock::{LockError, LockRequest, Redlock, RedlockBuilder, RestartGuard};
+
+use crate::support::{Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer, Reply};
+
+const NODE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Longer than any test that uses it; the ttl must free nothing there.
+const LONG_TTL: Duration = Duration::from_secs(60);
+
+/// For the tests in which the ttl may have to free a lock.
+const SHORT_TTL: Duration = Duration::from_secs(1);
+
+/// How long servers are disturbed.
+const DISTURBANCE: Duration = Duration::from_secs(3);
+
+/// How the nodes are named, and with it what drives their connections.
+#[derive(Debug, Clone, Copy)]
+enum By {
+    Url,
+    Pool,
+}
+
+const BOTH: [By; 2] = [By::Url, By::Pool];
+
+impl By {
+    fn name(self, builder: RedlockBuilder, url: &String) -> RedlockBuilder {
+        match self {
+            Self::Url => builder.url(url),
+            Self::Pool => builder.pool(
+                Config::from_url(url)
+                    .create_pool(None)
+                    .expect("a URL is enough"),
+            ),
+        }
+    }
+}
+
+fn builder(by: By, urls: &[String]) -> RedlockBuilder {
+    urls.iter()
+        .fold(Redlock::builder(), |builder, url| by.name(builder, url))
+        .node_timeout(NODE_TIMEOUT)
+        .restart_guard(RestartGuard::Off)
+}
+
+async fn wait_until_all_are_up(redlock: &Redlock) {
+    let up = async {
+        loop {
+            let health = redlock.health().await;
+            if health.up() == health.nodes.len() {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let in_time = timeout(Duration::from_secs(10), up).await;
+    in_time.expect("all nodes are reached");
+}
+
+/// What becomes of a lock that is asked for.
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    Released,
+    DroppedAfterOnePoll,
+    DroppedAfter(Duration),
+}
+
+async fn lock(redlock: &Redlock, key: String, fate: Fate) {
+    match fate {
+        Fate::Released => {
+            // Two nodes are healthy, but a machine that stands still makes them late.
+            if let Ok(guard) = redlock.try_lock(key).await {
+                guard.release().await.ok();
+            }
+        }
+        Fate::DroppedAfterOnePoll => {
+            let mut asked = pin!(redlock.try_lock(key).into_future());
+            assert!(poll!(&mut asked).is_pending());
+        }
+        Fate::DroppedAfter(patience) => {
+            // A guard that it may return is dropped, too.
+            drop(timeout(patience, redlock.try_lock(key)).await);
+        }
+    }
+}
+
+/// Asks for many locks side by side.
+async fn wave(redlock: &Redlock, number: usize) {
+    let locks = (0..24).map(|index| {
+        let fate = match index % 4 {
+            0 | 1 => Fate::Released,
+            2 => Fate::DroppedAfterOnePoll,
+            _ => Fate::DroppedAfter(Duration::from_micros(index * 100)),
+        };
+        lock(redlock, format!("{number}-{index}"), fate)
+    });
+    join_all(locks).await;
+}
+
+/// What a server was asked about one owner, in its order: `true` for an acquisition.
+fn by_owner(log: &MonitorLog) -> HashMap<String, Vec<bool>> {
+    let mut owners: HashMap<_, Vec<bool>> = HashMap::new();
+    for line in log.lines() {
+        let words: Vec<_> = line.split('"').skip(1).step_by(2).collect();
+        let (owner, acquires) = match words.as_slice() {
+            [evalsha, _hash, "1", _lock, owner, ..] if evalsha.eq_ignore_ascii_case("evalsha") => {
+                (owner, false)
+            }
+            // Also the confirmation of a token, which has no place behind a release either.
+            [evalsha, _hash, "2", _lock, _fence, owner, ..]
+                if evalsha.eq_ignore_ascii_case("evalsha") =>
+            {
+                (owner, true)
+            }
+            // What scripts run is not quoted from a client.
+            [set, _lock, owner, "NX", ..]
+                if set.eq_ignore_ascii_case("set") && !line.contains("lua]") =>
+            {
+                (owner, true)
+            }
+            _ => continue,
+        };
+        owners
+            .entry((*owner).to_owned())
+            .or_default()
+            .push(acquires);
+    }
+    owners
+}
+
+/// Checks that for no owner an acquisition follows a release, and returns how many had both.
+#[track_caller]
+fn assert_in_order(log: &MonitorLog) -> usize {
+    let owners = by_owner(log);
+    for (owner, commands) in &owners {
+        assert!(
+            commands.is_sorted_by(|before, after| before >= after),
+            "{owner}: {commands:?} (true acquires, false releases)"
+        );
+    }
+    let acquired = owners.values().filter(|commands| commands[0]);
+    let acquired: Vec<_> = acquired.collect();
+    for commands in &acquired {
+        assert!(commands.contains(&false), "never released");
+    }
+    println!(
+        "{} owners seen, {} of them acquired and then released",
+        owners.len(),
+        acquired.len()
+    );
+    acquired.len()
+}
+
+#[tokio::test]
+async fn a_release_follows_its_acquisition_to_a_node_that_answers_too_late() {
+    for (fencing, by) in [(true, By::Url), (false, By::Url), (true, By::Pool)] {
+        let cluster = Cluster::start(3);
+        let proxy = Proxy::start(cluster.servers[0].addr()).await;
+        let mut urls = cluster.urls();
+        urls[0] = proxy.url();
+        let redlock = builder(by, &urls).ttl(LONG_TTL).fencing(fencing);
+        let redlock = redlock.build().unwrap();
+        wait_until_all_are_up(&redlock).await;
+        let log = MonitorLog::start(&cluster.servers[0]);
+        for number in 0..12 {
+            if number % 2 == 0 {
+                // Only a node that is up is asked for its vote.
+                proxy.pass();
+                wait_until_all_are_up(&redlock).await;
+                proxy.delay(Duration::from_millis(200));
+            }
+            wave(&redlock, number).await;
+            sleep(Duration::from_millis(70)).await;
+        }
+        cluster.wait_until_free(Duration::from_secs(3)).await;
+        assert!(assert_in_order(&log) >= 100);
+    }
+}
+
+#[tokio::test]
+async fn a_release_follows_its_acquisition_to_a_node_that_pauses() {
+    for by in BOTH {
+        let cluster = Cluster::start(3);
+        let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
+        wait_until_all_are_up(&redlock).await;
+        let log = MonitorLog::start(&cluster.servers[0]);
+        // Shorter than the node timeout, longer, and until the connection is about to be replaced.
+        for (number, pause) in [20, 80, 130, 300, 600, 900].into_iter().enumerate() {
+            cluster.servers[0].stop();
+            wave(&redlock, 2 * number).await;
+            sleep(Duration::from_millis(pause)).await;
+            cluster.servers[0].cont();
+            wave(&redlock, 2 * number + 1).await;
+            wait_until_all_are_up(&redlock).await;
+        }
+        cluster.wait_until_free(Duration::from_secs(3)).await;
+        assert!(assert_in_order(&log) >= 100);
+    }
+}
+
+#[tokio::test]
+async fn what_was_never_sent_is_not_released_either() {
+    for by in BOTH {
+        let cluster = Cluster::start(3);
+        let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
+        wait_until_all_are_up(&redlock).await;
+        let log = MonitorLog::start(&cluster.servers[0]);
+        // More pipelines than may be on the wire, to a server that answers none, and not for long enough to be
+        // given up.
+        cluster.servers[0].stop();
+        for number in 0..100 {
+            let key = format!("unsent {number}");
+            drop(timeout(Duration::from_micros(200), redlock.try_lock(key)).await);
+        }
+        sleep(Duration::from_millis(10)).await;
+        cluster.servers[0].cont();
+        wait_until_all_are_up(&redlock).await;
+        cluster.wait_until_free(Duration::from_secs(3)).await;
+        let owners = by_owner(&log);
+        let only_released = owners.values().filter(|commands| !commands[0]).count();
+        assert_eq!(only_released, 0, "of {}", owners.len());
+        // How many a machine that stands still now and then puts into one pipeline is not known.
+        assert!(owners.len() >= 10, "{} were sent", owners.len());
+    }
+}
+
+/// Repeats a command on one server every 5 ms, and looks at its locks in between.
+struct Disturber {
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Duration>,
+}
+
+impl Disturber {
+    fn start(server: &RedisServer, command: &'static [&'static str]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let addr = server.addr();
+        let thread = thread::spawn(move || {
+            let mut connection = Connection::open(addr).expect("the server runs");
+            let mut seen = BTreeMap::new();
+            let deadline = Deadline::after(2 * DISTURBANCE);
+            while !stopped.load(Ordering::Relaxed) && deadline.pause() {
+                let reply = connection.call(command).expect("it spares this connection");
+                assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
+                look(&mut connection, &mut seen);
+            }
+            let lives = seen.values().map(|(first, last)| *last - *first);
+            lives.max().unwrap_or_default()
+        });
+        Self { stop, thread }
+    }
+
+    /// Stops and returns the longest time for which an owner was seen to have a lock.
+    fn finish(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("no lock was without a ttl")
+    }
+}
+
+/// Notes who has which lock, and that each lock ends by itself.
+fn look(connection: &mut Connection, seen: &mut BTreeMap<(String, String), (Instant, Instant)>) {
+    let mut call = |command: &[&str]| connection.call(command).expect("the server runs");
+    let names = call(&["KEYS", "redlock:*"]);
+    let names = names.as_array().expect("KEYS answers an array");
+    for name in names.iter().filter_map(Reply::as_str) {
+        if name.ends_with(":fence") {
+            continue;
+        }
+        let owner = call(&["GET", name]);
+        let left = call(&["PTTL", name]).as_int();
+        let left = left.expect("PTTL answers a number");
+        let longest = i64::try_from(SHORT_TTL.as_millis()).expect("it is short");
+        assert!(
+            left == -2 || (0..=longest).contains(&left),
+            "{name}: {left}"
+        );
+        if let Some(owner) = owner.as_str() {
+            let now = Instant::now();
+            let entry = seen.entry((name.to_owned(), owner.to_owned()));
+            entry.or_insert((now, now)).1 = now;
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    locked: usize,
+    contended: usize,
+    unavailable: usize,
+    other: Vec<LockError>,
+}
+
+/// Takes locks, each on keys of its own task and for a moment, until the deadline.
+async fn load(redlock: Redlock, task: usize, deadline: Deadline) -> Tally {
+    let mut tally = Tally::default();
+    for number in 0.. {
+        if deadline.is_over() {
+            break;
+        }
+        let key = format!("{task}-{}", number % 4);
+        let patience = Duration::from_millis(1 + number % 7);
+        if number % 5 == 4 {
+            drop(timeout(patience, redlock.try_lock(key)).await);
+            continue;
+        }
+        match redlock.try_lock(key).await {
+            Ok(guard) => {
+                tally.locked += 1;
+                sleep(patience).await;
+                // It may not be confirmed: the servers are being disturbed.
+                guard.release().await.ok();
+            }
+            Err(LockError::Contended { .. }) => tally.contended += 1,
+            Err(LockError::Unavailable { .. }) => tally.unavailable += 1,
+            Err(other) => tally.other.push(other),
+        }
+        // Requests that are refused at once must not keep the others from running.
+        sleep(Duration::from_millis(1)).await;
+    }
+    tally
+}
+
+/// Disturbs all servers under load; afterwards no lock is left and all can be had.
+async fn locks_survive(by: By, command: &'static [&'static str]) {
+    let cluster = Cluster::start(3);
+    let redlock = builder(by, &cluster.urls()).ttl(SHORT_TTL);
+    let redlock = redlock.build().expect("the settings are valid");
+    wait_until_all_are_up(&redlock).await;
+
+    let servers = cluster.servers.iter();
+    let disturbers: Vec<_> = servers
+        .map(|server| Disturber::start(server, command))
+        .collect();
+    let deadline = Deadline::after(DISTURBANCE);
+    let tasks = (0..8).map(|task| tokio::spawn(load(redlock.clone(), task, deadline)));
+    let tallies = join_all(tasks).await;
+    // First, because it may close the connections of this test, too.
+    let lives = disturbers.into_iter().map(Disturber::finish);
+    let longest = lives.max().unwrap_or_default();
+    let left = cluster.lock_keys().len();
+    let ended = Instant::now();
+    cluster
+        .wait_until_free(SHORT_TTL + Duration::from_millis(500))
+        .await;
+    let free_after = ended.elapsed();
+
+    let mut sum = Tally::default();
+    for tally in tallies {
+        let tally = tally.expect("the load does not panic");
+        sum.locked += tally.locked;
+        sum.contended += tally.contended;
+        sum.unavailable += tally.unavailable;
+        sum.other.extend(tally.other);
+    }
+    println!(
+        "{by:?}, {command:?}: {sum:?}; longest life of a lock {longest:?}; {left} left at the end, none after {free_after:?}"
+    );
+    assert!(sum.locked > 0, "{sum:?}");
+    assert!(sum.other.is_empty(), "{sum:?}");
+    assert!(longest <= SHORT_TTL + Duration::from_millis(500));
+
+    // Several tries: connections may have to be opened first.
+    let deadline = Deadline::after(Duration::from_secs(3));
+    let keys = || (0..8).map(|task| format!("{task}-0"));
+    lock_soon(deadline, || redlock.lock_all(keys())).await;
+    for key in keys() {
+        lock_soon(deadline, || redlock.try_lock(key.clone())).await;
+    }
+    cluster.wait_until_free(Duration::from_secs(1)).await;
+}
+
+async fn lock_soon(deadline: Deadline, ask: impl Fn() -> LockRequest) {
+    loop {
+        match ask().await {
+            Ok(guard) => {
+                guard.release().await.ok();
+                return;
+            }
+            Err(error) => assert!(!deadline.is_over(), "nobody disturbs any more, but {error}"),
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lock_outlives_its_ttl_when_servers_forget_their_scripts_again_and_again() {
+    for by in BOTH {
+        locks_survive(by, &["SCRIPT", "FLUSH"]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lock_outlives_its_ttl_when_servers_close_their_connections_again_and_again() {
+    for by in BOTH {
+        locks_survive(by, &["CLIENT", "KILL", "TYPE", "normal"]).await;
+    }
+}
+
+/// Reads commands and answers `OK` to each of a connection's first ones; closes it after so many.
+async fn serve_introduction(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut read, mut answered) = (Vec::new(), 0);
+    let mut piece = [0; 4096];
+    while answered < INTRODUCTION {
+        let length = stream.read(&mut piece).await?;
+        if length == 0 {
+            return Ok(());
+        }
+        read.extend_from_slice(&piece[..length]);
+        let commands = |name: &[u8]| read.windows(name.len()).filter(|at| *at == name).count();
+        let asked = commands(b"\r\n$6\r\nCLIENT\r\n") + commands(b"\r\n$6\r\nSCRIPT\r\n");
+        let answers = b"+OK\r\n".repeat(asked - answered);
+        stream.write_all(&answers).await?;
+        answered = asked;
+    }
+    // After the connection was taken to be a good one.
+    sleep(Duration::from_millis(10)).await;
+    Ok(())
+}
+
+/// Until the server accepts it: the lock would be there until its ttl.
+#[tokio::test]
+async fn a_release_that_a_server_refuses_for_now_is_sent_again() {
+    for by in BOTH {
+        let server = RedisServer::start();
+        let redlock = builder(by, &[server.url()]).ttl(LONG_TTL).build();
+        let redlock = redlock.expect("the settings are valid");
+        wait_until_all_are_up(&redlock).await;
+
+        let guard = redlock.lock("no replicas").await.expect("it is free");
+        server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+        let refused = guard.release().await.expect_err("the server refuses");
+        assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
+        // More than one, and again and again.
+        let refused = redlock
+            .try_lock("refused")
+            .await
+            .expect_err("it does still");
+        assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
+        sleep(Duration::from_millis(400)).await;
+        assert!(server.exists("redlock:{no replicas}"), "{by:?}");
+        server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+        wait_until_free(&server).await;
+
+        let guards = [redlock.lock("busy"), redlock.lock("too")].map(IntoFuture::into_future);
+        let guards = join_all(guards).await;
+        let script = keep_busy(&server);
+        for guard in guards {
+            let refused = guard.expect("it is free").release().await;
+            let refused = refused.expect_err("the server is busy").to_string();
+            assert!(refused.contains("BUSY"), "{refused}");
+        }
+        server.command(&["SCRIPT", "KILL"]);
+        script.join().expect("the script ends");
+        wait_until_free(&server).await;
+    }
+}
+
+/// Runs a script on a server until it is killed, and returns as soon as others are told so.
+fn keep_busy(server: &RedisServer) -> thread::JoinHandle<()> {
+    server.command(&["CONFIG", "SET", "busy-reply-threshold", "1"]);
+    let mut connection = Connection::open(server.addr()).expect("the server answers");
+    let script = thread::spawn(move || {
+        drop(connection.call(&["EVAL", "while true do end", "0"]));
+    });
+    let is_busy = |reply| matches!(reply, Reply::Error(why) if why.starts_with("BUSY"));
+    let deadline = Deadline::after(Duration::from_secs(5));
+    while !is_busy(server.command(&["PING"])) {
+        assert!(deadline.pause(), "the script does not run");
+    }
+    script
+}
+
+async fn wait_until_free(server: &RedisServer) {
+    let free = async {
+        while server
+            .keys("redlock:*")
+            .iter()
+            .any(|key| key.ends_with('}'))
+        {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let in_time = timeout(Duration::from_secs(10), free).await;
+    in_time.expect("the locks are given back");
+}
+
+/// The name and version of the library, and the scripts.
+const INTRODUCTION: usize = 15;
+
+#[tokio::test]
+async fn a_server_that_hangs_up_on_everybody_is_not_called_without_a_pause() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let server = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            drop(serve_introduction(stream).await);
+        }
+    });
+    let redlock = builder(By::Url, &[url]).build().unwrap();
+    for number in 1..=3 {
+        let (before, began) = (calls.load(Ordering::Relaxed), Instant::now());
+        assert!(redlock.try_lock("k").await.is_err());
+        sleep(Duration::from_secs(1)).await;
+        let calls = calls.load(Ordering::Relaxed) - before;
+        println!("request {number}: {calls} calls");
+        // The release of what was asked for goes out again on each.
+        let most = 2 + 2 * began.elapsed().as_millis() / 100;
+        assert!((1..=most).contains(&(calls as u128)), "{calls} calls");
+    }
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_server_that_closes_what_is_idle_is_called_when_it_is_needed() {
+    let server = RedisServer::start();
+    let redlock = builder(By::Url, &[server.url()]).build().unwrap();
+    let introductions = || {
+        let calls = server.call_counts().into_iter();
+        let loads = calls.filter(|(name, _)| name == "script|load");
+        loads.map(|(_, count)| count).sum::<u64>() / (INTRODUCTION as u64 - 2)
+    };
+    for number in 1..=3 {
+        let guard = redlock.try_lock("k").await.unwrap();
+        guard.release().await.unwrap();
+        let before = introductions();
+        for _ in 0..5 {
+            sleep(Duration::from_millis(200)).await;
+            server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+        }
+        let more = introductions() - before;
+        println!("idle time {number}: {more} connections");
+        // At once for the first time, in case it is needed soon.
+        assert!(more <= 2, "{more} connections");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_scripts_any_more_is_not_sent_them_again_and_again() {
+    for by in BOTH {
+        let server = RedisServer::start();
+        let redlock = builder(by, &[server.url()]).ttl(LONG_TTL).build().unwrap();
+        let guard = redlock.try_lock("k").await.unwrap();
+        server.command(&["ACL", "SETUSER", "default", "-script|load"]);
+        server.command(&["SCRIPT", "FLUSH"]);
+        server.command(&["CONFIG", "RESETSTAT"]);
+        drop(guard);
+        sleep(Duration::from_secs(1)).await;
+        let health = redlock.health().await;
+        assert_eq!(health.up(), 0, "{by:?}: {health:?}");
+        let calls = server.call_counts();
+        let calls = calls.into_iter().find(|(name, _)| name == "evalsha");
+        let calls = calls.map_or(0, |(_, calls)| calls);
+        assert!((1..=20).contains(&calls), "{by:?}: {calls} calls");
+        // The release was not lost over it.
+        server.command(&["ACL", "SETUSER", "default", "+script|load"]);
+        let deadline = Deadline::after(Duration::from_secs(5));
+        while redlock.try_lock("k").await.is_err() {
+            assert!(!deadline.is_over(), "{by:?}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// So that the next lock does not have to find out that it is dead: nobody asks for one meanwhile.
+#[tokio::test]
+async fn an_idle_connection_that_fell_silent_is_replaced() {
+    for by in BOTH {
+        let server = RedisServer::start();
+        let wire = Proxy::start(server.addr()).await;
+        let redlock = builder(by, &[wire.url()]).build();
+        let redlock = redlock.expect("the settings are valid");
+        wait_until_all_are_up(&redlock).await;
+        let opened = wire.connections();
+        wire.black_hole();
+        let deadline = Deadline::after(Duration::from_secs(20));
+        while wire.connections() == opened {
+            assert!(!deadline.is_over(), "{by:?}: nobody asks whether it stands");
+            sleep(Duration::from_millis(50)).await;
+        }
+        wire.pass();
+        wait_until_all_are_up(&redlock).await;
+    }
+}
