@@ -104,7 +104,7 @@ async fn try_pay(client: &mut Client, key: &str) -> Option<Response> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn payments_under_which_the_server_is_killed_are_booked_once() {
+async fn payments_of_a_killed_server_are_booked_once() {
     let bank = Bank::new();
     let mut random = fastrand::Rng::with_seed(7);
     let mut keys = Vec::new();

@@ -5,7 +5,7 @@ use crate::support::{ChildProcess, example_path};
 use crate::{PATIENCE, has_curl, try_paste};
 
 #[test]
-fn the_second_of_two_grpc_clients_waits_as_documented() {
+fn second_of_two_grpc_clients_waits_as_documented() {
     let server = Example::start("grpc", &[]);
     let listen = server.addr.to_string();
     let envs = [("LISTEN", listen.as_str())];

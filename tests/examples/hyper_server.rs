@@ -10,7 +10,7 @@ fn the_curl_lines_of_the_hyper_server_answer_as_documented() {
 }
 
 #[tokio::test]
-async fn a_plain_hyper_server_works_on_one_request_per_resource_at_a_time() {
+async fn hyper_server_serves_one_request_per_resource_at_a_time() {
     let example = Example::start("hyper_server", &[]);
     let mut clients = Vec::new();
     for _ in 0..3 {

@@ -242,7 +242,7 @@ fn the_curl_line_of_graceful_shutdown_answers_as_documented() {
 
 /// Also that the answers are those that the example's own documentation shows.
 #[test]
-fn the_curl_lines_of_metrics_show_what_became_of_every_request() {
+fn the_curl_lines_of_metrics_show_the_outcome_of_every_request() {
     if !has_curl() {
         return;
     }
@@ -283,7 +283,7 @@ fn documented_curl_lines(source: &'static str, listen: &str) -> (Vec<String>, Ve
 }
 
 #[tokio::test]
-async fn the_quickstart_shares_its_locks_over_redis_nodes_and_tells_when_they_are_gone() {
+async fn quickstart_shares_locks_over_redis_nodes_and_reports_unreachable_nodes() {
     let mut cluster = Cluster::start(3);
     let urls = cluster.urls().join(",");
     let envs = [
@@ -344,7 +344,7 @@ fn exit_code(process: &mut ChildProcess) -> Option<i32> {
 }
 
 #[test]
-fn a_lock_without_http_ends_with_what_became_of_it() {
+fn lock_without_http_ends_with_the_outcome_of_its_lock() {
     let mut cluster = Cluster::start(3);
 
     let mut free = lock_without_http(&cluster, &["report", "10"]);
@@ -388,7 +388,7 @@ fn a_lock_without_http_ends_with_what_became_of_it() {
 }
 
 #[test]
-fn a_lock_without_http_prints_what_its_header_shows() {
+fn lock_without_http_prints_the_output_of_its_header() {
     let mut process = ChildProcess::start(example_path("lock_without_http"), &["report"], &[]);
     assert_eq!(exit_code(&mut process), Some(0), "{}", process.stderr());
     let header = include_str!("../../examples/lock_without_http.rs").lines();
@@ -403,7 +403,7 @@ fn a_lock_without_http_prints_what_its_header_shows() {
 }
 
 #[test]
-fn a_lock_without_http_waits_its_turn() {
+fn lock_without_http_waits_for_the_lock() {
     let cluster = Cluster::start(3);
     let mut first = lock_without_http(&cluster, &["report", "500"]);
     first.wait_for_line("acquired report", PATIENCE);

@@ -28,7 +28,7 @@ async fn write(addr: SocketAddr, token: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn the_service_behind_the_proxy_gets_the_token_of_the_lock_and_no_other() {
+async fn reverse_proxy_forwards_the_token_of_its_lock_and_no_other() {
     let example = Example::start("reverse_proxy", &[]);
     let first = write(example.addr, "1").await;
     let second = write(example.addr, &first.to_string()).await;
@@ -41,7 +41,7 @@ async fn the_service_behind_the_proxy_gets_the_token_of_the_lock_and_no_other() 
 }
 
 #[tokio::test]
-async fn a_response_goes_through_the_proxy_piece_by_piece_under_its_lock() {
+async fn reverse_proxy_streams_a_response_under_its_lock() {
     let example = Example::start("reverse_proxy", &[]);
     let mut client = Client::connect(example.addr).await;
     let never = format!("{ACCOUNT}?ms=3600000");

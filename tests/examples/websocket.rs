@@ -41,7 +41,7 @@ fn the_curl_lines_of_the_websocket_show_one_editor_refused() {
 }
 
 #[tokio::test]
-async fn a_document_has_one_editor_as_long_as_the_socket_is_open() {
+async fn websocket_document_has_one_editor_while_the_socket_is_open() {
     let example = Example::start("websocket", &[]);
     let mut first = open(example.addr, "7").await.unwrap();
     says(&mut first, "").await;
@@ -70,7 +70,7 @@ async fn a_document_has_one_editor_as_long_as_the_socket_is_open() {
 }
 
 #[tokio::test]
-async fn an_editor_whose_lock_is_lost_is_told_so() {
+async fn websocket_editor_is_notified_of_a_lost_lock() {
     let example = Example::start("websocket", &[("MAX_HOLD_MS", "300")]);
     let mut editor = open(example.addr, "7").await.unwrap();
     let goodbye = loop {

@@ -101,7 +101,7 @@ fn shop(redlock: &Redlock) -> Router {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_is_called_under_the_lock_that_its_arguments_name() {
+async fn locked_calls_the_handler_under_the_lock_of_its_path() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let app = shop(&redlock);
@@ -117,7 +117,7 @@ async fn a_handler_is_called_under_the_lock_that_its_arguments_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_held_lock_is_refused_like_by_the_layer_and_the_handler_not_called() {
+async fn locked_refuses_a_held_lock_like_the_layer_without_calling_the_handler() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let guard = redlock.try_lock(("order", "7")).await.unwrap();
@@ -128,7 +128,7 @@ async fn a_held_lock_is_refused_like_by_the_layer_and_the_handler_not_called() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_extracted_is_not_locked() {
+async fn locked_takes_no_lock_when_its_extractor_fails() {
     let nodes = ScriptedNodes::new(3);
     let (status, _) = send(&shop(&redlock(&nodes)), "POST", "/orders/x/ship").await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
@@ -136,7 +136,7 @@ async fn what_cannot_be_extracted_is_not_locked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_can_look_at_the_refusal_itself() {
+async fn locked_as_a_result_hands_the_rejection_to_the_handler() {
     async fn handler(locked: Result<Locked<Path<OrderId>>, LockedRejection<impl Sized>>) -> String {
         match locked {
             Ok(_) => "locked".to_owned(),
@@ -162,7 +162,7 @@ async fn a_handler_can_look_at_the_refusal_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_optional_lock_is_missing_only_if_what_it_is_for_is() {
+async fn optional_locked_is_none_only_without_its_resource() {
     #[debug_handler(state = AppState)]
     async fn handler(locked: Option<Locked<Extension<Transfer>>>) -> String {
         format!("{:?}", locked.map(|Locked(guard, _)| guard.keys().len()))
@@ -186,7 +186,7 @@ async fn an_optional_lock_is_missing_only_if_what_it_is_for_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resource_says_how_long_to_wait_for_it() {
+async fn lock_resource_sets_wait_and_ttl() {
     #[debug_handler(state = AppState)]
     async fn transfer(Locked(guard, Query(_)): Locked<Query<Transfer>>) -> String {
         format!("{:?}", guard.valid_for() < secs(5))
@@ -206,7 +206,7 @@ async fn a_resource_says_how_long_to_wait_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_and_an_extractor_on_one_key_share_one_lock() {
+async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {
     async fn handler(
         handle: LockHandle,
         handles: LockHandles,
@@ -238,7 +238,7 @@ async fn a_layer_and_an_extractor_on_one_key_share_one_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_what_a_request_does_not_hold_yet_is_locked() {
+async fn locked_takes_only_keys_that_the_request_does_not_hold() {
     #[debug_handler(state = AppState)]
     async fn handler(handles: LockHandles, Locked(guard, _): Locked<Query<Transfer>>) -> String {
         let held: usize = handles
@@ -265,7 +265,7 @@ async fn only_what_a_request_does_not_hold_yet_is_locked() {
 
 /// The second extractor takes one account, and shares the other with the first.
 #[tokio::test(start_paused = true)]
-async fn a_guard_extends_and_releases_all_that_it_keeps() {
+async fn locked_guard_extends_and_releases_shared_and_own_keys() {
     #[derive(Deserialize)]
     struct From {
         from: String,
@@ -309,7 +309,7 @@ impl<S: Send + Sync> FromRequestParts<S> for SlowBody {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_the_request_lost_meanwhile_is_not_shared() {
+async fn locked_does_not_share_a_lost_lock() {
     async fn handler(_: SlowBody, Locked(guard, _): Locked<Path<OrderId>>) -> String {
         format!("{}", guard.is_valid())
     }
@@ -326,7 +326,7 @@ async fn a_lock_that_the_request_lost_meanwhile_is_not_shared() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_same_key_of_another_service_is_another_lock() {
+async fn locked_does_not_share_the_same_key_of_another_redlock() {
     async fn handler(handles: LockHandles, _: Locked<Path<OrderId>>) -> String {
         format!("{}", handles.to_vec().len())
     }
@@ -342,7 +342,7 @@ async fn the_same_key_of_another_service_is_another_lock() {
 
 /// Two routes that take the same two keys in opposite orders, with a wait for each.
 #[tokio::test(start_paused = true)]
-async fn requests_do_not_wait_for_each_other_in_a_circle() {
+async fn nested_layers_in_opposite_orders_do_not_deadlock() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let layer = |key: &'static str| RedlockLayer::new(redlock.clone(), key).wait(secs(3));
@@ -368,7 +368,7 @@ async fn requests_do_not_wait_for_each_other_in_a_circle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_without_a_lock_is_told_what_is_missing() {
+async fn lock_handle_without_a_lock_names_the_missing_layer() {
     async fn handler(handle: LockHandle) -> String {
         format!("{:?}", handle.keys())
     }
@@ -407,7 +407,7 @@ async fn a_handler_without_a_lock_is_told_what_is_missing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handlers_are_tested_without_a_layer() {
+async fn lock_handle_from_an_extension_needs_no_layer() {
     async fn handler(handle: LockHandle) -> String {
         handle.fencing_token().unwrap().to_string()
     }
@@ -430,7 +430,7 @@ async fn handlers_are_tested_without_a_layer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_matched_path_is_the_route_and_not_the_target() {
+async fn key_matched_path_is_the_route_and_not_the_target() {
     async fn handler(handle: LockHandle) -> String {
         format!("{:?}", handle.keys())
     }
@@ -452,7 +452,7 @@ async fn a_matched_path_is_the_route_and_not_the_target() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_typed_path_refuses_what_is_no_resource() {
+async fn key_typed_path_refuses_a_path_that_does_not_parse() {
     let nodes = ScriptedNodes::new(3);
     let layer = RedlockLayer::new(redlock(&nodes), key::typed_path::<OrderId>());
     let app: Router = Router::new()
@@ -489,7 +489,7 @@ struct ReportState {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_part_of_the_state_can_be_what_is_locked() {
+async fn locked_takes_its_resource_from_the_state() {
     async fn handler(Locked(guard, State(_)): Locked<State<Report>>) -> String {
         format!("{:?}", guard.key())
     }
@@ -508,7 +508,7 @@ async fn a_part_of_the_state_can_be_what_is_locked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_health_router_tells_a_quorum_from_none_and_names_the_nodes() {
+async fn health_router_reports_the_quorum_and_names_the_nodes() {
     let nodes = ScriptedNodes::new(3);
     let app = Router::new().nest("/healthz", health_router(redlock(&nodes)));
     for (down, expected, status) in [
@@ -532,7 +532,7 @@ async fn the_health_router_tells_a_quorum_from_none_and_names_the_nodes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_key_of_a_request_has_the_token_with_which_it_was_locked() {
+async fn fencing_token_of_returns_the_token_of_each_key() {
     async fn handler(layer: LockHandle, Locked(guard, _): Locked<Query<Transfer>>) -> String {
         let [a, b, c] = ["a", "b", "c"].map(|id| LockKey::from(("account", id)));
         assert_eq!(guard.fencing_token_of(&a), layer.fencing_token());
@@ -551,7 +551,7 @@ async fn every_key_of_a_request_has_the_token_with_which_it_was_locked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_layers_lock_is_not_taken_for_the_one_that_is_not_there() {
+async fn lock_handle_is_none_when_only_an_outer_layer_locked() {
     async fn handler(handle: Option<LockHandle>) -> String {
         format!("{:?}", handle.map(|handle| handle.keys().to_vec()))
     }
@@ -578,7 +578,7 @@ async fn another_layers_lock_is_not_taken_for_the_one_that_is_not_there() {
 
 /// Two routes that lock in two services in opposite orders: there is no order between services.
 #[tokio::test(start_paused = true)]
-async fn requests_do_not_wait_in_a_circle_over_two_services() {
+async fn nested_layers_of_two_services_in_opposite_orders_do_not_deadlock() {
     let (one, other) = (Redlock::in_memory(3), Redlock::in_memory(3));
     let a = RedlockLayer::new(one, "a").wait(secs(30));
     let b = RedlockLayer::new(other, "b").wait(secs(30));
@@ -601,7 +601,7 @@ async fn requests_do_not_wait_in_a_circle_over_two_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_parameter_that_nesting_made_ambiguous_is_a_mistake() {
+async fn key_path_with_an_ambiguous_parameter_is_misconfigured() {
     let layer = RedlockLayer::new(Redlock::in_memory(1), ("account", key::path("id")));
     let accounts = Router::new()
         .route("/accounts/{id}", post(async || "ok"))
@@ -633,7 +633,7 @@ impl LockResource for BriefOrder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_hold_of_the_builder_is_the_default_of_layers_and_of_locked() {
+async fn max_hold_of_the_builder_is_the_default_of_layers_and_locked() {
     async fn layered(handle: LockHandle) -> String {
         handle.lost().await.to_string()
     }

@@ -99,7 +99,7 @@ async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn a_second_call_is_aborted_and_told_when_to_come_back() {
+async fn contended_grpc_call_is_aborted_with_retry_info() {
     let nodes = ScriptedNodes::new(3);
     let service = Service::start(&redlock(&nodes), account()).await;
     let (mut one, mut other) = (service.client().await, service.client().await);
@@ -127,7 +127,7 @@ async fn a_second_call_is_aborted_and_told_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn every_refusal_has_its_code() {
+async fn every_rejection_has_its_grpc_code() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let service = Service::start(&redlock, account()).await;
@@ -160,7 +160,7 @@ async fn every_refusal_has_its_code() {
 
 /// A unary answer ends with its trailers, which wait for the release.
 #[tokio::test]
-async fn a_sequential_client_of_two_servers_is_never_refused() {
+async fn sequential_grpc_client_of_two_servers_is_never_refused() {
     let nodes = ScriptedNodes::new(3);
     for node in 0..3 {
         nodes.set_for(node, OpKind::Release, Gate::Slow(ms(5)));
@@ -181,7 +181,7 @@ async fn a_sequential_client_of_two_servers_is_never_refused() {
 }
 
 #[tokio::test]
-async fn a_call_over_its_deadline_frees_the_lock() {
+async fn grpc_call_over_its_deadline_releases_the_lock() {
     let nodes = ScriptedNodes::new(3);
     let service = Service::start(&redlock(&nodes), account()).await;
     let mut client = service.client().await;
@@ -194,7 +194,7 @@ async fn a_call_over_its_deadline_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn a_lock_lost_under_the_call_aborts_it() {
+async fn lock_lost_during_a_grpc_call_aborts_it() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).ttl(ms(600));
     let redlock = redlock.node_timeout(ms(300)).build().unwrap();

@@ -69,7 +69,7 @@ fn request(method: Method, target: &str, key: &[u8]) -> Request {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idempotency_key_is_of_a_path_in_whatever_spelling() {
+async fn idempotency_key_is_shared_by_equivalent_encodings_of_a_path() {
     for (first, same) in [
         (
             "/users/~bob",
@@ -98,7 +98,7 @@ async fn an_idempotency_key_is_of_a_path_in_whatever_spelling() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idempotency_key_is_of_no_other_path() {
+async fn idempotency_key_is_not_shared_by_different_paths() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = executed.app(once(&nodes));
     let others = [
@@ -126,7 +126,7 @@ async fn an_idempotency_key_is_of_no_other_path() {
 /// For a handler `@` and `%40` are one, for a server behind it perhaps not (RFC 3986, section 2.2): neither
 /// executed twice nor answered with what may be another's.
 #[tokio::test(start_paused = true)]
-async fn an_idempotency_key_is_reused_where_a_path_or_query_may_mean_the_same_or_not() {
+async fn idempotency_key_with_an_ambiguous_path_or_query_is_refused_as_reused() {
     for (first, other) in [
         ("/users/bob@example.com", "/users/bob%40example.com"),
         ("/users/a:b", "/users/a%3Ab"),
@@ -151,7 +151,7 @@ async fn an_idempotency_key_is_reused_where_a_path_or_query_may_mean_the_same_or
 }
 
 #[tokio::test(start_paused = true)]
-async fn methods_with_get_make_head_idempotent_too() {
+async fn idempotency_methods_with_get_include_head() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = executed.app(once(&nodes).methods([Method::GET]));
     for method in [Method::GET, Method::HEAD] {
@@ -167,7 +167,7 @@ async fn methods_with_get_make_head_idempotent_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idempotency_key_that_a_proxy_has_merged_is_invalid() {
+async fn idempotency_key_merged_by_a_proxy_is_invalid() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = executed.app(once(&nodes));
     for merged in [
@@ -243,7 +243,7 @@ impl<B: http_body::Body + Unpin> http_body::Body for Sized<B> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_is_kept_only_if_its_headers_and_trailers_are_of_a_size() {
+async fn response_with_oversized_headers_or_trailers_is_not_recorded() {
     const KIB: usize = 1024;
     for (headers, trailers, is_kept) in [
         (60 * KIB, 0, true),
@@ -273,8 +273,7 @@ async fn a_response_is_kept_only_if_its_headers_and_trailers_are_of_a_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_form_field_within_an_idempotency_layer_is_the_same_with_an_idempotency_key_and_without()
-{
+async fn key_form_field_inside_an_idempotency_layer_needs_the_buffer_with_or_without_a_key() {
     let nodes = ScriptedNodes::new(3);
     let echo =
         async |handle: LockHandle, body: Bytes| format!("{:?} {}", handle.keys(), body.len());
@@ -343,7 +342,7 @@ async fn forwarded(layer: &RedlockLayer, method: Method, headers: &[(&str, &[u8]
 }
 
 #[tokio::test(start_paused = true)]
-async fn forward_token_leaves_no_header_of_the_client_that_may_be_taken_for_the_token() {
+async fn forward_token_removes_client_headers_that_resemble_the_token() {
     let nodes = ScriptedNodes::new(3);
     let forged: &[(&str, &[u8])] = &[
         ("x-fencing-token", b"1"),
@@ -403,7 +402,7 @@ async fn forward_token_leaves_no_header_of_the_client_that_may_be_taken_for_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn expose_token_and_the_replay_header_take_the_place_of_what_the_handler_says() {
+async fn expose_token_and_replay_header_replace_headers_of_the_handler() {
     let nodes = ScriptedNodes::new(3);
     let said = async || {
         let mut response = "paid".into_response();
@@ -441,7 +440,7 @@ async fn expose_token_and_the_replay_header_take_the_place_of_what_the_handler_s
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_declares_no_length_is_read_up_to_the_limit() {
+async fn buffer_body_layer_reads_a_body_without_a_length_up_to_its_limit() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = executed.app(once(&nodes).max_request_body(64));
     for (chunks, expected) in [
@@ -470,7 +469,7 @@ async fn a_body_that_declares_no_length_is_read_up_to_the_limit() {
 
 /// Requests whose key the set-up cannot hold: the client learns that, the operator what to do about it.
 #[tokio::test(start_paused = true)]
-async fn a_refusal_tells_the_client_what_is_wrong_and_the_log_what_to_set() {
+async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
     let log = Log::default();
     let _guard = log.subscribe();
     let nodes = ScriptedNodes::new(3);
@@ -532,7 +531,7 @@ async fn a_refusal_tells_the_client_what_is_wrong_and_the_log_what_to_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_breaks_off_or_is_late_is_unreadable_and_no_invalid_key() {
+async fn truncated_or_late_body_is_refused_as_unreadable() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let late = RequestBodyTimeoutLayer::new(Duration::from_secs(1));
     let idempotent = executed.app(once(&nodes));
@@ -584,7 +583,7 @@ async fn a_body_that_breaks_off_or_is_late_is_unreadable_and_no_invalid_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn settings_out_of_their_range_say_in_the_log_what_they_are_instead() {
+async fn idempotency_settings_out_of_range_log_the_value_used() {
     let nodes = ScriptedNodes::new(3);
     let said = |set: &dyn Fn(IdempotencyLayer) -> IdempotencyLayer| {
         let log = Log::default();
@@ -635,7 +634,7 @@ async fn settings_out_of_their_range_say_in_the_log_what_they_are_instead() {
 
 /// What is printed of a thing is about that thing.
 #[tokio::test(start_paused = true)]
-async fn debug_of_no_public_type_shows_the_keys_that_others_hold() {
+async fn debug_of_public_types_shows_no_keys() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let held = redlock.lock("theirs").await.unwrap();
@@ -687,8 +686,7 @@ async fn debug_of_no_public_type_shows_the_keys_that_others_hold() {
 struct Caller(&'static str);
 
 #[tokio::test(start_paused = true)]
-async fn a_scope_of_an_extension_that_is_not_there_is_a_mistake_and_one_that_finds_nothing_is_missing()
- {
+async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
     let log = Log::default();
     let _guard = log.subscribe();
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
@@ -734,7 +732,7 @@ async fn a_scope_of_an_extension_that_is_not_there_is_a_mistake_and_one_that_fin
 
 /// What a server behind reads as one header is one here, too.
 #[tokio::test(start_paused = true)]
-async fn a_header_key_in_two_spellings_is_refused_like_one_that_is_sent_twice() {
+async fn key_header_sent_twice_or_in_two_spellings_is_refused() {
     let nodes = ScriptedNodes::new(3);
     let layer = RedlockLayer::new(redlock(&nodes), ("thing", key::header("x-thing-id")));
     let app = Router::new()

@@ -164,7 +164,7 @@ fn with_headers(values: &[&[u8]]) -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_header_key() {
+async fn key_header_locks_one_value_and_refuses_the_rest() {
     let service = Service::new();
     let app = router().layer(service.layer(key::header("x-key")));
     let (long, huge) = ("k".repeat(64 * 1024), "k".repeat(1024 * 1024));
@@ -189,7 +189,7 @@ async fn a_header_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_query_key() {
+async fn key_query_locks_one_value_and_refuses_the_rest() {
     let service = Service::new();
     let app = router().layer(service.layer(key::query("id")));
     for (uri, expected) in [
@@ -224,7 +224,7 @@ fn with_cookies(values: &[&[u8]]) -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cookie_key_is_the_one_that_a_cookie_jar_reads() {
+async fn key_cookie_reads_the_value_of_a_cookie_jar() {
     let service = Service::new();
     let app = router().layer(service.layer(key::cookie("sid")));
     let rows: [(&[&[u8]], Treatment); 22] = [
@@ -257,7 +257,7 @@ async fn a_cookie_key_is_the_one_that_a_cookie_jar_reads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_host_key_is_that_of_the_target_and_of_the_header_or_none() {
+async fn key_host_requires_target_and_header_to_agree() {
     let service = Service::new();
     let app = router().layer(service.layer(("tenant", key::host())));
     let tenant = |host: &str| locked(("tenant", host));
@@ -320,7 +320,7 @@ async fn a_host_key_is_that_of_the_target_and_of_the_header_or_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn methods_with_get_lock_head_too() {
+async fn methods_with_get_include_head() {
     let service = Service::new();
     let app = Router::new().route("/things/{id}", get(handler));
     let app = app.layer(service.layer(key::path("id")).methods([Method::GET]));
@@ -340,7 +340,7 @@ async fn methods_with_get_lock_head_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_key_that_is_not_there_is_a_mistake_that_names_the_type() {
+async fn key_extension_without_the_extension_is_misconfigured_and_names_the_type() {
     let log = Log::default();
     let _guard = log.subscribe();
     let service = Service::new();
@@ -369,7 +369,7 @@ async fn an_extension_key_that_is_not_there_is_a_mistake_that_names_the_type() {
         .await;
     service.check(&app, to("/nowhere"), NotFound).await;
     assert_eq!(
-        log.text().matches("http_keys::User").count(),
+        log.text().matches("http::keys::User").count(),
         5,
         "{}",
         log.text()
@@ -377,7 +377,7 @@ async fn an_extension_key_that_is_not_there_is_a_mistake_that_names_the_type() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_optional_extension_key_that_is_not_there_is_missing() {
+async fn key_extension_optional_without_the_extension_is_missing() {
     let service = Service::new();
     let by_user = || key::extension::<User>(User::name).optional();
     let app = router().layer(service.layer(("user", by_user())));
@@ -392,7 +392,7 @@ async fn an_optional_extension_key_that_is_not_there_is_missing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_whose_key_is_of_literals_only_says_once_that_all_requests_share_its_lock() {
+async fn layer_with_a_constant_key_warns_once() {
     let constant: Vec<Arc<dyn KeyExtractor>> = vec![
         Arc::new("all"),
         Arc::new(key::literal("all")),
@@ -443,7 +443,7 @@ async fn a_layer_whose_key_is_of_literals_only_says_once_that_all_requests_share
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_key() {
+async fn key_extension_locks_the_value_of_the_extension() {
     let service = Service::new();
     let app = router().layer(service.layer(key::extension::<User>(User::name)));
     service.check(&app, to("/things"), MISCONFIGURED).await;
@@ -455,7 +455,7 @@ async fn an_extension_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_key() {
+async fn key_path_locks_its_parameter() {
     let service = Service::new();
     let long = "k".repeat(32 * 1024);
     let all: [fn(Router, RedlockLayer) -> Router; 2] = [Router::layer, Router::route_layer];
@@ -491,7 +491,7 @@ async fn a_path_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_key_in_nested_routers() {
+async fn key_path_reads_parameters_of_nested_routers() {
     let service = Service::new();
     let by_both = || (key::path("tenant"), key::path("id"));
     let inside = router().route_layer(service.layer(by_both()));
@@ -524,7 +524,7 @@ async fn a_path_key_in_nested_routers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_behind_a_nested_service_is_found_or_refused() {
+async fn key_path_outside_of_a_nested_service_finds_its_parameter() {
     let service = Service::new();
     // axum tells middleware no `MatchedPath` here, as it does for its fallback.
     let behind = |layer: RedlockLayer| {
@@ -538,7 +538,7 @@ async fn a_key_behind_a_nested_service_is_found_or_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_a_key_is_not_let_through_to_a_nested_service() {
+async fn missing_key_is_refused_before_a_nested_service() {
     let service = Service::new();
     let app = Router::new()
         .nest_service("/t", router())
@@ -547,7 +547,7 @@ async fn a_request_without_a_key_is_not_let_through_to_a_nested_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_key_outside_of_the_router_is_a_mistake_and_never_unlocked() {
+async fn key_path_outside_of_the_router_is_misconfigured_and_never_unlocked() {
     let service = Service::new();
     for missing_key in [OnMissingKey::Reject, OnMissingKey::Pass] {
         let layer = service.layer(("thing", key::path("id")));
@@ -560,7 +560,7 @@ async fn a_path_key_outside_of_the_router_is_a_mistake_and_never_unlocked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_key_may_pass_but_a_bad_one_and_a_mistake_may_not() {
+async fn on_missing_key_pass_still_refuses_invalid_and_misconfigured_keys() {
     let service = Service::new();
     let pass = |key| service.layer(key).missing_key(OnMissingKey::Pass);
     let key: Arc<dyn KeyExtractor> = Arc::new(key::header("x-key"));
@@ -572,7 +572,7 @@ async fn a_missing_key_may_pass_but_a_bad_one_and_a_mistake_may_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_composite_key_is_there_only_if_every_part_is() {
+async fn key_tuple_is_missing_if_any_part_is_missing() {
     let service = Service::new();
     let by = ("thing", key::path("id"), key::query("part"));
     let app = router().layer(service.layer(by));
@@ -594,7 +594,7 @@ async fn a_composite_key_is_there_only_if_every_part_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_made_of_values_is_the_key_that_the_extractor_makes() {
+async fn lock_key_from_values_equals_the_key_of_the_extractor() {
     let service = Service::new();
     let app = router().layer(service.layer(("account", key::path("id"))));
     let expected = locked(LockKey::from(("account", "7")));
@@ -616,7 +616,7 @@ async fn a_key_made_of_values_is_the_key_that_the_extractor_makes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_a_closure_returns_is_treated_like_any_other_key() {
+async fn key_from_a_closure_or_literal_is_checked_like_any_other() {
     let service = Service::new();
     let several = |count: usize| (0..count).map(|i| i.to_string()).collect::<LockKeys>();
     let rows: Vec<(Arc<dyn KeyExtractor>, Treatment)> = vec![
@@ -667,7 +667,7 @@ async fn whatever_a_closure_returns_is_treated_like_any_other_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_namespace_keys_that_cannot_be_named_are_invalid() {
+async fn empty_namespace_refuses_keys_over_512_bytes_and_names_of_fences() {
     let service = Service::in_namespace("");
     let app = router().layer(service.layer(key::header("x-key")));
     let (longest, longer) = ("k".repeat(512), "k".repeat(513));
@@ -682,7 +682,7 @@ async fn without_a_namespace_keys_that_cannot_be_named_are_invalid() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mistake_in_the_program_is_logged_once_with_the_name_and_told_to_no_client() {
+async fn misconfigured_key_is_logged_once_by_name_and_hidden_from_clients() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone());
@@ -711,7 +711,7 @@ proptest! {
 
     /// Whatever the bytes are: an answer, and the handler only under a lock.
     #[test]
-    fn no_request_can_break_the_extraction(
+    fn no_request_makes_a_key_extractor_panic(
         path in any::<Vec<u8>>(),
         raw in "[ -~]{0,30}",
         headers in proptest::collection::vec(any::<Vec<u8>>(), 0..3),
@@ -754,7 +754,7 @@ proptest! {
 
     /// What one `CookieJar` takes for one session is one key, or refused.
     #[test]
-    fn cookies_that_a_jar_reads_alike_are_never_two_keys(
+    fn key_cookie_gives_equal_cookies_one_key(
         one in any_cookies(),
         other in any_cookies(),
     ) {
@@ -786,7 +786,7 @@ proptest! {
     /// Whatever the parts are: the composite that an extractor makes of them is the one of their values,
     /// and of other parts it is another.
     #[test]
-    fn a_composite_key_is_that_of_its_parts_and_of_no_others(
+    fn key_tuples_are_equal_only_if_their_parts_are(
         one in any_parts(),
         other in any_parts(),
     ) {

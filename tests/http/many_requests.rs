@@ -33,7 +33,7 @@ async fn answer(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_waiters_hold_no_place_of_the_inner_service_and_the_next_is_too_many() {
+async fn max_waiters_refuses_request_1001_and_waiters_hold_no_concurrency_permit() {
     const WAITERS: usize = 1_000;
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
@@ -132,7 +132,7 @@ impl Drop for Inside {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_ten_thousand_requests_that_go_away_anywhere_nothing_is_left() {
+async fn requests_dropped_at_10000_instants_leave_no_lock_and_no_task() {
     const REQUESTS: usize = 10_000;
     let seed = fastrand::u64(..);
     println!("seed {seed}");
@@ -184,7 +184,7 @@ async fn of_ten_thousand_requests_that_go_away_anywhere_nothing_is_left() {
 
 /// The same with handlers that run on; they end all the same.
 #[tokio::test(start_paused = true)]
-async fn handlers_that_run_on_end_too() {
+async fn run_to_completion_handlers_of_1000_dropped_requests_all_end() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
     let counts = Arc::<Counts>::default();

@@ -177,7 +177,7 @@ fn calling(executed: &Executed, within: &Router, key: &'static str) -> Router {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_whose_own_call_is_refused_was_executed_all_the_same() {
+async fn handler_whose_nested_call_is_refused_is_recorded() {
     for at_most_once in [false, true] {
         let redlock = redlock(&ScriptedNodes::new(3));
         let other = redlock.lock(("account", "1")).await.unwrap();
@@ -195,7 +195,7 @@ async fn a_handler_whose_own_call_is_refused_was_executed_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_whose_own_idempotent_call_is_refused_or_stopped_was_executed_all_the_same() {
+async fn handler_whose_nested_idempotent_call_is_refused_or_stopped_is_recorded() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let stopped = once(&redlock).max_hold(ms(500)).ttl(ms(200)).unwrap();
     let (executed, inner) = (Executed::default(), Executed::default());
@@ -211,7 +211,7 @@ async fn a_handler_whose_own_idempotent_call_is_refused_or_stopped_was_executed_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_calls_itself_with_its_extensions_is_one_execution() {
+async fn handler_that_calls_its_own_key_with_its_extensions_does_not_deadlock() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
     let within = executed.app().layer(once(&redlock));
@@ -223,7 +223,7 @@ async fn a_handler_that_calls_itself_with_its_extensions_is_one_execution() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_with_the_extensions_of_an_execution_executes_nothing_after_it() {
+async fn task_with_the_extensions_of_a_recorded_execution_gets_a_replay() {
     for late in [5, 15, 500] {
         let nodes = ScriptedNodes::new(3);
         set_all(&nodes, OpKind::Record, Gate::Slow(ms(20)));
@@ -291,7 +291,7 @@ async fn retried_after_a_loss(statuses: &'static [u16], refused: bool) -> (Route
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_within_that_succeeds_after_a_lost_lock_is_recorded() {
+async fn inner_retry_that_succeeds_after_a_lost_lock_is_recorded() {
     let (app, executed) = retried_after_a_loss(&[200], false).await;
     assert_eq!(executed.count(), 2, "the first was stopped midway");
     for _ in 0..2 {
@@ -303,7 +303,7 @@ async fn a_retry_within_that_succeeds_after_a_lost_lock_is_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_within_that_fails_after_a_lost_lock_leaves_the_key_locked_until_its_ttl() {
+async fn inner_retry_that_fails_after_a_lost_lock_leaves_the_key_locked_until_its_ttl() {
     for refused in [false, true] {
         let (app, executed) = retried_after_a_loss(&[200, 503], refused).await;
         let before = executed.count();
@@ -338,7 +338,7 @@ impl<R> Service<R> for PanicsIn {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_panics_when_it_is_called_has_its_lock_released_before_the_answer() {
+async fn panic_in_call_releases_the_lock_before_catch_panic_answers() {
     let nodes = ScriptedNodes::new(3);
     set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
     let redlock = redlock(&nodes);
@@ -365,7 +365,7 @@ async fn a_service_that_panics_when_it_is_called_has_its_lock_released_before_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_panics_while_it_becomes_ready_has_its_lock_released_before_the_answer() {
+async fn panic_in_poll_ready_releases_the_lock_before_catch_panic_answers() {
     #[derive(Clone)]
     struct ReadyOnce(Arc<AtomicUsize>);
 
@@ -405,7 +405,7 @@ async fn panics(app: &Router, target: &str, key: &str) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_panics_in_a_setting_of_the_user_leaves_no_lock_and_executes_nothing_twice() {
+async fn panic_in_fingerprint_or_record_if_executes_at_most_once() {
     type Set = fn(IdempotencyLayer) -> IdempotencyLayer;
     let before: [Set; 1] = [|layer| layer.fingerprint(|_, _| panic!("as the test wants it"))];
     let after: [Set; 1] = [|layer| layer.record_if(|_| panic!("as the test wants it"))];
@@ -435,7 +435,7 @@ async fn what_panics_in_a_setting_of_the_user_leaves_no_lock_and_executes_nothin
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_whose_response_panics_leaves_no_lock_and_no_intent() {
+async fn panic_in_rejection_leaves_no_lock_and_no_intent() {
     let nodes = ScriptedNodes::new(3);
     let (redlock, executed) = (redlock(&nodes), Executed::default());
     let broken = |_: &Rejection, _: &RequestKind| -> http::Response<Full<Bytes>> {
@@ -475,7 +475,7 @@ impl LockResource for Account {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_panics_takes_no_lock_and_frees_those_around_it() {
+async fn panic_in_lock_keys_takes_no_lock_and_releases_outer_locks() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let pay_there = async |_: Locked<Query<Account>>| "paid";
@@ -492,7 +492,7 @@ async fn a_resource_that_panics_takes_no_lock_and_frees_those_around_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_panics_is_an_execution_whose_outcome_is_not_known() {
+async fn panic_in_the_response_body_leaves_the_key_locked_until_its_ttl() {
     for at_most_once in [false, true] {
         let nodes = ScriptedNodes::new(3);
         let (redlock, executed) = (redlock(&nodes), Executed::default());
@@ -556,7 +556,7 @@ impl<B: hyper::body::Body> hyper::body::Body for Sized<B> {
 // ---- locks that end while something begins ----
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_does_not_begin_when_an_outer_lock_is_lost_while_it_asks_once_more() {
+async fn outer_lock_lost_while_the_key_is_confirmed_again_prevents_the_execution() {
     for on_lost in [OnLost::Abort, OnLost::Notify] {
         let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
         let locks = Redlock::builder().scripted(&accounts).ttl(secs(3));
@@ -588,7 +588,7 @@ async fn an_execution_does_not_begin_when_an_outer_lock_is_lost_while_it_asks_on
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_takes_no_longer_than_its_max_hold_also_below_the_ttl() {
+async fn max_hold_below_the_ttl_stops_the_execution() {
     for (max_hold, latest) in [(ms(0), ms(200)), (ms(500), ms(600)), (secs(3), ms(3_100))] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let app = executed.app();
@@ -627,7 +627,7 @@ async fn dropped_after(app: &Router, polls: usize) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_away_at_any_poll_leaves_nothing_or_one_execution_that_is_recorded() {
+async fn request_dropped_at_any_poll_leaves_no_key_or_one_recorded_execution() {
     type Stack = fn(Router, &Redlock) -> Router;
     let stacks: [(&str, Stack); 5] = [
         ("alone", |app, redlock| {
@@ -681,7 +681,7 @@ async fn a_client_that_goes_away_at_any_poll_leaves_nothing_or_one_execution_tha
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_whose_client_has_gone_holds_all_locks_outside_and_not_the_first_alone() {
+async fn execution_without_its_client_keeps_all_outer_locks() {
     let nodes = ScriptedNodes::new(3);
     let (redlock, executed) = (redlock(&nodes), Executed::default());
     let tenant = RedlockLayer::new(redlock.clone(), ("tenant", key::query("tenant")));
@@ -702,7 +702,7 @@ async fn an_execution_whose_client_has_gone_holds_all_locks_outside_and_not_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_account_stays_locked_while_a_recorded_stream_is_sent_and_no_longer() {
+async fn outer_lock_is_held_until_a_streamed_response_is_sent_or_dropped() {
     for leaves in [false, true] {
         let nodes = ScriptedNodes::new(3);
         let redlock = redlock(&nodes);
@@ -750,7 +750,7 @@ fn refusing_layers(redlock: &Redlock) -> Vec<(&'static str, RedlockLayer)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_within_counts_as_no_execution_whatever_it_looks_like() {
+async fn inner_refusal_is_no_execution_whatever_its_response() {
     let redlock = redlock(&ScriptedNodes::new(3));
     for rebuilds in [false, true] {
         for content_type in ["application/json", "application/grpc"] {
@@ -784,7 +784,7 @@ async fn a_refusal_within_counts_as_no_execution_whatever_it_looks_like() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_locks_within_the_second_may_refuse_and_nothing_was_executed() {
+async fn refusal_by_the_second_of_two_inner_locks_is_no_execution() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     for extractor in [false, true] {
@@ -816,7 +816,7 @@ async fn of_two_locks_within_the_second_may_refuse_and_nothing_was_executed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_takes_the_refusal_and_goes_on_was_executed() {
+async fn handler_that_ignores_its_lock_rejection_is_recorded() {
     type Refused = LockedRejection<axum::extract::rejection::QueryRejection>;
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
@@ -842,7 +842,7 @@ async fn a_handler_that_takes_the_refusal_and_goes_on_was_executed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_answers_with_the_refusal_it_took_says_that_it_did_nothing() {
+async fn handler_that_returns_its_lock_rejection_is_no_execution() {
     type Refused = LockedRejection<axum::extract::rejection::QueryRejection>;
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
@@ -872,7 +872,7 @@ fn scoped(redlock: &Redlock, header: &'static str) -> IdempotencyLayer {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_nested_scopes_each_replays_what_is_its_own() {
+async fn nested_scopes_each_replay_their_own_records() {
     for of_two_services in [false, true] {
         let nodes = [ScriptedNodes::new(3), ScriptedNodes::new(3)];
         let executed = Executed::default();
@@ -906,7 +906,7 @@ async fn of_two_nested_scopes_each_replays_what_is_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_that_the_inner_of_two_scopes_refuses_leaves_the_outer_key_free() {
+async fn duplicate_refused_by_the_inner_scope_leaves_the_outer_key_free() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
     let inner = executed.app().layer(once(&redlock).at_most_once(true));
@@ -933,7 +933,7 @@ async fn a_duplicate_that_the_inner_of_two_scopes_refuses_leaves_the_outer_key_f
 // ---- those who wait ----
 
 #[tokio::test(start_paused = true)]
-async fn of_those_who_wait_for_an_execution_that_fails_one_executes_and_the_rest_are_answered() {
+async fn waiting_duplicates_of_a_failed_execution_execute_once_and_share_the_record() {
     for how in ["stopped", "panics", "error"] {
         let nodes = ScriptedNodes::new(3);
         let executed = Executed::default();
@@ -979,7 +979,7 @@ async fn of_those_who_wait_for_an_execution_that_fails_one_executes_and_the_rest
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_that_waits_holds_no_place_that_the_first_needs() {
+async fn waiting_duplicates_do_not_deadlock_a_concurrency_limit() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
     let limit = ConcurrencyLimitLayer::new(1);
@@ -1009,7 +1009,7 @@ async fn a_duplicate_that_waits_holds_no_place_that_the_first_needs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_overload_within_leaves_the_key_to_its_ttl_and_never_executes_beside() {
+async fn load_shed_inside_leaves_the_key_locked_until_its_ttl() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let stack = ServiceBuilder::new()
         .layer(once(&redlock(&nodes)))
@@ -1031,7 +1031,7 @@ async fn an_overload_within_leaves_the_key_to_its_ttl_and_never_executes_beside(
 // ---- drain ----
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_waits_for_what_is_about_to_begin_and_gives_up_on_what_never_ends() {
+async fn drain_waits_for_a_pending_execution_and_reports_an_endless_one_as_held() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
     let slow = SlowReadiness::new(executed.app(), ms(300));
@@ -1057,7 +1057,7 @@ async fn a_drain_waits_for_what_is_about_to_begin_and_gives_up_on_what_never_end
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_within_that_a_drain_refuses_has_executed_nothing() {
+async fn inner_lock_refused_by_drain_is_no_execution() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
     let locked = per_account(&redlock).layer(executed.app());
@@ -1083,7 +1083,7 @@ async fn a_lock_within_that_a_drain_refuses_has_executed_nothing() {
 // ---- locks without HTTP ----
 
 #[tokio::test(start_paused = true)]
-async fn a_set_of_which_one_is_held_is_refused_at_once_and_keeps_the_rest_from_no_one() {
+async fn lock_all_without_a_wait_is_contended_at_once_and_blocks_no_free_key() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let held = redlock.lock("b").await.unwrap();
     let ending = redlock.lock("a").await.unwrap();
@@ -1103,7 +1103,7 @@ async fn a_set_of_which_one_is_held_is_refused_at_once_and_keeps_the_rest_from_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_calls_behind_a_dropped_guard_the_second_is_refused_at_once() {
+async fn try_lock_twice_behind_a_dropped_guard_refuses_the_second_at_once() {
     let redlock = redlock(&ScriptedNodes::new(3));
     drop(redlock.try_lock("k").await.unwrap());
     let began = Instant::now();
@@ -1113,7 +1113,7 @@ async fn of_two_calls_behind_a_dropped_guard_the_second_is_refused_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_storm_of_calls_that_do_not_wait_hangs_nowhere_and_has_one_holder_at_a_time() {
+async fn concurrent_try_lock_calls_end_at_once_with_one_holder_at_a_time() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let (holders, granted) = (Executed::default(), Executed::default());
     let began = Instant::now();
@@ -1144,7 +1144,7 @@ async fn a_storm_of_calls_that_do_not_wait_hangs_nowhere_and_has_one_holder_at_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_whose_task_has_died_keeps_a_call_that_does_not_wait_for_no_longer_than_a_moment() {
+async fn try_lock_behind_a_panicked_lease_task_returns_within_50_ms() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).fencing(false);
     let redlock = redlock.ttl(secs(3)).build().unwrap();
@@ -1165,7 +1165,7 @@ async fn a_lease_whose_task_has_died_keeps_a_call_that_does_not_wait_for_no_long
 // ---- one after the other, over two servers ----
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_alternates_between_two_servers_never_meets_a_lock_of_its_own() {
+async fn sequential_client_of_two_servers_never_meets_its_own_lock() {
     type Stack = fn(Router, &Redlock) -> Router;
     let stacks: [(&str, Stack); 4] = [
         ("outside", |app, redlock| {
@@ -1207,7 +1207,7 @@ async fn a_client_that_alternates_between_two_servers_never_meets_a_lock_of_its_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_away_before_the_service_is_ready_leaves_the_key_to_the_next() {
+async fn request_dropped_before_its_service_is_ready_leaves_the_key_to_the_next() {
     for waits in [false, true] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let redlock = redlock(&nodes);
@@ -1238,7 +1238,7 @@ async fn a_client_that_goes_away_before_the_service_is_ready_leaves_the_key_to_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_between_two_scopes_lets_the_inner_execution_go_on_and_the_outer_have_it_later() {
+async fn timeout_between_two_scopes_lets_the_inner_execution_finish_and_be_replayed() {
     use tower_http::timeout::TimeoutLayer;
 
     let nodes = ScriptedNodes::new(3);
@@ -1266,7 +1266,7 @@ async fn a_timeout_between_two_scopes_lets_the_inner_execution_go_on_and_the_out
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_hold_stops_an_execution_also_if_its_lock_ended_before_that() {
+async fn max_hold_stops_an_execution_whose_lock_ended_before() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = executed
         .app()
@@ -1280,7 +1280,7 @@ async fn max_hold_stops_an_execution_also_if_its_lock_ended_before_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_that_sends_only_a_copy_of_the_request_is_on_the_safe_side() {
+async fn inner_refusal_of_a_copied_request_is_outcome_unknown() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
     let app = executed.app().layer(per_account(&redlock));
@@ -1303,7 +1303,7 @@ async fn a_layer_that_sends_only_a_copy_of_the_request_is_on_the_safe_side() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_proceeds_without_its_lock_is_executed_once_all_the_same() {
+async fn on_unavailable_proceed_still_executes_once() {
     let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
     let executed = Executed::default();
     let layer = || per_account(&redlock(&accounts)).on_unavailable(OnUnavailable::Proceed);
@@ -1325,7 +1325,7 @@ async fn a_request_that_proceeds_without_its_lock_is_executed_once_all_the_same(
 // ---- keys ----
 
 #[test]
-fn a_cookie_is_the_key_that_the_cookie_crate_reads_or_none_at_all() {
+fn key_cookie_reads_random_headers_like_the_cookie_crate_or_refuses_them() {
     const PIECES: [&str; 22] = [
         "sid", "%73id", "=", "=", "=", ";", ";", " ", "\t", "\"", "%22", "%20", "%3B", "%3D", "%",
         "%5", "%00", "A", "B", ",", "+", "%C3%A9",
@@ -1371,7 +1371,7 @@ fn a_cookie_is_the_key_that_the_cookie_crate_reads_or_none_at_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn however_a_path_is_spelled_what_a_handler_reads_is_executed_once() {
+async fn idempotency_key_executes_once_for_all_encodings_of_a_path() {
     const PIECES: [&str; 18] = [
         "a", "%61", "%41", "A", "~", "%7e", "%7E", "@", "%40", "%2f", "%2F", ".", "%2e", "%25",
         "%2561", "+", "%20", ":",
@@ -1410,7 +1410,7 @@ async fn however_a_path_is_spelled_what_a_handler_reads_is_executed_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn head_alone_may_be_locked() {
+async fn methods_can_lock_head_alone() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let layer = RedlockLayer::new(redlock.clone(), "all").methods([Method::HEAD]);
     let app = Router::new().route("/", any(async || "read")).layer(layer);
@@ -1435,7 +1435,7 @@ fn keys_of(extractor: &impl KeyExtractor, user: Option<&'static str>) -> Option<
 }
 
 #[test]
-fn an_optional_extension_is_missing_wherever_it_is_a_part() {
+fn key_extension_optional_is_missing_in_every_combinator() {
     let user = || key::extension::<UserId>(|user| user.0).optional();
     let device = || key::query("device");
     let some = |key: LockKey| Some(LockKeys::from(key));
@@ -1460,7 +1460,7 @@ fn an_optional_extension_is_missing_wherever_it_is_a_part() {
 }
 
 #[test]
-fn a_literal_on_a_condition_with_another_key_behind_it_is_not_constant() {
+fn key_or_behind_a_conditional_literal_is_not_constant() {
     let staff = || "staff".when(|parts: &Parts| parts.uri.path() == "/staff");
     assert!(!staff().or(key::query("device")).is_constant());
     assert!(!staff().or("customers").is_constant());
@@ -1468,7 +1468,7 @@ fn a_literal_on_a_condition_with_another_key_behind_it_is_not_constant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_header_may_forward_and_expose_the_token_of_two_layers() {
+async fn forward_token_and_expose_token_of_two_layers_may_share_a_header() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let name = HeaderName::from_static("x-token");
     let layer = |what: &'static str| {
@@ -1504,7 +1504,7 @@ async fn one_header_may_forward_and_expose_the_token_of_two_layers() {
 // ---- the smallest settings ----
 
 #[tokio::test(start_paused = true)]
-async fn the_shortest_retention_and_no_waiters_refuse_or_execute_and_leave_nothing() {
+async fn retention_zero_executes_again_and_max_waiters_zero_refuses_duplicates() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
     let app = executed
@@ -1530,7 +1530,7 @@ async fn the_shortest_retention_and_no_waiters_refuse_or_execute_and_leave_nothi
 }
 
 #[test]
-fn a_runtime_that_ends_under_an_execution_leaves_its_key_to_the_ttl() {
+fn runtime_dropped_during_an_execution_leaves_the_key_locked_until_its_ttl() {
     let nodes = ScriptedNodes::new(3);
     let executed = Executed::default();
     let redlock = redlock(&nodes);
@@ -1560,7 +1560,7 @@ fn a_runtime_that_ends_under_an_execution_leaves_its_key_to_the_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_that_is_polled_by_no_one_is_served_to_its_end() {
+async fn execution_of_an_unpolled_request_runs_to_its_end() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = executed.app().layer(once(&redlock(&nodes)));
     let mut call = Box::pin(pay(&app, "/payments?ms=20000", "a"));
@@ -1582,7 +1582,7 @@ async fn an_execution_that_is_polled_by_no_one_is_served_to_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_goes_on_and_is_recorded_when_a_lock_outside_only_notifies() {
+async fn outer_lock_lost_with_on_lost_notify_lets_the_execution_be_recorded() {
     let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
     let executed = Executed::default();
     let counted = executed.clone();

@@ -63,7 +63,7 @@ async fn send(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transfer_locks_both_accounts_that_its_body_names() {
+async fn key_each_locks_both_accounts_of_a_json_body() {
     let nodes = ScriptedNodes::new(3);
     let body = r#"{"from":"b","to":"a"}"#;
     let (status, seen) = send(&app(&nodes), "/transfer", "application/json", body).await;
@@ -76,7 +76,7 @@ async fn a_transfer_locks_both_accounts_that_its_body_names() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_names_nothing_or_badly_is_refused_without_asking_a_node() {
+async fn body_with_a_missing_or_invalid_key_is_refused_before_any_node_is_asked() {
     let nodes = ScriptedNodes::new(3);
     let app = app(&nodes);
     let form = "application/x-www-form-urlencoded";
@@ -114,7 +114,7 @@ async fn a_body_that_names_nothing_or_badly_is_refused_without_asking_a_node() {
 
 /// What decodes it further in hands the handler another body than the one that was locked for.
 #[tokio::test(start_paused = true)]
-async fn an_encoded_body_is_refused_and_not_read_as_it_is() {
+async fn body_with_a_content_encoding_is_refused() {
     let nodes = ScriptedNodes::new(3);
     for (target, content_type, body) in [
         ("/transfer", "application/json", r#"{"from":"a","to":"b"}"#),
@@ -144,7 +144,7 @@ async fn an_encoded_body_is_refused_and_not_read_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_nobody_has_read_is_a_mistake_in_the_program() {
+async fn body_key_without_buffer_body_layer_is_misconfigured() {
     let nodes = ScriptedNodes::new(3);
     let form = "application/x-www-form-urlencoded";
     let (status, problem) = send(&app(&nodes), "/unbuffered", form, "id=1").await;
@@ -153,7 +153,7 @@ async fn a_body_that_nobody_has_read_is_a_mistake_in_the_program() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_over_the_limit_is_refused_declared_or_not() {
+async fn body_over_the_limit_is_refused_with_or_without_a_declared_length() {
     let nodes = ScriptedNodes::new(3);
     let app = app(&nodes);
     let form = "application/x-www-form-urlencoded";
@@ -176,7 +176,7 @@ async fn a_body_over_the_limit_is_refused_declared_or_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_over_the_limit_of_an_outer_layer_is_too_large_as_well() {
+async fn body_over_the_limit_of_an_outer_layer_is_refused_as_too_large() {
     let frame = Ok::<_, Infallible>(Bytes::from_static(b"id=1234567"));
     let limited = Limited::new(Body::from_stream(stream::iter([frame])), 5);
     let form = "application/x-www-form-urlencoded";
@@ -187,7 +187,7 @@ async fn a_body_over_the_limit_of_an_outer_layer_is_too_large_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_breaks_off_is_refused_and_not_locked_on() {
+async fn truncated_body_is_refused_without_a_lock() {
     let nodes = ScriptedNodes::new(3);
     let broken = stream::iter([Ok(Bytes::from_static(b"id=1")), Err("reset by peer")]);
     let form = "application/x-www-form-urlencoded";
@@ -209,7 +209,7 @@ fn slow_body() -> (mpsc::UnboundedSender<Bytes>, Body) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_upload_holds_no_lock_and_no_place_of_the_inner_service() {
+async fn slow_upload_holds_no_lock_and_no_concurrency_permit() {
     let nodes = ScriptedNodes::new(3);
     let key = ("account", key::form_field("id"));
     let mut service = ServiceBuilder::new()
@@ -281,7 +281,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_inner_service_reads_the_bytes_and_trailers_that_were_sent(
+    fn buffer_body_layer_passes_bytes_and_trailers_on_unchanged(
         frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..64), 0..6),
         with_trailers: bool,
     ) {
@@ -299,7 +299,7 @@ proptest! {
     }
 
     #[test]
-    fn no_body_makes_a_key_extractor_panic_or_lock_on_nothing(
+    fn no_body_makes_a_key_extractor_panic_or_return_an_empty_key(
         body in prop_oneof![
             prop::collection::vec(any::<u8>(), 0..64),
             r#"\{"id":("[a-z]{0,3}"|-?[0-9]{1,25}|null|true|\[\]|[0-9]\.[0-9])\}"#.prop_map(String::into_bytes),
@@ -348,7 +348,7 @@ impl http_body::Body for Unread {
 }
 
 #[tokio::test]
-async fn a_body_that_declares_too_much_is_not_read() {
+async fn body_with_a_declared_length_over_the_limit_is_not_read() {
     let inner = service_fn(async |_: Request<BufferedRequestBody>| {
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
     });

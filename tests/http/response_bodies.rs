@@ -303,7 +303,7 @@ fn with_length<B>(length: &'static str, body: B) -> Response<B> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_data_frame_of_a_body_that_tells_its_end_is_held() {
+async fn last_frame_of_a_body_that_reports_its_end_is_held() {
     let full = ok(Full::<Bytes>::from("ab"));
     assert_eq!(pieces(post(), full).await, ["head", "held data ab"]);
     let ending = ok(stream(&[Data("ab"), Data("cd")]).ending());
@@ -314,7 +314,7 @@ async fn the_last_data_frame_of_a_body_that_tells_its_end_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_frame_with_which_a_body_reaches_its_size_is_held() {
+async fn frame_that_completes_the_declared_size_is_held() {
     let sized = ok(stream(&[Data("ab"), Data("cd")]).sized(4));
     assert_eq!(
         pieces(post(), sized).await,
@@ -329,7 +329,7 @@ async fn the_frame_with_which_a_body_reaches_its_size_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_are_held_and_so_is_the_end_of_a_plain_stream() {
+async fn trailers_and_the_end_of_a_plain_stream_are_held() {
     let trailers = ok(stream(&[Data("ab"), Trailers]));
     assert_eq!(
         pieces(post(), trailers).await,
@@ -345,7 +345,7 @@ async fn trailers_are_held_and_so_is_the_end_of_a_plain_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_head_is_held_when_no_body_will_be_sent() {
+async fn head_is_held_when_no_body_is_sent() {
     let endless = || stream(&[Wait(10 * TTL)]);
     let request = |method| Request::builder().method(method).uri("/").body(()).unwrap();
     let with_status = |status, body| {
@@ -380,14 +380,14 @@ async fn the_head_is_held_when_no_body_will_be_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_head_is_held_when_the_declared_length_is_zero() {
+async fn head_is_held_when_the_declared_length_is_zero() {
     // hyper ends such a message with its head and drops the body without a poll.
     let response = with_length("0", stream(&[]));
     assert_eq!(pieces(post(), response).await, ["held head"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_frame_is_read_ahead_and_none_but_the_last_is_delayed() {
+async fn body_reads_no_frame_ahead_and_delays_only_the_last() {
     let nodes = slow_to_release();
     let steps = [Data("a"), Wait(ms(7)), Data("b"), Wait(ms(7)), Data("c")];
     let body = stream(&steps).ending();
@@ -412,7 +412,7 @@ async fn no_frame_is_read_ahead_and_none_but_the_last_is_delayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_with_a_held_frame_is_not_at_its_end_and_counts_the_frame() {
+async fn body_with_a_held_frame_is_not_at_its_end_and_counts_the_frame() {
     let nodes = slow_to_release();
     let body = Full::<Bytes>::from("abcd");
     let body = answered(&layer(&redlock(&nodes)), post(), ok(body))
@@ -433,7 +433,7 @@ async fn a_body_with_a_held_frame_is_not_at_its_end_and_counts_the_frame() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_fails_passes_its_error_on_and_releases_in_the_background() {
+async fn body_that_fails_passes_its_error_on_and_releases_in_the_background() {
     let nodes = slow_to_release();
     let redlock = redlock(&nodes);
     let body = stream(&[Data("ab"), Error]);
@@ -450,7 +450,7 @@ async fn a_body_that_fails_passes_its_error_on_and_releases_in_the_background() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_dropped_releases_in_the_background() {
+async fn dropped_body_releases_in_the_background() {
     for frames in 0..=2 {
         let nodes = slow_to_release();
         let redlock = redlock(&nodes);
@@ -472,7 +472,7 @@ async fn a_body_that_is_dropped_releases_in_the_background() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_that_is_dropped_while_it_is_held_releases_all_the_same() {
+async fn response_future_dropped_while_the_head_is_held_releases() {
     let nodes = slow_to_release();
     let redlock = redlock(&nodes);
     let layer = layer(&redlock);
@@ -488,7 +488,7 @@ async fn a_head_that_is_dropped_while_it_is_held_releases_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_head_a_majority_has_confirmed_the_release_and_the_slowest_is_not_waited_for() {
+async fn release_at_head_awaits_a_majority_and_not_the_slowest_node() {
     let slow = |millis| Gate::Slow(ms(millis));
     for (gates, expected) in [
         ([Gate::Ready, Gate::Ready, Gate::Never], ms(0)),
@@ -521,7 +521,7 @@ async fn at_the_head_a_majority_has_confirmed_the_release_and_the_slowest_is_not
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_no_majority_confirms_holds_the_response_for_one_node_timeout() {
+async fn unconfirmed_release_holds_the_response_for_one_node_timeout() {
     for gate in [Gate::Mute, Gate::Never] {
         for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
             let nodes = ScriptedNodes::new(3);
@@ -541,7 +541,7 @@ async fn a_release_that_no_majority_confirms_holds_the_response_for_one_node_tim
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_awaiting_the_release_nothing_is_held() {
+async fn await_release_off_holds_no_frame() {
     for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
         let nodes = slow_to_release();
         let layer = layer(&redlock(&nodes)).release_at(release_at);
@@ -591,7 +591,7 @@ fn code(response: &Response<impl Body>) -> &'static str {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_lost_under_the_handler_stops_it_at_once_with_503() {
+async fn lock_lost_during_the_handler_aborts_it_with_503() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let dropped = Flag::default();
@@ -616,7 +616,7 @@ async fn a_lock_lost_under_the_handler_stops_it_at_once_with_503() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_lost_under_the_body_ends_it_with_an_error_and_never_cleanly() {
+async fn lock_lost_during_the_body_ends_it_with_an_error() {
     for max_hold in [ms(60_000), ms(500)] {
         let nodes = ScriptedNodes::new(3);
         let redlock = redlock(&nodes);
@@ -643,7 +643,7 @@ async fn a_lock_lost_under_the_body_ends_it_with_an_error_and_never_cleanly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_lock_that_is_only_notified_lets_handler_and_body_go_on() {
+async fn on_lost_notify_lets_handler_and_body_go_on() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let dropped = Flag::default();
@@ -668,7 +668,7 @@ async fn a_lost_lock_that_is_only_notified_lets_handler_and_body_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_can_be_held_until_a_response_is_sent_as_the_layer_does() {
+async fn hold_until_sent_releases_with_the_last_frame() {
     let nodes = slow_to_release();
     let redlock = redlock(&nodes);
     let guard = redlock.lock("a").await.unwrap();
@@ -689,7 +689,7 @@ async fn a_guard_can_be_held_until_a_response_is_sent_as_the_layer_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_the_handler_or_in_the_body_frees_the_lock() {
+async fn panic_in_the_handler_or_the_body_releases_the_lock() {
     type Handled = Pin<Box<dyn Future<Output = Response<Script>> + Send>>;
     let handlers: [fn() -> Handled; 3] = [
         || panic!("in the call"),
@@ -723,7 +723,7 @@ async fn a_panic_in_the_handler_or_in_the_body_frees_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_the_inner_service_releases_the_lock() {
+async fn inner_service_error_releases_the_lock() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let service = service_fn(|_: Request<()>| async {
@@ -795,17 +795,17 @@ async fn drop_the_request_everywhere(configure: fn(RedlockLayer) -> RedlockLayer
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_dropped_at_any_poll_leaves_no_key() {
+async fn response_future_dropped_at_any_poll_leaves_no_key() {
     drop_the_request_everywhere(|layer| layer).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_dropped_at_any_poll_leaves_no_key_with_release_at_the_head() {
+async fn response_future_dropped_at_any_poll_leaves_no_key_with_release_at_head() {
     drop_the_request_everywhere(|layer| layer.release_at(ReleaseAt::ResponseHead)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiting_request_dropped_at_any_poll_leaves_no_key() {
+async fn waiting_request_dropped_at_any_poll_leaves_no_key() {
     drop_the_request_everywhere(|layer| layer.wait(TTL).await_release(false)).await;
 }
 
@@ -844,7 +844,7 @@ fn request(method: &str, headers: &[(&str, &str)]) -> Request<()> {
 const TOKEN: HeaderName = HeaderName::from_static("x-fencing-token");
 
 #[tokio::test(start_paused = true)]
-async fn a_forwarded_token_cannot_be_forged_by_the_client() {
+async fn forward_token_replaces_a_token_sent_by_the_client() {
     let redlock = Redlock::in_memory(3);
     let layer = layer(&redlock)
         .forward_token(TOKEN)
@@ -874,7 +874,7 @@ async fn a_forwarded_token_cannot_be_forged_by_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exposed_token_is_the_handlers() {
+async fn expose_token_sends_the_token_of_the_handler() {
     let redlock = Redlock::in_memory(3);
     let layer = layer(&redlock).expose_token(TOKEN);
     let mut last = 0;
@@ -892,7 +892,7 @@ async fn an_exposed_token_is_the_handlers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unavailable_lock_is_503_or_lets_marked_requests_through() {
+async fn unavailable_lock_is_503_or_proceeds_with_a_mark() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     nodes.set(0, Gate::Failing);
@@ -933,7 +933,7 @@ async fn an_unavailable_lock_is_503_or_lets_marked_requests_through() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_contended_lock_is_423_with_retry_after_and_names_nobody() {
+async fn contended_lock_is_423_with_retry_after_and_without_the_key() {
     let nodes = ScriptedNodes::new(3);
     let (ours, theirs) = (redlock(&nodes), redlock(&nodes));
     // Held by another process, and then by this one.
@@ -962,7 +962,7 @@ async fn a_contended_lock_is_423_with_retry_after_and_names_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_can_be_dressed_and_are_told_apart_by_their_extension() {
+async fn rejection_sets_the_response_and_keeps_the_extension() {
     let redlock = Redlock::in_memory(3);
     let guard = redlock.lock("resource").await.unwrap();
     let conflict = layer(&redlock).contended_status(StatusCode::CONFLICT);
@@ -996,7 +996,7 @@ async fn refusals_can_be_dressed_and_are_told_apart_by_their_extension() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grpc_requests_get_200_with_their_status_in_the_head() {
+async fn grpc_rejections_are_200_with_grpc_status_in_the_head() {
     let grpc = || request("POST", &[("content-type", "application/grpc")]);
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
@@ -1025,7 +1025,7 @@ async fn grpc_requests_get_200_with_their_status_in_the_head() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grpc_call_whose_lock_is_lost_is_aborted() {
+async fn lost_lock_is_aborted_for_a_grpc_request() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let dropped = Flag::default();
@@ -1042,7 +1042,7 @@ async fn a_grpc_call_whose_lock_is_lost_is_aborted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn safe_methods_and_skipped_requests_pass_unlocked_while_the_lock_is_held() {
+async fn safe_methods_and_skipped_requests_pass_while_the_lock_is_held() {
     let redlock = Redlock::in_memory(3);
     let guard = redlock.lock("resource").await.unwrap();
     let layer = layer(&redlock).skip(|parts| parts.headers.contains_key("x-skip"));
@@ -1070,7 +1070,7 @@ async fn safe_methods_and_skipped_requests_pass_unlocked_while_the_lock_is_held(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_a_key_is_refused_unless_it_may_pass() {
+async fn missing_key_is_refused_unless_on_missing_key_is_pass() {
     let redlock = Redlock::in_memory(3);
     let layer = RedlockLayer::new(redlock, key::header("x-key"));
     let (refused, seen) = call(&layer, post()).await;
@@ -1084,7 +1084,7 @@ async fn a_request_without_a_key_is_refused_unless_it_may_pass() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_waiting_requests_than_allowed_are_503() {
+async fn max_waiters_refuses_one_more_request_with_503() {
     let redlock = Redlock::in_memory(3);
     let guard = redlock.lock("resource").await.unwrap();
     let layer = layer(&redlock).wait(TTL).max_waiters(1);
@@ -1099,7 +1099,7 @@ async fn more_waiting_requests_than_allowed_are_503() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_matched_no_route_passes_to_its_404() {
+async fn request_without_a_route_passes_unlocked_to_its_404() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
     let handler = move || {
@@ -1122,7 +1122,7 @@ async fn a_request_that_matched_no_route_passes_to_its_404() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fallback_that_does_something_is_not_reached_without_a_key_if_it_must_not() {
+async fn missing_key_reject_always_refuses_a_fallback_too() {
     let send = async |missing_key: OnMissingKey| {
         let layer = RedlockLayer::new(Redlock::in_memory(3), key::header("x-key"));
         let layer = layer.missing_key(missing_key);

@@ -63,7 +63,7 @@ async fn until(is_so: impl Fn() -> bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_whose_client_went_away_keeps_its_lock_until_it_is_done() {
+async fn run_to_completion_keeps_the_lock_until_the_handler_ends() {
     let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
     let service = layer(&nodes).layer(handler(&done));
     let gone = timeout(Duration::from_secs(1), service.oneshot(post())).await;
@@ -81,7 +81,7 @@ async fn a_handler_whose_client_went_away_keeps_its_lock_until_it_is_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_stays_finds_the_lock_free_with_the_last_piece() {
+async fn run_to_completion_releases_the_lock_before_the_last_frame() {
     let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
     let service = layer(&nodes).layer(handler(&done));
     let response = service.oneshot(post()).await.unwrap();
@@ -92,7 +92,7 @@ async fn a_client_that_stays_finds_the_lock_free_with_the_last_piece() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_the_lock_is_the_end_of_a_handler_that_is_told_to_abort() {
+async fn run_to_completion_aborts_the_handler_of_a_lost_lock_unless_on_lost_is_notify() {
     for (on_lost, expected) in [(OnLost::Abort, false), (OnLost::Notify, true)] {
         let (nodes, done) = (ScriptedNodes::new(3), Arc::<AtomicBool>::default());
         let inner = {
@@ -119,7 +119,7 @@ async fn the_end_of_the_lock_is_the_end_of_a_handler_that_is_told_to_abort() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_lost_under_a_client_that_stays_is_answered_with_503() {
+async fn run_to_completion_answers_503_for_a_lost_lock() {
     let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
     let service = layer(&nodes).layer(handler(&done));
     for node in 0..3 {
@@ -133,7 +133,7 @@ async fn a_lock_lost_under_a_client_that_stays_is_answered_with_503() {
 
 /// The inner layer's second key is new, its first is shared with the outer layer, which cancels.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_runs_on_keeps_also_the_locks_that_its_layer_shares() {
+async fn run_to_completion_keeps_locks_shared_with_an_outer_layer() {
     let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
     let redlock = Redlock::builder()
         .scripted(&nodes)
@@ -152,7 +152,7 @@ async fn a_handler_that_runs_on_keeps_also_the_locks_that_its_layer_shares() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_reaches_the_client_s_connection_and_frees_the_lock() {
+async fn run_to_completion_propagates_a_panic_and_releases_the_lock() {
     let nodes = ScriptedNodes::new(3);
     let inner = service_fn(async |_: Request<()>| -> Answer { panic!("planted") });
     let service = layer(&nodes).layer(inner);
@@ -162,7 +162,7 @@ async fn a_panic_reaches_the_client_s_connection_and_frees_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_a_lock_is_dropped_as_ever() {
+async fn run_to_completion_drops_requests_without_a_lock() {
     let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
     let service = layer(&nodes).layer(handler(&done));
     let mut get = post();
@@ -174,7 +174,7 @@ async fn a_request_without_a_lock_is_dropped_as_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_handlers_whose_clients_went_away() {
+async fn drain_waits_for_run_to_completion_handlers() {
     let (nodes, done) = (ScriptedNodes::new(3), Arc::default());
     let redlock = Redlock::builder()
         .scripted(&nodes)
@@ -191,7 +191,7 @@ async fn a_shutdown_waits_for_handlers_whose_clients_went_away() {
 
 /// By default nothing is asked of the inner service's future.
 #[tokio::test(start_paused = true)]
-async fn a_future_that_cannot_change_threads_is_served() {
+async fn layer_serves_a_future_that_is_not_send() {
     let inner = service_fn(async |_: Request<()>| {
         let text = Rc::new("local");
         tokio::task::yield_now().await;

@@ -182,7 +182,7 @@ async fn sequentially_then_at_once(
 }
 
 #[tokio::test(start_paused = true)]
-async fn locked_requests_call_only_what_was_made_ready() {
+async fn locked_requests_call_only_ready_services() {
     for (name, stack) in STACKS {
         for wait in [Duration::ZERO, WAIT] {
             let redlock = Redlock::in_memory(3);
@@ -214,7 +214,7 @@ async fn locked_requests_call_only_what_was_made_ready() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_pass_or_are_refused_keep_the_law_too() {
+async fn passed_and_refused_requests_call_only_ready_services() {
     for (name, stack) in STACKS {
         for wait in [Duration::ZERO, WORK] {
             let redlock = Redlock::in_memory(3);
@@ -249,7 +249,7 @@ async fn requests_that_pass_or_are_refused_keep_the_law_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_dropped_amid_leaves_the_service_as_it_was() {
+async fn dropped_request_leaves_the_service_usable() {
     for (name, stack) in STACKS {
         let redlock = Redlock::in_memory(3);
         let probe = Probe::default();
@@ -271,7 +271,7 @@ async fn a_request_that_is_dropped_amid_leaves_the_service_as_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiting_request_holds_no_permit_and_no_slot_of_what_is_below() {
+async fn waiting_request_holds_no_concurrency_permit_and_no_buffer_slot() {
     for (name, stack) in STACKS {
         if name.contains("above") {
             // What stands above the layer is held by its requests, waiting or not.
@@ -299,7 +299,7 @@ async fn a_waiting_request_holds_no_permit_and_no_slot_of_what_is_below() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_came_first_waits_for_readiness_and_is_kept_meanwhile() {
+async fn lock_granted_before_readiness_is_kept_until_the_service_is_ready() {
     let redlock = Redlock::in_memory(3);
     let limited = ConcurrencyLimit::new(Probe::default(), 1);
     let mut service = layer(&redlock).wait(WAIT).layer(limited.clone());
@@ -351,7 +351,7 @@ impl Service<Request<Plain>> for NeverReady {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failing_readiness_is_the_inner_error_and_keeps_no_lock() {
+async fn poll_ready_error_is_the_inner_error_and_leaves_no_lock() {
     let redlock = Redlock::in_memory(3);
     let mut service = layer(&redlock).wait(WAIT).layer(NeverReady);
     assert_eq!(service.ready().await.err(), Some(Custom(9)));
@@ -363,7 +363,7 @@ async fn a_failing_readiness_is_the_inner_error_and_keeps_no_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_error_of_a_plain_service_is_kept_as_it_is() {
+async fn inner_service_error_keeps_its_type() {
     let redlock = Redlock::in_memory(3);
     let inner = tower::service_fn(|request: Request<Plain>| async move {
         match request.headers().get("x-fail") {
@@ -384,7 +384,7 @@ async fn the_error_of_a_plain_service_is_kept_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn axum_takes_the_layer_everywhere_without_an_error_handler() {
+async fn layer_fits_routers_routes_and_service_builders_without_an_error_handler() {
     let redlock = Redlock::in_memory(3);
     let lock = || RedlockLayer::new(redlock.clone(), ("account", key::path("id")));
     let handler = || async { "done" };
@@ -422,7 +422,7 @@ async fn axum_takes_the_layer_everywhere_without_an_error_handler() {
 
 /// What users may do with the public types, checked by the compiler alone.
 #[test]
-fn public_types_are_as_free_to_move_as_their_users_need() {
+fn public_types_have_their_documented_auto_traits() {
     macro_rules! check {
         ($($type:ty => [$($bound:tt)+]),+ $(,)?) => {$({
             fn holds<T: $($bound)+>() {}

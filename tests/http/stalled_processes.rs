@@ -51,7 +51,7 @@ fn code<B>(response: &Response<B>) -> &'static str {
 }
 
 #[tokio::test]
-async fn a_response_of_a_handler_that_kept_its_thread_beyond_the_lock_is_lock_lost() {
+async fn handler_that_blocks_its_thread_beyond_the_lock_is_answered_lock_lost() {
     for (on_lost, expected) in [(OnLost::Abort, "lock-lost"), (OnLost::Notify, "")] {
         let handler = service_fn(|_: Request<()>| {
             block();
@@ -92,7 +92,7 @@ impl Service<Request<()>> for SlowReadiness {
 }
 
 #[tokio::test]
-async fn no_handler_begins_after_the_validity_of_its_lock_also_with_notify() {
+async fn on_lost_notify_begins_no_handler_after_the_validity_of_its_lock() {
     for on_lost in [OnLost::Abort, OnLost::Notify] {
         let inner = SlowReadiness::default();
         let called = Arc::clone(&inner.called);
@@ -104,7 +104,7 @@ async fn no_handler_begins_after_the_validity_of_its_lock_also_with_notify() {
 }
 
 #[tokio::test]
-async fn run_to_completion_does_not_begin_a_handler_whose_task_came_too_late() {
+async fn run_to_completion_begins_no_handler_after_the_validity_of_its_lock() {
     for on_lost in [OnLost::Abort, OnLost::Notify] {
         let polled = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&polled);
@@ -125,7 +125,7 @@ async fn run_to_completion_does_not_begin_a_handler_whose_task_came_too_late() {
 }
 
 #[tokio::test]
-async fn a_body_that_kept_its_thread_beyond_the_lock_does_not_end_cleanly() {
+async fn body_that_blocks_its_thread_beyond_the_lock_ends_with_an_error() {
     let handler = service_fn(|_: Request<()>| {
         let frames = (0..3).map(|number| {
             if number == 1 {
@@ -166,7 +166,7 @@ fn server_process() {
 
 /// Whichever timer and task the process comes to first after it goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_process_that_was_stopped_beyond_the_ttl_answers_lock_lost() {
+async fn server_process_stopped_beyond_the_ttl_answers_lock_lost() {
     for workers in ["0", "1", "2"] {
         let program = env::current_exe().unwrap();
         let args = [

@@ -220,7 +220,7 @@ async fn authorize<A: Send, B: Default>(request: Request<A>) -> Result<Request<A
 }
 
 #[test]
-fn bodies_that_other_layers_make_are_empty() {
+fn default_bodies_are_empty() {
     let response = IdempotencyBody::<LockBody<Full<Bytes>>>::default();
     let locked = LockBody::<Full<Bytes>>::default();
     let request = IdempotencyRequestBody::<Full<Bytes>>::default();

@@ -61,7 +61,7 @@ impl Away {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_is_of_use_as_long_as_the_intent_that_it_takes_back() {
+async fn release_is_kept_as_long_as_the_intent_that_it_withdraws() {
     for (at_most_once, lives) in [(true, 24 * HOUR), (false, Duration::from_secs(20))] {
         let away = Arc::new(Away::default());
         let redlock = Redlock::builder()
@@ -91,7 +91,7 @@ async fn a_release_is_of_use_as_long_as_the_intent_that_it_takes_back() {
 }
 
 #[tokio::test]
-async fn a_request_that_ended_before_it_began_leaves_no_intent_on_nodes_that_were_away() {
+async fn request_that_ends_before_its_execution_leaves_no_intent_on_unreachable_nodes() {
     let cluster = Cluster::start(3);
     let mut wires = Vec::new();
     for server in &cluster.servers {

@@ -78,7 +78,7 @@ fn readings(nodes: &ScriptedNodes) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn duplicates_that_come_at_once_share_one_reading_and_nothing_is_kept_of_it() {
+async fn concurrent_duplicates_share_one_fetch_and_cache_nothing() {
     let (nodes, payments, app, first) = recorded(TRIP).await;
     for read in 1..=3 {
         let duplicates = (0..CROWD).map(|_| pay(&app, "a"));
@@ -94,7 +94,7 @@ async fn duplicates_that_come_at_once_share_one_reading_and_nothing_is_kept_of_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_begins_a_reading_may_go_away_at_any_point_and_it_is_read_for_the_others() {
+async fn fetch_goes_on_for_other_duplicates_when_the_first_is_dropped() {
     let (nodes, payments, app, first) = recorded(TRIP).await;
     for node in 0..3 {
         nodes.set_for(node, OpKind::Fetch, Gate::Slow(4 * TRIP));
@@ -140,7 +140,7 @@ fn duplicates(app: &Router) -> Vec<JoinHandle<Answer>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reading_goes_on_to_the_next_node_when_one_fails_or_is_silent() {
+async fn fetch_goes_on_to_the_next_node_after_a_failure_or_silence() {
     // Two of three, so that whichever is asked first, the last is asked in the end.
     for good in 0..3 {
         for (gate, patience) in [
@@ -163,7 +163,7 @@ async fn a_reading_goes_on_to_the_next_node_when_one_fails_or_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_no_node_lets_be_read_is_unavailable_and_executed_in_no_case() {
+async fn record_that_no_node_returns_is_unavailable_and_never_executed_again() {
     for gate in [Gate::Failing, Gate::Down, Gate::Never] {
         let (nodes, payments, app, first) = recorded(TRIP).await;
         for node in 0..3 {
@@ -189,7 +189,7 @@ async fn a_record_that_no_node_lets_be_read_is_unavailable_and_executed_in_no_ca
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_is_forgotten_while_it_is_read_is_not_replayed_and_a_retry_executes() {
+async fn record_deleted_during_its_fetch_is_not_replayed_and_a_retry_executes() {
     let (nodes, payments, app, _) = recorded(TRIP).await;
     for node in 0..3 {
         nodes.set_for(node, OpKind::Fetch, Gate::Slow(4 * TRIP));
@@ -270,7 +270,7 @@ fn senders(log: &MonitorLog, verb: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mebibyte_is_read_once_for_a_hundred_duplicates_and_beside_the_locks() {
+async fn one_mebibyte_record_is_fetched_once_for_100_duplicates_beside_the_locks() {
     const NODE_TIMEOUT: Duration = Duration::from_secs(2);
     const LOCKERS: usize = 8;
     const WAVES: usize = 3;
@@ -335,7 +335,7 @@ async fn a_mebibyte_is_read_once_for_a_hundred_duplicates_and_beside_the_locks()
 }
 
 #[tokio::test]
-async fn a_node_that_hangs_or_closes_the_connection_does_not_keep_a_record_from_being_read() {
+async fn fetch_succeeds_beside_a_node_that_hangs_or_closes_the_connection() {
     let mut nodes = Nodes::start(Duration::from_secs(1)).await;
     let payments = Payments::default();
     let app = payments.app(&nodes.redlock, SIZE);
@@ -384,7 +384,7 @@ async fn a_node_that_hangs_or_closes_the_connection_does_not_keep_a_record_from_
 }
 
 #[tokio::test]
-async fn what_is_not_what_the_head_said_is_not_replayed() {
+async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
     const TRIP: Duration = Duration::from_millis(100);
     let nodes = Nodes::start(Duration::from_secs(2)).await;
     let payments = Payments::default();
@@ -429,7 +429,7 @@ async fn what_is_not_what_the_head_said_is_not_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mebibyte_that_is_longer_on_the_wire_than_a_vote_may_take_is_recorded_all_the_same() {
+async fn one_mebibyte_record_slower_than_node_timeout_is_recorded() {
     const NODE_TIMEOUT: Duration = Duration::from_millis(200);
     let nodes = Nodes::start(NODE_TIMEOUT).await;
     let payments = Payments::default();

@@ -159,7 +159,7 @@ fn code(response: &Response<Body>) -> &'static str {
 }
 
 #[test]
-fn outcomes_of_broken_leases_that_no_majority_agrees_on_are_a_conflict_for_every_duplicate() {
+fn outcomes_without_a_majority_are_a_conflict_for_every_duplicate() {
     let told = Told::by(async {
         let scene = Scene::new([Duration::ZERO; 3]);
         // Nobody can renew: all leases are broken.
@@ -185,7 +185,7 @@ fn outcomes_of_broken_leases_that_no_majority_agrees_on_are_a_conflict_for_every
 }
 
 #[test]
-fn a_second_outcome_that_came_too_late_is_a_conflict_for_whoever_executed_it() {
+fn late_second_outcome_is_a_conflict_for_its_executor() {
     let told = Told::by(async {
         let scene = Scene::new([Duration::ZERO, TTL, TTL]);
         for node in 0..3 {
@@ -207,7 +207,7 @@ fn a_second_outcome_that_came_too_late_is_a_conflict_for_whoever_executed_it() {
 
 /// The same, but for the renewals.
 #[test]
-fn while_leases_hold_there_is_one_outcome_and_no_conflict() {
+fn unbroken_leases_leave_one_outcome_and_no_conflict() {
     let told = Told::by(async {
         let scene = Scene::new([Duration::ZERO; 3]);
         let mut paying = scene.pay_everywhere().await.into_iter();

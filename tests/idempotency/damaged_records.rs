@@ -129,7 +129,7 @@ const SETTINGS: [(&str, fn(IdempotencyLayer) -> IdempotencyLayer); 3] = [
 ];
 
 #[tokio::test]
-async fn whichever_byte_of_a_record_is_changed_it_is_refused_or_replayed_and_not_executed() {
+async fn record_with_any_byte_changed_is_refused_or_replayed_and_never_executed_again() {
     for (how, set) in SETTINGS {
         let scene = Scene::new(set).await;
         let mut codes = BTreeSet::new();
@@ -171,7 +171,7 @@ async fn whichever_byte_of_a_record_is_changed_it_is_refused_or_replayed_and_not
 }
 
 #[tokio::test]
-async fn servers_with_other_keys_or_none_answer_an_error_and_execute_nothing() {
+async fn record_of_another_or_missing_encryption_key_is_an_error_without_an_execution() {
     let plain = Scene::new(|layer| layer).await;
     let sealed = Scene::new(|layer| layer.encrypt(keys(1, 1))).await;
     let other = |scene: &Scene, set: fn(IdempotencyLayer) -> IdempotencyLayer| {

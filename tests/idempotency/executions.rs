@@ -125,7 +125,7 @@ fn cloneable(target: &str, key: &str) -> http::Request<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_keeps_its_lock_until_it_ends_however_long_it_takes() {
+async fn execution_renews_its_lock_until_it_ends() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     // The bound of the builder is for locks, not for executions.
     let redlock = Redlock::builder().scripted(&nodes).max_hold(secs(5));
@@ -146,7 +146,7 @@ async fn an_execution_keeps_its_lock_until_it_ends_however_long_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_hold_stops_an_execution_and_tells_its_caller_with_503() {
+async fn max_hold_stops_an_execution_with_503() {
     for (at_most_once, then) in [(false, ""), (true, "outcome-unknown")] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let layer = once(&redlock(&nodes)).max_hold(secs(60));
@@ -166,7 +166,7 @@ async fn max_hold_stops_an_execution_and_tells_its_caller_with_503() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_between_two_layers_executes_anew_and_is_recorded() {
+async fn retry_between_two_layers_executes_again_and_is_recorded() {
     for (at_most_once, executions) in [(false, 2), (true, 1)] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let redlock = redlock(&nodes);
@@ -202,7 +202,7 @@ async fn a_retry_between_two_layers_executes_anew_and_is_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_holds_the_locks_of_layers_outside_after_its_client_has_gone() {
+async fn execution_holds_outer_locks_after_its_client_disconnects() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
     let app = executed
@@ -226,7 +226,7 @@ async fn an_execution_holds_the_locks_of_layers_outside_after_its_client_has_gon
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_ends_with_the_lock_of_a_layer_outside_unless_that_only_notifies() {
+async fn outer_lock_lost_stops_the_execution_unless_on_lost_is_notify() {
     for (on_lost, executions) in [(OnLost::Abort, 0), (OnLost::Notify, 1)] {
         for leaves in [false, true] {
             let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
@@ -271,7 +271,7 @@ async fn record_at_one_node(nodes: &ScriptedNodes, app: &Router, executed: &Exec
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_was_heard_with_the_grant_is_replayed() {
+async fn record_found_with_the_grant_is_replayed() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = executed.app().layer(once(&redlock(&nodes)));
     record_at_one_node(&nodes, &app, &executed).await;
@@ -281,7 +281,7 @@ async fn a_record_that_was_heard_with_the_grant_is_replayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_is_heard_while_the_service_becomes_ready_is_replayed() {
+async fn record_found_while_the_service_becomes_ready_is_replayed() {
     // The record comes in late, or only when the node is asked once more.
     for late in [Gate::Slow(ms(20)), Gate::Never] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
@@ -303,7 +303,7 @@ async fn a_record_that_is_heard_while_the_service_becomes_ready_is_replayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_that_waited_long_for_its_service_begins_with_a_full_validity() {
+async fn execution_after_a_long_wait_for_readiness_begins_with_full_validity() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let slow = SlowReadiness::new(executed.app(), secs(100));
     let slow = once(&redlock(&nodes)).layer(slow);
@@ -313,7 +313,7 @@ async fn an_execution_that_waited_long_for_its_service_begins_with_a_full_validi
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_sees_its_execution_and_only_the_locks_of_resource_layers() {
+async fn execution_handle_and_lock_handle_reach_the_handler() {
     async fn see(
         execution: ExecutionHandle,
         lock: Option<LockHandle>,
@@ -363,7 +363,7 @@ async fn rebuilt(response: Response) -> Response {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_within_leaves_no_intent_and_no_record_also_behind_map_response() {
+async fn inner_refusal_behind_map_response_leaves_no_intent_and_no_record() {
     for rebuilds in [false, true] {
         for with_extractor in [false, true] {
             let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
@@ -408,7 +408,7 @@ async fn a_refusal_within_leaves_no_intent_and_no_record_also_behind_map_respons
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_that_a_lock_within_stopped_stays_unknown() {
+async fn execution_stopped_by_a_lost_inner_lock_is_outcome_unknown() {
     for rebuilds in [false, true] {
         for at_most_once in [false, true] {
             let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
@@ -441,7 +441,7 @@ async fn an_execution_that_a_lock_within_stopped_stays_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_within_that_is_refused_after_an_execution_has_executed() {
+async fn inner_retry_that_is_refused_after_an_execution_counts_as_executed() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
     let (counted, locks) = (executed.clone(), redlock.clone());
@@ -478,7 +478,7 @@ async fn a_retry_within_that_is_refused_after_an_execution_has_executed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_or_a_panic_after_the_beginning_leaves_the_lock_to_its_ttl() {
+async fn error_or_panic_of_an_execution_leaves_the_lock_to_its_ttl() {
     for panics in [false, true] {
         for at_most_once in [false, true] {
             let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
@@ -520,7 +520,7 @@ async fn an_error_or_a_panic_after_the_beginning_leaves_the_lock_to_its_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_fails_to_become_ready_has_executed_nothing() {
+async fn poll_ready_error_is_no_execution() {
     #[derive(Clone)]
     struct Broken;
 
@@ -551,7 +551,7 @@ async fn a_service_that_fails_to_become_ready_has_executed_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn transient_and_unrouted_answers_are_not_recorded() {
+async fn transient_and_unrouted_statuses_are_not_recorded() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let transient = [401, 405, 407, 408, 423, 425, 429, 500, 503];
     let kept = [200, 201, 400, 402, 403, 404, 409, 410, 422];
@@ -593,7 +593,7 @@ async fn transient_and_unrouted_answers_are_not_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_within_a_lock_is_answered_after_the_release() {
+async fn inner_error_under_a_lock_is_returned_after_the_release() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
@@ -618,7 +618,7 @@ async fn an_error_within_a_lock_is_answered_after_the_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_fails_to_become_ready_after_a_wait_is_answered_after_the_release() {
+async fn poll_ready_error_after_a_wait_is_returned_after_the_release() {
     #[derive(Clone)]
     struct ReadyOnce(Arc<AtomicUsize>);
 
@@ -649,7 +649,7 @@ async fn a_service_that_fails_to_become_ready_after_a_wait_is_answered_after_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_outside_does_not_meet_the_lock_of_its_own_first_attempt() {
+async fn outer_retry_does_not_meet_the_lock_of_its_first_attempt() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
@@ -679,7 +679,7 @@ async fn a_retry_outside_does_not_meet_the_lock_of_its_own_first_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_waits_for_a_guard_that_was_just_dropped_and_for_no_other() {
+async fn try_lock_waits_only_for_a_guard_that_was_just_dropped() {
     let redlock = redlock(&ScriptedNodes::new(3));
     for _ in 0..10 {
         drop(redlock.try_lock("k").await.unwrap());
@@ -705,7 +705,7 @@ async fn try_lock_waits_for_a_guard_that_was_just_dropped_and_for_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_execution_handle_tells_that_it_was_released_when_the_response_is_recorded() {
+async fn execution_handle_reports_released_once_the_response_is_recorded() {
     let nodes = ScriptedNodes::new(3);
     let (seen, mut handles) = tokio::sync::mpsc::unbounded_channel();
     let pay_on = post(async move |execution: ExecutionHandle| {

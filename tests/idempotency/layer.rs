@@ -91,7 +91,7 @@ async fn pay(app: &Router, target: &str, key: &str) -> Answer {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_is_answered_with_what_was_recorded_also_by_another_server() {
+async fn duplicate_gets_the_recorded_response_from_any_server() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -117,7 +117,7 @@ async fn a_duplicate_is_answered_with_what_was_recorded_also_by_another_server()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_is_one_round_trip_of_one_command_a_node() {
+async fn replay_costs_one_command_per_node() {
     let nodes = ScriptedNodes::new(3);
     let app = Payments::default().app(layer(&nodes));
     let sent = |kind| [0, 1, 2].map(|node| nodes.sent(node, kind));
@@ -139,7 +139,7 @@ async fn a_replay_is_one_round_trip_of_one_command_a_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_of_what_is_being_executed_is_refused_or_waits() {
+async fn duplicate_of_a_running_execution_is_refused_or_waits() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let slow = "/payments?ms=1000";
@@ -180,7 +180,7 @@ async fn a_duplicate_of_what_is_being_executed_is_refused_or_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_of_other_callers_methods_and_paths_are_other_keys() {
+async fn idempotency_keys_are_scoped_by_caller_method_and_path() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -207,7 +207,7 @@ async fn keys_of_other_callers_methods_and_paths_are_other_keys() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refreshed_credential_is_still_the_same_caller() {
+async fn refreshed_authorization_header_keeps_the_caller_scope() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -224,7 +224,7 @@ async fn a_refreshed_credential_is_still_the_same_caller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_no_usable_key_is_refused_or_passes() {
+async fn missing_or_invalid_idempotency_key_is_refused_or_passes() {
     let nodes = ScriptedNodes::new(3);
     let plain = Router::new().route("/payments", any(async |body: Bytes| body.len().to_string()));
     let app = plain.clone().layer(layer(&nodes));
@@ -278,7 +278,7 @@ async fn what_has_no_usable_key_is_refused_or_passes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_are_problems_and_can_link_to_the_documentation() {
+async fn rejections_are_problem_json_with_a_documentation_link() {
     let nodes = ScriptedNodes::new(3);
     let app = Payments::default().app(layer(&nodes).required(true));
     let app = app.layer(map_response(async |mut response: Response| {
@@ -326,7 +326,7 @@ async fn refusals_are_problems_and_can_link_to_the_documentation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_failed_is_executed_again_unless_it_may_have_had_an_effect() {
+async fn failed_response_is_executed_again_unless_at_most_once() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -355,7 +355,7 @@ async fn what_failed_is_executed_again_unless_it_may_have_had_an_effect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_leaves_the_key_locked_until_its_ttl_because_it_may_have_had_an_effect() {
+async fn panic_leaves_the_idempotency_key_locked_until_its_ttl() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     for at_most_once in [false, true] {
@@ -380,7 +380,7 @@ async fn a_panic_leaves_the_key_locked_until_its_ttl_because_it_may_have_had_an_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_away_does_not_stop_the_execution() {
+async fn dropped_request_does_not_stop_its_execution() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -402,7 +402,7 @@ async fn a_client_that_goes_away_does_not_stop_the_execution() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_response_is_sent_and_never_executed_again() {
+async fn response_too_large_to_record_is_sent_once_and_never_executed_again() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes).max_response_body(100));
@@ -429,7 +429,7 @@ async fn a_large_response_is_sent_and_never_executed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_does_not_travel_with_every_answer_is_read_once_asked_for() {
+async fn big_record_is_fetched_once_for_a_replay() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -443,7 +443,7 @@ async fn a_record_that_does_not_travel_with_every_answer_is_read_once_asked_for(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_survives_one_wipe_at_a_time_and_is_repaired_by_replays() {
+async fn replays_repair_a_record_that_one_node_after_another_forgets() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -468,7 +468,7 @@ async fn a_record_survives_one_wipe_at_a_time_and_is_repaired_by_replays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_that_outlived_its_lock_is_recorded_if_nobody_came() {
+async fn execution_that_outlived_its_lock_is_recorded_without_a_rival() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -483,7 +483,7 @@ async fn an_execution_that_outlived_its_lock_is_recorded_if_nobody_came() {
 
 /// The lock of the execution is still there, and keeps a new owner from recording.
 #[tokio::test(start_paused = true)]
-async fn an_outcome_that_a_minority_took_is_recorded_as_soon_as_a_majority_answers() {
+async fn record_of_a_minority_is_completed_as_soon_as_a_majority_answers() {
     for mute in [Gate::Never, Gate::Failing] {
         let nodes = ScriptedNodes::new(3);
         let payments = Payments::default();
@@ -511,7 +511,7 @@ async fn an_outcome_that_a_minority_took_is_recorded_as_soon_as_a_majority_answe
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outcome_that_no_majority_took_is_said_to_be_unrecorded() {
+async fn response_without_a_majority_of_records_is_marked_unrecorded() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let redlock = redlock(&nodes);
@@ -534,7 +534,7 @@ async fn an_outcome_that_no_majority_took_is_said_to_be_unrecorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_quorum_is_503_and_nothing_is_executed() {
+async fn unavailable_quorum_is_503_without_an_execution() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -547,7 +547,7 @@ async fn no_quorum_is_503_and_nothing_is_executed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn records_are_forgotten_after_their_retention() {
+async fn records_expire_after_their_retention() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes).retention(Duration::from_secs(100)));
@@ -560,7 +560,7 @@ async fn records_are_forgotten_after_their_retention() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_public_scope_is_everybodys() {
+async fn scope_public_is_shared_by_all_callers() {
     let redlock = Redlock::builder()
         .embedded(3)
         .restart_guard(RestartGuard::Off);
@@ -578,7 +578,7 @@ async fn the_public_scope_is_everybodys() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_simultaneous_requests_with_one_key_another_payload_is_told_so() {
+async fn concurrent_request_with_another_payload_is_refused_as_reused() {
     let nodes = ScriptedNodes::new(3);
     for node in 0..3 {
         nodes.set(node, Gate::Slow(Duration::from_millis(2)));
@@ -606,7 +606,7 @@ async fn of_simultaneous_requests_with_one_key_another_payload_is_told_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_lock_within_refused_is_not_recorded() {
+async fn inner_refusal_is_not_recorded() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let redlock = redlock(&nodes);
@@ -631,7 +631,7 @@ async fn what_a_lock_within_refused_is_not_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_that_is_applied_twice_is_as_one() {
+async fn idempotency_layer_applied_twice_acts_once() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let layer = layer(&nodes);
@@ -646,7 +646,7 @@ async fn a_layer_that_is_applied_twice_is_as_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_the_service_is_passed_on_and_leaves_the_key_locked_until_its_ttl() {
+async fn inner_service_error_leaves_the_idempotency_key_locked_until_its_ttl() {
     let nodes = ScriptedNodes::new(3);
     let failing = service_fn(async |_| Err::<Response, _>("perhaps an effect"));
     let failing = layer(&nodes).layer(failing);
@@ -658,7 +658,7 @@ async fn an_error_of_the_service_is_passed_on_and_leaves_the_key_locked_until_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_response_to_another_request_is_not_replayed_to_whoever_was_too_slow() {
+async fn execution_that_lost_its_lease_gets_conflicting_outcomes_and_no_replay() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let (slow, other) = (payments.app(layer(&nodes)), payments.app(layer(&nodes)));
@@ -675,7 +675,7 @@ async fn the_response_to_another_request_is_not_replayed_to_whoever_was_too_slow
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upgrade_is_not_replayed() {
+async fn protocol_upgrade_is_not_replayed() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -686,7 +686,7 @@ async fn an_upgrade_is_not_replayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn long_keys_on_long_paths_do_in_every_namespace() {
+async fn long_idempotency_keys_and_paths_fit_the_empty_namespace() {
     let nodes = ScriptedNodes::new(3);
     let builder = Redlock::builder().scripted(&nodes).namespace("");
     let layer = IdempotencyLayer::new(builder.build().unwrap(), key::header("x-user"));
@@ -706,7 +706,7 @@ async fn long_keys_on_long_paths_do_in_every_namespace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn simultaneous_duplicates_of_what_is_recorded_are_all_replayed() {
+async fn concurrent_duplicates_of_a_record_are_all_replayed() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -796,7 +796,7 @@ async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_within_waits_whatever_its_key_and_service() {
+async fn inner_lock_waits_whatever_its_key_and_redlock() {
     let (nodes, others) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
     let same = redlock(&nodes);
     // Sorts before all keys of idempotent requests.
@@ -815,7 +815,7 @@ async fn a_lock_within_waits_whatever_its_key_and_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_is_refused_as_soon_as_the_first_executes() {
+async fn duplicate_is_refused_as_soon_as_the_first_executes() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes));
@@ -837,7 +837,7 @@ async fn a_duplicate_is_refused_as_soon_as_the_first_executes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_is_kept_encrypted_and_compressed_and_replayed_as_it_was() {
+async fn encrypt_and_compress_above_replay_the_response_unchanged() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let with = |keys: RecordKeys| payments.app(layer(&nodes).compress_above(1024).encrypt(keys));
@@ -869,7 +869,7 @@ async fn a_response_is_kept_encrypted_and_compressed_and_replayed_as_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_five_nodes_any_two_may_forget_a_record_at_once_and_three_may_not() {
+async fn record_survives_two_of_five_forgetful_nodes_and_not_three() {
     for (one, other) in (0..5).flat_map(|one| (0..one).map(move |other| (one, other))) {
         let nodes = ScriptedNodes::new(5);
         let payments = Payments::default();
@@ -898,7 +898,7 @@ async fn of_five_nodes_any_two_may_forget_a_record_at_once_and_three_may_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_asks_for_it_fails_when_no_majority_took_the_record() {
+async fn on_unrecorded_fail_answers_outcome_unknown_without_a_majority_of_records() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let once = layer(&nodes).on_unrecorded(OnUnrecorded::Fail);
@@ -928,7 +928,7 @@ async fn whoever_asks_for_it_fails_when_no_majority_took_the_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_makes_two_requests_the_same_is_for_the_service_to_say() {
+async fn fingerprint_decides_which_requests_are_equal() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let app = payments.app(layer(&nodes).fingerprint(|_, body| body.to_vec()));
@@ -962,7 +962,7 @@ async fn what_makes_two_requests_the_same_is_for_the_service_to_say() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn headers_methods_and_refusals_are_as_they_are_set() {
+async fn header_replay_header_methods_and_rejection_are_configurable() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let named = layer(&nodes)
@@ -993,7 +993,7 @@ async fn headers_methods_and_refusals_are_as_they_are_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_duplicates_wait_than_may() {
+async fn max_waiters_limits_waiting_duplicates() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();
     let patient = layer(&nodes).wait(Duration::from_secs(5)).max_waiters(1);
@@ -1013,7 +1013,7 @@ async fn no_more_duplicates_wait_than_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_have_been_executed_is_known_as_long_as_a_majority_remembers_it() {
+async fn at_most_once_is_outcome_unknown_while_a_majority_keeps_the_intent() {
     let failing = "/payments?status=503";
     for (is_down, wiped, then) in [
         (false, &[1][..], "outcome-unknown"),
@@ -1041,7 +1041,7 @@ async fn what_may_have_been_executed_is_known_as_long_as_a_majority_remembers_it
 }
 
 #[test]
-fn the_chapter_names_tests_that_exist() {
+fn idempotency_chapter_names_existing_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders = vec![root.join("tests"), root.join("src/idempotency")];
     let mut sources = String::new();

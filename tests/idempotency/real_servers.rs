@@ -259,7 +259,7 @@ impl Crowd {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_hundred_duplicates_one_is_executed_and_the_others_are_refused_or_replayed() {
+async fn hundred_duplicates_execute_once_and_are_refused_or_replayed() {
     let mut cluster = Cluster::start(3);
     let bank = Bank::default();
     let servers = [
@@ -296,7 +296,7 @@ async fn of_a_hundred_duplicates_one_is_executed_and_the_others_are_refused_or_r
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn duplicates_that_wait_all_get_the_one_answer() {
+async fn waiting_duplicates_all_get_the_recorded_response() {
     let cluster = Cluster::start(3);
     let bank = Bank::default();
     let start = || {
@@ -318,7 +318,7 @@ async fn duplicates_that_wait_all_get_the_one_answer() {
 }
 
 #[tokio::test]
-async fn all_nodes_may_forget_one_after_the_other_if_there_are_replays_between() {
+async fn record_survives_all_nodes_flushed_in_turn_with_replays_between() {
     let cluster = Cluster::start(3);
     let bank = Bank::default();
     let server = Server::start(&cluster, &bank).await;
@@ -343,7 +343,7 @@ async fn all_nodes_may_forget_one_after_the_other_if_there_are_replays_between()
 }
 
 #[tokio::test]
-async fn a_record_of_one_node_alone_is_not_replayed_before_others_have_it() {
+async fn record_at_one_node_is_not_replayed_before_a_majority_has_it() {
     for size in [0, 20_000] {
         let cluster = Cluster::start(3);
         let bank = Bank::default();
@@ -385,7 +385,7 @@ async fn a_record_of_one_node_alone_is_not_replayed_before_others_have_it() {
 }
 
 #[tokio::test]
-async fn records_expire_and_a_copy_does_so_no_later() {
+async fn repaired_copies_of_a_record_expire_with_the_record() {
     let cluster = Cluster::start(3);
     let bank = Bank::default();
     let retention = |time| move |layer: IdempotencyLayer| layer.retention(time);
@@ -419,7 +419,7 @@ async fn records_expire_and_a_copy_does_so_no_later() {
 }
 
 #[tokio::test]
-async fn an_execution_costs_as_many_commands_as_a_lock_and_a_replay_half_of_them() {
+async fn execution_costs_the_commands_of_a_lock_and_a_replay_half() {
     let cluster = Cluster::start(3);
     let logs: Vec<_> = cluster.servers.iter().map(MonitorLog::start).collect();
     let bank = Bank::default();
@@ -509,7 +509,7 @@ fn told(lines: &[String]) -> Told {
 
 /// The wires swallow what is sent, or its answers, and then the connections break.
 #[tokio::test]
-async fn an_outcome_is_recorded_although_the_connections_break_when_it_is_sent() {
+async fn response_is_recorded_although_connections_break_while_recording() {
     for (lost, arrives) in [(3, false), (2, false), (3, true)] {
         let cluster = Cluster::start(3);
         let mut wires = Vec::new();
@@ -550,7 +550,7 @@ async fn an_outcome_is_recorded_although_the_connections_break_when_it_is_sent()
 }
 
 #[tokio::test]
-async fn a_hung_node_delays_neither_executions_nor_replays() {
+async fn hung_node_delays_neither_executions_nor_replays() {
     const NODE_TIMEOUT: Duration = Duration::from_secs(2);
     let cluster = Cluster::start(3);
     let bank = Bank::default();
@@ -608,7 +608,7 @@ async fn pay_there(addr: SocketAddr, key: &str, amount: u32) -> Response {
 }
 
 #[tokio::test]
-async fn what_a_killed_server_executed_is_locked_until_its_ttl_and_then_executed() {
+async fn key_of_a_killed_server_is_locked_until_its_ttl_and_then_executed() {
     let cluster = Cluster::start(3);
     let (mut killed, addr) = quickstart(&cluster);
     let (_other, other) = quickstart(&cluster);
@@ -644,7 +644,7 @@ async fn what_a_killed_server_executed_is_locked_until_its_ttl_and_then_executed
 }
 
 #[tokio::test]
-async fn what_a_killed_server_recorded_is_replayed_by_others() {
+async fn record_of_a_killed_server_is_replayed_by_another_server() {
     let cluster = Cluster::start(3);
     let (mut killed, addr) = quickstart(&cluster);
     let (_other, other) = quickstart(&cluster);

@@ -54,7 +54,7 @@ async fn recorded_everywhere(cluster: &Cluster) {
 }
 
 #[tokio::test]
-async fn a_replay_gives_a_server_that_lost_its_record_a_new_copy() {
+async fn replay_restores_the_record_on_a_flushed_server() {
     let cluster = Cluster::start(3);
     let app = app(IdempotencyLayer::new(redlock(&cluster), scope::public()));
     assert_eq!(pay(&app).await, (false, false));
@@ -67,7 +67,7 @@ async fn a_replay_gives_a_server_that_lost_its_record_a_new_copy() {
 }
 
 #[tokio::test]
-async fn every_retention_is_one_that_a_server_takes() {
+async fn retention_of_zero_and_duration_max_is_accepted_by_redis() {
     for retention in [Duration::ZERO, Duration::MAX] {
         let cluster = Cluster::start(3);
         let layer = IdempotencyLayer::new(redlock(&cluster), scope::public());

@@ -96,7 +96,7 @@ fn slow(executed: &Executed) -> Router {
 }
 
 #[tokio::test(start_paused = true)]
-async fn compression_outside_is_of_each_answer_and_compression_within_keeps_it_from_being_kept() {
+async fn compression_outside_applies_to_replays_and_inside_prevents_the_record() {
     let receipt = || "a receipt that is worth compressing ".repeat(100);
     let gzip = |key: &str| {
         let request = payment("/payments", key).header(ACCEPT_ENCODING, "gzip");
@@ -140,7 +140,7 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
 }
 
 #[tokio::test(start_paused = true)]
-async fn authentication_outside_refuses_without_a_record_and_tells_callers_apart() {
+async fn authentication_outside_refuses_unrecorded_and_scopes_callers() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let whose = key::extension::<UserId>(|user| user.0);
     let once = IdempotencyLayer::new(redlock(&nodes), whose);
@@ -163,7 +163,7 @@ async fn authentication_outside_refuses_without_a_record_and_tells_callers_apart
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_outside_lets_the_execution_go_on_and_one_within_says_that_it_had_no_effect() {
+async fn timeout_outside_lets_the_execution_finish_and_inside_frees_the_key() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let short = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(1));
     let outside = slow(&executed).layer(layer(&nodes)).layer(short);
@@ -188,8 +188,7 @@ async fn a_timeout_outside_lets_the_execution_go_on_and_one_within_says_that_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_that_is_caught_within_gives_the_key_back_and_one_outside_leaves_it_until_its_ttl()
-{
+async fn catch_panic_inside_frees_the_key_and_outside_leaves_it_to_its_ttl() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     for within in [false, true] {
         let before = executed.count();
@@ -221,7 +220,7 @@ async fn a_panic_that_is_caught_within_gives_the_key_back_and_one_outside_leaves
 }
 
 #[tokio::test(start_paused = true)]
-async fn wherever_it_is_applied_it_is_of_whole_paths_and_leaves_other_routes_alone() {
+async fn idempotency_layer_keys_whole_paths_wherever_it_is_applied() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let once = || layer(&nodes).required(true);
     let routes = || {
@@ -275,7 +274,7 @@ async fn wherever_it_is_applied_it_is_of_whole_paths_and_leaves_other_routes_alo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_sees_extensions_and_the_span_of_outer_layers_but_not_their_task_locals() {
+async fn handler_sees_extensions_and_span_of_outer_layers_and_no_task_locals() {
     tokio::task_local! {
         static REQUEST: u32;
     }
@@ -305,7 +304,7 @@ async fn a_handler_sees_extensions_and_the_span_of_outer_layers_but_not_their_ta
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fallback_that_does_something_does_it_once_as_well() {
+async fn fallback_service_executes_once_per_key() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let counted = executed.clone();
     // A gateway, say: it has no routes of its own.
@@ -335,7 +334,7 @@ async fn a_fallback_that_does_something_does_it_once_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn methods_that_need_no_key_pass_with_one() {
+async fn methods_outside_of_the_setting_ignore_an_idempotency_key() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let app = answering(&executed, || "paid").layer(layer(&nodes).required(true));
     for method in ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"] {
@@ -354,7 +353,7 @@ async fn methods_that_need_no_key_pass_with_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_multipart_body_is_the_same_if_its_boundary_is() {
+async fn multipart_body_is_equal_only_with_the_same_boundary() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let counted = executed.clone();
     let upload = post(async move |form: Bytes| {
@@ -484,7 +483,7 @@ fn shapes() -> Vec<(&'static str, fn() -> Response)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn responses_of_all_shapes_are_replayed_as_they_were() {
+async fn responses_of_all_shapes_are_replayed_unchanged() {
     for (what, shape) in shapes() {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let app = answering(&executed, shape).layer(layer(&nodes));
@@ -500,7 +499,7 @@ async fn responses_of_all_shapes_are_replayed_as_they_were() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_cookies_are_kept_or_none_and_nothing_of_the_connection() {
+async fn record_keeps_all_cookies_or_none_and_no_connection_headers() {
     let answer = || {
         let mut response = "paid".into_response();
         let headers = [
@@ -548,7 +547,7 @@ async fn all_cookies_are_kept_or_none_and_nothing_of_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_that_streams_or_breaks_off_is_never_executed_again() {
+async fn streamed_or_truncated_response_is_never_executed_again() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let chunks = || {
         let chunks = ["pa", "id"].map(|chunk| Ok::<_, Infallible>(Bytes::from(chunk)));
@@ -570,7 +569,7 @@ async fn a_response_that_streams_or_breaks_off_is_never_executed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_response_streams_as_it_is_and_the_key_is_free() {
+async fn unrecordable_status_streams_unchanged_and_frees_the_key() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let failing = || {
         let endless = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from("sorry ")));
@@ -663,7 +662,7 @@ impl Drop for Server {
 }
 
 #[tokio::test]
-async fn an_upload_is_the_same_however_it_is_framed_and_nothing_unless_it_is_whole() {
+async fn upload_is_equal_in_any_framing_and_refused_when_truncated() {
     let server = Server::start(&Arc::new(tokio::sync::Semaphore::new(10))).await;
     let head = |key: &str, more: &str| {
         format!("POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\n{more}\r\n\r\n")
@@ -720,7 +719,7 @@ async fn an_upload_is_the_same_however_it_is_framed_and_nothing_unless_it_is_who
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_is_answered_when_it_asks_again_also_by_a_server_that_drains() {
+async fn client_that_disconnects_gets_a_replay_also_from_a_draining_server() {
     let may_end = Arc::new(tokio::sync::Semaphore::new(0));
     let server = Server::start(&may_end).await;
     let mut client = Client::connect(server.addr).await;

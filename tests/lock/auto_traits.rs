@@ -25,7 +25,7 @@ fn is_send_future<T: Future + Send>(future: T) -> T {
 }
 
 #[test]
-fn everything_that_is_kept_can_be_shared_between_threads() {
+fn handles_keys_and_settings_are_send_and_sync() {
     is_shared::<Redlock>();
     is_shared::<RedlockBuilder>();
     is_shared::<LockRequest>();
@@ -46,7 +46,7 @@ fn everything_that_is_kept_can_be_shared_between_threads() {
 }
 
 #[test]
-fn what_is_cheap_or_harmless_to_clone_is_clone() {
+fn handles_keys_and_settings_are_clone() {
     is_clone::<Redlock>();
     is_clone::<RedlockBuilder>();
     is_clone::<LockHandle>();
@@ -62,7 +62,7 @@ fn what_is_cheap_or_harmless_to_clone_is_clone() {
 }
 
 #[test]
-fn errors_can_be_boxed_compared_and_cloned() {
+fn lock_errors_can_be_boxed_compared_and_cloned() {
     is_error::<LockError>();
     is_error::<ExtendError>();
     is_error::<ReleaseError>();
@@ -73,14 +73,14 @@ fn errors_can_be_boxed_compared_and_cloned() {
 }
 
 #[test]
-fn named_futures_can_be_spawned_stored_and_selected_on() {
+fn lock_futures_can_be_named_spawned_stored_and_selected_on() {
     is_send::<LockFuture>();
     is_future::<LockFuture>();
     is_future::<Lost>();
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_futures_of_all_operations_are_send() {
+async fn futures_of_all_lock_operations_are_send() {
     let redlock = Redlock::in_memory(3);
     let guard = is_send_future(redlock.lock("k").into_future())
         .await
@@ -95,7 +95,7 @@ async fn the_futures_of_all_operations_are_send() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_is_owned_and_can_be_awaited_in_another_task() {
+async fn lock_request_is_owned_and_can_be_awaited_in_another_task() {
     let job = {
         let redlock = Redlock::in_memory(3);
         let key = String::from("k");

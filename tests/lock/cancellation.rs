@@ -160,32 +160,32 @@ async fn drop_the_acquisition_everywhere(keys: &[&str], fencing: bool, uneven: b
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_dropped_at_any_poll_leaves_no_key() {
+async fn acquisition_dropped_at_any_poll_leaves_no_key() {
     drop_the_acquisition_everywhere(&["k"], true, false).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_dropped_in_its_second_phase_leaves_no_key() {
+async fn acquisition_dropped_in_its_second_phase_leaves_no_key() {
     drop_the_acquisition_everywhere(&["k"], true, true).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_without_fencing_dropped_at_any_poll_leaves_no_key() {
+async fn acquisition_without_fencing_dropped_at_any_poll_leaves_no_key() {
     drop_the_acquisition_everywhere(&["k"], false, false).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_of_two_keys_dropped_at_any_poll_leaves_neither() {
+async fn lock_all_dropped_at_any_poll_leaves_no_key() {
     drop_the_acquisition_everywhere(&["k", "l"], true, false).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_of_two_keys_dropped_in_its_second_phase_leaves_neither() {
+async fn lock_all_dropped_in_its_second_phase_leaves_no_key() {
     drop_the_acquisition_everywhere(&["k", "l"], true, true).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_call_in_the_process_is_not_kept_waiting_by_one_that_was_dropped() {
+async fn dropped_lock_request_does_not_delay_the_next_caller_of_the_process() {
     for gates in all_gates() {
         for polls in 0..20 {
             let what = format!("{gates:?} after {polls} polls");
@@ -214,7 +214,7 @@ async fn the_next_call_in_the_process_is_not_kept_waiting_by_one_that_was_droppe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_dropped_at_any_poll_leaves_the_queue_and_no_key() {
+async fn waiter_dropped_at_any_poll_leaves_the_queue_and_no_key() {
     for polls in 0..60 {
         let nodes = ScriptedNodes::new(3);
         let redlock = builder(&nodes).build().unwrap();
@@ -241,7 +241,7 @@ async fn a_waiter_dropped_at_any_poll_leaves_the_queue_and_no_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_polls_for_another_process_can_be_dropped_at_any_poll() {
+async fn remote_waiter_dropped_at_any_poll_leaves_no_key() {
     for polls in 0..60 {
         let nodes = ScriptedNodes::new(3);
         let (here, there) = (
@@ -275,7 +275,7 @@ fn answers(gate: Gate) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_dropped_at_any_poll_of_its_release_is_released_on_every_node_that_answers() {
+async fn release_dropped_at_any_poll_releases_every_node_that_answers() {
     for gates in all_gates() {
         for polls in 0.. {
             let what = format!("{gates:?} after {polls} polls");
@@ -318,7 +318,7 @@ async fn a_guard_dropped_at_any_poll_of_its_release_is_released_on_every_node_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_that_a_bare_majority_granted_is_released_everywhere_at_any_poll() {
+async fn release_of_a_bare_majority_dropped_at_any_poll_releases_every_node() {
     let in_time = |gate: &&Gate| {
         matches!(gate, Gate::Ready | Gate::Slow(_)) && **gate != Gate::Slow(TOO_SLOW)
     };
@@ -365,7 +365,7 @@ async fn a_guard_that_a_bare_majority_granted_is_released_everywhere_at_any_poll
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_dropped_amid_a_renewal_leaves_no_key() {
+async fn guard_dropped_during_a_renewal_leaves_no_key() {
     for gates in all_gates() {
         for after in [0, 10, 50, 60] {
             let what = format!("{gates:?} {after} ms into the renewal");
@@ -384,7 +384,7 @@ async fn a_guard_dropped_amid_a_renewal_leaves_no_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_dropped_at_any_poll_leaves_a_lock_that_is_valid_and_can_be_released() {
+async fn extension_dropped_at_any_poll_leaves_a_valid_lock_that_can_be_released() {
     for gates in all_gates() {
         for polls in [0, 1, 2, 3, 4, 8, 12, 24] {
             let what = format!("{gates:?} after {polls} polls");
@@ -407,7 +407,7 @@ async fn an_extension_dropped_at_any_poll_leaves_a_lock_that_is_valid_and_can_be
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_while_acquiring_is_an_error_for_the_caller_and_leaves_no_key() {
+async fn panic_while_acquiring_is_a_lock_error_and_leaves_no_key() {
     for panicking in 0..3 {
         for uneven in [false, true] {
             let nodes = ScriptedNodes::new(3);
@@ -441,7 +441,7 @@ async fn a_panic_while_acquiring_is_an_error_for_the_caller_and_leaves_no_key() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_while_renewing_makes_lost_resolve_and_never_releases_under_the_guard() {
+async fn panic_while_renewing_resolves_lost_and_never_releases_under_the_guard() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -481,7 +481,7 @@ async fn a_panic_while_renewing_makes_lost_resolve_and_never_releases_under_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_while_renewing_leaves_the_locks_of_others_alone() {
+async fn panic_while_renewing_leaves_other_locks_alone() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -501,7 +501,7 @@ async fn a_panic_while_renewing_leaves_the_locks_of_others_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_while_releasing_frees_the_key_by_its_ttl_and_the_process_at_once() {
+async fn panic_while_releasing_leaves_the_key_to_its_ttl_and_the_local_queue_free() {
     for panicking in 0..3 {
         let nodes = ScriptedNodes::new(3);
         let redlock = builder(&nodes).build().unwrap();
@@ -531,7 +531,7 @@ async fn a_panic_while_releasing_frees_the_key_by_its_ttl_and_the_process_at_onc
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_holder_frees_the_lock() {
+async fn panic_of_the_holder_releases_the_lock() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let holder = redlock.clone();
@@ -545,7 +545,7 @@ async fn a_panic_of_the_holder_frees_the_lock() {
 }
 
 #[test]
-fn a_request_that_is_polled_outside_of_a_runtime_panics_and_leaves_nothing() {
+fn lock_request_polled_outside_of_a_runtime_panics_and_leaves_no_key() {
     let redlock = Redlock::in_memory(3);
     let mut request = Box::pin(redlock.lock("k").into_future());
     let mut context = Context::from_waker(Waker::noop());
@@ -560,7 +560,7 @@ fn a_request_that_is_polled_outside_of_a_runtime_panics_and_leaves_nothing() {
 }
 
 #[test]
-fn what_is_dropped_outside_of_a_runtime_is_given_back_in_its_own() {
+fn lock_future_dropped_outside_of_a_runtime_is_released_in_its_own() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     set_all_for(&nodes, OpKind::Acquire, [Gate::Mute; 3]);
@@ -575,7 +575,7 @@ fn what_is_dropped_outside_of_a_runtime_is_given_back_in_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_others_keeps_its_deadline_also_if_it_is_not_polled() {
+async fn wait_ends_at_its_deadline_although_the_waiter_is_not_polled() {
     let nodes = ScriptedNodes::new(3);
     let other = builder(&nodes).build().unwrap();
     let redlock = builder(&nodes).build().unwrap();

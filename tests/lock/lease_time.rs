@@ -74,7 +74,7 @@ impl Foreign {
 }
 
 #[tokio::test(start_paused = true)]
-async fn validity_is_the_ttl_less_the_time_it_took_less_drift() {
+async fn valid_for_is_the_ttl_minus_elapsed_time_minus_drift() {
     for delay in [0, 1, 10, 30, 49] {
         let nodes = ScriptedNodes::new(3);
         // One fast node: it is the majority's last answer that counts.
@@ -93,7 +93,7 @@ async fn validity_is_the_ttl_less_the_time_it_took_less_drift() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_second_phase_costs_validity_too() {
+async fn second_phase_reduces_the_validity() {
     let nodes = ScriptedNodes::new(3);
     for node in 0..3 {
         // Fences that differ, and are above every wall clock.
@@ -117,7 +117,7 @@ async fn the_second_phase_costs_validity_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_majority_slower_than_the_ttl_is_expired_and_released() {
+async fn acquisition_slower_than_the_ttl_is_expired_and_released() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     for node in 1..3 {
@@ -138,7 +138,7 @@ async fn a_majority_slower_than_the_ttl_is_expired_and_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_comes_on_the_last_millisecond_is_worth_that_millisecond() {
+async fn lock_granted_within_its_last_millisecond_is_valid_for_that_millisecond() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     // The validity of 40 ms is 37.6 ms.
@@ -154,7 +154,7 @@ async fn a_lock_that_comes_on_the_last_millisecond_is_worth_that_millisecond() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewal_keeps_a_long_job_alive_under_a_short_ttl() {
+async fn renewal_keeps_the_lock_beyond_its_ttl() {
     let nodes = ScriptedNodes::new(3);
     let (here, there) = (
         builder(&nodes).ttl(secs(1)).build().unwrap(),
@@ -179,7 +179,7 @@ async fn renewal_keeps_a_long_job_alive_under_a_short_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewal_goes_on_with_a_minority_of_the_nodes_gone() {
+async fn renewal_goes_on_without_a_minority_of_nodes() {
     for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
         let nodes = ScriptedNodes::new(3);
         let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
@@ -193,7 +193,7 @@ async fn renewal_goes_on_with_a_minority_of_the_nodes_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_renewal_a_lock_ends_with_its_first_validity() {
+async fn renew_off_ends_the_lock_with_its_first_validity() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).renew(false).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -231,7 +231,7 @@ async fn renewal_stops_at_max_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_hold_of_the_builder_holds_unless_the_request_has_its_own() {
+async fn max_hold_of_the_request_overrides_that_of_the_builder() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).ttl(secs(1)).max_hold(secs(2));
     let redlock = redlock.build().unwrap();
@@ -247,7 +247,7 @@ async fn max_hold_of_the_builder_holds_unless_the_request_has_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn endless_waits_and_holds_are_no_overflow() {
+async fn wait_and_max_hold_of_duration_max_do_not_overflow() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock
@@ -264,7 +264,7 @@ async fn endless_waits_and_holds_are_no_overflow() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_fires_no_later_than_the_validity_when_a_majority_dies() {
+async fn lost_resolves_by_the_end_of_validity_when_a_majority_fails() {
     for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
         // Before, amid and after renewals, which are due at 333, 666, 1000 ms.
         for dies_after in [0, 100, 332, 333, 334, 500, 666, 900, 2_000] {
@@ -307,7 +307,7 @@ async fn lost_fires_no_later_than_the_validity_when_a_majority_dies() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_majority_that_comes_back_in_time_saves_the_lock() {
+async fn majority_that_answers_before_the_validity_ends_saves_the_lock() {
     for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
         let nodes = ScriptedNodes::new(3);
         let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
@@ -326,7 +326,7 @@ async fn a_majority_that_comes_back_in_time_saves_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn validity_is_a_comparison_with_the_clock_and_needs_nobody_to_run() {
+async fn is_valid_compares_the_clock_without_a_running_task() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -340,7 +340,7 @@ async fn validity_is_a_comparison_with_the_clock_and_needs_nobody_to_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_majority_that_forgot_the_lock_makes_lost_fire_at_the_next_renewal() {
+async fn majority_that_forgot_the_lock_resolves_lost_at_the_next_renewal() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).ttl(secs(3)).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -357,7 +357,7 @@ async fn a_majority_that_forgot_the_lock_makes_lost_fire_at_the_next_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_minority_that_forgot_the_lock_changes_nothing() {
+async fn minority_that_forgot_the_lock_does_not_resolve_lost() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -368,7 +368,7 @@ async fn a_minority_that_forgot_the_lock_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_extension_leaves_the_lock_as_it_was() {
+async fn extend_that_fails_leaves_the_validity_as_it_was() {
     for gate in [
         Gate::Failing,
         Gate::Never,
@@ -414,7 +414,7 @@ async fn a_failed_extension_leaves_the_lock_as_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_that_a_majority_confirms_counts_from_before_it_was_asked_for() {
+async fn extend_counts_validity_from_before_the_first_request() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).max_ttl(secs(60)).renew(false);
     let redlock = redlock.build().unwrap();
@@ -428,7 +428,7 @@ async fn an_extension_that_a_majority_confirms_counts_from_before_it_was_asked_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn late_answers_to_an_extension_are_not_counted_for_the_next() {
+async fn late_answers_to_one_extension_do_not_count_for_the_next() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).max_ttl(secs(60)).renew(false);
     let redlock = redlock.build().unwrap();
@@ -453,7 +453,7 @@ async fn late_answers_to_an_extension_are_not_counted_for_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shorter_extension_shortens_nothing() {
+async fn extend_by_less_does_not_shorten_the_validity() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).renew(false).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -468,7 +468,7 @@ async fn a_shorter_extension_shortens_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_sets_the_ttl_of_later_renewals() {
+async fn extend_sets_the_ttl_of_later_renewals() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).ttl(secs(1)).max_ttl(secs(9));
     let redlock = redlock.build().unwrap();
@@ -485,7 +485,7 @@ async fn an_extension_sets_the_ttl_of_later_renewals() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_absurd_extension_is_refused_and_leaves_the_lock_as_it_was() {
+async fn extend_out_of_range_is_refused_and_leaves_the_validity_as_it_was() {
     let redlock = Redlock::in_memory(3);
     let guard = redlock.try_lock("k").await.unwrap();
     let end = end_of(&guard);
@@ -503,7 +503,7 @@ async fn an_absurd_extension_is_refused_and_leaves_the_lock_as_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_detached_share_keeps_the_lock_until_it_is_gone_too() {
+async fn upgraded_handle_keeps_the_lock_until_it_is_dropped() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -527,7 +527,7 @@ async fn a_detached_share_keeps_the_lock_until_it_is_gone_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handle_alone_holds_nothing() {
+async fn lock_handle_does_not_keep_the_lock() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -540,7 +540,7 @@ async fn a_handle_alone_holds_nothing() {
 }
 
 #[test]
-fn a_runtime_that_is_dropped_makes_lost_resolve() {
+fn dropped_runtime_resolves_lost() {
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -567,7 +567,7 @@ fn a_runtime_that_is_dropped_makes_lost_resolve() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_of_one_process_get_the_lock_in_the_order_of_asking() {
+async fn local_waiters_are_granted_in_the_order_of_their_requests() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -602,7 +602,7 @@ async fn waiters_of_one_process_get_the_lock_in_the_order_of_asking() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_wait_ends_is_told_when_to_come_back() {
+async fn wait_that_ends_returns_contended_with_retry_after() {
     let nodes = ScriptedNodes::new(3);
     let (here, there) = (
         builder(&nodes).build().unwrap(),
@@ -626,7 +626,7 @@ async fn a_waiter_whose_wait_ends_is_told_when_to_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_process_gets_the_lock_within_the_longest_delay_after_its_release() {
+async fn remote_waiter_is_granted_within_the_longest_retry_delay_after_a_release() {
     for held in [0, 5, 50, 300, 1_000, 4_000] {
         let nodes = ScriptedNodes::new(3);
         let (here, there) = (
@@ -645,7 +645,7 @@ async fn another_process_gets_the_lock_within_the_longest_delay_after_its_releas
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_lock_of_a_dead_process_is_had_as_soon_as_it_expires() {
+async fn lock_of_a_dead_process_is_granted_as_soon_as_it_expires() {
     let nodes = ScriptedNodes::new(3);
     let dead = Foreign::new("k");
     for node in 0..3 {
@@ -663,7 +663,7 @@ async fn the_lock_of_a_dead_process_is_had_as_soon_as_it_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_without_any_delay_does_not_spin_on_a_paused_clock() {
+async fn retry_without_a_delay_does_not_spin_on_a_paused_clock() {
     let nodes = ScriptedNodes::new(3);
     let holder = Foreign::new("k");
     for node in 0..3 {
@@ -720,7 +720,7 @@ impl Competitor {
 }
 
 #[tokio::test(start_paused = true)]
-async fn split_votes_end_with_exactly_one_winner_though_nobody_waits() {
+async fn split_votes_grant_exactly_one_caller_without_a_wait() {
     let rounds = 400;
     let (mut our_wins, mut their_wins, mut splits) = (0, 0, 0);
     for round in 0..rounds {
@@ -758,7 +758,7 @@ async fn split_votes_end_with_exactly_one_winner_though_nobody_waits() {
 
 /// One node is the holder's, one is down, and the third grants: that is what a split vote looks like.
 #[tokio::test(start_paused = true)]
-async fn what_looks_like_a_split_vote_delays_a_refusal_by_one_node_timeout_and_no_more() {
+async fn possible_split_vote_delays_contended_by_at_most_one_node_timeout() {
     let mut longest = Duration::ZERO;
     for _ in 0..200 {
         let nodes = ScriptedNodes::new(3);
@@ -778,7 +778,7 @@ async fn what_looks_like_a_split_vote_delays_a_refusal_by_one_node_timeout_and_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_that_collide_without_waiting_exactly_one_wins() {
+async fn try_lock_from_eight_processes_at_once_grants_at_most_one() {
     let rounds: usize = 100;
     let mut winners = 0;
     for round in 0..rounds {
@@ -800,14 +800,14 @@ async fn of_many_that_collide_without_waiting_exactly_one_wins() {
 }
 
 #[test]
-fn drift_is_what_these_tests_take_it_for() {
+fn drift_of_the_default_ttl_is_102_ms() {
     assert_eq!(validity::drift(secs(10)), ms(102));
     assert_eq!(validity::drift(secs(20)), ms(202));
 }
 
 /// An extension that is over before it is confirmed would be worth nothing and renew for ever.
 #[tokio::test(start_paused = true)]
-async fn an_extension_by_less_than_a_node_may_take_is_refused_and_changes_nothing() {
+async fn extend_by_at_most_node_timeout_is_refused_with_ttl_too_short() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -821,7 +821,7 @@ async fn an_extension_by_less_than_a_node_may_take_is_refused_and_changes_nothin
 
 /// Also of a lock that was released before anybody thought of a shutdown.
 #[tokio::test(start_paused = true)]
-async fn a_drain_names_the_nodes_that_did_not_confirm_a_release_before_it() {
+async fn drain_names_nodes_that_did_not_confirm_an_earlier_release() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
@@ -872,7 +872,7 @@ async fn drain_at_its_timeout_releases_no_lock_under_a_live_guard() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handle_hears_of_the_release_before_the_nodes_have_answered_it() {
+async fn lock_handle_reports_the_release_before_nodes_have_confirmed_it() {
     let nodes = ScriptedNodes::new(3);
     let node_timeout = Duration::from_secs(2);
     let builder = Redlock::builder().scripted(&nodes);
@@ -910,7 +910,7 @@ fn spread_fences(nodes: &ScriptedNodes, key: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_has_one_deadline_for_both_of_its_phases() {
+async fn acquisition_has_one_deadline_for_both_phases() {
     for (slow, is_granted) in [(ms(20), true), (ms(40), false)] {
         let nodes = ScriptedNodes::new(3);
         let redlock = builder(&nodes).build().unwrap();

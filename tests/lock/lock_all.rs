@@ -81,7 +81,7 @@ async fn contend(nodes: &ScriptedNodes, sets: &[&[&str]], rounds: u64) -> Witnes
 }
 
 #[tokio::test(start_paused = true)]
-async fn overlapping_sets_exclude_each_other_and_their_tokens_rise_per_key() {
+async fn lock_all_of_overlapping_sets_excludes_and_raises_tokens_per_key() {
     let sets: [&[&str]; 3] = [&["x", "y"], &["y", "z"], &["x"]];
     for gates in [
         [Gate::Ready, Gate::Ready, Gate::Ready],
@@ -104,7 +104,7 @@ async fn overlapping_sets_exclude_each_other_and_their_tokens_rise_per_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ring_of_sets_does_not_deadlock() {
+async fn lock_all_of_overlapping_sets_in_a_ring_does_not_deadlock() {
     let nodes = ScriptedNodes::new(3);
     let ring: [&[&str]; 4] = [&["a", "b"], &["b", "c"], &["c", "d"], &["d", "a"]];
     let contending = contend(&nodes, &ring, 20);
@@ -113,7 +113,7 @@ async fn a_ring_of_sets_does_not_deadlock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_with_one_busy_key_gets_none_of_its_keys() {
+async fn lock_all_with_one_held_key_locks_none() {
     let nodes = ScriptedNodes::new(3);
     let (here, there) = (
         builder(&nodes).build().unwrap(),
@@ -144,7 +144,7 @@ async fn a_set_with_one_busy_key_gets_none_of_its_keys() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_token_of_a_set_is_above_those_of_all_its_keys_before_and_below_all_after() {
+async fn lock_all_draws_one_token_above_the_fences_of_all_its_keys() {
     let nodes = ScriptedNodes::new(3);
     // The fence of one key is far ahead of the wall clock, which hides no mistake then.
     let ahead = (1_u64 << 52) + 5;
@@ -184,7 +184,7 @@ async fn the_token_of_a_set_is_above_those_of_all_its_keys_before_and_below_all_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_that_only_a_minority_granted_is_released_there() {
+async fn lock_all_granted_by_a_minority_is_released_there() {
     let nodes = ScriptedNodes::new(3);
     let (here, there) = (
         builder(&nodes).build().unwrap(),
@@ -205,7 +205,7 @@ async fn a_set_that_only_a_minority_granted_is_released_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_is_lost_loses_the_whole_set() {
+async fn lock_all_loses_the_whole_set_with_one_lost_key() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock.lock_all(["x", "y"]).await.unwrap();
@@ -219,7 +219,7 @@ async fn a_key_that_is_lost_loses_the_whole_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_is_sorted_without_duplicates_and_the_same_in_any_order() {
+async fn lock_all_sorts_keys_and_drops_duplicates() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let guard = redlock.lock_all(["y", "x", "y", "x"]).await.unwrap();
@@ -237,7 +237,7 @@ async fn a_set_is_sorted_without_duplicates_and_the_same_in_any_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_has_at_least_one_key_and_at_most_thirty_two() {
+async fn lock_all_takes_1_to_32_distinct_keys() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).build().unwrap();
     let keys = |count: usize| (0..count).map(|i| i.to_string());

@@ -38,19 +38,19 @@ fn refused(builder: RedlockBuilder, setting: &str, words: &[&str]) -> BuildError
 }
 
 #[test]
-fn no_nodes_at_all() {
+fn build_rejects_a_redlock_without_nodes() {
     refused(Redlock::builder(), "nodes", &["0", "add"]);
     refused(Redlock::builder().embedded(0), "nodes", &["0", "embedded"]);
 }
 
 #[test]
 #[should_panic(expected = "at least one node")]
-fn no_embedded_nodes_in_memory_panic_as_documented() {
+fn in_memory_panics_for_zero_nodes() {
     drop(Redlock::in_memory(0));
 }
 
 #[test]
-fn a_ttl_that_is_zero_or_eaten_by_drift() {
+fn build_rejects_a_ttl_of_zero_or_below_the_drift() {
     refused(embedded().ttl(secs(0)), "ttl", &["0ns", "drift", "seconds"]);
     refused(embedded().ttl(ms(2)), "ttl", &["2ms", "drift"]);
     // The nodes count whole milliseconds.
@@ -59,7 +59,7 @@ fn a_ttl_that_is_zero_or_eaten_by_drift() {
 }
 
 #[test]
-fn an_absurd_ttl() {
+fn build_rejects_a_ttl_above_ten_days() {
     refused(embedded().ttl(Duration::MAX), "ttl", &["at most"]);
     refused(embedded().ttl(secs(11 * 86_400)), "ttl", &["950400s"]);
     refused(embedded().max_ttl(Duration::MAX), "max_ttl", &["at most"]);
@@ -67,7 +67,7 @@ fn an_absurd_ttl() {
 }
 
 #[test]
-fn a_node_timeout_that_is_zero_or_not_below_the_ttl() {
+fn build_rejects_a_node_timeout_of_zero_or_not_below_the_ttl() {
     let short = embedded().ttl(secs(1));
     refused(
         short.clone().node_timeout(secs(1)),
@@ -90,7 +90,7 @@ fn a_node_timeout_that_is_zero_or_not_below_the_ttl() {
 }
 
 #[test]
-fn other_times_of_zero() {
+fn build_rejects_a_connect_timeout_or_max_hold_of_zero() {
     refused(
         embedded().connect_timeout(secs(0)),
         "connect_timeout",
@@ -100,7 +100,7 @@ fn other_times_of_zero() {
 }
 
 #[test]
-fn a_max_ttl_below_the_ttl() {
+fn build_rejects_a_max_ttl_below_the_ttl() {
     refused(
         embedded().ttl(secs(20)).max_ttl(secs(10)),
         "max_ttl",
@@ -110,7 +110,7 @@ fn a_max_ttl_below_the_ttl() {
 }
 
 #[test]
-fn a_fence_retention_that_could_end_under_a_lock() {
+fn build_rejects_a_fence_retention_that_could_end_under_a_lock() {
     let long = embedded().ttl(secs(10)).max_ttl(secs(60));
     refused(
         long.clone().fence_retention(secs(119)),
@@ -131,7 +131,7 @@ fn a_fence_retention_that_could_end_under_a_lock() {
 }
 
 #[test]
-fn a_namespace_with_braces() {
+fn build_rejects_a_namespace_with_braces() {
     for namespace in ["a{b", "}", "{tag}"] {
         refused(
             embedded().namespace(namespace),
@@ -143,7 +143,7 @@ fn a_namespace_with_braces() {
 }
 
 #[test]
-fn the_order_of_setters_does_not_matter() {
+fn builder_setters_work_in_any_order() {
     let one = embedded().ttl(secs(60)).max_ttl(secs(90)).build();
     let other = embedded().max_ttl(secs(90)).ttl(secs(60)).build();
     assert!(one.is_ok() && other.is_ok());
@@ -164,7 +164,7 @@ fn shows_no_secret(text: &str) {
 
 #[cfg(feature = "redis")]
 #[test]
-fn a_malformed_url_is_named_without_its_credentials() {
+fn build_names_a_malformed_url_without_its_credentials() {
     for url in [
         "redis://:hunter2@host:notaport",
         "redis://user:hunter2@host:99999",
@@ -204,7 +204,7 @@ fn a_malformed_url_is_named_without_its_credentials() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn credentials_are_never_shown() {
+fn debug_of_builder_and_redlock_shows_addresses_without_credentials() {
     let builder = Redlock::builder().urls([
         "redis://user:hunter2@10.0.0.1",
         "redis://:hunter2@10.0.0.2:6380/3",
@@ -221,7 +221,7 @@ fn credentials_are_never_shown() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn the_same_server_twice() {
+fn build_rejects_the_same_server_twice() {
     for again in [
         "redis://10.0.0.1",
         "redis://10.0.0.1:6379",
@@ -240,7 +240,7 @@ fn the_same_server_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_key_is_refused_and_never_a_lock_for_everybody() {
+async fn lock_refuses_an_empty_key() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
     let empty: [LockKey; 3] = ["".into(), Vec::<u8>::new().into(), (&[] as &[u8]).into()];
@@ -255,7 +255,7 @@ async fn an_empty_key_is_refused_and_never_a_lock_for_everybody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn any_bytes_are_a_key_of_their_own() {
+async fn distinct_byte_strings_are_distinct_keys() {
     let redlock = Redlock::in_memory(3);
     let megabyte = vec![b'x'; 1 << 20];
     let mut other = megabyte.clone();
@@ -282,7 +282,7 @@ async fn any_bytes_are_a_key_of_their_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_empty_namespace_has_no_room_for_long_keys_and_its_own_fences() {
+async fn empty_namespace_refuses_keys_over_512_bytes_and_names_of_fences() {
     let redlock = embedded().namespace("").build().unwrap();
     let long = vec![b'x'; 1 << 20];
     let error = redlock.lock(long.as_slice()).await.unwrap_err();
@@ -304,7 +304,7 @@ async fn the_empty_namespace_has_no_room_for_long_keys_and_its_own_fences() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ttl_over_max_ttl_is_refused_before_any_node_is_asked() {
+async fn lock_with_a_ttl_above_max_ttl_is_refused_before_any_node_is_asked() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).max_ttl(secs(20));
     let redlock = redlock.build().unwrap();
@@ -317,7 +317,7 @@ async fn a_ttl_over_max_ttl_is_refused_before_any_node_is_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ttl_of_nothing_is_no_lock_and_no_panic() {
+async fn lock_with_a_ttl_below_the_drift_is_refused_before_any_node_is_asked() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
     for ttl in [ms(0), Duration::from_nanos(1), ms(2)] {
@@ -328,7 +328,7 @@ async fn a_ttl_of_nothing_is_no_lock_and_no_panic() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_waiter_too_many_is_refused_at_once() {
+async fn max_waiters_refuses_one_more_waiter_at_once() {
     let redlock = embedded().max_waiters(2).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
     let first = tokio::spawn(redlock.lock("k").into_future());
@@ -360,7 +360,7 @@ async fn one_waiter_too_many_is_refused_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_for_another_process_takes_a_place_too() {
+async fn max_waiters_counts_callers_that_wait_for_another_process() {
     let nodes = ScriptedNodes::new(3);
     let there = Redlock::builder().scripted(&nodes).build().unwrap();
     let here = Redlock::builder().scripted(&nodes).max_waiters(1);
@@ -423,7 +423,7 @@ async fn drain_waits_for_the_holders_and_leaves_no_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_gives_up_at_its_timeout_and_releases_nothing_under_a_guard() {
+async fn drain_ends_at_its_timeout_and_releases_nothing_under_a_guard() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder()
         .scripted(&nodes)
@@ -485,7 +485,7 @@ async fn drain_names_the_nodes_that_did_not_confirm_a_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_of_an_idle_service_is_clean_and_takes_no_time() {
+async fn drain_of_an_idle_redlock_is_clean_and_immediate() {
     let redlock = Redlock::in_memory(3);
     let began = Instant::now();
     assert!(redlock.drain(Duration::MAX).await.is_clean());

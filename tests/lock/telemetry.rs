@@ -61,7 +61,7 @@ fn numbers(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn what_became_of_every_call_is_counted_once_by_its_label() {
+fn metrics_count_each_acquisition_once_by_outcome_and_label() {
     let numbers = recorded(async {
         let nodes = ScriptedNodes::new(3);
         let (redlock, other) = (redlock(&nodes), redlock(&nodes));
@@ -105,7 +105,7 @@ fn what_became_of_every_call_is_counted_once_by_its_label() {
 }
 
 #[test]
-fn held_locks_and_waiters_are_counted_while_they_are_there() {
+fn gauges_count_held_locks_and_waiters() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
@@ -129,7 +129,7 @@ fn held_locks_and_waiters_are_counted_while_they_are_there() {
 }
 
 #[test]
-fn a_lost_lock_is_counted_by_its_reason_and_an_unprotected_request_by_its_label() {
+fn metrics_count_lost_locks_by_reason_and_unprotected_requests_by_label() {
     let numbers = recorded(async {
         let nodes = ScriptedNodes::new(3);
         let redlock = redlock(&nodes);
@@ -157,7 +157,7 @@ fn a_lost_lock_is_counted_by_its_reason_and_an_unprotected_request_by_its_label(
 }
 
 #[test]
-fn the_label_of_a_key_is_its_first_literal() {
+fn metric_label_of_a_key_is_its_first_literal() {
     fn label(key: &impl KeyExtractor) -> Option<&'static str> {
         key.label()
     }
@@ -199,7 +199,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<
 }
 
 #[test]
-fn a_lock_is_one_span_that_tells_how_it_went_and_its_key_only_on_request() {
+fn lock_span_records_the_outcome_and_the_key_only_on_request() {
     let spans = Spans::default();
     let subscriber = tracing_subscriber::registry().with(spans.clone());
     let _guard = subscribe(subscriber);

@@ -10,7 +10,7 @@ use std::process::Command;
 const COMPILER: &str = "rustc 1.95.";
 
 #[test]
-fn what_is_missing_is_named() {
+fn compiler_errors_name_the_missing_impl() {
     let output = Command::new("rustc").arg("--version").output();
     let version = String::from_utf8(output.unwrap().stdout).unwrap();
     if !version.starts_with(COMPILER) {

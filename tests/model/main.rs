@@ -176,7 +176,7 @@ fn tokens_of_two_acquisitions_are_unique_and_ordered_and_protect_a_storage() {
 }
 
 #[test]
-fn a_repeated_acquire_does_no_harm() {
+fn repeated_acquire_keeps_tokens_unique_and_ordered() {
     let bounds = Bounds {
         duplicates: 1,
         ..Bounds::one_key(2, 2)
@@ -222,7 +222,7 @@ fn tokens_of_unequal_sets_are_unique_and_ordered_for_each_key() {
 }
 
 #[test]
-fn an_extension_proves_that_no_higher_token_completed_before_it() {
+fn extension_proves_that_no_higher_token_completed_before_it() {
     let bounds = Bounds {
         extensions: 1,
         ..Bounds::one_key(2, 2)
@@ -399,7 +399,7 @@ fn stepping() -> timed::Bounds {
 }
 
 #[test]
-fn locks_exclude_each_other_while_they_are_valid_extensions_included() {
+fn valid_locks_exclude_each_other_also_after_extensions() {
     holds("timed", Timed::new(timed()));
     let bounds = timed::Bounds {
         extensions: vec![2, 3],
@@ -415,7 +415,7 @@ fn locks_exclude_each_other_while_they_are_valid_extensions_included() {
 }
 
 #[test]
-fn a_guard_of_one_ttl_makes_up_for_lost_memory_and_a_shorter_one_does_not() {
+fn restart_guard_of_one_ttl_covers_lost_memory_and_a_shorter_one_does_not() {
     holds("guard", Timed::new(guarded()));
     let short = timed::Bounds {
         guard: 1,
@@ -425,7 +425,7 @@ fn a_guard_of_one_ttl_makes_up_for_lost_memory_and_a_shorter_one_does_not() {
 }
 
 #[test]
-fn a_guard_makes_up_for_every_way_in_which_a_node_loses_its_memory() {
+fn restart_guard_covers_every_way_in_which_a_node_loses_its_memory() {
     for (name, kinds) in [
         ("guard, restart", &[Fault::Restart]),
         ("guard, restart with old data", &[Fault::Rollback]),
@@ -437,7 +437,7 @@ fn a_guard_makes_up_for_every_way_in_which_a_node_loses_its_memory() {
 }
 
 #[test]
-fn a_restart_delayed_by_one_ttl_makes_up_for_lost_memory_if_validity_is_tested() {
+fn restart_delayed_by_one_ttl_covers_lost_memory_if_validity_is_checked() {
     let bounds = timed::Bounds {
         delayed_restart: true,
         kinds: &[Fault::Restart],

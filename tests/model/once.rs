@@ -15,7 +15,7 @@ use crate::requests::Variant;
 use crate::{FAR_MORE, breaks, holds, holds_within, mode};
 
 #[test]
-fn two_requests_are_answered_the_same_and_execute_twice_only_if_a_lock_breaks() {
+fn two_once_requests_get_equal_answers_and_execute_twice_only_if_a_lock_breaks() {
     let bounds = Bounds {
         top_up: true,
         reaches: &[
@@ -34,7 +34,7 @@ fn two_requests_are_answered_the_same_and_execute_twice_only_if_a_lock_breaks() 
 }
 
 #[test]
-fn requests_that_give_up_on_nodes_do_no_harm() {
+fn once_requests_that_give_up_on_nodes_keep_the_promises() {
     let bounds = Bounds {
         timeouts: true,
         reaches: &[REPLAY, REPAIR, FOUND_ITS_OWN, UNDECIDED, NOT_RECORDED],
@@ -45,7 +45,7 @@ fn requests_that_give_up_on_nodes_do_no_harm() {
 }
 
 #[test]
-fn one_that_executed_and_acquires_again_to_repair_does_no_harm() {
+fn once_request_that_acquires_again_to_repair_keeps_the_promises() {
     let bounds = Bounds {
         retry: true,
         reaches: &[REPLAY, REPAIR, RETRIED],
@@ -57,7 +57,7 @@ fn one_that_executed_and_acquires_again_to_repair_does_no_harm() {
 
 /// Its own locks would refuse a new attempt, so it goes on with the one that has them.
 #[test]
-fn one_that_finds_only_its_own_record_sends_it_again_and_does_no_harm() {
+fn once_request_that_finds_only_its_own_record_sends_it_again() {
     let bounds = Bounds {
         retry: true,
         calm: true,
@@ -77,7 +77,7 @@ fn one_that_finds_only_its_own_record_sends_it_again_and_does_no_harm() {
 }
 
 #[test]
-fn a_repeated_acquire_of_a_request_does_no_harm() {
+fn repeated_acquire_of_a_once_request_keeps_the_promises() {
     let bounds = Bounds {
         duplicates: 1,
         reaches: &[REPLAY, REPAIR, CONFLICT, TWICE],
@@ -89,7 +89,7 @@ fn a_repeated_acquire_of_a_request_does_no_harm() {
 
 /// A client may wait for long between the grant and the beginning, and hears of records meanwhile.
 #[test]
-fn a_client_that_hears_of_a_record_before_it_begins_does_not_execute() {
+fn client_that_receives_a_record_before_it_begins_does_not_execute() {
     let bounds = Bounds {
         begins: true,
         reaches: &[REPLAY, REPAIR, REFRAINED, TWICE],
@@ -100,7 +100,7 @@ fn a_client_that_hears_of_a_record_before_it_begins_does_not_execute() {
 }
 
 #[test]
-fn a_client_that_is_deaf_once_granted_executes_beside_a_record_that_it_was_told_of() {
+fn client_that_ignores_records_after_its_grant_executes_beside_a_received_record() {
     let bounds = Bounds {
         variant: Variant::DeafOnceGranted,
         begins: true,
@@ -110,7 +110,7 @@ fn a_client_that_is_deaf_once_granted_executes_beside_a_record_that_it_was_told_
 }
 
 #[test]
-fn three_requests_are_answered_the_same_and_execute_twice_only_if_a_lock_breaks() {
+fn three_once_requests_get_equal_answers_and_execute_twice_only_if_a_lock_breaks() {
     let bounds = Bounds {
         reaches: &[REPLAY, REPAIR, CONFLICT, TWICE],
         ..Bounds::of(3, 1)
@@ -120,7 +120,7 @@ fn three_requests_are_answered_the_same_and_execute_twice_only_if_a_lock_breaks(
 }
 
 #[test]
-fn requests_to_five_nodes_are_answered_the_same() {
+fn once_requests_to_five_nodes_get_equal_answers() {
     let bounds = Bounds {
         top_up: true,
         reaches: &[REPLAY],
@@ -131,7 +131,7 @@ fn requests_to_five_nodes_are_answered_the_same() {
 }
 
 #[test]
-fn with_intents_at_most_one_executes_whatever_breaks() {
+fn intents_let_at_most_one_request_execute_under_any_fault() {
     let bounds = Bounds {
         intents: true,
         top_up: true,
@@ -168,7 +168,7 @@ fn with_intents_at_most_one_executes_whatever_breaks() {
 }
 
 #[test]
-fn a_record_that_all_nodes_had_outlives_the_memory_of_one() {
+fn record_on_all_nodes_survives_the_loss_of_one_memory() {
     let bounds = Bounds {
         top_up: true,
         wipes: 1,
@@ -218,7 +218,7 @@ fn far_more_states_of_intents_hold_too_when_asked_for() {
 }
 
 #[test]
-fn t5_replaying_what_a_minority_has_lets_a_later_request_execute() {
+fn t5_replaying_a_minority_record_lets_a_later_request_execute() {
     let bounds = Bounds {
         variant: Variant::ReplaysMinority,
         ..Bounds::of(3, 1)
@@ -227,7 +227,7 @@ fn t5_replaying_what_a_minority_has_lets_a_later_request_execute() {
 }
 
 #[test]
-fn t6_replaying_what_a_minority_has_gives_two_answers() {
+fn t6_replaying_a_minority_record_gives_two_answers() {
     let bounds = Bounds {
         variant: Variant::ReplaysMinority,
         retry: true,
@@ -249,7 +249,7 @@ fn answering_after_a_minority_recorded_gives_two_answers_and_executes_again() {
 }
 
 #[test]
-fn t7_recording_where_another_was_granted_executes_twice_though_no_lock_broke() {
+fn t7_recording_on_nodes_granted_to_another_executes_twice_without_a_broken_lock() {
     let bounds = Bounds {
         variant: Variant::RecordsWithoutOwnerCheck,
         ..Bounds::of(2, 2)
@@ -258,7 +258,7 @@ fn t7_recording_where_another_was_granted_executes_twice_though_no_lock_broke() 
 }
 
 #[test]
-fn topping_up_what_is_not_decided_executes_twice_though_no_lock_broke() {
+fn topping_up_an_undecided_record_executes_twice_without_a_broken_lock() {
     let bounds = Bounds {
         variant: Variant::TopsUpEarly,
         ..Bounds::of(2, 2)
@@ -267,7 +267,7 @@ fn topping_up_what_is_not_decided_executes_twice_though_no_lock_broke() {
 }
 
 #[test]
-fn releasing_what_is_not_recorded_executes_twice_though_no_lock_broke() {
+fn releasing_an_unrecorded_execution_executes_twice_without_a_broken_lock() {
     let bounds = Bounds {
         variant: Variant::ReleasesWithoutRecord,
         ..Bounds::of(2, 1)
@@ -276,7 +276,7 @@ fn releasing_what_is_not_recorded_executes_twice_though_no_lock_broke() {
 }
 
 #[test]
-fn a_record_that_is_ignored_does_not_keep_from_executing() {
+fn ignored_record_does_not_prevent_an_execution() {
     let bounds = Bounds {
         variant: Variant::IgnoresRecords,
         ..Bounds::of(2, 1)
@@ -298,7 +298,7 @@ fn t9_a_lost_record_lets_a_later_request_execute() {
 
 /// A copy that arrives where a request was granted before does not keep that from executing.
 #[test]
-fn a_copy_that_comes_after_a_grant_does_not_make_up_for_a_lost_record() {
+fn copy_made_after_a_grant_does_not_replace_a_lost_record() {
     let bounds = Bounds {
         top_up: true,
         wipes: 1,
@@ -310,7 +310,7 @@ fn a_copy_that_comes_after_a_grant_does_not_make_up_for_a_lost_record() {
 }
 
 #[test]
-fn taking_an_intent_back_after_executing_lets_another_execute() {
+fn withdrawing_an_intent_after_executing_lets_another_execute() {
     let bounds = Bounds {
         variant: Variant::TakesIntentBack,
         intents: true,

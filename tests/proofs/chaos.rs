@@ -33,7 +33,7 @@ use tower_redlock::{
 use crate::support::{Cluster, Proxy, RedisServer};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_that_happens_to_a_minority_of_the_nodes_breaks_mutual_exclusion_or_the_tokens() {
+async fn faults_of_a_minority_break_neither_mutual_exclusion_nor_tokens() {
     let seconds = setting("CHAOS_SECONDS").unwrap_or(60);
     let seed = setting("CHAOS_SEED").unwrap_or_else(|| RandomState::new().build_hasher().finish());
     say(&format!("chaos: {seconds} s with CHAOS_SEED={seed}"));
@@ -800,7 +800,7 @@ fn record(
 }
 
 #[test]
-fn the_checker_finds_each_broken_promise_and_nothing_in_a_good_history() {
+fn checker_finds_each_broken_promise_and_none_in_a_good_history() {
     let epoch = Instant::now();
     let of = |keys, token, times| record(epoch, keys, token, times);
     let first = of(&["a", "b"], 5, [0, 10, 20]);
@@ -827,7 +827,7 @@ fn the_checker_finds_each_broken_promise_and_nothing_in_a_good_history() {
 }
 
 #[test]
-fn the_storage_refuses_a_token_below_one_it_has_seen_on_any_of_the_keys() {
+fn storage_refuses_a_token_below_a_seen_one_of_any_key() {
     let epoch = Instant::now();
     let mut storage = Storage::default();
     let mut write = |keys, token| storage.write(&record(epoch, keys, token, [0, 0, 0]));

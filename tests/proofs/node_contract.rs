@@ -289,27 +289,27 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
 }
 
 #[test]
-fn random_requests_with_small_numbers_get_the_answers_of_the_reference() {
+fn random_requests_with_small_numbers_match_the_reference() {
     compare(1, 1, true);
 }
 
 #[test]
-fn random_requests_with_numbers_of_today_get_the_answers_of_the_reference() {
+fn random_requests_with_current_numbers_match_the_reference() {
     compare(2, 1_763_659_999_000_003, true);
 }
 
 #[test]
-fn random_requests_at_the_end_of_the_numbers_get_the_answers_of_the_reference() {
+fn random_requests_at_the_largest_numbers_match_the_reference() {
     compare(3, FencingToken::MAX.as_u64() - 300, true);
 }
 
 #[test]
-fn random_requests_without_fencing_get_the_answers_of_the_reference() {
+fn random_requests_without_fencing_match_the_reference() {
     compare(4, 1, false);
 }
 
 #[test]
-fn every_digit_of_a_number_survives() {
+fn scripts_keep_every_digit_of_a_number() {
     let mut pair = Pair::new();
     let max = FencingToken::MAX.as_u64();
     assert_eq!(max, 9_007_199_254_740_000);
@@ -352,7 +352,7 @@ fn every_digit_of_a_number_survives() {
 
 /// Too short, the next token could be one that was; without an end, servers get full.
 #[test]
-fn a_fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
+fn fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
     let mut pair = Pair::new();
     for key in [&["k"][..], &["x", "y"]] {
         let as_set = key.len() > 1;
@@ -408,7 +408,7 @@ fn a_fence_lives_for_its_retention_from_the_last_request_of_its_lock() {
 /// A restart with its data, an old backup and a promoted replica bring back a generation that is another
 /// process's: by its age alone, a server that forgot locks would vote at once.
 #[test]
-fn a_generation_is_of_one_memory_of_one_process() {
+fn generation_identifies_one_memory_of_one_process() {
     let mut pair = Pair::new();
     let mut admit = |random: u8, run_id: &str| {
         let random = owner(random);
@@ -443,7 +443,7 @@ fn a_generation_is_of_one_memory_of_one_process() {
 }
 
 #[test]
-fn a_confirmation_never_shortens_a_lock() {
+fn confirm_never_shortens_a_lock() {
     let mut pair = Pair::new();
     for as_set in [false, true] {
         let key: &[&str] = if as_set { &["x", "y"] } else { &["k"] };
@@ -463,7 +463,7 @@ fn a_confirmation_never_shortens_a_lock() {
 }
 
 #[test]
-fn a_lock_without_expiry_is_held_without_a_time() {
+fn lock_key_without_expiry_is_held_without_a_remaining_time() {
     let mut node = start_node();
     for as_set in [false, true] {
         let names = names(&["k"]);
@@ -498,7 +498,7 @@ fn a_lock_without_expiry_is_held_without_a_time() {
 }
 
 #[test]
-fn a_lock_key_of_another_type_does_not_vote_and_is_not_overwritten() {
+fn lock_key_of_another_type_gives_no_vote_and_is_not_overwritten() {
     let mut node = start_node();
     for kind in ["list", "hash"] {
         for as_set in [false, true] {
@@ -528,7 +528,7 @@ fn a_lock_key_of_another_type_does_not_vote_and_is_not_overwritten() {
 }
 
 #[test]
-fn a_fence_key_of_another_kind_does_not_vote_and_is_not_overwritten() {
+fn fence_key_of_another_type_gives_no_vote_and_is_not_overwritten() {
     let mut node = start_node();
     for kind in ["list", "hash", "string"] {
         for as_set in [false, true] {
@@ -546,7 +546,7 @@ fn a_fence_key_of_another_kind_does_not_vote_and_is_not_overwritten() {
 }
 
 #[test]
-fn confirming_does_not_overwrite_a_fence_key_of_another_kind() {
+fn confirm_does_not_overwrite_a_fence_key_of_another_type() {
     let mut node = start_node();
     let mut overwritten = Vec::new();
     for kind in ["list", "hash", "string"] {

@@ -286,7 +286,7 @@ fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<OnceRound> {
 }
 
 #[test]
-fn every_answer_of_three_nodes_is_judged_by_the_rule_as_early_as_it_allows() {
+fn once_round_decides_all_answers_of_three_nodes_as_early_as_possible() {
     for fates in assignments(&ACQUIRED, 3) {
         for order in orders(3) {
             check_acquire(&fates, &order);
@@ -295,7 +295,7 @@ fn every_answer_of_three_nodes_is_judged_by_the_rule_as_early_as_it_allows() {
 }
 
 #[test]
-fn a_record_that_intents_keep_at_a_minority_is_of_an_unknown_outcome_in_any_order() {
+fn record_at_a_minority_beside_intents_is_outcome_unknown_in_any_order() {
     let fates = [Fate::Done(1), Fate::Intended, Fate::Intended];
     for order in orders(3) {
         let (mut round, mut last) = (once_round(3), Verdict::Open);
@@ -309,7 +309,7 @@ fn a_record_that_intents_keep_at_a_minority_is_of_an_unknown_outcome_in_any_orde
 }
 
 #[test]
-fn a_repair_ends_by_what_the_nodes_have_then() {
+fn repair_ends_with_the_records_of_the_nodes_at_that_time() {
     let answers = [
         Fate::Done(1),
         Fate::Done(2),
@@ -358,7 +358,7 @@ fn check_repair(
 }
 
 #[test]
-fn a_second_phase_executes_only_by_exact_numbers_and_never_beside_a_record() {
+fn second_phase_executes_only_with_exact_numbers_and_never_beside_a_record() {
     let second = [
         Fate::At(2),
         Fate::At(3),
@@ -427,7 +427,7 @@ fn a_second_phase_executes_only_by_exact_numbers_and_never_beside_a_record() {
 }
 
 #[test]
-fn a_record_that_an_earlier_second_phase_tells_of_keeps_from_executing() {
+fn record_found_by_an_earlier_second_phase_prevents_an_execution() {
     let mut round = once_round(5);
     round.on_acquire(0, &Fate::Granted(1).answer());
     round.on_acquire(1, &Fate::Granted(2).answer());
@@ -450,7 +450,7 @@ fn a_record_that_an_earlier_second_phase_tells_of_keeps_from_executing() {
 }
 
 #[test]
-fn a_record_that_comes_after_the_grant_is_repaired_and_not_executed_again() {
+fn record_found_after_the_grant_is_repaired_and_not_executed_again() {
     let mut round = once_round(3);
     round.on_acquire(0, &Fate::Granted(7).answer());
     let step = round.on_acquire(1, &Fate::Granted(7).answer());
@@ -464,7 +464,7 @@ fn a_record_that_comes_after_the_grant_is_repaired_and_not_executed_again() {
 }
 
 #[test]
-fn a_whole_record_is_preferred_to_its_head() {
+fn whole_record_is_preferred_to_its_head() {
     for heads in assignments(&[false, true], 2) {
         let mut round = once_round(5);
         for (node, only_head) in heads.iter().enumerate() {
@@ -489,7 +489,7 @@ proptest! {
     })]
 
     #[test]
-    fn answers_of_five_nodes_are_judged_by_the_rule(
+    fn once_round_decides_answers_of_five_nodes_by_the_rule(
         fates in vec(select(&ACQUIRED), 5),
         order in Just((0..5).collect::<Vec<usize>>()).prop_shuffle(),
         answers in vec(select(&[Fate::Done(1), Fate::Done(2), Fate::Lost, Fate::Failed]), 5),
@@ -505,7 +505,7 @@ proptest! {
 // ---- Recording and looking ---------------------------------------------------------------------
 
 #[test]
-fn a_recording_is_decided_by_the_majority_as_early_as_that_allows() {
+fn record_round_is_decided_by_the_majority_as_early_as_possible() {
     let kinds = [Fate::Done(1), Fate::Done(2), Fate::Lost, Fate::Failed];
     for nodes in 1..=5 {
         for fates in assignments(&kinds, nodes) {
@@ -541,7 +541,7 @@ fn check_recording(fates: &[Fate], order: &[usize]) {
 }
 
 #[test]
-fn a_look_finds_what_a_majority_has_and_tells_a_minority_from_nothing() {
+fn look_round_tells_records_of_a_majority_a_minority_and_none_apart() {
     let kinds = [Fate::Done(1), Fate::Done(2), Fate::NotDone, Fate::Failed];
     for nodes in 1..=5 {
         for fates in assignments(&kinds, nodes) {
@@ -572,7 +572,7 @@ fn check_look(fates: &[Fate], order: &[usize]) {
 }
 
 #[test]
-fn a_node_that_answers_twice_counts_once() {
+fn second_answer_of_a_node_is_not_counted() {
     let mut recording = RecordRound::new(quorum(3), execution(1));
     let mut look = LookRound::new(quorum(3));
     let mut acquiring = once_round(3);

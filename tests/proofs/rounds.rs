@@ -205,7 +205,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
 }
 
 #[test]
-fn every_split_of_up_to_five_nodes_is_decided_by_the_rule_as_early_as_it_allows() {
+fn acquire_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     for nodes in 1..=5 {
         let orders = orders(nodes);
         for fates in assignments(&FATES, nodes) {
@@ -217,7 +217,7 @@ fn every_split_of_up_to_five_nodes_is_decided_by_the_rule_as_early_as_it_allows(
 }
 
 #[test]
-fn one_held_node_among_silent_ones_says_nothing_about_the_lock() {
+fn one_held_node_among_failed_ones_is_unavailable() {
     let mut round = AcquireRound::new(quorum(3));
     assert_eq!(round.on_acquire(0, &HELD), AcquireStep::Wait);
     // Success is still possible here, and after the next answer it is not; but what is known then
@@ -228,7 +228,7 @@ fn one_held_node_among_silent_ones_says_nothing_about_the_lock() {
 }
 
 #[test]
-fn the_second_answer_of_a_node_is_not_a_second_vote() {
+fn second_answer_of_a_node_is_not_a_second_vote() {
     let mut round = AcquireRound::new(quorum(3));
     round.on_acquire(0, &granted(7));
     let before = round.clone();
@@ -243,7 +243,7 @@ proptest! {
 
     /// A refused caller that waits wants to know when a majority is free again at the earliest.
     #[test]
-    fn a_refusal_tells_when_enough_holders_are_gone(
+    fn refusal_reports_when_enough_holders_expire(
         expiries in vec(proptest::option::weighted(0.8, 0_u64..20), 1..=5),
         failed in 0_usize..=4,
     ) {
@@ -292,14 +292,14 @@ fn asked(round: &AcquireRound) -> Vec<usize> {
 }
 
 #[test]
-fn the_second_phase_asks_the_silent_nodes_and_those_with_other_numbers() {
+fn second_phase_asks_silent_nodes_and_those_with_other_numbers() {
     let round = unequal();
     assert_eq!(round.step(), 1);
     assert_eq!(asked(&round), [0, 1, 4]);
 }
 
 #[test]
-fn the_second_phase_does_not_ask_a_node_that_failed() {
+fn second_phase_does_not_ask_a_failed_node() {
     let mut round = AcquireRound::new(quorum(3));
     round.on_acquire(0, &Answer::Failed);
     round.on_acquire(1, &granted(1));
@@ -308,14 +308,14 @@ fn the_second_phase_does_not_ask_a_node_that_failed() {
 }
 
 #[test]
-fn a_majority_of_exact_answers_of_both_phases_makes_the_token() {
+fn token_needs_a_majority_of_exact_answers_of_both_phases() {
     let mut round = unequal();
     assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
     assert_eq!(round.on_confirm(4, 1, &at(7)), AcquireStep::Granted(7));
 }
 
 #[test]
-fn a_higher_number_is_not_counted_and_becomes_the_next_target() {
+fn higher_number_is_not_counted_and_becomes_the_next_target() {
     let mut round = unequal();
     assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
     // Counting "at least seven" would be a token here.
@@ -343,7 +343,7 @@ fn answers_to_an_earlier_second_phase_are_ignored() {
 }
 
 #[test]
-fn the_fourth_second_phase_does_not_happen() {
+fn acquire_round_has_no_fourth_second_phase() {
     let mut round = AcquireRound::new(quorum(2));
     round.on_acquire(0, &granted(1));
     assert_eq!(round.on_acquire(1, &granted(2)), AcquireStep::Confirm(2));
@@ -357,21 +357,21 @@ fn the_fourth_second_phase_does_not_happen() {
 }
 
 #[test]
-fn a_straggler_with_the_target_counts_without_being_confirmed() {
+fn late_answer_with_the_target_counts_without_a_confirmation() {
     let mut round = unequal();
     assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
     assert_eq!(round.on_confirm(1, 1, &at(7)), AcquireStep::Granted(7));
 }
 
 #[test]
-fn a_straggler_with_its_own_confirmation_is_one_node() {
+fn late_answer_and_confirmation_of_a_node_count_once() {
     let mut round = unequal();
     assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
     assert_eq!(round.on_confirm(4, 1, &at(7)), AcquireStep::Wait);
 }
 
 #[test]
-fn a_straggler_with_the_target_is_not_waited_for_as_a_second_node() {
+fn late_answer_with_the_target_is_not_awaited_as_a_second_node() {
     let mut round = unequal();
     assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
     assert_eq!(round.on_confirm(0, 1, &LOST), AcquireStep::Wait);
@@ -381,7 +381,7 @@ fn a_straggler_with_the_target_is_not_waited_for_as_a_second_node() {
 }
 
 #[test]
-fn a_straggler_with_a_higher_number_raises_the_next_target() {
+fn late_answer_with_a_higher_number_raises_the_next_target() {
     let mut round = unequal();
     assert_eq!(round.on_acquire(4, &granted(9)), AcquireStep::Wait);
     round.on_confirm(4, 1, &at(9));
@@ -395,7 +395,7 @@ fn a_straggler_with_a_higher_number_raises_the_next_target() {
 }
 
 #[test]
-fn keys_lost_while_confirming_end_the_round_once_no_majority_is_left() {
+fn keys_lost_while_confirming_end_the_round_without_a_majority() {
     let mut round = unequal();
     assert_eq!(round.on_confirm(0, 1, &LOST), AcquireStep::Wait);
     let AcquireStep::Refused(refusal) = round.on_confirm(1, 1, &LOST) else {
@@ -637,7 +637,7 @@ proptest! {
     #![proptest_config(cases(4_000))]
 
     #[test]
-    fn a_round_whose_nodes_all_answer_ends_and_its_token_was_answered_exactly_by_a_majority(
+    fn round_with_all_answers_ends_and_its_token_was_answered_by_a_majority(
         nodes in 1_usize..=5,
         dice in vec(any::<(u16, u16)>(), 20),
     ) {
@@ -647,7 +647,7 @@ proptest! {
 
 /// A lost key does not come back for its owner, whatever number the node once granted.
 #[test]
-fn a_node_that_lost_the_key_is_not_asked_again_after_its_grant_was_the_target() {
+fn node_that_lost_the_key_after_granting_the_target_is_not_asked_again() {
     let mut round = AcquireRound::new(quorum(5));
     round.on_acquire(1, &HELD);
     round.on_acquire(4, &granted(1));
@@ -667,7 +667,7 @@ fn a_node_that_lost_the_key_is_not_asked_again_after_its_grant_was_the_target() 
 /// No node that follows the protocol confirms less than it was asked to; the round must not wait
 /// for ever all the same.
 #[test]
-fn a_confirmation_of_less_than_the_target_does_not_leave_the_round_waiting() {
+fn confirm_below_the_target_does_not_leave_the_round_waiting() {
     let mut round = AcquireRound::new(quorum(2));
     round.on_acquire(0, &granted(1));
     assert_eq!(round.on_acquire(1, &granted(2)), AcquireStep::Confirm(2));
@@ -1137,7 +1137,7 @@ proptest! {
     #![proptest_config(cases(600))]
 
     #[test]
-    fn tokens_of_one_key_are_unique_and_grow_in_real_time_order(
+    fn fencing_tokens_of_one_key_are_unique_and_grow_in_real_time_order(
         nodes in 1_usize..=5,
         clients in 2_usize..=4,
         schedule in schedules(),
@@ -1146,7 +1146,7 @@ proptest! {
     }
 
     #[test]
-    fn tokens_of_overlapping_sets_are_unique_and_grow_in_real_time_order(
+    fn fencing_tokens_of_overlapping_sets_are_unique_and_grow_in_real_time_order(
         nodes in 1_usize..=5,
         clients in 2_usize..=4,
         schedule in schedules(),
@@ -1157,7 +1157,7 @@ proptest! {
 
 /// The properties above are worth as much as what the random schedules come across.
 #[test]
-fn random_schedules_come_across_second_phases_extensions_and_losses() {
+fn random_schedules_cover_second_phases_extensions_and_losses() {
     for sets in [ONE_KEY, UNEQUAL_SETS] {
         let mut sum = Seen::default();
         let mut state = 1_u64;
@@ -1203,7 +1203,7 @@ fn extend_once(round: &mut ExtendRound, node: usize, answer: Answer) -> ExtendSt
 }
 
 #[test]
-fn every_extension_of_up_to_five_nodes_is_decided_by_a_majority_as_early_as_possible() {
+fn extend_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     // The last is an answer that does not belong to a confirmation.
     let answers = [
         at(TOKEN),
@@ -1248,7 +1248,7 @@ fn every_extension_of_up_to_five_nodes_is_decided_by_a_majority_as_early_as_poss
 }
 
 #[test]
-fn every_release_of_up_to_five_nodes_is_decided_by_a_majority_as_early_as_possible() {
+fn release_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
     let released = Answer::Replied(Reply::Released);
     let answers = [released.clone(), Answer::Failed, LOST];
     for nodes in 1..=5 {
@@ -1372,7 +1372,7 @@ proptest! {
     }
 
     #[test]
-    fn no_two_keys_of_a_namespace_share_a_name_and_no_lock_is_called_like_a_fence(
+    fn keys_of_a_namespace_have_distinct_names_of_locks_and_fences(
         namespace in proptest::sample::select(vec!["", "redlock", "ns", ":", "redlock:fence:"]),
         (one, other) in tricky_pair(),
     ) {
@@ -1402,7 +1402,7 @@ proptest! {
     }
 
     #[test]
-    fn long_keys_are_told_apart_by_their_digests(
+    fn long_keys_are_distinguished_by_their_digests(
         length in MAX_CLEAR_KEY + 1..MAX_CLEAR_KEY + 200,
         first in any::<u8>(),
         second in any::<u8>(),
@@ -1413,7 +1413,7 @@ proptest! {
     }
 
     #[test]
-    fn a_delay_stays_below_its_doubling_ceiling_the_maximum_and_the_expiry(
+    fn retry_delay_stays_below_its_doubling_ceiling_the_maximum_and_the_expiry(
         base in 0_u64..10_000,
         max in 0_u64..100_000,
         attempt in any::<u32>(),

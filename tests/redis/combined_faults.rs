@@ -164,7 +164,7 @@ async fn text(response: Response) -> String {
 /// A runtime that was asked last before the lane's own ended, and that rests since then, is alive all the
 /// same.
 #[test]
-fn a_lane_is_not_left_to_a_runtime_that_rests() {
+fn lane_moves_past_an_idle_runtime_to_a_running_one() {
     let server = RedisServer::start();
     let (resting, going_on) = (one_thread(), many_threads());
     let wire = going_on.block_on(Proxy::start(server.addr()));
@@ -198,7 +198,7 @@ fn a_lane_is_not_left_to_a_runtime_that_rests() {
 
 /// The runtime in which a node was first asked something need not be blocked on again.
 #[test]
-fn a_node_is_asked_from_one_runtime_while_the_one_of_its_lane_rests() {
+fn node_is_reached_from_one_runtime_while_the_runtime_of_its_lane_is_idle() {
     let server = RedisServer::start();
     let redlock = builder([server.url()]).build().unwrap();
     let (resting, going_on) = (one_thread(), many_threads());
@@ -212,7 +212,7 @@ fn a_node_is_asked_from_one_runtime_while_the_one_of_its_lane_rests() {
 
 /// Nor is anything lost when that one goes on: there is one lane, and it is in order.
 #[test]
-fn a_lane_that_was_replaced_while_its_runtime_rested_gives_back_what_it_had() {
+fn lane_replaced_while_its_runtime_was_idle_still_releases_its_locks() {
     let server = RedisServer::start();
     let redlock = builder([server.url()]).ttl(secs(60)).build().unwrap();
     let (resting, going_on) = (one_thread(), many_threads());
@@ -247,7 +247,7 @@ fn a_lane_that_was_replaced_while_its_runtime_rested_gives_back_what_it_had() {
 
 /// The first to ask for a record reads it for all, in a runtime of which nothing may come any more.
 #[test]
-fn a_big_record_is_replayed_while_the_runtime_rests_that_began_to_read_it() {
+fn big_record_is_replayed_while_the_runtime_that_fetches_it_is_idle() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
     let layer = once(&redlock).max_response_body(100_000);
@@ -274,7 +274,7 @@ fn a_big_record_is_replayed_while_the_runtime_rests_that_began_to_read_it() {
 }
 
 #[test]
-fn a_runtime_that_ended_before_it_was_connected_leaves_a_redlock_that_connects() {
+fn runtime_dropped_while_connecting_leaves_a_redlock_that_connects() {
     let server = RedisServer::start();
     let second = many_threads();
     let wire = second.block_on(Proxy::start(server.addr()));
@@ -292,7 +292,7 @@ fn a_runtime_that_ended_before_it_was_connected_leaves_a_redlock_that_connects()
 
 /// The head of the local queue goes away with its runtime, and the next is let in.
 #[test]
-fn the_end_of_a_runtime_lets_the_next_in_the_queue_in() {
+fn dropped_runtime_of_the_first_waiter_lets_the_next_waiter_in() {
     let cluster = Cluster::start(3);
     let redlock = builder(cluster.urls()).build().unwrap();
     let (first, second) = (many_threads(), many_threads());
@@ -311,7 +311,7 @@ fn the_end_of_a_runtime_lets_the_next_in_the_queue_in() {
 }
 
 #[test]
-fn locks_are_taken_and_given_back_by_block_on_within_spawn_blocking() {
+fn block_on_within_spawn_blocking_locks_and_releases() {
     let cluster = Cluster::start(3);
     let redlock = builder(cluster.urls()).build().unwrap();
     let runtime = many_threads();
@@ -344,7 +344,7 @@ fn refuse_writes(server: &RedisServer, refuse: bool) {
 }
 
 #[tokio::test]
-async fn a_refused_release_outlives_its_connection_and_frees_the_key_before_its_ttl() {
+async fn refused_release_is_repeated_on_a_new_connection_before_the_ttl() {
     let server = RedisServer::start();
     let wire = Proxy::start(server.addr()).await;
     let redlock = builder([wire.url()]).ttl(secs(60)).build().unwrap();
@@ -361,7 +361,7 @@ async fn a_refused_release_outlives_its_connection_and_frees_the_key_before_its_
 }
 
 #[tokio::test]
-async fn a_refused_release_outlives_its_redlock_and_drain_names_its_node() {
+async fn refused_release_outlives_its_redlock_and_drain_names_the_node() {
     let server = RedisServer::start();
     let wire = Proxy::start(server.addr()).await;
     let redlock = builder([wire.url()]).ttl(secs(60)).build().unwrap();
@@ -380,7 +380,7 @@ async fn a_refused_release_outlives_its_redlock_and_drain_names_its_node() {
 
 /// The next runtime has it from the lane of the one that ended.
 #[test]
-fn a_refused_release_outlives_the_runtime_that_it_was_sent_in() {
+fn refused_release_outlives_its_runtime() {
     let server = RedisServer::start();
     let redlock = builder([server.url()]).ttl(secs(60)).build().unwrap();
     let (first, second) = (many_threads(), many_threads());
@@ -397,7 +397,7 @@ fn a_refused_release_outlives_the_runtime_that_it_was_sent_in() {
 
 /// A release that is refused is of its own owner: when it is accepted at last, the key may be another's.
 #[tokio::test]
-async fn a_refused_release_takes_nothing_from_the_next_holder() {
+async fn refused_release_does_not_release_the_next_holder() {
     let server = RedisServer::start();
     let wire = Proxy::start(server.addr()).await;
     let ours = builder([wire.url()]).ttl(secs(60)).build().unwrap();
@@ -416,7 +416,7 @@ async fn a_refused_release_takes_nothing_from_the_next_holder() {
 }
 
 #[tokio::test]
-async fn a_full_server_extends_and_frees_what_it_has_and_grants_nothing() {
+async fn full_server_extends_and_releases_locks_and_grants_none() {
     let server = RedisServer::start();
     for fencing in [true, false] {
         for keys in [&["k"][..], &["k", "l"]] {
@@ -438,7 +438,7 @@ async fn a_full_server_extends_and_frees_what_it_has_and_grants_nothing() {
 
 /// A server that comes back without its memory has nothing to release, and is asked for locks.
 #[tokio::test]
-async fn a_server_that_restarts_with_refused_releases_waiting_grants_again() {
+async fn server_restarted_with_refused_releases_pending_grants_again() {
     let mut server = RedisServer::start();
     let redlock = builder([server.url()]).ttl(secs(60)).build().unwrap();
     let mut guards = Vec::new();
@@ -481,7 +481,7 @@ async fn all_up(redlock: &Redlock) {
 }
 
 #[tokio::test]
-async fn without_fencing_plain_clients_locks_and_foreign_keys_are_respected() {
+async fn fencing_off_respects_locks_of_plain_clients_and_foreign_keys() {
     let cluster = Cluster::start(3);
     let redlock = guarded(cluster.urls()).fencing(false).build().unwrap();
     all_up(&redlock).await;
@@ -524,7 +524,7 @@ async fn without_fencing_plain_clients_locks_and_foreign_keys_are_respected() {
 
 /// The same owner is never told that it holds what it asks for: the answer got lost with the connection.
 #[tokio::test]
-async fn without_fencing_a_lost_answer_leaves_no_lock_that_keeps_its_owner_out() {
+async fn fencing_off_lost_answer_does_not_block_its_own_retry() {
     let server = RedisServer::start();
     let wire = Proxy::start(server.addr()).await;
     let redlock = guarded([wire.url()]).fencing(false).ttl(ms(950));
@@ -554,7 +554,7 @@ async fn without_fencing_a_lost_answer_leaves_no_lock_that_keeps_its_owner_out()
 
 /// What holds a lock is a majority of servers, and not of names.
 #[tokio::test]
-async fn names_that_change_where_they_lead_make_no_majority_of_one_server() {
+async fn changing_addresses_make_no_majority_of_one_server() {
     let cluster = Cluster::start(3);
     all_up(&guarded(cluster.urls()).build().unwrap()).await;
     let mut wires = Vec::new();
@@ -597,7 +597,7 @@ async fn names_that_change_where_they_lead_make_no_majority_of_one_server() {
 /// The first vote of a server came under a name that leads elsewhere by now, so that it is no twin when
 /// another name leads to it for the first time.
 #[tokio::test]
-async fn a_server_that_voted_under_one_name_does_not_vote_at_once_under_another() {
+async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() {
     let cluster = Cluster::start(2);
     let window = secs(4);
     let ttl = secs(3);
@@ -631,7 +631,7 @@ async fn a_server_that_voted_under_one_name_does_not_vote_at_once_under_another(
 }
 
 #[tokio::test]
-async fn three_names_of_one_server_have_no_vote_and_do_not_connect_without_end() {
+async fn three_addresses_of_one_server_do_not_vote_or_reconnect_endlessly() {
     let server = RedisServer::start();
     all_up(&guarded([server.url()]).build().unwrap()).await;
     let mut wires = Vec::new();
@@ -666,7 +666,7 @@ fn scripted(nodes: &ScriptedNodes) -> RedlockBuilder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_that_begins_late_does_not_outlast_its_max_hold() {
+async fn late_execution_does_not_exceed_its_max_hold() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).build().unwrap();
     let layer = once(&redlock).max_hold(secs(12));
@@ -677,7 +677,7 @@ async fn an_execution_that_begins_late_does_not_outlast_its_max_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_that_begins_late_is_not_renewed_against_the_setting() {
+async fn late_execution_is_not_renewed_with_renew_off() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).renew(false).build().unwrap();
     let valid_for = text(pay_late(&redlock, &executed, secs(8)).await).await;
@@ -686,7 +686,7 @@ async fn an_execution_that_begins_late_is_not_renewed_against_the_setting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_whose_lock_was_lost_before_it_began_leaves_nothing() {
+async fn lock_lost_before_the_execution_begins_leaves_no_key() {
     for (gone, status) in [(secs(1), 503), (secs(20), 503)] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let redlock = scripted(&nodes).build().unwrap();
@@ -708,7 +708,7 @@ async fn an_execution_whose_lock_was_lost_before_it_began_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_execution_that_meets_a_drain_before_it_begins_ends_in_order() {
+async fn drain_before_an_execution_begins_ends_the_request_in_order() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).build().unwrap();
     let draining = async {
@@ -723,7 +723,7 @@ async fn an_execution_that_meets_a_drain_before_it_begins_ends_in_order() {
 
 /// However many times its future was polled: nothing was executed, so nothing is left.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_dropped_before_its_handler_began_leaves_no_intent() {
+async fn request_dropped_before_its_execution_leaves_no_intent() {
     for gate in [Gate::Ready, Gate::Slow(ms(5))] {
         for late in [Duration::ZERO, ms(10), ms(200)] {
             for polls in 1..40 {
@@ -770,7 +770,7 @@ async fn a_request_that_is_dropped_before_its_handler_began_leaves_no_intent() {
 
 /// A lease task that dies while its execution runs leaves the lock to its ttl, and that is told.
 #[tokio::test(start_paused = true)]
-async fn drain_tells_of_the_lock_of_a_lease_task_that_died_in_an_execution() {
+async fn drain_reports_the_lock_of_a_lease_task_that_panicked_in_an_execution() {
     let nodes = ScriptedNodes::new(3);
     let redlock = scripted(&nodes).build().unwrap();
     let pay = Router::new().route("/", post(async || sleep(secs(5)).await));
@@ -789,7 +789,7 @@ async fn drain_tells_of_the_lock_of_a_lease_task_that_died_in_an_execution() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_tells_of_the_lock_of_a_lease_task_that_died_under_its_guard() {
+async fn drain_reports_the_lock_of_a_lease_task_that_panicked_under_its_guard() {
     let nodes = ScriptedNodes::new(3);
     let redlock = scripted(&nodes).build().unwrap();
     let guard = redlock.lock("k").await.unwrap();
@@ -807,7 +807,7 @@ async fn drain_tells_of_the_lock_of_a_lease_task_that_died_under_its_guard() {
 /// At each kind of request, before, in and after an execution: what is left ends by its ttl, the key is
 /// free for others then, and intents stay only where something may have been executed.
 #[tokio::test(start_paused = true)]
-async fn a_lease_task_may_die_at_any_request_of_an_execution() {
+async fn lease_task_panic_at_any_request_of_an_execution_executes_at_most_once() {
     for kind in [
         OpKind::Acquire,
         OpKind::Confirm,
@@ -848,7 +848,7 @@ async fn a_lease_task_may_die_at_any_request_of_an_execution() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_that_is_dropped_with_an_extension_under_way_leaves_no_lock() {
+async fn guard_dropped_during_an_extension_leaves_no_lock() {
     for (slow, pause) in [(5, 0), (5, 3), (30, 10), (200, 60)] {
         let nodes = ScriptedNodes::new(3);
         let redlock = scripted(&nodes).build().unwrap();
@@ -869,7 +869,7 @@ async fn a_guard_that_is_dropped_with_an_extension_under_way_leaves_no_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_leaves_while_a_record_is_repaired_leaves_no_lock_and_the_record() {
+async fn caller_dropped_during_a_repair_leaves_no_lock_and_the_record() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).build().unwrap();
     let app = executed.app().layer(once(&redlock));
@@ -895,7 +895,7 @@ async fn a_caller_that_leaves_while_a_record_is_repaired_leaves_no_lock_and_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_phases_have_one_deadline_however_long_the_node_timeout_is() {
+async fn two_phases_share_one_deadline_with_a_long_node_timeout() {
     for node_timeout in [ms(2), ms(50), secs(4)] {
         let nodes = ScriptedNodes::new(3);
         let redlock = scripted(&nodes).node_timeout(node_timeout).build().unwrap();
@@ -935,7 +935,7 @@ async fn two_phases_have_one_deadline_however_long_the_node_timeout_is() {
 
 /// One server is away while very many requests leave before they begin.
 #[tokio::test]
-async fn many_abandoned_requests_beside_a_stopped_server_keep_neither_drain_nor_a_lane() {
+async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane() {
     let cluster = Cluster::start(3);
     let wire = Proxy::start(cluster.servers[2].addr()).await;
     let urls = [

@@ -83,7 +83,7 @@ fn assert_honest_refusal(refusal: &Response, account: &str, nodes: &[String]) {
 }
 
 #[tokio::test]
-async fn of_eight_simultaneous_withdrawals_over_two_servers_one_wins() {
+async fn eight_concurrent_withdrawals_over_two_servers_grant_one() {
     let _alone = ALONE.lock().await;
     let cluster = Cluster::start(3);
     let servers = two_servers(&cluster);
@@ -135,7 +135,7 @@ async fn of_eight_simultaneous_withdrawals_over_two_servers_one_wins() {
 }
 
 #[tokio::test]
-async fn different_accounts_never_contend() {
+async fn different_keys_never_contend() {
     let _alone = ALONE.lock().await;
     let cluster = Cluster::start(3);
     let servers = two_servers(&cluster);
@@ -234,7 +234,7 @@ async fn thousand_withdrawals(locked: bool) -> Arc<Bank> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_clients_withdraw_exactly_once_each() {
+async fn thousand_clients_withdraw_exactly_once_each() {
     let _alone = ALONE.lock().await;
     let bank = thousand_withdrawals(true).await;
     assert_eq!(bank.overlaps.load(Ordering::SeqCst), 0);
@@ -246,7 +246,7 @@ async fn a_thousand_clients_withdraw_exactly_once_each() {
 
 /// The same run without the layer: so the test above can fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_layer_the_same_run_loses_updates() {
+async fn run_without_the_layer_loses_updates() {
     let _alone = ALONE.lock().await;
     let bank = thousand_withdrawals(false).await;
     let withdrawn = bank.withdrawn.lock().unwrap();
@@ -256,7 +256,7 @@ async fn without_the_layer_the_same_run_loses_updates() {
 
 /// A key that only one of several routes asks for is that route's own.
 #[tokio::test]
-async fn a_withdrawal_does_not_lock_the_balance() {
+async fn layer_lets_get_requests_pass_while_the_account_is_locked() {
     let _alone = ALONE.lock().await;
     let cluster = Cluster::start(3);
     let servers = two_servers(&cluster);

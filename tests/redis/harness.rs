@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 #[test]
-fn a_server_answers_and_loses_its_memory_when_it_is_restarted() {
+fn redis_server_loses_its_memory_on_restart() {
     let mut server = RedisServer::start();
     assert_eq!(server.command(&["SET", "k", "v"]).as_str(), Some("OK"));
     assert_eq!(
@@ -36,7 +36,7 @@ fn a_server_answers_and_loses_its_memory_when_it_is_restarted() {
 }
 
 #[test]
-fn a_stopped_server_answers_once_it_continues() {
+fn stopped_redis_server_answers_after_continue() {
     let server = RedisServer::start();
     server.stop();
     assert!(!server.is_running());
@@ -51,7 +51,7 @@ fn a_stopped_server_answers_once_it_continues() {
 }
 
 #[test]
-fn a_dropped_server_leaves_no_process_and_a_stopped_one_neither() {
+fn dropped_redis_server_leaves_no_process() {
     for stopped in [false, true] {
         let server = RedisServer::start();
         let pid = i32::try_from(server.pid()).unwrap();
@@ -65,7 +65,7 @@ fn a_dropped_server_leaves_no_process_and_a_stopped_one_neither() {
 }
 
 #[test]
-fn a_monitor_has_seen_every_answered_command() {
+fn monitor_log_has_every_answered_command() {
     let server = RedisServer::start();
     let monitor = MonitorLog::start(&server);
     for n in 0..20 {
@@ -77,7 +77,7 @@ fn a_monitor_has_seen_every_answered_command() {
 }
 
 #[tokio::test]
-async fn a_cluster_shows_its_locks_but_not_its_fences() {
+async fn cluster_lists_locks_without_fences() {
     let mut cluster = Cluster::start(3);
     cluster.servers[0].command(&["SET", "redlock:{a}:fence", "1"]);
     cluster.servers[1].command(&["SET", "redlock:fence:a", "1"]);
@@ -92,7 +92,7 @@ async fn a_cluster_shows_its_locks_but_not_its_fences() {
 }
 
 #[tokio::test]
-async fn a_proxy_passes_delays_and_passes_again() {
+async fn proxy_delays_and_passes_again() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_proxy_passes_delays_and_passes_again() {
 }
 
 #[tokio::test]
-async fn a_black_hole_is_silent_for_ever_on_connections_that_it_robbed() {
+async fn proxy_black_hole_silences_its_connections_for_good() {
     let mut server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let mut robbed = TcpStream::connect(proxy.addr()).await.unwrap();
@@ -159,7 +159,7 @@ async fn a_black_hole_is_silent_for_ever_on_connections_that_it_robbed() {
 }
 
 #[tokio::test]
-async fn a_cut_closes_everything_until_it_passes_again() {
+async fn proxy_cut_closes_connections_until_pass() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
@@ -182,7 +182,7 @@ async fn a_cut_closes_everything_until_it_passes_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_paused_clock_does_not_touch_the_proxy() {
+async fn proxy_ignores_a_paused_clock() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     proxy.delay(Duration::from_millis(50));
@@ -193,7 +193,7 @@ async fn a_paused_clock_does_not_touch_the_proxy() {
 }
 
 #[test]
-fn a_child_process_tells_what_it_says_and_how_it_ends() {
+fn child_process_returns_output_and_exit_status() {
     let script = r#"echo "hello $NAME"; echo oops >&2; echo last; exit 3"#;
     let mut child = ChildProcess::start("/bin/sh", &["-c", script], &[("NAME", "you")]);
     let patience = Duration::from_secs(5);
@@ -208,7 +208,7 @@ fn a_child_process_tells_what_it_says_and_how_it_ends() {
 }
 
 #[tokio::test]
-async fn the_http_client_shows_what_is_on_the_wire() {
+async fn http_client_shows_the_bytes_on_the_wire() {
     let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();
     let addr = listener.local_addr().unwrap();
     let server = tokio::spawn(async move {

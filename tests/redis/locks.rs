@@ -23,7 +23,7 @@ fn redlock(cluster: &Cluster) -> Redlock {
 }
 
 #[tokio::test]
-async fn a_lock_excludes_others_until_it_is_released() {
+async fn lock_excludes_other_callers_until_it_is_released() {
     let cluster = Cluster::start(3);
     for fencing in [true, false] {
         let ours = builder(&cluster).fencing(fencing).build().unwrap();
@@ -45,7 +45,7 @@ async fn a_lock_excludes_others_until_it_is_released() {
 }
 
 #[tokio::test]
-async fn a_refusal_says_how_long_the_lock_lives() {
+async fn contended_reports_the_remaining_ttl_as_retry_after() {
     let cluster = Cluster::start(3);
     let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
     let _guard = ours.lock("k").ttl(Duration::from_secs(7)).await.unwrap();
@@ -60,7 +60,7 @@ async fn a_refusal_says_how_long_the_lock_lives() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contenders_over_five_nodes_exclude_each_other_and_their_tokens_increase() {
+async fn contended_locks_over_five_nodes_exclude_and_raise_tokens() {
     let cluster = Cluster::start(5);
     let inside = Arc::new(AtomicUsize::new(0));
     let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -104,7 +104,7 @@ async fn dropped_guards_leave_no_key() {
 }
 
 #[tokio::test]
-async fn a_node_whose_key_is_of_another_type_does_not_vote() {
+async fn node_with_a_key_of_another_type_does_not_vote() {
     let cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     for taken in ["redlock:{k}", "redlock:{k}:fence"] {
@@ -168,7 +168,7 @@ async fn keys_may_be_any_bytes_of_any_length() {
 
 /// Two commands a node and lock; what scripts call inside, connecting and probing apart.
 #[tokio::test]
-async fn an_uncontended_lock_sends_two_commands_to_every_node() {
+async fn uncontended_lock_sends_two_commands_to_every_node() {
     const LOCKS: u64 = 50;
     for nodes in [1, 3, 5] {
         for fencing in [true, false] {
@@ -203,7 +203,7 @@ async fn an_uncontended_lock_sends_two_commands_to_every_node() {
 }
 
 #[tokio::test]
-async fn a_node_that_comes_back_votes_again() {
+async fn restarted_node_votes_again() {
     let mut cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     redlock.lock("k").await.unwrap().release().await.unwrap();
@@ -228,7 +228,7 @@ async fn a_node_that_comes_back_votes_again() {
 /// What one request set, a later one with a shorter ttl does not shorten; so the release must go out
 /// as long as the longest of them lives.
 #[tokio::test]
-async fn a_lock_that_was_extended_by_less_is_released_on_every_node() {
+async fn lock_extended_by_less_is_released_on_every_node() {
     let cluster = Cluster::start(3);
     let builder = builder(&cluster).renew(false);
     let redlock = builder.node_timeout(Duration::from_millis(90));
@@ -244,7 +244,7 @@ async fn a_lock_that_was_extended_by_less_is_released_on_every_node() {
 
 /// Over a slow link a connection takes several round trips, and so does every later one.
 #[tokio::test]
-async fn a_node_over_a_slow_link_is_reached_again() {
+async fn node_behind_a_slow_link_is_reached_again() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     proxy.delay(Duration::from_millis(250));

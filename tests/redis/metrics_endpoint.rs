@@ -241,7 +241,7 @@ fn outcome(response: &Response) -> String {
 
 /// Two processes, because contenders within one and between two are refused in different places.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_numbers_of_a_contended_run_add_up_with_the_responses() {
+async fn metrics_of_a_contended_run_match_the_responses() {
     let _alone = ALONE.lock().await;
     let cluster = Cluster::start(3);
     let servers = [(); 2].map(|()| (Server::start(&cluster, "off"), Arc::new(Tally::default())));
@@ -418,7 +418,7 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
 }
 
 #[tokio::test]
-async fn what_is_scraped_is_what_the_readme_lists_and_what_the_dashboard_draws() {
+async fn scraped_metrics_match_readme_and_dashboard() {
     let _alone = ALONE.lock().await;
     let mut cluster = Cluster::start(3);
     let server = Server::start(&cluster, "off");
@@ -498,7 +498,7 @@ fn nodes(cluster: &Cluster) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_node_that_is_down_or_may_not_vote_shows_in_the_scrape_and_in_the_readiness() {
+async fn down_or_quarantined_node_shows_in_metrics_and_readiness() {
     let _alone = ALONE.lock().await;
     let mut cluster = Cluster::start(3);
     // They were started just now: not for as long as the restart guard wants it.
@@ -545,7 +545,7 @@ async fn a_node_that_is_down_or_may_not_vote_shows_in_the_scrape_and_in_the_read
 }
 
 #[test]
-fn every_metric_is_described_with_its_kind_and_unit() {
+fn metrics_are_described_with_kind_and_unit() {
     let recorder = Descriptions::default();
     metrics::with_local_recorder(&recorder, || drop(Redlock::in_memory(1)));
     let described = recorder.0.into_inner().unwrap();
@@ -563,7 +563,7 @@ fn every_metric_is_described_with_its_kind_and_unit() {
 }
 
 #[test]
-fn the_dashboard_takes_its_data_source_from_whoever_imports_it() {
+fn dashboard_leaves_the_data_source_to_the_import() {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let variables = dashboard["templating"]["list"].as_array().unwrap();
     let is_source = |variable: &&Value| variable["name"] == "DS_PROMETHEUS";

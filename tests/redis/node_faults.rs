@@ -428,37 +428,37 @@ fn assert_unavailable(response: &Response) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_do_not_notice_that_a_minority_is_killed() {
+async fn killed_minority_does_not_affect_requests() {
     check(3, 1, Fault::Killed, minority_is_not_noticed).await;
     check(5, 2, Fault::Killed, minority_is_not_noticed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_do_not_notice_that_a_minority_hangs() {
+async fn hung_minority_does_not_affect_requests() {
     check(3, 1, Fault::Hung, minority_is_not_noticed).await;
     check(5, 2, Fault::Hung, minority_is_not_noticed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_do_not_notice_that_a_minority_is_black_holed() {
+async fn black_holed_minority_does_not_affect_requests() {
     check(3, 1, Fault::BlackHoled, minority_is_not_noticed).await;
     check(5, 2, Fault::BlackHoled, minority_is_not_noticed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_majority_is_a_503_until_it_is_back() {
+async fn killed_majority_is_503_until_it_recovers() {
     check(3, 2, Fault::Killed, majority_is_a_503_until_it_is_back).await;
     check(5, 3, Fault::Killed, majority_is_a_503_until_it_is_back).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hung_majority_is_a_503_until_it_is_back() {
+async fn hung_majority_is_503_until_it_recovers() {
     check(3, 2, Fault::Hung, majority_is_a_503_until_it_is_back).await;
     check(5, 3, Fault::Hung, majority_is_a_503_until_it_is_back).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_black_holed_majority_is_a_503_until_it_is_back() {
+async fn black_holed_majority_is_503_until_it_recovers() {
     check(3, 2, Fault::BlackHoled, majority_is_a_503_until_it_is_back).await;
     check(5, 3, Fault::BlackHoled, majority_is_a_503_until_it_is_back).await;
 }

@@ -44,7 +44,7 @@ fn as_user(builder: RedlockBuilder, server: &RedisServer, user: &str) -> Redlock
 }
 
 #[tokio::test]
-async fn the_rights_in_the_chapter_are_enough_and_none_of_them_is_too_much() {
+async fn acl_of_the_chapter_is_sufficient_and_minimal() {
     let server = RedisServer::start();
     wait_until_it_may_vote(&server).await;
     let rule = acl_rule();
@@ -106,7 +106,7 @@ async fn the_rights_in_the_chapter_are_enough_and_none_of_them_is_too_much() {
 }
 
 #[tokio::test]
-async fn without_the_restart_guard_neither_info_nor_time_is_needed() {
+async fn restart_guard_off_needs_neither_info_nor_time() {
     let server = RedisServer::start();
     let for_guard = |word: &&str| *word == "+info" || *word == "+time";
     let rule: Vec<&str> = acl_rule()
@@ -119,7 +119,7 @@ async fn without_the_restart_guard_neither_info_nor_time_is_needed() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_full_refuses_new_locks_and_extends_and_releases_those_it_has() {
+async fn full_server_refuses_new_locks_and_extends_and_releases_held_ones() {
     let server = RedisServer::start();
     let redlock = unguarded().urls([server.url()]).build().unwrap();
     let guards = [
@@ -140,7 +140,7 @@ async fn a_server_that_is_full_refuses_new_locks_and_extends_and_releases_those_
 }
 
 #[tokio::test]
-async fn one_node_is_a_lock_service_and_the_majority_of_one_is_one() {
+async fn single_node_is_a_lock_service() {
     let mut server = RedisServer::start();
     let [ours, theirs] = [(); 2].map(|()| unguarded().urls([server.url()]).build().unwrap());
     let first = ours.try_lock("k").await.unwrap();
@@ -171,7 +171,7 @@ async fn one_node_is_a_lock_service_and_the_majority_of_one_is_one() {
 }
 
 #[tokio::test]
-async fn a_fence_takes_about_two_hundred_bytes_of_a_node() {
+async fn fence_takes_about_two_hundred_bytes_of_a_node() {
     let server = RedisServer::start();
     let redlock = unguarded().urls([server.url()]).build().unwrap();
     redlock
@@ -199,7 +199,7 @@ async fn a_fence_takes_about_two_hundred_bytes_of_a_node() {
 
 /// A server asks for a client certificate unless it is told not to, so there is one.
 #[tokio::test]
-async fn locks_go_over_tls_to_a_server_of_a_private_authority() {
+async fn tls_server_of_a_private_authority_grants_locks() {
     let server = RedisServer::start();
     let authority = Authority::new("we");
     let Some(url) = authority.serve_tls(&server, "yes") else {
@@ -226,7 +226,7 @@ async fn locks_go_over_tls_to_a_server_of_a_private_authority() {
 }
 
 #[tokio::test]
-async fn a_server_of_an_unknown_authority_is_refused_by_name_and_reason() {
+async fn tls_server_of_an_unknown_authority_is_refused_by_name_and_reason() {
     let server = RedisServer::start();
     let authority = Authority::new("we");
     let Some(url) = authority.serve_tls(&server, "no") else {
@@ -258,7 +258,7 @@ async fn a_server_of_an_unknown_authority_is_refused_by_name_and_reason() {
 
 /// In a process of its own, as the variable is the process's.
 #[tokio::test]
-async fn a_private_authority_can_be_named_by_the_variable_of_openssl() {
+async fn ssl_cert_file_adds_a_private_authority() {
     let server = RedisServer::start();
     let authority = Authority::new("we");
     let Some(url) = authority.serve_tls(&server, "no") else {
@@ -277,7 +277,7 @@ async fn a_private_authority_can_be_named_by_the_variable_of_openssl() {
 
 /// As rustls does when no crypto provider is installed.
 #[tokio::test]
-async fn a_panic_while_connecting_is_an_error_of_the_node_and_says_why() {
+async fn panic_while_connecting_is_a_node_error_with_its_reason() {
     let server = RedisServer::start();
     let manager = Manager::new(server.url()).unwrap();
     let panics = Hook::sync_fn(|_, _| panic!("\nno provider;\ninstall one"));

@@ -88,7 +88,7 @@ fn assert_contended(outcome: &Result<LockGuard, LockError>, what: &str) {
 }
 
 #[tokio::test]
-async fn two_clients_of_different_languages_take_turns() {
+async fn node_redlock_and_ours_take_turns() {
     let cluster = Cluster::start(5);
     let Some(mut other) = Other::start(&cluster) else {
         return;
@@ -113,7 +113,7 @@ async fn two_clients_of_different_languages_take_turns() {
 }
 
 #[tokio::test]
-async fn sets_of_keys_are_excluded_by_each_of_them() {
+async fn lock_all_and_node_redlock_exclude_each_key_of_a_set() {
     let cluster = Cluster::start(5);
     let Some(mut other) = Other::start(&cluster) else {
         return;
@@ -139,7 +139,7 @@ async fn sets_of_keys_are_excluded_by_each_of_them() {
 }
 
 #[tokio::test]
-async fn both_clients_contend_for_a_counter_and_no_update_is_lost() {
+async fn node_redlock_and_ours_contend_for_a_counter_without_lost_updates() {
     const EACH: i64 = 25;
     let cluster = Cluster::start(5);
     let Some(mut other) = Other::start(&cluster) else {

@@ -35,7 +35,7 @@ fn over(cluster: &Cluster) -> RedlockBuilder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_in_another_process_is_told_of_the_release() {
+async fn remote_waiter_is_notified_of_the_release() {
     let nodes = ScriptedNodes::new(3);
     let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
     let held = ours.lock("k").await.unwrap();
@@ -56,7 +56,7 @@ async fn whoever_waits_in_another_process_is_told_of_the_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_keys_of_a_set_are_listened_for() {
+async fn lock_all_subscribes_to_all_its_keys() {
     let nodes = ScriptedNodes::new(3);
     let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
     let held = [ours.lock("a").await.unwrap(), ours.lock("c").await.unwrap()];
@@ -77,7 +77,7 @@ async fn all_keys_of_a_set_are_listened_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_expires_or_whose_release_is_lost_is_waited_for_all_the_same() {
+async fn remote_waiter_is_granted_an_expired_lock_without_a_release_signal() {
     let nodes = ScriptedNodes::new(3);
     let ours = Redlock::builder()
         .scripted(&nodes)
@@ -101,7 +101,7 @@ async fn a_lock_that_expires_or_whose_release_is_lost_is_waited_for_all_the_same
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_minority_that_does_not_tell_is_not_missed_and_a_majority_is_asked() {
+async fn silent_minority_does_not_delay_a_remote_waiter() {
     for (silent, told) in [(2, true), (3, false)] {
         let nodes = ScriptedNodes::new(5);
         (0..silent).for_each(|node| nodes.silence(node));
@@ -119,7 +119,7 @@ async fn a_minority_that_does_not_tell_is_not_missed_and_a_majority_is_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn votes_that_split_after_a_release_are_cast_again_at_once_however_long_it_was_waited() {
+async fn split_votes_after_a_release_signal_are_retried_at_once() {
     let nodes = ScriptedNodes::new(3);
     let [ours, theirs] = [(); 2].map(|()| scripted(&nodes));
     let held = ours.lock("k").await.unwrap();
@@ -149,7 +149,7 @@ async fn votes_that_split_after_a_release_are_cast_again_at_once_however_long_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_wake_ups_nobody_is_kept_out_by_the_queue_of_another_process() {
+async fn wake_ups_off_local_queue_does_not_starve_another_process() {
     let nodes = ScriptedNodes::new(5);
     let shares = shares(2, Duration::from_secs(10), || {
         let builder = Redlock::builder().scripted(&nodes).wake_ups(false);
@@ -166,7 +166,7 @@ async fn without_wake_ups_nobody_is_kept_out_by_the_queue_of_another_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn processes_whose_tasks_come_back_at_once_get_fair_shares() {
+async fn processes_under_full_contention_get_fair_shares() {
     const PROCESSES: usize = 8;
     const CYCLES: usize = 4_000;
     let nodes = ScriptedNodes::new(5);
@@ -188,7 +188,7 @@ async fn processes_whose_tasks_come_back_at_once_get_fair_shares() {
 }
 
 #[tokio::test]
-async fn real_nodes_tell_and_are_listened_to_only_while_somebody_waits() {
+async fn redis_nodes_have_subscribers_only_while_callers_wait() {
     let cluster = Cluster::start(3);
     let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(over(&cluster)).build().unwrap());
     let mut held = Vec::new();
@@ -218,7 +218,7 @@ async fn real_nodes_tell_and_are_listened_to_only_while_somebody_waits() {
 }
 
 #[tokio::test]
-async fn a_listener_whose_connection_is_killed_listens_again() {
+async fn listener_subscribes_again_after_its_connection_is_killed() {
     let cluster = Cluster::start(3);
     let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(over(&cluster)).build().unwrap());
     let held = ours.lock("k").await.unwrap();
@@ -236,7 +236,7 @@ async fn a_listener_whose_connection_is_killed_listens_again() {
 }
 
 #[tokio::test]
-async fn whoever_listens_through_a_runtime_that_ends_asks_instead() {
+async fn remote_waiter_whose_listener_runtime_ends_polls_instead() {
     let cluster = Cluster::start(3);
     let builder = over(&cluster).poll_interval(HOUR);
     // So long that the end of the lock is nothing to wait for.
@@ -266,7 +266,7 @@ async fn whoever_listens_through_a_runtime_that_ends_asks_instead() {
 }
 
 #[tokio::test]
-async fn without_wake_ups_nothing_is_published_and_nobody_listens() {
+async fn wake_ups_off_sends_neither_publish_nor_subscribe() {
     let cluster = Cluster::start(3);
     let [ours, theirs] = [(); 2].map(|()| over(&cluster).wake_ups(false).build().unwrap());
     let log = MonitorLog::start(&cluster.servers[0]);
@@ -284,7 +284,7 @@ async fn without_wake_ups_nothing_is_published_and_nobody_listens() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_neither_publish_nor_subscribe_locks_and_waits_all_the_same() {
+async fn user_without_publish_and_subscribe_rights_locks_and_waits() {
     let cluster = Cluster::start(3);
     let rule = "on >PASSWORD resetchannels ~redlock:* +@all -publish -subscribe -pubsub|numsub";
     let words: Vec<&str> = rule.split(' ').collect();

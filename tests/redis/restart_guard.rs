@@ -69,7 +69,7 @@ fn quarantined(refused: &LockError) -> usize {
 }
 
 #[tokio::test]
-async fn a_fresh_cluster_refuses_until_the_window_is_over_and_says_how_long() {
+async fn fresh_cluster_refuses_until_the_restart_guard_ends_and_reports_the_time_left() {
     let cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     let refused = redlock.try_lock("k").await.unwrap_err();
@@ -93,7 +93,7 @@ async fn a_fresh_cluster_refuses_until_the_window_is_over_and_says_how_long() {
 
 /// All that a load balancer can be told, in the order in which a cluster may come to it.
 #[tokio::test]
-async fn readiness_goes_from_quarantined_over_ready_and_degraded_to_down() {
+async fn health_router_goes_from_quarantined_to_ready_degraded_and_down() {
     let mut cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     let health = health_router(redlock.clone());
@@ -155,7 +155,7 @@ async fn ready_until(health: &Router, readiness: &str, code: StatusCode) -> Vec<
 }
 
 #[tokio::test]
-async fn one_restarted_node_stays_out_while_the_others_go_on() {
+async fn restarted_node_is_quarantined_while_the_others_grant() {
     let mut cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     admitted(&redlock).await;
@@ -181,7 +181,7 @@ async fn one_restarted_node_stays_out_while_the_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_majority_that_forgot_a_lock_grants_it_to_nobody_while_it_may_be_held() {
+async fn majority_that_forgot_a_lock_grants_it_only_after_the_quarantine() {
     let mut cluster = Cluster::start(3);
     let ours = redlock(&cluster);
     admitted(&ours).await;
@@ -211,7 +211,7 @@ async fn a_majority_that_forgot_a_lock_grants_it_to_nobody_while_it_may_be_held(
 }
 
 #[tokio::test]
-async fn a_flushed_majority_is_noticed_on_standing_connections() {
+async fn flushed_majority_is_detected_on_open_connections() {
     let cluster = Cluster::start(3);
     let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
     admitted(&ours).await;
@@ -230,7 +230,7 @@ async fn a_flushed_majority_is_noticed_on_standing_connections() {
 
 /// Also the single key, which needs no script if nothing is compared.
 #[tokio::test]
-async fn without_fencing_a_flushed_majority_is_noticed_on_standing_connections_too() {
+async fn fencing_off_flushed_majority_is_detected_on_open_connections() {
     for keys in [&["k"][..], &["k", "l"]] {
         let cluster = Cluster::start(3);
         let unfenced = || builder(cluster.urls()).fencing(false).build();
@@ -253,7 +253,7 @@ async fn without_fencing_a_flushed_majority_is_noticed_on_standing_connections_t
 }
 
 #[tokio::test]
-async fn without_the_guard_a_flushed_majority_grants_the_lock_again() {
+async fn restart_guard_off_flushed_majority_grants_the_lock_again() {
     let cluster = Cluster::start(3);
     let off = || {
         let builder = Redlock::builder().urls(cluster.urls());
@@ -280,7 +280,7 @@ async fn without_the_guard_a_flushed_majority_grants_the_lock_again() {
 }
 
 #[tokio::test]
-async fn a_replica_does_not_vote() {
+async fn replica_does_not_vote() {
     let cluster = Cluster::start(4);
     let redlock = builder(cluster.urls().into_iter().take(3)).build().unwrap();
     let master = cluster.servers[3].port().to_string();
@@ -301,7 +301,7 @@ async fn a_replica_does_not_vote() {
 }
 
 #[tokio::test]
-async fn a_promoted_replica_counts_as_a_node_that_lost_its_memory() {
+async fn promoted_replica_is_quarantined() {
     let cluster = Cluster::start(4);
     let redlock = builder(cluster.urls().into_iter().take(3)).build().unwrap();
     admitted(&redlock).await;
@@ -337,7 +337,7 @@ async fn a_promoted_replica_counts_as_a_node_that_lost_its_memory() {
 }
 
 #[tokio::test]
-async fn one_server_under_two_addresses_votes_under_neither() {
+async fn server_under_two_addresses_votes_under_neither() {
     let server = RedisServer::start();
     let urls = [server.url(), server.url().replace("127.0.0.1", "localhost")];
     let redlock = builder(urls).build().unwrap();
@@ -356,7 +356,7 @@ async fn one_server_under_two_addresses_votes_under_neither() {
 
 /// Also on first contact, when both addresses are met at once.
 #[tokio::test]
-async fn a_new_client_gets_no_lock_from_one_server_under_two_addresses() {
+async fn new_client_gets_no_lock_from_one_server_under_two_addresses() {
     let server = RedisServer::start();
     let aged = builder([server.url()]).build().unwrap();
     with_quorum(&aged).await;
@@ -374,7 +374,7 @@ async fn a_new_client_gets_no_lock_from_one_server_under_two_addresses() {
 
 /// As after a restart with its data, or with an old backup, that this client did not see.
 #[tokio::test]
-async fn a_generation_of_another_process_does_not_make_a_server_old() {
+async fn generation_of_another_process_does_not_shorten_the_quarantine() {
     let cluster = Cluster::start(3);
     admitted(&redlock(&cluster)).await;
     for server in &cluster.servers[..2] {
@@ -393,7 +393,7 @@ async fn a_generation_of_another_process_does_not_make_a_server_old() {
 
 /// A name of the second led to the first, and then where it should.
 #[tokio::test]
-async fn a_server_that_was_another_under_two_names_votes_once_its_name_is_right() {
+async fn server_reached_by_a_corrected_address_votes_again() {
     let cluster = Cluster::start(3);
     // Else they would be asked again when their quarantine ends.
     admitted(&redlock(&cluster)).await;
@@ -423,7 +423,7 @@ async fn a_server_that_was_another_under_two_names_votes_once_its_name_is_right(
 
 /// It may be that nothing is there now; that is no reason for the first not to vote.
 #[tokio::test]
-async fn a_server_votes_again_once_no_other_name_leads_to_it() {
+async fn server_votes_again_after_its_second_address_is_gone() {
     let cluster = Cluster::start(2);
     // Else they would be asked again when their quarantine ends.
     admitted(&redlock(&cluster)).await;
@@ -471,7 +471,7 @@ async fn within(limit: Duration, what: impl Future<Output = ()>) {
 }
 
 #[tokio::test]
-async fn a_server_that_denies_info_does_not_vote_and_the_error_says_why() {
+async fn server_without_info_rights_does_not_vote_and_reports_the_reason() {
     let server = RedisServer::start();
     server.command(&["ACL", "SETUSER", "default", "-info"]);
     let redlock = builder([server.url()]).build().unwrap();
@@ -486,7 +486,7 @@ async fn a_server_that_denies_info_does_not_vote_and_the_error_says_why() {
 }
 
 #[test]
-fn a_window_that_is_not_longer_than_every_lock_is_refused() {
+fn build_rejects_a_restart_guard_not_above_max_ttl() {
     let guard = RestartGuard::For(TTL);
     let built = Redlock::builder()
         .embedded(3)
@@ -500,7 +500,7 @@ fn a_window_that_is_not_longer_than_every_lock_is_refused() {
 
 /// What such a node has is a record; what it does not have may have been forgotten.
 #[tokio::test]
-async fn a_node_that_may_not_vote_is_still_asked_for_records() {
+async fn quarantined_node_is_still_asked_for_records() {
     let mut cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     admitted(&redlock).await;

@@ -57,7 +57,7 @@ async fn until_unreachable(redlock: &Redlock) {
 }
 
 #[test]
-fn a_node_that_was_killed_when_a_runtime_ended_is_asked_again_by_the_next() {
+fn killed_node_is_asked_again_by_the_next_runtime() {
     let mut server = RedisServer::start();
     let redlock = builder(&server.url()).restart_guard(RestartGuard::Off);
     let redlock = redlock.build().expect("the settings are valid");
@@ -71,7 +71,7 @@ fn a_node_that_was_killed_when_a_runtime_ended_is_asked_again_by_the_next() {
 }
 
 #[test]
-fn a_node_that_was_quarantined_when_a_runtime_ended_is_asked_again_by_the_next() {
+fn quarantined_node_is_asked_again_by_the_next_runtime() {
     let server = RedisServer::start();
     let guard = RestartGuard::For(Duration::from_secs(2));
     let redlock = builder(&server.url()).ttl(Duration::from_secs(1));
@@ -86,7 +86,7 @@ fn a_node_that_was_quarantined_when_a_runtime_ended_is_asked_again_by_the_next()
 }
 
 #[test]
-fn a_node_that_was_a_twin_when_a_runtime_ended_is_asked_again_by_the_next() {
+fn node_with_a_duplicate_address_is_asked_again_by_the_next_runtime() {
     let servers = [RedisServer::start(), RedisServer::start()];
     let second = runtime();
     let name = second.block_on(Proxy::start(servers[0].addr()));
@@ -104,7 +104,7 @@ fn a_node_that_was_a_twin_when_a_runtime_ended_is_asked_again_by_the_next() {
 
 /// What talks to a node runs where it was first needed, and carries the commands of all.
 #[test]
-fn the_end_of_a_runtime_fails_no_command_of_another() {
+fn dropped_runtime_fails_no_command_of_another_runtime() {
     let server = RedisServer::start();
     let second = runtime();
     let wire = second.block_on(Proxy::start(server.addr()));

@@ -127,18 +127,18 @@ async fn alternate(release_at: ReleaseAt) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sequential_client_is_never_refused_with_the_release_at_the_end_of_the_body() {
+async fn sequential_client_is_never_refused_with_release_at_body_end() {
     alternate(ReleaseAt::BodyEnd).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sequential_client_is_never_refused_with_the_release_at_the_head() {
+async fn sequential_client_is_never_refused_with_release_at_response_head() {
     alternate(ReleaseAt::ResponseHead).await;
 }
 
 /// An error of the inner service and a panic of the handler end a request as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sequential_client_is_never_refused_after_an_error_or_a_panic() {
+async fn sequential_client_is_never_refused_after_an_error_or_a_panic() {
     let cluster = Cluster::start(3);
     let mut clients = Vec::new();
     for _ in 0..2 {

@@ -66,7 +66,7 @@ fn refusals(refused: &LockError) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn servers_without_memory_renew_extend_and_release_what_is_held_and_refuse_what_is_new() {
+async fn full_servers_renew_extend_and_release_held_locks_and_refuse_new_ones() {
     let cluster = Cluster::start(3);
     for fencing in [true, false] {
         let builder = || {
@@ -135,7 +135,7 @@ async fn cluster_holds(cluster: &Cluster, keys: usize) {
 }
 
 #[tokio::test]
-async fn one_server_without_memory_costs_its_vote_only() {
+async fn one_full_server_costs_only_its_vote() {
     let cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     fill(&cluster.servers[0]);
@@ -163,7 +163,7 @@ fn fence(server: &RedisServer, key: &str) -> String {
 }
 
 #[tokio::test]
-async fn tokens_rise_by_one_to_the_last_digit_and_end_at_the_largest() {
+async fn fencing_tokens_rise_to_the_largest_number_and_end_there() {
     let cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     let max = FencingToken::MAX.as_u64();
@@ -214,7 +214,7 @@ async fn tokens_rise_by_one_to_the_last_digit_and_end_at_the_largest() {
 }
 
 #[tokio::test]
-async fn fences_that_differ_in_their_last_digit_are_brought_to_the_highest() {
+async fn second_phase_raises_fences_that_differ_in_the_last_digit() {
     let mut cluster = Cluster::start(3);
     let redlock = redlock(&cluster);
     cluster.servers[2].kill();

@@ -27,7 +27,7 @@ fn start(example: &str, cluster: &Cluster, grace_ms: &str) -> (ChildProcess, Soc
 }
 
 #[tokio::test]
-async fn requests_in_flight_finish_and_no_lock_stays() {
+async fn sigterm_lets_requests_in_flight_finish_and_leaves_no_lock() {
     let cluster = Cluster::start(3);
     let (mut server, addr) = start("graceful_shutdown", &cluster, "10000");
     let jobs: Vec<_> = (0..20)
@@ -53,7 +53,7 @@ async fn requests_in_flight_finish_and_no_lock_stays() {
 }
 
 #[tokio::test]
-async fn a_handler_that_does_not_end_keeps_its_lock_and_is_reported() {
+async fn sigterm_reports_a_handler_that_does_not_end_and_keeps_its_lock() {
     let cluster = Cluster::start(3);
     let (mut server, addr) = start("graceful_shutdown", &cluster, "300");
     let job = tokio::spawn(async move {
@@ -79,7 +79,7 @@ async fn a_handler_that_does_not_end_keeps_its_lock_and_is_reported() {
 }
 
 #[tokio::test]
-async fn the_quickstart_stops_cleanly_too() {
+async fn sigterm_stops_the_quickstart_cleanly() {
     let cluster = Cluster::start(3);
     let (mut server, addr) = start("quickstart", &cluster, "");
     let path = "/accounts/a/withdraw?hold_ms=500";
@@ -107,7 +107,7 @@ async fn the_quickstart_stops_cleanly_too() {
 }
 
 #[tokio::test]
-async fn a_signal_right_after_the_first_line_is_heard() {
+async fn sigterm_right_after_the_first_line_shuts_down() {
     let cluster = Cluster::start(3);
     for example in ["quickstart", "graceful_shutdown"] {
         let (mut server, _) = start(example, &cluster, "300");

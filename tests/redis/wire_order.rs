@@ -169,7 +169,7 @@ fn assert_in_order(log: &MonitorLog) -> usize {
 }
 
 #[tokio::test]
-async fn a_release_follows_its_acquisition_to_a_node_that_answers_too_late() {
+async fn release_follows_its_acquisition_to_a_late_node() {
     for (fencing, by) in [(true, By::Url), (false, By::Url), (true, By::Pool)] {
         let cluster = Cluster::start(3);
         let proxy = Proxy::start(cluster.servers[0].addr()).await;
@@ -195,7 +195,7 @@ async fn a_release_follows_its_acquisition_to_a_node_that_answers_too_late() {
 }
 
 #[tokio::test]
-async fn a_release_follows_its_acquisition_to_a_node_that_pauses() {
+async fn release_follows_its_acquisition_to_a_paused_node() {
     for by in BOTH {
         let cluster = Cluster::start(3);
         let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
@@ -216,7 +216,7 @@ async fn a_release_follows_its_acquisition_to_a_node_that_pauses() {
 }
 
 #[tokio::test]
-async fn what_was_never_sent_is_not_released_either() {
+async fn unsent_acquisition_is_not_released() {
     for by in BOTH {
         let cluster = Cluster::start(3);
         let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
@@ -400,14 +400,14 @@ async fn lock_soon(deadline: Deadline, ask: impl Fn() -> LockRequest) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_lock_outlives_its_ttl_when_servers_forget_their_scripts_again_and_again() {
+async fn no_lock_outlives_its_ttl_with_flushed_scripts() {
     for by in BOTH {
         locks_survive(by, &["SCRIPT", "FLUSH"]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_lock_outlives_its_ttl_when_servers_close_their_connections_again_and_again() {
+async fn no_lock_outlives_its_ttl_with_closing_connections() {
     for by in BOTH {
         locks_survive(by, &["CLIENT", "KILL", "TYPE", "normal"]).await;
     }
@@ -437,7 +437,7 @@ async fn serve_introduction(mut stream: TcpStream) -> std::io::Result<()> {
 
 /// Until the server accepts it: the lock would be there until its ttl.
 #[tokio::test]
-async fn a_release_that_a_server_refuses_for_now_is_sent_again() {
+async fn release_refused_by_a_busy_server_is_sent_again() {
     for by in BOTH {
         let server = RedisServer::start();
         let redlock = builder(by, &[server.url()]).ttl(LONG_TTL).build();
@@ -506,7 +506,7 @@ async fn wait_until_free(server: &RedisServer) {
 const INTRODUCTION: usize = 15;
 
 #[tokio::test]
-async fn a_server_that_hangs_up_on_everybody_is_not_called_without_a_pause() {
+async fn server_that_closes_every_connection_is_reconnected_with_a_pause() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
     let calls = Arc::new(AtomicUsize::new(0));
@@ -532,7 +532,7 @@ async fn a_server_that_hangs_up_on_everybody_is_not_called_without_a_pause() {
 }
 
 #[tokio::test]
-async fn a_server_that_closes_what_is_idle_is_called_when_it_is_needed() {
+async fn idle_connection_closed_by_the_server_is_reopened_on_demand() {
     let server = RedisServer::start();
     let redlock = builder(By::Url, &[server.url()]).build().unwrap();
     let introductions = || {
@@ -556,7 +556,7 @@ async fn a_server_that_closes_what_is_idle_is_called_when_it_is_needed() {
 }
 
 #[tokio::test]
-async fn a_server_that_takes_no_scripts_any_more_is_not_sent_them_again_and_again() {
+async fn server_that_refuses_scripts_is_not_sent_them_repeatedly() {
     for by in BOTH {
         let server = RedisServer::start();
         let redlock = builder(by, &[server.url()]).ttl(LONG_TTL).build().unwrap();
@@ -584,7 +584,7 @@ async fn a_server_that_takes_no_scripts_any_more_is_not_sent_them_again_and_agai
 
 /// So that the next lock does not have to find out that it is dead: nobody asks for one meanwhile.
 #[tokio::test]
-async fn an_idle_connection_that_fell_silent_is_replaced() {
+async fn silent_idle_connection_is_replaced() {
     for by in BOTH {
         let server = RedisServer::start();
         let wire = Proxy::start(server.addr()).await;

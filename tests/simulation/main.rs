@@ -64,7 +64,7 @@ mod simulation;
 const SEEDS: u64 = 10_000;
 
 #[test]
-fn whatever_the_seed_locks_exclude_tokens_are_ordered_and_nothing_is_left() {
+fn seeds_keep_exclusion_and_token_order_and_leave_no_lock() {
     let seeds = seeds();
     let (began, single) = (Instant::now(), seeds.end - seeds.start == 1);
     let next = AtomicU64::new(seeds.start);
@@ -107,7 +107,7 @@ fn whatever_the_seed_locks_exclude_tokens_are_ordered_and_nothing_is_left() {
 }
 
 #[test]
-fn where_only_wake_ups_are_lost_nobody_waits_while_nobody_has_anything() {
+fn lost_release_signals_never_keep_a_waiter_from_a_free_lock() {
     for seed in 0..300 {
         let outcome = simulate(seed, &Plan::from_seed(seed).calmed());
         if let Some(violation) = outcome.violations.first() {
@@ -117,12 +117,12 @@ fn where_only_wake_ups_are_lost_nobody_waits_while_nobody_has_anything() {
 }
 
 #[test]
-fn orders_are_executed_once_and_leave_nothing_behind() {
+fn orders_execute_once_and_leave_no_lock() {
     run_orders("orders", 3_000, Plan::of_orders);
 }
 
 #[test]
-fn orders_are_recorded_where_nothing_breaks_but_connections() {
+fn orders_are_recorded_when_only_connections_break() {
     let plan = Plan::of_orders_over_breaking_connections;
     run_orders("orders, connections break", 3_000, plan);
 }
@@ -168,7 +168,7 @@ fn run_orders(name: &str, seeds: u64, plan: fn(u64) -> Plan) {
 }
 
 #[test]
-fn a_seed_tells_the_same_story_every_time() {
+fn seed_gives_the_same_run_every_time() {
     for seed in 0..100 {
         let plan = Plan::from_seed(seed);
         let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));

@@ -22,7 +22,7 @@ use crate::sockets::server::{KEY, REQUEST, Server, TTL, lock_service, send};
 use crate::support::http::Client;
 
 #[tokio::test]
-async fn a_client_that_disconnects_under_the_handler_frees_the_lock() {
+async fn disconnect_during_the_handler_releases_the_lock() {
     let working = Arc::default();
     let server = Server::stuck(&working).await;
     let at_work = || working.load(Ordering::Relaxed) == 1;
@@ -42,7 +42,7 @@ async fn a_client_that_disconnects_under_the_handler_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn a_client_that_disconnects_while_it_waits_gives_up_its_place() {
+async fn disconnect_of_a_waiter_leaves_the_queue() {
     // First in the queue it asks the nodes; behind a holder of its own server it does not.
     for holder_is_elsewhere in [true, false] {
         let nodes = ScriptedNodes::new(3);
@@ -71,7 +71,7 @@ async fn a_client_that_disconnects_while_it_waits_gives_up_its_place() {
 }
 
 #[tokio::test]
-async fn a_client_that_disconnects_amid_the_body_frees_the_lock() {
+async fn disconnect_during_the_body_releases_the_lock() {
     let handler = |RawQuery(form): RawQuery| async move {
         if form.as_deref() == Some("endless") {
             // More than the sockets take, so that the server waits for the client.
@@ -101,7 +101,7 @@ async fn a_client_that_disconnects_amid_the_body_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn a_handler_that_runs_to_its_end_keeps_its_lock_until_then_when_the_client_is_gone() {
+async fn run_to_completion_keeps_the_lock_after_a_disconnect() {
     let (gate, done) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| {

@@ -21,7 +21,7 @@ use crate::sockets::server::{Counted, KEY, PATIENCE, REQUEST, Server, lock_servi
 use crate::support::http::Client;
 
 #[tokio::test]
-async fn a_panic_in_the_handler_breaks_the_connection_and_frees_the_lock() {
+async fn panic_in_the_handler_closes_the_connection_and_releases_the_lock() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| {
         let handler = |body: String| async move {
@@ -44,7 +44,7 @@ async fn a_panic_in_the_handler_breaks_the_connection_and_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn a_connection_goes_on_after_a_refusal() {
+async fn connection_stays_usable_after_a_rejection() {
     let nodes = ScriptedNodes::new(3);
     let elsewhere = lock_service(&nodes);
     let server = Server::start(&nodes, |layer| {
@@ -70,7 +70,7 @@ async fn a_connection_goes_on_after_a_refusal() {
 }
 
 #[tokio::test]
-async fn pipelined_requests_with_one_key_are_served_one_after_the_other() {
+async fn pipelined_requests_with_one_key_are_served_in_sequence() {
     const TURNS: usize = 5;
     let nodes = ScriptedNodes::new(3);
     // So slow that a request that did not wait for the release would meet its predecessor's lock.
@@ -119,7 +119,7 @@ async fn pipelined_requests_with_one_key_are_served_one_after_the_other() {
 /// hyper does not see the end of a connection behind a request that it has not taken up yet: all but
 /// the last of them go on, and only the handler's end, or `max_hold`, frees the lock.
 #[tokio::test]
-async fn a_client_that_leaves_requests_in_the_pipeline_leaves_no_lock_when_they_are_done() {
+async fn disconnect_with_pipelined_requests_leaves_no_lock() {
     const REQUESTS: usize = 3;
     let (gate, nodes) = (Arc::new(Semaphore::new(0)), ScriptedNodes::new(3));
     let server = Server::start(&nodes, |layer| {

@@ -32,7 +32,7 @@ enum Leave {
 const WAYS_TO_LEAVE: [Leave; 3] = [Leave::Reset, Leave::Forget, Leave::Disconnect];
 
 #[tokio::test]
-async fn a_stream_that_is_left_under_the_handler_frees_the_lock() {
+async fn http2_stream_reset_during_the_handler_releases_the_lock() {
     let working = Arc::default();
     let server = Server::stuck(&working).await;
     let at_work = || working.load(Ordering::Relaxed) == 1;
@@ -59,7 +59,7 @@ async fn a_stream_that_is_left_under_the_handler_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_left_while_it_waits_gives_up_its_place() {
+async fn http2_stream_reset_of_a_waiter_leaves_the_queue() {
     let cases = WAYS_TO_LEAVE.map(|leave| [(leave, true), (leave, false)]);
     for (leave, holder_is_elsewhere) in cases.into_iter().flatten() {
         let nodes = ScriptedNodes::new(3);
@@ -94,7 +94,7 @@ async fn a_stream_that_is_left_while_it_waits_gives_up_its_place() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_left_amid_the_body_frees_the_lock() {
+async fn http2_stream_reset_during_the_body_releases_the_lock() {
     let handler = |headers: HeaderMap| async move {
         if headers.contains_key("x-endless") {
             // More than the client's window, so that the server waits for it.
@@ -128,7 +128,7 @@ async fn a_stream_that_is_left_amid_the_body_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn of_many_streams_of_a_connection_with_one_key_one_is_served_and_the_connection_goes_on() {
+async fn http2_streams_with_one_key_serve_one_and_keep_the_connection() {
     const STREAMS: usize = 16;
     let (gate, inside) = (Arc::new(Semaphore::new(0)), Arc::default());
     let handler = {
@@ -171,7 +171,7 @@ async fn of_many_streams_of_a_connection_with_one_key_one_is_served_and_the_conn
 }
 
 #[tokio::test]
-async fn a_lock_lost_amid_the_body_resets_the_stream_and_never_ends_it() {
+async fn lock_lost_during_the_body_resets_the_http2_stream() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| {
         // A third of it later, the renewal finds out.
@@ -199,7 +199,7 @@ async fn a_lock_lost_amid_the_body_resets_the_stream_and_never_ends_it() {
 }
 
 #[tokio::test]
-async fn a_panic_in_the_handler_resets_the_stream_and_frees_the_lock() {
+async fn panic_in_the_handler_resets_the_http2_stream_and_releases_the_lock() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| {
         let handler = |body: String| async move {

@@ -104,7 +104,7 @@ impl AnyClient {
 }
 
 #[tokio::test]
-async fn a_sequential_client_of_two_servers_does_not_meet_its_own_lock() {
+async fn sequential_http_client_of_two_servers_does_not_meet_its_own_lock() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
             let nodes = ScriptedNodes::new(3);
@@ -150,7 +150,7 @@ struct Rpc {
 }
 
 #[tokio::test]
-async fn a_sequential_grpc_client_of_two_servers_does_not_meet_its_own_lock() {
+async fn sequential_grpc_client_of_two_servers_does_not_meet_its_own_lock() {
     for release_at in [ReleaseAt::BodyEnd, ReleaseAt::ResponseHead] {
         let nodes = ScriptedNodes::new(3);
         let app = |layer: RedlockLayer| {

@@ -14,7 +14,7 @@ use crate::sockets::server::{SOON, Server, TTL};
 use crate::support::http::{Client, Response, request};
 
 #[tokio::test]
-async fn a_shutdown_serves_the_holder_and_refuses_who_waits_and_who_comes() {
+async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {
     // Behind a load balancer the door is closed first, otherwise the locks may be.
     for door_first in [true, false] {
         let (gate, nodes) = (Arc::new(Semaphore::new(0)), ScriptedNodes::new(3));

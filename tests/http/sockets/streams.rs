@@ -22,7 +22,7 @@ use crate::sockets::server::{REQUEST, SOON, Server, send};
 use crate::support::http::Client;
 
 #[tokio::test]
-async fn a_lock_lost_amid_the_body_is_no_clean_end_on_the_wire() {
+async fn lock_lost_during_the_body_truncates_the_chunked_response() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| {
         let first = || stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first"))]);
@@ -46,7 +46,7 @@ async fn a_lock_lost_amid_the_body_is_no_clean_end_on_the_wire() {
 }
 
 #[tokio::test]
-async fn an_event_stream_holds_the_lock_until_the_client_leaves() {
+async fn event_stream_holds_the_lock_until_the_client_disconnects() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, events).await;
     for _ in 0..2 {
@@ -76,7 +76,7 @@ fn limited(layer: RedlockLayer, on_lost: OnLost) -> Router {
 }
 
 #[tokio::test]
-async fn max_hold_ends_an_event_stream_and_never_cleanly() {
+async fn max_hold_truncates_an_event_stream() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| limited(layer, OnLost::Abort)).await;
 
@@ -105,7 +105,7 @@ async fn max_hold_ends_an_event_stream_and_never_cleanly() {
 }
 
 #[tokio::test]
-async fn an_event_stream_that_is_only_to_be_notified_outlives_its_lock() {
+async fn on_lost_notify_lets_an_event_stream_outlive_its_lock() {
     let nodes = ScriptedNodes::new(3);
     let server = Server::start(&nodes, |layer| limited(layer, OnLost::Notify)).await;
     let mut client = Client::connect(server.addr).await;

@@ -44,7 +44,7 @@ async fn server(nodes: &ScriptedNodes, begun: &Arc<AtomicUsize>, wait: Duration)
 }
 
 #[tokio::test]
-async fn a_timeout_under_the_handler_frees_the_lock() {
+async fn timeout_during_the_handler_releases_the_lock() {
     let (nodes, begun) = (ScriptedNodes::new(3), Arc::default());
     let server = server(&nodes, &begun, Duration::ZERO).await;
     let mut client = Client::connect(server.addr).await;
@@ -61,7 +61,7 @@ async fn a_timeout_under_the_handler_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn a_timeout_while_it_waits_for_the_lock_gives_up_the_place() {
+async fn timeout_of_a_waiter_leaves_the_queue() {
     // First in the queue it asks the nodes; behind a holder of its own server it does not.
     for holder_is_elsewhere in [true, false] {
         let (nodes, begun) = (ScriptedNodes::new(3), Arc::default());

@@ -18,7 +18,7 @@ use tower_redlock::{LockHandle, RedlockLayer};
 use crate::sockets::server::{PATIENCE, Server, send};
 
 #[tokio::test]
-async fn the_lock_of_an_upgrade_is_free_when_the_101_is_out() {
+async fn lock_of_a_protocol_upgrade_is_released_with_the_101() {
     let nodes = ScriptedNodes::new(3);
     for node in 0..3 {
         let delay = Duration::from_millis(10);
@@ -53,7 +53,7 @@ enum Leave {
 }
 
 #[tokio::test]
-async fn a_upgradeed_lock_lives_as_long_as_the_task_of_the_socket() {
+async fn upgraded_handle_keeps_the_lock_for_the_websocket_task() {
     let nodes = ScriptedNodes::new(3);
     let handler = async |lock: LockHandle, upgrade: WebSocketUpgrade| {
         let guard = lock.upgrade().unwrap();

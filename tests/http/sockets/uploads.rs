@@ -19,7 +19,7 @@ use crate::sockets::server::{PATIENCE, REQUEST, SOON, Server, send};
 use crate::support::http;
 
 #[tokio::test]
-async fn a_refused_request_is_answered_before_its_body_is_read() {
+async fn rejection_is_sent_before_the_request_body_is_read() {
     let working = Arc::default();
     let server = Server::stuck(&working).await;
     let holder = send(server.addr, REQUEST).await;
@@ -59,7 +59,7 @@ const SLOW_UPLOADS: [(&str, [&str; 4]); 2] = [
 ];
 
 #[tokio::test]
-async fn a_slow_upload_holds_the_lock_unless_its_body_is_buffered_outside() {
+async fn slow_upload_holds_the_lock_unless_buffer_body_layer_is_outside() {
     for (buffered, leaves) in [(false, false), (false, true), (true, false), (true, true)] {
         for (framing, pieces) in SLOW_UPLOADS {
             let what = format!("{framing}, buffered: {buffered}, leaves: {leaves}");

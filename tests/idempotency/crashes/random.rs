@@ -201,7 +201,7 @@ impl Ended {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_most_once_no_kill_leads_to_a_second_execution_and_by_default_some_do() {
+async fn at_most_once_never_executes_twice_under_random_kills() {
     let kills = kills();
     let cases = kill(kills, true, |cases| {
         let unknown = cases.unknown_executed.min(cases.unknown_not_executed);

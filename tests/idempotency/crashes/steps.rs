@@ -113,7 +113,7 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed_before_its_effect_leaves_the_payment_to_others_or_unknown() {
+async fn server_killed_before_the_effect_leaves_a_new_execution_or_outcome_unknown() {
     for at_most_once in [false, true] {
         let mut scene = Scene::stopped_at("before", at_most_once).await;
         scene.kill_unanswered();
@@ -131,7 +131,7 @@ async fn a_server_that_is_killed_before_its_effect_leaves_the_payment_to_others_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_server_did_and_did_not_record_is_done_again_unless_at_most_once() {
+async fn unrecorded_effect_of_a_killed_server_is_executed_again_unless_at_most_once() {
     for at_most_once in [false, true] {
         let mut scene = Scene::stopped_at("after", at_most_once).await;
         scene.kill_unanswered();
@@ -148,7 +148,7 @@ async fn what_a_killed_server_did_and_did_not_record_is_done_again_unless_at_mos
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_server_recorded_at_one_node_is_given_to_all_where_it_is_heard_or_unknown() {
+async fn record_of_a_killed_server_at_one_node_is_completed_or_outcome_unknown() {
     for at_most_once in [false, true] {
         let mut scene = Scene::stopped_at("after", at_most_once).await;
         // What is sent from now on is lost with its sender. Nodes that are merely stopped would read
@@ -177,7 +177,7 @@ async fn what_a_killed_server_recorded_at_one_node_is_given_to_all_where_it_is_h
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_server_recorded_at_a_majority_is_replayed_and_repaired() {
+async fn record_of_a_killed_server_at_a_majority_is_replayed_and_repaired() {
     for at_most_once in [false, true] {
         let mut scene = Scene::stopped_at("after", at_most_once).await;
         scene.wires[1].black_hole();

@@ -27,7 +27,7 @@ fn client_process() {
 }
 
 #[test]
-fn a_client_that_was_paused_past_its_ttl_is_refused_by_the_storage_and_knows_that_it_is_late() {
+fn client_paused_beyond_its_ttl_is_refused_by_the_storage_and_not_valid() {
     let (cluster, storage) = (Cluster::start(3), Storage::start());
     let setup = unguarded(secs(1));
     let (one, two) = (
@@ -113,7 +113,7 @@ impl FiveNodes {
 }
 
 #[tokio::test]
-async fn a_key_that_expires_early_on_one_node_gives_two_holders_and_the_storage_obeys_the_later() {
+async fn early_expiry_on_one_node_gives_two_holders_and_the_storage_obeys_the_later() {
     let scene = FiveNodes::start(&[], &[]).await;
     scene.both_hold_it_when_c_lets_go(|c| {
         let expired = c.command(&["PEXPIREAT", &format!("redlock:{{{KEY}}}"), "1"]);
@@ -124,7 +124,7 @@ async fn a_key_that_expires_early_on_one_node_gives_two_holders_and_the_storage_
 /// The later client's clock is behind, so that the order cannot come from the clocks.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_clock_that_jumps_on_one_node_gives_two_holders_and_the_storage_obeys_the_later() {
+async fn clock_jump_on_one_node_gives_two_holders_and_the_storage_obeys_the_later() {
     let (of_c, of_two) = (Clock::new(), Clock::behind(SKEW));
     let scene = FiveNodes::start(&of_c.envs(), &of_two.envs()).await;
     let (first, second) = scene.both_hold_it_when_c_lets_go(|c| {
@@ -254,22 +254,22 @@ async fn is_granted_twice(fault: Fault) {
 
 /// The restarted server says after some milliseconds that it has been up for a second.
 #[tokio::test]
-async fn a_node_that_restarts_empty_just_before_a_second_is_over_grants_nothing_that_is_held() {
+async fn restart_guard_keeps_a_node_restarted_late_in_a_second_from_granting_a_held_lock() {
     is_granted_once(Fault::Restart, guarded(ms(300), ms(400))).await;
 }
 
 #[tokio::test]
-async fn a_node_that_is_flushed_under_a_holder_grants_nothing_that_is_held() {
+async fn restart_guard_keeps_a_flushed_node_from_granting_a_held_lock() {
     is_granted_once(Fault::Flush, guarded(secs(1), ms(1_500))).await;
 }
 
 #[tokio::test]
-async fn a_node_that_was_a_replica_for_a_moment_grants_nothing_that_is_held() {
+async fn restart_guard_keeps_a_former_replica_from_granting_a_held_lock() {
     is_granted_once(Fault::Replication, guarded(secs(2), ms(2_500))).await;
 }
 
 #[tokio::test]
-async fn without_the_guard_a_node_that_forgets_gives_two_holders_and_the_tokens_tell_them_apart() {
+async fn restart_guard_off_forgetful_node_gives_two_holders_with_ordered_tokens() {
     for fault in [Fault::Restart, Fault::Flush, Fault::Replication] {
         is_granted_twice(fault).await;
     }
@@ -278,7 +278,7 @@ async fn without_the_guard_a_node_that_forgets_gives_two_holders_and_the_tokens_
 /// The fence that would have corrected the second client's clock is what B has forgotten.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn without_the_guard_and_with_clocks_that_disagree_the_tokens_do_not_help_either() {
+async fn restart_guard_off_with_skewed_clocks_gives_unordered_tokens() {
     let of_two = Clock::behind(SKEW);
     let mut scene = ThreeNodes::start(unguarded(LONG_TTL), &of_two.envs()).await;
     let first = scene.one.lock();
@@ -294,7 +294,7 @@ async fn without_the_guard_and_with_clocks_that_disagree_the_tokens_do_not_help_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replies_that_come_after_the_ttl_are_no_lock() {
+async fn replies_after_the_ttl_grant_no_lock() {
     const DELAY: Duration = Duration::from_millis(1_500);
     let (ttl, cluster) = (ms(300), Cluster::start(3));
     let mut wires = Vec::new();
@@ -404,7 +404,7 @@ impl Restarted {
 }
 
 #[test]
-fn a_majority_that_restarts_is_unavailable_for_the_guards_time_and_then_grants_the_lock_once() {
+fn restart_guard_makes_a_restarted_majority_unavailable_and_then_grants_once() {
     let window = ms(1_500);
     let Restarted {
         storage,
@@ -431,7 +431,7 @@ fn a_majority_that_restarts_is_unavailable_for_the_guards_time_and_then_grants_t
 }
 
 #[test]
-fn without_the_guard_a_majority_that_restarts_gives_two_holders() {
+fn restart_guard_off_restarted_majority_gives_two_holders() {
     let Restarted {
         storage,
         one,
@@ -448,7 +448,7 @@ fn without_the_guard_a_majority_that_restarts_gives_two_holders() {
 }
 
 #[tokio::test]
-async fn a_holder_that_is_cut_off_from_the_majority_is_told_before_another_gets_the_lock() {
+async fn holder_cut_off_from_the_majority_is_lost_before_the_next_grant() {
     // The holder's own timer may be late on a machine that stands still; its clock is not.
     for attempt in 1..=3 {
         if cut_off_holder_is_told_first().await {
@@ -636,7 +636,7 @@ impl Observed {
 }
 
 #[tokio::test]
-async fn two_processes_share_a_key_fairly_and_their_tokens_are_in_order() {
+async fn two_processes_share_a_key_fairly_with_ordered_tokens() {
     let cost = share_a_key("equal clocks", &[]).await;
     assert_eq!(cost.confirms, 0, "whoever asks later proposes more");
 }
@@ -645,7 +645,7 @@ async fn two_processes_share_a_key_fairly_and_their_tokens_are_in_order() {
 /// where they know different numbers it takes the second phase to make the answers equal.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn two_processes_whose_clocks_are_seconds_apart_share_a_key_as_fairly_and_in_order() {
+async fn two_processes_with_clocks_seconds_apart_share_a_key_fairly_with_ordered_tokens() {
     let of_two = Clock::behind(SKEW);
     let cost = share_a_key("clocks 5 s apart", &of_two.envs()).await;
     assert!(cost.confirms > 0, "{cost:?}");

@@ -16,7 +16,7 @@ use crate::support::{Deadline, MonitorLog, ScriptNode};
 
 /// An error, or an answer that is no vote; and an error means that nothing was written at all.
 #[test]
-fn what_others_put_under_our_names_gets_no_vote_and_is_not_overwritten() {
+fn foreign_keys_get_no_vote_and_are_not_overwritten() {
     let mut node = start_node();
     let mut asked = 0;
     for role in ROLES {
@@ -58,7 +58,7 @@ fn what_others_put_under_our_names_gets_no_vote_and_is_not_overwritten() {
 
 /// A lock shows it as well: its node is spoken to by the same means.
 #[tokio::test]
-async fn what_is_in_the_way_of_a_lock_is_said_with_what_to_do_about_it() {
+async fn foreign_key_in_place_of_a_lock_is_reported_with_a_remedy() {
     let mut node = start_node();
     let builder = Redlock::builder().url(node.server.url());
     let redlock = builder.restart_guard(RestartGuard::Off).build().unwrap();
@@ -74,7 +74,7 @@ async fn what_is_in_the_way_of_a_lock_is_said_with_what_to_do_about_it() {
 
 /// The rights that the chapter on operating the nodes names for records, and not more.
 #[test]
-fn the_rights_in_the_chapter_are_enough_for_records() {
+fn acl_of_the_chapter_is_sufficient_for_records() {
     let mut node = start_node();
     let chapter = include_str!("../../../docs/operating_the_nodes.md");
     let rule = chapter
@@ -113,7 +113,7 @@ fn the_rights_in_the_chapter_are_enough_for_records() {
 
 /// Somebody's lock is replaced by something else: what is ours is still given back.
 #[test]
-fn an_intent_is_given_back_although_the_lock_is_no_lock_any_more() {
+fn release_withdraws_the_intent_beside_a_foreign_lock_key() {
     let mut node = start_node();
     for (record_it, reply) in [(false, "released"), (true, "done: head")] {
         node.call(&["FLUSHALL"]);
@@ -128,7 +128,7 @@ fn an_intent_is_given_back_although_the_lock_is_no_lock_any_more() {
 }
 
 #[test]
-fn a_node_that_lost_its_memory_locks_nothing_but_gives_back_and_keeps_records() {
+fn quarantined_node_grants_no_lock_and_still_releases_and_records() {
     let mut pair = Pair::new();
     for intents in [None, INTENTS] {
         for lost in [false, true] {
@@ -163,7 +163,7 @@ fn a_node_that_lost_its_memory_locks_nothing_but_gives_back_and_keeps_records() 
 }
 
 #[test]
-fn a_node_that_is_out_of_memory_keeps_no_record_and_half_of_nothing() {
+fn full_node_keeps_no_record_and_no_partial_write() {
     let mut node = start_node();
     let full = |node: &mut ScriptNode, full: bool| {
         let limit = if full { "1" } else { "0" };
@@ -202,7 +202,7 @@ fn a_node_that_is_out_of_memory_keeps_no_record_and_half_of_nothing() {
 /// Were a script to die half-way: no lock without its fence and its intent, and no free key of which
 /// the record is not there yet.
 #[test]
-fn scripts_write_first_what_the_rest_relies_on() {
+fn scripts_write_fence_and_intent_before_the_lock() {
     let mut node = start_node();
     let log = MonitorLog::start(&node.server);
     send(&mut node, &acquire(1), None).unwrap();
@@ -230,7 +230,7 @@ fn scripts_write_first_what_the_rest_relies_on() {
 }
 
 #[test]
-fn ten_thousand_records_of_a_kibibyte_are_kept_in_little_memory_and_forgotten_in_time() {
+fn ten_thousand_kibibyte_records_take_little_memory_and_expire() {
     let mut node = start_node();
     let memory = |node: &mut ScriptNode| {
         let info = node.call(&["INFO", "memory"]);

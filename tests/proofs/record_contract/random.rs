@@ -11,13 +11,13 @@ use crate::record_contract::wire::{PLAIN, STEP, command, kind, record};
 use crate::support::Random;
 
 #[test]
-fn random_requests_without_intents_get_the_answers_of_the_reference() {
+fn random_requests_without_intents_match_the_reference() {
     let seen = compare(1, 1, &[None]);
     assert_eq!(seen, BTreeSet::from(ALWAYS));
 }
 
 #[test]
-fn random_requests_with_intents_get_the_answers_of_the_reference() {
+fn random_requests_with_intents_match_the_reference() {
     let seen = compare(2, 1_763_659_999_000_003, &[Some(15)]);
     let expected = ALWAYS.into_iter().chain(["intended"]);
     assert_eq!(seen, expected.collect());
@@ -25,7 +25,7 @@ fn random_requests_with_intents_get_the_answers_of_the_reference() {
 
 /// Clients that want intents beside such that do not, and fences that are at their end.
 #[test]
-fn random_requests_at_the_end_of_the_numbers_get_the_answers_of_the_reference() {
+fn random_requests_at_the_largest_numbers_match_the_reference() {
     let seen = compare(
         3,
         FencingToken::MAX.as_u64() - 60,

@@ -13,7 +13,7 @@ use crate::record_contract::wire::{
 };
 
 #[test]
-fn every_byte_of_a_record_survives_on_the_way_there_and_back() {
+fn scripts_return_every_byte_of_a_record() {
     let mut pair = Pair::new();
     let bytes: Vec<u8> = (0..=u8::MAX).chain(*b"\r\n$-1\r\n\0").collect();
     for how in ["record", "top up"] {
@@ -39,7 +39,7 @@ fn every_byte_of_a_record_survives_on_the_way_there_and_back() {
 }
 
 #[test]
-fn a_record_is_written_once_and_only_by_the_last_who_was_granted_the_key() {
+fn record_is_written_once_and_only_by_the_latest_owner() {
     let mut pair = Pair::new();
     let keep = |id| {
         let (record, retention) = (record(id, 1), STEP * 90);
@@ -69,7 +69,7 @@ fn a_record_is_written_once_and_only_by_the_last_who_was_granted_the_key() {
 
 /// Too short, what was executed could not be recorded; without an end, servers get full.
 #[test]
-fn a_fence_lives_for_its_retention_from_the_last_request_of_its_key() {
+fn fence_lives_for_its_retention_from_the_last_request_of_its_key() {
     let mut pair = Pair::new();
     let mut ask = |proposal: Option<u64>, number, steps, vanished, what| {
         let (ttl, retention) = (TTL, STEP * steps);
@@ -103,7 +103,7 @@ fn a_fence_lives_for_its_retention_from_the_last_request_of_its_key() {
 
 /// Whoever knows the random half of an owner can release its lock.
 #[test]
-fn no_answer_has_the_random_half_of_an_owner() {
+fn no_reply_contains_the_random_half_of_an_owner_token() {
     let mut node = start_node();
     let owners = [owner(1), owner(PLAIN)];
     let mut asked = 0;
@@ -130,7 +130,7 @@ fn no_answer_has_the_random_half_of_an_owner() {
 }
 
 #[test]
-fn whoever_holds_the_key_tells_what_it_was_asked_for() {
+fn held_reply_has_the_fingerprint_of_the_holder() {
     let mut pair = Pair::new();
     let mut told = |id| {
         pair.forget();
@@ -156,7 +156,7 @@ fn whoever_holds_the_key_tells_what_it_was_asked_for() {
 }
 
 #[test]
-fn the_scripts_have_the_sizes_of_the_reference() {
+fn scripts_have_the_record_sizes_of_the_reference() {
     let [acquire, confirm, _, _, record, top_up, look] = SCRIPTS;
     for script in [acquire, confirm, look] {
         assert!(script.contains(&format!("> {} then", Record::MAX_INLINE)));
