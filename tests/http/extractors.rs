@@ -1,7 +1,5 @@
 //! The extractors: locks by a handler's own signature, shares of one lock, and what layers tell.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -22,6 +20,8 @@ use tower_redlock::{
     LockHandle, LockHandles, LockKey, LockKeys, LockOptions, LockResource, Locked, LockedRejection,
     OnLost, OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, health_router, key,
 };
+
+use crate::support::{redlock, secs};
 
 #[derive(Debug, Deserialize)]
 struct OrderId(u64);
@@ -54,14 +54,6 @@ impl LockResource for Transfer {
 #[derive(Clone, FromRef)]
 struct AppState {
     redlock: Redlock,
-}
-
-const fn secs(secs: u64) -> Duration {
-    Duration::from_secs(secs)
-}
-
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    Redlock::builder().scripted(nodes).build().unwrap()
 }
 
 async fn send(app: &Router, method: &str, target: &str) -> (StatusCode, String) {

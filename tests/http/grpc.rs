@@ -1,7 +1,5 @@
 //! The layer on a tonic server: what a gRPC client reads, and when the lock is free.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -18,6 +16,7 @@ use tower_redlock::{KeyExtractor, LockHandle, Redlock, RedlockLayer, key};
 use crate::grpc::bank::bank_client::BankClient;
 use crate::grpc::bank::bank_server::{Bank, BankServer};
 use crate::grpc::bank::{Balance, WithdrawRequest};
+use crate::support::ms;
 
 /// Answers after as many milliseconds as are withdrawn.
 struct Slow;
@@ -214,10 +213,6 @@ async fn lock_lost_during_a_grpc_call_aborts_it() {
         refusal.get_details_retry_info().is_none(),
         "the call has run in part"
     );
-}
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
 }
 
 /// Longer than any test; the ttl must free nothing here.

@@ -1,8 +1,6 @@
 //! What clients send who mean harm, or whose proxies do what the layers do not expect: none of it makes a
 //! request another one, a lock another lock, or a record grow.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::future::IntoFuture;
 use std::io;
@@ -28,35 +26,20 @@ use tower_redlock::{
     key, scope,
 };
 
-use crate::support::{Answer, Log};
-
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    Redlock::builder().scripted(nodes).build().unwrap()
-}
+use crate::support::{Answer, Executed, Log, redlock};
 
 fn once(nodes: &ScriptedNodes) -> IdempotencyLayer {
     IdempotencyLayer::new(redlock(nodes), scope::public())
 }
 
-/// How often something was executed.
-#[derive(Debug, Clone, Default)]
-struct Executed(Arc<AtomicUsize>);
-
-impl Executed {
-    fn count(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    /// A service for all paths of one and of two segments below `/users`.
-    fn app(&self, layer: IdempotencyLayer) -> Router {
-        let executed = self.clone();
-        let pay =
-            async move || format!("payment {}", executed.0.fetch_add(1, Ordering::SeqCst) + 1);
-        Router::new()
-            .route("/users/{name}", any(pay.clone()))
-            .route("/users/{name}/{more}", any(pay))
-            .layer(layer)
-    }
+/// A service for all paths of one and of two segments below `/users`.
+fn users(executed: &Executed, layer: IdempotencyLayer) -> Router {
+    let executed = executed.clone();
+    let pay = async move || format!("payment {}", executed.one_more());
+    Router::new()
+        .route("/users/{name}", any(pay.clone()))
+        .route("/users/{name}/{more}", any(pay))
+        .layer(layer)
 }
 
 fn request(method: Method, target: &str, key: &[u8]) -> Request {
@@ -85,7 +68,7 @@ async fn idempotency_key_is_shared_by_equivalent_encodings_of_a_path() {
         ),
     ] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = executed.app(once(&nodes));
+        let app = users(&executed, once(&nodes));
         let paid = Answer::to(&app, request(Method::POST, first, b"k")).await;
         assert_eq!(paid.status, StatusCode::OK, "{first}");
         for same in same {
@@ -100,7 +83,7 @@ async fn idempotency_key_is_shared_by_equivalent_encodings_of_a_path() {
 #[tokio::test(start_paused = true)]
 async fn idempotency_key_is_not_shared_by_different_paths() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = executed.app(once(&nodes));
+    let app = users(&executed, once(&nodes));
     let others = [
         "/users/a%2Fb",
         "/users/a/b",
@@ -137,7 +120,7 @@ async fn idempotency_key_with_an_ambiguous_path_or_query_is_refused_as_reused() 
         ("/users/bob", "/users/bob?"),
     ] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = executed.app(once(&nodes));
+        let app = users(&executed, once(&nodes));
         let paid = Answer::to(&app, request(Method::POST, first, b"k")).await;
         assert_eq!(paid.status, StatusCode::OK);
         let again = Answer::to(&app, request(Method::POST, other, b"k")).await;
@@ -153,7 +136,7 @@ async fn idempotency_key_with_an_ambiguous_path_or_query_is_refused_as_reused() 
 #[tokio::test(start_paused = true)]
 async fn idempotency_methods_with_get_include_head() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = executed.app(once(&nodes).methods([Method::GET]));
+    let app = users(&executed, once(&nodes).methods([Method::GET]));
     for method in [Method::GET, Method::HEAD] {
         let first = Answer::to(&app, request(method.clone(), "/users/bob", b"k")).await;
         let again = Answer::to(&app, request(method.clone(), "/users/bob", b"k")).await;
@@ -169,7 +152,7 @@ async fn idempotency_methods_with_get_include_head() {
 #[tokio::test(start_paused = true)]
 async fn idempotency_key_merged_by_a_proxy_is_invalid() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = executed.app(once(&nodes));
+    let app = users(&executed, once(&nodes));
     for merged in [
         "a1,a1",
         "a1,",
@@ -197,7 +180,7 @@ async fn idempotency_key_merged_by_a_proxy_is_invalid() {
 fn answering(executed: &Executed, headers: usize, trailers: usize) -> Router {
     let executed = executed.clone();
     let pay = async move || {
-        executed.0.fetch_add(1, Ordering::SeqCst);
+        executed.one_more();
         let value = |size| HeaderValue::from_bytes(&vec![b'x'; size]).unwrap();
         let mut last = HeaderMap::new();
         if trailers > 0 {
@@ -442,7 +425,7 @@ async fn expose_token_and_replay_header_replace_headers_of_the_handler() {
 #[tokio::test(start_paused = true)]
 async fn buffer_body_layer_reads_a_body_without_a_length_up_to_its_limit() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = executed.app(once(&nodes).max_request_body(64));
+    let app = users(&executed, once(&nodes).max_request_body(64));
     for (chunks, expected) in [
         (8, (200, "")),
         (9, (413, "body-too-large")),
@@ -534,7 +517,7 @@ async fn rejection_tells_the_client_the_reason_and_the_log_the_remedy() {
 async fn truncated_or_late_body_is_refused_as_unreadable() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let late = RequestBodyTimeoutLayer::new(Duration::from_secs(1));
-    let idempotent = executed.app(once(&nodes));
+    let idempotent = users(&executed, once(&nodes));
     let locked = RedlockLayer::new(redlock(&nodes), ("user", key::path("name")));
     let buffered = Router::new().route(
         "/users/{name}",
@@ -646,7 +629,7 @@ async fn debug_of_public_types_shows_no_keys() {
         .await
         .unwrap();
     let layer = RedlockLayer::new(redlock.clone(), ("thing", key::header("x-key")));
-    let mut service = layer.layer(Executed::default().app(once(&nodes)));
+    let mut service = layer.layer(users(&Executed::default(), once(&nodes)));
     let future = Service::call(
         &mut service,
         Request::post("/")
@@ -702,7 +685,7 @@ async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
         ),
     ];
     for (layer, missing) in apps {
-        let app = executed.app(layer);
+        let app = users(&executed, layer);
         for (caller, expected) in [
             (None, missing),
             (Some(""), "scope-missing"),
@@ -757,7 +740,7 @@ async fn key_header_sent_twice_or_in_two_spellings_is_refused() {
         .unwrap();
     assert_eq!(Answer::to(&app, only).await.code(), "key-missing");
     let executed = Executed::default();
-    let app = executed.app(once(&nodes));
+    let app = users(&executed, once(&nodes));
     let mut twice = request(Method::POST, "/users/bob", b"a");
     twice
         .headers_mut()

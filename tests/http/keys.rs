@@ -1,8 +1,6 @@
 //! Which lock a request gets, and how requests are treated that name none, name it badly, or meet a
 //! layer that is set up wrongly: never a panic, never a lock on "", never an unlocked handler.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::sync::Arc;
 use std::time::Duration;
 

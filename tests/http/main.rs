@@ -1,5 +1,7 @@
 //! `RedlockLayer`, `BufferBodyLayer`, `Locked` and the key extractors, over nodes in this process.
 
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -8,7 +10,6 @@ mod grpc;
 mod hostile_requests;
 mod keys;
 mod many_requests;
-mod nested_layers;
 mod on_lost;
 mod request_bodies;
 mod response_bodies;

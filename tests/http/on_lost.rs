@@ -1,8 +1,6 @@
 //! Requests whose lock is lost: no handler begins without its lock, and an aborted one is not polled
 //! again. The tests poll each response future by hand, so that a poll comes after the loss.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};

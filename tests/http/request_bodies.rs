@@ -1,7 +1,5 @@
 //! Bodies that are read before the lock is taken: keys from them, limits, and the same bytes again.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -22,14 +20,12 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_redlock::middleware::BufferedRequestBody;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
-    BufferBodyLayer, BufferedBody, LockHandle, LockKey, Redlock, RedlockLayer, Rejection, key,
+    BufferBodyLayer, BufferedBody, LockHandle, LockKey, RedlockLayer, Rejection, key,
 };
 
-const LIMIT: usize = 64;
+use crate::support::redlock;
 
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    Redlock::builder().scripted(nodes).build().unwrap()
-}
+const LIMIT: usize = 64;
 
 /// Answers with the keys that the request holds and the body that it came with.
 async fn echo(handle: LockHandle, body: Bytes) -> String {

@@ -4,8 +4,6 @@
 //! the time it took. Responses are read as hyper reads them: it stops at trailers, at the end that
 //! the body reports, and at the content-length, without polling further.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt;
@@ -42,10 +40,6 @@ const RELEASE: Duration = ms(20);
 /// A tick more or less is the resolution of tokio's timers.
 const TICK: Duration = ms(2);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 /// What a body does next.
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -57,6 +51,8 @@ enum Step {
 }
 
 use Step::{Data, Error, Panic, Trailers, Wait};
+
+use crate::support::ms;
 
 /// A body that does what it is told to, and ends.
 struct Script {

@@ -1,7 +1,5 @@
 //! Handlers whose client goes away: dropped, or run to their end under their lock.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;

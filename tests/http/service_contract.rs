@@ -1,8 +1,6 @@
 //! The law of `tower::Service`: only what was made ready is called, nothing ready is hoarded, and
 //! the layer fits wherever a layer may stand.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;

@@ -1,8 +1,6 @@
 //! The validity of a lock is asked of the clock, not only of a timer: a thread that was busy and a process
 //! that was stopped neither begin a handler without its lock nor pass on what it answered.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::env;
 use std::future::ready;

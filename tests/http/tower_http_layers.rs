@@ -1,8 +1,6 @@
 //! The layers among those that services have: each of tower-http's outside of them, between them and inside,
 //! in one `ServiceBuilder` chain and in an axum router. That this compiles is half of what it shows.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -1,8 +1,5 @@
 //! Records that are too big to come with every answer: read once for all who want them, beside the locks.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

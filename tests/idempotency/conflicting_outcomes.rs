@@ -1,7 +1,5 @@
 //! Executions whose leases were broken and that left different outcomes: found, counted and said.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

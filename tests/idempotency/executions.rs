@@ -1,7 +1,5 @@
 //! What an idempotent execution holds, when it may begin, and what it leaves behind however it ends.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::future::ready;
 use std::sync::Arc;
@@ -10,119 +8,27 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{FromRef, Query, Request};
+use axum::extract::Query;
 use axum::http::StatusCode;
 use axum::middleware::map_response;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::post;
 use tokio::time::{Instant, sleep, timeout};
-use tower::retry::{Policy, RetryLayer};
+use tower::retry::RetryLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    ExecutionHandle, FencingToken, IdempotencyLayer, LockHandle, LockKey, LockKeys, LockResource,
-    Locked, LostReason, OnLost, Redlock, RedlockLayer, key, scope,
+    ExecutionHandle, FencingToken, LockHandle, LockKey, Locked, LostReason, OnLost, Redlock,
 };
 
-use crate::support::{Answer, SlowReadiness};
-
-/// Counts executions.
-#[derive(Clone, Default)]
-struct Executed(Arc<AtomicUsize>);
-
-impl Executed {
-    fn count(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn one_more(&self) -> usize {
-        self.0.fetch_add(1, Ordering::SeqCst) + 1
-    }
-
-    /// An app whose handler takes a while, counts when it is done, and answers as it is asked to.
-    fn app(&self) -> Router {
-        let executed = self.clone();
-        let pay = async move |Query(form): Query<Form>| {
-            sleep(Duration::from_millis(form.ms.unwrap_or(0))).await;
-            let number = executed.one_more();
-            assert!(form.status != Some(418), "as the test wants it");
-            let status = StatusCode::from_u16(form.status.unwrap_or(200)).unwrap();
-            (status, format!("payment {number}"))
-        };
-        Router::new().route("/payments", post(pay))
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct Form {
-    ms: Option<u64>,
-    status: Option<u16>,
-}
-
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    Redlock::builder().scripted(nodes).build().unwrap()
-}
-
-fn once(redlock: &Redlock) -> IdempotencyLayer {
-    IdempotencyLayer::new(redlock.clone(), scope::public())
-}
-
-/// A lock per account, which stands in the query.
-fn per_account(redlock: &Redlock) -> RedlockLayer {
-    RedlockLayer::new(redlock.clone(), ("account", key::query("account")))
-}
-
-fn request(target: &str, key: &str) -> Request {
-    let request = Request::post(target).header("idempotency-key", key);
-    request.body(Body::empty()).unwrap()
-}
-
-async fn pay(app: &Router, target: &str, key: &str) -> Answer {
-    Answer::to(app, request(target, key)).await
-}
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-const fn secs(secs: u64) -> Duration {
-    Duration::from_secs(secs)
-}
-
-/// Calls once more where the answer is 503 or an error.
-#[derive(Clone)]
-struct Again(usize);
-
-impl<R: Clone, B, E> Policy<R, http::Response<B>, E> for Again {
-    type Future = std::future::Ready<()>;
-
-    fn retry(
-        &mut self,
-        _: &mut R,
-        outcome: &mut Result<http::Response<B>, E>,
-    ) -> Option<Self::Future> {
-        let failed = !matches!(outcome, Ok(response) if response.status() != 503);
-        (failed && self.0 > 0).then(|| {
-            self.0 -= 1;
-            ready(())
-        })
-    }
-
-    fn clone_request(&mut self, request: &R) -> Option<R> {
-        Some(request.clone())
-    }
-}
+use crate::payments::{
+    Account, Again, AppState, cloneable, counts_ended, once, pay, per_account, rebuilt, request,
+};
+use crate::support::{Executed, SlowReadiness, ms, redlock, secs};
 
 #[derive(Debug, PartialEq)]
 struct BankIsGone;
-
-/// A request whose body can be cloned, which a retry asks for.
-fn cloneable(target: &str, key: &str) -> http::Request<String> {
-    let (parts, _) = request(target, key).into_parts();
-    http::Request::from_parts(parts, String::new())
-}
 
 #[tokio::test(start_paused = true)]
 async fn execution_renews_its_lock_until_it_ends() {
@@ -130,7 +36,7 @@ async fn execution_renews_its_lock_until_it_ends() {
     // The bound of the builder is for locks, not for executions.
     let redlock = Redlock::builder().scripted(&nodes).max_hold(secs(5));
     let redlock = redlock.build().unwrap();
-    let app = executed.app().layer(once(&redlock));
+    let app = counts_ended(&executed).layer(once(&redlock));
     let slow = "/payments?ms=90000";
     let (first, second) = tokio::join!(pay(&app, slow, "a"), async {
         sleep(secs(75)).await;
@@ -150,7 +56,7 @@ async fn max_hold_stops_an_execution_with_503() {
     for (at_most_once, then) in [(false, ""), (true, "outcome-unknown")] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let layer = once(&redlock(&nodes)).max_hold(secs(60));
-        let app = executed.app().layer(layer.at_most_once(at_most_once));
+        let app = counts_ended(&executed).layer(layer.at_most_once(at_most_once));
         let began = Instant::now();
         let late = pay(&app, "/payments?ms=90000", "a").await;
         assert_eq!(
@@ -181,7 +87,7 @@ async fn retry_between_two_layers_executes_again_and_is_recorded() {
         });
         let stack = ServiceBuilder::new()
             .layer(per_account(&redlock))
-            .layer(RetryLayer::new(Again(1)))
+            .layer(RetryLayer::new(Again::at_once(1)))
             .layer(once(&redlock).at_most_once(at_most_once))
             .service(handler);
         let call = || async {
@@ -205,8 +111,7 @@ async fn retry_between_two_layers_executes_again_and_is_recorded() {
 async fn execution_holds_outer_locks_after_its_client_disconnects() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
-    let app = executed
-        .app()
+    let app = counts_ended(&executed)
         .layer(once(&redlock))
         .layer(per_account(&redlock));
     let slow = "/payments?account=1&ms=1000";
@@ -232,7 +137,9 @@ async fn outer_lock_lost_stops_the_execution_unless_on_lost_is_notify() {
             let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
             let executed = Executed::default();
             let outer = per_account(&redlock(&accounts)).on_lost(on_lost);
-            let app = executed.app().layer(once(&redlock(&records))).layer(outer);
+            let app = counts_ended(&executed)
+                .layer(once(&redlock(&records)))
+                .layer(outer);
             let slow = "/payments?account=1&ms=20000";
             let paying = tokio::spawn({
                 let app = app.clone();
@@ -273,7 +180,7 @@ async fn record_at_one_node(nodes: &ScriptedNodes, app: &Router, executed: &Exec
 #[tokio::test(start_paused = true)]
 async fn record_found_with_the_grant_is_replayed() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = executed.app().layer(once(&redlock(&nodes)));
+    let app = counts_ended(&executed).layer(once(&redlock(&nodes)));
     record_at_one_node(&nodes, &app, &executed).await;
     let again = pay(&app, "/payments", "a").await;
     assert!(again.is_replayed(), "{again:?}");
@@ -286,10 +193,10 @@ async fn record_found_while_the_service_becomes_ready_is_replayed() {
     for late in [Gate::Slow(ms(20)), Gate::Never] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let redlock = redlock(&nodes);
-        let app = executed.app().layer(once(&redlock));
+        let app = counts_ended(&executed).layer(once(&redlock));
         record_at_one_node(&nodes, &app, &executed).await;
         nodes.set_for(2, OpKind::Acquire, late);
-        let slow = SlowReadiness::new(executed.app(), ms(200));
+        let slow = SlowReadiness::new(counts_ended(&executed), ms(200));
         let slow = once(&redlock).layer(slow);
         let answer = slow.oneshot(request("/payments", "a")).await.unwrap();
         let replayed = answer.headers().contains_key("idempotency-replayed");
@@ -305,7 +212,7 @@ async fn record_found_while_the_service_becomes_ready_is_replayed() {
 #[tokio::test(start_paused = true)]
 async fn execution_after_a_long_wait_for_readiness_begins_with_full_validity() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let slow = SlowReadiness::new(executed.app(), secs(100));
+    let slow = SlowReadiness::new(counts_ended(&executed), secs(100));
     let slow = once(&redlock(&nodes)).layer(slow);
     let answer = slow.oneshot(request("/payments", "a")).await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
@@ -341,27 +248,6 @@ async fn execution_handle_and_lock_handle_reach_the_handler() {
     assert_eq!(forgotten.status, StatusCode::INTERNAL_SERVER_ERROR);
 }
 
-#[derive(Clone, FromRef)]
-struct AppState {
-    redlock: Redlock,
-}
-
-#[derive(serde::Deserialize)]
-struct Account {
-    account: String,
-}
-
-impl LockResource for Account {
-    fn lock_keys(&self) -> LockKeys {
-        LockKey::from(("account", self.account.as_str())).into()
-    }
-}
-
-/// Makes any answer look like a handler's own.
-async fn rebuilt(response: Response) -> Response {
-    (StatusCode::BAD_REQUEST, response.into_body()).into_response()
-}
-
 #[tokio::test(start_paused = true)]
 async fn inner_refusal_behind_map_response_leaves_no_intent_and_no_record() {
     for rebuilds in [false, true] {
@@ -377,7 +263,7 @@ async fn inner_refusal_behind_map_response_leaves_no_intent_and_no_record() {
                 let app = Router::new().route("/payments", post(locked));
                 app.with_state(state)
             } else {
-                executed.app().layer(per_account(&redlock))
+                counts_ended(&executed).layer(per_account(&redlock))
             };
             let app = if rebuilds {
                 app.layer(map_response(rebuilt))
@@ -413,7 +299,7 @@ async fn execution_stopped_by_a_lost_inner_lock_is_outcome_unknown() {
         for at_most_once in [false, true] {
             let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
             let executed = Executed::default();
-            let app = executed.app().layer(per_account(&redlock(&accounts)));
+            let app = counts_ended(&executed).layer(per_account(&redlock(&accounts)));
             let app = if rebuilds {
                 app.layer(map_response(rebuilt))
             } else {
@@ -465,7 +351,7 @@ async fn inner_retry_that_is_refused_after_an_execution_counts_as_executed() {
     let stack = ServiceBuilder::new()
         .layer(once(&redlock).at_most_once(true))
         .map_request(|request: http::Request<_>| request.map(|_| String::new()))
-        .layer(RetryLayer::new(Again(1)))
+        .layer(RetryLayer::new(Again::at_once(1)))
         .layer(per_account(&redlock))
         .service(handler);
     let call = || stack.clone().oneshot(cloneable("/payments?account=1", "a"));
@@ -546,7 +432,7 @@ async fn poll_ready_error_is_no_execution() {
     assert_eq!(failed.err(), Some("broken"));
     assert_eq!(nodes.locks(), [0, 0, 0]);
     let executed = Executed::default();
-    let app = executed.app().layer(once(&redlock).at_most_once(true));
+    let app = counts_ended(&executed).layer(once(&redlock).at_most_once(true));
     assert_eq!(pay(&app, "/payments", "a").await.status, StatusCode::OK);
 }
 
@@ -556,7 +442,7 @@ async fn transient_and_unrouted_statuses_are_not_recorded() {
     let transient = [401, 405, 407, 408, 423, 425, 429, 500, 503];
     let kept = [200, 201, 400, 402, 403, 404, 409, 410, 422];
     let executed = Executed::default();
-    let app = executed.app().layer(once(&redlock));
+    let app = counts_ended(&executed).layer(once(&redlock));
     for (statuses, is_replayed) in [(&transient[..], false), (&kept, true)] {
         for status in statuses {
             let target = format!("/payments?status={status}");
@@ -668,7 +554,7 @@ async fn outer_retry_does_not_meet_the_lock_of_its_first_attempt() {
             })
         });
         let stack = ServiceBuilder::new()
-            .layer(RetryLayer::new(Again(1)))
+            .layer(RetryLayer::new(Again::at_once(1)))
             .layer(per_account(&redlock))
             .service(handler);
         let answer = stack.oneshot(cloneable("/?account=1", "a")).await;

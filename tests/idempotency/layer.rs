@@ -1,7 +1,5 @@
 //! One execution per idempotency key, and the recorded response for every duplicate.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +23,7 @@ use tower_redlock::{
     Rejection, RequestKind, RestartGuard, key, scope,
 };
 
-use crate::support::Answer;
+use crate::support::{Answer, redlock};
 
 /// A handler that counts, and answers how many executions there were.
 #[derive(Clone, Default)]
@@ -69,10 +67,6 @@ struct Form {
     ms: Option<u64>,
     status: Option<u16>,
     size: Option<usize>,
-}
-
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    Redlock::builder().scripted(nodes).build().unwrap()
 }
 
 fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {

@@ -1,5 +1,8 @@
 //! `IdempotencyLayer`: one execution per key, its record, and what duplicates are answered.
 
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
+
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -10,6 +13,8 @@ mod crashes;
 mod damaged_records;
 mod executions;
 mod layer;
+mod nested_layers;
+mod payments;
 mod real_servers;
 mod record_copies;
 mod stacks;

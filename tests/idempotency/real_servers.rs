@@ -1,8 +1,6 @@
 //! Idempotency over real servers: crowds of duplicates, nodes that forget, hang or die, and servers that
 //! are killed.
 
-#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +21,7 @@ use tower_redlock::{IdempotencyLayer, Redlock, RedlockLayer, RestartGuard, key, 
 use crate::support::http::{Client, Response, request};
 use crate::support::{
     ChildProcess, Cluster, Deadline, MonitorLog, Proxy, RedisServer, example_path, free_port,
+    wait_until,
 };
 
 /// What happens once per key, counted over all servers of a test.
@@ -185,19 +184,11 @@ fn record(server: &RedisServer) -> Option<String> {
 
 /// Waits until all nodes have the record: the last of them is written after the answer.
 async fn wait_until_recorded(cluster: &Cluster) {
-    wait_until("all nodes have the record", || {
+    wait_until("all nodes have the record", PATIENCE, || {
         let mut servers = cluster.servers.iter();
         servers.all(|server| record(server).is_some())
     })
     .await;
-}
-
-async fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Deadline::after(PATIENCE);
-    while !holds() {
-        assert!(!deadline.is_over(), "not within {PATIENCE:?}: {what}");
-        sleep(POLL).await;
-    }
 }
 
 fn pttl(server: &RedisServer, key: &str) -> i64 {
@@ -413,7 +404,7 @@ async fn repaired_copies_of_a_record_expire_with_the_record() {
     }
     assert!(is_executed(&forgetful.pay("/payments", "a").await));
     let gone = || cluster.servers.iter().all(|node| !node.exists(&record));
-    wait_until("the records are gone", gone).await;
+    wait_until("the records are gone", PATIENCE, gone).await;
     assert!(is_executed(&forgetful.pay("/payments", "a").await));
     assert_eq!(bank.executed(), 3);
 }
@@ -618,7 +609,10 @@ async fn key_of_a_killed_server_is_locked_until_its_ttl_and_then_executed() {
         let body = b"{\"account\":\"dave\",\"amount\":5}";
         client.try_request("POST", HELD, &headers, body).await
     });
-    wait_until("it is executed", || cluster.lock_keys().len() == 3).await;
+    wait_until("it is executed", PATIENCE, || {
+        cluster.lock_keys().len() == 3
+    })
+    .await;
     killed.signal(Signal::SIGKILL);
     killed.wait(PATIENCE);
     assert!(dying.await.unwrap().is_err(), "it died over it");

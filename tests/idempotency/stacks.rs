@@ -1,12 +1,9 @@
 //! The layer among the layers, routers, clients and responses that services have.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -38,26 +35,7 @@ use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, key, scope};
 use tracing::Instrument;
 
 use crate::support::http::Client;
-use crate::support::{Answer, Deadline, subscribe};
-
-/// How often something was executed.
-#[derive(Debug, Clone, Default)]
-struct Executed(Arc<AtomicUsize>);
-
-impl Executed {
-    fn count(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn one_more(&self) -> usize {
-        self.0.fetch_add(1, Ordering::SeqCst) + 1
-    }
-}
-
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    let builder = Redlock::builder().scripted(nodes);
-    builder.build().expect("the settings are valid")
-}
+use crate::support::{Answer, Deadline, Executed, redlock, subscribe};
 
 fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
     IdempotencyLayer::new(redlock(nodes), scope::public())

@@ -17,6 +17,8 @@ use tower_redlock::{
     ExtendError, LockError, LostReason, Redlock, RedlockBuilder, ReleaseError, Released,
 };
 
+use crate::support::ms;
+
 const TTL: Duration = ms(10_000);
 const NODE_TIMEOUT: Duration = ms(50);
 
@@ -33,10 +35,6 @@ const GATES: [Gate; 7] = [
     Gate::Mute,
     Gate::Down,
 ];
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// Every way in which three nodes can behave.
 fn all_gates() -> impl Iterator<Item = [Gate; 3]> {

@@ -13,9 +13,7 @@ use tower_redlock::{
     Released,
 };
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
+use crate::support::ms;
 
 fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).wait(ms(600_000))

@@ -1,5 +1,7 @@
 //! Locks over scripted and embedded nodes on a paused clock: no HTTP, no server.
 
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

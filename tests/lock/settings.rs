@@ -9,13 +9,7 @@ use tower_redlock::{
     RedlockBuilder, ReleaseError, Released, RestartGuard,
 };
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-const fn secs(secs: u64) -> Duration {
-    Duration::from_secs(secs)
-}
+use crate::support::{ms, secs};
 
 fn embedded() -> RedlockBuilder {
     Redlock::builder().embedded(3)

@@ -1,7 +1,5 @@
 //! What is told of locks: metrics that add up, and one span per lock without its key.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

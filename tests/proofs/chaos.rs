@@ -30,7 +30,7 @@ use tower_redlock::{
     ReleaseError, RestartGuard, Retry,
 };
 
-use crate::support::{Cluster, Proxy, RedisServer};
+use crate::support::{Cluster, Proxy, Random, RedisServer};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn faults_of_a_minority_break_neither_mutual_exclusion_nor_tokens() {
@@ -379,10 +379,10 @@ impl Client {
         let begun = Instant::now();
         let mut request = self.redlock.lock_all(keys.iter().copied());
         request = request.wait(Duration::from_millis(wait)).ttl(ttl);
-        if self.random.one_in(20) {
+        if self.random.is_one_in(20) {
             request = request.max_hold(TTL / 2);
         }
-        let outcome = if self.random.one_in(5) {
+        let outcome = if self.random.is_one_in(5) {
             let patience = self.random.up_to(Duration::from_millis(30));
             let Ok(outcome) = timeout(patience, request).await else {
                 self.world.count("refused", "none: given up by the caller");
@@ -434,7 +434,7 @@ impl Client {
         };
         let until = Instant::now() + self.random.up_to(Duration::from_millis(length));
         // Goes on without its lock, as a process does that was paused and has not noticed.
-        let stubborn = self.random.one_in(2);
+        let stubborn = self.random.is_one_in(2);
         let mut extensions = self.random.one_of(&[0, 0, 1, 3]);
         let mut was_lost = false;
         loop {
@@ -447,7 +447,7 @@ impl Client {
             if left.is_zero() || is_over || (was_lost && !stubborn) {
                 break;
             }
-            if extensions > 0 && self.random.one_in(20) {
+            if extensions > 0 && self.random.is_one_in(20) {
                 extensions -= 1;
                 self.extend(&held).await;
             }
@@ -457,7 +457,7 @@ impl Client {
         let Held { guard, record, .. } = held;
         // Before it is let go, so that whoever gets it next finds what is known of it.
         unpoisoned(&self.world.history).records.push(record);
-        if self.random.one_in(2) {
+        if self.random.is_one_in(2) {
             drop(guard);
             return;
         }
@@ -749,37 +749,6 @@ fn check_storage(storage: &Storage) -> Vec<String> {
 /// Locks also what a panicking task left behind: the test fails by its panic then.
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A small generator (splitmix64), so that a seed repeats what was drawn.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn index(&mut self, end: usize) -> usize {
-        let end = u64::try_from(end).expect("a few");
-        usize::try_from(self.next() % end).expect("less than a few")
-    }
-
-    fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
-        items[self.index(items.len())]
-    }
-
-    fn one_in(&mut self, times: usize) -> bool {
-        self.index(times) == 0
-    }
-
-    fn up_to(&mut self, longest: Duration) -> Duration {
-        let micros = u64::try_from(longest.as_micros()).expect("a few seconds");
-        Duration::from_micros(self.next() % (micros + 1))
-    }
 }
 
 /// A lock on some keys, with times in ms after `epoch`.

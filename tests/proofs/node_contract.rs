@@ -1,8 +1,6 @@
 //! The Redis node mirrors the reference node: the same requests, sent as scripts to a real server and
 //! applied to `protocol::Store`, get the same answers.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;

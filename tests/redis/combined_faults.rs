@@ -1,13 +1,7 @@
 //! Faults below HTTP that come together: runtimes that end or rest, releases that are refused on a bad wire,
 //! names that lead to one server, and lease tasks that die.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use axum::Router;
@@ -17,25 +11,20 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::{Instant, Sleep, sleep, timeout};
-use tower::{Layer, Service, ServiceExt};
+use tokio::time::{Instant, sleep, timeout};
+use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     ExecutionHandle, IdempotencyLayer, LockError, NodeState, Redlock, RedlockBuilder, RestartGuard,
     scope,
 };
 
-use crate::support::{Answer, Cluster, Proxy, Random, RedisServer, free_port};
+use crate::support::{
+    Answer, Cluster, Executed, Proxy, Random, RedisServer, SlowReadiness, free_port, ms, secs,
+    until, until_all_up,
+};
 
 const LONGEST: Duration = Duration::from_secs(15);
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-const fn secs(secs: u64) -> Duration {
-    Duration::from_secs(secs)
-}
 
 /// Without the restart guard, and with patience: a busy machine may be slow.
 fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
@@ -53,37 +42,18 @@ fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let waiting = async {
-        while !holds().await {
-            sleep(ms(20)).await;
-        }
-    };
-    let waited = timeout(LONGEST, waiting).await;
-    assert!(waited.is_ok(), "not {what} after {LONGEST:?}");
-}
-
 fn name_of(key: &str) -> String {
     format!("redlock:{{{key}}}")
 }
 
-/// Counts executions.
-#[derive(Clone, Default)]
-struct Executed(Arc<AtomicUsize>);
-
-impl Executed {
-    fn count(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn app(&self) -> Router {
-        let executed = self.clone();
-        let pay = async move |execution: ExecutionHandle| {
-            executed.0.fetch_add(1, Ordering::SeqCst);
-            format!("{}", execution.valid_for().as_millis())
-        };
-        Router::new().route("/", post(pay))
-    }
+/// Counts an execution when the handler begins, and answers with the validity that is left.
+fn app_of(executed: &Executed) -> Router {
+    let executed = executed.clone();
+    let pay = async move |execution: ExecutionHandle| {
+        executed.one_more();
+        format!("{}", execution.valid_for().as_millis())
+    };
+    Router::new().route("/", post(pay))
 }
 
 fn request(key: &str) -> Request {
@@ -99,58 +69,9 @@ fn once(redlock: &Redlock) -> IdempotencyLayer {
     IdempotencyLayer::new(redlock.clone(), scope::public())
 }
 
-/// A service that is ready, and whose clones become so after a while.
-struct SlowReadiness<S> {
-    inner: S,
-    after: Duration,
-    is_clone: bool,
-    waiting: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> SlowReadiness<S> {
-    fn new(inner: S, after: Duration) -> Self {
-        Self {
-            inner,
-            after,
-            is_clone: false,
-            waiting: None,
-        }
-    }
-}
-
-impl<S: Clone> Clone for SlowReadiness<S> {
-    fn clone(&self) -> Self {
-        Self {
-            is_clone: true,
-            ..Self::new(self.inner.clone(), self.after)
-        }
-    }
-}
-
-impl<S: Service<R>, R> Service<R> for SlowReadiness<S> {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        if !self.is_clone {
-            return self.inner.poll_ready(context);
-        }
-        let after = self.after;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(after)));
-        ready!(waiting.as_mut().poll(context));
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: R) -> S::Future {
-        self.waiting = None;
-        self.inner.call(request)
-    }
-}
-
 /// Executes with a service that is ready after so long.
 async fn pay_late(redlock: &Redlock, executed: &Executed, after: Duration) -> Response {
-    let slow = once(redlock).layer(SlowReadiness::new(executed.app(), after));
+    let slow = once(redlock).layer(SlowReadiness::of_clones(app_of(executed), after));
     slow.oneshot(request("a")).await.unwrap().map(Body::new)
 }
 
@@ -175,7 +96,7 @@ fn lane_moves_past_an_idle_runtime_to_a_running_one() {
     first.block_on(guard.release()).unwrap();
     wire.delay(ms(300));
     let asking = going_on.spawn(redlock.lock("asked").into_future());
-    going_on.block_on(until("asked", || async {
+    going_on.block_on(until("asked", LONGEST, || async {
         server.exists(&name_of("asked"))
     }));
     let other = redlock.lock("other").into_future();
@@ -184,7 +105,7 @@ fn lane_moves_past_an_idle_runtime_to_a_running_one() {
             .block_on(async { timeout(ms(20), other).await })
             .is_err()
     );
-    going_on.block_on(until("asked", || async {
+    going_on.block_on(until("asked", LONGEST, || async {
         server.exists(&name_of("other"))
     }));
     first.shutdown_background();
@@ -204,7 +125,7 @@ fn node_is_reached_from_one_runtime_while_the_runtime_of_its_lane_is_idle() {
     let (resting, going_on) = (one_thread(), many_threads());
     let guard = resting.block_on(redlock.lock("k").into_future()).unwrap();
     resting.block_on(guard.release()).unwrap();
-    going_on.block_on(until("locked", || async {
+    going_on.block_on(until("locked", LONGEST, || async {
         redlock.try_lock("k").await.is_ok()
     }));
     drop(resting);
@@ -221,7 +142,7 @@ fn lane_replaced_while_its_runtime_was_idle_still_releases_its_locks() {
         .unwrap();
     // Its lease task runs where it was asked for, so this is released when that goes on.
     drop(held);
-    going_on.block_on(until("locked", || async {
+    going_on.block_on(until("locked", LONGEST, || async {
         match redlock.try_lock("k").await {
             Ok(guard) => guard.release().await.is_ok(),
             Err(_) => false,
@@ -235,11 +156,11 @@ fn lane_replaced_while_its_runtime_was_idle_still_releases_its_locks() {
             guard.release().await.unwrap();
         });
     }
-    resting.block_on(until("free", || async {
+    resting.block_on(until("free", LONGEST, || async {
         server.keys("redlock:{*}").is_empty()
     }));
     resting.block_on(async { drop(redlock) });
-    going_on.block_on(until("closed", || async {
+    going_on.block_on(until("closed", LONGEST, || async {
         let clients = server.command(&["CLIENT", "LIST"]);
         clients.as_str().unwrap().lines().count() <= 1
     }));
@@ -357,7 +278,7 @@ async fn refused_release_is_repeated_on_a_new_connection_before_the_ttl() {
     sleep(ms(500)).await;
     assert!(server.exists(&name_of("k")));
     refuse_writes(&server, false);
-    until("free", || async { !server.exists(&name_of("k")) }).await;
+    until("free", LONGEST, || async { !server.exists(&name_of("k")) }).await;
 }
 
 #[tokio::test]
@@ -375,7 +296,7 @@ async fn refused_release_outlives_its_redlock_and_drain_names_the_node() {
     sleep(ms(300)).await;
     wire.pass();
     refuse_writes(&server, false);
-    until("free", || async { !server.exists(&name_of("k")) }).await;
+    until("free", LONGEST, || async { !server.exists(&name_of("k")) }).await;
 }
 
 /// The next runtime has it from the lane of the one that ended.
@@ -389,7 +310,7 @@ fn refused_release_outlives_its_runtime() {
     assert!(first.block_on(guard.release()).is_err());
     drop(first);
     refuse_writes(&server, false);
-    second.block_on(until("free", || async {
+    second.block_on(until("free", LONGEST, || async {
         redlock.health().await;
         !server.exists(&name_of("k"))
     }));
@@ -452,7 +373,7 @@ async fn server_restarted_with_refused_releases_pending_grants_again() {
     sleep(ms(300)).await;
     server.kill();
     server.restart();
-    until("granted", || async {
+    until("granted", LONGEST, || async {
         match redlock.try_lock("k0").await {
             Ok(guard) => guard.release().await.is_ok(),
             Err(_) => false,
@@ -472,19 +393,11 @@ fn guarded(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
     builder.restart_guard(RestartGuard::For(WINDOW))
 }
 
-async fn all_up(redlock: &Redlock) {
-    until("up", || async {
-        let health = redlock.health().await;
-        health.up() == health.nodes.len()
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn fencing_off_respects_locks_of_plain_clients_and_foreign_keys() {
     let cluster = Cluster::start(3);
     let redlock = guarded(cluster.urls()).fencing(false).build().unwrap();
-    all_up(&redlock).await;
+    until_all_up(&redlock, LONGEST).await;
     let at_all = |command: &[&str]| {
         for server in &cluster.servers {
             server.command(command);
@@ -529,7 +442,7 @@ async fn fencing_off_lost_answer_does_not_block_its_own_retry() {
     let wire = Proxy::start(server.addr()).await;
     let redlock = guarded([wire.url()]).fencing(false).ttl(ms(950));
     let redlock = redlock.build().unwrap();
-    all_up(&redlock).await;
+    until_all_up(&redlock, LONGEST).await;
     for _ in 0..5 {
         wire.delay(ms(200));
         let asked = redlock.lock("k").wait(secs(3)).into_future();
@@ -544,7 +457,7 @@ async fn fencing_off_lost_answer_does_not_block_its_own_retry() {
             assert!(server.exists(&name_of("k")));
             guard.release().await.ok();
         }
-        all_up(&redlock).await;
+        until_all_up(&redlock, LONGEST).await;
         redlock.lock("k").await.unwrap().release().await.unwrap();
         assert!(!server.exists(&name_of("k")));
     }
@@ -556,7 +469,7 @@ async fn fencing_off_lost_answer_does_not_block_its_own_retry() {
 #[tokio::test]
 async fn changing_addresses_make_no_majority_of_one_server() {
     let cluster = Cluster::start(3);
-    all_up(&guarded(cluster.urls()).build().unwrap()).await;
+    until_all_up(&guarded(cluster.urls()).build().unwrap(), LONGEST).await;
     let mut wires = Vec::new();
     for server in &cluster.servers {
         wires.push(Proxy::start(server.addr()).await);
@@ -602,11 +515,12 @@ async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() 
     let window = secs(4);
     let ttl = secs(3);
     let settled = guarded(cluster.urls()).ttl(ttl).max_ttl(ttl);
-    all_up(
+    until_all_up(
         &settled
             .restart_guard(RestartGuard::For(window))
             .build()
             .unwrap(),
+        LONGEST,
     )
     .await;
     let fast = Proxy::start(cluster.servers[0].addr()).await;
@@ -618,7 +532,10 @@ async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() 
     let redlock = redlock.build().unwrap();
     let moving = async {
         let name = name_of("k");
-        until("asked", || async { cluster.servers[0].exists(&name) }).await;
+        until("asked", LONGEST, || async {
+            cluster.servers[0].exists(&name)
+        })
+        .await;
         fast.lead_to(cluster.servers[1].addr());
         fast.cut();
         fast.pass();
@@ -633,13 +550,13 @@ async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() 
 #[tokio::test]
 async fn three_addresses_of_one_server_do_not_vote_or_reconnect_endlessly() {
     let server = RedisServer::start();
-    all_up(&guarded([server.url()]).build().unwrap()).await;
+    until_all_up(&guarded([server.url()]).build().unwrap(), LONGEST).await;
     let mut wires = Vec::new();
     for _ in 0..3 {
         wires.push(Proxy::start(server.addr()).await);
     }
     let redlock = guarded(wires.iter().map(Proxy::url)).build().unwrap();
-    until("known", || async {
+    until("known", LONGEST, || async {
         let health = redlock.health().await;
         health
             .nodes
@@ -670,7 +587,7 @@ async fn late_execution_does_not_exceed_its_max_hold() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).build().unwrap();
     let layer = once(&redlock).max_hold(secs(12));
-    let slow = layer.layer(SlowReadiness::new(executed.app(), secs(11)));
+    let slow = layer.layer(SlowReadiness::of_clones(app_of(&executed), secs(11)));
     let valid_for = text(slow.oneshot(request("a")).await.unwrap().map(Body::new)).await;
     let valid_for: u64 = valid_for.parse().unwrap();
     assert!((900..1_100).contains(&valid_for), "{valid_for} ms");
@@ -691,7 +608,7 @@ async fn lock_lost_before_the_execution_begins_leaves_no_key() {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let redlock = scripted(&nodes).build().unwrap();
         let layer = once(&redlock).at_most_once(true);
-        let slow = layer.layer(SlowReadiness::new(executed.app(), secs(25)));
+        let slow = layer.layer(SlowReadiness::of_clones(app_of(&executed), secs(25)));
         let going = async {
             sleep(gone).await;
             nodes.wipe(0);
@@ -702,7 +619,7 @@ async fn lock_lost_before_the_execution_begins_leaves_no_key() {
         assert_eq!(executed.count(), 0);
         sleep(secs(1)).await;
         assert_eq!(nodes.locks(), [0, 0, 0], "{gone:?}");
-        let app = executed.app().layer(once(&redlock).at_most_once(true));
+        let app = app_of(&executed).layer(once(&redlock).at_most_once(true));
         assert_eq!(pay(&app, "a").await.status, StatusCode::OK);
     }
 }
@@ -733,7 +650,7 @@ async fn request_dropped_before_its_execution_leaves_no_intent() {
                 }
                 let redlock = scripted(&nodes).build().unwrap();
                 let layer = || once(&redlock).at_most_once(true);
-                let slow = layer().layer(SlowReadiness::new(executed.app(), late));
+                let slow = layer().layer(SlowReadiness::of_clones(app_of(&executed), late));
                 let mut asked = tokio_test::task::spawn(slow.oneshot(request("a")));
                 let mut done = false;
                 for _ in 0..polls {
@@ -756,7 +673,7 @@ async fn request_dropped_before_its_execution_leaves_no_intent() {
                 if executed.count() > 0 {
                     continue;
                 }
-                let again = pay(&executed.app().layer(layer()), "a").await;
+                let again = pay(&app_of(&executed).layer(layer()), "a").await;
                 let code = again.code();
                 assert_eq!(
                     again.status,
@@ -821,13 +738,13 @@ async fn lease_task_panic_at_any_request_of_an_execution_executes_at_most_once()
                 let redlock = scripted(&nodes).build().unwrap();
                 let counted = executed.clone();
                 let pay_for = async move || {
-                    counted.0.fetch_add(1, Ordering::SeqCst);
+                    counted.one_more();
                     sleep(ms(ms_executing)).await;
                 };
                 let inner = Router::new().route("/", post(pay_for));
                 let layer = || once(&redlock).at_most_once(true);
                 nodes.set_for(node, kind, Gate::Panic);
-                let slow = layer().layer(SlowReadiness::new(inner.clone(), ms(late)));
+                let slow = layer().layer(SlowReadiness::of_clones(inner.clone(), ms(late)));
                 let answer = timeout(secs(120), slow.oneshot(request("a"))).await;
                 let status = answer.expect("it hangs").unwrap().status();
                 nodes.set(node, Gate::Ready);
@@ -872,7 +789,7 @@ async fn guard_dropped_during_an_extension_leaves_no_lock() {
 async fn caller_dropped_during_a_repair_leaves_no_lock_and_the_record() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).build().unwrap();
-    let app = executed.app().layer(once(&redlock));
+    let app = app_of(&executed).layer(once(&redlock));
     for node in 0..2 {
         nodes.set_for(node, OpKind::Record, Gate::Failing);
         nodes.set_for(node, OpKind::Look, Gate::Failing);
@@ -884,7 +801,7 @@ async fn caller_dropped_during_a_repair_leaves_no_lock_and_the_record() {
         nodes.set_for(node, OpKind::Record, Gate::Slow(ms(30)));
     }
     nodes.set_for(2, OpKind::Acquire, Gate::Never);
-    let slow = once(&redlock).layer(SlowReadiness::new(executed.app(), ms(200)));
+    let slow = once(&redlock).layer(SlowReadiness::of_clones(app_of(&executed), ms(200)));
     let left = timeout(ms(215), slow.oneshot(request("a"))).await;
     assert!(left.is_err(), "{left:?}");
     nodes.set(2, Gate::Ready);
@@ -950,7 +867,7 @@ async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane()
     wire.black_hole();
     let mut tasks = tokio::task::JoinSet::new();
     for key in 0..3_000 {
-        let slow = layer.layer(SlowReadiness::new(executed.app(), secs(60)));
+        let slow = layer.layer(SlowReadiness::of_clones(app_of(&executed), secs(60)));
         let asked = slow.oneshot(request(&key.to_string()));
         tasks.spawn(async move { timeout(ms(300), asked).await.is_ok() });
         if key % 100 == 0 {

@@ -12,19 +12,15 @@ use axum::extract::{Path, State};
 use axum::routing::post;
 use futures_util::future::join_all;
 use tokio::net::TcpListener;
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tower_redlock::{Redlock, RedlockLayer, RestartGuard, key};
 
 use crate::support::http::{self, Client, Response};
-use crate::support::{ChildProcess, Cluster, example_path, free_port};
+use crate::support::{ChildProcess, Cluster, alone, example_path, free_port};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a withdrawal thinks; longer than eight requests are apart on a busy machine.
 const HOLD: Duration = Duration::from_millis(100);
-
-/// The tests of this file keep a machine busy each; side by side, nodes would miss their timeout.
-static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Starts two `quickstart` processes that share the nodes of a cluster.
 fn two_servers(cluster: &Cluster) -> [(ChildProcess, SocketAddr); 2] {
@@ -84,7 +80,7 @@ fn assert_honest_refusal(refusal: &Response, account: &str, nodes: &[String]) {
 
 #[tokio::test]
 async fn eight_concurrent_withdrawals_over_two_servers_grant_one() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let cluster = Cluster::start(3);
     let servers = two_servers(&cluster);
     let mut clients = eight_clients(&servers).await;
@@ -136,7 +132,7 @@ async fn eight_concurrent_withdrawals_over_two_servers_grant_one() {
 
 #[tokio::test]
 async fn different_keys_never_contend() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let cluster = Cluster::start(3);
     let servers = two_servers(&cluster);
     let mut clients = eight_clients(&servers).await;
@@ -235,7 +231,7 @@ async fn thousand_withdrawals(locked: bool) -> Arc<Bank> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_clients_withdraw_exactly_once_each() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let bank = thousand_withdrawals(true).await;
     assert_eq!(bank.overlaps.load(Ordering::SeqCst), 0);
     let withdrawn = bank.withdrawn.lock().unwrap();
@@ -247,7 +243,7 @@ async fn thousand_clients_withdraw_exactly_once_each() {
 /// The same run without the layer: so the test above can fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_without_the_layer_loses_updates() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let bank = thousand_withdrawals(false).await;
     let withdrawn = bank.withdrawn.lock().unwrap();
     assert!(withdrawn.values().sum::<usize>() < CLIENTS);
@@ -257,7 +253,7 @@ async fn run_without_the_layer_loses_updates() {
 /// A key that only one of several routes asks for is that route's own.
 #[tokio::test]
 async fn layer_lets_get_requests_pass_while_the_account_is_locked() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let cluster = Cluster::start(3);
     let servers = two_servers(&cluster);
     let addr = servers[0].1;

@@ -1,5 +1,8 @@
 //! Real `redis-server` processes that tests start, stop, kill, flush and slow down.
 
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -1,7 +1,5 @@
 //! What Prometheus scrapes: numbers that add up with the responses, by names that are documented.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,15 +9,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use serde_json::Value;
-use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tower_redlock::Redlock;
 
 use crate::support::http::{Client, Response, request};
-use crate::support::{ChildProcess, Cluster, example_path, free_port};
-
-/// Side by side the tests of this file would keep nodes from answering in time, which counts too.
-static ALONE: Mutex<()> = Mutex::const_new(());
+use crate::support::{ChildProcess, Cluster, alone, example_path, free_port};
 
 /// A running `metrics` example.
 struct Server {
@@ -242,7 +236,7 @@ fn outcome(response: &Response) -> String {
 /// Two processes, because contenders within one and between two are refused in different places.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_of_a_contended_run_match_the_responses() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let cluster = Cluster::start(3);
     let servers = [(); 2].map(|()| (Server::start(&cluster, "off"), Arc::new(Tally::default())));
     let mut clients = Vec::new();
@@ -419,7 +413,7 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
 
 #[tokio::test]
 async fn scraped_metrics_match_readme_and_dashboard() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let mut cluster = Cluster::start(3);
     let server = Server::start(&cluster, "off");
     let scrape = make_everything_happen(&mut cluster, &server).await;
@@ -499,7 +493,7 @@ fn nodes(cluster: &Cluster) -> Vec<String> {
 
 #[tokio::test]
 async fn down_or_quarantined_node_shows_in_metrics_and_readiness() {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     let mut cluster = Cluster::start(3);
     // They were started just now: not for as long as the restart guard wants it.
     let guarded = Server::start(&cluster, "on");

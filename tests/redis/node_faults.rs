@@ -1,8 +1,6 @@
 //! Requests while nodes are killed, hung or black-holed: a minority is not noticed, a majority is a
 //! 503 and nothing else, and neither lasts longer than the fault.
 
-#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +12,12 @@ use axum::middleware::map_response;
 use axum::routing::post;
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
-use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{Redlock, RedlockLayer, Rejection, RestartGuard, key};
 
 use crate::support::http::{Client, Response};
-use crate::support::{Cluster, Connection, Deadline, Proxy, RedisServer};
+use crate::support::{Cluster, Connection, Deadline, Proxy, RedisServer, alone};
 
 /// The node timeouts to try, the next only if the machine stood still: then healthy nodes are late,
 /// too, and a lock that is not given is right.
@@ -44,9 +41,6 @@ const WHY: &str = "x-why";
 
 /// Longer than any test; the ttl must free nothing here.
 const TTL: Duration = Duration::from_secs(60);
-
-/// Latencies are measured by one test at a time.
-static ALONE: Mutex<()> = Mutex::const_new(());
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
@@ -242,7 +236,7 @@ async fn check<F>(nodes: usize, broken: usize, fault: Fault, holds: impl Fn(Case
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let _alone = ALONE.lock().await;
+    let _alone = alone().await;
     for node_timeout in NODE_TIMEOUTS {
         let witness = Witness::start();
         let case = Case {

@@ -1,8 +1,5 @@
 //! What the chapter on operating the nodes says, on real servers: rights, TLS, one node, memory.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-#![allow(clippy::print_stdout, reason = "a figure is part of the result")]
-
 use std::fs;
 use std::future::IntoFuture;
 use std::path::PathBuf;

@@ -1,7 +1,5 @@
 //! A Redlock client of another language, and ours in the empty namespace, exclude each other.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::io;
 use std::path::Path;
 use std::process::Stdio;

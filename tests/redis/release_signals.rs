@@ -1,7 +1,5 @@
 //! Waiting for another process: it is told of the release, and the processes come in fair shares.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::future::IntoFuture;
 use std::time::Duration;
 
@@ -13,7 +11,7 @@ use tower_redlock::protocol::{Namespace, OwnerToken};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
 
-use crate::support::{Cluster, Deadline, MonitorLog, RedisServer};
+use crate::support::{Cluster, MonitorLog, RedisServer, wait_until};
 
 /// Asks again so rarely that whoever gets a lock in time was told.
 fn hard_of_hearing(builder: RedlockBuilder) -> RedlockBuilder {
@@ -202,7 +200,7 @@ async fn redis_nodes_have_subscribers_only_while_callers_wait() {
         }
     }
     for server in &cluster.servers {
-        wait_until(|| channels(server) == 5).await;
+        wait_until("subscribed", PATIENCE, || channels(server) == 5).await;
         // Of the process that waits, one.
         assert_eq!(listeners(server), 1);
     }
@@ -213,7 +211,7 @@ async fn redis_nodes_have_subscribers_only_while_callers_wait() {
     }
     assert!(released.elapsed() < HOUR / 100, "{:?}", released.elapsed());
     for server in &cluster.servers {
-        wait_until(|| channels(server) == 0).await;
+        wait_until("unsubscribed", PATIENCE, || channels(server) == 0).await;
     }
 }
 
@@ -224,11 +222,11 @@ async fn listener_subscribes_again_after_its_connection_is_killed() {
     let held = ours.lock("k").await.unwrap();
     let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
     for server in &cluster.servers {
-        wait_until(|| channels(server) == 1).await;
+        wait_until("subscribed", PATIENCE, || channels(server) == 1).await;
         server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     }
     for server in &cluster.servers {
-        wait_until(|| channels(server) == 1).await;
+        wait_until("subscribed", PATIENCE, || channels(server) == 1).await;
     }
     held.release().await.unwrap();
     let granted = tokio::time::timeout(PATIENCE, waiting).await;
@@ -252,11 +250,11 @@ async fn remote_waiter_whose_listener_runtime_ends_polls_instead() {
     let other = builder.worker_threads(1).enable_all().build().unwrap();
     let first = other.spawn(theirs.lock("a").wait(HOUR).into_future());
     for server in &cluster.servers {
-        wait_until(|| channels(server) == 1).await;
+        wait_until("subscribed", PATIENCE, || channels(server) == 1).await;
     }
     let second = tokio::spawn(theirs.lock("b").wait(HOUR).into_future());
     for server in &cluster.servers {
-        wait_until(|| channels(server) == 2).await;
+        wait_until("subscribed", PATIENCE, || channels(server) == 2).await;
     }
     other.shutdown_background();
     assert!(first.await.is_err());
@@ -348,14 +346,6 @@ fn channels(server: &RedisServer) -> usize {
 fn listeners(server: &RedisServer) -> usize {
     let reply = server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
     reply.as_str().unwrap().lines().count()
-}
-
-async fn wait_until(is_so: impl Fn() -> bool) {
-    let deadline = Deadline::after(PATIENCE);
-    while !is_so() {
-        assert!(!deadline.is_over());
-        sleep(Duration::from_millis(5)).await;
-    }
 }
 
 const ROUND_TRIP: Duration = Duration::from_millis(5);

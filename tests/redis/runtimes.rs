@@ -1,14 +1,14 @@
 //! A lock service that outlives the runtimes it is used from: what one of them knew of a node when it
 //! ended does not keep the next from asking that node again.
 
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use axum::BoxError;
 use tokio::runtime::{Builder, Runtime};
 use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard};
 
-use crate::support::{Proxy, RedisServer};
+use crate::support::{Proxy, RedisServer, until};
 
 const LONGEST: Duration = Duration::from_secs(15);
 
@@ -24,19 +24,8 @@ fn runtime() -> Runtime {
     builder.build().expect("a runtime can be built")
 }
 
-/// Asks until the answer is the one that is waited for.
-async fn until<F: Future<Output = bool>>(what: &str, mut asked: impl FnMut() -> F) {
-    let asking = async {
-        while !asked().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let asked = tokio::time::timeout(LONGEST, asking).await;
-    assert!(asked.is_ok(), "not {what} after {LONGEST:?}");
-}
-
 async fn until_locked(redlock: &Redlock) {
-    until("locked", || async {
+    until("locked", LONGEST, || async {
         match redlock.try_lock("k").await {
             Ok(guard) => guard.release().await.is_ok(),
             Err(_) => false,
@@ -50,7 +39,7 @@ async fn state(redlock: &Redlock) -> NodeState {
 }
 
 async fn until_unreachable(redlock: &Redlock) {
-    until("unreachable", || async {
+    until("unreachable", LONGEST, || async {
         matches!(state(redlock).await, NodeState::Unreachable { .. })
     })
     .await;
@@ -94,7 +83,7 @@ fn node_with_a_duplicate_address_is_asked_again_by_the_next_runtime() {
     let redlock = builder(&servers[0].url()).url(name.url());
     let redlock = redlock.ttl(Duration::from_secs(1)).restart_guard(guard);
     let redlock = redlock.build().expect("the settings are valid");
-    runtime().block_on(until("twins", || async {
+    runtime().block_on(until("twins", LONGEST, || async {
         let refused = redlock.try_lock("k").await;
         refused.is_err_and(|error| error.to_string().contains("same server"))
     }));
@@ -130,7 +119,7 @@ fn dropped_runtime_fails_no_command_of_another_runtime() {
             Ok::<(), BoxError>(())
         };
         let ending = async {
-            until("carried out", || async {
+            until("carried out", LONGEST, || async {
                 is_locked(key) == (key == "asked")
             })
             .await;
@@ -139,6 +128,6 @@ fn dropped_runtime_fails_no_command_of_another_runtime() {
         let (outcome, ()) = second.block_on(async { tokio::join!(asking, ending) });
         assert!(outcome.is_ok(), "{key}: {outcome:?}");
         wire.pass();
-        second.block_on(until("free", || async { !is_locked(key) }));
+        second.block_on(until("free", LONGEST, || async { !is_locked(key) }));
     }
 }

@@ -1,8 +1,6 @@
 //! What reaches a server: a release never before its acquisition, and no lock outlives its ttl, however
 //! slow the server's answers are and whatever it forgets.
 
-#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
-
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,7 +16,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::deadpool_redis::Config;
 use tower_redlock::{LockError, LockRequest, Redlock, RedlockBuilder, RestartGuard};
 
-use crate::support::{Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer, Reply};
+use crate::support::{
+    Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer, Reply, until_all_up,
+};
+
+/// How long the nodes of a test may take to be up.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);
 
@@ -58,20 +61,6 @@ fn builder(by: By, urls: &[String]) -> RedlockBuilder {
         .fold(Redlock::builder(), |builder, url| by.name(builder, url))
         .node_timeout(NODE_TIMEOUT)
         .restart_guard(RestartGuard::Off)
-}
-
-async fn wait_until_all_are_up(redlock: &Redlock) {
-    let up = async {
-        loop {
-            let health = redlock.health().await;
-            if health.up() == health.nodes.len() {
-                return;
-            }
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let in_time = timeout(Duration::from_secs(10), up).await;
-    in_time.expect("all nodes are reached");
 }
 
 /// What becomes of a lock that is asked for.
@@ -177,13 +166,13 @@ async fn release_follows_its_acquisition_to_a_late_node() {
         urls[0] = proxy.url();
         let redlock = builder(by, &urls).ttl(LONG_TTL).fencing(fencing);
         let redlock = redlock.build().unwrap();
-        wait_until_all_are_up(&redlock).await;
+        until_all_up(&redlock, PATIENCE).await;
         let log = MonitorLog::start(&cluster.servers[0]);
         for number in 0..12 {
             if number % 2 == 0 {
                 // Only a node that is up is asked for its vote.
                 proxy.pass();
-                wait_until_all_are_up(&redlock).await;
+                until_all_up(&redlock, PATIENCE).await;
                 proxy.delay(Duration::from_millis(200));
             }
             wave(&redlock, number).await;
@@ -199,7 +188,7 @@ async fn release_follows_its_acquisition_to_a_paused_node() {
     for by in BOTH {
         let cluster = Cluster::start(3);
         let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
-        wait_until_all_are_up(&redlock).await;
+        until_all_up(&redlock, PATIENCE).await;
         let log = MonitorLog::start(&cluster.servers[0]);
         // Shorter than the node timeout, longer, and until the connection is about to be replaced.
         for (number, pause) in [20, 80, 130, 300, 600, 900].into_iter().enumerate() {
@@ -208,7 +197,7 @@ async fn release_follows_its_acquisition_to_a_paused_node() {
             sleep(Duration::from_millis(pause)).await;
             cluster.servers[0].cont();
             wave(&redlock, 2 * number + 1).await;
-            wait_until_all_are_up(&redlock).await;
+            until_all_up(&redlock, PATIENCE).await;
         }
         cluster.wait_until_free(Duration::from_secs(3)).await;
         assert!(assert_in_order(&log) >= 100);
@@ -220,7 +209,7 @@ async fn unsent_acquisition_is_not_released() {
     for by in BOTH {
         let cluster = Cluster::start(3);
         let redlock = builder(by, &cluster.urls()).ttl(LONG_TTL).build().unwrap();
-        wait_until_all_are_up(&redlock).await;
+        until_all_up(&redlock, PATIENCE).await;
         let log = MonitorLog::start(&cluster.servers[0]);
         // More pipelines than may be on the wire, to a server that answers none, and not for long enough to be
         // given up.
@@ -231,7 +220,7 @@ async fn unsent_acquisition_is_not_released() {
         }
         sleep(Duration::from_millis(10)).await;
         cluster.servers[0].cont();
-        wait_until_all_are_up(&redlock).await;
+        until_all_up(&redlock, PATIENCE).await;
         cluster.wait_until_free(Duration::from_secs(3)).await;
         let owners = by_owner(&log);
         let only_released = owners.values().filter(|commands| !commands[0]).count();
@@ -342,7 +331,7 @@ async fn locks_survive(by: By, command: &'static [&'static str]) {
     let cluster = Cluster::start(3);
     let redlock = builder(by, &cluster.urls()).ttl(SHORT_TTL);
     let redlock = redlock.build().expect("the settings are valid");
-    wait_until_all_are_up(&redlock).await;
+    until_all_up(&redlock, PATIENCE).await;
 
     let servers = cluster.servers.iter();
     let disturbers: Vec<_> = servers
@@ -442,7 +431,7 @@ async fn release_refused_by_a_busy_server_is_sent_again() {
         let server = RedisServer::start();
         let redlock = builder(by, &[server.url()]).ttl(LONG_TTL).build();
         let redlock = redlock.expect("the settings are valid");
-        wait_until_all_are_up(&redlock).await;
+        until_all_up(&redlock, PATIENCE).await;
 
         let guard = redlock.lock("no replicas").await.expect("it is free");
         server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
@@ -590,7 +579,7 @@ async fn silent_idle_connection_is_replaced() {
         let wire = Proxy::start(server.addr()).await;
         let redlock = builder(by, &[wire.url()]).build();
         let redlock = redlock.expect("the settings are valid");
-        wait_until_all_are_up(&redlock).await;
+        until_all_up(&redlock, PATIENCE).await;
         let opened = wire.connections();
         wire.black_hole();
         let deadline = Deadline::after(Duration::from_secs(20));
@@ -599,6 +588,6 @@ async fn silent_idle_connection_is_replaced() {
             sleep(Duration::from_millis(50)).await;
         }
         wire.pass();
-        wait_until_all_are_up(&redlock).await;
+        until_all_up(&redlock, PATIENCE).await;
     }
 }

@@ -13,10 +13,13 @@
 
 pub mod http;
 
+mod alone;
 mod answer;
 mod child;
 mod cluster;
 mod deadline;
+mod durations;
+mod executed;
 mod log;
 mod monitor;
 mod not_run;
@@ -26,13 +29,18 @@ mod random;
 mod redis_server;
 mod resp;
 mod script_node;
+mod scripted;
 mod slow_readiness;
 mod subscribe;
+mod waiting;
 
+pub use alone::alone;
 pub use answer::Answer;
 pub use child::{ChildProcess, example_path};
 pub use cluster::Cluster;
 pub use deadline::Deadline;
+pub use durations::{ms, secs};
+pub use executed::Executed;
 pub use log::Log;
 pub use monitor::MonitorLog;
 pub use not_run::not_run;
@@ -42,5 +50,7 @@ pub use random::Random;
 pub use redis_server::RedisServer;
 pub use resp::{Connection, Reply};
 pub use script_node::ScriptNode;
+pub use scripted::{redlock, set_all};
 pub use slow_readiness::SlowReadiness;
 pub use subscribe::subscribe;
+pub use waiting::{until, until_all_up, wait_until};

@@ -1,4 +1,6 @@
-//! Random choices that a test can make again.
+//! Random choices that a test can repeat from a seed.
+
+use std::time::Duration;
 
 /// A small generator (splitmix64), so that a failing seed can be run again.
 #[derive(Debug)]
@@ -19,10 +21,27 @@ impl Random {
         self.next() % end
     }
 
-    /// Returns one of several.
+    /// Returns a position in a list of `len` items.
+    #[track_caller]
+    pub fn index(&mut self, len: usize) -> usize {
+        let chosen = self.below(len as u64);
+        usize::try_from(chosen).expect("it is below a length")
+    }
+
+    /// Returns one of several items.
     #[track_caller]
     pub fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
-        let chosen = self.below(items.len() as u64);
-        items[usize::try_from(chosen).expect("it is below a length")]
+        items[self.index(items.len())]
+    }
+
+    /// Returns true once in `times` calls, on average.
+    pub fn is_one_in(&mut self, times: usize) -> bool {
+        self.index(times) == 0
+    }
+
+    /// Returns a duration of at most `longest`.
+    pub fn up_to(&mut self, longest: Duration) -> Duration {
+        let micros = u64::try_from(longest.as_micros()).expect("a test's durations are short");
+        Duration::from_micros(self.below(micros + 1))
     }
 }

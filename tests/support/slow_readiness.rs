@@ -13,17 +13,26 @@ use tower::Service;
 pub struct SlowReadiness<S> {
     inner: S,
     after: Duration,
+    is_ready: bool,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> SlowReadiness<S> {
-    /// Makes a service ready only after so long.
+    /// Delays the readiness of a service and of its clones.
     pub fn new(inner: S, after: Duration) -> Self {
-        let waiting = None;
         Self {
             inner,
             after,
-            waiting,
+            is_ready: false,
+            waiting: None,
+        }
+    }
+
+    /// Delays the readiness of the clones of a service, and not its own.
+    pub fn of_clones(inner: S, after: Duration) -> Self {
+        Self {
+            is_ready: true,
+            ..Self::new(inner, after)
         }
     }
 }
@@ -41,6 +50,9 @@ impl<S: Service<R>, R> Service<R> for SlowReadiness<S> {
     type Future = S::Future;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        if self.is_ready {
+            return self.inner.poll_ready(context);
+        }
         let after = self.after;
         let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(after)));
         ready!(waiting.as_mut().poll(context));

@@ -4,8 +4,6 @@
 //! The nodes are scripted ones in this process: what is shown is what hyper and axum do with the layer
 //! on the wire. Where a test says no other bound, a lock must be free within [`server::SOON`].
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 mod disconnect;
 mod http1;
 mod http2;

@@ -1,7 +1,5 @@
 //! Servers of idempotent requests that are killed, and what others answer to the next duplicate.
 
-#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
-
 mod random;
 mod server;
 mod steps;

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
 
 use crate::crashes::server::{Effects, Setup, Survivor, Told, Victim};
-use crate::crashes::{KEY, PATIENCE, POLL};
+use crate::crashes::{KEY, PATIENCE};
 use crate::support::http::{Client, Response};
-use crate::support::{Cluster, Deadline, Proxy};
+use crate::support::{Cluster, Proxy, wait_until};
 
 /// Three nodes, a server that is to be killed, and another.
 struct Scene {
@@ -50,7 +49,10 @@ impl Scene {
             client.try_request("POST", &path, &[(KEY, "a")], b"").await
         });
         victim.wait_until_at(stop);
-        wait_until("all nodes have the lock", || cluster.lock_keys().len() == 3).await;
+        wait_until("all nodes have the lock", PATIENCE, || {
+            cluster.lock_keys().len() == 3
+        })
+        .await;
         Self {
             cluster,
             wires,
@@ -107,7 +109,10 @@ impl Scene {
         else {
             panic!("it is not replayed");
         };
-        wait_until("all nodes have the record", || self.recorded() == [true; 3]).await;
+        wait_until("all nodes have the record", PATIENCE, || {
+            self.recorded() == [true; 3]
+        })
+        .await;
         body
     }
 }
@@ -157,7 +162,7 @@ async fn record_of_a_killed_server_at_one_node_is_completed_or_outcome_unknown()
             wire.black_hole();
         }
         scene.victim.go_on();
-        wait_until("a node has the record", || scene.recorded()[0]).await;
+        wait_until("a node has the record", PATIENCE, || scene.recorded()[0]).await;
         scene.kill_unanswered();
         assert_eq!(scene.recorded(), [true, false, false]);
         // A minority is no outcome, and nobody can make it a majority yet.
@@ -195,14 +200,6 @@ async fn record_of_a_killed_server_at_a_majority_is_replayed_and_repaired() {
         scene.cluster.servers[0].command(&["FLUSHALL"]);
         assert_eq!(&*answer.text(), scene.is_replayed().await);
         assert_eq!(scene.executed(), 1);
-    }
-}
-
-async fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Deadline::after(PATIENCE);
-    while !holds() {
-        assert!(!deadline.is_over(), "not within {PATIENCE:?}: {what}");
-        sleep(POLL).await;
     }
 }
 

@@ -1,8 +1,6 @@
 //! What Martin Kleppmann holds against Redlock ("How to do distributed locking", 2016), made to happen
 //! with client processes, real servers and a storage: what breaks, and what keeps it from breaking.
 
-#![allow(clippy::print_stdout, reason = "the figures are part of the result")]
-
 mod client;
 #[cfg(target_os = "linux")]
 mod clock;
@@ -18,7 +16,7 @@ use crate::kleppmann::client::{Acquired, Client, KEY, Setup, Written};
 #[cfg(target_os = "linux")]
 use crate::kleppmann::clock::Clock;
 use crate::kleppmann::storage::Storage;
-use crate::support::{Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer};
+use crate::support::{Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer, ms, secs};
 
 #[test]
 #[ignore = "it is the client process of the other tests, which they start"]
@@ -726,14 +724,6 @@ fn clock_of(server: &RedisServer) -> u64 {
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).expect("a test is short")
-}
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-const fn secs(secs: u64) -> Duration {
-    Duration::from_secs(secs)
 }
 
 /// Of nodes, where they have names.

@@ -1,8 +1,6 @@
 //! The Redis node keeps records as the reference node does: the same requests, sent as scripts to a real
 //! server and applied to `protocol::Store`, get the same answers.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 mod faults;
 mod pair;
 mod random;

@@ -1,7 +1,5 @@
 //! Attacks on the layers as a whole: stacks, calls within calls, and ends that no one planned for.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::convert::Infallible;
 use std::future::{Future, poll_fn, ready};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +11,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRef, Path, Query, Request};
+use axum::extract::{Path, Query, Request};
 use axum::http::header::{COOKIE, HOST};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderName, HeaderValue, Method, StatusCode};
@@ -24,141 +22,46 @@ use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream};
 use http_body_util::{BodyExt, Full};
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tower::limit::ConcurrencyLimitLayer;
-use tower::retry::{Policy, RetryLayer};
+use tower::retry::RetryLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockError, LockKey, LockKeys, LockResource,
-    Locked, LockedRejection, LostReason, OnLost, OnUnavailable, Redlock, RedlockLayer, Rejection,
-    RequestKind, RunToCompletion, key, scope,
+    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockError, LockKey, LockKeys, Locked,
+    LockedRejection, LostReason, OnLost, OnUnavailable, Redlock, RedlockLayer, Rejection,
+    RequestKind, RunToCompletion, key,
 };
 
-use crate::support::{Answer, SlowReadiness};
+use crate::payments::{
+    Account, Again, AppState, cloneable, counts_begun, once, pay, per_account, rebuilt, request,
+};
+use crate::support::{Answer, Executed, SlowReadiness, ms, redlock, secs, set_all};
 
-/// Counts executions.
-#[derive(Clone, Default)]
-struct Executed(Arc<AtomicUsize>);
-
-impl Executed {
-    fn count(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn one_more(&self) -> usize {
-        self.0.fetch_add(1, Ordering::SeqCst) + 1
-    }
-
-    /// An app whose handler counts as soon as it is called, and takes a while.
-    fn app(&self) -> Router {
-        let executed = self.clone();
-        let pay = async move |Query(form): Query<Form>| {
-            let number = executed.one_more();
-            sleep(ms(form.ms.unwrap_or(0))).await;
-            format!("payment {number}")
-        };
-        Router::new().route("/payments", post(pay))
-    }
-
-    /// A service that gives its answers one after the other, and the last for ever.
-    fn answering(
-        &self,
-        statuses: &'static [u16],
-    ) -> impl Service<
-        Request<String>,
-        Response = Response<String>,
-        Error = Infallible,
-        Future: Send + 'static,
-    > + Clone
-    + Send
-    + use<> {
-        let executed = self.clone();
-        service_fn(move |_| {
-            let number = executed.one_more();
-            async move {
-                sleep(ms(100)).await;
-                let mut response = Response::new(format!("payment {number}"));
-                let status = statuses[(number - 1).min(statuses.len() - 1)];
-                *response.status_mut() = StatusCode::from_u16(status).unwrap();
-                Ok(response)
-            }
-        })
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct Form {
-    ms: Option<u64>,
-}
-
-fn redlock(nodes: &ScriptedNodes) -> Redlock {
-    Redlock::builder().scripted(nodes).build().unwrap()
-}
-
-fn once(redlock: &Redlock) -> IdempotencyLayer {
-    IdempotencyLayer::new(redlock.clone(), scope::public())
-}
-
-/// A lock per account, which stands in the query.
-fn per_account(redlock: &Redlock) -> RedlockLayer {
-    RedlockLayer::new(redlock.clone(), ("account", key::query("account")))
-}
-
-fn request(target: &str, key: &str) -> Request {
-    let request = Request::post(target).header("idempotency-key", key);
-    request.body(Body::empty()).unwrap()
-}
-
-/// A request whose body can be cloned, which a retry asks for.
-fn cloneable(target: &str, key: &str) -> http::Request<String> {
-    request(target, key).map(|_| String::new())
-}
-
-async fn pay(app: &Router, target: &str, key: &str) -> Answer {
-    Answer::to(app, request(target, key)).await
-}
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-const fn secs(secs: u64) -> Duration {
-    Duration::from_secs(secs)
-}
-
-fn set_all(nodes: &ScriptedNodes, kind: OpKind, gate: Gate) {
-    (0..3).for_each(|node| nodes.set_for(node, kind, gate));
-}
-
-/// Calls so many times more where the answer is 503 or an error.
-#[derive(Clone)]
-struct Again(usize);
-
-impl<R: Clone, B, E> Policy<R, http::Response<B>, E> for Again {
-    type Future = Pin<Box<Sleep>>;
-
-    fn retry(
-        &mut self,
-        _: &mut R,
-        outcome: &mut Result<http::Response<B>, E>,
-    ) -> Option<Self::Future> {
-        let failed = !matches!(outcome, Ok(response) if response.status() != 503);
-        (failed && self.0 > 0).then(|| {
-            self.0 -= 1;
-            Box::pin(sleep(ms(100)))
-        })
-    }
-
-    fn clone_request(&mut self, request: &R) -> Option<R> {
-        Some(request.clone())
-    }
-}
-
-/// Makes any answer look like a handler's own.
-async fn rebuilt(response: Response) -> Response {
-    (StatusCode::BAD_REQUEST, response.into_body()).into_response()
+/// A service that gives its answers one after the other, and the last for ever.
+fn answering(
+    executed: &Executed,
+    statuses: &'static [u16],
+) -> impl Service<
+    Request<String>,
+    Response = Response<String>,
+    Error = Infallible,
+    Future: Send + 'static,
+> + Clone
++ Send
++ use<> {
+    let executed = executed.clone();
+    service_fn(move |_| {
+        let number = executed.one_more();
+        async move {
+            sleep(ms(100)).await;
+            let mut response = Response::new(format!("payment {number}"));
+            let status = statuses[(number - 1).min(statuses.len() - 1)];
+            *response.status_mut() = StatusCode::from_u16(status).unwrap();
+            Ok(response)
+        }
+    })
 }
 
 // ---- calls within calls ----
@@ -182,7 +85,7 @@ async fn handler_whose_nested_call_is_refused_is_recorded() {
         let redlock = redlock(&ScriptedNodes::new(3));
         let other = redlock.lock(("account", "1")).await.unwrap();
         let executed = Executed::default();
-        let within = Executed::default().app().layer(per_account(&redlock));
+        let within = counts_begun(&Executed::default()).layer(per_account(&redlock));
         let app = calling(&executed, &within, "inner");
         let app = app.layer(once(&redlock).at_most_once(at_most_once));
         let first = pay(&app, "/payments", "a").await;
@@ -199,7 +102,7 @@ async fn handler_whose_nested_idempotent_call_is_refused_or_stopped_is_recorded(
     let redlock = redlock(&ScriptedNodes::new(3));
     let stopped = once(&redlock).max_hold(ms(500)).ttl(ms(200)).unwrap();
     let (executed, inner) = (Executed::default(), Executed::default());
-    let within = inner.app().layer(stopped);
+    let within = counts_begun(&inner).layer(stopped);
     let app = calling(&executed, &within, "inner");
     let app = app.layer(once(&redlock).at_most_once(true));
     for key in ["stopped", "contended-or-unknown"] {
@@ -214,7 +117,7 @@ async fn handler_whose_nested_idempotent_call_is_refused_or_stopped_is_recorded(
 async fn handler_that_calls_its_own_key_with_its_extensions_does_not_deadlock() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
-    let within = executed.app().layer(once(&redlock));
+    let within = counts_begun(&executed).layer(once(&redlock));
     let app = calling(&executed, &within, "a").layer(once(&redlock));
     let first = timeout(secs(5), pay(&app, "/payments", "a")).await.unwrap();
     assert_eq!(first.body, "payment 1, then 200", "it does not meet itself");
@@ -229,7 +132,7 @@ async fn task_with_the_extensions_of_a_recorded_execution_gets_a_replay() {
         set_all(&nodes, OpKind::Record, Gate::Slow(ms(20)));
         let redlock = redlock(&nodes);
         let (executed, again) = (Executed::default(), Executed::default());
-        let behind = again.app().layer(once(&redlock).wait(secs(1)));
+        let behind = counts_begun(&again).layer(once(&redlock).wait(secs(1)));
         let (sender, answered) = tokio::sync::oneshot::channel();
         let sender = Arc::new(std::sync::Mutex::new(Some(sender)));
         let counted = executed.clone();
@@ -263,9 +166,9 @@ async fn retried_after_a_loss(statuses: &'static [u16], refused: bool) -> (Route
     let stack = ServiceBuilder::new()
         .layer(once(&redlock(&records)))
         .map_request(|request: http::Request<_>| request.map(|_| String::new()))
-        .layer(RetryLayer::new(Again(1)))
+        .layer(RetryLayer::new(Again::after(ms(100), 1)))
         .layer(per_account(&locks))
-        .service(executed.answering(statuses));
+        .service(answering(&executed, statuses));
     let app = Router::new().route_service("/payments", stack);
     let first = tokio::spawn({
         let app = app.clone();
@@ -413,7 +316,7 @@ async fn panic_in_fingerprint_or_record_if_executes_at_most_once() {
         for set in sets {
             let nodes = ScriptedNodes::new(3);
             let (redlock, executed) = (redlock(&nodes), Executed::default());
-            let app = executed.app().layer(per_account(&redlock));
+            let app = counts_begun(&executed).layer(per_account(&redlock));
             let broken = app.clone().layer(set(once(&redlock)));
             let target = "/payments?account=1";
             assert!(panics(&broken, target, "a").await);
@@ -442,9 +345,7 @@ async fn panic_in_rejection_leaves_no_lock_and_no_intent() {
         panic!("as the test wants it")
     };
     let layer = once(&redlock).at_most_once(true);
-    let app = executed
-        .app()
-        .layer(per_account(&redlock).rejection(broken));
+    let app = counts_begun(&executed).layer(per_account(&redlock).rejection(broken));
     let app = app
         .layer(CatchPanicLayer::new())
         .layer(layer.rejection(broken));
@@ -455,23 +356,6 @@ async fn panic_in_rejection_leaves_no_lock_and_no_intent() {
     let paid = pay(&app, "/payments?account=1", "a").await;
     assert_eq!((paid.status, executed.count()), (StatusCode::OK, 1));
     assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
-#[derive(Clone, FromRef)]
-struct AppState {
-    redlock: Redlock,
-}
-
-#[derive(serde::Deserialize)]
-struct Account {
-    account: String,
-}
-
-impl LockResource for Account {
-    fn lock_keys(&self) -> LockKeys {
-        assert_ne!(self.account, "broken", "as the test wants it");
-        LockKey::from(("account", self.account.as_str())).into()
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -565,7 +449,7 @@ async fn outer_lock_lost_while_the_key_is_confirmed_again_prevents_the_execution
         // Asked for at 980 ms, it begins at 1,960 ms and asks until 2,005 ms; the account's lock is renewed
         // at 1,980 ms.
         set_all(&records, OpKind::Confirm, Gate::Slow(ms(45)));
-        let slow = SlowReadiness::new(executed.app(), ms(980));
+        let slow = SlowReadiness::new(counts_begun(&executed), ms(980));
         let slow = once(&redlock(&records)).at_most_once(true).layer(slow);
         let service = per_account(&locks).on_lost(on_lost).layer(slow);
         let call = service.oneshot(request("/payments?account=1", "a"));
@@ -577,9 +461,7 @@ async fn outer_lock_lost_while_the_key_is_confirmed_again_prevents_the_execution
         sleep(secs(1)).await;
         assert_eq!(executed.count(), 0, "{on_lost:?}");
         assert_eq!(records.locks(), [0, 0, 0], "{on_lost:?}");
-        let app = executed
-            .app()
-            .layer(once(&redlock(&records)).at_most_once(true));
+        let app = counts_begun(&executed).layer(once(&redlock(&records)).at_most_once(true));
         assert_eq!(
             pay(&app, "/payments?account=1", "a").await.body,
             "payment 1"
@@ -591,7 +473,7 @@ async fn outer_lock_lost_while_the_key_is_confirmed_again_prevents_the_execution
 async fn max_hold_below_the_ttl_stops_the_execution() {
     for (max_hold, latest) in [(ms(0), ms(200)), (ms(500), ms(600)), (secs(3), ms(3_100))] {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = executed.app();
+        let app = counts_begun(&executed);
         let app = app.layer(once(&redlock(&nodes)).max_hold(max_hold).at_most_once(true));
         let began = Instant::now();
         let late = pay(&app, "/payments?ms=8000", "a").await;
@@ -656,7 +538,7 @@ async fn request_dropped_at_any_poll_leaves_no_key_or_one_recorded_execution() {
             let nodes = ScriptedNodes::new(3);
             (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(5))));
             let (redlock, executed) = (redlock(&nodes), Executed::default());
-            let app = stack(executed.app(), &redlock);
+            let app = stack(counts_begun(&executed), &redlock);
             let ended = dropped_after(&app, polls).await;
             sleep(ms(200)).await;
             let what = format!("{name}: dropped after {polls} polls");
@@ -685,7 +567,7 @@ async fn execution_without_its_client_keeps_all_outer_locks() {
     let nodes = ScriptedNodes::new(3);
     let (redlock, executed) = (redlock(&nodes), Executed::default());
     let tenant = RedlockLayer::new(redlock.clone(), ("tenant", key::query("tenant")));
-    let app = executed.app().layer(once(&redlock));
+    let app = counts_begun(&executed).layer(once(&redlock));
     let app = app.layer(per_account(&redlock)).layer(tenant);
     let call = pay(&app, "/payments?account=1&tenant=2&ms=1000", "a");
     assert!(timeout(ms(100), call).await.is_err());
@@ -756,7 +638,7 @@ async fn inner_refusal_is_no_execution_whatever_its_response() {
         for content_type in ["application/json", "application/grpc"] {
             for (number, (name, layer)) in refusing_layers(&redlock).into_iter().enumerate() {
                 let executed = Executed::default();
-                let app = executed.app().layer(layer);
+                let app = counts_begun(&executed).layer(layer);
                 let app = if rebuilds {
                     app.layer(map_response(rebuilt))
                 } else {
@@ -798,7 +680,7 @@ async fn refusal_by_the_second_of_two_inner_locks_is_no_execution() {
             let app = Router::new().route("/payments", post(locked));
             app.with_state(state)
         } else {
-            executed.app().layer(per_account(&redlock))
+            counts_begun(&executed).layer(per_account(&redlock))
         };
         let first = RedlockLayer::new(redlock.clone(), ("tenant", key::query("tenant")));
         let app = app.layer(first).layer(map_response(rebuilt));
@@ -878,7 +760,7 @@ async fn nested_scopes_each_replay_their_own_records() {
         let executed = Executed::default();
         let outer = redlock(&nodes[0]);
         let inner = redlock(&nodes[usize::from(of_two_services)]);
-        let app = executed.app().layer(scoped(&inner, "x-tenant"));
+        let app = counts_begun(&executed).layer(scoped(&inner, "x-tenant"));
         let app = app.layer(scoped(&outer, "x-user"));
         let call = async |user: &str, tenant: &str| {
             let mut call = request("/payments", "a");
@@ -909,7 +791,7 @@ async fn nested_scopes_each_replay_their_own_records() {
 async fn duplicate_refused_by_the_inner_scope_leaves_the_outer_key_free() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
-    let inner = executed.app().layer(once(&redlock).at_most_once(true));
+    let inner = counts_begun(&executed).layer(once(&redlock).at_most_once(true));
     let outer = inner.clone().layer(scoped(&redlock, "host"));
     let call = || {
         let mut call = request("/payments?ms=100", "a");
@@ -984,7 +866,7 @@ async fn waiting_duplicates_do_not_deadlock_a_concurrency_limit() {
     let redlock = redlock(&nodes);
     let limit = ConcurrencyLimitLayer::new(1);
     let target = "/payments?account=1&ms=100";
-    let app = executed.app().layer(per_account(&redlock).wait(secs(5)));
+    let app = counts_begun(&executed).layer(per_account(&redlock).wait(secs(5)));
     // Within, the limit is of executions; outside, of those who wait too.
     let within = ServiceBuilder::new()
         .layer(once(&redlock).wait(secs(5)))
@@ -1015,7 +897,7 @@ async fn load_shed_inside_leaves_the_key_locked_until_its_ttl() {
         .layer(once(&redlock(&nodes)))
         .layer(tower::load_shed::LoadShedLayer::new())
         .layer(ConcurrencyLimitLayer::new(1))
-        .service(executed.app());
+        .service(counts_begun(&executed));
     let call = |key| stack.clone().oneshot(request("/payments?ms=500", key));
     let (first, second) = tokio::join!(call("a"), async {
         sleep(ms(10)).await;
@@ -1034,7 +916,7 @@ async fn load_shed_inside_leaves_the_key_locked_until_its_ttl() {
 async fn drain_waits_for_a_pending_execution_and_reports_an_endless_one_as_held() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
-    let slow = SlowReadiness::new(executed.app(), ms(300));
+    let slow = SlowReadiness::new(counts_begun(&executed), ms(300));
     let service = once(&redlock).at_most_once(true).layer(slow);
     let call = tokio::spawn(service.clone().oneshot(request("/payments?ms=100", "a")));
     // Once before it is called, and once more behind the grant.
@@ -1045,7 +927,7 @@ async fn drain_waits_for_a_pending_execution_and_reports_an_endless_one_as_held(
     assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
 
     let redlock = self::redlock(&nodes);
-    let app = executed.app().layer(once(&redlock));
+    let app = counts_begun(&executed).layer(once(&redlock));
     let endless = tokio::spawn(async move { pay(&app, "/payments?ms=999999999", "b").await });
     sleep(ms(100)).await;
     let began = Instant::now();
@@ -1060,7 +942,7 @@ async fn drain_waits_for_a_pending_execution_and_reports_an_endless_one_as_held(
 async fn inner_lock_refused_by_drain_is_no_execution() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
-    let locked = per_account(&redlock).layer(executed.app());
+    let locked = per_account(&redlock).layer(counts_begun(&executed));
     let slow = SlowReadiness::new(locked, ms(300));
     let service = once(&redlock).at_most_once(true).layer(slow);
     let call = tokio::spawn(service.oneshot(request("/payments?account=1", "a")));
@@ -1071,9 +953,7 @@ async fn inner_lock_refused_by_drain_is_no_execution() {
     assert_eq!(rejection.map(Rejection::code), Some("shutting-down"));
     assert_eq!((executed.count(), nodes.locks()), (0, vec![0; 3]));
     // Another server takes it.
-    let app = executed
-        .app()
-        .layer(once(&self::redlock(&nodes)).at_most_once(true));
+    let app = counts_begun(&executed).layer(once(&self::redlock(&nodes)).at_most_once(true));
     assert_eq!(
         pay(&app, "/payments?account=1", "a").await.body,
         "payment 1"
@@ -1115,7 +995,7 @@ async fn try_lock_twice_behind_a_dropped_guard_refuses_the_second_at_once() {
 #[tokio::test(start_paused = true)]
 async fn concurrent_try_lock_calls_end_at_once_with_one_holder_at_a_time() {
     let redlock = redlock(&ScriptedNodes::new(3));
-    let (holders, granted) = (Executed::default(), Executed::default());
+    let (holders, granted) = (Arc::<AtomicUsize>::default(), Executed::default());
     let began = Instant::now();
     let mut calls = JoinSet::new();
     for number in 0..300_u32 {
@@ -1130,10 +1010,10 @@ async fn concurrent_try_lock_calls_end_at_once_with_one_holder_at_a_time() {
                 redlock.try_lock("k").await
             };
             if let Ok(guard) = guard {
-                assert_eq!(holders.one_more(), 1, "two holders");
+                assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two holders");
                 granted.one_more();
                 yield_now().await;
-                holders.0.fetch_sub(1, Ordering::SeqCst);
+                holders.fetch_sub(1, Ordering::SeqCst);
                 drop(guard);
             }
         });
@@ -1214,11 +1094,11 @@ async fn request_dropped_before_its_service_is_ready_leaves_the_key_to_the_next(
         let layer = once(&redlock)
             .at_most_once(true)
             .wait(secs(u64::from(waits) * 30));
-        let slow = layer.layer(SlowReadiness::new(executed.app(), secs(5)));
+        let slow = layer.layer(SlowReadiness::new(counts_begun(&executed), secs(5)));
         let first = tokio::spawn(slow.oneshot(request("/payments", "a")));
         sleep(secs(7)).await;
         assert_eq!(nodes.locks(), [1, 1, 1], "granted, and not begun");
-        let app = executed.app().layer(layer.clone());
+        let app = counts_begun(&executed).layer(layer.clone());
         let mut others = JoinSet::new();
         if waits {
             (0..3).for_each(|_| {
@@ -1244,7 +1124,7 @@ async fn timeout_between_two_scopes_lets_the_inner_execution_finish_and_be_repla
     let nodes = ScriptedNodes::new(3);
     let (redlock, executed) = (redlock(&nodes), Executed::default());
     let short = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, ms(200));
-    let app = executed.app().layer(once(&redlock)).layer(short);
+    let app = counts_begun(&executed).layer(once(&redlock)).layer(short);
     let app = app.layer(scoped(&redlock, "host").at_most_once(false));
     let call = async || {
         let mut call = request("/payments?ms=1000", "a");
@@ -1268,9 +1148,7 @@ async fn timeout_between_two_scopes_lets_the_inner_execution_finish_and_be_repla
 #[tokio::test(start_paused = true)]
 async fn max_hold_stops_an_execution_whose_lock_ended_before() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = executed
-        .app()
-        .layer(once(&redlock(&nodes)).max_hold(secs(30)));
+    let app = counts_begun(&executed).layer(once(&redlock(&nodes)).max_hold(secs(30)));
     set_all(&nodes, OpKind::Confirm, Gate::Failing);
     let began = Instant::now();
     let late = pay(&app, "/payments?ms=300000", "a").await;
@@ -1283,7 +1161,7 @@ async fn max_hold_stops_an_execution_whose_lock_ended_before() {
 async fn inner_refusal_of_a_copied_request_is_outcome_unknown() {
     let redlock = redlock(&ScriptedNodes::new(3));
     let executed = Executed::default();
-    let app = executed.app().layer(per_account(&redlock));
+    let app = counts_begun(&executed).layer(per_account(&redlock));
     // Drops the request, and sends a copy of it.
     let copying = service_fn(move |request: Request| {
         let (app, (parts, body)) = (app.clone(), request.into_parts());
@@ -1309,8 +1187,8 @@ async fn on_unavailable_proceed_still_executes_once() {
     let layer = || per_account(&redlock(&accounts)).on_unavailable(OnUnavailable::Proceed);
     set_all(&accounts, OpKind::Acquire, Gate::Failing);
     let once = || once(&redlock(&records)).at_most_once(true);
-    let inside = executed.app().layer(layer()).layer(once());
-    let outside = executed.app().layer(once()).layer(layer());
+    let inside = counts_begun(&executed).layer(layer()).layer(once());
+    let outside = counts_begun(&executed).layer(once()).layer(layer());
     for (number, app) in [inside, outside].iter().enumerate() {
         let key = format!("k{number}");
         let first = pay(app, "/payments?account=1", &key).await;
@@ -1507,17 +1385,13 @@ async fn forward_token_and_expose_token_of_two_layers_may_share_a_header() {
 async fn retention_zero_executes_again_and_max_waiters_zero_refuses_duplicates() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = redlock(&nodes);
-    let app = executed
-        .app()
-        .layer(once(&redlock).retention(Duration::ZERO));
+    let app = counts_begun(&executed).layer(once(&redlock).retention(Duration::ZERO));
     for number in 1..4 {
         let paid = pay(&app, "/payments", "a").await;
         assert_eq!(paid.body, format!("payment {number}"));
         sleep(ms(50)).await;
     }
-    let app = executed
-        .app()
-        .layer(once(&redlock).wait(secs(5)).max_waiters(0));
+    let app = counts_begun(&executed).layer(once(&redlock).wait(secs(5)).max_waiters(0));
     let (first, second) = tokio::join!(pay(&app, "/payments?ms=100", "b"), async {
         sleep(ms(10)).await;
         pay(&app, "/payments?ms=100", "b").await
@@ -1534,8 +1408,7 @@ fn runtime_dropped_during_an_execution_leaves_the_key_locked_until_its_ttl() {
     let nodes = ScriptedNodes::new(3);
     let executed = Executed::default();
     let redlock = redlock(&nodes);
-    let app = executed
-        .app()
+    let app = counts_begun(&executed)
         .layer(once(&redlock))
         .layer(per_account(&redlock));
     let runtime = || {
@@ -1562,7 +1435,7 @@ fn runtime_dropped_during_an_execution_leaves_the_key_locked_until_its_ttl() {
 #[tokio::test(start_paused = true)]
 async fn execution_of_an_unpolled_request_runs_to_its_end() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = executed.app().layer(once(&redlock(&nodes)));
+    let app = counts_begun(&executed).layer(once(&redlock(&nodes)));
     let mut call = Box::pin(pay(&app, "/payments?ms=20000", "a"));
     let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_pending());
