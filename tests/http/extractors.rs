@@ -1,96 +1,21 @@
-//! The extractors: locks by a handler's own signature, shares of one lock, and what layers tell.
-
-use std::convert::Infallible;
-use std::time::Duration;
+//! `Locked`, `LockHandle` and `health_router`: locks by a handler's own signature.
 
 use axum::body::Body;
-use axum::extract::{FromRef, FromRequestParts, Path, Query, State};
-use axum::middleware::{Next, from_fn};
-use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
+use axum::extract::{FromRef, Path, Query, State};
+use axum::routing::{get, post};
 use axum::{Extension, Router, debug_handler};
-use http::request::Parts;
-use http::{Method, Request, StatusCode};
-use http_body_util::BodyExt;
+use http::{Request, StatusCode};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    LockHandle, LockHandles, LockKey, LockKeys, LockOptions, LockResource, Locked, LockedRejection,
-    OnLost, OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, health_router, key,
+    LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, LockedRejection, OnLost,
+    OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, health_router, key,
 };
 
+use crate::shop::{AppState, OrderId, Transfer, send, ship, shop, until_free};
 use crate::support::{redlock, secs};
-
-#[derive(Debug, Deserialize)]
-struct OrderId(u64);
-
-impl LockResource for OrderId {
-    fn lock_keys(&self) -> LockKeys {
-        LockKey::from(("order", self.0.to_string())).into()
-    }
-}
-
-/// Two accounts, locked together, for which one waits.
-#[derive(Debug, Clone, Deserialize)]
-struct Transfer {
-    from: String,
-    to: String,
-}
-
-impl LockResource for Transfer {
-    fn lock_keys(&self) -> LockKeys {
-        [("account", &self.from), ("account", &self.to)]
-            .into_iter()
-            .collect()
-    }
-
-    fn options(&self) -> LockOptions {
-        LockOptions::default().wait(secs(2)).ttl(secs(5))
-    }
-}
-
-#[derive(Clone, FromRef)]
-struct AppState {
-    redlock: Redlock,
-}
-
-async fn send(app: &Router, method: &str, target: &str) -> (StatusCode, String) {
-    let request = Request::builder().method(method).uri(target);
-    let response = app
-        .clone()
-        .oneshot(request.body(Body::empty()).unwrap())
-        .await;
-    text(response.unwrap()).await
-}
-
-async fn text(response: Response) -> (StatusCode, String) {
-    let status = response.status();
-    let body = response.into_body().collect().await.unwrap().to_bytes();
-    (status, String::from_utf8(body.to_vec()).unwrap())
-}
-
-/// Waits until no node holds a lock: what is dropped is released in the background.
-async fn until_free(nodes: &ScriptedNodes) {
-    while nodes.locks().iter().any(|locks| *locks > 0) {
-        sleep(Duration::from_millis(1)).await;
-    }
-}
-
-#[debug_handler(state = AppState)]
-async fn ship(Locked(guard, Path(id)): Locked<Path<OrderId>>) -> Response {
-    assert!(guard.is_valid() && guard.fencing_token().is_some());
-    let response = format!("{} {:?}", id.0, guard.keys()).into_response();
-    guard.hold_until_sent(response).into_response()
-}
-
-fn shop(redlock: &Redlock) -> Router {
-    let redlock = redlock.clone();
-    Router::new()
-        .route("/orders/{id}/ship", post(ship))
-        .with_state(AppState { redlock })
-}
 
 #[tokio::test(start_paused = true)]
 async fn locked_calls_the_handler_under_the_lock_of_its_path() {
@@ -195,168 +120,6 @@ async fn lock_resource_sets_wait_and_ttl() {
     });
     let (status, body) = send(&app, "POST", "/transfer?from=b&to=a").await;
     assert_eq!((status, &*body), (StatusCode::OK, "true"));
-}
-
-#[tokio::test(start_paused = true)]
-async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {
-    async fn handler(
-        handle: LockHandle,
-        handles: LockHandles,
-        Locked(guard, _): Locked<Path<OrderId>>,
-    ) -> String {
-        assert_eq!(guard.fencing_token(), handle.fencing_token());
-        assert_eq!(handles.to_vec().len(), 1);
-        // The layer's share keeps the lock.
-        drop(guard);
-        assert!(handle.is_valid());
-        "shared".to_owned()
-    }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let by_order = key::typed_path::<OrderId>();
-    let app = Router::new()
-        .route("/orders/{id}", post(handler))
-        .route_layer(RedlockLayer::new(redlock.clone(), by_order))
-        .route_layer(RedlockLayer::new(
-            redlock.clone(),
-            ("order", key::path("id")),
-        ))
-        .with_state(redlock);
-    let (status, body) = send(&app, "POST", "/orders/7").await;
-    assert_eq!((status, &*body), (StatusCode::OK, "shared"));
-    assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
-    assert_eq!(nodes.sent(0, OpKind::Release), 1);
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn locked_takes_only_keys_that_the_request_does_not_hold() {
-    #[debug_handler(state = AppState)]
-    async fn handler(handles: LockHandles, Locked(guard, _): Locked<Query<Transfer>>) -> String {
-        let held: usize = handles
-            .to_vec()
-            .iter()
-            .map(|handle| handle.keys().len())
-            .sum();
-        assert_eq!(guard.keys(), [LockKey::from(("account", "b"))]);
-        format!("{held}")
-    }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let app = Router::new()
-        .route("/transfer", post(handler))
-        .route_layer(RedlockLayer::new(
-            redlock.clone(),
-            ("account", key::query("from")),
-        ))
-        .with_state(redlock);
-    let (status, body) = send(&app, "POST", "/transfer?from=a&to=b").await;
-    assert_eq!((status, &*body), (StatusCode::OK, "2"));
-    until_free(&nodes).await;
-}
-
-/// The second extractor takes one account, and shares the other with the first.
-#[tokio::test(start_paused = true)]
-async fn locked_guard_extends_and_releases_shared_and_own_keys() {
-    #[derive(Deserialize)]
-    struct From {
-        from: String,
-    }
-    impl LockResource for From {
-        fn lock_keys(&self) -> LockKeys {
-            LockKey::from(("account", &*self.from)).into()
-        }
-    }
-    async fn handler(
-        Locked(first, _): Locked<Query<From>>,
-        Locked(both, _): Locked<Query<Transfer>>,
-    ) -> String {
-        drop(first);
-        both.extend(secs(20)).await.unwrap();
-        let extended = both.valid_for() > secs(15);
-        let handle = both.handle();
-        let released = both.release().await;
-        format!("{extended} {released:?} {}", handle.is_valid())
-    }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder().scripted(&nodes).max_ttl(secs(20));
-    let app = Router::new()
-        .route("/transfer", post(handler))
-        .with_state(redlock.build().unwrap());
-    let (_, body) = send(&app, "POST", "/transfer?from=a&to=b").await;
-    assert_eq!(body, "true Ok(Freed) false");
-    assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
-/// An extractor that takes longer than a lock lasts.
-struct SlowBody;
-
-impl<S: Send + Sync> FromRequestParts<S> for SlowBody {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        sleep(secs(60)).await;
-        Ok(Self)
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn locked_does_not_share_a_lost_lock() {
-    async fn handler(_: SlowBody, Locked(guard, _): Locked<Path<OrderId>>) -> String {
-        format!("{}", guard.is_valid())
-    }
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
-    let app = Router::new()
-        .route("/orders/{id}", post(handler))
-        .route_layer(layer.on_lost(OnLost::Notify).max_hold(secs(5)))
-        .with_state(redlock);
-    let (status, body) = send(&app, "POST", "/orders/7").await;
-    assert_ne!((status, &*body), (StatusCode::OK, "false"));
-    until_free(&nodes).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn locked_does_not_share_the_same_key_of_another_redlock() {
-    async fn handler(handles: LockHandles, _: Locked<Path<OrderId>>) -> String {
-        format!("{}", handles.to_vec().len())
-    }
-    let nodes = ScriptedNodes::new(3);
-    let others = Redlock::in_memory(1);
-    let app = Router::new()
-        .route("/orders/{id}", post(handler))
-        .route_layer(RedlockLayer::new(others, ("order", key::path("id"))))
-        .with_state(redlock(&nodes));
-    assert_eq!(send(&app, "POST", "/orders/7").await.1, "2");
-    assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
-}
-
-/// Two routes that take the same two keys in opposite orders, with a wait for each.
-#[tokio::test(start_paused = true)]
-async fn nested_layers_in_opposite_orders_do_not_deadlock() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let layer = |key: &'static str| RedlockLayer::new(redlock.clone(), key).wait(secs(3));
-    let handler = || async { sleep(Duration::from_millis(100)).await };
-    let app = Router::new()
-        .route("/ab", post(handler).layer((layer("a"), layer("b"))))
-        .route("/ba", post(handler).layer((layer("b"), layer("a"))));
-    let mut served = 0;
-    for _ in 0..20 {
-        let began = Instant::now();
-        let requests = ["/ab", "/ba", "/ab", "/ba"].map(|target| {
-            let app = app.clone();
-            async move { send(&app, "POST", target).await.0 }
-        });
-        for status in futures_util::future::join_all(requests).await {
-            served += usize::from(status == StatusCode::OK);
-            assert!([StatusCode::OK, StatusCode::LOCKED].contains(&status));
-        }
-        assert!(began.elapsed() < secs(7), "a request outlasted its waits");
-    }
-    assert!(served >= 20, "{served} of 80");
-    until_free(&nodes).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -521,75 +284,6 @@ async fn health_router_reports_the_quorum_and_names_the_nodes() {
         assert_eq!(states.filter(|up| *up).count(), 3 - down);
         assert_eq!(body["nodes"][2]["node"], "embedded-2");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn fencing_token_of_returns_the_token_of_each_key() {
-    async fn handler(layer: LockHandle, Locked(guard, _): Locked<Query<Transfer>>) -> String {
-        let [a, b, c] = ["a", "b", "c"].map(|id| LockKey::from(("account", id)));
-        assert_eq!(guard.fencing_token_of(&a), layer.fencing_token());
-        assert_eq!(guard.fencing_token_of(&b), guard.fencing_token());
-        assert_eq!(guard.handle().fencing_token_of(&a), layer.fencing_token());
-        assert_ne!(guard.fencing_token(), layer.fencing_token());
-        format!("{:?}", guard.fencing_token_of(&c))
-    }
-    let redlock = redlock(&ScriptedNodes::new(3));
-    let by_from = ("account", key::query("from"));
-    let app = Router::new()
-        .route("/transfer", post(handler))
-        .route_layer(RedlockLayer::new(redlock.clone(), by_from))
-        .with_state(redlock);
-    assert_eq!(send(&app, "POST", "/transfer?from=a&to=b").await.1, "None");
-}
-
-#[tokio::test(start_paused = true)]
-async fn lock_handle_is_none_when_only_an_outer_layer_locked() {
-    async fn handler(handle: Option<LockHandle>) -> String {
-        format!("{:?}", handle.map(|handle| handle.keys().to_vec()))
-    }
-    let nodes = ScriptedNodes::new(3);
-    let inner = RedlockLayer::new(redlock(&nodes), ("account", key::query("id")))
-        .on_unavailable(OnUnavailable::Proceed)
-        .missing_key(OnMissingKey::Pass)
-        .skip(|parts| parts.uri.path() == "/skipped");
-    let outer = RedlockLayer::new(Redlock::in_memory(1), "tenant");
-    let outer = outer.methods([Method::POST, Method::GET]);
-    let app: Router = Router::new()
-        .route("/", any(handler))
-        .route("/skipped", any(handler))
-        .layer(inner)
-        .layer(outer);
-    assert_eq!(send(&app, "POST", "/").await.1, "None");
-    assert_eq!(send(&app, "GET", "/?id=7").await.1, "None");
-    assert_eq!(send(&app, "POST", "/skipped?id=7").await.1, "None");
-    for node in 0..3 {
-        nodes.set(node, Gate::Down);
-    }
-    assert_eq!(send(&app, "POST", "/?id=7").await.1, "None");
-}
-
-/// Two routes that lock in two services in opposite orders: there is no order between services.
-#[tokio::test(start_paused = true)]
-async fn nested_layers_of_two_services_in_opposite_orders_do_not_deadlock() {
-    let (one, other) = (Redlock::in_memory(3), Redlock::in_memory(3));
-    let a = RedlockLayer::new(one, "a").wait(secs(30));
-    let b = RedlockLayer::new(other, "b").wait(secs(30));
-    let handler = || async { sleep(Duration::from_millis(100)).await };
-    // Both have their first lock before either asks for its second.
-    let between = from_fn(async |request: axum::extract::Request, next: Next| {
-        sleep(Duration::from_millis(10)).await;
-        next.run(request).await
-    });
-    let app = Router::new()
-        .route(
-            "/ab",
-            post(handler).layer((a.clone(), between.clone(), b.clone())),
-        )
-        .route("/ba", post(handler).layer((b, between, a)));
-    let began = Instant::now();
-    let (first, second) = tokio::join!(send(&app, "POST", "/ab"), send(&app, "POST", "/ba"));
-    assert!([first.0, second.0].contains(&StatusCode::LOCKED));
-    assert!(began.elapsed() < secs(1));
 }
 
 #[tokio::test(start_paused = true)]

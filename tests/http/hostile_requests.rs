@@ -1,5 +1,4 @@
-//! What clients send who mean harm, or whose proxies do what the layers do not expect: none of it makes a
-//! request another one, a lock another lock, or a record grow.
+//! Requests of hostile clients and odd proxies: header spellings, bodies, forged tokens, and what logs show.
 
 use std::convert::Infallible;
 use std::future::IntoFuture;
@@ -15,9 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use futures_util::{StreamExt, stream};
 use http::header::{CONNECTION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
-use http_body::Frame;
-use http_body_util::StreamBody;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
@@ -26,233 +23,10 @@ use tower_redlock::{
     key, scope,
 };
 
-use crate::support::{Answer, Executed, Log, redlock};
+use crate::support::{Answer, Executed, Log, keyed_request, redlock, users};
 
 fn once(nodes: &ScriptedNodes) -> IdempotencyLayer {
     IdempotencyLayer::new(redlock(nodes), scope::public())
-}
-
-/// A service for all paths of one and of two segments below `/users`.
-fn users(executed: &Executed, layer: IdempotencyLayer) -> Router {
-    let executed = executed.clone();
-    let pay = async move || format!("payment {}", executed.one_more());
-    Router::new()
-        .route("/users/{name}", any(pay.clone()))
-        .route("/users/{name}/{more}", any(pay))
-        .layer(layer)
-}
-
-fn request(method: Method, target: &str, key: &[u8]) -> Request {
-    let mut request = Request::new(Body::from("amount=5"));
-    *request.method_mut() = method;
-    *request.uri_mut() = target.parse().unwrap();
-    let key = HeaderValue::from_bytes(key).unwrap();
-    request.headers_mut().insert("idempotency-key", key);
-    request
-}
-
-#[tokio::test(start_paused = true)]
-async fn idempotency_key_is_shared_by_equivalent_encodings_of_a_path() {
-    for (first, same) in [
-        (
-            "/users/~bob",
-            &["/users/%7Ebob", "/users/%7ebob", "/users/%7E%62o%62"][..],
-        ),
-        ("/users/%41-_.~9", &["/users/A%2D%5f%2e%7e%39"]),
-        ("/users/a%2Fb", &["/users/a%2fb", "/users/%61%2fb"]),
-        ("/users/%C3%A9", &["/users/%c3%a9"]),
-        ("/users/%zz%", &["/users/%zz%"]),
-        (
-            "/users/bob?for=%7Eme&x=%3d",
-            &["/users/bob?for=~me&x=%3D", "/users/%62ob?for=%7eme&x=%3D"],
-        ),
-    ] {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = users(&executed, once(&nodes));
-        let paid = Answer::to(&app, request(Method::POST, first, b"k")).await;
-        assert_eq!(paid.status, StatusCode::OK, "{first}");
-        for same in same {
-            let again = Answer::to(&app, request(Method::POST, same, b"k")).await;
-            assert!(again.is_replayed(), "{first} {same}: {again:?}");
-            assert_eq!(again.body, paid.body);
-        }
-        assert_eq!(executed.count(), 1, "{first}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn idempotency_key_is_not_shared_by_different_paths() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = users(&executed, once(&nodes));
-    let others = [
-        "/users/a%2Fb",
-        "/users/a/b",
-        "/users/a%252Fb",
-        "/users/A%2Fb",
-        "/users/a",
-        "/users/%2541",
-        "/users/A",
-        "/users/a+b",
-        "/users/a%20b",
-    ];
-    for (already, other) in others.iter().enumerate() {
-        let paid = Answer::to(&app, request(Method::POST, other, b"k")).await;
-        assert_eq!(
-            (paid.status, paid.is_replayed()),
-            (StatusCode::OK, false),
-            "{other}"
-        );
-        assert_eq!(executed.count(), already + 1, "{other}");
-    }
-}
-
-/// For a handler `@` and `%40` are one, for a server behind it perhaps not (RFC 3986, section 2.2): neither
-/// executed twice nor answered with what may be another's.
-#[tokio::test(start_paused = true)]
-async fn idempotency_key_with_an_ambiguous_path_or_query_is_refused_as_reused() {
-    for (first, other) in [
-        ("/users/bob@example.com", "/users/bob%40example.com"),
-        ("/users/a:b", "/users/a%3Ab"),
-        ("/users/bob?to=a@b", "/users/bob?to=a%40b"),
-        ("/users/bob?to=a+b", "/users/bob?to=a%20b"),
-        ("/users/bob?a=1&b=2", "/users/bob?b=2&a=1"),
-        ("/users/bob?a=1%26b=2", "/users/bob?a=1&b=2"),
-        ("/users/bob", "/users/bob?"),
-    ] {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = users(&executed, once(&nodes));
-        let paid = Answer::to(&app, request(Method::POST, first, b"k")).await;
-        assert_eq!(paid.status, StatusCode::OK);
-        let again = Answer::to(&app, request(Method::POST, other, b"k")).await;
-        if other.ends_with('?') {
-            assert!(again.is_replayed(), "{first} {other}");
-        } else {
-            assert_eq!(again.code(), "idempotency-key-reused", "{first} {other}");
-        }
-        assert_eq!(executed.count(), 1, "{first} {other}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn idempotency_methods_with_get_include_head() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = users(&executed, once(&nodes).methods([Method::GET]));
-    for method in [Method::GET, Method::HEAD] {
-        let first = Answer::to(&app, request(method.clone(), "/users/bob", b"k")).await;
-        let again = Answer::to(&app, request(method.clone(), "/users/bob", b"k")).await;
-        assert_eq!(
-            (first.is_replayed(), again.is_replayed()),
-            (false, true),
-            "{method}"
-        );
-    }
-    assert_eq!(executed.count(), 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn idempotency_key_merged_by_a_proxy_is_invalid() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let app = users(&executed, once(&nodes));
-    for merged in [
-        "a1,a1",
-        "a1,",
-        ",a1",
-        ",",
-        "a1, a1",
-        "\"a1\",\"a1\"",
-        "\"a1\", a1",
-        "a1,\"a1\"",
-    ] {
-        let refused =
-            Answer::to(&app, request(Method::POST, "/users/bob", merged.as_bytes())).await;
-        let told = (refused.status, refused.code());
-        assert_eq!(told, (StatusCode::BAD_REQUEST, "key-invalid"), "{merged}");
-    }
-    assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (0, 0));
-    for _ in 0..2 {
-        let quoted = Answer::to(&app, request(Method::POST, "/users/bob", b"\"a,b\"")).await;
-        assert_eq!(quoted.status, StatusCode::OK);
-    }
-    assert_eq!(executed.count(), 1);
-}
-
-/// Answers with so many bytes of headers and of trailers.
-fn answering(executed: &Executed, headers: usize, trailers: usize) -> Router {
-    let executed = executed.clone();
-    let pay = async move || {
-        executed.one_more();
-        let value = |size| HeaderValue::from_bytes(&vec![b'x'; size]).unwrap();
-        let mut last = HeaderMap::new();
-        if trailers > 0 {
-            last.insert("x-last", value(trailers));
-        }
-        let frames = [
-            Frame::data(Bytes::from_static(b"paid")),
-            Frame::trailers(last),
-        ];
-        let body = Sized(StreamBody::new(stream::iter(
-            frames.map(Ok::<_, Infallible>),
-        )));
-        let mut response = Response::new(Body::new(body));
-        // Each of them is small.
-        for number in 0..headers / 1024 {
-            let name = HeaderName::try_from(format!("x-{number}")).unwrap();
-            response.headers_mut().insert(name, value(1024));
-        }
-        response
-    };
-    Router::new().route("/users/{name}", any(pay))
-}
-
-/// A body that says that it has at most four bytes.
-struct Sized<B>(B);
-
-impl<B: http_body::Body + Unpin> http_body::Body for Sized<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        std::pin::Pin::new(&mut self.0).poll_frame(context)
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        let mut hint = http_body::SizeHint::new();
-        hint.set_upper(4);
-        hint
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn response_with_oversized_headers_or_trailers_is_not_recorded() {
-    const KIB: usize = 1024;
-    for (headers, trailers, is_kept) in [
-        (60 * KIB, 0, true),
-        (0, 60 * KIB, true),
-        (30 * KIB, 30 * KIB, true),
-        (65 * KIB, 0, false),
-        (0, 65 * KIB, false),
-        (40 * KIB, 40 * KIB, false),
-        (2 * KIB * KIB, 0, false),
-    ] {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = answering(&executed, headers, trailers).layer(once(&nodes).max_response_body(16));
-        let pay = async || Answer::to(&app, request(Method::POST, "/users/bob", b"k")).await;
-        let first = pay().await;
-        assert_eq!(
-            (first.status, &first.body[..]),
-            (StatusCode::OK, &b"paid"[..])
-        );
-        let again = pay().await;
-        let expected = if is_kept { "" } else { "result-not-kept" };
-        assert_eq!(
-            (again.code(), executed.count()),
-            (expected, 1),
-            "{headers} {trailers}"
-        );
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,7 +182,7 @@ async fn expose_token_and_replay_header_replace_headers_of_the_handler() {
         .layer(exposing)
         .layer(once(&nodes));
     for is_replay in [false, true] {
-        let answer = Answer::to(&app, request(Method::POST, "/users/bob", b"k")).await;
+        let answer = Answer::to(&app, keyed_request(Method::POST, "/users/bob", b"k")).await;
         let tokens: Vec<_> = answer.headers.get_all("x-token").iter().collect();
         assert!(tokens.len() == 1 && tokens[0].len() > 9, "{tokens:?}");
         let replayed: Vec<_> = answer
@@ -437,7 +211,7 @@ async fn buffer_body_layer_reads_a_body_without_a_length_up_to_its_limit() {
             counted.fetch_add(1, Ordering::SeqCst);
             Ok::<_, Infallible>(Bytes::from_static(b"12345678"))
         });
-        let mut upload = request(Method::POST, "/users/bob", format!("k{chunks}").as_bytes());
+        let mut upload = keyed_request(Method::POST, "/users/bob", format!("k{chunks}").as_bytes());
         *upload.body_mut() = Body::from_stream(body.take(chunks));
         let answer = Answer::to(&app, upload).await;
         assert_eq!(
@@ -535,7 +309,7 @@ async fn truncated_or_late_body_is_refused_as_unreadable() {
             (stream::pending().boxed(), 408, "4"),
         ] {
             let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]).chain(rest);
-            let mut upload = request(Method::POST, "/users/bob", b"k");
+            let mut upload = keyed_request(Method::POST, "/users/bob", b"k");
             *upload.body_mut() = Body::from_stream(begun);
             let refused = Answer::to(&app, upload).await;
             let told = String::from_utf8_lossy(&refused.body).into_owned();
@@ -549,7 +323,7 @@ async fn truncated_or_late_body_is_refused_as_unreadable() {
                 "{told}"
             );
             let rejection = refused.rejection.unwrap();
-            let mut call = request(Method::POST, "/users/bob", b"k");
+            let mut call = keyed_request(Method::POST, "/users/bob", b"k");
             call.headers_mut()
                 .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
             let begun = stream::iter([Ok(Bytes::from_static(b"amount"))]);
@@ -692,7 +466,7 @@ async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
             (Some("alice"), ""),
         ] {
             for _ in 0..2 {
-                let mut request = request(Method::POST, "/users/bob", b"k");
+                let mut request = keyed_request(Method::POST, "/users/bob", b"k");
                 if let Some(caller) = caller {
                     request.extensions_mut().insert(Caller(caller));
                 }
@@ -741,7 +515,7 @@ async fn key_header_sent_twice_or_in_two_spellings_is_refused() {
     assert_eq!(Answer::to(&app, only).await.code(), "key-missing");
     let executed = Executed::default();
     let app = users(&executed, once(&nodes));
-    let mut twice = request(Method::POST, "/users/bob", b"a");
+    let mut twice = keyed_request(Method::POST, "/users/bob", b"a");
     twice
         .headers_mut()
         .insert("idempotency_key", HeaderValue::from_static("b"));

@@ -5,16 +5,25 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod dropped_requests;
 mod extractors;
 mod grpc;
 mod hostile_requests;
+mod key_combinators;
+mod key_extractors;
+mod key_service;
 mod keys;
 mod many_requests;
 mod on_lost;
+mod rejections;
 mod request_bodies;
 mod response_bodies;
 mod run_to_completion;
+mod scripted_bodies;
 mod service_contract;
+mod shared_locks;
+mod shop;
 mod sockets;
 mod stalled_processes;
+mod tokens;
 mod tower_http_layers;

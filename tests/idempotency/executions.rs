@@ -1,11 +1,9 @@
 //! What an idempotent execution holds, when it may begin, and what it leaves behind however it ends.
 
-use std::convert::Infallible;
 use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Query;
@@ -14,8 +12,7 @@ use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::post;
 use tokio::time::{Instant, sleep, timeout};
-use tower::retry::RetryLayer;
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -23,7 +20,7 @@ use tower_redlock::{
 };
 
 use crate::payments::{
-    Account, Again, AppState, cloneable, counts_ended, once, pay, per_account, rebuilt, request,
+    Account, AppState, cloneable, counts_ended, once, pay, per_account, rebuilt, request,
 };
 use crate::support::{Executed, SlowReadiness, ms, redlock, secs};
 
@@ -68,42 +65,6 @@ async fn max_hold_stops_an_execution_with_503() {
         sleep(secs(40)).await;
         assert_eq!(executed.count(), 0, "it was stopped");
         assert_eq!(pay(&app, "/payments", "a").await.code(), then);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn retry_between_two_layers_executes_again_and_is_recorded() {
-    for (at_most_once, executions) in [(false, 2), (true, 1)] {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let redlock = redlock(&nodes);
-        let counted = executed.clone();
-        let handler = service_fn(move |_| {
-            let number = counted.one_more();
-            let mut response = Response::new(format!("payment {number}"));
-            if number == 1 {
-                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            }
-            ready(Ok::<_, Infallible>(response))
-        });
-        let stack = ServiceBuilder::new()
-            .layer(per_account(&redlock))
-            .layer(RetryLayer::new(Again::at_once(1)))
-            .layer(once(&redlock).at_most_once(at_most_once))
-            .service(handler);
-        let call = || async {
-            let request = cloneable("/payments?account=1", "a");
-            let Ok(response) = stack.clone().oneshot(request).await;
-            let replayed = response.headers().contains_key("idempotency-replayed");
-            (response.status().as_u16(), replayed)
-        };
-        let first = call().await;
-        let second = call().await;
-        assert_eq!(executed.count(), executions);
-        if at_most_once {
-            assert_eq!([first, second], [(409, false); 2]);
-        } else {
-            assert_eq!([first, second], [(200, false), (200, true)]);
-        }
     }
 }
 
@@ -327,43 +288,6 @@ async fn execution_stopped_by_a_lost_inner_lock_is_outcome_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn inner_retry_that_is_refused_after_an_execution_counts_as_executed() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let redlock = redlock(&nodes);
-    let (counted, locks) = (executed.clone(), redlock.clone());
-    // Takes the lock itself when it fails, so that the retry is refused.
-    let handler = service_fn(move |_| {
-        let (counted, locks) = (counted.clone(), locks.clone());
-        async move {
-            counted.one_more();
-            tokio::spawn(async move {
-                let guard = locks.lock(("account", "1")).await.unwrap();
-                sleep(secs(1)).await;
-                drop(guard);
-            });
-            tokio::task::yield_now().await;
-            let mut response = Response::new(String::new());
-            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            Ok::<_, Infallible>(response)
-        }
-    });
-    // The account's lock is held by the retry's first call until its body is dropped.
-    let stack = ServiceBuilder::new()
-        .layer(once(&redlock).at_most_once(true))
-        .map_request(|request: http::Request<_>| request.map(|_| String::new()))
-        .layer(RetryLayer::new(Again::at_once(1)))
-        .layer(per_account(&redlock))
-        .service(handler);
-    let call = || stack.clone().oneshot(cloneable("/payments?account=1", "a"));
-    let Ok(first) = call().await;
-    assert_eq!(first.status(), StatusCode::LOCKED);
-    sleep(secs(2)).await;
-    let Ok(second) = call().await;
-    assert_eq!(second.status(), StatusCode::CONFLICT);
-    assert_eq!(executed.count(), 1);
-}
-
-#[tokio::test(start_paused = true)]
 async fn error_or_panic_of_an_execution_leaves_the_lock_to_its_ttl() {
     for panics in [false, true] {
         for at_most_once in [false, true] {
@@ -532,62 +456,6 @@ async fn poll_ready_error_after_a_wait_is_returned_after_the_release() {
     let failed = service.oneshot(cloneable("/?account=1", "a")).await;
     assert_eq!(failed.err(), Some("broken"));
     assert_eq!(nodes.locks(), [0, 0, 0]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn outer_retry_does_not_meet_the_lock_of_its_first_attempt() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
-    for with_error in [false, true] {
-        let calls = Executed::default();
-        let counted = calls.clone();
-        let handler = service_fn(move |_: http::Request<String>| {
-            let mut response = Response::new("body".to_owned());
-            ready(match (counted.one_more(), with_error) {
-                (1, true) => Err("it failed"),
-                (1, false) => {
-                    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-                    Ok(response)
-                }
-                _ => Ok(response),
-            })
-        });
-        let stack = ServiceBuilder::new()
-            .layer(RetryLayer::new(Again::at_once(1)))
-            .layer(per_account(&redlock))
-            .service(handler);
-        let answer = stack.oneshot(cloneable("/?account=1", "a")).await;
-        assert_eq!(answer.unwrap().status(), StatusCode::OK, "{with_error}");
-        assert_eq!(calls.count(), 2);
-        sleep(secs(1)).await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn try_lock_waits_only_for_a_guard_that_was_just_dropped() {
-    let redlock = redlock(&ScriptedNodes::new(3));
-    for _ in 0..10 {
-        drop(redlock.try_lock("k").await.unwrap());
-    }
-    let guard = redlock.try_lock("k").await.unwrap();
-    let share = guard.handle().upgrade().unwrap();
-    drop(guard);
-    assert!(redlock.try_lock("k").await.is_err(), "a share is left");
-    drop(share);
-    let (one, other) = tokio::join!(redlock.try_lock("k"), redlock.try_lock("k"));
-    assert!(
-        one.is_ok() != other.is_ok(),
-        "the second is behind the first"
-    );
-    drop((one, other));
-    assert!(
-        redlock
-            .lock_all(["j", "k"])
-            .wait(Duration::ZERO)
-            .await
-            .is_ok()
-    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,14 +7,26 @@
 mod support;
 
 mod at_most_once;
+mod bank;
 mod big_records;
+mod callers;
 mod conflicting_outcomes;
 mod crashes;
 mod damaged_records;
+mod disconnects;
+mod duplicates;
 mod executions;
+mod killed_servers;
 mod layer;
 mod nested_layers;
+mod panics;
 mod payments;
 mod real_servers;
 mod record_copies;
+mod recording;
+mod request_identity;
+mod response_shapes;
+mod retries;
+mod stack_payments;
 mod stacks;
+mod waiting_duplicates;

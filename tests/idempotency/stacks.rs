@@ -1,32 +1,22 @@
-//! The layer among the layers, routers, clients and responses that services have.
+//! The layer among the layers and routers of a service: compression, authentication, timeouts, panics.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
-use axum::http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH,
-    CONTENT_TYPE, DATE, ETAG, LINK, LOCATION, SET_COOKIE, VARY,
-};
-use axum::http::request::Builder;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
-use futures_util::stream;
-use http_body_util::BodyExt;
-use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use tower::{Layer, ServiceBuilder, ServiceExt};
+use tower::{Layer, ServiceBuilder};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
@@ -34,44 +24,9 @@ use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, key, scope};
 use tracing::Instrument;
 
+use crate::stack_payments::{KEY, answering, layer, pay, payment, slow};
 use crate::support::http::Client;
 use crate::support::{Answer, Deadline, Executed, redlock, subscribe};
-
-fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
-    IdempotencyLayer::new(redlock(nodes), scope::public())
-}
-
-fn payment(target: &str, key: &str) -> Builder {
-    Request::post(target).header(KEY, key)
-}
-
-async fn pay(app: &Router, key: &str) -> Answer {
-    let request = payment("/payments", key).body(Body::from("amount=5"));
-    Answer::to(app, request.expect("it is a request")).await
-}
-
-/// A service that answers each payment with the same function.
-fn answering<R: IntoResponse>(
-    executed: &Executed,
-    answer: impl Fn() -> R + Clone + Send + Sync + 'static,
-) -> Router {
-    let executed = executed.clone();
-    let pay = async move || {
-        executed.one_more();
-        answer().into_response()
-    };
-    Router::new().route("/payments", any(pay))
-}
-
-/// A service that takes its time.
-fn slow(executed: &Executed) -> Router {
-    let executed = executed.clone();
-    let pay = async move || {
-        sleep(Duration::from_secs(2)).await;
-        format!("payment {}", executed.one_more())
-    };
-    Router::new().route("/payments", post(pay))
-}
 
 #[tokio::test(start_paused = true)]
 async fn compression_outside_applies_to_replays_and_inside_prevents_the_record() {
@@ -354,224 +309,6 @@ async fn multipart_body_is_equal_only_with_the_same_boundary() {
     assert_eq!(executed.count(), 1);
 }
 
-/// A body of some frames, which says how long it is.
-struct Sized {
-    frames: std::vec::IntoIter<Result<Frame<Bytes>, &'static str>>,
-    len: u64,
-}
-
-fn sized(frames: Vec<Result<Frame<Bytes>, &'static str>>, len: u64) -> Body {
-    let frames = frames.into_iter();
-    Body::new(Sized { frames, len })
-}
-
-impl hyper::body::Body for Sized {
-    type Data = Bytes;
-    type Error = &'static str;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
-        Poll::Ready(self.frames.next())
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.len)
-    }
-}
-
-fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
-    Ok(Frame::data(text.into()))
-}
-
-/// Responses of all shapes, each in the hands of a handler.
-fn shapes() -> Vec<(&'static str, fn() -> Response)> {
-    fn empty(status: StatusCode) -> Response {
-        status.into_response()
-    }
-    vec![
-        ("an empty body", || ().into_response()),
-        ("created, elsewhere", || {
-            let headers = [(LOCATION, "/payments/7"), (ETAG, "\"7\"")];
-            (StatusCode::CREATED, headers).into_response()
-        }),
-        ("no content", || empty(StatusCode::NO_CONTENT)),
-        ("reset content", || empty(StatusCode::RESET_CONTENT)),
-        ("see other", || {
-            (StatusCode::SEE_OTHER, [(LOCATION, "/payments/7")]).into_response()
-        }),
-        ("not modified", || {
-            (StatusCode::NOT_MODIFIED, [(ETAG, "\"7\"")]).into_response()
-        }),
-        ("a client's mistake", || {
-            (StatusCode::UNPROCESSABLE_ENTITY, "no such account").into_response()
-        }),
-        ("an unknown status", || {
-            empty(StatusCode::from_u16(299).expect("it is one"))
-        }),
-        ("headers several times, in order", || {
-            let mut response = "paid".into_response();
-            for link in ["</a>; rel=a", "</b>; rel=b", "</a>; rel=a"] {
-                let link = HeaderValue::from_static(link);
-                response.headers_mut().append(LINK, link);
-            }
-            for vary in ["accept-encoding", "origin"] {
-                let vary = HeaderValue::from_static(vary);
-                response.headers_mut().append(VARY, vary);
-            }
-            response
-        }),
-        ("bytes that are no text, and nothing", || {
-            let mut response = vec![0, 159, 146, 150].into_response();
-            let bytes = HeaderValue::from_bytes(b"caf\xe9 \xff").expect("it is a value");
-            response.headers_mut().insert("x-bytes", bytes);
-            let nothing = HeaderValue::from_static("");
-            response.headers_mut().insert("x-nothing", nothing);
-            response
-        }),
-        ("very many headers", || {
-            let mut response = "paid".into_response();
-            for number in 0..2_000_usize {
-                let name = format!("x-{number}").parse::<HeaderName>();
-                let name = name.expect("it is a name");
-                response.headers_mut().insert(name, number.into());
-            }
-            response
-        }),
-        ("encoded by the handler", || {
-            let headers = [
-                (CONTENT_ENCODING, "br"),
-                (CACHE_CONTROL, "no-store"),
-                (CONTENT_LENGTH, "4"),
-            ];
-            (headers, "what").into_response()
-        }),
-        ("a stream of a known size", || {
-            sized(vec![data("pa"), data(""), data("id")], 4).into_response()
-        }),
-        ("trailers", || {
-            let mut trailers = HeaderMap::new();
-            trailers.insert("x-sum", HeaderValue::from_static("a"));
-            trailers.append("x-sum", HeaderValue::from_static("b"));
-            let frames = vec![data("paid"), Ok(Frame::trailers(trailers))];
-            sized(frames, 4).into_response()
-        }),
-    ]
-}
-
-#[tokio::test(start_paused = true)]
-async fn responses_of_all_shapes_are_replayed_unchanged() {
-    for (what, shape) in shapes() {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = answering(&executed, shape).layer(layer(&nodes));
-        let first = pay(&app, "a").await;
-        assert!(!first.is_replayed(), "{what}");
-        for _ in 0..2 {
-            let again = pay(&app, "a").await;
-            assert!(again.is_replayed(), "{what}: {}", again.code());
-            assert_eq!(again.as_recorded(), first.as_recorded(), "{what}");
-        }
-        assert_eq!(executed.count(), 1, "{what}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn record_keeps_all_cookies_or_none_and_no_connection_headers() {
-    let answer = || {
-        let mut response = "paid".into_response();
-        let headers = [
-            (SET_COOKIE, "a=1"),
-            (SET_COOKIE, "b=2; HttpOnly"),
-            (CONNECTION, "x-hop, close"),
-            (CONNECTION, "X-Another"),
-            (DATE, "Sat, 21 Nov 2026 00:00:00 GMT"),
-        ];
-        for (name, value) in headers {
-            let value = HeaderValue::from_static(value);
-            response.headers_mut().append(name, value);
-        }
-        for name in ["x-hop", "x-another", "keep-alive", "upgrade", "x-stays"] {
-            let value = HeaderValue::from_static("something");
-            response.headers_mut().insert(name, value);
-        }
-        response
-    };
-    for keep in [false, true] {
-        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-        let app = answering(&executed, answer).layer(layer(&nodes).keep_cookies(keep));
-        let first = pay(&app, "a").await;
-        let mut expected = first.headers.clone();
-        let dropped = [
-            "connection",
-            "date",
-            "x-hop",
-            "x-another",
-            "keep-alive",
-            "upgrade",
-        ];
-        for name in dropped {
-            assert!(expected.remove(name).is_some(), "{name}");
-        }
-        if !keep {
-            expected.remove(SET_COOKIE);
-        }
-        let again = pay(&app, "a").await;
-        assert!(again.is_replayed());
-        assert_eq!(again.as_recorded().1, expected);
-        let cookies = again.headers.get_all(SET_COOKIE).iter().count();
-        assert_eq!(cookies, if keep { 2 } else { 0 });
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn streamed_or_truncated_response_is_never_executed_again() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let chunks = || {
-        let chunks = ["pa", "id"].map(|chunk| Ok::<_, Infallible>(Bytes::from(chunk)));
-        Body::from_stream(stream::iter(chunks)).into_response()
-    };
-    let app = answering(&executed, chunks).layer(layer(&nodes));
-    assert_eq!(pay(&app, "a").await.body, "paid");
-    assert_eq!(pay(&app, "a").await.code(), "result-not-kept");
-
-    let broken = || sized(vec![data("pa"), Err("the disk is gone")], 4).into_response();
-    let app = answering(&executed, broken).layer(layer(&nodes));
-    let request = payment("/payments", "b").body(Body::from("amount=5"));
-    let Ok(first) = app.clone().oneshot(request.unwrap()).await;
-    assert_eq!(first.status(), StatusCode::OK);
-    let error = first.into_body().collect().await.unwrap_err();
-    assert!(format!("{error:?}").contains("the disk is gone"));
-    assert_eq!(pay(&app, "b").await.code(), "result-not-kept");
-    assert_eq!(executed.count(), 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn unrecordable_status_streams_unchanged_and_frees_the_key() {
-    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
-    let failing = || {
-        let endless = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from("sorry ")));
-        (StatusCode::BAD_GATEWAY, Body::from_stream(endless)).into_response()
-    };
-    let app = answering(&executed, failing).layer(layer(&nodes));
-    for time in 1..=2 {
-        let request = payment("/payments", "a").body(Body::empty()).unwrap();
-        let Ok(response) = app.clone().oneshot(request).await;
-        let mut body = response.into_body();
-        let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
-        assert_eq!((chunk.as_ref(), executed.count()), (&b"sorry "[..], time));
-        assert_eq!(nodes.locks(), [0, 0, 0]);
-    }
-    // What the handler says had an effect is kept with its body, whatever its status is.
-    let failed = || (StatusCode::INTERNAL_SERVER_ERROR, "paid, but");
-    let once = layer(&nodes).record_if(|_| true);
-    let app = answering(&executed, failed).layer(once);
-    let first = pay(&app, "b").await;
-    let again = pay(&app, "b").await;
-    assert!(again.is_replayed());
-    assert_eq!(again.as_recorded(), first.as_recorded());
-}
-
 /// The service on a real socket.
 struct Server {
     addr: SocketAddr,
@@ -726,5 +463,3 @@ async fn client_that_disconnects_gets_a_replay_also_from_a_draining_server() {
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const POLL: Duration = Duration::from_millis(5);
-
-const KEY: &str = "idempotency-key";

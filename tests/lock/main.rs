@@ -7,7 +7,14 @@ mod support;
 
 mod auto_traits;
 mod cancellation;
-mod lease_time;
+mod common;
+mod drain;
+mod extend;
+mod handles;
 mod lock_all;
+mod renewal;
 mod settings;
 mod telemetry;
+mod try_lock;
+mod validity;
+mod waiting;

@@ -1,12 +1,11 @@
-//! Bad settings, bad keys, too many waiters, and the end of a service: the documented treatment.
+//! Settings and keys that the builder or a lock request refuses, and `max_waiters`.
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tokio::time::{Instant, sleep};
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
-    BuildError, ExtendError, KeyError, LockError, LockKey, LockKeys, LostReason, Redlock,
-    RedlockBuilder, ReleaseError, Released, RestartGuard,
+    BuildError, KeyError, LockError, LockKey, Redlock, RedlockBuilder, Released, RestartGuard,
 };
 
 use crate::support::{ms, secs};
@@ -370,121 +369,4 @@ async fn max_waiters_counts_callers_that_wait_for_another_process() {
     assert!(waiting.await.unwrap().is_err());
     let error = here.lock("l").wait(ms(10)).await.unwrap_err();
     assert!(matches!(error, LockError::Contended { .. }), "{error:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn drain_waits_for_the_holders_and_leaves_no_key() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder()
-        .scripted(&nodes)
-        .ttl(secs(1))
-        .build()
-        .unwrap();
-    for (key, held) in [("a", 10), ("b", 3_000)] {
-        let guard = redlock.try_lock(key).await.unwrap();
-        tokio::spawn(async move {
-            sleep(ms(held)).await;
-            // Renewed while draining.
-            assert!(guard.is_valid());
-            drop(guard);
-        });
-    }
-    let queued = tokio::spawn(redlock.lock("a").into_future());
-    let there = Redlock::builder().scripted(&nodes).build().unwrap();
-    let _foreign = there.try_lock("foreign").await.unwrap();
-    let polling = tokio::spawn(redlock.lock("foreign").into_future());
-    sleep(ms(5)).await;
-
-    let began = Instant::now();
-    let draining = redlock.clone();
-    let draining = tokio::spawn(async move { draining.drain(secs(60)).await });
-    // Those who wait hear of it at once, those who come now too.
-    for waiter in [queued, polling] {
-        let error = waiter.await.unwrap().unwrap_err();
-        assert_eq!(error, LockError::Closed);
-    }
-    assert_eq!(redlock.lock("new").await.unwrap_err(), LockError::Closed);
-    assert_eq!(redlock.try_lock("a").await.unwrap_err(), LockError::Closed);
-    assert_eq!(began.elapsed(), ms(0));
-
-    let drained = draining.await.unwrap();
-    assert!(drained.is_clean(), "{drained:?}");
-    assert_eq!(drained.released, 2);
-    assert_eq!(began.elapsed(), ms(2_995));
-    assert_eq!(nodes.locks(), [1, 1, 1], "the other process keeps its lock");
-    // Again, with nothing left to do.
-    assert_eq!(redlock.drain(secs(1)).await.released, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn drain_ends_at_its_timeout_and_releases_nothing_under_a_guard() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = Redlock::builder()
-        .scripted(&nodes)
-        .ttl(secs(1))
-        .build()
-        .unwrap();
-    let guard = redlock.lock_all(["a", "b"]).await.unwrap();
-    let other = redlock.try_lock("c").await.unwrap();
-    let handle = other.handle();
-    drop(other);
-    let began = Instant::now();
-    let drained = redlock.drain(ms(2_500)).await;
-    assert_eq!(began.elapsed().as_millis() / 10, 250);
-    assert!(!drained.is_clean());
-    assert_eq!(drained.held, [LockKeys::from_iter(["a", "b"])]);
-    assert_eq!(drained.released, 1);
-    assert_eq!(drained.unconfirmed, []);
-    assert!(!handle.is_valid());
-
-    // Still held, still told apart from lost, and not renewed any more.
-    assert!(guard.is_valid());
-    assert_eq!(nodes.locks(), [2, 2, 2]);
-    let renewals = nodes.sent(0, OpKind::Confirm);
-    let end = Instant::now() + guard.valid_for();
-    let lost = timeout(secs(5), guard.lost()).await.unwrap();
-    assert_eq!(lost, LostReason::Expired);
-    assert!(Instant::now() <= end && Instant::now() + ms(2) >= end);
-    assert_eq!(nodes.sent(0, OpKind::Confirm), renewals);
-    assert_eq!(nodes.sent(0, OpKind::Release), 1, "that of the other lock");
-    let refused = guard.extend(secs(1)).await;
-    assert_eq!(refused, Err(ExtendError::Lost(LostReason::Expired)));
-    let released = guard.release().await;
-    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Expired)));
-    assert_eq!(redlock.lock("new").await.unwrap_err(), LockError::Closed);
-}
-
-#[tokio::test(start_paused = true)]
-async fn drain_names_the_nodes_that_did_not_confirm_a_release() {
-    for gate in [Gate::Never, Gate::Failing, Gate::Down, Gate::Mute] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
-        let guard = redlock.try_lock("k").await.unwrap();
-        nodes.set(1, gate);
-        tokio::spawn(async move {
-            sleep(ms(10)).await;
-            drop(guard);
-        });
-        let began = Instant::now();
-        let drained = redlock.drain(secs(60)).await;
-        assert!(began.elapsed() <= ms(10 + 51), "{gate:?}");
-        assert!(!drained.is_clean(), "{gate:?}");
-        let [unconfirmed] = drained.unconfirmed.as_slice() else {
-            panic!("{gate:?}: {drained:?}");
-        };
-        assert_eq!(&*unconfirmed.node, "embedded-1");
-        assert_eq!(unconfirmed.keys, LockKeys::from_iter(["k"]));
-        assert_eq!((drained.released, drained.held.len()), (1, 0));
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn drain_of_an_idle_redlock_is_clean_and_immediate() {
-    let redlock = Redlock::in_memory(3);
-    let began = Instant::now();
-    assert!(redlock.drain(Duration::MAX).await.is_clean());
-    assert_eq!(began.elapsed(), ms(0));
-    // Clones are the same service.
-    let error = redlock.clone().lock("k").await.unwrap_err();
-    assert_eq!(error, LockError::Closed);
 }

@@ -6,9 +6,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod acquire_round;
 mod chaos;
+mod extend_and_release_rounds;
+mod fencing_tokens;
+mod key_names;
 mod kleppmann;
 mod node_contract;
 mod record_contract;
 mod record_rounds;
-mod rounds;
+mod round_cases;
+mod second_phase;

@@ -5,7 +5,7 @@
     reason = "an answer reads best where it is given"
 )]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -16,7 +16,9 @@ use tower_redlock::protocol::once::{
     LookRound, LookStep, OnceRound, OnceStep, RecordRound, RecordStep,
 };
 use tower_redlock::protocol::round::Answer;
-use tower_redlock::protocol::{ExecutionId, Fingerprint, Quorum, Record};
+use tower_redlock::protocol::{ExecutionId, Fingerprint, Record};
+
+use crate::round_cases::{assignments, majority, orders, quorum};
 
 /// What a node answers, or fails to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,45 +104,8 @@ fn number_of(record: &Record) -> u8 {
     record.digest()[0]
 }
 
-fn quorum(nodes: usize) -> Quorum {
-    Quorum::new(nodes).expect("at least one node")
-}
-
 fn once_round(nodes: usize) -> OnceRound {
     OnceRound::new(quorum(nodes), Fingerprint::from_digest([0; 32]))
-}
-
-/// More than half; spelled differently from the code under test.
-fn majority(nodes: usize) -> usize {
-    (1..=nodes).find(|group| 2 * group > nodes).expect("one is")
-}
-
-/// All ways to give each of `nodes` nodes one of `kinds`.
-fn assignments<T: Clone>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
-    (0..nodes).fold(vec![Vec::new()], |all, _| {
-        let longer = |start: &Vec<T>| {
-            let start = start.clone();
-            let longer = move |kind: &T| [start.as_slice(), std::slice::from_ref(kind)].concat();
-            kinds.iter().map(longer).collect::<Vec<_>>()
-        };
-        all.iter().flat_map(longer).collect()
-    })
-}
-
-/// All orders of up to three nodes; of more, the rotations and the reverse.
-fn orders(nodes: usize) -> Vec<Vec<usize>> {
-    let straight: Vec<usize> = (0..nodes).collect();
-    if nodes <= 3 {
-        let distinct = |order: &Vec<usize>| order.iter().collect::<BTreeSet<_>>().len() == nodes;
-        return assignments(&straight, nodes)
-            .into_iter()
-            .filter(distinct)
-            .collect();
-    }
-    let rotated = |by: usize| straight.iter().cycle().skip(by).take(nodes).copied();
-    let rotations = (0..nodes).map(|by| rotated(by).collect());
-    let reverse = straight.iter().rev().copied().collect();
-    rotations.chain([reverse]).collect()
 }
 
 // ---- Acquiring what may have been executed -----------------------------------------------------

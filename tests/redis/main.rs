@@ -6,18 +6,26 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod combined_faults;
+mod addresses;
 mod contention;
+mod fencing_off;
 mod harness;
+mod idle_runtimes;
+mod late_executions;
 mod locks;
 mod metrics_endpoint;
 mod node_faults;
 mod operating;
 mod other_clients;
+mod patient;
+mod reconnection;
+mod refused_releases;
 mod release_signals;
 mod restart_guard;
 mod runtimes;
+mod scrape;
 mod sequential_requests;
 mod server_limits;
 mod sigterm;
+mod wire;
 mod wire_order;

@@ -32,6 +32,7 @@ mod script_node;
 mod scripted;
 mod slow_readiness;
 mod subscribe;
+mod users;
 mod waiting;
 
 pub use alone::alone;
@@ -53,4 +54,5 @@ pub use script_node::ScriptNode;
 pub use scripted::{redlock, set_all};
 pub use slow_readiness::SlowReadiness;
 pub use subscribe::subscribe;
+pub use users::{keyed_request, users};
 pub use waiting::{until, until_all_up, wait_until};

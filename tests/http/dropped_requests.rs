@@ -1,0 +1,73 @@
+//! Response futures that are dropped at any poll leave no key.
+
+use std::convert::Infallible;
+
+use Step::{Data, Trailers, Wait};
+use http::Request;
+use http_body_util::BodyExt;
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_redlock::test_util::{Gate, ScriptedNodes};
+use tower_redlock::{RedlockLayer, ReleaseAt};
+
+use crate::scripted_bodies::{
+    NODE_TIMEOUT, RELEASE, Step, TICK, TTL, is_free, layer, ok, poll_times, post, redlock, stream,
+};
+use crate::support::ms;
+
+/// Drops a request at every poll of its head and body, over all kinds of nodes.
+async fn drop_the_request_everywhere(configure: fn(RedlockLayer) -> RedlockLayer) {
+    const GATES: [Gate; 4] = [Gate::Ready, Gate::Slow(RELEASE), Gate::Never, Gate::Failing];
+    let all = |i: usize| [GATES[i % 4], GATES[i / 4 % 4], GATES[i / 16]];
+    for gates in (0..64).map(all) {
+        for polls in 0.. {
+            let what = format!("{gates:?} after {polls} polls");
+            let nodes = ScriptedNodes::new(3);
+            for (node, gate) in gates.into_iter().enumerate() {
+                nodes.set(node, gate);
+            }
+            let redlock = redlock(&nodes);
+            let service = service_fn(|_: Request<()>| async {
+                sleep(ms(10)).await;
+                Ok::<_, Infallible>(ok(stream(&[
+                    Data("ab"),
+                    Wait(ms(10)),
+                    Data("cd"),
+                    Trailers,
+                ])))
+            });
+            let service = configure(layer(&redlock)).layer(service);
+            let mut serving = Box::pin(async {
+                let response = service.oneshot(post()).await.unwrap();
+                response.into_body().collect().await.unwrap();
+            });
+            let finished = poll_times(&mut serving, polls).await.is_some();
+            drop(serving);
+
+            let began = Instant::now();
+            assert_eq!(redlock.drain(10 * TTL).await.held, [], "{what}");
+            assert!(began.elapsed() <= 3 * NODE_TIMEOUT, "{what}");
+            // What is on a slow wire arrives.
+            sleep(RELEASE + TICK).await;
+            assert!(is_free(&nodes), "{what}: {:?}", nodes.locks());
+            if finished {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_future_dropped_at_any_poll_leaves_no_key() {
+    drop_the_request_everywhere(|layer| layer).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_future_dropped_at_any_poll_leaves_no_key_with_release_at_head() {
+    drop_the_request_everywhere(|layer| layer.release_at(ReleaseAt::ResponseHead)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_request_dropped_at_any_poll_leaves_no_key() {
+    drop_the_request_everywhere(|layer| layer.wait(TTL).await_release(false)).await;
+}

@@ -1,0 +1,350 @@
+//! What a layer answers without a lock: status, headers, gRPC status, and requests that pass.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use http::request::Parts;
+use http::{HeaderName, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tokio::time::sleep;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_redlock::test_util::{Gate, ScriptedNodes};
+use tower_redlock::{
+    LockHandle, OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, RequestKind,
+    Unprotected, key,
+};
+
+use crate::scripted_bodies::{Flag, TTL, code, layer, lose, ok, post, redlock, working};
+use crate::support::ms;
+
+/// What the handler saw of the request.
+type Seen = Arc<Mutex<Option<Parts>>>;
+
+/// A handler that keeps the head of the last request.
+fn keeping(
+    seen: &Seen,
+) -> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
+{
+    let seen = Arc::clone(seen);
+    service_fn(move |request: Request<()>| {
+        *seen.lock().unwrap() = Some(request.into_parts().0);
+        async { Ok(ok(Full::from("done"))) }
+    })
+}
+
+async fn call(layer: &RedlockLayer, request: Request<()>) -> (Response<Bytes>, Option<Parts>) {
+    let seen = Seen::default();
+    let response = layer.layer(keeping(&seen)).oneshot(request).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    let seen = seen.lock().unwrap().take();
+    (Response::from_parts(head, body), seen)
+}
+
+fn request(method: &str, headers: &[(&str, &str)]) -> Request<()> {
+    let request = Request::builder().method(method).uri("/");
+    let request = headers.iter().fold(request, |request, (name, value)| {
+        request.header(*name, *value)
+    });
+    request.body(()).unwrap()
+}
+
+const TOKEN: HeaderName = HeaderName::from_static("x-fencing-token");
+
+#[tokio::test(start_paused = true)]
+async fn forward_token_replaces_a_token_sent_by_the_client() {
+    let redlock = Redlock::in_memory(3);
+    let layer = layer(&redlock)
+        .forward_token(TOKEN)
+        .skip(|parts| parts.headers.contains_key("x-skip"));
+    let forged = ["1", "2"].map(|token| ("x-fencing-token", token));
+
+    let (_, seen) = call(&layer, request("POST", &forged)).await;
+    let seen = seen.unwrap();
+    let handle = seen.extensions.get::<LockHandle>().unwrap();
+    let token = handle.fencing_token().unwrap().to_string();
+    let values: Vec<_> = seen.headers.get_all(TOKEN).iter().collect();
+    assert_eq!(values, [token.as_str()]);
+
+    // Requests without a lock must not arrive with a token of the client's either.
+    for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"] {
+        let (_, seen) = call(&layer, request(method, &forged)).await;
+        assert!(!seen.unwrap().headers.contains_key(TOKEN), "{method}");
+    }
+    let skipped = [forged[0], ("x-skip", "1")];
+    let (_, seen) = call(&layer, request("POST", &skipped)).await;
+    assert!(!seen.unwrap().headers.contains_key(TOKEN));
+    // Without fencing there is no token, but still none of the client's.
+    let unfenced = Redlock::builder().embedded(3).fencing(false).build();
+    let layer = RedlockLayer::new(unfenced.unwrap(), "resource").forward_token(TOKEN);
+    let (_, seen) = call(&layer, request("POST", &forged)).await;
+    assert!(!seen.unwrap().headers.contains_key(TOKEN));
+}
+
+#[tokio::test(start_paused = true)]
+async fn expose_token_sends_the_token_of_the_handler() {
+    let redlock = Redlock::in_memory(3);
+    let layer = layer(&redlock).expose_token(TOKEN);
+    let mut last = 0;
+    for _ in 0..3 {
+        let (response, seen) = call(&layer, post()).await;
+        let seen = seen.unwrap();
+        let handle = seen.extensions.get::<LockHandle>().unwrap();
+        let token = handle.fencing_token().unwrap().as_u64();
+        assert_eq!(response.headers()[TOKEN], token.to_string());
+        assert!(token > last);
+        last = token;
+    }
+    let (passed, _) = call(&layer, request("GET", &[])).await;
+    assert!(!passed.headers().contains_key(TOKEN));
+}
+
+#[tokio::test(start_paused = true)]
+async fn unavailable_lock_is_503_or_proceeds_with_a_mark() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    nodes.set(0, Gate::Failing);
+    nodes.set(1, Gate::Never);
+    let rejecting = layer(&redlock);
+    let (refused, seen) = call(&rejecting, post()).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(code(&refused.map(Full::new)), "lock-unavailable");
+    assert!(seen.is_none());
+
+    let proceeding = layer(&redlock)
+        .on_unavailable(OnUnavailable::Proceed)
+        .forward_token(TOKEN);
+    let (served, seen) = call(&proceeding, request("POST", &[("x-fencing-token", "1")])).await;
+    assert_eq!(served.status(), StatusCode::OK);
+    let seen = seen.unwrap();
+    assert!(seen.extensions.get::<Unprotected>().is_some());
+    assert!(seen.extensions.get::<LockHandle>().is_none());
+    assert!(!seen.headers.contains_key(TOKEN));
+
+    // Proceeding is for nodes that are away, never for a lock that somebody has.
+    nodes.set(0, Gate::Ready);
+    nodes.set(1, Gate::Ready);
+    let guard = redlock.lock("resource").await.unwrap();
+    let (refused, seen) = call(&proceeding, post()).await;
+    assert_eq!(refused.status(), StatusCode::LOCKED);
+    assert!(seen.is_none());
+    drop(guard);
+    redlock.drain(TTL).await;
+    let (refused, seen) = call(&proceeding, post()).await;
+    assert_eq!(code(&refused.map(Full::new)), "shutting-down");
+    assert!(seen.is_none());
+    // With the lock there, nothing is marked.
+    let healthy = RedlockLayer::new(Redlock::in_memory(3), "resource");
+    let healthy = healthy.on_unavailable(OnUnavailable::Proceed);
+    let seen = call(&healthy, post()).await.1.unwrap();
+    assert!(seen.extensions.get::<Unprotected>().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn contended_lock_is_423_with_retry_after_and_without_the_key() {
+    let nodes = ScriptedNodes::new(3);
+    let (ours, theirs) = (redlock(&nodes), redlock(&nodes));
+    // Held by another process, and then by this one.
+    for holder in [&theirs, &ours] {
+        let guard = holder.lock("se-cret").await.unwrap();
+        let layer = RedlockLayer::new(ours.clone(), "se-cret");
+        let (refused, seen) = call(&layer, post()).await;
+        assert!(seen.is_none());
+        assert_eq!(refused.status(), StatusCode::LOCKED);
+        assert_eq!(
+            refused.headers()["content-type"],
+            "application/problem+json"
+        );
+        assert_eq!(refused.headers()[RETRY_AFTER], "3");
+        let text = String::from_utf8(refused.body().to_vec()).unwrap();
+        let problem: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(problem["code"], "lock-contended");
+        assert_eq!(problem["status"], 423);
+        let everything = format!("{text}{:?}", refused.headers());
+        let token = guard.fencing_token().unwrap().to_string();
+        for secret in ["se-cret", "embedded", &token] {
+            assert!(!everything.contains(secret), "{everything}");
+        }
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejection_sets_the_response_and_keeps_the_extension() {
+    let redlock = Redlock::in_memory(3);
+    let guard = redlock.lock("resource").await.unwrap();
+    let conflict = layer(&redlock).contended_status(StatusCode::CONFLICT);
+    let (refused, _) = call(&conflict, post()).await;
+    assert_eq!(refused.status(), StatusCode::CONFLICT);
+    assert_eq!(code(&refused.map(Full::new)), "lock-contended");
+
+    let kinds = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&kinds);
+    let dressed = conflict.rejection(move |rejection: &Rejection, to: &RequestKind| {
+        seen.lock().unwrap().push(*to);
+        let text = format!("{} {}", rejection.status(), rejection.code());
+        let mut response = Response::new(Full::from(text));
+        *response.status_mut() = StatusCode::IM_A_TEAPOT;
+        response
+    });
+    let (refused, _) = call(&dressed, post()).await;
+    assert_eq!(refused.status(), StatusCode::IM_A_TEAPOT);
+    assert_eq!(refused.body(), "409 Conflict lock-contended");
+    assert_eq!(code(&refused.map(Full::new)), "lock-contended");
+    call(
+        &dressed,
+        request("POST", &[("content-type", "application/grpc+proto")]),
+    )
+    .await;
+    assert_eq!(
+        *kinds.lock().unwrap(),
+        [RequestKind::Http, RequestKind::Grpc]
+    );
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn grpc_rejections_are_200_with_grpc_status_in_the_head() {
+    let grpc = || request("POST", &[("content-type", "application/grpc")]);
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let check = |(response, seen): (Response<Bytes>, Option<Parts>), status: &str, code: &str| {
+        assert!(seen.is_none());
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["content-type"], "application/grpc");
+        assert_eq!(response.headers()["grpc-status"], status);
+        assert_eq!(response.headers()["grpc-message"], code);
+        assert!(response.body().is_empty());
+    };
+    let guard = redlock.lock("resource").await.unwrap();
+    check(call(&layer(&redlock), grpc()).await, "10", "lock-contended");
+    guard.release().await.unwrap();
+    let no_key = RedlockLayer::new(redlock.clone(), key::header("x-key"));
+    check(call(&no_key, grpc()).await, "3", "key-missing");
+    let no_router = RedlockLayer::new(redlock.clone(), key::path("id"));
+    check(call(&no_router, grpc()).await, "13", "misconfigured");
+    nodes.set(0, Gate::Down);
+    nodes.set(1, Gate::Down);
+    check(
+        call(&layer(&redlock), grpc()).await,
+        "14",
+        "lock-unavailable",
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_lock_is_aborted_for_a_grpc_request() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let dropped = Flag::default();
+    let service = working(&dropped, |_| pending::<Response<Full<Bytes>>>());
+    let call = request("POST", &[("content-type", "application/grpc")]);
+    let mut calling = pin!(layer(&redlock).layer(service).oneshot(call));
+    assert!(futures_util::poll!(&mut calling).is_pending());
+    sleep(ms(5)).await;
+    lose(&nodes);
+    let response = calling.await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["grpc-status"], "10");
+    assert_eq!(response.headers()["grpc-message"], "lock-lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn safe_methods_and_skipped_requests_pass_while_the_lock_is_held() {
+    let redlock = Redlock::in_memory(3);
+    let guard = redlock.lock("resource").await.unwrap();
+    let layer = layer(&redlock).skip(|parts| parts.headers.contains_key("x-skip"));
+    for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"] {
+        let (served, seen) = call(&layer, request(method, &[])).await;
+        assert_eq!(served.status(), StatusCode::OK, "{method}");
+        assert!(seen.unwrap().extensions.get::<LockHandle>().is_none());
+    }
+    for method in [
+        "POST", "PUT", "PATCH", "DELETE", "CONNECT", "PROPFIND", "get",
+    ] {
+        let (refused, seen) = call(&layer, request(method, &[])).await;
+        assert_eq!(refused.status(), StatusCode::LOCKED, "{method}");
+        assert!(seen.is_none());
+    }
+    let (skipped, _) = call(&layer, request("POST", &[("x-skip", "1")])).await;
+    assert_eq!(skipped.status(), StatusCode::OK);
+    // Chosen methods replace the default, they do not add to it.
+    let only_get = layer.methods([Method::GET]);
+    let (refused, _) = call(&only_get, request("GET", &[])).await;
+    assert_eq!(refused.status(), StatusCode::LOCKED);
+    let (served, _) = call(&only_get, request("POST", &[])).await;
+    assert_eq!(served.status(), StatusCode::OK);
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_key_is_refused_unless_on_missing_key_is_pass() {
+    let redlock = Redlock::in_memory(3);
+    let layer = RedlockLayer::new(redlock, key::header("x-key"));
+    let (refused, seen) = call(&layer, post()).await;
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(code(&refused.map(Full::new)), "key-missing");
+    assert!(seen.is_none());
+    let layer = layer.missing_key(OnMissingKey::Pass);
+    let (served, seen) = call(&layer, post()).await;
+    assert_eq!(served.status(), StatusCode::OK);
+    assert!(seen.unwrap().extensions.get::<LockHandle>().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_waiters_refuses_one_more_request_with_503() {
+    let redlock = Redlock::in_memory(3);
+    let guard = redlock.lock("resource").await.unwrap();
+    let layer = layer(&redlock).wait(TTL).max_waiters(1);
+    let mut first = pin!(call(&layer, post()));
+    assert!(futures_util::poll!(&mut first).is_pending());
+    let (refused, _) = call(&layer, post()).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key(RETRY_AFTER));
+    assert_eq!(code(&refused.map(Full::new)), "lock-overloaded");
+    guard.release().await.unwrap();
+    assert_eq!(first.await.0.status(), StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_without_a_route_passes_unlocked_to_its_404() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let handler = move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async { "done" }
+    };
+    let redlock = Redlock::in_memory(3);
+    for layer in [
+        RedlockLayer::new(redlock.clone(), key::header("x-key")),
+        RedlockLayer::new(redlock.clone(), ("thing", key::path("id"))),
+    ] {
+        let app = axum::Router::new()
+            .route("/things/{id}", axum::routing::post(handler.clone()))
+            .layer(layer);
+        let nowhere = Request::post("/nowhere").body(axum::body::Body::empty());
+        let response = app.oneshot(nowhere.unwrap()).await.unwrap();
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_key_reject_always_refuses_a_fallback_too() {
+    let send = async |missing_key: OnMissingKey| {
+        let layer = RedlockLayer::new(Redlock::in_memory(3), key::header("x-key"));
+        let layer = layer.missing_key(missing_key);
+        let fallback = axum::routing::post(|| async { "done" }).layer(layer);
+        let app: axum::Router = axum::Router::new().fallback_service(fallback);
+        let anywhere = Request::post("/anywhere").body(axum::body::Body::empty());
+        app.oneshot(anywhere.unwrap()).await.unwrap().status()
+    };
+    assert_eq!(send(OnMissingKey::Reject).await, StatusCode::OK);
+    let refused = send(OnMissingKey::RejectAlways).await;
+    assert_eq!(refused, StatusCode::BAD_REQUEST);
+}

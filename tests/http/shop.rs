@@ -1,0 +1,87 @@
+//! A shop whose handlers lock orders and accounts.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRef, Path};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Router, debug_handler};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use tokio::time::sleep;
+use tower::ServiceExt;
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock};
+
+use crate::support::secs;
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct OrderId(pub(crate) u64);
+
+impl LockResource for OrderId {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(("order", self.0.to_string())).into()
+    }
+}
+
+/// Two accounts, locked together, for which one waits.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Transfer {
+    pub(crate) from: String,
+    pub(crate) to: String,
+}
+
+impl LockResource for Transfer {
+    fn lock_keys(&self) -> LockKeys {
+        [("account", &self.from), ("account", &self.to)]
+            .into_iter()
+            .collect()
+    }
+
+    fn options(&self) -> LockOptions {
+        LockOptions::default().wait(secs(2)).ttl(secs(5))
+    }
+}
+
+#[derive(Clone, FromRef)]
+pub(crate) struct AppState {
+    pub(crate) redlock: Redlock,
+}
+
+pub(crate) async fn send(app: &Router, method: &str, target: &str) -> (StatusCode, String) {
+    let request = Request::builder().method(method).uri(target);
+    let response = app
+        .clone()
+        .oneshot(request.body(Body::empty()).unwrap())
+        .await;
+    text(response.unwrap()).await
+}
+
+pub(crate) async fn text(response: Response) -> (StatusCode, String) {
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+/// Waits until no node holds a lock: what is dropped is released in the background.
+pub(crate) async fn until_free(nodes: &ScriptedNodes) {
+    while nodes.locks().iter().any(|locks| *locks > 0) {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[debug_handler(state = AppState)]
+pub(crate) async fn ship(Locked(guard, Path(id)): Locked<Path<OrderId>>) -> Response {
+    assert!(guard.is_valid() && guard.fencing_token().is_some());
+    let response = format!("{} {:?}", id.0, guard.keys()).into_response();
+    guard.hold_until_sent(response).into_response()
+}
+
+pub(crate) fn shop(redlock: &Redlock) -> Router {
+    let redlock = redlock.clone();
+    Router::new()
+        .route("/orders/{id}/ship", post(ship))
+        .with_state(AppState { redlock })
+}

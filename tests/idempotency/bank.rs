@@ -1,0 +1,209 @@
+//! HTTP servers over shared Redis nodes whose handler counts payments.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Query;
+use axum::response::IntoResponse;
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
+
+use crate::support::http::{Response, request};
+use crate::support::{Cluster, Deadline, RedisServer, wait_until};
+
+/// What happens once per key, counted over all servers of a test.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Bank(pub(crate) Arc<AtomicUsize>);
+
+impl Bank {
+    pub(crate) fn executed(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn routes(&self) -> Router {
+        let bank = self.clone();
+        let pay = async move |Query(form): Query<Form>| {
+            let number = bank.0.fetch_add(1, Ordering::SeqCst) + 1;
+            sleep(Duration::from_millis(form.ms)).await;
+            // Not text: what is replayed must be the same bytes.
+            let mut body: Vec<u8> = (0..=u8::MAX).collect();
+            body.extend(format!("payment {number} {:016x}", fastrand::u64(..)).bytes());
+            body.resize(body.len() + form.size, b'x');
+            ([("x-payment", number.to_string())], body).into_response()
+        };
+        Router::new().route("/payments", post(pay))
+    }
+}
+
+#[derive(Debug, serde::Deserialize)]
+pub(crate) struct Form {
+    #[serde(default)]
+    pub(crate) ms: u64,
+    #[serde(default)]
+    pub(crate) size: usize,
+}
+
+/// One of the servers that share the nodes.
+pub(crate) struct Server {
+    pub(crate) redlock: Redlock,
+    pub(crate) addr: SocketAddr,
+    pub(crate) serving: JoinHandle<()>,
+}
+
+impl Server {
+    pub(crate) async fn start(cluster: &Cluster, bank: &Bank) -> Self {
+        Self::start_with(cluster, bank, NODE_TIMEOUT, |layer| layer).await
+    }
+
+    /// Starts it and waits until it is connected to all nodes that run.
+    pub(crate) async fn start_with(
+        cluster: &Cluster,
+        bank: &Bank,
+        node_timeout: Duration,
+        set: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
+    ) -> Self {
+        let running = cluster.servers.iter().filter(|server| server.is_running());
+        let redlock = redlock(cluster.urls(), running.count(), node_timeout).await;
+        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
+        Self::serve(redlock, bank.routes().route_layer(set(layer))).await
+    }
+
+    pub(crate) async fn serve(redlock: Redlock, app: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("127.0.0.1 has a free port");
+        let addr = listener.local_addr().expect("a bound listener has one");
+        let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("TCP has it"));
+        let serving = tokio::spawn(async move {
+            let served = axum::serve(listener, app).await;
+            served.expect("axum serves until it is aborted");
+        });
+        Self {
+            redlock,
+            addr,
+            serving,
+        }
+    }
+
+    pub(crate) async fn pay(&self, path: &str, key: &str) -> Response {
+        pay(self.addr, path, key).await
+    }
+
+    /// Sends a duplicate that must be answered with what the first was.
+    #[track_caller]
+    pub(crate) fn replays(
+        &self,
+        path: &str,
+        key: &str,
+        first: &Response,
+    ) -> impl Future<Output = ()> {
+        let caller = std::panic::Location::caller();
+        async move {
+            let again = self.pay(path, key).await;
+            assert!(is_replayed(&again), "{caller}: {}", said(&again));
+            assert_eq!(as_recorded(&again), as_recorded(first), "{caller}");
+        }
+    }
+
+    /// Ends it when nothing is left to be told to the nodes.
+    pub(crate) async fn drain(self) {
+        let drained = self.redlock.drain(PATIENCE).await;
+        assert_eq!(drained.held, [], "all of it has ended");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Makes a client and waits until it is connected to as many nodes as run.
+pub(crate) async fn redlock(urls: Vec<String>, running: usize, node_timeout: Duration) -> Redlock {
+    let redlock = Redlock::builder()
+        .urls(urls)
+        .node_timeout(node_timeout)
+        .restart_guard(RestartGuard::Off)
+        .build()
+        .expect("the settings are valid");
+    let deadline = Deadline::after(PATIENCE);
+    while redlock.health().await.up() < running {
+        assert!(!deadline.is_over(), "not all nodes are reached");
+        sleep(POLL).await;
+    }
+    redlock
+}
+
+pub(crate) async fn pay(addr: SocketAddr, path: &str, key: &str) -> Response {
+    request(addr, "POST", path, &[(KEY, key)], b"amount=5").await
+}
+
+/// An answer, for the messages of this test.
+pub(crate) fn said(answer: &Response) -> String {
+    let text = answer.text().escape_debug().to_string();
+    format!("{} {text:.300}", answer.status)
+}
+
+pub(crate) fn is_replayed(answer: &Response) -> bool {
+    answer.status == 200 && answer.header("idempotency-replayed") == Some("true")
+}
+
+/// Whether it was executed for this answer, and recorded.
+pub(crate) fn is_executed(answer: &Response) -> bool {
+    let marks = ["idempotency-replayed", "idempotency-recorded"];
+    answer.status == 200 && marks.iter().all(|mark| answer.header(mark).is_none())
+}
+
+pub(crate) fn is_contended(answer: &Response) -> bool {
+    answer.status == 409 && answer.json()["code"] == "lock-contended"
+}
+
+/// All of an answer that a replay has in common with the first.
+pub(crate) fn as_recorded(answer: &Response) -> (u16, Vec<(String, String)>, &[u8]) {
+    let own = ["date", "idempotency-replayed"];
+    let mut headers = answer.headers.clone();
+    headers.retain(|(name, _)| !own.contains(&name.as_str()));
+    headers.sort();
+    (answer.status, headers, &answer.body)
+}
+
+/// Returns the name of the only record of a server, if it has one.
+#[track_caller]
+pub(crate) fn record(server: &RedisServer) -> Option<String> {
+    let mut records = server.keys("*:done");
+    assert!(records.len() <= 1, "{records:?}");
+    records.pop()
+}
+
+/// Waits until all nodes have the record: the last of them is written after the answer.
+pub(crate) async fn wait_until_recorded(cluster: &Cluster) {
+    wait_until("all nodes have the record", PATIENCE, || {
+        let mut servers = cluster.servers.iter();
+        servers.all(|server| record(server).is_some())
+    })
+    .await;
+}
+
+pub(crate) fn pttl(server: &RedisServer, key: &str) -> i64 {
+    let pttl = server.command(&["PTTL", key]).as_int();
+    pttl.expect("it is a number")
+}
+
+/// A busy machine is no outage.
+pub(crate) const NODE_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// How long anything may take that must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) const POLL: Duration = Duration::from_millis(5);
+
+pub(crate) const KEY: &str = "idempotency-key";
+
+/// How often a crowd of which nobody won comes back.
+pub(crate) const RETRIES: usize = 20;

@@ -1,0 +1,76 @@
+//! Payments of named callers, with a handler that answers as the query asks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Query, Request};
+use axum::http::StatusCode;
+use axum::routing::any;
+use http_body_util::BodyExt;
+use tokio::time::sleep;
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{ExecutionHandle, IdempotencyKey, IdempotencyLayer, key};
+
+use crate::support::{Answer, redlock};
+
+/// A handler that counts, and answers how many executions there were.
+#[derive(Clone, Default)]
+pub(crate) struct Payments(pub(crate) Arc<AtomicUsize>);
+
+impl Payments {
+    pub(crate) fn executed(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn app(&self, layer: IdempotencyLayer) -> Router {
+        let payments = self.clone();
+        let pay = async move |Query(form): Query<Form>, request: Request| {
+            assert!(request.extensions().get::<ExecutionHandle>().is_some());
+            assert!(request.extensions().get::<IdempotencyKey>().is_some());
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            sleep(Duration::from_millis(form.ms.unwrap_or(0))).await;
+            let number = payments.0.fetch_add(1, Ordering::SeqCst) + 1;
+            let status = StatusCode::from_u16(form.status.unwrap_or(200)).unwrap();
+            assert!(status != StatusCode::IM_A_TEAPOT, "as the test wants it");
+            let size = form.size.unwrap_or(0);
+            let text = format!(
+                "payment {number} of {} bytes {}",
+                body.len(),
+                "x".repeat(size)
+            );
+            let headers = [
+                ("x-payment", "kept"),
+                ("set-cookie", "session=1"),
+                ("connection", "x-hop"),
+                ("x-hop", "dropped"),
+            ];
+            (status, headers, text)
+        };
+        Router::new().route("/payments", any(pay)).layer(layer)
+    }
+}
+
+#[derive(serde::Deserialize)]
+pub(crate) struct Form {
+    pub(crate) ms: Option<u64>,
+    pub(crate) status: Option<u16>,
+    pub(crate) size: Option<usize>,
+}
+
+pub(crate) fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
+    IdempotencyLayer::new(redlock(nodes), key::header("x-user"))
+}
+
+pub(crate) fn request(target: &str, key: &str, body: &'static str) -> Request {
+    let request = Request::post(target)
+        .header("x-user", "alice")
+        .header("idempotency-key", key);
+    request.body(Body::from(body)).unwrap()
+}
+
+pub(crate) async fn pay(app: &Router, target: &str, key: &str) -> Answer {
+    Answer::to(app, request(target, key, "amount=5")).await
+}

@@ -1,0 +1,224 @@
+//! Requests that are dropped, and runtimes that end, before, during and after an execution.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::StatusCode;
+use axum::routing::post;
+use futures_util::{StreamExt, stream};
+use http_body_util::BodyExt;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{sleep, timeout};
+use tower::{Layer, ServiceExt};
+use tower_redlock::test_util::{Gate, ScriptedNodes};
+use tower_redlock::{Redlock, RedlockLayer, RunToCompletion, key};
+
+use crate::payments::{counts_begun, once, pay, per_account, request};
+use crate::support::{Executed, SlowReadiness, ms, redlock, secs};
+
+/// Polls a request as often as `polls`, with time going on in between, and drops it then. Returns whether it
+/// had ended.
+async fn dropped_after(app: &Router, polls: usize) -> bool {
+    let mut call = pin!(pay(app, "/payments?account=1&ms=30", "a"));
+    for _ in 0..polls {
+        let polled = poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_ready())).await;
+        if polled {
+            return true;
+        }
+        // Timers and tasks go on.
+        sleep(ms(1)).await;
+    }
+    false
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_dropped_at_any_poll_leaves_no_key_or_one_recorded_execution() {
+    type Stack = fn(Router, &Redlock) -> Router;
+    let stacks: [(&str, Stack); 5] = [
+        ("alone", |app, redlock| {
+            app.layer(once(redlock).at_most_once(true))
+        }),
+        ("lock outside", |app, redlock| {
+            app.layer(once(redlock).at_most_once(true))
+                .layer(per_account(redlock))
+        }),
+        ("lock inside", |app, redlock| {
+            app.layer(per_account(redlock))
+                .layer(once(redlock).at_most_once(true))
+        }),
+        ("running on, outside", |app, redlock| {
+            let app = app.layer(once(redlock).at_most_once(true));
+            app.layer(per_account(redlock).on_disconnect(RunToCompletion))
+        }),
+        ("running on, inside", |app, redlock| {
+            let app = app.layer(per_account(redlock).on_disconnect(RunToCompletion));
+            app.layer(once(redlock).at_most_once(true))
+        }),
+    ];
+    for (name, stack) in stacks {
+        let mut outcomes = [0; 2];
+        for polls in 0..90 {
+            let nodes = ScriptedNodes::new(3);
+            (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(5))));
+            let (redlock, executed) = (redlock(&nodes), Executed::default());
+            let app = stack(counts_begun(&executed), &redlock);
+            let ended = dropped_after(&app, polls).await;
+            sleep(ms(200)).await;
+            let what = format!("{name}: dropped after {polls} polls");
+            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            let before = executed.count();
+            assert!(before <= 1, "{what}");
+            outcomes[before] += 1;
+            let again = pay(&app, "/payments?account=1&ms=30", "a").await;
+            assert_eq!(again.body, "payment 1", "{what}: {again:?}");
+            assert_eq!(again.is_replayed(), before == 1, "{what}");
+            assert_eq!(executed.count(), 1, "{what}");
+            assert!(redlock.drain(secs(1)).await.held.is_empty(), "{what}");
+            if ended {
+                break;
+            }
+        }
+        assert!(
+            outcomes.iter().all(|count| *count > 3),
+            "{name}: {outcomes:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn execution_without_its_client_keeps_all_outer_locks() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, executed) = (redlock(&nodes), Executed::default());
+    let tenant = RedlockLayer::new(redlock.clone(), ("tenant", key::query("tenant")));
+    let app = counts_begun(&executed).layer(once(&redlock));
+    let app = app.layer(per_account(&redlock)).layer(tenant);
+    let call = pay(&app, "/payments?account=1&tenant=2&ms=1000", "a");
+    assert!(timeout(ms(100), call).await.is_err());
+    sleep(ms(100)).await;
+    for target in [
+        "/payments?account=1&tenant=3",
+        "/payments?account=4&tenant=2",
+    ] {
+        let beside = pay(&app, target, "b").await;
+        assert_eq!(beside.status, StatusCode::LOCKED, "{target}");
+    }
+    sleep(secs(1)).await;
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn outer_lock_is_held_until_a_streamed_response_is_sent_or_dropped() {
+    for leaves in [false, true] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = redlock(&nodes);
+        let streaming = async || {
+            let pieces = stream::iter(0..20).then(|piece| async move {
+                sleep(ms(100)).await;
+                Ok::<_, Infallible>(format!("{piece}\n"))
+            });
+            Body::from_stream(pieces)
+        };
+        let app = Router::new().route("/payments", post(streaming));
+        let app = app.layer(once(&redlock)).layer(per_account(&redlock));
+        let target = "/payments?account=1";
+        let response = app.clone().oneshot(request(target, "a")).await.unwrap();
+        let mut body = response.into_body();
+        assert!(body.frame().await.unwrap().is_ok());
+        assert_eq!(pay(&app, target, "b").await.status, StatusCode::LOCKED);
+        if leaves {
+            drop(body);
+            sleep(ms(10)).await;
+        } else {
+            body.collect().await.unwrap();
+        }
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+        assert_eq!(pay(&app, target, "a").await.code(), "result-not-kept");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_dropped_before_its_service_is_ready_leaves_the_key_to_the_next() {
+    for waits in [false, true] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let redlock = redlock(&nodes);
+        let layer = once(&redlock)
+            .at_most_once(true)
+            .wait(secs(u64::from(waits) * 30));
+        let slow = layer.layer(SlowReadiness::new(counts_begun(&executed), secs(5)));
+        let first = tokio::spawn(slow.oneshot(request("/payments", "a")));
+        sleep(secs(7)).await;
+        assert_eq!(nodes.locks(), [1, 1, 1], "granted, and not begun");
+        let app = counts_begun(&executed).layer(layer.clone());
+        let mut others = JoinSet::new();
+        if waits {
+            (0..3).for_each(|_| {
+                let app = app.clone();
+                others.spawn(async move { pay(&app, "/payments", "a").await });
+            });
+            sleep(ms(10)).await;
+        }
+        first.abort();
+        sleep(ms(100)).await;
+        let answers = others.join_all().await;
+        assert!(answers.iter().all(|answer| answer.body == "payment 1"));
+        let again = pay(&app, "/payments", "a").await;
+        assert_eq!((again.body, executed.count()), ("payment 1".into(), 1));
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+}
+
+#[test]
+fn runtime_dropped_during_an_execution_leaves_the_key_locked_until_its_ttl() {
+    let nodes = ScriptedNodes::new(3);
+    let executed = Executed::default();
+    let redlock = redlock(&nodes);
+    let app = counts_begun(&executed)
+        .layer(once(&redlock))
+        .layer(per_account(&redlock));
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let first = runtime();
+    first.block_on(async {
+        let call = pay(&app, "/payments?account=1&ms=60000", "a");
+        assert!(timeout(ms(50), call).await.is_err());
+    });
+    drop(first);
+    runtime().block_on(async {
+        let again = pay(&app, "/payments?account=2", "a").await;
+        assert!(!again.status.is_success(), "{again:?}");
+        assert_eq!(executed.count(), 1);
+        let other = pay(&app, "/payments?account=2", "b").await;
+        assert_eq!(other.body, "payment 2");
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn execution_of_an_unpolled_request_runs_to_its_end() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = counts_begun(&executed).layer(once(&redlock(&nodes)));
+    let mut call = Box::pin(pay(&app, "/payments?ms=20000", "a"));
+    let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending());
+    for _ in 0..100 {
+        let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending());
+        yield_now().await;
+        if executed.count() == 1 {
+            break;
+        }
+    }
+    sleep(secs(30)).await;
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
+    assert_eq!(call.await.body, "payment 1");
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(app)));
+    assert!(dropped.is_ok());
+}

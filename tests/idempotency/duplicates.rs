@@ -1,0 +1,304 @@
+//! Duplicates of running and recorded executions, and requests that are dropped.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{IdempotencyLayer, RedlockLayer, scope};
+
+use crate::callers::{Payments, layer, pay, request};
+use crate::support::{Answer, redlock};
+
+#[tokio::test(start_paused = true)]
+async fn duplicate_gets_the_recorded_response_from_any_server() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let first = pay(&app, "/payments", "a").await;
+    assert_eq!(
+        (first.status, &first.body[..]),
+        (StatusCode::OK, &b"payment 1 of 8 bytes "[..])
+    );
+    assert!(!first.is_replayed());
+    for server in [app.clone(), payments.app(layer(&nodes))] {
+        let again = pay(&server, "/payments", "a").await;
+        assert!(again.is_replayed());
+        assert_eq!((again.status, &again.body), (first.status, &first.body));
+        assert_eq!(again.headers["x-payment"], "kept");
+        for dropped in ["set-cookie", "connection", "x-hop", "date"] {
+            assert!(!again.headers.contains_key(dropped), "{dropped}");
+        }
+    }
+    assert_eq!(payments.executed(), 1);
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    let other = pay(&app, "/payments", "b").await;
+    assert_eq!(other.body, "payment 2 of 8 bytes ");
+}
+
+#[tokio::test(start_paused = true)]
+async fn replay_costs_one_command_per_node() {
+    let nodes = ScriptedNodes::new(3);
+    let app = Payments::default().app(layer(&nodes));
+    let sent = |kind| [0, 1, 2].map(|node| nodes.sent(node, kind));
+    pay(&app, "/payments", "a").await;
+    assert_eq!(sent(OpKind::Acquire), [1, 1, 1]);
+    assert_eq!(sent(OpKind::Record), [1, 1, 1], "in place of the release");
+    assert_eq!(sent(OpKind::Release), [0, 0, 0]);
+    for node in 0..3 {
+        // The third answers after the replay is decided.
+        nodes.set(node, Gate::Slow(Duration::from_millis(1 + node as u64)));
+    }
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(sent(OpKind::Acquire), [2, 2, 2]);
+    for other in [OpKind::Confirm, OpKind::Release, OpKind::Look] {
+        assert_eq!(sent(other), [0, 0, 0], "{other:?}");
+    }
+    assert_eq!(sent(OpKind::Record), [1, 1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn duplicate_of_a_running_execution_is_refused_or_waits() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let slow = "/payments?ms=1000";
+    for elsewhere in [false, true] {
+        let app = payments.app(layer(&nodes));
+        let other = if elsewhere {
+            payments.app(layer(&nodes))
+        } else {
+            app.clone()
+        };
+        let patient = payments.app(layer(&nodes).wait(Duration::from_secs(5)));
+        let before = payments.executed();
+        let key = if elsewhere { "a" } else { "b" };
+        let later = async |app: &Router, body| {
+            sleep(Duration::from_millis(100)).await;
+            Answer::to(app, request(slow, key, body)).await
+        };
+        let (first, refused, reused, waited) = tokio::join!(
+            pay(&app, slow, key),
+            later(&other, "amount=5"),
+            later(&other, "amount=6"),
+            later(&patient, "amount=5"),
+        );
+        assert_eq!(first.status, StatusCode::OK);
+        assert_eq!(
+            (refused.status, refused.code()),
+            (StatusCode::CONFLICT, "lock-contended")
+        );
+        assert!(refused.headers.contains_key("retry-after"));
+        assert_eq!(reused.status, StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(reused.code(), "idempotency-key-reused");
+        assert!(waited.is_replayed());
+        assert_eq!(waited.body, first.body);
+        assert_eq!(payments.executed(), before + 1);
+        let later = Answer::to(&other, request(slow, key, "amount=6")).await;
+        assert_eq!(later.code(), "idempotency-key-reused");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_request_does_not_stop_its_execution() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let slow = "/payments?ms=1000";
+    let gone = timeout(Duration::from_millis(100), pay(&app, slow, "a")).await;
+    assert!(gone.is_err());
+    sleep(Duration::from_secs(2)).await;
+    let retry = pay(&app, slow, "a").await;
+    assert!(retry.is_replayed());
+    assert_eq!(payments.executed(), 1);
+    // One that leaves before it is its turn leaves nothing.
+    for node in 0..3 {
+        nodes.set(node, Gate::Slow(Duration::from_millis(20)));
+    }
+    let gone = timeout(Duration::from_millis(10), pay(&app, slow, "b")).await;
+    assert!(gone.is_err());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_request_with_another_payload_is_refused_as_reused() {
+    let nodes = ScriptedNodes::new(3);
+    for node in 0..3 {
+        nodes.set(node, Gate::Slow(Duration::from_millis(2)));
+    }
+    let payments = Payments::default();
+    for (round, layer) in [layer(&nodes), layer(&nodes).max_waiters(1)]
+        .into_iter()
+        .enumerate()
+    {
+        let app = payments.app(layer);
+        let (slow, key) = ("/payments?ms=1000", round.to_string());
+        // All of them come while the first is only asking.
+        let (first, reused, refused) = tokio::join!(
+            Answer::to(&app, request(slow, &key, "amount=5")),
+            Answer::to(&app, request(slow, &key, "amount=6")),
+            Answer::to(&app, request(slow, &key, "amount=5")),
+        );
+        assert_eq!(first.status, StatusCode::OK);
+        assert_eq!(refused.code(), "lock-contended");
+        if round == 0 {
+            assert_eq!(reused.code(), "idempotency-key-reused");
+        }
+    }
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_duplicates_of_a_record_are_all_replayed() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    for node in 0..3 {
+        nodes.set(node, Gate::Slow(Duration::from_millis(5)));
+    }
+    let first = pay(&app, "/payments", "a").await;
+    let duplicates = (0..200).map(|_| pay(&app, "/payments", "a"));
+    let (duplicates, reused) = tokio::join!(
+        futures_util::future::join_all(duplicates),
+        Answer::to(&app, request("/payments", "a", "amount=6"))
+    );
+    for duplicate in duplicates {
+        assert!(duplicate.is_replayed(), "{}", duplicate.code());
+        assert_eq!(duplicate.body, first.body);
+    }
+    assert_eq!(reused.code(), "idempotency-key-reused");
+    assert_eq!(payments.executed(), 1);
+    assert_eq!(
+        nodes.sent(0, OpKind::Acquire),
+        2,
+        "the first of them asks for all"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_dropped_at_any_time_leave_no_lock_and_no_task() {
+    const GATES: [Gate; 5] = [
+        Gate::Ready,
+        Gate::Slow(Duration::from_millis(3)),
+        Gate::Never,
+        Gate::Failing,
+        Gate::Down,
+    ];
+    let ms = Duration::from_millis;
+    for round in 0..2_000 {
+        let mut random = fastrand::Rng::with_seed(round);
+        let nodes = ScriptedNodes::new(3);
+        let gates = [Gate::Ready, Gate::Ready, GATES[random.usize(..5)]];
+        for (node, gate) in gates.into_iter().enumerate() {
+            nodes.set(node, gate);
+        }
+        let (begun, ended) = (Payments::default(), Payments::default());
+        let status = [StatusCode::OK, StatusCode::BAD_GATEWAY][random.usize(..2)];
+        let pay_there = post({
+            let (begun, ended) = (begun.clone(), ended.clone());
+            async move || {
+                begun.0.fetch_add(1, Ordering::SeqCst);
+                sleep(ms(5)).await;
+                ended.0.fetch_add(1, Ordering::SeqCst);
+                status
+            }
+        });
+        let redlock = redlock(&nodes);
+        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
+        let layer = layer.wait(ms(100)).at_most_once(random.bool());
+        let app = Router::new().route("/payments", pay_there).layer(layer);
+        let what = format!("round {round}: {gates:?}, {status}");
+        let mut both = Box::pin(async {
+            let [one, other] = [(); 2].map(|()| pay(&app, "/payments", "a"));
+            tokio::join!(one, other)
+        });
+        for _ in 0..random.usize(..24) {
+            if futures_util::poll!(&mut both).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+            if random.bool() {
+                sleep(ms(1)).await;
+            }
+        }
+        drop(both);
+        let drained = timeout(ms(10_000), redlock.drain(ms(5_000))).await;
+        assert_eq!(drained.expect(&what).held, [], "{what}");
+        assert_eq!(begun.executed(), ended.executed(), "{what}");
+        assert!(status != StatusCode::OK || ended.executed() <= 1, "{what}");
+        // What is on a slow wire arrives.
+        sleep(ms(10)).await;
+        assert_eq!(nodes.locks()[..2], [0, 0], "{what}");
+        drop((app, redlock));
+        sleep(ms(200)).await;
+        let tasks = tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks();
+        assert_eq!(tasks, 0, "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn inner_lock_waits_whatever_its_key_and_redlock() {
+    let (nodes, others) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+    let same = redlock(&nodes);
+    // Sorts before all keys of idempotent requests.
+    for (key, locks) in [("a", same.clone()), ("b", redlock(&others))] {
+        let within = RedlockLayer::new(locks.clone(), "0").wait(Duration::from_secs(5));
+        let app = Router::new()
+            .route("/payments", post(async || "paid").layer(within))
+            .layer(IdempotencyLayer::new(same.clone(), scope::public()));
+        let other = locks.lock("0").await.unwrap();
+        let (paid, _) = tokio::join!(pay(&app, "/payments", key), async {
+            sleep(Duration::from_secs(1)).await;
+            other.release().await.unwrap();
+        });
+        assert_eq!(paid.status, StatusCode::OK, "{key}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn duplicate_is_refused_as_soon_as_the_first_executes() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Acquire, Gate::Slow(Duration::from_millis(20)));
+    }
+    let slow = "/payments?ms=1000";
+    let began = Instant::now();
+    let duplicate = async {
+        sleep(Duration::from_millis(5)).await;
+        let answer = pay(&app, slow, "a").await;
+        (answer.code(), began.elapsed())
+    };
+    let (first, (code, after)) = tokio::join!(pay(&app, slow, "a"), duplicate);
+    assert_eq!((first.status, code), (StatusCode::OK, "lock-contended"));
+    // The nodes' round trip, and not twice what they may take at most.
+    assert!(after < Duration::from_millis(25), "{after:?}");
+    assert_eq!(payments.executed(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_waiters_limits_waiting_duplicates() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let patient = layer(&nodes).wait(Duration::from_secs(5)).max_waiters(1);
+    let app = payments.app(patient);
+    let slow = "/payments?ms=1000";
+    let later = async |ms| {
+        sleep(Duration::from_millis(ms)).await;
+        pay(&app, slow, "a").await
+    };
+    let (first, waited, refused) = tokio::join!(pay(&app, slow, "a"), later(100), later(200));
+    assert_eq!(
+        (refused.status, refused.code()),
+        (StatusCode::SERVICE_UNAVAILABLE, "lock-overloaded")
+    );
+    assert!(waited.is_replayed());
+    assert_eq!((waited.body, payments.executed()), (first.body, 1));
+}

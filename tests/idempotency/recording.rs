@@ -1,0 +1,413 @@
+//! Which responses are recorded, for how long, and what follows when nodes refuse, fail or forget.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::post;
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_redlock::idempotency::RecordKeys;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{IdempotencyLayer, OnUnrecorded, RedlockLayer, key};
+
+use crate::callers::{Payments, layer, pay, request};
+use crate::support::redlock;
+
+#[tokio::test(start_paused = true)]
+async fn failed_response_is_executed_again_unless_at_most_once() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let careful = payments.app(layer(&nodes).at_most_once(true));
+    for (number, app) in [&app, &careful].into_iter().enumerate() {
+        let key = number.to_string();
+        let failed = pay(app, "/payments?status=503", &key).await;
+        assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(failed.rejection, None, "it is the handler's");
+        let again = pay(app, "/payments?status=503", &key).await;
+        if number == 0 {
+            assert_eq!((again.status, again.rejection), (failed.status, None));
+        } else {
+            assert_eq!(
+                (again.status, again.code()),
+                (StatusCode::CONFLICT, "outcome-unknown")
+            );
+        }
+    }
+    assert_eq!(payments.executed(), 3);
+    let kept = pay(&app, "/payments?status=404", "c").await;
+    let again = pay(&app, "/payments?status=404", "c").await;
+    assert!(again.is_replayed());
+    assert_eq!((again.status, again.body), (kept.status, kept.body));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_leaves_the_idempotency_key_locked_until_its_ttl() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    for at_most_once in [false, true] {
+        let app = payments.app(layer(&nodes).at_most_once(at_most_once));
+        let key = at_most_once.to_string();
+        let panics = tokio::spawn({
+            let (app, key) = (app.clone(), key.clone());
+            async move { pay(&app, "/payments?status=418", &key).await }
+        });
+        assert!(panics.await.is_err());
+        assert_eq!(
+            pay(&app, "/payments", &key).await.status,
+            StatusCode::UNPROCESSABLE_ENTITY
+        );
+        let again = pay(&app, "/payments?status=418", &key).await;
+        assert_eq!(again.code(), "lock-contended");
+        sleep(Duration::from_secs(11)).await;
+        let again = pay(&app, "/payments", &key).await;
+        let refused = if at_most_once { "outcome-unknown" } else { "" };
+        assert_eq!(again.code(), refused);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_too_large_to_record_is_sent_once_and_never_executed_again() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes).max_response_body(100));
+    let large = pay(&app, "/payments?size=200", "a").await;
+    assert_eq!((large.status, large.body.len()), (StatusCode::OK, 221));
+    let again = pay(&app, "/payments?size=200", "a").await;
+    assert_eq!(
+        (again.status, again.code()),
+        (StatusCode::CONFLICT, "result-not-kept")
+    );
+    // At the limit, and one byte over.
+    let full = pay(&app, "/payments?size=79", "b").await;
+    assert_eq!(full.body.len(), 100);
+    assert_eq!(pay(&app, "/payments?size=79", "b").await.body, full.body);
+    assert_eq!(pay(&app, "/payments?size=80", "c").await.body.len(), 101);
+    let again = pay(&app, "/payments?size=80", "c").await;
+    assert_eq!(again.code(), "result-not-kept");
+    assert_eq!(payments.executed(), 3);
+    // What would keep the nodes from answering others is not kept, whatever is asked for.
+    let app = payments.app(layer(&nodes).max_response_body(usize::MAX));
+    let huge = "/payments?size=1100000";
+    assert_eq!(pay(&app, huge, "d").await.status, StatusCode::OK);
+    assert_eq!(pay(&app, huge, "d").await.code(), "result-not-kept");
+}
+
+#[tokio::test(start_paused = true)]
+async fn big_record_is_fetched_once_for_a_replay() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let big = pay(&app, "/payments?size=60000", "a").await;
+    let again = pay(&app, "/payments?size=60000", "a").await;
+    assert!(again.is_replayed());
+    assert_eq!(again.body, big.body);
+    assert_eq!(payments.executed(), 1);
+    let sent = |kind| (0..3).map(|node| nodes.sent(node, kind)).sum::<usize>();
+    assert_eq!((sent(OpKind::Fetch), sent(OpKind::Look)), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn replays_repair_a_record_that_one_node_after_another_forgets() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let first = pay(&app, "/payments", "a").await;
+    for round in 0..2 {
+        for node in 0..3 {
+            nodes.wipe(node);
+            let again = pay(&app, "/payments", "a").await;
+            assert!(again.is_replayed(), "round {round}, node {node}");
+            assert_eq!(again.body, first.body);
+            // Time for what is done in the background.
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+    assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
+    // Two without a replay in between are one too many: the documented limit.
+    nodes.wipe(0);
+    nodes.wipe(1);
+    nodes.set(2, Gate::Down);
+    assert!(!pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn execution_that_outlived_its_lock_is_recorded_without_a_rival() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    (0..2).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Failing));
+    let slow = "/payments?ms=60000";
+    let first = pay(&app, slow, "a").await;
+    assert_eq!(first.status, StatusCode::OK);
+    assert!(!first.headers.contains_key("idempotency-recorded"));
+    assert!(pay(&app, slow, "a").await.is_replayed());
+    assert_eq!(payments.executed(), 1);
+}
+
+/// The lock of the execution is still there, and keeps a new owner from recording.
+#[tokio::test(start_paused = true)]
+async fn record_of_a_minority_is_completed_as_soon_as_a_majority_answers() {
+    for mute in [Gate::Never, Gate::Failing] {
+        let nodes = ScriptedNodes::new(3);
+        let payments = Payments::default();
+        let app = payments.app(layer(&nodes));
+        for node in 0..2 {
+            nodes.set_for(node, OpKind::Record, mute);
+            nodes.set_for(node, OpKind::Look, Gate::Slow(Duration::from_millis(20)));
+        }
+        // After they were asked to record, and before their answers to the look.
+        let back = async {
+            while nodes.sent(0, OpKind::Look) == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            (0..2).for_each(|node| nodes.set(node, Gate::Ready));
+        };
+        let (first, ()) = tokio::join!(pay(&app, "/payments", "a"), back);
+        assert_eq!(first.status, StatusCode::OK);
+        assert!(
+            !first.headers.contains_key("idempotency-recorded"),
+            "{mute:?}"
+        );
+        assert!(pay(&app, "/payments", "a").await.is_replayed());
+        assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_without_a_majority_of_records_is_marked_unrecorded() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let redlock = redlock(&nodes);
+    let layer = IdempotencyLayer::new(redlock.clone(), key::header("x-user"));
+    let app = payments.app(layer);
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Record, Gate::Failing);
+        nodes.set_for(node, OpKind::Look, Gate::Failing);
+    }
+    let first = pay(&app, "/payments", "a").await;
+    assert_eq!(first.status, StatusCode::OK);
+    assert_eq!(first.headers["idempotency-recorded"], "false");
+    // The lock stays as long as it lives: somebody executed.
+    let again = pay(&app, "/payments", "a").await;
+    assert_eq!(again.status, StatusCode::CONFLICT);
+    assert_eq!(payments.executed(), 1);
+    // And whoever shuts down is told where it stays.
+    let drained = redlock.drain(Duration::from_secs(1)).await;
+    assert!(!drained.is_clean(), "{drained:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn unavailable_quorum_is_503_without_an_execution() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    nodes.set(0, Gate::Down);
+    nodes.set(1, Gate::Never);
+    let refused = pay(&app, "/payments", "a").await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.code(), "lock-unavailable");
+    assert_eq!(payments.executed(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_expire_after_their_retention() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes).retention(Duration::from_secs(100)));
+    pay(&app, "/payments", "a").await;
+    sleep(Duration::from_secs(99)).await;
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+    sleep(Duration::from_secs(2)).await;
+    assert!(!pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn inner_refusal_is_not_recorded() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let redlock = redlock(&nodes);
+    // Layers that come later stand outside: the lock is within.
+    let pay_within = post({
+        let payments = payments.clone();
+        async move || payments.0.fetch_add(1, Ordering::SeqCst).to_string()
+    });
+    let pay_within = pay_within.layer(RedlockLayer::new(redlock.clone(), "account"));
+    let app = Router::new()
+        .route("/payments", pay_within)
+        .layer(layer(&nodes));
+    let other = redlock.lock("account").await.unwrap();
+    let refused = pay(&app, "/payments", "a").await;
+    assert_eq!(refused.status, StatusCode::LOCKED);
+    other.release().await.unwrap();
+    let paid = pay(&app, "/payments", "a").await;
+    assert_eq!(paid.status, StatusCode::OK);
+    assert!(!paid.is_replayed());
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!((payments.executed(), nodes.locks()), (1, vec![0, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn inner_service_error_leaves_the_idempotency_key_locked_until_its_ttl() {
+    let nodes = ScriptedNodes::new(3);
+    let failing = service_fn(async |_| Err::<Response, _>("perhaps an effect"));
+    let failing = layer(&nodes).layer(failing);
+    let failed = failing.oneshot(request("/payments", "a", "")).await;
+    assert_eq!(failed.err(), Some("perhaps an effect"));
+    assert_eq!(nodes.locks(), [1, 1, 1]);
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn execution_that_lost_its_lease_gets_conflicting_outcomes_and_no_replay() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let (slow, other) = (payments.app(layer(&nodes)), payments.app(layer(&nodes)));
+    let (first, second) = tokio::join!(pay(&slow, "/payments?ms=60000", "a"), async {
+        sleep(Duration::from_secs(10)).await;
+        // The lock of the first is over by then, and nobody else can know of it.
+        (0..3).for_each(|node| nodes.wipe(node));
+        sleep(Duration::from_secs(20)).await;
+        pay(&other, "/payments", "a").await
+    });
+    assert_eq!(second.body, "payment 1 of 8 bytes ");
+    assert_eq!(first.code(), "conflicting-outcomes");
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn protocol_upgrade_is_not_replayed() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    let first = pay(&app, "/payments?status=101", "a").await;
+    assert_eq!(first.status, StatusCode::SWITCHING_PROTOCOLS);
+    let again = pay(&app, "/payments?status=101", "a").await;
+    assert_eq!((again.code(), payments.executed()), ("result-not-kept", 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn encrypt_and_compress_above_replay_the_response_unchanged() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let with = |keys: RecordKeys| payments.app(layer(&nodes).compress_above(1024).encrypt(keys));
+    let first = with(RecordKeys::new(1, &[1; 32]));
+    let large = "/payments?size=60000";
+    let answer = pay(&first, large, "a").await;
+    assert_eq!(answer.status, StatusCode::OK);
+    // So much smaller that it travels with the answers of the nodes.
+    let again = pay(&first, large, "a").await;
+    assert!(again.is_replayed());
+    assert_eq!(again.body, answer.body);
+    assert_eq!(nodes.sent(0, OpKind::Look), 0);
+
+    let rotated = with(RecordKeys::new(2, &[2; 32]).reading(1, &[1; 32]));
+    assert_eq!(pay(&rotated, large, "a").await.body, answer.body);
+    let without = payments.app(layer(&nodes));
+    for other in [with(RecordKeys::new(2, &[2; 32])), without] {
+        let refused = pay(&other, large, "a").await;
+        assert_eq!(
+            (refused.status.as_u16(), refused.code()),
+            (500, "misconfigured")
+        );
+    }
+    assert_eq!(
+        payments.executed(),
+        1,
+        "an unknown key is an error, and no execution"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn record_survives_two_of_five_forgetful_nodes_and_not_three() {
+    for (one, other) in (0..5).flat_map(|one| (0..one).map(move |other| (one, other))) {
+        let nodes = ScriptedNodes::new(5);
+        let payments = Payments::default();
+        let app = payments.app(layer(&nodes));
+        pay(&app, "/payments", "a").await;
+        // All five have it a moment later.
+        sleep(Duration::from_secs(1)).await;
+        nodes.wipe(one);
+        nodes.wipe(other);
+        assert!(
+            pay(&app, "/payments", "a").await.is_replayed(),
+            "{one}, {other}"
+        );
+        assert_eq!(payments.executed(), 1);
+    }
+    let nodes = ScriptedNodes::new(5);
+    let payments = Payments::default();
+    let app = payments.app(layer(&nodes));
+    pay(&app, "/payments", "a").await;
+    sleep(Duration::from_secs(1)).await;
+    (0..3).for_each(|node| nodes.wipe(node));
+    // Those that have it are too late to be heard.
+    (3..5).for_each(|node| nodes.set(node, Gate::Down));
+    assert!(!pay(&app, "/payments", "a").await.is_replayed());
+    assert_eq!(payments.executed(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_unrecorded_fail_answers_outcome_unknown_without_a_majority_of_records() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let once = layer(&nodes).on_unrecorded(OnUnrecorded::Fail);
+    let app = payments.app(once.ttl(Duration::from_secs(2)).unwrap());
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Record, Gate::Failing);
+        nodes.set_for(node, OpKind::Look, Gate::Failing);
+    }
+    nodes.set(2, Gate::Down);
+    let failed = pay(&app, "/payments", "a").await;
+    assert_eq!(
+        (failed.status, failed.code()),
+        (StatusCode::CONFLICT, "outcome-unknown")
+    );
+    assert!(!failed.body.starts_with(b"payment"), "{:?}", failed.body);
+    assert_eq!(pay(&app, "/payments", "a").await.code(), "lock-contended");
+    // The lock has ended by the ttl, and nobody knows of anything.
+    sleep(Duration::from_secs(3)).await;
+    (0..3).for_each(|node| nodes.set(node, Gate::Ready));
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Record, Gate::Ready);
+        nodes.set_for(node, OpKind::Look, Gate::Ready);
+    }
+    let second = pay(&app, "/payments", "a").await;
+    assert_eq!(second.body, "payment 2 of 8 bytes ");
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_once_is_outcome_unknown_while_a_majority_keeps_the_intent() {
+    let failing = "/payments?status=503";
+    for (is_down, wiped, then) in [
+        (false, &[1][..], "outcome-unknown"),
+        (false, &[1, 2], ""),
+        (true, &[2], "outcome-unknown"),
+        (true, &[1], ""),
+    ] {
+        let nodes = ScriptedNodes::new(3);
+        let payments = Payments::default();
+        let app = payments.app(layer(&nodes).at_most_once(true));
+        if is_down {
+            // It never hears that anything has begun.
+            nodes.set(2, Gate::Down);
+        }
+        let failed = pay(&app, failing, "a").await;
+        assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
+        nodes.set(2, Gate::Ready);
+        assert_eq!(pay(&app, failing, "a").await.code(), "outcome-unknown");
+        wiped.iter().for_each(|node| nodes.wipe(*node));
+        let again = pay(&app, failing, "a").await;
+        assert_eq!(again.code(), then, "{is_down}, {wiped:?}");
+        let executed = if then.is_empty() { 2 } else { 1 };
+        assert_eq!(payments.executed(), executed, "{is_down}, {wiped:?}");
+    }
+}

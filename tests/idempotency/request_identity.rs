@@ -1,0 +1,266 @@
+//! Which requests share an idempotency key: encodings of paths and queries, methods, and merged headers.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::Path;
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::response::Response;
+use axum::routing::{any, post};
+use futures_util::stream;
+use http::HeaderMap;
+use http_body::Frame;
+use http_body_util::StreamBody;
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
+
+use crate::payments::{once, pay};
+use crate::support::{Answer, Executed, keyed_request, redlock, users};
+
+#[tokio::test(start_paused = true)]
+async fn idempotency_key_executes_once_for_all_encodings_of_a_path() {
+    const PIECES: [&str; 18] = [
+        "a", "%61", "%41", "A", "~", "%7e", "%7E", "@", "%40", "%2f", "%2F", ".", "%2e", "%25",
+        "%2561", "+", "%20", ":",
+    ];
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let read = Arc::new(std::sync::Mutex::new(std::collections::BTreeMap::<
+        String,
+        usize,
+    >::new()));
+    let noted = Arc::clone(&read);
+    let handler = post(async move |Path(id): Path<String>| {
+        *noted.lock().unwrap().entry(id.clone()).or_default() += 1;
+        id
+    });
+    let app = Router::new().route("/p/{id}", handler);
+    let app = app.layer(once(&redlock));
+    let mut random = fastrand::Rng::with_seed(12);
+    let mut second = 0;
+    for _ in 0..3_000 {
+        let id: String = (0..random.usize(1..3))
+            .map(|_| random.choice(PIECES).unwrap())
+            .collect();
+        let answer = pay(&app, &format!("/p/{id}"), "a").await;
+        let decoded = percent_encoding::percent_decode_str(&id)
+            .decode_utf8()
+            .unwrap();
+        assert!(
+            answer.status == 422 || answer.body == decoded.as_bytes(),
+            "{id}: {answer:?}"
+        );
+        second += usize::from(answer.is_replayed());
+    }
+    let read = read.lock().unwrap();
+    let twice: Vec<_> = read.iter().filter(|(_, times)| **times > 1).collect();
+    assert!(twice.is_empty() && second > 1_000, "{twice:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn idempotency_key_is_shared_by_equivalent_encodings_of_a_path() {
+    for (first, same) in [
+        (
+            "/users/~bob",
+            &["/users/%7Ebob", "/users/%7ebob", "/users/%7E%62o%62"][..],
+        ),
+        ("/users/%41-_.~9", &["/users/A%2D%5f%2e%7e%39"]),
+        ("/users/a%2Fb", &["/users/a%2fb", "/users/%61%2fb"]),
+        ("/users/%C3%A9", &["/users/%c3%a9"]),
+        ("/users/%zz%", &["/users/%zz%"]),
+        (
+            "/users/bob?for=%7Eme&x=%3d",
+            &["/users/bob?for=~me&x=%3D", "/users/%62ob?for=%7eme&x=%3D"],
+        ),
+    ] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = users(&executed, once(&redlock(&nodes)));
+        let paid = Answer::to(&app, keyed_request(Method::POST, first, b"k")).await;
+        assert_eq!(paid.status, StatusCode::OK, "{first}");
+        for same in same {
+            let again = Answer::to(&app, keyed_request(Method::POST, same, b"k")).await;
+            assert!(again.is_replayed(), "{first} {same}: {again:?}");
+            assert_eq!(again.body, paid.body);
+        }
+        assert_eq!(executed.count(), 1, "{first}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idempotency_key_is_not_shared_by_different_paths() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = users(&executed, once(&redlock(&nodes)));
+    let others = [
+        "/users/a%2Fb",
+        "/users/a/b",
+        "/users/a%252Fb",
+        "/users/A%2Fb",
+        "/users/a",
+        "/users/%2541",
+        "/users/A",
+        "/users/a+b",
+        "/users/a%20b",
+    ];
+    for (already, other) in others.iter().enumerate() {
+        let paid = Answer::to(&app, keyed_request(Method::POST, other, b"k")).await;
+        assert_eq!(
+            (paid.status, paid.is_replayed()),
+            (StatusCode::OK, false),
+            "{other}"
+        );
+        assert_eq!(executed.count(), already + 1, "{other}");
+    }
+}
+
+/// For a handler `@` and `%40` are one, for a server behind it perhaps not (RFC 3986, section 2.2): neither
+/// executed twice nor answered with what may be another's.
+#[tokio::test(start_paused = true)]
+async fn idempotency_key_with_an_ambiguous_path_or_query_is_refused_as_reused() {
+    for (first, other) in [
+        ("/users/bob@example.com", "/users/bob%40example.com"),
+        ("/users/a:b", "/users/a%3Ab"),
+        ("/users/bob?to=a@b", "/users/bob?to=a%40b"),
+        ("/users/bob?to=a+b", "/users/bob?to=a%20b"),
+        ("/users/bob?a=1&b=2", "/users/bob?b=2&a=1"),
+        ("/users/bob?a=1%26b=2", "/users/bob?a=1&b=2"),
+        ("/users/bob", "/users/bob?"),
+    ] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = users(&executed, once(&redlock(&nodes)));
+        let paid = Answer::to(&app, keyed_request(Method::POST, first, b"k")).await;
+        assert_eq!(paid.status, StatusCode::OK);
+        let again = Answer::to(&app, keyed_request(Method::POST, other, b"k")).await;
+        if other.ends_with('?') {
+            assert!(again.is_replayed(), "{first} {other}");
+        } else {
+            assert_eq!(again.code(), "idempotency-key-reused", "{first} {other}");
+        }
+        assert_eq!(executed.count(), 1, "{first} {other}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idempotency_methods_with_get_include_head() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = users(&executed, once(&redlock(&nodes)).methods([Method::GET]));
+    for method in [Method::GET, Method::HEAD] {
+        let first = Answer::to(&app, keyed_request(method.clone(), "/users/bob", b"k")).await;
+        let again = Answer::to(&app, keyed_request(method.clone(), "/users/bob", b"k")).await;
+        assert_eq!(
+            (first.is_replayed(), again.is_replayed()),
+            (false, true),
+            "{method}"
+        );
+    }
+    assert_eq!(executed.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn idempotency_key_merged_by_a_proxy_is_invalid() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = users(&executed, once(&redlock(&nodes)));
+    for merged in [
+        "a1,a1",
+        "a1,",
+        ",a1",
+        ",",
+        "a1, a1",
+        "\"a1\",\"a1\"",
+        "\"a1\", a1",
+        "a1,\"a1\"",
+    ] {
+        let refused = Answer::to(
+            &app,
+            keyed_request(Method::POST, "/users/bob", merged.as_bytes()),
+        )
+        .await;
+        let told = (refused.status, refused.code());
+        assert_eq!(told, (StatusCode::BAD_REQUEST, "key-invalid"), "{merged}");
+    }
+    assert_eq!((executed.count(), nodes.sent(0, OpKind::Acquire)), (0, 0));
+    for _ in 0..2 {
+        let quoted = Answer::to(&app, keyed_request(Method::POST, "/users/bob", b"\"a,b\"")).await;
+        assert_eq!(quoted.status, StatusCode::OK);
+    }
+    assert_eq!(executed.count(), 1);
+}
+
+/// Answers with so many bytes of headers and of trailers.
+fn answering(executed: &Executed, headers: usize, trailers: usize) -> Router {
+    let executed = executed.clone();
+    let pay = async move || {
+        executed.one_more();
+        let value = |size| HeaderValue::from_bytes(&vec![b'x'; size]).unwrap();
+        let mut last = HeaderMap::new();
+        if trailers > 0 {
+            last.insert("x-last", value(trailers));
+        }
+        let frames = [
+            Frame::data(Bytes::from_static(b"paid")),
+            Frame::trailers(last),
+        ];
+        let body = Sized(StreamBody::new(stream::iter(
+            frames.map(Ok::<_, Infallible>),
+        )));
+        let mut response = Response::new(Body::new(body));
+        // Each of them is small.
+        for number in 0..headers / 1024 {
+            let name = HeaderName::try_from(format!("x-{number}")).unwrap();
+            response.headers_mut().insert(name, value(1024));
+        }
+        response
+    };
+    Router::new().route("/users/{name}", any(pay))
+}
+
+/// A body that says that it has at most four bytes.
+struct Sized<B>(B);
+
+impl<B: http_body::Body + Unpin> http_body::Body for Sized<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        std::pin::Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        let mut hint = http_body::SizeHint::new();
+        hint.set_upper(4);
+        hint
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_with_oversized_headers_or_trailers_is_not_recorded() {
+    const KIB: usize = 1024;
+    for (headers, trailers, is_kept) in [
+        (60 * KIB, 0, true),
+        (0, 60 * KIB, true),
+        (30 * KIB, 30 * KIB, true),
+        (65 * KIB, 0, false),
+        (0, 65 * KIB, false),
+        (40 * KIB, 40 * KIB, false),
+        (2 * KIB * KIB, 0, false),
+    ] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = answering(&executed, headers, trailers)
+            .layer(once(&redlock(&nodes)).max_response_body(16));
+        let pay = async || Answer::to(&app, keyed_request(Method::POST, "/users/bob", b"k")).await;
+        let first = pay().await;
+        assert_eq!(
+            (first.status, &first.body[..]),
+            (StatusCode::OK, &b"paid"[..])
+        );
+        let again = pay().await;
+        let expected = if is_kept { "" } else { "result-not-kept" };
+        assert_eq!(
+            (again.code(), executed.count()),
+            (expected, 1),
+            "{headers} {trailers}"
+        );
+    }
+}

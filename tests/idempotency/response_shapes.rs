@@ -1,0 +1,239 @@
+//! Responses of all shapes, and whether they are recorded and replayed unchanged.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, DATE, ETAG, LINK, LOCATION,
+    SET_COOKIE, VARY,
+};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
+use tower::ServiceExt;
+use tower_redlock::test_util::ScriptedNodes;
+
+use crate::stack_payments::{answering, layer, pay, payment};
+use crate::support::Executed;
+
+/// A body of some frames, which says how long it is.
+struct Sized {
+    frames: std::vec::IntoIter<Result<Frame<Bytes>, &'static str>>,
+    len: u64,
+}
+
+fn sized(frames: Vec<Result<Frame<Bytes>, &'static str>>, len: u64) -> Body {
+    let frames = frames.into_iter();
+    Body::new(Sized { frames, len })
+}
+
+impl hyper::body::Body for Sized {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        Poll::Ready(self.frames.next())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.len)
+    }
+}
+
+fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
+    Ok(Frame::data(text.into()))
+}
+
+/// Responses of all shapes, each in the hands of a handler.
+fn shapes() -> Vec<(&'static str, fn() -> Response)> {
+    fn empty(status: StatusCode) -> Response {
+        status.into_response()
+    }
+    vec![
+        ("an empty body", || ().into_response()),
+        ("created, elsewhere", || {
+            let headers = [(LOCATION, "/payments/7"), (ETAG, "\"7\"")];
+            (StatusCode::CREATED, headers).into_response()
+        }),
+        ("no content", || empty(StatusCode::NO_CONTENT)),
+        ("reset content", || empty(StatusCode::RESET_CONTENT)),
+        ("see other", || {
+            (StatusCode::SEE_OTHER, [(LOCATION, "/payments/7")]).into_response()
+        }),
+        ("not modified", || {
+            (StatusCode::NOT_MODIFIED, [(ETAG, "\"7\"")]).into_response()
+        }),
+        ("a client's mistake", || {
+            (StatusCode::UNPROCESSABLE_ENTITY, "no such account").into_response()
+        }),
+        ("an unknown status", || {
+            empty(StatusCode::from_u16(299).expect("it is one"))
+        }),
+        ("headers several times, in order", || {
+            let mut response = "paid".into_response();
+            for link in ["</a>; rel=a", "</b>; rel=b", "</a>; rel=a"] {
+                let link = HeaderValue::from_static(link);
+                response.headers_mut().append(LINK, link);
+            }
+            for vary in ["accept-encoding", "origin"] {
+                let vary = HeaderValue::from_static(vary);
+                response.headers_mut().append(VARY, vary);
+            }
+            response
+        }),
+        ("bytes that are no text, and nothing", || {
+            let mut response = vec![0, 159, 146, 150].into_response();
+            let bytes = HeaderValue::from_bytes(b"caf\xe9 \xff").expect("it is a value");
+            response.headers_mut().insert("x-bytes", bytes);
+            let nothing = HeaderValue::from_static("");
+            response.headers_mut().insert("x-nothing", nothing);
+            response
+        }),
+        ("very many headers", || {
+            let mut response = "paid".into_response();
+            for number in 0..2_000_usize {
+                let name = format!("x-{number}").parse::<HeaderName>();
+                let name = name.expect("it is a name");
+                response.headers_mut().insert(name, number.into());
+            }
+            response
+        }),
+        ("encoded by the handler", || {
+            let headers = [
+                (CONTENT_ENCODING, "br"),
+                (CACHE_CONTROL, "no-store"),
+                (CONTENT_LENGTH, "4"),
+            ];
+            (headers, "what").into_response()
+        }),
+        ("a stream of a known size", || {
+            sized(vec![data("pa"), data(""), data("id")], 4).into_response()
+        }),
+        ("trailers", || {
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-sum", HeaderValue::from_static("a"));
+            trailers.append("x-sum", HeaderValue::from_static("b"));
+            let frames = vec![data("paid"), Ok(Frame::trailers(trailers))];
+            sized(frames, 4).into_response()
+        }),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_of_all_shapes_are_replayed_unchanged() {
+    for (what, shape) in shapes() {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = answering(&executed, shape).layer(layer(&nodes));
+        let first = pay(&app, "a").await;
+        assert!(!first.is_replayed(), "{what}");
+        for _ in 0..2 {
+            let again = pay(&app, "a").await;
+            assert!(again.is_replayed(), "{what}: {}", again.code());
+            assert_eq!(again.as_recorded(), first.as_recorded(), "{what}");
+        }
+        assert_eq!(executed.count(), 1, "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn record_keeps_all_cookies_or_none_and_no_connection_headers() {
+    let answer = || {
+        let mut response = "paid".into_response();
+        let headers = [
+            (SET_COOKIE, "a=1"),
+            (SET_COOKIE, "b=2; HttpOnly"),
+            (CONNECTION, "x-hop, close"),
+            (CONNECTION, "X-Another"),
+            (DATE, "Sat, 21 Nov 2026 00:00:00 GMT"),
+        ];
+        for (name, value) in headers {
+            let value = HeaderValue::from_static(value);
+            response.headers_mut().append(name, value);
+        }
+        for name in ["x-hop", "x-another", "keep-alive", "upgrade", "x-stays"] {
+            let value = HeaderValue::from_static("something");
+            response.headers_mut().insert(name, value);
+        }
+        response
+    };
+    for keep in [false, true] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = answering(&executed, answer).layer(layer(&nodes).keep_cookies(keep));
+        let first = pay(&app, "a").await;
+        let mut expected = first.headers.clone();
+        let dropped = [
+            "connection",
+            "date",
+            "x-hop",
+            "x-another",
+            "keep-alive",
+            "upgrade",
+        ];
+        for name in dropped {
+            assert!(expected.remove(name).is_some(), "{name}");
+        }
+        if !keep {
+            expected.remove(SET_COOKIE);
+        }
+        let again = pay(&app, "a").await;
+        assert!(again.is_replayed());
+        assert_eq!(again.as_recorded().1, expected);
+        let cookies = again.headers.get_all(SET_COOKIE).iter().count();
+        assert_eq!(cookies, if keep { 2 } else { 0 });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn streamed_or_truncated_response_is_never_executed_again() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let chunks = || {
+        let chunks = ["pa", "id"].map(|chunk| Ok::<_, Infallible>(Bytes::from(chunk)));
+        Body::from_stream(stream::iter(chunks)).into_response()
+    };
+    let app = answering(&executed, chunks).layer(layer(&nodes));
+    assert_eq!(pay(&app, "a").await.body, "paid");
+    assert_eq!(pay(&app, "a").await.code(), "result-not-kept");
+
+    let broken = || sized(vec![data("pa"), Err("the disk is gone")], 4).into_response();
+    let app = answering(&executed, broken).layer(layer(&nodes));
+    let request = payment("/payments", "b").body(Body::from("amount=5"));
+    let Ok(first) = app.clone().oneshot(request.unwrap()).await;
+    assert_eq!(first.status(), StatusCode::OK);
+    let error = first.into_body().collect().await.unwrap_err();
+    assert!(format!("{error:?}").contains("the disk is gone"));
+    assert_eq!(pay(&app, "b").await.code(), "result-not-kept");
+    assert_eq!(executed.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unrecordable_status_streams_unchanged_and_frees_the_key() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let failing = || {
+        let endless = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from("sorry ")));
+        (StatusCode::BAD_GATEWAY, Body::from_stream(endless)).into_response()
+    };
+    let app = answering(&executed, failing).layer(layer(&nodes));
+    for time in 1..=2 {
+        let request = payment("/payments", "a").body(Body::empty()).unwrap();
+        let Ok(response) = app.clone().oneshot(request).await;
+        let mut body = response.into_body();
+        let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!((chunk.as_ref(), executed.count()), (&b"sorry "[..], time));
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+    // What the handler says had an effect is kept with its body, whatever its status is.
+    let failed = || (StatusCode::INTERNAL_SERVER_ERROR, "paid, but");
+    let once = layer(&nodes).record_if(|_| true);
+    let app = answering(&executed, failed).layer(once);
+    let first = pay(&app, "b").await;
+    let again = pay(&app, "b").await;
+    assert!(again.is_replayed());
+    assert_eq!(again.as_recorded(), first.as_recorded());
+}

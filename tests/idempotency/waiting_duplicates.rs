@@ -1,0 +1,237 @@
+//! Duplicates that wait, limits around them, `drain` and `max_hold`.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::{any, post};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tower::limit::ConcurrencyLimitLayer;
+use tower::{Layer, ServiceBuilder, ServiceExt};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LostReason, Redlock, Rejection, RunToCompletion};
+
+use crate::payments::{counts_begun, once, pay, per_account, request};
+use crate::support::{Executed, SlowReadiness, ms, redlock, secs, set_all};
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_below_the_ttl_stops_the_execution() {
+    for (max_hold, latest) in [(ms(0), ms(200)), (ms(500), ms(600)), (secs(3), ms(3_100))] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = counts_begun(&executed);
+        let app = app.layer(once(&redlock(&nodes)).max_hold(max_hold).at_most_once(true));
+        let began = Instant::now();
+        let late = pay(&app, "/payments?ms=8000", "a").await;
+        let took = began.elapsed();
+        assert_eq!(late.code(), "lock-lost", "{max_hold:?}");
+        let reason = Some(Rejection::Lost(LostReason::MaxHold));
+        assert_eq!(late.rejection, reason, "{max_hold:?}");
+        assert!(
+            took + ms(10) >= max_hold && took <= latest,
+            "{max_hold:?}: {took:?}"
+        );
+        sleep(secs(10)).await;
+        let again = pay(&app, "/payments?ms=8000", "a").await;
+        assert_eq!((again.code(), executed.count()), ("outcome-unknown", 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_duplicates_of_a_failed_execution_execute_once_and_share_the_record() {
+    for how in ["stopped", "panics", "error"] {
+        let nodes = ScriptedNodes::new(3);
+        let executed = Executed::default();
+        let counted = executed.clone();
+        let pay_there = async move || {
+            let number = counted.one_more();
+            if number == 1 && how == "stopped" {
+                sleep(secs(1_000)).await;
+            }
+            sleep(ms(100)).await;
+            assert!(number > 1 || how != "panics", "as the test wants it");
+            let status = if number == 1 { 500 } else { 200 };
+            let status = StatusCode::from_u16(status).unwrap();
+            (status, format!("payment {number}"))
+        };
+        let app = Router::new().route("/payments", post(pay_there));
+        // Two processes.
+        let apps: Vec<Router> = (0..2)
+            .map(|_| {
+                let layer = once(&redlock(&nodes)).wait(secs(60)).max_hold(secs(15));
+                app.clone().layer(layer).layer(CatchPanicLayer::new())
+            })
+            .collect();
+        let mut calls = JoinSet::new();
+        for number in 0..10 {
+            let app = apps[number % 2].clone();
+            calls.spawn(async move {
+                sleep(ms(number as u64)).await;
+                pay(&app, "/payments", "a").await
+            });
+        }
+        let answers = calls.join_all().await;
+        let with = |body: &'static str| answers.iter().filter(move |answer| answer.body == body);
+        assert_eq!(executed.count(), 2, "{how}");
+        assert_eq!(with("payment 2").count(), 9, "{how}: {answers:?}");
+        assert_eq!(
+            with("payment 2")
+                .filter(|answer| answer.is_replayed())
+                .count(),
+            8
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_duplicates_do_not_deadlock_a_concurrency_limit() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let redlock = redlock(&nodes);
+    let limit = ConcurrencyLimitLayer::new(1);
+    let target = "/payments?account=1&ms=100";
+    let app = counts_begun(&executed).layer(per_account(&redlock).wait(secs(5)));
+    // Within, the limit is of executions; outside, of those who wait too.
+    let within = ServiceBuilder::new()
+        .layer(once(&redlock).wait(secs(5)))
+        .layer(limit.clone())
+        .service(app.clone());
+    let outside = (limit, once(&redlock).wait(secs(5))).layer(app);
+    let within = Router::new().fallback_service(within);
+    let outside = Router::new().fallback_service(outside);
+    for app in [within, outside] {
+        let mut calls = JoinSet::new();
+        let before = executed.count();
+        for number in 0..12 {
+            let (app, key) = (app.clone(), format!("{before}-{}", number % 3));
+            calls.spawn(async move { pay(&app, target, &key).await });
+        }
+        let answers = timeout(secs(5), calls.join_all())
+            .await
+            .expect("none hangs");
+        assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
+        assert_eq!(executed.count(), before + 3);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_shed_inside_leaves_the_key_locked_until_its_ttl() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let stack = ServiceBuilder::new()
+        .layer(once(&redlock(&nodes)))
+        .layer(tower::load_shed::LoadShedLayer::new())
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(counts_begun(&executed));
+    let call = |key| stack.clone().oneshot(request("/payments?ms=500", key));
+    let (first, second) = tokio::join!(call("a"), async {
+        sleep(ms(10)).await;
+        call("b").await
+    });
+    assert!(first.is_ok() && second.is_err());
+    assert_eq!(call("b").await.unwrap().status(), StatusCode::CONFLICT);
+    sleep(secs(11)).await;
+    assert_eq!(call("b").await.unwrap().status(), StatusCode::OK);
+    assert_eq!(executed.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_waits_for_a_pending_execution_and_reports_an_endless_one_as_held() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let redlock = redlock(&nodes);
+    let slow = SlowReadiness::new(counts_begun(&executed), ms(300));
+    let service = once(&redlock).at_most_once(true).layer(slow);
+    let call = tokio::spawn(service.clone().oneshot(request("/payments?ms=100", "a")));
+    // Once before it is called, and once more behind the grant.
+    sleep(ms(400)).await;
+    let drained = redlock.drain(secs(5)).await;
+    assert!(drained.held.is_empty(), "{drained:?}");
+    assert_eq!(call.await.unwrap().unwrap().status(), StatusCode::OK);
+    assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
+
+    let redlock = self::redlock(&nodes);
+    let app = counts_begun(&executed).layer(once(&redlock));
+    let endless = tokio::spawn(async move { pay(&app, "/payments?ms=999999999", "b").await });
+    sleep(ms(100)).await;
+    let began = Instant::now();
+    let drained = redlock.drain(secs(2)).await;
+    assert!(began.elapsed() < secs(3));
+    assert_eq!(drained.held.len(), 1, "{drained:?}");
+    assert_eq!(nodes.locks(), [1, 1, 1], "never released under it");
+    endless.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn sequential_client_of_two_servers_never_meets_its_own_lock() {
+    type Stack = fn(Router, &Redlock) -> Router;
+    let stacks: [(&str, Stack); 4] = [
+        ("outside", |app, redlock| {
+            app.layer(once(redlock)).layer(per_account(redlock))
+        }),
+        ("inside", |app, redlock| {
+            app.layer(per_account(redlock)).layer(once(redlock))
+        }),
+        ("running on", |app, redlock| {
+            let app = app.layer(per_account(redlock).on_disconnect(RunToCompletion));
+            app.layer(once(redlock)).layer(CatchPanicLayer::new())
+        }),
+        ("running on, outside", |app, redlock| {
+            let app = app.layer(once(redlock));
+            app.layer(per_account(redlock).on_disconnect(RunToCompletion))
+        }),
+    ];
+    for (name, stack) in stacks {
+        let nodes = ScriptedNodes::new(3);
+        set_all(&nodes, OpKind::Release, Gate::Slow(ms(20)));
+        set_all(&nodes, OpKind::Record, Gate::Slow(ms(10)));
+        let executed = Executed::default();
+        let counted = executed.clone();
+        let handler = any(async move || {
+            let number = counted.one_more();
+            let status = [200, 500, 204, 429, 404][number % 5];
+            (StatusCode::from_u16(status).unwrap(), format!("{number}"))
+        });
+        let app = Router::new().route("/payments", handler);
+        let servers = [(); 2].map(|()| stack(app.clone(), &redlock(&nodes)));
+        for number in 0..40 {
+            // Every second one is a duplicate of the one before.
+            let key = format!("k{}", number / 2);
+            let answer = pay(&servers[number % 2], "/payments?account=1", &key).await;
+            assert_eq!(answer.code(), "", "{name}, {number}: {answer:?}");
+        }
+        assert!(executed.count() > 20);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_stops_an_execution_whose_lock_ended_before() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let app = counts_begun(&executed).layer(once(&redlock(&nodes)).max_hold(secs(30)));
+    set_all(&nodes, OpKind::Confirm, Gate::Failing);
+    let began = Instant::now();
+    let late = pay(&app, "/payments?ms=300000", "a").await;
+    assert_eq!(late.rejection, Some(Rejection::Lost(LostReason::MaxHold)));
+    let took = began.elapsed();
+    assert!(took > secs(29) && took < secs(31), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn retention_zero_executes_again_and_max_waiters_zero_refuses_duplicates() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let redlock = redlock(&nodes);
+    let app = counts_begun(&executed).layer(once(&redlock).retention(Duration::ZERO));
+    for number in 1..4 {
+        let paid = pay(&app, "/payments", "a").await;
+        assert_eq!(paid.body, format!("payment {number}"));
+        sleep(ms(50)).await;
+    }
+    let app = counts_begun(&executed).layer(once(&redlock).wait(secs(5)).max_waiters(0));
+    let (first, second) = tokio::join!(pay(&app, "/payments?ms=100", "b"), async {
+        sleep(ms(10)).await;
+        pay(&app, "/payments?ms=100", "b").await
+    });
+    assert_eq!(
+        (first.status, second.code()),
+        (StatusCode::OK, "lock-overloaded")
+    );
+    assert_eq!((executed.count(), nodes.locks()), (4, vec![0; 3]));
+}

@@ -1,0 +1,84 @@
+//! Builders and lock requests of other processes that the tests of locks share.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken};
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{LockGuard, Redlock, RedlockBuilder};
+
+use crate::support::secs;
+
+pub(crate) fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
+    Redlock::builder().scripted(nodes).ttl(secs(10))
+}
+
+pub(crate) fn end_of(guard: &LockGuard) -> Instant {
+    Instant::now() + guard.valid_for()
+}
+
+/// A hash of nothing under a random key: random enough for delays.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(())
+}
+
+/// The requests of some other process for one key, made by hand.
+pub(crate) struct Foreign {
+    pub(crate) names: Arc<[KeyNames]>,
+    pub(crate) owner: OwnerToken,
+}
+
+impl Foreign {
+    pub(crate) fn new(key: &str) -> Self {
+        let keys = LockKeys::from_iter([key]);
+        let names = Namespace::default().names(&keys, |_| [0; 32]);
+        let names = names.expect("a short key");
+        let mut owner = [0; 16];
+        owner[..8].copy_from_slice(&random().to_be_bytes());
+        Self {
+            names: names.into(),
+            owner: OwnerToken::from_random(owner),
+        }
+    }
+
+    pub(crate) fn send(&self, nodes: &ScriptedNodes, node: usize, op: Op) -> Reply {
+        let command = Command {
+            names: Arc::clone(&self.names),
+            owner: self.owner.clone(),
+            op,
+        };
+        nodes.apply(node, &command)
+    }
+
+    pub(crate) fn acquire(&self, nodes: &ScriptedNodes, node: usize, ttl: Duration) -> Reply {
+        let op = Op::Acquire {
+            proposal: Some(1),
+            ttl,
+            retention: secs(3_600),
+        };
+        self.send(nodes, node, op)
+    }
+}
+
+/// Gives the first two of three nodes fences of their own, far ahead of every proposal: all three then
+/// grant a lock with different numbers.
+pub(crate) fn spread_fences(nodes: &ScriptedNodes, key: &str) {
+    for (node, ahead) in [(0, 2_000_000_000_000_000), (1, 1_000_000_000_000_000)] {
+        let foreign = Foreign::new(key);
+        let proposal = Some(4_000_000_000_000_000 + ahead);
+        let (ttl, retention) = (secs(1), secs(3_600));
+        let acquire = Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        };
+        assert!(matches!(
+            foreign.send(nodes, node, acquire),
+            Reply::Granted(_)
+        ));
+        assert_eq!(foreign.send(nodes, node, Op::Release), Reply::Released);
+    }
+}

@@ -1,0 +1,180 @@
+//! `Redlock::drain`: holders, unconfirmed releases and the timeout.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::protocol::LockKeys;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError};
+
+use crate::common::builder;
+use crate::support::{ms, secs};
+
+/// Also of a lock that was released before anybody thought of a shutdown.
+#[tokio::test(start_paused = true)]
+async fn drain_names_nodes_that_did_not_confirm_an_earlier_release() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    nodes.set_for(0, OpKind::Release, Gate::Never);
+    guard.release().await.unwrap();
+    sleep(Duration::from_millis(100)).await;
+    let drained = redlock.drain(Duration::from_secs(1)).await;
+    assert!(!drained.is_clean());
+    assert_eq!(&*drained.unconfirmed[0].node, "embedded-0");
+    // Until the key has ended by its ttl.
+    sleep(Duration::from_secs(30)).await;
+    assert!(redlock.drain(Duration::ZERO).await.is_clean());
+}
+
+/// A holder may still be at work: its lock ends by its ttl, not earlier.
+#[tokio::test(start_paused = true)]
+async fn drain_at_its_timeout_releases_no_lock_under_a_live_guard() {
+    for renew in [true, false] {
+        for timeout in [ms(0), ms(1), secs(4), secs(9)] {
+            let what = format!("renewal {renew}, a drain of {timeout:?}");
+            let nodes = ScriptedNodes::new(3);
+            let redlock = builder(&nodes).renew(renew).build().unwrap();
+            let guard = redlock.try_lock("guard").await.unwrap();
+            let other = redlock.try_lock("share").await.unwrap();
+            let share = other.handle().upgrade().unwrap();
+            drop(other);
+
+            let drained = redlock.drain(timeout).await;
+            assert_eq!(drained.held.len(), 2, "{what}");
+            let end = Instant::now() + guard.valid_for().min(share.valid_for());
+            assert!(
+                end >= Instant::now() + secs(10) - timeout - ms(200),
+                "{what}"
+            );
+            // A second drain releases nothing either.
+            redlock.drain(ms(0)).await;
+            while Instant::now() + ms(50) < end {
+                assert!(guard.is_valid() && share.is_valid(), "{what}");
+                assert_eq!(nodes.locks(), [2, 2, 2], "{what}");
+                sleep(ms(10)).await;
+            }
+            let released = (0..3).map(|node| nodes.sent(node, OpKind::Release));
+            assert_eq!(released.sum::<usize>(), 0, "{what}");
+            sleep(ms(100)).await;
+            assert!(!guard.is_valid() && !share.is_valid(), "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_waits_for_the_holders_and_leaves_no_key() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder()
+        .scripted(&nodes)
+        .ttl(secs(1))
+        .build()
+        .unwrap();
+    for (key, held) in [("a", 10), ("b", 3_000)] {
+        let guard = redlock.try_lock(key).await.unwrap();
+        tokio::spawn(async move {
+            sleep(ms(held)).await;
+            // Renewed while draining.
+            assert!(guard.is_valid());
+            drop(guard);
+        });
+    }
+    let queued = tokio::spawn(redlock.lock("a").into_future());
+    let there = Redlock::builder().scripted(&nodes).build().unwrap();
+    let _foreign = there.try_lock("foreign").await.unwrap();
+    let polling = tokio::spawn(redlock.lock("foreign").into_future());
+    sleep(ms(5)).await;
+
+    let began = Instant::now();
+    let draining = redlock.clone();
+    let draining = tokio::spawn(async move { draining.drain(secs(60)).await });
+    // Those who wait hear of it at once, those who come now too.
+    for waiter in [queued, polling] {
+        let error = waiter.await.unwrap().unwrap_err();
+        assert_eq!(error, LockError::Closed);
+    }
+    assert_eq!(redlock.lock("new").await.unwrap_err(), LockError::Closed);
+    assert_eq!(redlock.try_lock("a").await.unwrap_err(), LockError::Closed);
+    assert_eq!(began.elapsed(), ms(0));
+
+    let drained = draining.await.unwrap();
+    assert!(drained.is_clean(), "{drained:?}");
+    assert_eq!(drained.released, 2);
+    assert_eq!(began.elapsed(), ms(2_995));
+    assert_eq!(nodes.locks(), [1, 1, 1], "the other process keeps its lock");
+    // Again, with nothing left to do.
+    assert_eq!(redlock.drain(secs(1)).await.released, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_ends_at_its_timeout_and_releases_nothing_under_a_guard() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder()
+        .scripted(&nodes)
+        .ttl(secs(1))
+        .build()
+        .unwrap();
+    let guard = redlock.lock_all(["a", "b"]).await.unwrap();
+    let other = redlock.try_lock("c").await.unwrap();
+    let handle = other.handle();
+    drop(other);
+    let began = Instant::now();
+    let drained = redlock.drain(ms(2_500)).await;
+    assert_eq!(began.elapsed().as_millis() / 10, 250);
+    assert!(!drained.is_clean());
+    assert_eq!(drained.held, [LockKeys::from_iter(["a", "b"])]);
+    assert_eq!(drained.released, 1);
+    assert_eq!(drained.unconfirmed, []);
+    assert!(!handle.is_valid());
+
+    // Still held, still told apart from lost, and not renewed any more.
+    assert!(guard.is_valid());
+    assert_eq!(nodes.locks(), [2, 2, 2]);
+    let renewals = nodes.sent(0, OpKind::Confirm);
+    let end = Instant::now() + guard.valid_for();
+    let lost = timeout(secs(5), guard.lost()).await.unwrap();
+    assert_eq!(lost, LostReason::Expired);
+    assert!(Instant::now() <= end && Instant::now() + ms(2) >= end);
+    assert_eq!(nodes.sent(0, OpKind::Confirm), renewals);
+    assert_eq!(nodes.sent(0, OpKind::Release), 1, "that of the other lock");
+    let refused = guard.extend(secs(1)).await;
+    assert_eq!(refused, Err(ExtendError::Lost(LostReason::Expired)));
+    let released = guard.release().await;
+    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Expired)));
+    assert_eq!(redlock.lock("new").await.unwrap_err(), LockError::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_names_the_nodes_that_did_not_confirm_a_release() {
+    for gate in [Gate::Never, Gate::Failing, Gate::Down, Gate::Mute] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+        let guard = redlock.try_lock("k").await.unwrap();
+        nodes.set(1, gate);
+        tokio::spawn(async move {
+            sleep(ms(10)).await;
+            drop(guard);
+        });
+        let began = Instant::now();
+        let drained = redlock.drain(secs(60)).await;
+        assert!(began.elapsed() <= ms(10 + 51), "{gate:?}");
+        assert!(!drained.is_clean(), "{gate:?}");
+        let [unconfirmed] = drained.unconfirmed.as_slice() else {
+            panic!("{gate:?}: {drained:?}");
+        };
+        assert_eq!(&*unconfirmed.node, "embedded-1");
+        assert_eq!(unconfirmed.keys, LockKeys::from_iter(["k"]));
+        assert_eq!((drained.released, drained.held.len()), (1, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_of_an_idle_redlock_is_clean_and_immediate() {
+    let redlock = Redlock::in_memory(3);
+    let began = Instant::now();
+    assert!(redlock.drain(Duration::MAX).await.is_clean());
+    assert_eq!(began.elapsed(), ms(0));
+    // Clones are the same service.
+    let error = redlock.clone().lock("k").await.unwrap_err();
+    assert_eq!(error, LockError::Closed);
+}

@@ -1,0 +1,65 @@
+//! `LockHandle`: what a non-owning view of a lock reports, and `upgrade`.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{AlreadyReleased, ExtendError, LostReason, Redlock, Released};
+
+use crate::common::builder;
+use crate::support::secs;
+
+#[tokio::test(start_paused = true)]
+async fn upgraded_handle_keeps_the_lock_until_it_is_dropped() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    let (handle, lost) = (guard.handle(), guard.lost());
+    assert_eq!(handle.keys(), guard.keys());
+    assert_eq!(handle.fencing_token(), guard.fencing_token());
+    let detached = handle.upgrade().unwrap();
+    assert_eq!(guard.release().await, Ok(Released::Shared));
+    sleep(secs(30)).await;
+    assert!(handle.is_valid() && detached.is_valid());
+    assert_eq!(nodes.locks(), [1, 1, 1]);
+    assert_eq!(detached.release().await, Ok(Released::Freed));
+
+    assert_eq!(handle.upgrade().unwrap_err(), AlreadyReleased);
+    assert!(!handle.is_valid() && handle.valid_for().is_zero());
+    assert_eq!(lost.await, LostReason::Released);
+    assert_eq!(handle.lost().await, LostReason::Released);
+    let refused = handle.extend(secs(1)).await;
+    assert_eq!(refused, Err(ExtendError::Lost(LostReason::Released)));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_handle_does_not_keep_the_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    let handle = guard.handle();
+    handle.extend(secs(10)).await.unwrap();
+    drop(guard);
+    assert_eq!(handle.lost().await, LostReason::Released);
+    assert_eq!(handle.upgrade().unwrap_err(), AlreadyReleased);
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_handle_reports_the_release_before_nodes_have_confirmed_it() {
+    let nodes = ScriptedNodes::new(3);
+    let node_timeout = Duration::from_secs(2);
+    let builder = Redlock::builder().scripted(&nodes);
+    let redlock = builder.node_timeout(node_timeout).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    for node in 0..2 {
+        nodes.set_for(node, OpKind::Release, Gate::Mute);
+    }
+    let lost = guard.handle().lost();
+    let began = Instant::now();
+    drop(guard);
+    // Another one may have it from now on.
+    assert_eq!(lost.await, LostReason::Released);
+    assert!(began.elapsed() < node_timeout / 10);
+}

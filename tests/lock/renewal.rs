@@ -1,0 +1,218 @@
+//! Renewal, `max_hold` and `lost`, on a paused clock.
+
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError, Released};
+
+use crate::common::{builder, end_of};
+use crate::support::{ms, secs};
+
+#[tokio::test(start_paused = true)]
+async fn renewal_keeps_the_lock_beyond_its_ttl() {
+    let nodes = ScriptedNodes::new(3);
+    let (here, there) = (
+        builder(&nodes).ttl(secs(1)).build().unwrap(),
+        builder(&nodes).build().unwrap(),
+    );
+    let guard = here.try_lock("k").await.unwrap();
+    let began = Instant::now();
+    while began.elapsed() < secs(10) {
+        sleep(ms(50)).await;
+        assert!(guard.valid_for() >= ms(600), "{:?}", began.elapsed());
+        let refused = there.try_lock("k").await;
+        assert!(
+            matches!(refused, Err(LockError::Contended { .. })),
+            "{refused:?}"
+        );
+    }
+    // Every third of the ttl, not more.
+    let renewals = nodes.sent(0, OpKind::Confirm);
+    assert!((29..=31).contains(&renewals), "{renewals}");
+    assert_eq!(guard.release().await, Ok(Released::Freed));
+    assert!(there.try_lock("k").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_goes_on_without_a_minority_of_nodes() {
+    for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+        let guard = redlock.try_lock("k").await.unwrap();
+        nodes.set(0, gate);
+        for _ in 0..100 {
+            sleep(ms(100)).await;
+            assert!(guard.valid_for() >= ms(500), "{gate:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renew_off_ends_the_lock_with_its_first_validity() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).renew(false).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    let end = end_of(&guard);
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    assert!(Instant::now() <= end && Instant::now() >= end - ms(2));
+    assert!(!guard.is_valid());
+    assert_eq!(nodes.sent(0, OpKind::Confirm), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_stops_at_max_hold() {
+    for hold in [1_000, 1_001, 2_345, 3_000, 3_333, 5_000, 9_999] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+        let began = Instant::now();
+        let guard = redlock.try_lock("k").max_hold(ms(hold)).await.unwrap();
+        while guard.is_valid() {
+            assert!(began.elapsed() < secs(20), "{hold}: never ends");
+            sleep(ms(1)).await;
+        }
+        let over = began.elapsed();
+        assert_eq!(guard.lost().await, LostReason::MaxHold);
+        assert!(over >= ms(hold), "{hold}: {over:?}");
+        assert!(over <= ms(hold + 6), "{hold}: {over:?}");
+        for _ in 0..20 {
+            sleep(ms(100)).await;
+            assert!(!guard.is_valid());
+        }
+        // The nodes forget it as well, though the guard is still here.
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+        let released = guard.release().await;
+        assert_eq!(released, Err(ReleaseError::Lost(LostReason::MaxHold)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_of_the_request_overrides_that_of_the_builder() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).ttl(secs(1)).max_hold(secs(2));
+    let redlock = redlock.build().unwrap();
+    let began = Instant::now();
+    let (short, long) = (
+        redlock.try_lock("short").await.unwrap(),
+        redlock.try_lock("long").max_hold(secs(4)).await.unwrap(),
+    );
+    assert_eq!(short.lost().await, LostReason::MaxHold);
+    assert_eq!(began.elapsed().as_secs(), 2);
+    assert_eq!(long.lost().await, LostReason::MaxHold);
+    assert_eq!(began.elapsed().as_secs(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_resolves_by_the_end_of_validity_when_a_majority_fails() {
+    for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
+        // Before, amid and after renewals, which are due at 333, 666, 1000 ms.
+        for dies_after in [0, 100, 332, 333, 334, 500, 666, 900, 2_000] {
+            let what = format!("{gate:?} after {dies_after} ms");
+            let nodes = ScriptedNodes::new(3);
+            let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+            let guard = redlock.try_lock("k").await.unwrap();
+            sleep(ms(dies_after)).await;
+            nodes.set(0, gate);
+            nodes.set(2, gate);
+            let end = end_of(&guard);
+            let mut lost = Box::pin(guard.lost());
+            let fired = loop {
+                if let Ok(reason) = timeout(ms(1), &mut lost).await {
+                    assert_eq!(reason, LostReason::Expired, "{what}");
+                    break Instant::now();
+                }
+                // Whoever asks may rely on it as long as nobody said otherwise.
+                assert!(Instant::now() < end, "{what}");
+                assert_eq!(end_of(&guard), end, "{what}");
+            };
+            assert!(fired <= end, "{what}: {:?} late", fired - end);
+            assert!(fired >= end - ms(2), "{what}: {:?} early", end - fired);
+            for _ in 0..50 {
+                assert!(!guard.is_valid() && guard.valid_for().is_zero(), "{what}");
+                sleep(ms(50)).await;
+            }
+            // What is lost stays lost, also when the nodes are back.
+            nodes.set(0, Gate::Ready);
+            nodes.set(2, Gate::Ready);
+            let refused = guard.extend(secs(1)).await;
+            assert_eq!(refused, Err(ExtendError::Lost(LostReason::Expired)));
+            sleep(secs(1)).await;
+            assert!(!guard.is_valid(), "{what}");
+            let released = guard.release().await;
+            assert_eq!(released, Err(ReleaseError::Lost(LostReason::Expired)));
+            assert!(redlock.try_lock("k").await.is_ok(), "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn majority_that_answers_before_the_validity_ends_saves_the_lock() {
+    for gate in [Gate::Never, Gate::Down, Gate::Failing, Gate::Mute] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+        let guard = redlock.try_lock("k").await.unwrap();
+        sleep(ms(300)).await;
+        nodes.set(0, gate);
+        nodes.set(2, gate);
+        sleep(ms(500)).await;
+        nodes.set(0, Gate::Ready);
+        nodes.set(2, Gate::Ready);
+        for _ in 0..50 {
+            sleep(ms(100)).await;
+            assert!(guard.is_valid(), "{gate:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn majority_that_forgot_the_lock_resolves_lost_at_the_next_renewal() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).ttl(secs(3)).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    let began = Instant::now();
+    nodes.wipe(0);
+    nodes.wipe(2);
+    assert_eq!(guard.lost().await, LostReason::Gone);
+    assert_eq!(began.elapsed(), secs(1));
+    assert!(!guard.is_valid());
+    // The node that still has it is released at once all the same, when the guard goes.
+    let released = guard.release().await;
+    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Gone)));
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn minority_that_forgot_the_lock_does_not_resolve_lost() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).ttl(secs(1)).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    nodes.wipe(1);
+    sleep(secs(5)).await;
+    assert!(guard.is_valid());
+    assert_eq!(nodes.locks(), [1, 0, 1], "a missing key is never set again");
+}
+
+#[test]
+fn dropped_runtime_resolves_lost() {
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+    };
+    let owner = runtime().unwrap();
+    let redlock = Redlock::in_memory(3);
+    let guard = owner.block_on(redlock.try_lock("k").into_future()).unwrap();
+    let lost = guard.lost();
+    drop(owner);
+    assert!(!guard.is_valid());
+    runtime().unwrap().block_on(async {
+        assert_eq!(lost.await, LostReason::Abandoned);
+        assert_eq!(guard.lost().await, LostReason::Abandoned);
+        let refused = guard.extend(secs(1)).await;
+        assert_eq!(refused, Err(ExtendError::Lost(LostReason::Abandoned)));
+        // Nobody released it: the holder was never asked.
+        assert!(redlock.try_lock("k").await.is_err());
+        let released = guard.release().await;
+        assert_eq!(released, Err(ReleaseError::Lost(LostReason::Abandoned)));
+        // The service itself goes on in the runtime that it is used in.
+        assert!(redlock.try_lock("other").await.is_ok());
+    });
+}

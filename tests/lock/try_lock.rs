@@ -1,0 +1,118 @@
+//! `try_lock` and `lock_all` without a wait: refusals at once, also behind a guard that is being released.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{Instant, sleep};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockError, Redlock};
+
+use crate::support::{Executed, ms, redlock, secs, set_all};
+
+#[tokio::test(start_paused = true)]
+async fn lock_all_without_a_wait_is_contended_at_once_and_blocks_no_free_key() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let held = redlock.lock("b").await.unwrap();
+    let ending = redlock.lock("a").await.unwrap();
+    drop(ending);
+    let began = Instant::now();
+    let both = redlock.lock_all(["a", "b"]).wait(Duration::ZERO);
+    let (both, alone) = tokio::join!(both, async {
+        for _ in 0..3 {
+            yield_now().await;
+        }
+        redlock.try_lock("a").await
+    });
+    assert!(matches!(both, Err(LockError::Contended { .. })));
+    assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
+    assert!(alone.is_ok(), "it is in no one's way: {alone:?}");
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_twice_behind_a_dropped_guard_refuses_the_second_at_once() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    drop(redlock.try_lock("k").await.unwrap());
+    let began = Instant::now();
+    let (first, second) = tokio::join!(redlock.try_lock("k"), redlock.try_lock("k"));
+    assert!(first.is_ok() && matches!(second, Err(LockError::Contended { .. })));
+    assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_try_lock_calls_end_at_once_with_one_holder_at_a_time() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let (holders, granted) = (Arc::<AtomicUsize>::default(), Executed::default());
+    let began = Instant::now();
+    let mut calls = JoinSet::new();
+    for number in 0..300_u32 {
+        let (redlock, holders, granted) = (redlock.clone(), holders.clone(), granted.clone());
+        calls.spawn(async move {
+            for _ in 0..number % 7 {
+                yield_now().await;
+            }
+            let guard = if number % 3 == 0 {
+                redlock.lock_all(["k", "l"]).wait(Duration::ZERO).await
+            } else {
+                redlock.try_lock("k").await
+            };
+            if let Ok(guard) = guard {
+                assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                granted.one_more();
+                yield_now().await;
+                holders.fetch_sub(1, Ordering::SeqCst);
+                drop(guard);
+            }
+        });
+    }
+    calls.join_all().await;
+    assert!(granted.count() > 0 && began.elapsed() < ms(50));
+    assert!(redlock.try_lock("k").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_behind_a_panicked_lease_task_returns_within_50_ms() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).fencing(false);
+    let redlock = redlock.ttl(secs(3)).build().unwrap();
+    let guard = redlock.lock("k").await.unwrap();
+    set_all(&nodes, OpKind::Confirm, Gate::Panic);
+    guard.lost().await;
+    (0..3).for_each(|node| nodes.set(node, Gate::Ready));
+    drop(guard);
+    let began = Instant::now();
+    let next = redlock.try_lock("k").await;
+    assert!(began.elapsed() <= ms(50), "{:?}", began.elapsed());
+    // Whether it was released or ends by its ttl is the nodes' to say.
+    drop(next);
+    sleep(secs(4)).await;
+    assert!(redlock.try_lock("k").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_waits_only_for_a_guard_that_was_just_dropped() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    for _ in 0..10 {
+        drop(redlock.try_lock("k").await.unwrap());
+    }
+    let guard = redlock.try_lock("k").await.unwrap();
+    let share = guard.handle().upgrade().unwrap();
+    drop(guard);
+    assert!(redlock.try_lock("k").await.is_err(), "a share is left");
+    drop(share);
+    let (one, other) = tokio::join!(redlock.try_lock("k"), redlock.try_lock("k"));
+    assert!(
+        one.is_ok() != other.is_ok(),
+        "the second is behind the first"
+    );
+    drop((one, other));
+    assert!(
+        redlock
+            .lock_all(["j", "k"])
+            .wait(Duration::ZERO)
+            .await
+            .is_ok()
+    );
+}

@@ -1,0 +1,132 @@
+//! `valid_for`, `is_valid` and the deadline of an acquisition, on a paused clock.
+
+use tokio::task::yield_now;
+use tokio::time::{Instant, advance, sleep};
+use tower_redlock::protocol::message::Op;
+use tower_redlock::protocol::validity;
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockError, LostReason};
+
+use crate::common::{Foreign, builder, spread_fences};
+use crate::support::{ms, secs};
+
+#[tokio::test(start_paused = true)]
+async fn valid_for_is_the_ttl_minus_elapsed_time_minus_drift() {
+    for delay in [0, 1, 10, 30, 49] {
+        let nodes = ScriptedNodes::new(3);
+        // One fast node: it is the majority's last answer that counts.
+        for node in 1..3 {
+            nodes.set(node, Gate::Slow(ms(delay)));
+        }
+        let redlock = builder(&nodes).build().unwrap();
+        let began = Instant::now();
+        let guard = redlock.try_lock("k").await.unwrap();
+        assert_eq!(began.elapsed(), ms(delay));
+        assert_eq!(guard.valid_for(), secs(10) - ms(delay) - ms(102));
+        sleep(ms(1_000)).await;
+        assert_eq!(guard.valid_for(), secs(9) - ms(delay) - ms(102));
+        assert!(guard.is_valid());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn second_phase_reduces_the_validity() {
+    let nodes = ScriptedNodes::new(3);
+    for node in 0..3 {
+        // Fences that differ, and are above every wall clock.
+        let other = Foreign::new("k");
+        let op = Op::Acquire {
+            proposal: Some((1 << 52) + 7 * u64::try_from(node).unwrap()),
+            ttl: secs(1),
+            retention: secs(3_600),
+        };
+        other.send(&nodes, node, op);
+        other.send(&nodes, node, Op::Release);
+        nodes.set(node, Gate::Slow(ms(20)));
+    }
+    let guard = builder(&nodes)
+        .build()
+        .unwrap()
+        .try_lock("k")
+        .await
+        .unwrap();
+    assert_eq!(guard.valid_for(), secs(10) - ms(2 * 20) - ms(102));
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquisition_slower_than_the_ttl_is_expired_and_released() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    for node in 1..3 {
+        nodes.set_for(node, OpKind::Acquire, Gate::Slow(ms(45)));
+    }
+    let refused = redlock.try_lock("k").ttl(ms(40)).await;
+    let Err(LockError::Expired { ttl, elapsed }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((ttl, elapsed), (ms(40), ms(45)));
+    // Well before the ttl would have ended it: the slow nodes got the request just now.
+    for _ in 0..5 {
+        yield_now().await;
+    }
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+    let released: Vec<usize> = (0..3).map(|i| nodes.sent(i, OpKind::Release)).collect();
+    assert_eq!(released, [1, 1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_granted_within_its_last_millisecond_is_valid_for_that_millisecond() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    // The validity of 40 ms is 37.6 ms.
+    for (delay, granted) in [(37, true), (38, false)] {
+        for node in 0..3 {
+            nodes.set_for(node, OpKind::Acquire, Gate::Slow(ms(delay)));
+        }
+        let asked = redlock.try_lock("k").ttl(ms(40)).await;
+        assert_eq!(asked.is_ok(), granted, "{asked:?}");
+        drop(asked);
+        sleep(ms(100)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn is_valid_compares_the_clock_without_a_running_task() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    assert!(guard.is_valid());
+    // As after a pause of the whole process: the lease task has had no turn yet.
+    let mut paused = Box::pin(advance(secs(10)));
+    assert!(futures_util::poll!(&mut paused).is_pending());
+    assert!(!guard.is_valid() && guard.valid_for().is_zero());
+    paused.await;
+    assert_eq!(guard.lost().await, LostReason::Expired);
+}
+
+#[test]
+fn drift_of_the_default_ttl_is_102_ms() {
+    assert_eq!(validity::drift(secs(10)), ms(102));
+    assert_eq!(validity::drift(secs(20)), ms(202));
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquisition_has_one_deadline_for_both_phases() {
+    for (slow, is_granted) in [(ms(20), true), (ms(40), false)] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = builder(&nodes).build().unwrap();
+        spread_fences(&nodes, "k");
+        for node in 0..3 {
+            nodes.set_for(node, OpKind::Acquire, Gate::Slow(slow));
+            nodes.set_for(node, OpKind::Confirm, Gate::Slow(slow));
+        }
+        let began = Instant::now();
+        let outcome = redlock.try_lock("k").await;
+        assert_eq!(outcome.is_ok(), is_granted, "{outcome:?}");
+        // The default node timeout is 50 ms.
+        assert!(began.elapsed() <= ms(52), "{slow:?}: {:?}", began.elapsed());
+        drop(outcome);
+        sleep(secs(1)).await;
+        assert_eq!(nodes.locks(), [0, 0, 0]);
+    }
+}

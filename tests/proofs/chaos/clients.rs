@@ -1,0 +1,204 @@
+//! Clients that contend for sets of keys and write to a storage with their tokens.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::{
+    ExtendError, LockError, LockGuard, LockHandle, LostReason, Redlock, ReleaseError,
+};
+
+use crate::chaos::faults::{INSTANCES, NOISE, SETS, TTL, World};
+use crate::chaos::history::{Record, unpoisoned};
+use crate::support::Random;
+
+/// Takes locks, writes while it holds them, and lets go of them in all ways there are.
+pub(crate) struct Client {
+    pub(crate) world: Arc<World>,
+    pub(crate) redlock: Redlock,
+    pub(crate) random: Random,
+}
+
+/// A lock as its client sees it.
+pub(crate) struct Held {
+    pub(crate) guard: LockGuard,
+    pub(crate) handle: LockHandle,
+    pub(crate) record: Record,
+}
+
+impl Client {
+    pub(crate) fn new(world: &Arc<World>, seed: u64, number: u64) -> Self {
+        let mut random = Random(seed ^ (number + 1));
+        random.next();
+        let instance = usize::try_from(number).expect("a few") % INSTANCES;
+        Self {
+            world: Arc::clone(world),
+            redlock: world.instances[instance].clone(),
+            random,
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        while !self.world.is_over.load(Ordering::Relaxed) {
+            match self.acquire().await {
+                Some(held) => self.hold(held).await,
+                None => sleep(self.random.up_to(Duration::from_millis(20))).await,
+            }
+        }
+    }
+
+    pub(crate) async fn acquire(&mut self) -> Option<Held> {
+        let keys = self.random.one_of(&SETS);
+        let wait = self.random.one_of(&[0, 0, 300, 2_000]);
+        let ttl = self.random.one_of(&[TTL, TTL, TTL / 3]);
+        let begun = Instant::now();
+        let mut request = self.redlock.lock_all(keys.iter().copied());
+        request = request.wait(Duration::from_millis(wait)).ttl(ttl);
+        if self.random.is_one_in(20) {
+            request = request.max_hold(TTL / 2);
+        }
+        let outcome = if self.random.is_one_in(5) {
+            let patience = self.random.up_to(Duration::from_millis(30));
+            let Ok(outcome) = timeout(patience, request).await else {
+                self.world.count("refused", "none: given up by the caller");
+                return None;
+            };
+            outcome
+        } else {
+            request.await
+        };
+        let granted = Instant::now();
+        match outcome {
+            Ok(guard) => {
+                let record = Record {
+                    keys,
+                    token: guard.fencing_token().expect("fencing is on").as_u64(),
+                    begun,
+                    granted,
+                    known_valid: None,
+                };
+                let handle = guard.handle();
+                unpoisoned(&self.world.history).on_grant(&record, &handle);
+                Some(Held {
+                    guard,
+                    handle,
+                    record,
+                })
+            }
+            Err(refused) => {
+                let why = match refused {
+                    LockError::Contended { .. } => "contended",
+                    LockError::Unavailable { .. } => "unavailable",
+                    LockError::Expired { .. } => "expired",
+                    other => panic!("{other:?}"),
+                };
+                self.world.count("refused", why);
+                None
+            }
+        }
+    }
+
+    pub(crate) async fn hold(&mut self, mut held: Held) {
+        let length = match self.random.index(40) {
+            // Over several renewals and more than one fault.
+            0 => 5_000,
+            1..4 => 1_500,
+            4..10 => 300,
+            10..20 => 50,
+            _ => 5,
+        };
+        let until = Instant::now() + self.random.up_to(Duration::from_millis(length));
+        // Goes on without its lock, as a process does that was paused and has not noticed.
+        let stubborn = self.random.is_one_in(2);
+        let mut extensions = self.random.one_of(&[0, 0, 1, 3]);
+        let mut was_lost = false;
+        loop {
+            self.write(&mut held);
+            if !was_lost && !held.handle.is_valid() {
+                was_lost = self.count_loss(&held).await;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let is_over = self.world.is_over.load(Ordering::Relaxed);
+            if left.is_zero() || is_over || (was_lost && !stubborn) {
+                break;
+            }
+            if extensions > 0 && self.random.is_one_in(20) {
+                extensions -= 1;
+                self.extend(&held).await;
+            }
+            sleep(left.min(self.random.up_to(Duration::from_millis(10)))).await;
+        }
+        self.write(&mut held);
+        let Held { guard, record, .. } = held;
+        // Before it is let go, so that whoever gets it next finds what is known of it.
+        unpoisoned(&self.world.history).records.push(record);
+        if self.random.is_one_in(2) {
+            drop(guard);
+            return;
+        }
+        let how = match guard.release().await {
+            Ok(_) => "freed",
+            Err(ReleaseError::Lost(_)) => "lost before",
+            Err(ReleaseError::Unavailable { .. }) => "unconfirmed",
+            Err(other) => panic!("{other:?}"),
+        };
+        self.world.count("released", how);
+    }
+
+    pub(crate) async fn extend(&mut self, held: &Held) {
+        let ttl = self.random.one_of(&[TTL, TTL / 3]);
+        let how = match held.guard.extend(ttl).await {
+            Ok(()) => "done",
+            Err(ExtendError::Lost(_)) => "lost before",
+            Err(ExtendError::Unavailable { .. }) => "unavailable",
+            Err(other) => panic!("{other:?}"),
+        };
+        self.world.count("extensions", how);
+    }
+
+    /// Counts why a lock is not valid any more; returns false if it is again.
+    pub(crate) async fn count_loss(&self, held: &Held) -> bool {
+        let Ok(why) = timeout(NOISE, held.guard.lost()).await else {
+            // Looked at before its renewal was noted, and compared with the clock after.
+            assert!(held.handle.is_valid(), "nobody was told that it is lost");
+            return false;
+        };
+        let why = match why {
+            LostReason::Gone => "a majority says that it is gone",
+            LostReason::Expired => "expired",
+            LostReason::MaxHold => "max_hold",
+            other => panic!("{other:?}"),
+        };
+        self.world.count("lost", why);
+        true
+    }
+
+    /// Writes to all keys of a lock, and notes whether it was valid.
+    pub(crate) fn write(&self, held: &mut Held) {
+        // Whoever is valid after an instant was valid at that instant.
+        let before = Instant::now();
+        let was_valid = held.handle.is_valid();
+        let mut history = unpoisoned(&self.world.history);
+        let accepted = history.storage.write(&held.record);
+        let after = Instant::now();
+        let is_valid = held.handle.is_valid();
+        if is_valid {
+            held.record.known_valid = Some(after);
+        } else if was_valid {
+            held.record.known_valid = Some(before);
+        }
+        let how = match (accepted, is_valid) {
+            (true, true) => "accepted",
+            (true, false) => "accepted, late but nobody came after",
+            (false, false) => "refused, too late",
+            (false, true) => {
+                let record = &held.record;
+                let refused = format!("the write of a valid holder is refused: {record:?}");
+                history.violations.push(refused);
+                "refused, valid"
+            }
+        };
+        history.count("writes", how);
+    }
+}

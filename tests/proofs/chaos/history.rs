@@ -1,0 +1,320 @@
+//! What clients held and wrote, and the checks of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tower_redlock::LockHandle;
+
+use crate::chaos::faults::KEYS;
+
+/// What happened, and what should not have.
+#[derive(Default)]
+pub(crate) struct History {
+    pub(crate) records: Vec<Record>,
+    pub(crate) storage: Storage,
+    /// Granted locks that were valid when last looked at.
+    pub(crate) live: Vec<(Record, LockHandle)>,
+    /// Per key, the lock with the highest token that was valid when its client got it.
+    pub(crate) highest: BTreeMap<&'static str, Record>,
+    pub(crate) violations: Vec<String>,
+    pub(crate) counts: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+}
+
+impl History {
+    /// Compares a new lock with all that are held, and with those that were.
+    pub(crate) fn on_grant(&mut self, new: &Record, handle: &LockHandle) {
+        self.live.retain(|(_, handle)| handle.is_valid());
+        // After the others: granted before them and valid now, it was valid when they were.
+        if !handle.is_valid() {
+            return;
+        }
+        for (held, _) in self.live.iter().filter(|(held, _)| held.meets(new)) {
+            self.violations
+                .push(format!("two are valid at once: {held:?} and {new:?}"));
+        }
+        for key in new.keys {
+            match self.highest.get(key) {
+                Some(before) if before.token >= new.token => self.violations.push(format!(
+                    "a token does not rise on {key}: {before:?}, then {new:?}"
+                )),
+                _ => drop(self.highest.insert(key, new.clone())),
+            }
+        }
+        self.live.push((new.clone(), handle.clone()));
+    }
+
+    pub(crate) fn count(&mut self, what: &'static str, which: &'static str) {
+        *self
+            .counts
+            .entry(what)
+            .or_default()
+            .entry(which)
+            .or_default() += 1;
+    }
+
+    pub(crate) fn counted(&self, what: &str, which: &str) -> u64 {
+        let counts = self.counts.get(what);
+        counts
+            .and_then(|counts| counts.get(which).copied())
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn all_counted(&self, what: &str) -> u64 {
+        let counts = self.counts.get(what).into_iter();
+        counts.flat_map(BTreeMap::values).sum()
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sets = self.records.iter().filter(|record| record.keys.len() > 1);
+        writeln!(
+            f,
+            "chaos: {} acquisitions ({} of several keys), {} violations",
+            self.records.len(),
+            sets.count(),
+            self.violations.len()
+        )?;
+        for (what, counts) in &self.counts {
+            write!(f, "  {what}: {}", self.all_counted(what))?;
+            for (index, (which, count)) in counts.iter().enumerate() {
+                let separator = if index == 0 { " = " } else { " + " };
+                write!(f, "{separator}{count} {which}")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// A lock that was granted.
+#[derive(Debug, Clone)]
+pub(crate) struct Record {
+    pub(crate) keys: &'static [&'static str],
+    pub(crate) token: u64,
+    /// Before it was asked for.
+    pub(crate) begun: Instant,
+    /// After its client had it.
+    pub(crate) granted: Instant,
+    /// The last instant at which it was valid for certain.
+    pub(crate) known_valid: Option<Instant>,
+}
+
+impl Record {
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        self.keys.iter().any(|key| other.keys.contains(key))
+    }
+}
+
+/// The accepted writes by key, in their order, without repetitions by one writer.
+#[derive(Debug, Default)]
+pub(crate) struct Storage(pub(crate) BTreeMap<&'static str, Vec<Write>>);
+
+/// A write to one key, with when its writer asked for the lock and when it was granted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Write {
+    pub(crate) token: u64,
+    pub(crate) begun: Instant,
+    pub(crate) granted: Instant,
+}
+
+impl Storage {
+    /// Writes to all keys of a lock or to none: not where a higher token has been.
+    pub(crate) fn write(&mut self, record: &Record) -> bool {
+        let write = Write {
+            token: record.token,
+            begun: record.begun,
+            granted: record.granted,
+        };
+        let is_old = |key: &&str| {
+            let written = self.0.get(key).and_then(|writes| writes.last());
+            written.is_some_and(|last| last.token > write.token)
+        };
+        let accepted = !record.keys.iter().any(is_old);
+        if accepted {
+            for key in record.keys {
+                let writes = self.0.entry(key).or_default();
+                let again = writes
+                    .last()
+                    .is_some_and(|last| last.token == write.token && last.granted == write.granted);
+                if !again {
+                    writes.push(write);
+                }
+            }
+        }
+        accepted
+    }
+}
+
+/// Returns what contradicts the promises in a history as a whole, whoever noticed it at the time.
+pub(crate) fn check(records: &[Record]) -> Vec<String> {
+    let mut violations = Vec::new();
+    for key in KEYS {
+        let of_key = || records.iter().filter(|record| record.keys.contains(&key));
+        let mut by_token: Vec<_> = of_key().collect();
+        by_token.sort_by_key(|record| record.token);
+        for pair in by_token.windows(2) {
+            if pair[0].token == pair[1].token {
+                violations.push(format!("one token twice on {key}: {pair:?}"));
+            }
+        }
+        violations.extend(falls(key, &by_token));
+
+        let mut by_grant: Vec<_> = of_key()
+            .filter(|record| record.known_valid.is_some())
+            .collect();
+        by_grant.sort_by_key(|record| record.granted);
+        let mut longest: Option<&Record> = None;
+        for record in by_grant {
+            let until = longest.and_then(|longest| longest.known_valid);
+            if let Some(longest) = longest
+                && until > Some(record.granted)
+                && record.known_valid > Some(record.granted)
+            {
+                violations.push(format!(
+                    "two were valid at once on {key}: {longest:?} and {record:?}"
+                ));
+            }
+            if record.known_valid > until {
+                longest = Some(record);
+            }
+        }
+    }
+    violations
+}
+
+/// Returns the locks on a key that were asked for when a higher token had been granted.
+pub(crate) fn falls(key: &str, by_token: &[&Record]) -> Vec<String> {
+    let mut falls = Vec::new();
+    // The earliest grant among the higher tokens.
+    let mut above: Option<&Record> = None;
+    for record in by_token.iter().rev() {
+        if let Some(above) = above
+            && above.granted < record.begun
+        {
+            falls.push(format!("a token fell on {key}: {above:?}, then {record:?}"));
+        }
+        if above.is_none_or(|above| record.granted < above.granted) {
+            above = Some(record);
+        }
+    }
+    falls
+}
+
+/// Returns the keys on which an older holder wrote after a newer one.
+///
+/// Which holder is older follows from the times of their locks. The storage compares tokens, so it lets
+/// this happen if tokens do not follow the times.
+pub(crate) fn check_storage(storage: &Storage) -> Vec<String> {
+    let mut violations = Vec::new();
+    for (key, writes) in &storage.0 {
+        // Of the writes so far, the one whose lock was asked for last.
+        let mut newest: Option<&Write> = None;
+        for write in writes {
+            if let Some(newest) = newest
+                && write.granted < newest.begun
+            {
+                violations.push(format!(
+                    "an older holder wrote to {key} after a newer one: {newest:?}, then {write:?}"
+                ));
+            }
+            if newest.is_none_or(|newest| newest.begun < write.begun) {
+                newest = Some(write);
+            }
+        }
+    }
+    violations
+}
+
+/// Locks also what a panicking task left behind: the test fails by its panic then.
+pub(crate) fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A lock on some keys, with times in ms after `epoch`.
+pub(crate) fn record(
+    epoch: Instant,
+    keys: &'static [&'static str],
+    token: u64,
+    [begun, granted, valid]: [u64; 3],
+) -> Record {
+    let at = |ms| epoch + Duration::from_millis(ms);
+    Record {
+        keys,
+        token,
+        begun: at(begun),
+        granted: at(granted),
+        known_valid: Some(at(valid)),
+    }
+}
+
+#[test]
+fn checker_finds_each_broken_promise_and_none_in_a_good_history() {
+    let epoch = Instant::now();
+    let of = |keys, token, times| record(epoch, keys, token, times);
+    let first = of(&["a", "b"], 5, [0, 10, 20]);
+    let found = |second: Record| check(&[second, first.clone()]);
+    // Later, with a higher token; also when it was asked for while the first held.
+    assert!(found(of(&["b"], 6, [15, 30, 40])).is_empty());
+    // No key in common.
+    assert!(found(of(&["c", "d"], 5, [0, 10, 20])).is_empty());
+    // Asked for before the first was granted, so the order is free.
+    assert!(found(of(&["b", "c"], 4, [5, 30, 40])).is_empty());
+    for (second, expected) in [
+        (of(&["b", "c"], 4, [11, 30, 40]), "a token fell on b"),
+        (of(&["a"], 4, [11, 30, 40]), "a token fell on a"),
+        (of(&["b"], 5, [5, 30, 40]), "one token twice on b"),
+        (of(&["b"], 6, [5, 19, 40]), "two were valid at once on b"),
+        (of(&["b"], 6, [0, 9, 11]), "two were valid at once on b"),
+    ] {
+        let found = found(second);
+        assert!(
+            matches!(found.as_slice(), [one] if one.starts_with(expected)),
+            "{expected}: {found:#?}"
+        );
+    }
+}
+
+#[test]
+fn storage_refuses_a_token_below_a_seen_one_of_any_key() {
+    let epoch = Instant::now();
+    let mut storage = Storage::default();
+    let mut write = |keys, token| storage.write(&record(epoch, keys, token, [0, 0, 0]));
+    assert!(write(&["a"], 5) && write(&["a"], 5) && write(&["a", "b"], 6));
+    assert!(!write(&["b", "c"], 5) && write(&["c"], 5));
+    assert!(check_storage(&storage).is_empty());
+}
+
+#[test]
+fn check_storage_finds_an_older_holder_that_writes_after_a_newer_one() {
+    let epoch = Instant::now();
+    let found = |[older, newer]: [u64; 2], asked_for| {
+        let older = record(epoch, &["a"], older, [0, 10, 20]);
+        let newer = record(epoch, &["a", "b"], newer, [asked_for, 30, 40]);
+        let mut storage = Storage::default();
+        for writer in [&older, &newer, &older, &newer] {
+            storage.write(writer);
+        }
+        check_storage(&storage)
+    };
+    // The storage refuses the second write of the older.
+    assert_eq!(found([5, 6], 11), Vec::<String>::new());
+    // Both asked at the same time, so the order is free.
+    assert_eq!(found([6, 5], 5), Vec::<String>::new());
+    assert_eq!(found([5, 5], 5), Vec::<String>::new());
+    // Tokens that do not rise.
+    let violations = found([5, 5], 11);
+    assert_eq!(violations.len(), 1, "{violations:#?}");
+    let expected = "an older holder wrote to a after a newer one";
+    assert!(violations[0].starts_with(expected), "{violations:#?}");
+    let falling = {
+        let mut storage = Storage::default();
+        storage.write(&record(epoch, &["a"], 5, [11, 30, 40]));
+        storage.write(&record(epoch, &["a"], 6, [0, 10, 20]));
+        check_storage(&storage)
+    };
+    assert_eq!(falling.len(), 1, "{falling:#?}");
+}

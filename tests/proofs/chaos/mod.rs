@@ -1,0 +1,17 @@
+//! Chaos on five real servers: whatever befalls two of them, a key has one holder and tokens rise.
+//!
+//! Clients contend for overlapping sets of four keys and write to a storage with their tokens,
+//! while servers are killed, stopped, flushed, partitioned, cut off and slowed, at most two at a
+//! time. One that lost its memory counts until the restart guard has admitted it again. It takes a
+//! minute and prints what happened. For longer:
+//!
+//! ```sh
+//! CHAOS_SECONDS=3600 cargo test --all-features --test proofs chaos
+//! ```
+//!
+//! `CHAOS_SEED`, which is printed first, repeats the faults: which, in which order, on which server
+//! and for how long, but not what the clients are doing at that instant.
+
+mod clients;
+mod faults;
+mod history;

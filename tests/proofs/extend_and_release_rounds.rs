@@ -1,0 +1,101 @@
+//! The decisions of extend and release rounds, against independent oracles.
+
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "an answer reads best where it is given"
+)]
+
+use tower_redlock::protocol::message::Reply;
+use tower_redlock::protocol::round::{Answer, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep};
+
+use crate::round_cases::{LOST, assignments, at, granted, majority, orders, quorum};
+
+const TOKEN: u64 = 7;
+
+/// Answers `node` twice: the second time must change nothing.
+fn extend_once(round: &mut ExtendRound, node: usize, answer: Answer) -> ExtendStep {
+    let step = round.on_confirm(node, &answer);
+    let before = round.clone();
+    assert_eq!(round.on_confirm(node, &at(TOKEN)), ExtendStep::Wait);
+    assert_eq!(*round, before);
+    step
+}
+
+#[test]
+fn extend_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
+    // The last is an answer that does not belong to a confirmation.
+    let answers = [
+        at(TOKEN),
+        at(TOKEN + 1),
+        LOST,
+        Answer::Failed,
+        granted(TOKEN),
+    ];
+    for nodes in 1..=5 {
+        let orders = orders(nodes);
+        for answers in assignments(&answers, nodes) {
+            for order in &orders {
+                let mut round = ExtendRound::new(quorum(nodes), TOKEN);
+                let (mut kept, mut gone) = (0, 0);
+                for (index, node) in order.iter().enumerate() {
+                    let answer = answers[*node].clone();
+                    let step = extend_once(&mut round, *node, answer.clone());
+                    kept += usize::from(answer == at(TOKEN));
+                    gone += usize::from(answer == LOST || answer == at(TOKEN + 1));
+                    let silent = nodes - 1 - index;
+                    assert_eq!(round.silent().count(), silent);
+                    let expected = if kept >= majority(nodes) {
+                        ExtendStep::Extended
+                    } else if gone >= majority(nodes) {
+                        ExtendStep::Lost
+                    } else if kept + silent >= majority(nodes) || gone + silent >= majority(nodes) {
+                        ExtendStep::Wait
+                    } else {
+                        ExtendStep::Missed {
+                            reached: kept + gone,
+                        }
+                    };
+                    assert_eq!(step, expected, "{answers:?} in order {order:?} at {node}");
+                    if step != ExtendStep::Wait {
+                        break;
+                    }
+                    assert!(silent > 0, "{answers:?} in order {order:?} never ends");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn release_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
+    let released = Answer::Replied(Reply::Released);
+    let answers = [released.clone(), Answer::Failed, LOST];
+    for nodes in 1..=5 {
+        let orders = orders(nodes);
+        for answers in assignments(&answers, nodes) {
+            for order in &orders {
+                let mut round = ReleaseRound::new(quorum(nodes));
+                let mut done = 0;
+                let mut last = ReleaseStep::Wait;
+                for (index, node) in order.iter().enumerate() {
+                    let silent = nodes - 1 - index;
+                    done += usize::from(answers[*node] == released);
+                    let step = round.on_release(*node, &answers[*node]);
+                    // A doubled answer is not a second one, and nothing new either.
+                    assert_eq!(round.on_release(*node, &released), step);
+                    assert_eq!((round.released(), round.silent().count()), (done, silent));
+                    let expected = if done >= majority(nodes) {
+                        ReleaseStep::Freed
+                    } else if done + silent >= majority(nodes) {
+                        ReleaseStep::Wait
+                    } else {
+                        ReleaseStep::Unconfirmed
+                    };
+                    assert_eq!(step, expected, "{answers:?} in order {order:?} at {node}");
+                    last = step;
+                }
+                assert_ne!(last, ReleaseStep::Wait, "{answers:?} in order {order:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The encoding of keys, the names of locks and fences, and retry delays.
+
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "an answer reads best where it is given"
+)]
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tower_redlock::protocol::{
+    KeyError, KeyNames, LockKey, LockKeys, MAX_CLEAR_KEY, Namespace, Retry,
+};
+
+use crate::round_cases::cases;
+
+/// Bytes that the encodings themselves are made of, so that wrong ones collide soon.
+fn tricky_bytes() -> impl Strategy<Value = Vec<u8>> {
+    let byte = prop_oneof![
+        4 => proptest::sample::select(b"012:,{}a".to_vec()),
+        1 => any::<u8>(),
+    ];
+    let pieces: [&[u8]; 7] = [
+        b":fence",
+        b"}",
+        b"{",
+        b"redlock:fence:",
+        b"1:a,",
+        b"}:fence",
+        b"ns:{",
+    ];
+    let piece = prop_oneof![
+        byte.prop_map(|byte| vec![byte]),
+        proptest::sample::select(pieces.map(<[u8]>::to_vec).to_vec()),
+    ];
+    vec(piece, 0..6).prop_map(|pieces| pieces.concat())
+}
+
+/// Two keys, often such that one looks like a name of the other.
+fn tricky_pair() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
+    (tricky_bytes(), tricky_bytes(), 0..6).prop_map(|(one, other, relation)| {
+        let (before, after): (&[u8], &[u8]) = match relation {
+            0 => (b"", b":fence"),
+            1 => (b"", b"}:fence"),
+            2 => (b"redlock:fence:{", b"}"),
+            3 => (b"{", b"}"),
+            4 => (b"", b""),
+            _ => return (one, other),
+        };
+        let related = [before, &one, after].concat();
+        (one, related)
+    })
+}
+
+/// Reads a composite key back, as any other language would: netstrings, one after the other.
+fn parts_of(mut key: &[u8]) -> Vec<Vec<u8>> {
+    let mut parts = Vec::new();
+    while !key.is_empty() {
+        let colon = key.iter().position(|byte| *byte == b':').expect("a length");
+        let length = std::str::from_utf8(&key[..colon]).expect("digits");
+        let length: usize = length.parse().expect("a number");
+        let (part, rest) = key[colon + 1..].split_at(length);
+        parts.push(part.to_vec());
+        key = rest.strip_prefix(b",").expect("a comma");
+    }
+    parts
+}
+
+/// Not SHA-256, but different for different keys of one length and first bytes.
+fn digest(key: &[u8]) -> [u8; 32] {
+    let mut digest = [0xff; 32];
+    digest[0] = u8::try_from(key.len() % 256).expect("is less");
+    for (into, byte) in digest[1..].iter_mut().zip(key) {
+        *into = *byte;
+    }
+    digest
+}
+
+fn names(namespace: &str, key: &[u8]) -> Result<KeyNames, KeyError> {
+    let namespace = Namespace::new(namespace).expect("no braces");
+    let mut names = namespace.names(&LockKeys::from(LockKey::from(key)), digest)?;
+    Ok(names.remove(0))
+}
+
+proptest! {
+    #![proptest_config(cases(500))]
+
+    #[test]
+    fn composite_keys_can_be_read_back_so_no_two_of_them_are_equal(
+        parts in vec(tricky_bytes(), 0..6),
+    ) {
+        let key = LockKey::from_parts(&parts);
+        prop_assert_eq!(parts_of(key.as_bytes()), parts);
+    }
+
+    #[test]
+    fn composite_keys_are_equal_only_if_their_parts_are(
+        one in vec(tricky_bytes(), 0..4),
+        other in vec(tricky_bytes(), 0..4),
+    ) {
+        let equal = LockKey::from_parts(&one) == LockKey::from_parts(&other);
+        prop_assert_eq!(equal, one == other);
+    }
+
+    #[test]
+    fn keys_of_a_namespace_have_distinct_names_of_locks_and_fences(
+        namespace in proptest::sample::select(vec!["", "redlock", "ns", ":", "redlock:fence:"]),
+        (one, other) in tricky_pair(),
+    ) {
+        let (Ok(a), Ok(b)) = (names(namespace, &one), names(namespace, &other)) else {
+            return Ok(());
+        };
+        prop_assert_eq!(a.lock == b.lock, one == other);
+        prop_assert_eq!(a.fence == b.fence, one == other);
+        prop_assert_ne!(&a.lock, &a.fence);
+        prop_assert_ne!(&a.lock, &b.fence);
+        prop_assert_ne!(&b.lock, &a.fence);
+    }
+
+    #[test]
+    fn namespaces_keep_equal_keys_apart(
+        one in "[a-z:]{1,8}",
+        other in "[a-z:]{1,8}",
+        (key, second) in tricky_pair(),
+    ) {
+        let (Ok(a), Ok(b)) = (names(&one, &key), names(&other, &second)) else {
+            return Ok(());
+        };
+        let same = one == other && key == second;
+        prop_assert_eq!(a.lock == b.lock, same);
+        prop_assert_ne!(&a.lock, &b.fence);
+        prop_assert_ne!(&a.fence, &b.lock);
+    }
+
+    #[test]
+    fn long_keys_are_distinguished_by_their_digests(
+        length in MAX_CLEAR_KEY + 1..MAX_CLEAR_KEY + 200,
+        first in any::<u8>(),
+        second in any::<u8>(),
+    ) {
+        let long = |byte| names("ns", &vec![byte; length]).expect("any length will do");
+        prop_assert_eq!(long(first).lock == long(second).lock, first == second);
+        prop_assert!(long(first).lock.len() < MAX_CLEAR_KEY);
+    }
+
+    #[test]
+    fn retry_delay_stays_below_its_doubling_ceiling_the_maximum_and_the_expiry(
+        base in 0_u64..10_000,
+        max in 0_u64..100_000,
+        attempt in any::<u32>(),
+        hint in proptest::option::of(0_u64..100_000),
+        random in any::<u64>(),
+    ) {
+        let (base, max) = (Duration::from_micros(base), Duration::from_micros(max));
+        let hint = hint.map(Duration::from_micros);
+        let retry = Retry::new(base, max);
+        // A maximum below the base counts as the base.
+        let max = max.max(base);
+        let delay = retry.delay(attempt, hint, random);
+        let ceiling = base.saturating_mul(2_u32.saturating_pow(attempt)).min(max);
+        prop_assert!(delay <= ceiling);
+        // Full jitter reaches all of the window, not just a part of it.
+        prop_assert_eq!(retry.delay(attempt, hint, 0), Duration::ZERO);
+        let longest = retry.delay(attempt, None, u64::MAX);
+        prop_assert!(longest + Duration::from_nanos(1) >= ceiling.min(base.saturating_mul(1 << 16)));
+        prop_assert!(retry.delay(attempt, hint, random / 2) <= delay);
+        if let Some(left) = hint {
+            prop_assert!(delay <= left + base);
+        }
+        let split = Retry::split_delay(attempt, base, random);
+        prop_assert!(split <= base.saturating_mul(2_u32.saturating_pow(attempt.saturating_add(1))));
+    }
+}

@@ -1,0 +1,121 @@
+//! Answers of nodes, and all their assignments and orders, for oracles of rounds.
+
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "an answer reads best where it is given"
+)]
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use tower_redlock::protocol::Quorum;
+use tower_redlock::protocol::message::Reply;
+use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal, RefusalKind};
+
+pub(crate) const fn granted(number: u64) -> Answer {
+    Answer::Replied(Reply::Granted(number))
+}
+
+pub(crate) const fn at(number: u64) -> Answer {
+    Answer::Replied(Reply::At(number))
+}
+
+pub(crate) const HELD: Answer = Answer::Replied(Reply::Held {
+    expires_in: None,
+    fingerprint: None,
+});
+
+pub(crate) const LOST: Answer = Answer::Replied(Reply::Lost);
+
+pub(crate) const AMNESIA: Answer = Answer::Replied(Reply::Amnesia);
+
+pub(crate) fn quorum(nodes: usize) -> Quorum {
+    Quorum::new(nodes).expect("at least one node")
+}
+
+/// Failures are printed, shrunk; there is no file of them to keep.
+pub(crate) fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+/// More than half; spelled differently from the code under test.
+pub(crate) fn majority(nodes: usize) -> usize {
+    (1..=nodes).find(|group| 2 * group > nodes).expect("one is")
+}
+
+/// All ways to give each of `nodes` nodes one of `kinds`.
+pub(crate) fn assignments<T: Clone>(kinds: &[T], nodes: usize) -> Vec<Vec<T>> {
+    let mut all = vec![Vec::new()];
+    for _ in 0..nodes {
+        all = all
+            .iter()
+            .flat_map(|start| {
+                kinds
+                    .iter()
+                    .map(move |kind| [start.as_slice(), std::slice::from_ref(kind)].concat())
+            })
+            .collect();
+    }
+    all
+}
+
+/// All orders of up to four nodes; of more, the rotations and the reverse.
+pub(crate) fn orders(nodes: usize) -> Vec<Vec<usize>> {
+    let straight: Vec<usize> = (0..nodes).collect();
+    if nodes <= 4 {
+        return assignments(&straight, nodes)
+            .into_iter()
+            .filter(|order| order.iter().collect::<BTreeSet<_>>().len() == nodes)
+            .collect();
+    }
+    let rotations = (0..nodes).map(|by| {
+        let mut order = straight.clone();
+        order.rotate_left(by);
+        order
+    });
+    let reverse = straight.iter().rev().copied().collect();
+    rotations.chain([reverse]).collect()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Open,
+    Granted,
+    Contended,
+    Unavailable,
+}
+
+/// The rule for refusals, from the numbers of nodes alone: success must be impossible, *and*
+/// either a majority has spoken or none can.
+pub(crate) fn verdict(nodes: usize, granted: usize, reached: usize, silent: usize) -> Verdict {
+    let majority = majority(nodes);
+    if granted >= majority {
+        Verdict::Granted
+    } else if granted + silent < majority && reached >= majority {
+        Verdict::Contended
+    } else if reached + silent < majority {
+        Verdict::Unavailable
+    } else {
+        Verdict::Open
+    }
+}
+
+pub(crate) fn verdict_of(step: AcquireStep) -> Verdict {
+    match step {
+        AcquireStep::Wait => Verdict::Open,
+        AcquireStep::Granted(_) => Verdict::Granted,
+        AcquireStep::Confirm(_) => panic!("equal numbers need no second phase"),
+        AcquireStep::Refused(Refusal { kind, .. }) => match kind {
+            RefusalKind::Contended { .. } => Verdict::Contended,
+            RefusalKind::Unavailable => Verdict::Unavailable,
+        },
+    }
+}
+
+pub(crate) fn asked(round: &AcquireRound) -> Vec<usize> {
+    round.unconfirmed().collect()
+}

@@ -1,0 +1,411 @@
+//! The second phase of an acquire round, whose grants carry different numbers.
+
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "an answer reads best where it is given"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tower_redlock::protocol::message::Reply;
+use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, RefusalKind};
+
+use crate::round_cases::{
+    AMNESIA, HELD, LOST, Verdict, asked, at, cases, granted, majority, quorum, verdict_of,
+};
+
+/// A round of five nodes whose first three granted 5, 6 and 7; node 3 said held, node 4 nothing.
+fn unequal() -> AcquireRound {
+    let mut round = AcquireRound::new(quorum(5));
+    assert_eq!(round.on_acquire(3, &HELD), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(0, &granted(5)), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(2, &granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_acquire(1, &granted(6)), AcquireStep::Confirm(7));
+    round
+}
+
+#[test]
+fn second_phase_asks_silent_nodes_and_those_with_other_numbers() {
+    let round = unequal();
+    assert_eq!(round.step(), 1);
+    assert_eq!(asked(&round), [0, 1, 4]);
+}
+
+#[test]
+fn second_phase_does_not_ask_a_failed_node() {
+    let mut round = AcquireRound::new(quorum(3));
+    round.on_acquire(0, &Answer::Failed);
+    round.on_acquire(1, &granted(1));
+    assert_eq!(round.on_acquire(2, &granted(2)), AcquireStep::Confirm(2));
+    assert_eq!(asked(&round), [1]);
+}
+
+#[test]
+fn token_needs_a_majority_of_exact_answers_of_both_phases() {
+    let mut round = unequal();
+    assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(4, 1, &at(7)), AcquireStep::Granted(7));
+}
+
+#[test]
+fn higher_number_is_not_counted_and_becomes_the_next_target() {
+    let mut round = unequal();
+    assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
+    // Counting "at least seven" would be a token here.
+    assert_eq!(round.on_confirm(1, 1, &at(9)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(4, 1, &at(8)), AcquireStep::Confirm(9));
+    assert_eq!(round.step(), 2);
+    // Also those that acknowledged the old target.
+    assert_eq!(asked(&round), [0, 1, 2, 4]);
+}
+
+#[test]
+fn answers_to_an_earlier_second_phase_are_ignored() {
+    let mut round = unequal();
+    assert_eq!(round.on_confirm(0, 1, &at(8)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(1, 1, &at(8)), AcquireStep::Confirm(8));
+    assert_eq!(asked(&round), [0, 1, 2, 4]);
+    let before = round.clone();
+    for answer in [at(8), at(9), LOST, Answer::Failed] {
+        assert_eq!(round.on_confirm(0, 1, &answer), AcquireStep::Wait);
+        assert_eq!(round, before);
+    }
+    round.on_confirm(0, 2, &at(8));
+    round.on_confirm(1, 2, &at(8));
+    assert_eq!(round.on_confirm(2, 2, &at(8)), AcquireStep::Granted(8));
+}
+
+#[test]
+fn acquire_round_has_no_fourth_second_phase() {
+    let mut round = AcquireRound::new(quorum(2));
+    round.on_acquire(0, &granted(1));
+    assert_eq!(round.on_acquire(1, &granted(2)), AcquireStep::Confirm(2));
+    assert_eq!(round.on_confirm(0, 1, &at(3)), AcquireStep::Confirm(3));
+    round.on_confirm(0, 2, &at(3));
+    assert_eq!(round.on_confirm(1, 2, &at(4)), AcquireStep::Confirm(4));
+    round.on_confirm(1, 3, &at(4));
+    let step = round.on_confirm(0, 3, &at(5));
+    assert_eq!(verdict_of(step), Verdict::Contended);
+    assert_eq!(round.step(), 3);
+}
+
+#[test]
+fn late_answer_with_the_target_counts_without_a_confirmation() {
+    let mut round = unequal();
+    assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(1, 1, &at(7)), AcquireStep::Granted(7));
+}
+
+#[test]
+fn late_answer_and_confirmation_of_a_node_count_once() {
+    let mut round = unequal();
+    assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(4, 1, &at(7)), AcquireStep::Wait);
+}
+
+#[test]
+fn late_answer_with_the_target_is_not_awaited_as_a_second_node() {
+    let mut round = unequal();
+    assert_eq!(round.on_acquire(4, &granted(7)), AcquireStep::Wait);
+    assert_eq!(round.on_confirm(0, 1, &LOST), AcquireStep::Wait);
+    // Nodes 2 and 4 agree, and what node 4 will say to the confirmation cannot make them three.
+    let step = round.on_confirm(1, 1, &LOST);
+    assert_eq!(verdict_of(step), Verdict::Contended);
+}
+
+#[test]
+fn late_answer_with_a_higher_number_raises_the_next_target() {
+    let mut round = unequal();
+    assert_eq!(round.on_acquire(4, &granted(9)), AcquireStep::Wait);
+    round.on_confirm(4, 1, &at(9));
+    // Two exact ones, of nodes 2 and 0, and no third one in sight.
+    assert_eq!(round.on_confirm(0, 1, &at(7)), AcquireStep::Wait);
+    assert_eq!(
+        round.on_confirm(1, 1, &Answer::Failed),
+        AcquireStep::Confirm(9)
+    );
+    assert_eq!(asked(&round), [0, 1, 2]);
+}
+
+#[test]
+fn keys_lost_while_confirming_end_the_round_without_a_majority() {
+    let mut round = unequal();
+    assert_eq!(round.on_confirm(0, 1, &LOST), AcquireStep::Wait);
+    let AcquireStep::Refused(refusal) = round.on_confirm(1, 1, &LOST) else {
+        panic!("only nodes 2 and 4 are left");
+    };
+    assert!(matches!(refusal.kind, RefusalKind::Contended { .. }));
+    assert!(refusal.split);
+    assert_eq!(refusal.reached, 4);
+}
+
+/// A request that is under way.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    node: usize,
+    /// 0 is the `ACQUIRE`.
+    step: u8,
+    target: u64,
+}
+
+/// What the test itself knows of a round: the answers, and nothing of how they are judged.
+struct Journal {
+    nodes: usize,
+    acquired: BTreeMap<usize, Answer>,
+    /// Of the current second phase only.
+    confirmed: BTreeMap<usize, Answer>,
+    /// Asked in the current second phase.
+    asked: Vec<usize>,
+    /// Lost their key in any phase.
+    lost: BTreeSet<usize>,
+    step: u8,
+    target: u64,
+}
+
+impl Journal {
+    fn numbers(&self, of: impl Fn(&Answer) -> Option<u64>) -> Vec<(usize, u64)> {
+        let answers = self.acquired.iter().chain(&self.confirmed);
+        answers
+            .filter_map(|(node, answer)| Some((*node, of(answer)?)))
+            .collect()
+    }
+
+    /// How many nodes answered exactly `token`, to the `ACQUIRE` or the current `CONFIRM`.
+    fn exact(&self, token: u64) -> usize {
+        let nodes: BTreeSet<usize> = self
+            .numbers(|answer| number_of(answer.clone()))
+            .into_iter()
+            // A key that is known to be gone vouches for nothing.
+            .filter(|(node, number)| *number == token && !self.lost.contains(node))
+            .map(|(node, _)| node)
+            .collect();
+        nodes.len()
+    }
+
+    fn has_granted(&self, node: usize) -> bool {
+        matches!(
+            self.acquired.get(&node),
+            Some(Answer::Replied(Reply::Granted(_)))
+        )
+    }
+
+    /// Whether an `ACQUIRE` of the node may still turn out to have been granted.
+    fn may_hold(&self, node: usize) -> bool {
+        !self.acquired.contains_key(&node) || self.has_granted(node)
+    }
+
+    /// How many nodes may yet answer exactly the target that have not.
+    fn outstanding(&self) -> usize {
+        self.asked
+            .iter()
+            .filter(|node| !self.confirmed.contains_key(node) && self.may_hold(**node))
+            .filter(|node| self.acquired.get(node) != Some(&granted(self.target)))
+            .count()
+    }
+
+    /// Whether the next second phase, with a higher target, could reach a majority: `with_lost` if
+    /// keys that were lost could come back, which a round need not believe.
+    fn may_go_on(&self, highest: u64, with_lost: bool) -> bool {
+        let able = (0..self.nodes).filter(|node| {
+            self.may_hold(*node)
+                && (with_lost || !self.lost.contains(node))
+                && !matches!(
+                    self.confirmed.get(node).cloned(),
+                    Some(Answer::Failed | AMNESIA)
+                )
+        });
+        self.step < 3 && highest > self.target && able.count() >= majority(self.nodes)
+    }
+}
+
+fn number_of(answer: Answer) -> Option<u64> {
+    match answer {
+        Answer::Replied(Reply::Granted(number) | Reply::At(number)) => Some(number),
+        Answer::Replied(_) | Answer::Failed => None,
+    }
+}
+
+/// An answer drawn by `dice`. A node raises its fence to the target before it answers, so there
+/// are no confirmations of less.
+fn answer_to(request: Pending, dice: u16) -> Answer {
+    let small = u64::from(dice / 16 % 4);
+    match (request.step, dice % 16) {
+        (0, 0..=10) => granted(small),
+        (0, 11..=13) => HELD,
+        (0, 14) => Answer::Replied(Reply::Overflow),
+        (1.., 0..=8) => at(request.target),
+        (1.., 9..=11) => at(request.target + small),
+        (1.., 12..=13) => LOST,
+        _ if dice & 64 == 0 => AMNESIA,
+        _ => Answer::Failed,
+    }
+}
+
+/// Answers all requests of one round, in the order and the way that `dice` says, and holds each
+/// step against the journal. Returns the token, if there is one.
+fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestCaseError> {
+    let mut round = AcquireRound::new(quorum(nodes));
+    let mut journal = Journal {
+        nodes,
+        acquired: BTreeMap::new(),
+        confirmed: BTreeMap::new(),
+        asked: Vec::new(),
+        lost: BTreeSet::new(),
+        step: 0,
+        target: 0,
+    };
+    let request = |node| Pending {
+        node,
+        step: 0,
+        target: 0,
+    };
+    let mut pending: Vec<Pending> = (0..nodes).map(request).collect();
+    let mut highest = 0;
+    let mut dice = dice.iter().copied().chain(std::iter::repeat((0, 0)));
+    while !pending.is_empty() {
+        let (which, what) = dice.next().expect("endless");
+        let request = pending.swap_remove(usize::from(which) % pending.len());
+        let answer = answer_to(request, what);
+        let before = round.clone();
+        let step = if request.step == 0 {
+            round.on_acquire(request.node, &answer.clone())
+        } else {
+            round.on_confirm(request.node, request.step, &answer.clone())
+        };
+        if request.step == 0 {
+            journal.acquired.insert(request.node, answer.clone());
+        } else if request.step == journal.step {
+            journal.confirmed.insert(request.node, answer.clone());
+            if answer == LOST {
+                journal.lost.insert(request.node);
+            }
+        } else {
+            prop_assert_eq!(step, AcquireStep::Wait);
+            prop_assert_eq!(&round, &before, "an answer to an earlier phase was counted");
+            continue;
+        }
+        highest = number_of(answer).map_or(highest, |number| highest.max(number));
+        let enough = majority(nodes);
+        let grants = (0..nodes).filter(|node| journal.has_granted(*node)).count();
+        match step {
+            AcquireStep::Wait => {
+                if journal.step == 0 {
+                    prop_assert!(grants < enough, "a majority granted");
+                } else {
+                    prop_assert!(journal.exact(journal.target) < enough, "that is a token");
+                    let possible = journal.exact(journal.target) + journal.outstanding();
+                    prop_assert!(possible >= enough, "nothing to wait for");
+                }
+                let awaited: Vec<usize> = round.silent().collect();
+                prop_assert!(!awaited.is_empty(), "waits for nobody");
+                for node in awaited {
+                    let outstanding = pending.iter().any(|request| {
+                        request.node == node && [0, journal.step].contains(&request.step)
+                    });
+                    prop_assert!(outstanding, "waits for node {} in vain", node);
+                }
+            }
+            AcquireStep::Granted(token) => {
+                prop_assert!(journal.exact(token) >= enough, "not exactly {}", token);
+                prop_assert!(journal.step == 0 || token == journal.target);
+                return Ok(Some(token));
+            }
+            AcquireStep::Confirm(target) => {
+                prop_assert!(grants >= enough);
+                prop_assert!(journal.step == 0 || journal.may_go_on(highest, true));
+                let possible = journal.exact(journal.target) + journal.outstanding();
+                prop_assert!(
+                    journal.step == 0 || possible < enough,
+                    "the target was in reach"
+                );
+                prop_assert_eq!(target, highest);
+                journal.step += 1;
+                prop_assert_eq!(round.step(), journal.step);
+                prop_assert!(journal.step <= 3);
+                journal.target = target;
+                journal.confirmed.clear();
+                journal.asked = asked(&round);
+                for node in 0..nodes {
+                    let other = journal.may_hold(node)
+                        && journal.acquired.get(&node) != Some(&granted(target));
+                    let is_asked = journal.asked.contains(&node);
+                    // Asking where the key was lost is vain, but not wrong.
+                    prop_assert!(is_asked == other || !is_asked && journal.lost.contains(&node));
+                }
+                let (nodes, step) = (journal.asked.iter(), journal.step);
+                pending.extend(nodes.map(|node| Pending {
+                    node: *node,
+                    step,
+                    target,
+                }));
+            }
+            AcquireStep::Refused(refusal) => {
+                let contended = matches!(refusal.kind, RefusalKind::Contended { .. });
+                prop_assert_eq!(refusal.split, grants > 0);
+                prop_assert_eq!(contended, refusal.reached >= enough);
+                if journal.step == 0 {
+                    prop_assert!(
+                        grants + nodes - journal.acquired.len() < enough,
+                        "too early"
+                    );
+                } else {
+                    let possible = journal.exact(journal.target) + journal.outstanding();
+                    prop_assert!(possible < enough, "the target was in reach");
+                    prop_assert!(
+                        !journal.may_go_on(highest, false),
+                        "a higher target was in reach"
+                    );
+                    prop_assert!(contended, "a majority had granted");
+                }
+                return Ok(None);
+            }
+        }
+    }
+    Err(TestCaseError::fail(
+        "all nodes answered and nothing was decided",
+    ))
+}
+
+proptest! {
+    #![proptest_config(cases(4_000))]
+
+    #[test]
+    fn round_with_all_answers_ends_and_its_token_was_answered_by_a_majority(
+        nodes in 1_usize..=5,
+        dice in vec(any::<(u16, u16)>(), 20),
+    ) {
+        check_unequal(nodes, &dice)?;
+    }
+}
+
+/// A lost key does not come back for its owner, whatever number the node once granted.
+#[test]
+fn node_that_lost_the_key_after_granting_the_target_is_not_asked_again() {
+    let mut round = AcquireRound::new(quorum(5));
+    round.on_acquire(1, &HELD);
+    round.on_acquire(4, &granted(1));
+    round.on_acquire(0, &granted(2));
+    assert_eq!(round.on_acquire(3, &granted(1)), AcquireStep::Confirm(2));
+    round.on_acquire(2, &granted(3));
+    assert_eq!(round.on_confirm(2, 1, &LOST), AcquireStep::Wait);
+    round.on_confirm(3, 1, &at(2));
+    assert_eq!(round.on_confirm(4, 1, &at(3)), AcquireStep::Confirm(3));
+    assert_eq!(asked(&round), [0, 3, 4]);
+    for (node, answer) in [(0, at(5)), (4, at(3)), (3, at(6))] {
+        round.on_confirm(node, 2, &answer);
+        assert!(!asked(&round).contains(&2));
+    }
+}
+
+/// No node that follows the protocol confirms less than it was asked to; the round must not wait
+/// for ever all the same.
+#[test]
+fn confirm_below_the_target_does_not_leave_the_round_waiting() {
+    let mut round = AcquireRound::new(quorum(2));
+    round.on_acquire(0, &granted(1));
+    assert_eq!(round.on_acquire(1, &granted(2)), AcquireStep::Confirm(2));
+    let step = round.on_confirm(0, 1, &at(1));
+    assert!(step != AcquireStep::Wait || round.silent().count() > 0);
+}

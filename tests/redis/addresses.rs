@@ -1,0 +1,122 @@
+//! Addresses that lead to one server, or change where they lead: a majority is one of servers.
+
+use std::future::IntoFuture;
+
+use tokio::time::{Instant, sleep};
+use tower_redlock::{LockError, NodeState, RestartGuard};
+
+use crate::patient::{LONGEST, builder, guarded, name_of};
+use crate::support::{
+    Cluster, Proxy, Random, RedisServer, free_port, ms, secs, until, until_all_up,
+};
+
+/// What holds a lock is a majority of servers, and not of names.
+#[tokio::test]
+async fn changing_addresses_make_no_majority_of_one_server() {
+    let cluster = Cluster::start(3);
+    until_all_up(&guarded(cluster.urls()).build().unwrap(), LONGEST).await;
+    let mut wires = Vec::new();
+    for server in &cluster.servers {
+        wires.push(Proxy::start(server.addr()).await);
+    }
+    let urls: Vec<_> = wires.iter().map(Proxy::url).collect();
+    let redlock = guarded(urls).build().unwrap();
+    let mut random = Random(20_261_122);
+    let mut granted = 0;
+    let began = Instant::now();
+    while began.elapsed() < secs(9) {
+        let wire = usize::try_from(random.below(3)).unwrap();
+        let server = usize::try_from(random.below(3)).unwrap();
+        // Nearly always right, so that there are locks at all.
+        if random.below(8) == 0 {
+            wires[wire].lead_to(cluster.servers[server].addr());
+            wires[wire].cut();
+            wires[wire].pass();
+        } else {
+            wires[wire].lead_to(cluster.servers[wire].addr());
+        }
+        for _ in 0..20 {
+            if let Ok(guard) = redlock.try_lock("k").await {
+                let name = name_of("k");
+                let have = || cluster.servers.iter().filter(|server| server.exists(&name));
+                let count = have().count();
+                assert!(count >= 2 || !guard.is_valid(), "held by {count} server");
+                granted += 1;
+                guard.release().await.ok();
+            }
+            sleep(ms(10)).await;
+        }
+    }
+    assert!(granted > 0, "nothing was tried");
+    let connections: usize = wires.iter().map(Proxy::connections).sum();
+    assert!(connections < 9 * 3 * 20, "{connections} connections");
+}
+
+/// The first vote of a server came under a name that leads elsewhere by now, so that it is no twin when
+/// another name leads to it for the first time.
+#[tokio::test]
+async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() {
+    let cluster = Cluster::start(2);
+    let window = secs(4);
+    let ttl = secs(3);
+    let settled = guarded(cluster.urls()).ttl(ttl).max_ttl(ttl);
+    until_all_up(
+        &settled
+            .restart_guard(RestartGuard::For(window))
+            .build()
+            .unwrap(),
+        LONGEST,
+    )
+    .await;
+    let fast = Proxy::start(cluster.servers[0].addr()).await;
+    let slow = Proxy::start(cluster.servers[0].addr()).await;
+    slow.delay(ms(250));
+    let away = format!("redis://127.0.0.1:{}", free_port());
+    let redlock = builder([fast.url(), slow.url(), away]).connect_timeout(secs(3));
+    let redlock = redlock.ttl(ttl).restart_guard(RestartGuard::For(window));
+    let redlock = redlock.build().unwrap();
+    let moving = async {
+        let name = name_of("k");
+        until("asked", LONGEST, || async {
+            cluster.servers[0].exists(&name)
+        })
+        .await;
+        fast.lead_to(cluster.servers[1].addr());
+        fast.cut();
+        fast.pass();
+    };
+    let (asked, ()) = tokio::join!(redlock.try_lock("k").into_future(), moving);
+    let name = name_of("k");
+    let have = cluster.servers.iter().filter(|server| server.exists(&name));
+    let have = have.count();
+    assert!(asked.is_err(), "held by {have} server");
+}
+
+#[tokio::test]
+async fn three_addresses_of_one_server_do_not_vote_or_reconnect_endlessly() {
+    let server = RedisServer::start();
+    until_all_up(&guarded([server.url()]).build().unwrap(), LONGEST).await;
+    let mut wires = Vec::new();
+    for _ in 0..3 {
+        wires.push(Proxy::start(server.addr()).await);
+    }
+    let redlock = guarded(wires.iter().map(Proxy::url)).build().unwrap();
+    until("known", LONGEST, || async {
+        let health = redlock.health().await;
+        health
+            .nodes
+            .iter()
+            .all(|node| matches!(&node.state, NodeState::Unreachable { .. }))
+    })
+    .await;
+    let before: usize = wires.iter().map(Proxy::connections).sum();
+    let began = Instant::now();
+    while began.elapsed() < secs(11) {
+        let refused = redlock.try_lock("k").await;
+        assert!(matches!(refused, Err(LockError::Unavailable { .. })));
+        sleep(ms(20)).await;
+    }
+    let after: usize = wires.iter().map(Proxy::connections).sum();
+    assert!(after - before <= 3 * 3, "{} connections", after - before);
+    assert!(!server.exists(&name_of("k")));
+}

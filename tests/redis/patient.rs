@@ -1,0 +1,68 @@
+//! Builders without the restart guard and with patience for a busy machine, and payments over them.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::routing::post;
+use tokio::runtime::{Builder, Runtime};
+use tower_redlock::{
+    ExecutionHandle, IdempotencyLayer, Redlock, RedlockBuilder, RestartGuard, scope,
+};
+
+use crate::support::{Answer, Executed, ms, secs};
+
+pub(crate) const LONGEST: Duration = Duration::from_secs(15);
+
+/// Without the restart guard, and with patience: a busy machine may be slow.
+pub(crate) fn builder(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
+    let builder = Redlock::builder().urls(urls).node_timeout(ms(400));
+    builder.restart_guard(RestartGuard::Off)
+}
+
+pub(crate) fn many_threads() -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all().build().unwrap()
+}
+
+/// A runtime that does nothing but while it is blocked on.
+pub(crate) fn one_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+pub(crate) fn name_of(key: &str) -> String {
+    format!("redlock:{{{key}}}")
+}
+
+/// Counts an execution when the handler begins, and answers with the validity that is left.
+pub(crate) fn app_of(executed: &Executed) -> Router {
+    let executed = executed.clone();
+    let pay = async move |execution: ExecutionHandle| {
+        executed.one_more();
+        format!("{}", execution.valid_for().as_millis())
+    };
+    Router::new().route("/", post(pay))
+}
+
+pub(crate) fn request(key: &str) -> Request {
+    let request = Request::post("/").header("idempotency-key", key);
+    request.body(Body::empty()).unwrap()
+}
+
+pub(crate) async fn pay(app: &Router, key: &str) -> Answer {
+    Answer::to(app, request(key)).await
+}
+
+pub(crate) fn once(redlock: &Redlock) -> IdempotencyLayer {
+    IdempotencyLayer::new(redlock.clone(), scope::public())
+}
+
+pub(crate) const TTL: Duration = secs(1);
+
+pub(crate) const WINDOW: Duration = secs(2);
+
+pub(crate) fn guarded(urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
+    let builder = builder(urls).ttl(TTL);
+    builder.restart_guard(RestartGuard::For(WINDOW))
+}

@@ -1,0 +1,177 @@
+//! Releases that a server refuses, and servers that are stopped or full: nothing is lost, drain reports it.
+
+use std::future::IntoFuture;
+
+use tokio::time::{Instant, sleep, timeout};
+use tower::{Layer, ServiceExt};
+use tower_redlock::LockError;
+
+use crate::patient::{LONGEST, app_of, builder, many_threads, name_of, once, request};
+use crate::support::{Cluster, Executed, Proxy, RedisServer, SlowReadiness, ms, secs, until};
+
+/// Servers that refuse every write, as with too few replicas.
+fn refuse_writes(server: &RedisServer, refuse: bool) {
+    let replicas = if refuse { "1" } else { "0" };
+    server.command(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
+}
+
+#[tokio::test]
+async fn refused_release_is_repeated_on_a_new_connection_before_the_ttl() {
+    let server = RedisServer::start();
+    let wire = Proxy::start(server.addr()).await;
+    let redlock = builder([wire.url()]).ttl(secs(60)).build().unwrap();
+    let guard = redlock.lock("k").await.unwrap();
+    refuse_writes(&server, true);
+    assert!(guard.release().await.is_err());
+    wire.cut();
+    sleep(ms(300)).await;
+    wire.pass();
+    sleep(ms(500)).await;
+    assert!(server.exists(&name_of("k")));
+    refuse_writes(&server, false);
+    until("free", LONGEST, || async { !server.exists(&name_of("k")) }).await;
+}
+
+#[tokio::test]
+async fn refused_release_outlives_its_redlock_and_drain_names_the_node() {
+    let server = RedisServer::start();
+    let wire = Proxy::start(server.addr()).await;
+    let redlock = builder([wire.url()]).ttl(secs(60)).build().unwrap();
+    let guard = redlock.lock("k").await.unwrap();
+    refuse_writes(&server, true);
+    assert!(guard.release().await.is_err());
+    let drained = redlock.drain(secs(2)).await;
+    assert_eq!(drained.unconfirmed.len(), 1, "{drained:?}");
+    drop(redlock);
+    wire.cut();
+    sleep(ms(300)).await;
+    wire.pass();
+    refuse_writes(&server, false);
+    until("free", LONGEST, || async { !server.exists(&name_of("k")) }).await;
+}
+
+/// The next runtime has it from the lane of the one that ended.
+#[test]
+fn refused_release_outlives_its_runtime() {
+    let server = RedisServer::start();
+    let redlock = builder([server.url()]).ttl(secs(60)).build().unwrap();
+    let (first, second) = (many_threads(), many_threads());
+    let guard = first.block_on(redlock.lock("k").into_future()).unwrap();
+    refuse_writes(&server, true);
+    assert!(first.block_on(guard.release()).is_err());
+    drop(first);
+    refuse_writes(&server, false);
+    second.block_on(until("free", LONGEST, || async {
+        redlock.health().await;
+        !server.exists(&name_of("k"))
+    }));
+}
+
+/// A release that is refused is of its own owner: when it is accepted at last, the key may be another's.
+#[tokio::test]
+async fn refused_release_does_not_release_the_next_holder() {
+    let server = RedisServer::start();
+    let wire = Proxy::start(server.addr()).await;
+    let ours = builder([wire.url()]).ttl(secs(60)).build().unwrap();
+    let theirs = builder([server.url()]).build().unwrap();
+    let guard = ours.lock("k").await.unwrap();
+    refuse_writes(&server, true);
+    assert!(guard.release().await.is_err());
+    wire.cut();
+    server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    server.command(&["DEL", &name_of("k")]);
+    let next = theirs.lock("k").await.unwrap();
+    wire.pass();
+    sleep(ms(800)).await;
+    assert!(next.is_valid() && server.exists(&name_of("k")));
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn full_server_extends_and_releases_locks_and_grants_none() {
+    let server = RedisServer::start();
+    for fencing in [true, false] {
+        for keys in [&["k"][..], &["k", "l"]] {
+            let redlock = builder([server.url()]).fencing(fencing).build().unwrap();
+            let guard = redlock.lock_all(keys.iter().copied()).await.unwrap();
+            server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+            guard.extend(secs(10)).await.unwrap();
+            let refused = redlock.try_lock("other").await.unwrap_err();
+            assert!(matches!(refused, LockError::Unavailable { .. }));
+            guard.release().await.unwrap();
+            for key in keys {
+                assert!(!server.exists(&name_of(key)), "{key} {fencing}");
+            }
+            server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+            assert!(!server.exists(&name_of("other")));
+        }
+    }
+}
+
+/// A server that comes back without its memory has nothing to release, and is asked for locks.
+#[tokio::test]
+async fn server_restarted_with_refused_releases_pending_grants_again() {
+    let mut server = RedisServer::start();
+    let redlock = builder([server.url()]).ttl(secs(60)).build().unwrap();
+    let mut guards = Vec::new();
+    for key in 0..200 {
+        guards.push(redlock.lock(format!("k{key}")).await.unwrap());
+    }
+    refuse_writes(&server, true);
+    for guard in guards {
+        drop(guard);
+    }
+    sleep(ms(300)).await;
+    server.kill();
+    server.restart();
+    until("granted", LONGEST, || async {
+        match redlock.try_lock("k0").await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+    assert!(server.keys("redlock:{k*}").is_empty());
+}
+
+/// One server is away while very many requests leave before they begin.
+#[tokio::test]
+async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane() {
+    let cluster = Cluster::start(3);
+    let wire = Proxy::start(cluster.servers[2].addr()).await;
+    let urls = [
+        cluster.servers[0].url(),
+        cluster.servers[1].url(),
+        wire.url(),
+    ];
+    let redlock = builder(urls).ttl(secs(1)).build().unwrap();
+    redlock.lock("warm").await.unwrap().release().await.unwrap();
+    let executed = Executed::default();
+    let layer = once(&redlock).at_most_once(true);
+    wire.black_hole();
+    let mut tasks = tokio::task::JoinSet::new();
+    for key in 0..3_000 {
+        let slow = layer.layer(SlowReadiness::of_clones(app_of(&executed), secs(60)));
+        let asked = slow.oneshot(request(&key.to_string()));
+        tasks.spawn(async move { timeout(ms(300), asked).await.is_ok() });
+        if key % 100 == 0 {
+            sleep(ms(10)).await;
+        }
+    }
+    while let Some(answered) = tasks.join_next().await {
+        assert!(!answered.unwrap());
+    }
+    let began = Instant::now();
+    let drained = redlock.drain(secs(30)).await;
+    assert!(began.elapsed() < secs(10) && drained.held.is_empty());
+    for server in &cluster.servers[..2] {
+        assert_eq!(server.keys("*:intent").len(), 0);
+    }
+    assert_eq!(executed.count(), 0);
+    drop((redlock, layer));
+    // Two ttls, and it does not try to connect any more.
+    sleep(secs(4)).await;
+    let connections = wire.connections();
+    sleep(secs(2)).await;
+    assert_eq!(wire.connections(), connections);
+}

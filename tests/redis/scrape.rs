@@ -1,0 +1,204 @@
+//! The `metrics` example as a process, and what Prometheus scrapes from it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use crate::support::http::{Response, request};
+use crate::support::{ChildProcess, Cluster, example_path, free_port};
+
+/// A running `metrics` example.
+pub(crate) struct Server {
+    pub(crate) addr: SocketAddr,
+    pub(crate) _process: ChildProcess,
+}
+
+impl Server {
+    pub(crate) fn start(cluster: &Cluster, guard: &str) -> Self {
+        let listen = format!("127.0.0.1:{}", free_port());
+        let urls = cluster.urls().join(",");
+        let envs = [
+            ("LISTEN", listen.as_str()),
+            ("REDLOCK_URLS", &urls),
+            ("REDLOCK_RESTART_GUARD", guard),
+        ];
+        let process = ChildProcess::start(example_path("metrics"), &[], &envs);
+        process.wait_for_line("Ctrl-C stops it", PATIENCE);
+        Self {
+            addr: listen.parse().unwrap(),
+            _process: process,
+        }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        request(self.addr, "GET", path, &[], b"").await
+    }
+
+    pub(crate) async fn post(&self, path: &str) -> Response {
+        request(self.addr, "POST", path, &[], b"").await
+    }
+
+    /// Sends a request whose client goes away when the task is aborted.
+    pub(crate) fn post_beside(&self, path: &'static str) -> JoinHandle<Response> {
+        let addr = self.addr;
+        tokio::spawn(async move { request(addr, "POST", path, &[], b"").await })
+    }
+
+    pub(crate) async fn scrape(&self) -> Scrape {
+        let response = self.get("/metrics").await;
+        assert_eq!(response.status, 200);
+        assert_eq!(
+            response.header("content-type"),
+            Some("text/plain; version=0.0.4")
+        );
+        Scrape::parse(&response.text())
+    }
+
+    /// Scrapes until a condition holds.
+    pub(crate) async fn scrape_until(&self, what: &str, holds: impl Fn(&Scrape) -> bool) -> Scrape {
+        let seen = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let scrape = self.scrape().await;
+                if holds(&scrape) {
+                    return scrape;
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        });
+        match seen.await {
+            Ok(scrape) => scrape,
+            Err(_) => panic!(
+                "not within {PATIENCE:?}: {what}: {:#?}",
+                self.scrape().await
+            ),
+        }
+    }
+
+    /// Asks for the health until it has a status, and returns it.
+    pub(crate) async fn ready_until(&self, status: &str) -> Response {
+        let mut last = None;
+        let seen = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let response = self.get("/healthz").await;
+                if response.json()["status"] == status {
+                    return response;
+                }
+                last = Some(response.text());
+                tokio::time::sleep(POLL).await;
+            }
+        });
+        match seen.await {
+            Ok(response) => response,
+            Err(_) => panic!("not {status} within {PATIENCE:?}: {last:?}"),
+        }
+    }
+}
+
+/// The text that Prometheus gets, taken apart.
+#[derive(Debug)]
+pub(crate) struct Scrape {
+    pub(crate) help: BTreeMap<String, String>,
+    pub(crate) kinds: BTreeMap<String, String>,
+    pub(crate) samples: BTreeMap<(String, Labels), String>,
+}
+
+pub(crate) type Labels = BTreeMap<String, String>;
+
+impl Scrape {
+    pub(crate) fn parse(text: &str) -> Self {
+        let (mut help, mut kinds) = (BTreeMap::new(), BTreeMap::new());
+        let mut samples = BTreeMap::new();
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let about = |start| line.strip_prefix(start)?.split_once(' ');
+            if let Some((name, text)) = about("# HELP ") {
+                help.insert(name.to_owned(), text.to_owned());
+            } else if let Some((name, kind)) = about("# TYPE ") {
+                kinds.insert(name.to_owned(), kind.to_owned());
+            } else {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                let before = samples.insert(series_of(series), value.to_owned());
+                assert_eq!(before, None, "twice: {series}");
+            }
+        }
+        Self {
+            help,
+            kinds,
+            samples,
+        }
+    }
+
+    /// Adds up the whole numbers of a name, of all series that have these labels.
+    pub(crate) fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        self.named(name)
+            .filter(|(own, _)| labels.iter().all(|(label, value)| own[*label] == *value))
+            .map(|(_, value)| value.parse::<u64>().unwrap())
+            .sum()
+    }
+
+    /// Counts by one label; what was never counted is not there.
+    pub(crate) fn by<'a>(&'a self, name: &str, label: &str) -> BTreeMap<&'a str, u64> {
+        let mut counts = BTreeMap::new();
+        for (labels, value) in self.named(name) {
+            *counts.entry(labels[label].as_str()).or_default() += value.parse::<u64>().unwrap();
+        }
+        counts
+    }
+
+    pub(crate) fn named(&self, name: &str) -> impl Iterator<Item = (&Labels, &String)> {
+        let named = self.samples.iter().filter(move |((own, _), _)| own == name);
+        named.map(|((_, labels), value)| (labels, value))
+    }
+
+    /// Names of metrics, as they were described.
+    pub(crate) fn metrics(&self) -> BTreeSet<&str> {
+        self.kinds.keys().map(String::as_str).collect()
+    }
+
+    /// Names with labels, as queries know them; a histogram has three.
+    pub(crate) fn sample_names(&self) -> BTreeSet<&str> {
+        self.samples.keys().map(|(name, _)| name.as_str()).collect()
+    }
+
+    pub(crate) fn labels(&self, name: &str) -> BTreeSet<&str> {
+        let labels = self.named(name).flat_map(|(labels, _)| labels.keys());
+        labels.map(String::as_str).collect()
+    }
+
+    pub(crate) fn label_values(&self, label: &str) -> BTreeSet<&str> {
+        let samples = self.samples.keys();
+        let values = samples.filter_map(|(_, labels)| labels.get(label));
+        values.map(String::as_str).collect()
+    }
+
+    /// Asserts that no counter and no part of a histogram is less than it was.
+    pub(crate) fn assert_grew_from(&self, before: &Self) {
+        let number = |value: &String| value.parse::<f64>().unwrap();
+        for ((name, labels), earlier) in &before.samples {
+            let later = &self.samples[&(name.clone(), labels.clone())];
+            let is_gauge = before.kinds.get(name).is_some_and(|kind| kind == "gauge");
+            assert!(
+                is_gauge || number(later) >= number(earlier),
+                "{name} {labels:?}: {earlier}, then {later}"
+            );
+        }
+    }
+}
+
+pub(crate) fn series_of(series: &str) -> (String, Labels) {
+    let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+    let labels = labels.strip_suffix('}').unwrap().split(',');
+    let labels = labels.filter(|label| !label.is_empty()).map(|label| {
+        let (name, value) = label.split_once('=').unwrap();
+        (name.to_owned(), value.trim_matches('"').to_owned())
+    });
+    (name.to_owned(), labels.collect())
+}
+
+/// What follows a metric's name in the names of its samples.
+pub(crate) const PARTS: [&str; 4] = ["", "_bucket", "_count", "_sum"];
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) const POLL: Duration = Duration::from_millis(10);
