@@ -18,7 +18,7 @@ fn second_of_two_grpc_clients_waits_as_documented() {
         said += &format!("{}\n", client.stdout());
     }
     // Waiting for as long as it is told, the second one needs no third attempt; unless its first met
-    // the other one still asking for the lock, whose end nobody knows yet: then it is told 1s.
+    // the other one still asking for the lock, whose remaining time is unknown yet: then it is told 1s.
     let documented: Vec<&str> = header()
         .filter(|line| line.starts_with("alice: "))
         .collect();

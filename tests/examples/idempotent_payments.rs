@@ -1,4 +1,4 @@
-//! `idempotent_payments`: paid once, whoever asks however often.
+//! `idempotent_payments` executes each payment once for any number of requests.
 
 use crate::documented::Example;
 

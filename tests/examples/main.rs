@@ -187,7 +187,7 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
         );
         assert_eq!(body(&response)["balance"], balance);
     }
-    let unknown = lines[0].replace("/alice/", "/nobody/");
+    let unknown = lines[0].replace("/alice/", "/mallory/");
     assert!(paste(&unknown.replace("-s", "-si")).starts_with("HTTP/1.1 404"));
 }
 
@@ -363,9 +363,9 @@ fn lock_without_http_ends_with_the_outcome_of_its_lock() {
     assert_eq!(exit_code(&mut contender), Some(1), "{}", contender.stderr());
     assert_eq!(contender.stdout(), "contended report");
 
-    // Somebody deletes the lock on a majority and takes it; the next renewal finds out.
+    // Another client takes the lock on a majority; the next renewal detects it.
     for server in &cluster.servers[..2] {
-        server.command(&["SET", "redlock:{report}", "somebody", "PX", "60000"]);
+        server.command(&["SET", "redlock:{report}", "foreign", "PX", "60000"]);
     }
     assert_eq!(exit_code(&mut holder), Some(3), "{}", holder.stderr());
     assert!(
@@ -376,7 +376,7 @@ fn lock_without_http_ends_with_the_outcome_of_its_lock() {
     let left = cluster.servers[0].command(&["GET", "redlock:{report}"]);
     assert_eq!(
         left.as_str(),
-        Some("somebody"),
+        Some("foreign"),
         "it is not the holder's any more"
     );
 

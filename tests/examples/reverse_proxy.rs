@@ -56,7 +56,7 @@ async fn reverse_proxy_streams_a_response_under_its_lock() {
     let other = request(example.addr, "POST", "/accounts/bob", &[], b"").await;
     assert_eq!(other.status, 200, "{}", other.text());
 
-    // Whoever goes away in the middle takes the lock along.
+    // A client that disconnects during the response releases the lock.
     drop((client, body));
     let free = async {
         while request(example.addr, "POST", ACCOUNT, &[], b"")

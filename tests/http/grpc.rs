@@ -146,7 +146,7 @@ async fn every_rejection_has_its_grpc_code() {
     assert_eq!(refused(&no_router, "alice").await, mistake);
     nodes.set(0, Gate::Down);
     nodes.set(1, Gate::Down);
-    // Nobody knows when the nodes are back.
+    // The time at which the nodes recover is unknown.
     let no_quorum = says(Code::Unavailable, "lock-unavailable", Some(1));
     assert_eq!(refused(&service, "alice").await, no_quorum);
     nodes.set(0, Gate::Ready);

@@ -69,7 +69,7 @@ pub(crate) fn router() -> Router {
 }
 
 /// Sends requests to an app under the layer and checks each treatment twice: as it is, and while the
-/// lock that is expected to be taken is held by somebody else.
+/// expected lock is held by another client.
 pub(crate) struct Service {
     pub(crate) nodes: ScriptedNodes,
     pub(crate) redlock: Redlock,

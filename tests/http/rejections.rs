@@ -126,7 +126,7 @@ async fn unavailable_lock_is_503_or_proceeds_with_a_mark() {
     assert!(seen.extensions.get::<LockHandle>().is_none());
     assert!(!seen.headers.contains_key(TOKEN));
 
-    // Proceeding is for nodes that are away, never for a lock that somebody has.
+    // `Proceed` applies to unreachable nodes, never to a held lock.
     nodes.set(0, Gate::Ready);
     nodes.set(1, Gate::Ready);
     let guard = redlock.lock("resource").await.unwrap();

@@ -302,10 +302,10 @@ async fn lock_granted_before_readiness_is_kept_until_the_service_is_ready() {
     let limited = ConcurrencyLimit::new(Probe::default(), 1);
     let mut service = layer(&redlock).wait(WAIT).layer(limited.clone());
     let mut asking = pin!(service.ready().await.unwrap().call(request("POST", "a")));
-    // In wait mode the call has given its permit back, and somebody else took it.
+    // In wait mode the call has returned its permit, and another caller took it.
     let mut busy = limited;
     let permit = timeout(DEADLOCK, busy.ready()).await;
-    permit.expect("nobody has the permit").unwrap();
+    permit.expect("the permit is free").unwrap();
     for _ in 0..5 {
         assert!(poll!(&mut asking).is_pending());
         sleep(WORK).await;

@@ -110,7 +110,7 @@ async fn request_that_ends_before_its_execution_leaves_no_intent_on_unreachable_
     while redlock.health().await.up() < 3 {
         assert!(!deadline.is_over(), "the nodes are not reached");
     }
-    // They carry it out, and nobody hears of it.
+    // The nodes carry it out, and their answers are lost.
     wires
         .iter()
         .for_each(|wire| wire.delay(Duration::from_secs(60)));

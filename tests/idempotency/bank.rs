@@ -205,5 +205,5 @@ pub(crate) const POLL: Duration = Duration::from_millis(5);
 
 pub(crate) const KEY: &str = "idempotency-key";
 
-/// How often a crowd of which nobody won comes back.
+/// How often a crowd without a winner tries again.
 pub(crate) const RETRIES: usize = 20;

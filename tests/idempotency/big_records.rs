@@ -176,7 +176,7 @@ async fn record_that_no_node_returns_is_unavailable_and_never_executed_again() {
         let most = TRIP + 3 * NODE_TIMEOUT + Duration::from_millis(1_005);
         assert!(took <= most, "{gate:?}: {took:?}");
         assert_eq!(readings(&nodes), 3, "each once, for all");
-        // Nobody is told of a failure who did not wait for it.
+        // A failure is reported only to the requests that waited for it.
         for node in 0..3 {
             nodes.set(node, Gate::Ready);
         }
@@ -410,7 +410,7 @@ async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
         on_all(&["COPY", "saved", two, "REPLACE"]);
         nodes.delay(TRIP);
         let spoiling = async {
-            // The nodes have answered with the head by now, which nobody has heard yet.
+            // The nodes have answered with the head by now, which no request has received yet.
             sleep(TRIP / 2).await;
             on_all(command);
         };

@@ -160,7 +160,7 @@ fn code(response: &Response<Body>) -> &'static str {
 fn outcomes_without_a_majority_are_a_conflict_for_every_duplicate() {
     let told = Told::by(async {
         let scene = Scene::new([Duration::ZERO; 3]);
-        // Nobody can renew: all leases are broken.
+        // No lease can be renewed: all are broken.
         for node in 0..3 {
             scene.nodes.set_for(node, OpKind::Confirm, Gate::Failing);
         }

@@ -1,5 +1,5 @@
 //! Records that were damaged, cut, made up, or written by another version or with other keys: nothing is
-//! executed again because of them, and nobody is answered with what was not recorded.
+//! executed again because of them, and no request is answered with what was not recorded.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -18,8 +18,8 @@ use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{Redlock, RedlockLayer, RunToCompletion, key};
 
-use crate::payments::{counts_begun, once, pay, per_account, request};
-use crate::support::{Executed, SlowReadiness, ms, redlock, secs};
+use crate::payments::{counts_begun, pay, per_account, request};
+use crate::support::{Executed, SlowReadiness, ms, once, redlock, secs};
 
 /// Polls a request as often as `polls`, with time going on in between, and drops it then. Returns whether it
 /// had ended.

@@ -20,9 +20,9 @@ use tower_redlock::{
 };
 
 use crate::payments::{
-    Account, AppState, cloneable, counts_ended, once, pay, per_account, rebuilt, request,
+    Account, AppState, cloneable, counts_ended, pay, per_account, rebuilt, request,
 };
-use crate::support::{Executed, SlowReadiness, ms, redlock, secs};
+use crate::support::{Executed, SlowReadiness, ms, once, redlock, secs};
 
 #[derive(Debug, PartialEq)]
 struct BankIsGone;

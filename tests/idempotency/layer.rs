@@ -88,9 +88,9 @@ async fn missing_or_invalid_idempotency_key_is_refused_or_passes() {
         code(&app, put.body(Body::empty()).unwrap()).await,
         (200, "")
     );
-    let nobody = Request::post("/payments").header("idempotency-key", "a");
+    let unscoped = Request::post("/payments").header("idempotency-key", "a");
     assert_eq!(
-        code(&app, nobody.body(Body::empty()).unwrap()).await,
+        code(&app, unscoped.body(Body::empty()).unwrap()).await,
         (500, "scope-missing")
     );
     let long = "x".repeat(256);
@@ -174,14 +174,14 @@ async fn scope_public_is_shared_by_all_callers() {
     let layer = IdempotencyLayer::new(redlock.build().unwrap(), scope::public());
     let hello = post(async || "hello".into_response());
     let app = Router::new().route("/", hello).layer(layer);
-    let anybody = || {
+    let call = || {
         Request::post("/")
             .header("idempotency-key", "a")
             .body(Body::empty())
             .unwrap()
     };
-    assert!(!Answer::to(&app, anybody()).await.is_replayed());
-    assert!(Answer::to(&app, anybody()).await.is_replayed());
+    assert!(!Answer::to(&app, call()).await.is_replayed());
+    assert!(Answer::to(&app, call()).await.is_replayed());
 }
 
 #[tokio::test(start_paused = true)]

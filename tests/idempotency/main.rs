@@ -17,6 +17,7 @@ mod disconnects;
 mod duplicates;
 mod executions;
 mod killed_servers;
+mod late_executions;
 mod layer;
 mod nested_layers;
 mod panics;

@@ -18,8 +18,8 @@ use tower_redlock::{
     RedlockLayer, Rejection, RequestKind, key,
 };
 
-use crate::payments::{Account, AppState, counts_begun, once, pay, per_account, rebuilt, request};
-use crate::support::{Answer, Executed, SlowReadiness, ms, redlock, secs, set_all};
+use crate::payments::{Account, AppState, counts_begun, pay, per_account, rebuilt, request};
+use crate::support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs, set_all};
 
 /// An app whose handler pays, and then makes a request of its own, with its extensions, to `within`.
 fn calling(executed: &Executed, within: &Router, key: &'static str) -> Router {

@@ -24,8 +24,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, LockKey, Locked, RedlockLayer, Rejection, RequestKind};
 
-use crate::payments::{Account, AppState, cloneable, counts_begun, once, pay, per_account};
-use crate::support::{Executed, ms, redlock, secs, set_all};
+use crate::payments::{Account, AppState, cloneable, counts_begun, pay, per_account};
+use crate::support::{Executed, ms, once, redlock, secs, set_all};
 
 #[derive(Clone)]
 struct PanicsIn(&'static str);

@@ -12,16 +12,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use tokio::time::sleep;
 use tower::retry::Policy;
-use tower_redlock::{
-    IdempotencyLayer, LockKey, LockKeys, LockResource, Redlock, RedlockLayer, key, scope,
-};
+use tower_redlock::{LockKey, LockKeys, LockResource, Redlock, RedlockLayer, key};
 
 use crate::support::{Answer, Executed, ms};
-
-/// Returns the layer of most tests: all callers share one scope.
-pub(crate) fn once(redlock: &Redlock) -> IdempotencyLayer {
-    IdempotencyLayer::new(redlock.clone(), scope::public())
-}
 
 /// Locks the account that the query names.
 pub(crate) fn per_account(redlock: &Redlock) -> RedlockLayer {

@@ -16,7 +16,7 @@ use crate::support::{Cluster, Deadline, MonitorLog, Proxy, wait_until};
 /// A hundred clients of two servers, which send the same at once.
 struct Crowd {
     clients: Vec<Client>,
-    /// Rounds of requests that nobody won.
+    /// Rounds of requests without a winner.
     without_winner: usize,
     refused: usize,
     replayed: usize,
@@ -62,7 +62,7 @@ impl Crowd {
             }
             return winner;
         }
-        panic!("nobody won {key} in {RETRIES} rounds");
+        panic!("no request won {key} in {RETRIES} rounds");
     }
 }
 
@@ -169,7 +169,7 @@ async fn record_at_one_node_is_not_replayed_before_a_majority_has_it() {
         let lock = record.strip_suffix(":done").unwrap();
         for other in &cluster.servers[1..] {
             other.command(&["DEL", &record]);
-            other.command(&["SET", lock, "somebody", "PX", "60000"]);
+            other.command(&["SET", lock, "foreign", "PX", "60000"]);
         }
         let refused = server.pay(&path, "a").await;
         assert!(is_contended(&refused), "{}", said(&refused));

@@ -193,11 +193,11 @@ async fn response_without_a_majority_of_records_is_marked_unrecorded() {
     let first = pay(&app, "/payments", "a").await;
     assert_eq!(first.status, StatusCode::OK);
     assert_eq!(first.headers["idempotency-recorded"], "false");
-    // The lock stays as long as it lives: somebody executed.
+    // The lock stays until its ttl: an execution has begun.
     let again = pay(&app, "/payments", "a").await;
     assert_eq!(again.status, StatusCode::CONFLICT);
     assert_eq!(payments.executed(), 1);
-    // And whoever shuts down is told where it stays.
+    // Drain reports where it stays.
     let drained = redlock.drain(Duration::from_secs(1)).await;
     assert!(!drained.is_clean(), "{drained:?}");
 }
@@ -272,7 +272,7 @@ async fn execution_that_lost_its_lease_gets_conflicting_outcomes_and_no_replay()
     let (slow, other) = (payments.app(layer(&nodes)), payments.app(layer(&nodes)));
     let (first, second) = tokio::join!(pay(&slow, "/payments?ms=60000", "a"), async {
         sleep(Duration::from_secs(10)).await;
-        // The lock of the first is over by then, and nobody else can know of it.
+        // The lock of the first is over by then, and no other server can know of it.
         (0..3).for_each(|node| nodes.wipe(node));
         sleep(Duration::from_secs(20)).await;
         pay(&other, "/payments", "a").await
@@ -372,7 +372,7 @@ async fn on_unrecorded_fail_answers_outcome_unknown_without_a_majority_of_record
     );
     assert!(!failed.body.starts_with(b"payment"), "{:?}", failed.body);
     assert_eq!(pay(&app, "/payments", "a").await.code(), "lock-contended");
-    // The lock has ended by the ttl, and nobody knows of anything.
+    // The lock has ended by its ttl, and no node has a record.
     sleep(Duration::from_secs(3)).await;
     (0..3).for_each(|node| nodes.set(node, Gate::Ready));
     for node in 0..2 {

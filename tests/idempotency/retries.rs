@@ -13,8 +13,8 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_redlock::Redlock;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 
-use crate::payments::{Again, cloneable, once, pay, per_account};
-use crate::support::{Executed, ms, redlock, secs};
+use crate::payments::{Again, cloneable, pay, per_account};
+use crate::support::{Executed, ms, once, redlock, secs};
 
 /// A service that gives its answers one after the other, and the last for ever.
 fn answering(

@@ -448,7 +448,7 @@ async fn client_that_disconnects_gets_a_replay_also_from_a_draining_server() {
     drop(client);
     let refused = server.pay("a", b"amount=5").await;
     assert_eq!(refused.json()["code"], "lock-contended");
-    // Nobody waits for the answer any more; whoever ends the process waits for the record.
+    // No client waits for the answer any more; drain waits for the record.
     let redlock = server.redlock.clone();
     let draining = tokio::spawn(async move { redlock.drain(PATIENCE).await });
     sleep(Duration::from_millis(50)).await;

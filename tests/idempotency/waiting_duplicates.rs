@@ -13,8 +13,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LostReason, Redlock, Rejection, RunToCompletion};
 
-use crate::payments::{counts_begun, once, pay, per_account, request};
-use crate::support::{Executed, SlowReadiness, ms, redlock, secs, set_all};
+use crate::payments::{counts_begun, pay, per_account, request};
+use crate::support::{Executed, SlowReadiness, ms, once, redlock, secs, set_all};
 
 #[tokio::test(start_paused = true)]
 async fn max_hold_below_the_ttl_stops_the_execution() {

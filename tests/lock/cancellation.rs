@@ -301,7 +301,7 @@ async fn release_dropped_at_any_poll_releases_every_node_that_answers() {
             sleep(TOO_SLOW).await;
             let left = gates.map(|gate| usize::from(!carries_out(gate)));
             assert_eq!(nodes.locks(), left, "{what}");
-            // Where nobody hears of the release, the ttl is the end.
+            // Where no node receives the release, the ttl ends the lock.
             sleep(TTL).await;
             set_all(&nodes, [Gate::Ready; 3]);
             assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
@@ -427,7 +427,7 @@ async fn panic_while_acquiring_is_a_lock_error_and_leaves_no_key() {
             }
             assert!(matches!(failed, Err(LockError::Closed)), "{failed:?}");
             assert_eq!(nodes.locks(), [1, 1, 1], "only the other key");
-            // The key is free in the process as well, and nobody else noticed.
+            // The key is free in the process as well, and other locks are unaffected.
             nodes.set(panicking, Gate::Ready);
             assert!(redlock.try_lock("k").await.is_ok());
             assert!(other.is_valid());
@@ -510,7 +510,7 @@ async fn panic_while_releasing_leaves_the_key_to_its_ttl_and_the_local_queue_fre
         assert_eq!(
             released,
             Err(ReleaseError::Lost(LostReason::Abandoned)),
-            "nobody knows what the nodes have"
+            "the state of the nodes is unknown"
         );
         // It resolves, whatever it says.
         lost.await;

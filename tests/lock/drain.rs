@@ -10,7 +10,7 @@ use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError};
 use crate::common::builder;
 use crate::support::{ms, secs};
 
-/// Also of a lock that was released before anybody thought of a shutdown.
+/// Drain also reports a lock that was released before it was called.
 #[tokio::test(start_paused = true)]
 async fn drain_names_nodes_that_did_not_confirm_an_earlier_release() {
     let nodes = ScriptedNodes::new(3);

@@ -119,7 +119,7 @@ async fn lost_resolves_by_the_end_of_validity_when_a_majority_fails() {
                     assert_eq!(reason, LostReason::Expired, "{what}");
                     break Instant::now();
                 }
-                // Whoever asks may rely on it as long as nobody said otherwise.
+                // The lock is valid until its loss is reported.
                 assert!(Instant::now() < end, "{what}");
                 assert_eq!(end_of(&guard), end, "{what}");
             };
@@ -208,7 +208,7 @@ fn dropped_runtime_resolves_lost() {
         assert_eq!(guard.lost().await, LostReason::Abandoned);
         let refused = guard.extend(secs(1)).await;
         assert_eq!(refused, Err(ExtendError::Lost(LostReason::Abandoned)));
-        // Nobody released it: the holder was never asked.
+        // The lock was not released: its holder still exists.
         assert!(redlock.try_lock("k").await.is_err());
         let released = guard.release().await;
         assert_eq!(released, Err(ReleaseError::Lost(LostReason::Abandoned)));

@@ -6,7 +6,7 @@
 //!
 //! Three reductions keep this small, and lose nothing. Acquisitions begin in the order of their
 //! numbers. A client reads answers only at the moment at which they decide something: until then
-//! nobody could tell whether it had read them. And nodes are interchangeable, so those of a state
+//! it makes no difference whether it had read them. And nodes are interchangeable, so those of a state
 //! are sorted; in a trace, the number of a node may therefore change from step to step.
 
 use stateright::{Model, Property};
@@ -298,7 +298,7 @@ impl<const N: usize> Async<N> {
         let before = *storage;
         for (other, rival) in clients.iter().enumerate() {
             let wrote = other != usize::from(client) && storage.wrote[key] >> other & 1 == 1;
-            // Either it began after this one had completed, or nobody can tell which is newer.
+            // Either it began after this one had completed, or their order is undefined.
             let newer = rival.after >> client & 1 == 1 || rival.token == me.token;
             storage.reordered |= wrote && newer;
         }

@@ -1,8 +1,8 @@
 //! The runs of the model of requests whose outcome is recorded, and the defects that it must find.
 //!
-//! What must hold: I1 all who are answered are answered the same; I2 nobody who began after an answer
+//! What must hold: I1 all who are answered are answered the same; I2 no request that began after an answer
 //! executes; I2' nor who began after a majority recorded; I3 two execute only if a lock of one broke
-//! before it was decided; I4 nobody executes who was told of a record, also between grant and beginning. With intents besides: at most
+//! before it was decided; I4 no request executes that was told of a record, also between grant and beginning. With intents besides: at most
 //! one executes, whatever breaks. An outcome that is answered as not recorded is outside of these.
 
 use crate::records::promises::{

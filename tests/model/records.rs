@@ -1,14 +1,14 @@
 //! The asynchronous model of requests for one key whose outcome is recorded.
 //!
 //! As in `asynchronous`, a lock may vanish at any node at any moment, requests run late or never,
-//! answers are read late or never, and clients stop for ever. Besides: whoever may execute does so at
+//! answers are read late or never, and clients stop for ever. Besides: a client that may execute does so at
 //! any later moment or never, and sends its `RECORD`s then; who was answered may send `TOPUP` with
 //! that to any node, at any later moment; who executed without a record looks, and may acquire once
 //! more to repair, and executes in no case.
 //!
 //! The reductions are those of `asynchronous`, and two more. A node that has a record answers with
 //! it whatever it is asked; once that is seen to be so, what else the node has is forgotten. And
-//! between being told that it may execute and executing, nobody can tell what a client has read; so
+//! between being told that it may execute and executing, it makes no difference what a client has read; so
 //! that is one step, unless [`Bounds::begins`] asks for two: then a client that may execute hears one
 //! answer after the other until it begins, and it is noted what it was told. Extensions are left out: they change neither who was granted the key last nor
 //! what is recorded.
@@ -369,7 +369,7 @@ impl<const N: usize> Records<N> {
                 let calls = column.attempts[me];
                 // What is recorded stays, and then nothing else is done.
                 let recorded = state.wipes == 0 && self.nodes.recorded(column.store).is_some();
-                // Without another grant, a key that is gone stays gone, whoever was granted it last
+                // Without another grant, a key that is gone stays gone, for any last owner
                 // stays that, and a fence never falls.
                 let acquires = matches!(calls[0], Call::Sent | Call::Deaf);
                 let granted_again = acquires || state.duplicates > 0;
@@ -662,7 +662,7 @@ fn send<const N: usize>(state: &mut State<N>, attempt: usize, phase: u8, nodes: 
     }
 }
 
-/// Nobody will read the answers to what was sent so far.
+/// The answers to the requests sent so far will not be read.
 fn deafen<const N: usize>(state: &mut State<N>, attempt: usize) {
     for column in &mut state.nodes {
         for call in &mut column.attempts[attempt] {

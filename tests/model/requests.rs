@@ -52,21 +52,21 @@ const RETENTION: Duration = Duration::from_secs(1_000_000);
 pub(crate) enum Variant {
     /// Nothing: the protocol as it is shipped.
     Shipped,
-    /// T5, T6: any record that is seen is replayed at once, whoever else has it.
+    /// T5, T6: any record that is seen is replayed at once, also from one node.
     ReplaysMinority,
     /// One node that recorded is enough to answer.
     AnswersAfterMinority,
-    /// T7: a node keeps a record whoever was granted the key last.
+    /// T7: a node keeps a record also after it granted the key to another owner.
     RecordsWithoutOwnerCheck,
-    /// Whoever executed sends `TOPUP` before a majority has recorded.
+    /// The executor sends `TOPUP` before a majority has recorded.
     TopsUpEarly,
-    /// Whoever executed releases the lock before a majority has recorded.
+    /// The executor releases the lock before a majority has recorded.
     ReleasesWithoutRecord,
     /// A record that was seen does not keep from executing.
     IgnoresRecords,
     /// A client that was granted the key ignores all answers until it begins to execute.
     DeafOnceGranted,
-    /// At most once: whoever executed takes the intent back together with the lock.
+    /// At most once: the executor withdraws the intent together with the lock.
     TakesIntentBack,
 }
 
@@ -114,7 +114,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// Nobody will read the answer.
+    /// The answer will not be read.
     pub(crate) fn deafen(&mut self) {
         *self = match self {
             Self::Sent | Self::Deaf => Self::Deaf,
@@ -382,7 +382,7 @@ impl Rounds {
 
     /// Every way in which hearing some of these answers, in some order, makes a round act.
     ///
-    /// As in `space`; and whoever may execute either does, or goes on to hear what else there is.
+    /// As in `space`; and a client that may execute either does, or goes on to read answers.
     pub(crate) fn decisions(&self, round: u32, answers: &[Told]) -> Vec<(Vec<Told>, Step)> {
         let mut seen = vec![round];
         let mut open = vec![(round, Vec::new())];

@@ -431,7 +431,7 @@ impl Rounds {
     /// Every way in which hearing some of these answers, in some order, makes a round act: what
     /// it is told, the round afterwards, and what it then does.
     ///
-    /// Until a round acts nobody can tell what it has heard, so nothing is lost by letting clients
+    /// Until a round acts, the answers it has read make no difference, so nothing is lost by letting clients
     /// hear answers only when that makes them act. A round that is over is forgotten.
     pub(crate) fn decisions(&self, round: u32, answers: &[Told]) -> Vec<(Vec<Told>, Step)> {
         let mut seen = vec![round];
@@ -511,7 +511,7 @@ impl Rounds {
 /// One request of one client to one node, and its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Call {
-    /// Nothing is under way, and nobody cares for what was.
+    /// Nothing is under way, and no client waits for an answer.
     #[default]
     None,
     /// The node may carry it out, now or later or never.
@@ -525,7 +525,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// Nobody will read the answer.
+    /// The answer will not be read.
     pub(crate) fn deafen(&mut self) {
         *self = match self {
             Self::Sent | Self::Deaf => Self::Deaf,

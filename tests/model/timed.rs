@@ -421,7 +421,7 @@ impl Timed {
                 let client = &mut state.clients[me];
                 let last = usize::from(client.extensions) - 1;
                 let end = Self::until(client.extended_at[last], self.bounds.extensions[last]);
-                // Whoever's validity is over is lost, whatever is answered then.
+                // A lock whose validity is over is lost, whatever is answered then.
                 if now < client.until {
                     client.until = client.until.max(end);
                 }

@@ -67,7 +67,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
         );
         assert_eq!(round.silent().count(), silent, "{}", context());
         if decided != Verdict::Open {
-            // Whoever is late cannot turn a decision round.
+            // A late answer cannot change a decision.
             assert!([decided, Verdict::Open].contains(&found), "{}", context());
             continue;
         }

@@ -254,7 +254,7 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
                     continue;
                 }
                 _ => {
-                    // One key vanishes on both, whoever holds it.
+                    // One key vanishes on both nodes.
                     let key = random.one_of(&["x", "y", "z"]);
                     let lock = text(&names(&[key])[0].lock);
                     pair.node.call(&["DEL", &lock]);
@@ -465,7 +465,7 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
     let mut node = start_node();
     for as_set in [false, true] {
         let names = names(&["k"]);
-        node.call(&["SET", &text(&names[0].lock), "somebody"]);
+        node.call(&["SET", &text(&names[0].lock), "foreign"]);
         let reply = send(&mut node, &command(&["k"], 1, acquire(1, STEP)), as_set);
         assert_eq!(
             reply,
@@ -476,7 +476,7 @@ fn lock_key_without_expiry_is_held_without_a_remaining_time() {
         );
     }
     // Of several, one that never expires is the longest.
-    node.call(&["SET", &text(&names(&["l"])[0].lock), "somebody", "EX", "9"]);
+    node.call(&["SET", &text(&names(&["l"])[0].lock), "foreign", "EX", "9"]);
     let reply = send(&mut node, &command(&["k", "l"], 1, acquire(1, STEP)), true);
     assert_eq!(
         reply,

@@ -156,7 +156,7 @@ fn stuck(records: &[Option<u8>], fates: &[Option<Fate>]) -> Verdict {
     let (copies, best) = most(records).expect("there is a record");
     let nodes = records.iter().zip(fates);
     let without = nodes.filter(|(record, _)| record.is_none());
-    // Those that keep to an intent take no record of anybody else.
+    // Nodes with an intent take no record of another owner.
     let (closed, open): (Vec<_>, Vec<_>) =
         without.partition(|(_, fate)| **fate == Some(Fate::Intended));
     if best >= OTHERS {
@@ -230,7 +230,7 @@ fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<OnceRound> {
         match step {
             OnceStep::Wait => assert!(
                 round.silent().next().is_some(),
-                "{context}: waits for nobody"
+                "{context}: waits for no node"
             ),
             OnceStep::Execute(_) => {}
             OnceStep::Repair(_) => {

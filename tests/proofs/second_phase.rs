@@ -299,7 +299,7 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
                     prop_assert!(possible >= enough, "nothing to wait for");
                 }
                 let awaited: Vec<usize> = round.silent().collect();
-                prop_assert!(!awaited.is_empty(), "waits for nobody");
+                prop_assert!(!awaited.is_empty(), "waits for no node");
                 for node in awaited {
                     let outstanding = pending.iter().any(|request| {
                         request.node == node && [0, journal.step].contains(&request.step)

@@ -181,7 +181,7 @@ async fn uncontended_lock_sends_two_commands_to_every_node() {
             }
             for i in 0..LOCKS {
                 let guard = redlock.lock(("key", i.to_string())).await.unwrap();
-                // So that the slowest has been asked too: after a decision nobody is.
+                // So that the slowest node has been asked too: a decided round asks no node.
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 guard.release().await.unwrap();
             }

@@ -11,7 +11,6 @@ mod contention;
 mod fencing_off;
 mod harness;
 mod idle_runtimes;
-mod late_executions;
 mod locks;
 mod metrics_endpoint;
 mod node_faults;

@@ -111,7 +111,7 @@ async fn metrics_of_a_contended_run_match_the_responses() {
             scrape.count("redlock_hold_seconds_count", &[]),
             of("granted")
         );
-        // Whoever was refused had waited, and some waited and were not refused.
+        // Refused requests had waited, and some waited and were not refused.
         let waited = scrape.count("redlock_wait_seconds_count", &[]);
         assert!(
             (of("contended")..=asked).contains(&waited),
@@ -170,7 +170,7 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
     assert_eq!(reports, 2, "one granted, one abandoned: {seen:#?}");
     assert_eq!(seen.by("redlock_acquire_total", "outcome")["abandoned"], 1);
 
-    // Somebody deletes the lock on a majority; the next renewal finds out.
+    // The lock is deleted on a majority; the next renewal detects it.
     for key in cluster.lock_keys() {
         for server in &cluster.servers[..2] {
             server.command(&["DEL", &key]);

@@ -256,7 +256,7 @@ where
     panic!("{broken} of {nodes} nodes {fault:?}: the machine is too slow for every node timeout");
 }
 
-/// Sees for how long the machine stands still, by a server that nobody else asks.
+/// Measures how long the machine stalls, by a server that no other test asks.
 struct Witness {
     stop: Arc<AtomicBool>,
     thread: thread::JoinHandle<Duration>,

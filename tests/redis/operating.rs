@@ -70,7 +70,7 @@ async fn acl_of_the_chapter_is_sufficient_and_minimal() {
         let missed = |command: &String| right.trim_start_matches('+') == command;
         let deadline = Deadline::after(Duration::from_secs(5));
         while !self::denied(&server).iter().any(missed) {
-            assert!(!deadline.is_over(), "nobody misses {right}");
+            assert!(!deadline.is_over(), "no command needs {right}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -229,7 +229,7 @@ async fn tls_server_of_an_unknown_authority_is_refused_by_name_and_reason() {
     let Some(url) = authority.serve_tls(&server, "no") else {
         return;
     };
-    let by_pool = unguarded().pool(tls_pool(&url, &Authority::new("somebody else"), None));
+    let by_pool = unguarded().pool(tls_pool(&url, &Authority::new("another authority"), None));
     // The system's roots.
     let by_url = unguarded().url(&url);
     let address = url.trim_start_matches("rediss://");
@@ -315,7 +315,7 @@ fn set_user(server: &RedisServer, user: &str, rule: &[&str]) {
     assert_eq!(reply.as_str(), Some("OK"), "{command:?}: {reply:?}");
 }
 
-/// Returns what was denied to anybody.
+/// Returns the commands that the server denied.
 fn denied(server: &RedisServer) -> Vec<String> {
     let log = server.command(&["ACL", "LOG"]);
     let entries = log

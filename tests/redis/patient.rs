@@ -7,9 +7,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::routing::post;
 use tokio::runtime::{Builder, Runtime};
-use tower_redlock::{
-    ExecutionHandle, IdempotencyLayer, Redlock, RedlockBuilder, RestartGuard, scope,
-};
+use tower_redlock::{ExecutionHandle, Redlock, RedlockBuilder, RestartGuard};
 
 use crate::support::{Answer, Executed, ms, secs};
 
@@ -52,10 +50,6 @@ pub(crate) fn request(key: &str) -> Request {
 
 pub(crate) async fn pay(app: &Router, key: &str) -> Answer {
     Answer::to(app, request(key)).await
-}
-
-pub(crate) fn once(redlock: &Redlock) -> IdempotencyLayer {
-    IdempotencyLayer::new(redlock.clone(), scope::public())
 }
 
 pub(crate) const TTL: Duration = secs(1);

@@ -182,7 +182,7 @@ async fn server_that_refuses_scripts_is_not_sent_them_repeatedly() {
     }
 }
 
-/// So that the next lock does not have to find out that it is dead: nobody asks for one meanwhile.
+/// No lock is requested meanwhile, so the next one must not have to detect the dead connection.
 #[tokio::test]
 async fn silent_idle_connection_is_replaced() {
     for by in BOTH {
@@ -195,7 +195,10 @@ async fn silent_idle_connection_is_replaced() {
         wire.black_hole();
         let deadline = Deadline::after(Duration::from_secs(20));
         while wire.connections() == opened {
-            assert!(!deadline.is_over(), "{by:?}: nobody asks whether it stands");
+            assert!(
+                !deadline.is_over(),
+                "{by:?}: the idle connection is not checked"
+            );
             sleep(Duration::from_millis(50)).await;
         }
         wire.pass();

@@ -13,7 +13,7 @@ use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard,
 
 use crate::support::{Cluster, MonitorLog, RedisServer, wait_until};
 
-/// Asks again so rarely that whoever gets a lock in time was told.
+/// Polls so rarely that a waiter that is granted in time was notified.
 fn hard_of_hearing(builder: RedlockBuilder) -> RedlockBuilder {
     let retry = Retry::new(Duration::from_millis(10), HOUR);
     builder.retry(retry).poll_interval(HOUR)
@@ -336,7 +336,7 @@ async fn shares(
     shares
 }
 
-/// Returns how many locks somebody listens for.
+/// Returns the number of locks with subscribers.
 fn channels(server: &RedisServer) -> usize {
     let reply = server.command(&["PUBSUB", "CHANNELS"]);
     reply.as_array().unwrap().len()

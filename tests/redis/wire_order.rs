@@ -340,7 +340,7 @@ async fn lock_soon(deadline: Deadline, ask: impl Fn() -> LockRequest) {
                 guard.release().await.ok();
                 return;
             }
-            Err(error) => assert!(!deadline.is_over(), "nobody disturbs any more, but {error}"),
+            Err(error) => assert!(!deadline.is_over(), "the disturbance is over, but {error}"),
         }
         sleep(Duration::from_millis(20)).await;
     }

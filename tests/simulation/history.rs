@@ -63,7 +63,7 @@ struct Lease {
     handle: LockHandle,
 }
 
-/// That somebody asked for a lock and got an answer.
+/// A request for a lock and its answer.
 #[derive(Debug)]
 struct Wait {
     process: usize,
@@ -121,7 +121,7 @@ impl History {
         id
     }
 
-    /// Notes that somebody who was willing to wait for so long has an answer.
+    /// Notes the answer to a request that was willing to wait for so long.
     pub(crate) fn waited(
         &self,
         process: usize,
@@ -248,8 +248,8 @@ impl History {
     }
 
     /// Returns what is wrong with it. `exclusive`: two holders must never both be valid.
-    /// `pauses`: when which process stood still. `idle`: how long nobody may have anything while
-    /// somebody waits, if that is bounded.
+    /// `pauses`: when which process stood still. `idle`: how long no lock may be held while
+    /// a request waits, if that is bounded.
     pub(crate) fn violations(
         &self,
         exclusive: bool,
@@ -261,7 +261,7 @@ impl History {
         for wait in &book.waits {
             found.extend(wait.too_long(pauses));
             let idle = idle.filter(|idle| wait.is_vain(*idle, &book.leases));
-            found.extend(idle.map(|idle| format!("nobody had anything for {idle:?}: {wait:?}")));
+            found.extend(idle.map(|idle| format!("no lock was held for {idle:?}: {wait:?}")));
         }
         for (index, lease) in book.leases.iter().enumerate() {
             found.extend(lease.told_late(index, pauses));
@@ -344,7 +344,7 @@ impl Wait {
         (self.answered > due).then(|| format!("an answer was due at {due:?}: {self:?}"))
     }
 
-    /// Whether it was refused although nobody had any lock for this long before.
+    /// Whether it was refused although no lock was held for this long before.
     fn is_vain(&self, idle: Duration, leases: &[Lease]) -> bool {
         let since = self.answered.saturating_sub(idle);
         let had = |lease: &Lease| lease.began <= self.answered && lease.end() >= since;
@@ -353,7 +353,7 @@ impl Wait {
 }
 
 impl Lease {
-    /// Returns until when somebody may have relied on it.
+    /// Returns until when a holder may have relied on it.
     fn end(&self) -> Duration {
         let ends = [self.ended, self.lost.map(|(at, _)| at)];
         let ends = ends.into_iter().flatten();

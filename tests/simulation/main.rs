@@ -11,12 +11,12 @@
 //!
 //! * Two holders of a key are never both within their validity, unless a node's clock was made to
 //!   step.
-//! * Tokens of a key are unique, and higher for whoever began after another was granted its lock.
-//! * Nobody's validity is ever cut short, and its end is told in time.
+//! * Tokens of a key are unique, and higher for a request that began after another was granted its lock.
+//! * No validity is ever cut short, and its end is reported in time.
 //! * After a drain no node that answered has a lock of the process, and no task is left.
 //! * Nothing stays locked for longer than the longest ttl after its holder is gone.
-//! * Whoever waits has an answer when it asked for one, and where nothing else goes wrong nobody waits
-//!   while nobody has anything, also if no message that tells of a release arrives.
+//! * A waiter has an answer when it asked for one, and where nothing else goes wrong no request waits
+//!   while no lock is held, also if no release signal arrives.
 //! * A process that is drained listens for nothing.
 //!
 //! Of requests with an idempotency key, which are sent through the shipped layer in simulations of their

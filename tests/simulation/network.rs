@@ -45,8 +45,8 @@ pub(crate) struct State {
     attempts: BTreeMap<OwnerToken, Attempt>,
     /// The last attempt of a process for the same locks.
     latest: BTreeMap<(usize, Vec<Arc<[u8]>>), OwnerToken>,
-    /// Attempts that a request was carried out for behind their release, or later than anybody looks
-    /// for it: such a lock stays until it expires, which nobody can help.
+    /// Attempts that a request was carried out for behind their release, or later than the checks look
+    /// for it: such a lock stays until it expires, which no client can prevent.
     overtaken: BTreeSet<(usize, OwnerToken)>,
     pub(crate) wake_ups: WakeUps,
     pub(crate) orders: Orders,
@@ -93,7 +93,7 @@ struct Link {
     quarantined_until: Option<Duration>,
     /// When the last request on this connection arrives: the next does not overtake it.
     arrives: Duration,
-    /// Nothing passes any more, but nobody has noticed yet.
+    /// Nothing passes any more, and neither end has noticed yet.
     dead: bool,
     /// Nothing passes before this instant.
     cut_until: Duration,
@@ -144,7 +144,7 @@ struct Request {
     generation: Generation,
     /// Whether those who listen are told of what it releases.
     tells: bool,
-    /// Carried out once more than it was sent; nobody waits for the answer.
+    /// Carried out once more than it was sent; no request waits for the answer.
     repeated: bool,
 }
 

@@ -143,7 +143,7 @@ impl Plan {
             let steps = matches!(fault, Fault::Step { .. });
             !(steps && std::mem::replace(&mut stepped, true))
         });
-        // Whoever comes late comes when it is most dangerous, if there is such an instant.
+        // A late request comes at the most dangerous instant, if there is one.
         let flush = |fault: &&(Duration, Fault)| matches!(fault.1, Fault::Flush { .. });
         let flushed = faults.iter().find(flush).map(|(at, _)| *at);
         for process in processes.iter_mut().skip(1) {
@@ -210,8 +210,8 @@ impl Plan {
         plan
     }
 
-    /// Whether nothing stands between a lock that is free and whoever asks for it, so that nobody waits
-    /// while nobody has anything.
+    /// Whether nothing stands between a free lock and a request for it, so that no request waits
+    /// while no lock is held.
     pub(crate) fn is_calm(&self) -> bool {
         self.faults.is_empty() && self.network.slow == 0
     }

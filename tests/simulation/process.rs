@@ -198,7 +198,7 @@ impl Process {
         let (tell, drained) = oneshot::channel();
         let redlock = self.redlock.clone();
         runtime.spawn(async move {
-            // Nobody is interested any more once the simulation has failed.
+            // The receiver is gone once the simulation has failed.
             drop(tell.send(redlock.drain(DRAIN).await));
         });
         self.drained = Some(drained);

@@ -170,7 +170,7 @@ impl Simulation {
             let next = self.network.state().next_event_at();
             let next = next.map_or(until, |next| next.min(until));
             if !self.catch_up(next) {
-                // Somebody sent something, which may arrive earlier than all else.
+                // A process sent something, which may arrive earlier than all else.
                 continue;
             }
             self.now = next;

@@ -116,7 +116,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // The task would otherwise keep the connection until a response that nobody reads.
+        // The task would otherwise keep the connection until a response that no test reads.
         self.connection.abort();
     }
 }

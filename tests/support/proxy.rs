@@ -52,7 +52,7 @@ impl Proxy {
                     .await
                     .expect("127.0.0.1 has a free port");
                 let addr = listener.local_addr().expect("a bound listener has one");
-                // The test is gone if nobody takes it, and `stopped` ends all.
+                // A failed send means that the test has ended; `stopped` ends all.
                 bound.send(addr).ok();
                 tokio::select! {
                     _ = stopped => {}

@@ -247,7 +247,7 @@ impl RedisServer {
         if !pong.is_ok_and(|reply| reply.as_str() == Some("PONG")) {
             return false;
         }
-        // Whoever took the port in the meantime answers too, but has another directory.
+        // Another server that took the port in the meantime answers too, from another directory.
         let ours = connection.call(&["CONFIG", "GET", "dir"]).is_ok_and(|dir| {
             dir.as_array()
                 .and_then(|pair| pair.get(1)?.as_str())

@@ -50,7 +50,7 @@ impl ScriptNode {
         reply.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// Puts into a key what somebody else may have put where one of ours belongs.
+    /// Puts a foreign value into a key of ours.
     #[track_caller]
     pub fn put_foreign(&mut self, key: &str, kind: &str) {
         self.call(&["DEL", key]);

@@ -7,7 +7,7 @@ use tracing::subscriber::{DefaultGuard, NoSubscriber};
 
 /// Makes a subscriber this thread's own, until the guard is dropped.
 ///
-/// tracing keeps for the whole process whether anybody wants to hear of a place in the code. While
+/// tracing caches for the whole process whether a subscriber is interested in a callsite. While
 /// it knows of one subscriber only, it asks the thread that comes by first, and that may be another
 /// test's, which has none: then the place is silent for us too. A second subscriber, kept, makes it
 /// ask them all.

@@ -24,7 +24,7 @@ use crate::sockets::server::{Counted, PATIENCE, SOON, Server, TTL};
 enum Leave {
     /// RST_STREAM.
     Reset,
-    /// RST_STREAM of the h2 crate for streams that nobody holds any more.
+    /// RST_STREAM of the h2 crate for dropped streams.
     Forget,
     Disconnect,
 }
@@ -89,7 +89,7 @@ async fn http2_stream_reset_of_a_waiter_leaves_the_queue() {
         server.serves_the_next().await;
         server.ends_clean().await;
         let begun = begun.load(Ordering::Relaxed);
-        assert_eq!(begun, 1, "{leave:?}: nobody waits any more");
+        assert_eq!(begun, 1, "{leave:?}: no request waits any more");
     }
 }
 
@@ -164,7 +164,7 @@ async fn http2_streams_with_one_key_serve_one_and_keep_the_connection() {
         gate.add_permits(1);
         let served = requests.remove(0).await;
         assert_eq!((served.status, &*served.body), (200, &b"done"[..]));
-        // Free with the end of the stream, so that the next round meets nobody.
+        // Free with the end of the stream, so that the next round finds a free lock.
         assert_eq!(nodes.locks(), [0, 0, 0]);
     }
     server.ends_clean().await;

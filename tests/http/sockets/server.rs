@@ -129,10 +129,10 @@ impl Server {
         self.wait_until("free", || nodes.locks() == [0, 0, 0]).await;
     }
 
-    /// Shows that nobody else has the lock or a place before the next request.
+    /// Checks that no other request holds the lock or waits for it.
     pub(crate) async fn serves_the_next(&self) {
         let next = timeout(SOON, http::request(self.addr, "POST", "/", &[], b"")).await;
-        assert_eq!(next.expect("nobody is before it").status, 200);
+        assert_eq!(next.expect("no request is before it").status, 200);
     }
 
     /// Shows that nothing is left: no key on any node, no request, no lease task.

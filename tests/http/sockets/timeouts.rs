@@ -76,6 +76,10 @@ async fn timeout_of_a_waiter_leaves_the_queue() {
         guard.release().await.unwrap();
         server.serves_the_next().await;
         server.ends_clean().await;
-        assert_eq!(begun.load(Ordering::Relaxed), 1, "nobody waits any more");
+        assert_eq!(
+            begun.load(Ordering::Relaxed),
+            1,
+            "no request waits any more"
+        );
     }
 }

@@ -185,7 +185,7 @@ impl Ended {
         let what = format!("{key}: {executed_by:?}, {answer:?}, {told:?}");
         if at_most_once {
             assert!(executed_by.len() <= 1, "executed twice: {what}");
-            // Whoever was told of a payment was told of the same.
+            // All answers of a payment are equal.
             let mut bodies: Vec<_> = answer.iter().chain(told).filter_map(Told::body).collect();
             bodies.dedup();
             assert!(bodies.len() <= executed_by.len(), "{what}");

@@ -83,7 +83,7 @@ impl Scene {
         self.other.pay_in_time("a").await
     }
 
-    /// Checks that nobody else may execute while the lock of the killed server lives, and ends that by
+    /// Checks that no other server may execute while the lock of the killed server lives, and ends that by
     /// hand, as its ttl would.
     async fn outlive_the_lock(&self) {
         assert_eq!(self.pay().await, Told::Contended);
@@ -165,7 +165,7 @@ async fn record_of_a_killed_server_at_one_node_is_completed_or_outcome_unknown()
         wait_until("a node has the record", PATIENCE, || scene.recorded()[0]).await;
         scene.kill_unanswered();
         assert_eq!(scene.recorded(), [true, false, false]);
-        // A minority is no outcome, and nobody can make it a majority yet.
+        // A minority is no outcome, and no server can complete it yet.
         scene.outlive_the_lock().await;
         if at_most_once {
             // Nor later: the other nodes keep to whom they granted it.

@@ -7,10 +7,10 @@ use crate::requests::{REQUESTS, RETRY};
 
 /// The properties that must always hold.
 pub(crate) const I1: &str = "I1 all who are answered are answered the same";
-pub(crate) const I2: &str = "I2 nobody who began after an answer executes";
-pub(crate) const I2_DECIDED: &str = "I2' nobody who began after a record was decided executes";
+pub(crate) const I2: &str = "I2 no request that began after an answer executes";
+pub(crate) const I2_DECIDED: &str = "I2' no request that began after a record was decided executes";
 pub(crate) const I3: &str = "I3 two execute only if a lock of one broke before it was decided";
-pub(crate) const I4: &str = "I4 nobody executes who was told of a record";
+pub(crate) const I4: &str = "I4 no request executes that was told of a record";
 pub(crate) const ONCE: &str = "at most one executes";
 
 /// What a run is to reach, so that it is not green for lack of what it is about.
@@ -46,7 +46,7 @@ impl<const N: usize> Records<N> {
             },
             I4 => |_, state| !state.executed_though_told,
             ONCE => |_, state| executions(state) <= 1,
-            name => unreachable!("nobody promised {name}"),
+            name => unreachable!("no promise is called {name}"),
         };
         Property::always(name, condition)
     }

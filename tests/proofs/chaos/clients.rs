@@ -131,7 +131,7 @@ impl Client {
         }
         self.write(&mut held);
         let Held { guard, record, .. } = held;
-        // Before it is let go, so that whoever gets it next finds what is known of it.
+        // Before the release, so that the next holder finds this entry.
         unpoisoned(&self.world.history).records.push(record);
         if self.random.is_one_in(2) {
             drop(guard);
@@ -161,7 +161,7 @@ impl Client {
     pub(crate) async fn count_loss(&self, held: &Held) -> bool {
         let Ok(why) = timeout(NOISE, held.guard.lost()).await else {
             // Looked at before its renewal was noted, and compared with the clock after.
-            assert!(held.handle.is_valid(), "nobody was told that it is lost");
+            assert!(held.handle.is_valid(), "its loss was not reported");
             return false;
         };
         let why = match why {
@@ -176,7 +176,7 @@ impl Client {
 
     /// Writes to all keys of a lock, and notes whether it was valid.
     pub(crate) fn write(&self, held: &mut Held) {
-        // Whoever is valid after an instant was valid at that instant.
+        // A lock that is valid after an instant was valid at that instant.
         let before = Instant::now();
         let was_valid = held.handle.is_valid();
         let mut history = unpoisoned(&self.world.history);
@@ -190,7 +190,7 @@ impl Client {
         }
         let how = match (accepted, is_valid) {
             (true, true) => "accepted",
-            (true, false) => "accepted, late but nobody came after",
+            (true, false) => "accepted, late but without a successor",
             (false, false) => "refused, too late",
             (false, true) => {
                 let record = &held.record;

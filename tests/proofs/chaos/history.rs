@@ -149,7 +149,7 @@ impl Storage {
     }
 }
 
-/// Returns what contradicts the promises in a history as a whole, whoever noticed it at the time.
+/// Returns all contradictions to the promises in a history.
 pub(crate) fn check(records: &[Record]) -> Vec<String> {
     let mut violations = Vec::new();
     for key in KEYS {

@@ -48,7 +48,7 @@ pub(crate) struct Acquired {
     pub(crate) token: u64,
     /// When, in microseconds of the client's wall clock.
     pub(crate) at: u64,
-    /// How often it was refused before because somebody else held the lock.
+    /// How often it was refused before because another client held the lock.
     pub(crate) contended: u32,
     /// How often it was refused before because no majority voted.
     pub(crate) unavailable: u32,

@@ -52,7 +52,7 @@ impl Clock {
     }
 
     fn set(&self, offset: i64) {
-        // In place: a file that is cut short first would kill whoever has it mapped.
+        // In place: truncating the file first would kill the processes that map it.
         let file = OpenOptions::new().write(true).open(&self.offset_file);
         let written = file.and_then(|file| file.write_all_at(&offset.to_ne_bytes(), 0));
         written.expect("the file is there as long as the clock");
@@ -81,7 +81,7 @@ fn library() -> &'static str {
             .output()
             .expect("Rust links with cc, so it is there");
         assert!(built.status.success(), "cc: {built:?}");
-        // Whoever has the old one loaded keeps it.
+        // Processes that have loaded the old file keep it.
         fs::rename(&new, &library).expect("both are in one folder");
         text(&library)
     })

@@ -148,7 +148,7 @@ impl Observed {
 #[tokio::test]
 async fn two_processes_share_a_key_fairly_with_ordered_tokens() {
     let cost = share_a_key("equal clocks", &[]).await;
-    assert_eq!(cost.confirms, 0, "whoever asks later proposes more");
+    assert_eq!(cost.confirms, 0, "the later request proposes more");
 }
 
 /// The one that is behind proposes less than the nodes know: they answer one more than that, and

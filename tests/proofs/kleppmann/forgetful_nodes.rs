@@ -65,7 +65,7 @@ impl ThreeNodes {
     }
 }
 
-/// Checks that with the guard nobody gets the lock that B forgot before its holder gives it up.
+/// Checks that the restart guard refuses the lock that B forgot until its holder releases it.
 async fn is_granted_once(fault: Fault, setup: Setup) {
     for attempt in 1..=3 {
         if is_granted_once_to_a_holder_in_time(fault, setup).await {

@@ -33,7 +33,7 @@ fn client_paused_beyond_its_ttl_is_refused_by_the_storage_and_not_valid() {
     assert!(second.at >= promised, "two held it");
     two.read();
     assert!(two.write().fenced);
-    // It asks nothing and nobody between waking up and writing: what it knew was right once.
+    // It checks nothing between waking up and writing: what it knew was right once.
     let late = one.begin_write();
     one.go_on();
     assert_eq!(one.written(late), TOO_LATE);

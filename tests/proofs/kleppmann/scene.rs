@@ -106,7 +106,7 @@ pub(crate) const ON_TIME: Written = Written {
     fenced: true,
 };
 
-/// By a client that has no way to know that somebody else holds its lock.
+/// Of a client that cannot know that another client holds its lock.
 pub(crate) const BESIDE_ANOTHER: Written = Written {
     was_valid: true,
     fenced: false,

@@ -99,7 +99,7 @@ fn acl_of_the_chapter_is_sufficient_for_records() {
     for op in all_ops(1) {
         send(&mut node, &command(1, INTENTS, op.clone()), None).unwrap();
         send(&mut node, &acquire(1), None).unwrap();
-        // Small and big, for another and for whoever has it.
+        // Small and big, for another owner and for the holder.
         for len in [1, Record::MAX_INLINE] {
             node.call(&["FLUSHALL"]);
             let (record, retention) = (record(1, len), STEP);
@@ -111,7 +111,7 @@ fn acl_of_the_chapter_is_sufficient_for_records() {
     }
 }
 
-/// Somebody's lock is replaced by something else: what is ours is still given back.
+/// A lock is replaced by a foreign key: the intent is still withdrawn.
 #[test]
 fn release_withdraws_the_intent_beside_a_foreign_lock_key() {
     let mut node = start_node();
@@ -263,7 +263,7 @@ fn ten_thousand_kibibyte_records_take_little_memory_and_expire() {
         return #keys";
     node.call(&["EVAL", soon, "0"]);
     let deadline = Deadline::after(Duration::from_secs(15));
-    // Nobody asks for them: the server forgets them by itself.
+    // No request touches them: the server expires them by itself.
     while node.call(&["DBSIZE"]).as_int() != Some(0) {
         assert!(deadline.pause(), "records are there for ever");
     }

@@ -105,7 +105,7 @@ const RECORDS: [usize; 4] = [
 const ALWAYS: [&str; 11] = [
     "granted",
     "held",
-    "held for somebody",
+    "held for an owner",
     "at",
     "lost to confirm",
     "lost to record",

@@ -53,7 +53,7 @@ fn record_is_written_once_and_only_by_the_latest_owner() {
     pair.ask(&acquire(1), "first");
     assert_eq!(pair.ask(&keep(2), "another's"), Reply::Lost);
     pair.pass(TTL);
-    // Too late to hold the lock, but nobody came after it.
+    // Too late to hold the lock, but no later owner exists.
     assert_eq!(kept(pair.ask(&keep(1), "late")), execution(1));
     assert_eq!(kept(pair.ask(&keep(2), "second")), execution(1));
     pair.forget();
@@ -101,7 +101,7 @@ fn fence_lives_for_its_retention_from_the_last_request_of_its_key() {
     ask(None, 9, 38, true, "vanished");
 }
 
-/// Whoever knows the random half of an owner can release its lock.
+/// The random half of an owner token suffices to release its lock.
 #[test]
 fn no_reply_contains_the_random_half_of_an_owner_token() {
     let mut node = start_node();

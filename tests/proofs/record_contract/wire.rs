@@ -15,7 +15,7 @@ pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
     match (op, reply) {
         (_, Reply::Granted(_)) => "granted",
         (_, Reply::Held { fingerprint, .. }) => match fingerprint {
-            Some(_) => "held for somebody",
+            Some(_) => "held for an owner",
             None => "held",
         },
         (_, Reply::At(_)) => "at",

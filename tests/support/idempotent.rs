@@ -1,13 +1,18 @@
-//! Routes below `/users` that count executions, and requests with an idempotency key.
+//! An idempotency layer, requests with a key, and routes below `/users` that count executions.
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderValue, Method};
 use axum::routing::any;
-use tower_redlock::IdempotencyLayer;
+use tower_redlock::{IdempotencyLayer, Redlock, scope};
 
 use crate::support::executed::Executed;
+
+/// Returns a layer whose scope is shared by all callers.
+pub fn once(redlock: &Redlock) -> IdempotencyLayer {
+    IdempotencyLayer::new(redlock.clone(), scope::public())
+}
 
 /// Returns a request with an idempotency key of any bytes that a header may have.
 #[track_caller]

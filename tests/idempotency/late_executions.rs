@@ -10,15 +10,28 @@ use axum::routing::post;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{Redlock, RedlockBuilder};
+use tower_redlock::{ExecutionHandle, Redlock, RedlockBuilder};
 
-use crate::patient::{app_of, once, pay, request};
-use crate::support::{Executed, SlowReadiness, ms, secs};
+use crate::payments::{pay, request};
+use crate::support::{Executed, SlowReadiness, ms, once, secs};
+
+/// Counts an execution when the handler begins, and answers with the validity that is left.
+fn validity_left(executed: &Executed) -> Router {
+    let executed = executed.clone();
+    let pay = async move |execution: ExecutionHandle| {
+        executed.one_more();
+        format!("{}", execution.valid_for().as_millis())
+    };
+    Router::new().route("/payments", post(pay))
+}
 
 /// Executes with a service that is ready after so long.
 async fn pay_late(redlock: &Redlock, executed: &Executed, after: Duration) -> Response {
-    let slow = once(redlock).layer(SlowReadiness::of_clones(app_of(executed), after));
-    slow.oneshot(request("a")).await.unwrap().map(Body::new)
+    let slow = once(redlock).layer(SlowReadiness::of_clones(validity_left(executed), after));
+    slow.oneshot(request("/payments", "a"))
+        .await
+        .unwrap()
+        .map(Body::new)
 }
 
 async fn text(response: Response) -> String {
@@ -35,8 +48,14 @@ async fn late_execution_does_not_exceed_its_max_hold() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).build().unwrap();
     let layer = once(&redlock).max_hold(secs(12));
-    let slow = layer.layer(SlowReadiness::of_clones(app_of(&executed), secs(11)));
-    let valid_for = text(slow.oneshot(request("a")).await.unwrap().map(Body::new)).await;
+    let slow = layer.layer(SlowReadiness::of_clones(validity_left(&executed), secs(11)));
+    let valid_for = text(
+        slow.oneshot(request("/payments", "a"))
+            .await
+            .unwrap()
+            .map(Body::new),
+    )
+    .await;
     let valid_for: u64 = valid_for.parse().unwrap();
     assert!((900..1_100).contains(&valid_for), "{valid_for} ms");
 }
@@ -56,19 +75,19 @@ async fn lock_lost_before_the_execution_begins_leaves_no_key() {
         let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
         let redlock = scripted(&nodes).build().unwrap();
         let layer = once(&redlock).at_most_once(true);
-        let slow = layer.layer(SlowReadiness::of_clones(app_of(&executed), secs(25)));
+        let slow = layer.layer(SlowReadiness::of_clones(validity_left(&executed), secs(25)));
         let going = async {
             sleep(gone).await;
             nodes.wipe(0);
             nodes.wipe(1);
         };
-        let (answer, ()) = tokio::join!(slow.oneshot(request("a")), going);
+        let (answer, ()) = tokio::join!(slow.oneshot(request("/payments", "a")), going);
         assert_eq!(answer.unwrap().status(), status);
         assert_eq!(executed.count(), 0);
         sleep(secs(1)).await;
         assert_eq!(nodes.locks(), [0, 0, 0], "{gone:?}");
-        let app = app_of(&executed).layer(once(&redlock).at_most_once(true));
-        assert_eq!(pay(&app, "a").await.status, StatusCode::OK);
+        let app = validity_left(&executed).layer(once(&redlock).at_most_once(true));
+        assert_eq!(pay(&app, "/payments", "a").await.status, StatusCode::OK);
     }
 }
 
@@ -98,8 +117,8 @@ async fn request_dropped_before_its_execution_leaves_no_intent() {
                 }
                 let redlock = scripted(&nodes).build().unwrap();
                 let layer = || once(&redlock).at_most_once(true);
-                let slow = layer().layer(SlowReadiness::of_clones(app_of(&executed), late));
-                let mut asked = tokio_test::task::spawn(slow.oneshot(request("a")));
+                let slow = layer().layer(SlowReadiness::of_clones(validity_left(&executed), late));
+                let mut asked = tokio_test::task::spawn(slow.oneshot(request("/payments", "a")));
                 let mut done = false;
                 for _ in 0..polls {
                     done |= asked.poll().is_ready();
@@ -121,7 +140,7 @@ async fn request_dropped_before_its_execution_leaves_no_intent() {
                 if executed.count() > 0 {
                     continue;
                 }
-                let again = pay(&app_of(&executed).layer(layer()), "a").await;
+                let again = pay(&validity_left(&executed).layer(layer()), "/payments", "a").await;
                 let code = again.code();
                 assert_eq!(
                     again.status,
@@ -138,9 +157,9 @@ async fn request_dropped_before_its_execution_leaves_no_intent() {
 async fn drain_reports_the_lock_of_a_lease_task_that_panicked_in_an_execution() {
     let nodes = ScriptedNodes::new(3);
     let redlock = scripted(&nodes).build().unwrap();
-    let pay = Router::new().route("/", post(async || sleep(secs(5)).await));
+    let pay = Router::new().route("/payments", post(async || sleep(secs(5)).await));
     let pay = pay.layer(once(&redlock));
-    let executing = tokio::spawn(pay.oneshot(request("a")));
+    let executing = tokio::spawn(pay.oneshot(request("/payments", "a")));
     sleep(secs(1)).await;
     nodes.set_for(1, OpKind::Confirm, Gate::Panic);
     executing.await.unwrap().unwrap();
@@ -189,18 +208,18 @@ async fn lease_task_panic_at_any_request_of_an_execution_executes_at_most_once()
                     counted.one_more();
                     sleep(ms(ms_executing)).await;
                 };
-                let inner = Router::new().route("/", post(pay_for));
+                let inner = Router::new().route("/payments", post(pay_for));
                 let layer = || once(&redlock).at_most_once(true);
                 nodes.set_for(node, kind, Gate::Panic);
                 let slow = layer().layer(SlowReadiness::of_clones(inner.clone(), ms(late)));
-                let answer = timeout(secs(120), slow.oneshot(request("a"))).await;
+                let answer = timeout(secs(120), slow.oneshot(request("/payments", "a"))).await;
                 let status = answer.expect("it hangs").unwrap().status();
                 nodes.set(node, Gate::Ready);
                 let count = executed.count();
                 sleep(secs(30)).await;
                 let case = format!("{kind:?} at {node}, {late}, {ms_executing}: {status}");
                 assert_eq!(nodes.locks(), [0, 0, 0], "{case}");
-                let again = timeout(secs(60), pay(&inner.layer(layer()), "a")).await;
+                let again = timeout(secs(60), pay(&inner.layer(layer()), "/payments", "a")).await;
                 let again = again.expect("it hangs");
                 match count {
                     0 => assert_eq!(again.status, StatusCode::OK, "{case}"),
@@ -237,25 +256,25 @@ async fn guard_dropped_during_an_extension_leaves_no_lock() {
 async fn caller_dropped_during_a_repair_leaves_no_lock_and_the_record() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).build().unwrap();
-    let app = app_of(&executed).layer(once(&redlock));
+    let app = validity_left(&executed).layer(once(&redlock));
     for node in 0..2 {
         nodes.set_for(node, OpKind::Record, Gate::Failing);
         nodes.set_for(node, OpKind::Look, Gate::Failing);
     }
-    assert_eq!(pay(&app, "a").await.status, StatusCode::OK);
+    assert_eq!(pay(&app, "/payments", "a").await.status, StatusCode::OK);
     sleep(secs(60)).await;
     for node in 0..2 {
         nodes.set(node, Gate::Ready);
         nodes.set_for(node, OpKind::Record, Gate::Slow(ms(30)));
     }
     nodes.set_for(2, OpKind::Acquire, Gate::Never);
-    let slow = once(&redlock).layer(SlowReadiness::of_clones(app_of(&executed), ms(200)));
-    let left = timeout(ms(215), slow.oneshot(request("a"))).await;
+    let slow = once(&redlock).layer(SlowReadiness::of_clones(validity_left(&executed), ms(200)));
+    let left = timeout(ms(215), slow.oneshot(request("/payments", "a"))).await;
     assert!(left.is_err(), "{left:?}");
     nodes.set(2, Gate::Ready);
     sleep(secs(1)).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
-    assert!(pay(&app, "a").await.is_replayed());
+    assert!(pay(&app, "/payments", "a").await.is_replayed());
     assert_eq!(executed.count(), 1);
 }
 
