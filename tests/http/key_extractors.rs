@@ -1,6 +1,7 @@
 //! `key::header`, `query`, `cookie`, `host`, `extension` and `path`: which lock a request gets.
 
-use Treatment::NotFound;
+use std::any::type_name;
+
 use axum::Router;
 use axum::body::Body;
 use http::header::{COOKIE, HOST};
@@ -8,6 +9,7 @@ use http::{HeaderValue, Request, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_redlock::{KeyExtractor, OnMissingKey, RedlockLayer, Rejection, key};
 
+use crate::key_service::Treatment::NotFound;
 use crate::key_service::{
     INVALID, MISCONFIGURED, MISSING, Service, Treatment, User, locked, router, to, with_headers,
 };
@@ -199,7 +201,7 @@ async fn key_extension_without_the_extension_is_misconfigured_and_names_the_type
         .await;
     service.check(&app, to("/nowhere"), NotFound).await;
     assert_eq!(
-        log.text().matches("http::keys::User").count(),
+        log.text().matches(type_name::<User>()).count(),
         5,
         "{}",
         log.text()

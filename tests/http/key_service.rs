@@ -1,6 +1,5 @@
 //! A service that reports how its layer treated the key of a request.
 
-use Treatment::{Locked, NotFound, Refused};
 use axum::Router;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -11,6 +10,8 @@ use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
     KeyExtractor, LockHandle, LockKey, LockKeys, Redlock, RedlockLayer, Rejection,
 };
+
+use crate::key_service::Treatment::{Locked, NotFound, Refused};
 
 /// How a request is to be treated.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use Treatment::{Locked, NotFound, Refused};
 use axum::Router;
 use axum::routing::{get, post};
 use http::header::COOKIE;
@@ -16,6 +15,7 @@ use tower_redlock::{
     IdempotencyLayer, KeyError, KeyExtractor, LockKey, LockKeys, OnMissingKey, key, scope,
 };
 
+use crate::key_service::Treatment::{Locked, NotFound, Refused};
 use crate::key_service::{
     INVALID, MISCONFIGURED, MISSING, Service, Treatment, copy_of, handler, locked, router, to,
     with_headers,

@@ -1,4 +1,4 @@
-//! Many requests at once: waiters that hold nothing but their place, and ten thousand that go away.
+//! Many requests at once: waiters that hold only their place in the queue, and 10,000 dropped requests.
 
 use std::convert::Infallible;
 use std::sync::Arc;

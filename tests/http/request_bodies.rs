@@ -1,4 +1,4 @@
-//! Bodies that are read before the lock is taken: keys from them, limits, and the same bytes again.
+//! Bodies that are read before the lock is acquired: keys from them, limits, and unchanged bytes.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Handlers whose client goes away: dropped, or run to their end under their lock.
+//! Handlers whose client disconnects: dropped, or run to completion under their lock.
 
 use std::convert::Infallible;
 use std::rc::Rc;

@@ -1,5 +1,5 @@
-//! The law of `tower::Service`: only what was made ready is called, nothing ready is hoarded, and
-//! the layer fits wherever a layer may stand.
+//! The contract of `tower::Service`: the layer calls only ready services, keeps no readiness or permit
+//! unused, and fits every place of a stack.
 
 use std::convert::Infallible;
 use std::fmt;

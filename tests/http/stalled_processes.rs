@@ -1,5 +1,7 @@
-//! The validity of a lock is asked of the clock, not only of a timer: a thread that was busy and a process
-//! that was stopped neither begin a handler without its lock nor pass on what it answered.
+//! Threads that block and processes that are stopped beyond the validity of a lock.
+//!
+//! The crate compares the validity with the clock and does not rely on a timer alone: neither begins a handler
+//! without its lock, and neither passes on a response that came too late.
 
 use std::convert::Infallible;
 use std::env;

@@ -1,5 +1,5 @@
-//! The layers among those that services have: each of tower-http's outside of them, between them and inside,
-//! in one `ServiceBuilder` chain and in an axum router. That this compiles is half of what it shows.
+//! Every layer of tower-http outside of ours, between them and inside, in one `ServiceBuilder` chain and in
+//! an axum router. Compilation is half of the proof.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! The intents of `at_most_once`: what a request leaves on the nodes that ended before it began is taken
-//! back, however long a node was away.
+//! The intents of `at_most_once`: a request that ends before its execution withdraws them from every node,
+//! however long a node was unreachable.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Records that are too big to come with every answer: read once for all who want them, beside the locks.
+//! Records too big for every reply: one fetch serves all concurrent duplicates, beside the locks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

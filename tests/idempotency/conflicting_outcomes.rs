@@ -1,4 +1,4 @@
-//! Executions whose leases were broken and that left different outcomes: found, counted and said.
+//! Executions with broken leases that left different outcomes: detected, counted and logged.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,6 @@
-//! Records that were damaged, cut, made up, or written by another version or with other keys: nothing is
-//! executed again because of them, and no request is answered with what was not recorded.
+//! Records that are damaged, truncated, forged, or written by another version or with another encryption key.
+//!
+//! No such record leads to another execution or to a response that was not recorded.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What an idempotent execution holds, when it may begin, and what it leaves behind however it ends.
+//! When an execution begins, which locks it holds, and what it leaves behind in every ending.
 
 use std::future::ready;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Records on real servers: that every node gets a copy.
+//! Every real server gets a copy of a record.
 
 use std::time::Duration;
 

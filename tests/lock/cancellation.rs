@@ -1,4 +1,4 @@
-//! Callers that go away: at every poll, with every kind of node, and in a panic; no key stays behind.
+//! Callers that are dropped at every poll, with every kind of node, and panics: no key is left.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! Several keys under one lock: all or nothing, each key exclusive, tokens rising, no deadlock.
+//! `lock_all`: all keys or none, exclusion of each key, rising tokens, no deadlock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

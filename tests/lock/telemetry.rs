@@ -1,4 +1,4 @@
-//! What is told of locks: metrics that add up, and one span per lock without its key.
+//! Metrics and spans of locks: counts that add up, and one span per lock without its key.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Addresses that lead to one server, or change where they lead: a majority is one of servers.
+//! Addresses that lead to one server, or change where they lead: a majority consists of servers.
 
 use std::future::IntoFuture;
 

@@ -1,5 +1,5 @@
-//! Contention over several processes and real nodes: one winner, an honest answer for the others,
-//! and no lost update.
+//! Contention of several processes over real nodes: one winner, a correct answer for the others, and no lost
+//! update.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The harness itself: a test that trusts a server or a proxy wants them to do what they say.
+//! Tests of the harness in `tests/support`: servers, proxies, child processes.
 
 use std::io::ErrorKind;
 use std::time::Duration;

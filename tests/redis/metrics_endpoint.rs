@@ -1,4 +1,4 @@
-//! What Prometheus scrapes: numbers that add up with the responses, by names that are documented.
+//! The metrics that Prometheus scrapes: they match the responses, and their names match the documentation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};

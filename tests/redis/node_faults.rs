@@ -1,5 +1,7 @@
-//! Requests while nodes are killed, hung or black-holed: a minority is not noticed, a majority is a
-//! 503 and nothing else, and neither lasts longer than the fault.
+//! Requests while nodes are killed, hung or black-holed.
+//!
+//! Faults of a minority do not affect requests, faults of a majority cause 503 and nothing else, and neither
+//! effect outlasts the fault.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

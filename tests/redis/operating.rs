@@ -1,4 +1,4 @@
-//! What the chapter on operating the nodes says, on real servers: rights, TLS, one node, memory.
+//! The statements of the chapter on operating the nodes, on real servers: rights, TLS, one node, memory.
 
 use std::fs;
 use std::future::IntoFuture;

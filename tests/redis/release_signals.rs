@@ -1,4 +1,4 @@
-//! Waiting for another process: it is told of the release, and the processes come in fair shares.
+//! Release signals: waiters of other processes are notified, and processes get fair shares.
 
 use std::future::IntoFuture;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The restart guard on real servers: who lost its memory does not vote until no lock is left of it.
+//! The restart guard on real servers: a server that lost its memory votes only after its locks have expired.
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A lock service that outlives the runtimes it is used from: what one of them knew of a node when it
-//! ended does not keep the next from asking that node again.
+//! A `Redlock` that outlives the runtimes it is used from: the state of a node when one runtime ended does
+//! not keep the next from reaching that node.
 
 use std::future::IntoFuture;
 use std::time::Duration;

@@ -1,5 +1,4 @@
-//! A client that reads each response to its end does not meet its own lock, whatever server its
-//! next request goes to, and whatever the response looks like.
+//! A sequential client never meets its own lock, on any server and with any response.
 
 use std::net::SocketAddr;
 use std::time::Duration;

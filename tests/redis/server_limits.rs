@@ -1,4 +1,4 @@
-//! Servers at a limit: out of memory, and fences as large as they get.
+//! Servers at a limit: out of memory, and fences at the largest number.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! SIGTERM under load: what has begun ends, and no lock of the process stays on any node.
+//! SIGTERM under load: requests in flight end, and no node keeps a lock of the process.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What reaches a server: a release never before its acquisition, and no lock outlives its ttl, however
-//! slow the server's answers are and whatever it forgets.
+//! The order of commands at a server: no release precedes its acquisition, and no lock outlives its ttl,
+//! however slow the server is and whatever it forgets.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;

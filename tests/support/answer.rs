@@ -1,4 +1,4 @@
-//! What a service answers that is called without a socket, and what became of the request.
+//! The answer of a service that is called without a socket.
 
 use std::convert::Infallible;
 

@@ -1,4 +1,4 @@
-//! Several independent servers, as a Redlock wants them.
+//! Several independent servers.
 
 use std::time::Duration;
 

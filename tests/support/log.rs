@@ -1,4 +1,4 @@
-//! What a test logs, as text.
+//! The log of a test as text.
 
 use std::io;
 use std::sync::{Arc, Mutex};

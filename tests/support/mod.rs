@@ -1,4 +1,4 @@
-//! What the integration tests share: real servers, a bad wire to them, child processes, HTTP.
+//! Helpers of the integration tests: real servers, proxies before them, child processes, HTTP, waiting.
 //!
 //! Everything here runs on real time and on threads of its own, so that a test may pause tokio's
 //! clock or block its thread without stopping a server or a proxy. Whatever a helper starts, it

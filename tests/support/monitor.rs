@@ -1,4 +1,4 @@
-//! What `MONITOR` shows: every command that a server ran, in its order.
+//! The output of `MONITOR`: every command that a server ran, in order.
 
 use std::io;
 use std::net::SocketAddr;

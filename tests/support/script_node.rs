@@ -1,4 +1,4 @@
-//! A real server that is spoken to by scripts, as the Redis node does.
+//! A real server that runs scripts as the Redis node sends them.
 
 use crate::support::redis_server::RedisServer;
 use crate::support::resp::{Connection, Reply};

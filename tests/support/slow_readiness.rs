@@ -1,4 +1,4 @@
-//! A service that takes its time before it is ready.
+//! A service whose readiness is delayed.
 
 use std::future::Future;
 use std::pin::Pin;

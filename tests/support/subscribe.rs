@@ -1,4 +1,4 @@
-//! A log of a test's own.
+//! A tracing subscriber for one thread.
 
 use std::sync::OnceLock;
 

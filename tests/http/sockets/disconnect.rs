@@ -1,4 +1,4 @@
-//! Clients that go away: under the handler, while they wait, and amid the body.
+//! Clients that disconnect during the handler, while they wait, and during the body.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
-//! Clients on real sockets: when the lock of a request is free, whatever becomes of its connection, and
-//! that nothing of it is left.
+//! Clients on real sockets: when the lock of a request is released, however its connection ends.
 //!
-//! The nodes are scripted ones in this process: what is shown is what hyper and axum do with the layer
-//! on the wire. Where a test says no other bound, a lock must be free within [`server::SOON`].
+//! The nodes are scripted ones in this process, so the tests show how hyper and axum drive the layer on
+//! the wire. Unless a test names another bound, a lock must be free within [`server::SOON`].
 
 mod disconnect;
 mod http1;

@@ -1,4 +1,4 @@
-//! A client of two servers that reads each response to its end, and does not meet its own lock.
+//! A sequential client of two servers, which reads each response to its end, never meets its own lock.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

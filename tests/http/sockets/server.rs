@@ -1,4 +1,4 @@
-//! The server under test, and what its nodes and its handlers know.
+//! The server under test, with its nodes and the counters of its handlers.
 
 use std::future::pending;
 use std::net::SocketAddr;

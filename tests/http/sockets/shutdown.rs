@@ -1,4 +1,4 @@
-//! Graceful shutdown: who is in is served to the end, who waits or comes is refused, nothing is left.
+//! Graceful shutdown: requests in flight end, waiting and new ones are refused, and no lock is left.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Responses that go on for long: the lock is held while they do, and is their end when it is lost.
+//! Long responses: they hold the lock until they end, and end when the lock is lost.
 
 use std::convert::Infallible;
 use std::time::Duration;

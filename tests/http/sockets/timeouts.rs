@@ -1,4 +1,4 @@
-//! A timeout layer outside of the lock's, which drops the request wherever it is.
+//! A timeout layer outside of `RedlockLayer`, which drops the request in any state.
 
 use std::future::pending;
 use std::sync::Arc;

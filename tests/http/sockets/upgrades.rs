@@ -1,4 +1,4 @@
-//! WebSockets: the lock is gone with the 101, unless the handler upgradees it for the socket's task.
+//! WebSockets: the lock ends with the 101, unless the handler upgrades its handle for the socket's task.
 
 use std::net::SocketAddr;
 use std::time::Duration;

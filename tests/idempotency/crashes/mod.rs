@@ -1,4 +1,4 @@
-//! Servers of idempotent requests that are killed, and what others answer to the next duplicate.
+//! Server processes that are killed during an execution, and the answers of others to the next duplicate.
 
 mod random;
 mod server;

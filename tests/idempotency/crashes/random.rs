@@ -1,4 +1,4 @@
-//! Servers that are killed at random moments, thousands of times if asked to.
+//! Servers that are killed at random moments; `KILLS` sets how often.
 
 use std::env;
 use std::iter;

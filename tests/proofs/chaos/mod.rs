@@ -1,4 +1,4 @@
-//! Chaos on five real servers: whatever befalls two of them, a key has one holder and tokens rise.
+//! Chaos on five real servers: under any faults of two of them, a key has one holder and tokens rise.
 //!
 //! Clients contend for overlapping sets of four keys and write to a storage with their tokens,
 //! while servers are killed, stopped, flushed, partitioned, cut off and slowed, at most two at a

@@ -1,4 +1,4 @@
-//! A client of the lock and the storage in a process of its own, which does what the test tells it.
+//! A client of the lock and the storage in its own process, which follows the orders of the test.
 
 #![allow(
     clippy::print_stdout,

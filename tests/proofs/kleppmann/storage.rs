@@ -1,4 +1,4 @@
-//! A storage with two registers: one that checks fencing tokens, and one that believes everybody.
+//! A storage with two registers: one checks fencing tokens, the other accepts every write.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

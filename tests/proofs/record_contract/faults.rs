@@ -1,4 +1,4 @@
-//! What records do on a server that is in others' use, forgot everything or is full.
+//! Records on a server with foreign keys, without its memory, or out of memory.
 
 use std::time::Duration;
 

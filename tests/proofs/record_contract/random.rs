@@ -1,4 +1,4 @@
-//! Random requests, with time that passes: both nodes answer the same.
+//! Random requests over time: both nodes give the same answers.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The rules of records, one by one, and what no answer may tell.
+//! The rules of records, one by one, and secrets that no reply may contain.
 
 use std::time::Duration;
 
