@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 
-use Step::{Data, Trailers, Wait};
 use http::Request;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep};
@@ -10,6 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{RedlockLayer, ReleaseAt};
 
+use crate::scripted_bodies::Step::{Data, Trailers, Wait};
 use crate::scripted_bodies::{
     NODE_TIMEOUT, RELEASE, Step, TICK, TTL, is_free, layer, ok, poll_times, post, redlock, stream,
 };

@@ -10,7 +10,6 @@ use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use Step::{Data, Error, Panic, Trailers, Wait};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::RETRY_AFTER;
@@ -23,6 +22,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockHandle, LockLostError, LostReason, OnLost, Rejection, ReleaseAt};
 
+use crate::scripted_bodies::Step::{Data, Error, Panic, Trailers, Wait};
 use crate::scripted_bodies::{
     Broken, Flag, NODE_TIMEOUT, RELEASE, Script, Step, TICK, TTL, answered, code, is_free, layer,
     lose, ok, pieces, post, redlock, set_release, slow_to_release, stream, with_length, working,

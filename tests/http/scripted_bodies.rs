@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use Step::{Data, Error, Panic, Trailers, Wait};
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Method, Request, Response};
@@ -22,6 +21,7 @@ use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockBody, Redlock, RedlockLayer, Rejection};
 
+use crate::scripted_bodies::Step::{Data, Error, Panic, Trailers, Wait};
 use crate::support::ms;
 
 pub(crate) const TTL: Duration = ms(3_000);
