@@ -11,7 +11,7 @@ use tower_redlock::{RedlockLayer, ReleaseAt};
 
 use crate::scripted_bodies::Step::{Data, Trailers, Wait};
 use crate::scripted_bodies::{
-    NODE_TIMEOUT, RELEASE, Step, TICK, TTL, is_free, layer, ok, poll_times, post, redlock, stream,
+    NODE_TIMEOUT, RELEASE, TICK, TTL, is_free, layer, ok, poll_times, post, redlock, stream,
 };
 use crate::support::ms;
 

@@ -24,8 +24,8 @@ use tower_redlock::{LockHandle, LockLostError, LostReason, OnLost, Rejection, Re
 
 use crate::scripted_bodies::Step::{Data, Error, Panic, Trailers, Wait};
 use crate::scripted_bodies::{
-    Broken, Flag, NODE_TIMEOUT, RELEASE, Script, Step, TICK, TTL, answered, code, is_free, layer,
-    lose, ok, pieces, post, redlock, set_release, slow_to_release, stream, with_length, working,
+    Broken, Flag, NODE_TIMEOUT, RELEASE, Script, TICK, TTL, answered, code, is_free, layer, lose,
+    ok, pieces, post, redlock, set_release, slow_to_release, stream, with_length, working,
 };
 use crate::support::ms;
 

@@ -15,6 +15,7 @@ mod crashes;
 mod damaged_records;
 mod disconnects;
 mod duplicates;
+mod execute_once;
 mod executions;
 mod killed_servers;
 mod late_executions;

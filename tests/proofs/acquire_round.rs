@@ -60,7 +60,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
         let context = || format!("{fates:?} in order {order:?} at node {node}: {step:?}");
         let found = verdict_of(step);
         assert_eq!(
-            round.refused_by(node),
+            round.is_refused_by(node),
             fates[node] == Fate::Held,
             "{}",
             context()
@@ -81,7 +81,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
         match step {
             AcquireStep::Granted(token) => assert_eq!(token, 7),
             AcquireStep::Refused(refusal) => {
-                assert_eq!(refusal.split, granted > 0, "{}", context());
+                assert_eq!(refusal.is_split, granted > 0, "{}", context());
                 assert_eq!(refusal.reached, reached, "{}", context());
             }
             AcquireStep::Wait | AcquireStep::Confirm(_) => {}

@@ -379,7 +379,7 @@ impl World {
             }
             AcquireStep::Refused(_) => {
                 // A node that said no to the only request of this attempt has nothing to release.
-                let held = |node: &usize| !round.refused_by(*node);
+                let held = |node: &usize| !round.is_refused_by(*node);
                 let nodes: Vec<usize> = (0..self.nodes.len()).filter(held).collect();
                 self.release(id, &nodes);
             }

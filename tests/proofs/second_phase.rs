@@ -137,7 +137,7 @@ fn keys_lost_while_confirming_end_the_round_without_a_majority() {
         panic!("only nodes 2 and 4 are left");
     };
     assert!(matches!(refusal.kind, RefusalKind::Contended { .. }));
-    assert!(refusal.split);
+    assert!(refusal.is_split);
     assert_eq!(refusal.reached, 4);
 }
 
@@ -343,7 +343,7 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
             }
             AcquireStep::Refused(refusal) => {
                 let contended = matches!(refusal.kind, RefusalKind::Contended { .. });
-                prop_assert_eq!(refusal.split, grants > 0);
+                prop_assert_eq!(refusal.is_split, grants > 0);
                 prop_assert_eq!(contended, refusal.reached >= enough);
                 if journal.step == 0 {
                     prop_assert!(

@@ -285,11 +285,20 @@ pub(crate) const GENERATION: &str = "redlock:generation";
 
 /// The scripts as the node loads them.
 pub(crate) const SCRIPTS: [&str; 7] = [
-    include_str!("../../../src/node/redis/scripts/acquire_once.lua"),
-    include_str!("../../../src/node/redis/scripts/confirm_once.lua"),
+    concat!(
+        include_str!("../../../src/node/redis/scripts/once.lua"),
+        include_str!("../../../src/node/redis/scripts/acquire_once.lua")
+    ),
+    concat!(
+        include_str!("../../../src/node/redis/scripts/once.lua"),
+        include_str!("../../../src/node/redis/scripts/confirm_once.lua")
+    ),
     include_str!("../../../src/node/redis/scripts/release_once.lua"),
     include_str!("../../../src/node/redis/scripts/release.lua"),
     include_str!("../../../src/node/redis/scripts/record.lua"),
     include_str!("../../../src/node/redis/scripts/top_up.lua"),
-    include_str!("../../../src/node/redis/scripts/look.lua"),
+    concat!(
+        include_str!("../../../src/node/redis/scripts/once.lua"),
+        include_str!("../../../src/node/redis/scripts/look.lua")
+    ),
 ];

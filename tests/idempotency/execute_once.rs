@@ -1,7 +1,5 @@
 //! `Redlock::once`: work that is executed once per key, with no HTTP.
 
-#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
-
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
