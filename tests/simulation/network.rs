@@ -507,7 +507,7 @@ impl State {
             return;
         };
         if let Some(listeners) = told {
-            parcel.set_listeners(listeners);
+            parcel.set_subscribers(listeners);
         }
         if let Some(command) = parcel.command().cloned() {
             self.note_heard(to.node, &command, &reply);
