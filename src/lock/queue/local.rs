@@ -197,7 +197,8 @@ impl LocalQueue {
 }
 
 impl Permit {
-    /// Returns whether the release of the keys is to be published: unless a local caller acquires them next.
+    /// Returns whether the release of the keys is to be published, and not kept for a local caller; see
+    /// [`RemoteWaiters`].
     pub(crate) fn publishes(&self) -> bool {
         let mut slots = self.slots();
         match (slots.next(), slots.next()) {
