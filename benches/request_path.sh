@@ -10,7 +10,8 @@
 #
 # * Files: those of `src` with an executed line.
 # * Types: the structs, enums, traits and type aliases that `src` declares and that an executed function mentions
-#   in its signature, its body or the head of its `impl`. Names are resolved through imports and re-exports.
+#   in its signature, on an executed line of its body, or in the head of its `impl`. Names are resolved through
+#   imports and re-exports.
 #
 # `--list` prints both. `checkout` is another working tree of this repository. It needs valgrind and redis-server.
 

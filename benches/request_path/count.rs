@@ -89,8 +89,8 @@ fn first_number(line: &str) -> Option<usize> {
     (number > 0).then_some(number)
 }
 
-/// The tokens of each function that has an executed line and is the innermost one around it, with those of the
-/// head of its `impl`.
+/// The tokens of each function that has an executed line and is the innermost one around it: those of its signature
+/// and of its executed lines, with those of the head of its `impl`.
 fn executed_functions<'a>(tokens: &'a [Token], lines: &BTreeSet<usize>) -> Vec<Vec<&'a Token>> {
     let functions = blocks(tokens, "fn");
     let impls = blocks(tokens, "impl");
@@ -117,8 +117,14 @@ fn executed_functions<'a>(tokens: &'a [Token], lines: &BTreeSet<usize>) -> Vec<V
                     .filter(inner)
                     .any(|block| block.start <= at && at < block.end)
             };
+            // A branch that is not taken is not on the path.
+            let is_on_path =
+                |at: usize, token: &Token| at < function.body || lines.contains(&token.line);
             let own = own.iter().enumerate();
-            let own = own.filter(|(at, _)| !is_inner(function.start + at));
+            let own = own.filter(|(at, token)| {
+                let at = function.start + at;
+                !is_inner(at) && is_on_path(at, token)
+            });
             head.iter().chain(own.map(|(_, token)| token)).collect()
         })
         .collect()
