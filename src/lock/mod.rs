@@ -42,8 +42,8 @@ pub use request::{LockFuture, LockOptions, LockRequest};
 pub(crate) use self::core::Core;
 pub(crate) use cluster::Cluster;
 pub(crate) use lease::{
-    AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Ended, Failures, GrantedLock,
-    Handoff, Holding, Inline, LeaseOrder, LeaseTask, Progress, Round,
+    AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Failures, GrantedLock, Handoff,
+    Holding, Inline, LeaseTask, Progress, Round,
 };
 pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::DrainStage;

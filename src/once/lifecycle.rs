@@ -4,25 +4,23 @@
 //! with a pending execution, and it ends with a recording.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tracing::Span;
 
 use crate::lock::{
-    AcquireError, Backoff, Cleanup, Disposal, Ended, Handoff, Holding, Inline, LeaseOrder,
-    LockError, LockGuard, Permit,
+    AcquireError, Backoff, Cleanup, Disposal, Handoff, Holding, Inline, LockError, LockGuard,
+    Permit,
 };
 use crate::node::Vote;
 use crate::once::attempt::{AttemptError, GrantedExecution};
 use crate::once::command::{ExecutionCommand, RecordCommand};
 use crate::once::error::{BeginError, Denied};
 use crate::once::execution::Execution;
-use crate::once::fetch::Fetches;
 use crate::once::pending::{Overtaken, Pending};
 use crate::once::replay::Replay;
 use crate::once::task::{KeyMemo, OnceTask};
-use crate::protocol::Fingerprint;
 
 /// Why an execution does not hold its lock any longer.
 enum Ending {
@@ -39,42 +37,32 @@ type Acquisition = Result<Execution, Denied>;
 /// Acquires the key of an execution. Panics outside of a runtime, and is as cancel safe as the acquisition of a
 /// plain lock.
 pub(super) async fn acquire(
-    order: LeaseOrder,
-    fingerprint: Fingerprint,
-    fetches: Arc<Fetches>,
+    task: OnceTask,
+    permit: Permit,
+    backoff: Backoff,
+    max_hold: Option<Duration>,
     span: &Span,
 ) -> Acquisition {
-    let outcome = Inline::new(|handoff| run(order, fingerprint, fetches, handoff), span).await;
+    let run = |handoff| run(task, permit, backoff, max_hold, handoff);
+    let outcome = Inline::new(run, span).await;
     // The task ends without an outcome if the runtime shuts down.
     outcome.unwrap_or(Err(LockError::Closed.into()))
 }
 
 /// Runs an execution: attempts, hold, record or release.
 fn run(
-    order: LeaseOrder,
-    fingerprint: Fingerprint,
-    fetches: Arc<Fetches>,
+    mut task: OnceTask,
+    mut permit: Permit,
+    mut backoff: Backoff,
+    max_hold: Option<Duration>,
     mut handoff: Handoff<Acquisition>,
 ) -> impl Future<Output = ()> + Send {
-    let LeaseOrder {
-        task: lease,
-        mut permit,
-        slots,
-        deadline,
-        max_hold,
-    } = order;
-    let mut task = OnceTask {
-        lease,
-        fingerprint,
-        fetches,
-    };
-    let mut backoff = Backoff::new(deadline, slots);
     async move {
         let acquired = task.acquire(&mut backoff, &permit, &mut handoff).await;
         drop(backoff);
         let replay = match acquired {
             Ok(GrantedExecution { acquired, progress }) => {
-                let memo = KeyMemo::Executing(fingerprint).into_memo();
+                let memo = KeyMemo::Executing(task.fingerprint).into_memo();
                 let unused = Disposal::ReleaseUnused;
                 let (mut holding, share) =
                     task.lease
@@ -87,7 +75,7 @@ fn run(
                     .hold(&mut holding, &mut pending, &mut commands, &mut permit)
                     .await;
                 drop(pending);
-                Box::pin(task.end(holding.end(), ending, permit)).await;
+                Box::pin(task.end(holding, ending, permit)).await;
                 None
             }
             Err(error) => {
@@ -177,36 +165,37 @@ impl OnceTask {
     }
 
     /// Records what is to be recorded, and frees the key if that may be done.
-    async fn end(&mut self, ended: Ended, ending: Ending, permit: Permit) {
+    async fn end(&mut self, mut holding: Holding, ending: Ending, permit: Permit) {
+        holding.end();
         match ending {
-            Ending::Recording(command) => self.record(ended, command, permit).await,
-            Ending::Overtaken(overtaken) => self.yield_to_record(ended, *overtaken, permit).await,
-            Ending::Released if ended.cleanup.disposal() == Disposal::Expire => {
-                ended.set_released();
-                let Ended {
+            Ending::Recording(command) => self.record(holding, command, permit).await,
+            Ending::Overtaken(overtaken) => self.yield_to_record(holding, *overtaken, permit).await,
+            Ending::Released if holding.cleanup.disposal() == Disposal::Expire => {
+                holding.set_released();
+                let Holding {
                     cleanup, commands, ..
-                } = ended;
+                } = holding;
                 self.lease.leave_to_expire(cleanup);
                 drop(permit);
                 commands.set_released(Ok(()));
             }
-            Ending::Released => self.lease.release(ended, permit).await,
+            Ending::Released => self.lease.release(holding, permit).await,
         }
     }
 
     /// Goes on with the record that overtook an execution.
-    async fn yield_to_record(&mut self, ended: Ended, overtaken: Overtaken, permit: Permit) {
+    async fn yield_to_record(&mut self, holding: Holding, overtaken: Overtaken, permit: Permit) {
         let Overtaken {
             progress,
             step,
             beginning,
         } = overtaken;
-        ended.set_released();
-        let Ended {
+        holding.set_released();
+        let Holding {
             mut cleanup,
             commands,
             ..
-        } = ended;
+        } = holding;
         cleanup.forget_lease();
         let error = match self.resume(cleanup, progress, step).await {
             Err(AttemptError::Lock(AcquireError::Contended { .. })) => AttemptError::Undecided,

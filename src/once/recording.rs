@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::lock::{Cleanup, Ended, Permit};
+use crate::lock::{Cleanup, Holding, Permit};
 use crate::once::attempt::AttemptError;
 use crate::once::command::{RecordCommand, Recorded};
 use crate::once::replay::Inquiry;
@@ -36,18 +36,23 @@ struct Written {
 
 impl OnceTask {
     /// Records an outcome and frees the key, and reports how that went as soon as it is decided.
-    pub(super) async fn record(&mut self, ended: Ended, command: RecordCommand, permit: Permit) {
+    pub(super) async fn record(
+        &mut self,
+        holding: Holding,
+        command: RecordCommand,
+        permit: Permit,
+    ) {
         let RecordCommand {
             record,
             retention,
             done,
         } = command;
-        ended.set_released();
-        let Ended {
+        holding.set_released();
+        let Holding {
             mut cleanup,
             commands,
             ..
-        } = ended;
+        } = holding;
         let mut written = self.write(&cleanup, record.clone(), retention);
         let (outcome, written) = match self.decided(&mut written, &mut cleanup).await {
             RecordStep::Recorded => (Recorded::Yes, Some(written)),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::{
-    Core, DrainStage, LeaseOrder, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock,
+    Backoff, Core, DrainStage, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock,
     Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
@@ -15,7 +15,7 @@ use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::Fetches;
 use crate::once::lifecycle::acquire;
-use crate::once::task::KeyMemo;
+use crate::once::task::{KeyMemo, OnceTask};
 use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
 
 /// For how long a result is kept by default, and an intent.
@@ -208,7 +208,7 @@ impl ExecuteOnce {
             });
         }
         let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
-        let task = LeaseTask::new(
+        let lease = LeaseTask::new(
             &core.cluster,
             keys.clone(),
             [names].into(),
@@ -219,8 +219,13 @@ impl ExecuteOnce {
             ticket,
             span.label(),
         );
-        let order = LeaseOrder::new(task, permit, slots, deadline, options.max_hold);
-        acquire(order, self.fingerprint, core.extensions.get(), span.span()).await
+        let task = OnceTask {
+            lease,
+            fingerprint: self.fingerprint,
+            fetches: core.extensions.get(),
+        };
+        let backoff = Backoff::new(deadline, slots);
+        acquire(task, permit, backoff, options.max_hold, span.span()).await
     }
 
     /// Waits until this call is the one in this process that may ask the nodes for its key.
@@ -254,8 +259,8 @@ impl ExecuteOnce {
             let is_held = holder.is_some();
             let (until, look_again) = match holder {
                 // About to be released: which call comes next is decided in a moment.
-                Some(holder) if holder.lease.is_ending() => (asked_until, asked_until),
-                Some(holder) => match holder.purpose.as_deref().and_then(memo) {
+                Some(lease) if lease.is_ending() => (asked_until, asked_until),
+                Some(lease) => match lease.purpose().and_then(|purpose| memo(&**purpose)) {
                     Some(KeyMemo::Executing(other)) if *other != self.fingerprint => {
                         return Err(Denied::OtherRequest);
                     }

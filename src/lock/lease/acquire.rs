@@ -55,14 +55,6 @@ pub(crate) struct Backoff {
     signals: Vec<Arc<ReleaseSignal>>,
 }
 
-/// Other processes that are let in first.
-enum Remote {
-    /// The last release was published to this many processes, this one included.
-    Notified(usize),
-    /// There may be some.
-    Unknown,
-}
-
 impl LeaseTask {
     /// Acquires a plain lock.
     pub(super) async fn acquire<T: Send>(
@@ -91,24 +83,29 @@ impl LeaseTask {
         handoff: &mut Handoff<T>,
     ) -> Result<(), AcquireError> {
         self.remote = permit.remote_waiters();
+        let settings = &self.cluster.settings;
         let left = backoff.deadline.saturating_duration_since(backoff.began);
-        let Some(remote) = self.remote(permit).filter(|_| !left.is_zero()) else {
-            return Ok(());
-        };
-        let delay = match remote {
-            Remote::Notified(waiters) => match Retry::on_release(waiters, 0, TICK, random_u64()) {
+        let delay = if settings.wake_ups {
+            let notified = self.remote.iter().filter_map(|remote| remote.notified());
+            let Some(waiters) = notified.max().filter(|_| !left.is_zero()) else {
+                return Ok(());
+            };
+            match Retry::on_release(waiters, 0, TICK, random_u64()) {
                 OnRelease::Try(delay) => delay,
                 OnRelease::Rest(delay) => {
                     backoff.signals = permit.subscribe(&self.cluster, &self.names);
                     delay
                 }
-            },
-            // Refused processes wait as long.
-            Remote::Unknown => {
-                permit.end_run();
-                let retry = self.cluster.settings.retry;
-                retry.delay(u32::MAX, None, random_u64())
             }
+        } else {
+            // Whether other processes wait is not known, so they get their turn after a while.
+            let is_run_over = permit.run() >= settings.retry.max().saturating_mul(RUN);
+            if !is_run_over || left.is_zero() {
+                return Ok(());
+            }
+            permit.end_run();
+            // As long as the refused processes wait.
+            settings.retry.delay(u32::MAX, None, random_u64())
         };
         Box::pin(self.pause(backoff, delay.min(left), handoff)).await?;
         Ok(())
@@ -138,17 +135,6 @@ impl LeaseTask {
             backoff.splits = None;
         }
         Ok(())
-    }
-
-    /// Returns the other processes whose turn it is, if any.
-    fn remote(&self, permit: &Permit) -> Option<Remote> {
-        let settings = &self.cluster.settings;
-        if settings.wake_ups {
-            let notified = self.remote.iter().filter_map(|remote| remote.notified());
-            return notified.max().map(Remote::Notified);
-        }
-        let run = settings.retry.max().saturating_mul(RUN);
-        (permit.run() >= run).then_some(Remote::Unknown)
     }
 
     /// Returns how long to wait before the next attempt, if there is to be one.

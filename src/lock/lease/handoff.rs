@@ -32,7 +32,8 @@ use tracing::{Instrument, Span};
 #[derive(Debug)]
 pub(crate) struct Handoff<T> {
     outcome: oneshot::Sender<T>,
-    mode: Mode,
+    /// Who polls the task: one of the constants below.
+    mode: Arc<AtomicU8>,
 }
 
 /// The caller's end: a future that polls the task, and resolves to its outcome; to `None` if the task ended
@@ -40,13 +41,10 @@ pub(crate) struct Handoff<T> {
 pub(crate) struct Inline<T> {
     task: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     outcome: oneshot::Receiver<T>,
-    mode: Mode,
+    /// Who polls the task: one of the constants below.
+    mode: Arc<AtomicU8>,
     runtime: Handle,
 }
-
-/// Who polls the task; shared by both ends.
-#[derive(Debug, Clone)]
-struct Mode(Arc<AtomicU8>);
 
 /// The caller polls it.
 const INLINE: u8 = 0;
@@ -72,7 +70,7 @@ impl<T> Handoff<T> {
 
     /// Sends the outcome of a task that goes on.
     pub(crate) async fn hand_out(self, outcome: T) {
-        let mut yields = !self.mode.is(SPAWNED);
+        let mut yields = self.mode.load(Ordering::Relaxed) != SPAWNED;
         self.send(outcome);
         // Nothing has to wake the task: the caller spawns it, and the runtime polls it then.
         poll_fn(|_| {
@@ -87,8 +85,8 @@ impl<T> Handoff<T> {
 
     /// Asks the caller to spawn the task at the next await.
     pub(crate) fn detach(&self) {
-        if self.mode.is(INLINE) {
-            self.mode.set(DETACHING);
+        if self.mode.load(Ordering::Relaxed) == INLINE {
+            self.mode.store(DETACHING, Ordering::Relaxed);
         }
     }
 }
@@ -104,11 +102,11 @@ impl<T> Inline<T> {
         F: Future<Output = ()> + Send + 'static,
     {
         let runtime = Handle::current();
-        let mode = Mode(Arc::new(AtomicU8::new(INLINE)));
+        let mode = Arc::new(AtomicU8::new(INLINE));
         let (sender, outcome) = oneshot::channel();
         let handoff = Handoff {
             outcome: sender,
-            mode: mode.clone(),
+            mode: Arc::clone(&mode),
         };
         Self {
             task: Some(Box::pin(task(handoff).instrument(span.clone()))),
@@ -119,7 +117,7 @@ impl<T> Inline<T> {
     }
 
     fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        self.mode.set(SPAWNED);
+        self.mode.store(SPAWNED, Ordering::Relaxed);
         self.runtime.spawn(task);
     }
 }
@@ -133,7 +131,9 @@ impl<T> Future for Inline<T> {
             let is_pending = matches!(polled, Ok(Poll::Pending));
             let outcome = self.outcome.try_recv();
             if is_pending {
-                if matches!(outcome, Err(TryRecvError::Empty)) && !self.mode.is(DETACHING) {
+                if matches!(outcome, Err(TryRecvError::Empty))
+                    && self.mode.load(Ordering::Relaxed) != DETACHING
+                {
                     self.task = Some(task);
                     return Poll::Pending;
                 }
@@ -155,15 +155,5 @@ impl<T> Drop for Inline<T> {
             self.outcome.close();
             self.spawn(task);
         }
-    }
-}
-
-impl Mode {
-    fn is(&self, mode: u8) -> bool {
-        self.0.load(Ordering::Relaxed) == mode
-    }
-
-    fn set(&self, mode: u8) {
-        self.0.store(mode, Ordering::Relaxed);
     }
 }

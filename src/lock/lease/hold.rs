@@ -22,11 +22,10 @@ use tokio::time::Instant;
 use crate::lock::error::ExtendError;
 use crate::lock::lease::attempt::GrantedLock;
 use crate::lock::lease::cleanup::Cleanup;
-use crate::lock::lease::release::Ended;
 use crate::lock::lease::shared::{Commands, Disposal, ExtendCommand, Lease, Share};
 use crate::lock::lease::task::{Failures, LeaseTask};
 use crate::lock::lost::{LeaseStatus, LostReason};
-use crate::lock::queue::{HeldLease, Holder, Memo, Permit};
+use crate::lock::queue::{HeldLease, Memo, Permit};
 use crate::lock::registry::DrainStage;
 use crate::lock::span::HeldSpan;
 use crate::lock::time::{TICK, after, whole_millis};
@@ -39,9 +38,10 @@ use crate::protocol::{FencingToken, Quorum, validity};
 pub(crate) struct Holding {
     pub(crate) lease: Arc<Lease>,
     pub(crate) cleanup: Cleanup,
-    status: watch::Sender<LeaseStatus>,
-    commands: Commands,
-    span: HeldSpan,
+    pub(super) status: watch::Sender<LeaseStatus>,
+    pub(crate) commands: Commands,
+    /// `Some` until the holding ends.
+    span: Option<HeldSpan>,
     /// When `max_hold` is over.
     hold_until: Option<Instant>,
     /// When to renew next; `None` if renewal is off or has ended.
@@ -84,12 +84,11 @@ impl LeaseTask {
             lost: None,
         });
         let (keys, registry) = (self.keys.clone(), Arc::clone(self.ticket.registry()));
-        let (lease, share, commands) =
-            Lease::new(&self.cluster, registry, keys, token, disposal, published);
-        permit.set_holder(&Holder {
-            lease: Arc::clone(&lease) as Arc<dyn HeldLease>,
-            purpose,
-        });
+        let settings = &self.cluster.settings;
+        let (lease, share, commands) = Lease::new(
+            settings, registry, keys, token, disposal, purpose, published,
+        );
+        permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>));
         permit.unsubscribe();
         self.ticket.set_held();
         cleanup.lease = Some(Arc::clone(&lease));
@@ -98,7 +97,7 @@ impl LeaseTask {
             cleanup,
             status,
             commands,
-            span: HeldSpan::new(self.label),
+            span: Some(HeldSpan::new(self.label)),
             hold_until: max_hold.map(|max_hold| after(began, max_hold)),
             renew_at: (self.cluster.settings.renew).then(|| began + self.ttl / 3),
             extension: None,
@@ -327,10 +326,21 @@ impl Holding {
         }
     }
 
-    /// Ends the holding.
-    pub(crate) fn end(self) -> Ended {
-        drop(self.span);
-        Ended::new(self.cleanup, self.status, self.commands)
+    /// Ends the holding: its metrics, and an extension that is under way.
+    pub(crate) fn end(&mut self) {
+        self.span = None;
+        self.extension = None;
+    }
+
+    /// Publishes that the lock is released, for handles that outlive its guards. Returns why it was lost before,
+    /// if it was.
+    pub(crate) fn set_released(&self) -> Option<LostReason> {
+        let mut lost = None;
+        self.status.send_modify(|status| {
+            lost = status.lost;
+            status.lost.get_or_insert(LostReason::Released);
+        });
+        lost
     }
 
     fn lose(&mut self, reason: LostReason) {

@@ -41,7 +41,6 @@ pub(crate) use attempt::{AcquireError, Attempt, Concluded, GrantedLock, Progress
 pub(crate) use cleanup::Cleanup;
 pub(crate) use handoff::{Handoff, Inline};
 pub(crate) use hold::Holding;
-pub(crate) use release::Ended;
-pub(crate) use run::{LeaseOrder, acquire};
+pub(crate) use run::acquire;
 pub(crate) use shared::{Disposal, Lease, Share};
 pub(crate) use task::{Failures, LeaseTask};

@@ -9,64 +9,31 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::lock::error::ReleaseError;
 use crate::lock::lease::cleanup::Cleanup;
-use crate::lock::lease::shared::Commands;
+use crate::lock::lease::hold::Holding;
 use crate::lock::lease::task::{Failures, LeaseTask, Release};
-use crate::lock::lost::{LeaseStatus, LostReason};
+use crate::lock::lost::LostReason;
 use crate::lock::queue::Permit;
 use crate::node::{Threshold, Vote};
 use crate::protocol::Quorum;
 use crate::protocol::round::ReleaseStep;
 
-/// A lock whose holding has ended, and which is to be given back.
-pub(crate) struct Ended {
-    pub(crate) cleanup: Cleanup,
-    status: watch::Sender<LeaseStatus>,
-    pub(crate) commands: Commands,
-}
-
-impl Ended {
-    pub(super) fn new(
-        cleanup: Cleanup,
-        status: watch::Sender<LeaseStatus>,
-        commands: Commands,
-    ) -> Self {
-        Self {
-            cleanup,
-            status,
-            commands,
-        }
-    }
-
-    /// Publishes that the lock is released, for handles that outlive its guards. Returns why it was lost before, if it was.
-    pub(crate) fn set_released(&self) -> Option<LostReason> {
-        let mut lost = None;
-        self.status.send_modify(|status| {
-            lost = status.lost;
-            status.lost.get_or_insert(LostReason::Released);
-        });
-        lost
-    }
-}
-
 impl LeaseTask {
     /// Releases a lock, and reports to its last holder as soon as a majority has confirmed that.
-    pub(crate) async fn release(&mut self, ended: Ended, permit: Permit) {
-        ended.status.send_modify(|status| {
-            if status.lost.is_none() && status.valid_until <= Instant::now() {
-                status.lost = Some(LostReason::Expired);
-            }
-        });
-        let lost = ended.set_released();
-        let Ended {
-            cleanup,
-            status,
-            commands,
-        } = ended;
+    pub(crate) async fn release(&mut self, mut holding: Holding, permit: Permit) {
+        holding.end();
+        if holding.status.borrow().valid_until <= Instant::now() && holding.lost().is_none() {
+            let expired = LostReason::Expired;
+            let status = &holding.status;
+            status.send_modify(|status| status.lost = Some(expired));
+        }
+        let lost = holding.set_released();
+        let Holding {
+            cleanup, commands, ..
+        } = holding;
         let phase = self.begin_release(cleanup, permit.publishes());
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
@@ -75,7 +42,6 @@ impl LeaseTask {
             Some(reason) => Err(ReleaseError::Lost(reason)),
             None => outcome,
         });
-        drop(status);
     }
 
     /// Releases what a failed attempt may hold. Not published, because no process waits for that.

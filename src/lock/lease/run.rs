@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tracing::Span;
 
 use crate::lock::error::LockError;
@@ -12,35 +11,7 @@ use crate::lock::lease::attempt::AcquireError;
 use crate::lock::lease::handoff::{Handoff, Inline};
 use crate::lock::lease::shared::{Disposal, Share};
 use crate::lock::lease::task::LeaseTask;
-use crate::lock::queue::{Permit, WaiterSlots};
-
-/// What the life of a lock begins with.
-pub(crate) struct LeaseOrder {
-    pub(crate) task: LeaseTask,
-    pub(crate) permit: Permit,
-    pub(crate) slots: WaiterSlots,
-    /// When the caller stops waiting.
-    pub(crate) deadline: Instant,
-    pub(crate) max_hold: Option<Duration>,
-}
-
-impl LeaseOrder {
-    pub(crate) fn new(
-        task: LeaseTask,
-        permit: Permit,
-        slots: WaiterSlots,
-        deadline: Instant,
-        max_hold: Option<Duration>,
-    ) -> Self {
-        Self {
-            task,
-            permit,
-            slots,
-            deadline,
-            max_hold,
-        }
-    }
-}
+use crate::lock::queue::Permit;
 
 /// Acquires a plain lock, and returns the first share of its lease.
 ///
@@ -51,8 +22,15 @@ impl LeaseOrder {
 /// # Cancel safety
 ///
 /// May be dropped at any point; what the nodes granted or will grant is released.
-pub(crate) async fn acquire(order: LeaseOrder, span: &Span) -> Result<Share, LockError> {
-    let outcome = Inline::new(|handoff| run(order, handoff), span).await;
+pub(crate) async fn acquire(
+    task: LeaseTask,
+    permit: Permit,
+    backoff: Backoff,
+    max_hold: Option<Duration>,
+    span: &Span,
+) -> Result<Share, LockError> {
+    let run = |handoff| run(task, permit, backoff, max_hold, handoff);
+    let outcome = Inline::new(run, span).await;
     // The task ends without an outcome if the runtime shuts down.
     outcome.unwrap_or(Err(LockError::Closed))
 }
@@ -61,17 +39,12 @@ pub(crate) async fn acquire(order: LeaseOrder, span: &Span) -> Result<Share, Loc
 ///
 /// Not an `async fn`, which would have room for its arguments twice in every lock that is held.
 fn run(
-    order: LeaseOrder,
+    mut task: LeaseTask,
+    mut permit: Permit,
+    mut backoff: Backoff,
+    max_hold: Option<Duration>,
     mut handoff: Handoff<Result<Share, LockError>>,
 ) -> impl Future<Output = ()> + Send {
-    let LeaseOrder {
-        mut task,
-        mut permit,
-        slots,
-        deadline,
-        max_hold,
-    } = order;
-    let mut backoff = Backoff::new(deadline, slots);
     async move {
         let acquired = task.acquire(&mut backoff, &permit, &mut handoff).await;
         drop(backoff);
@@ -81,7 +54,7 @@ fn run(
                     task.begin_holding(acquired, max_hold, Disposal::Release, None, &permit);
                 handoff.hand_out(Ok(share)).await;
                 task.hold(&mut holding, &mut permit).await;
-                task.release(holding.end(), permit).await;
+                task.release(holding, permit).await;
             }
             Err(error) => {
                 drop(permit);

@@ -18,10 +18,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::lock::cluster::Cluster;
+use crate::lock::cluster::Settings;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{LeaseStatus, Lost, LostReason};
-use crate::lock::queue::HeldLease;
+use crate::lock::queue::{HeldLease, Memo};
 use crate::lock::registry::Registry;
 use crate::lock::time::whole_millis;
 use crate::node::Mutex;
@@ -37,6 +37,8 @@ pub(crate) struct Lease {
     max_ttl: Duration,
     node_timeout: Duration,
     status: watch::Receiver<LeaseStatus>,
+    /// What the lock is held for; see [`Memo`].
+    purpose: Option<Memo>,
     /// A [`Disposal`].
     disposal: AtomicU8,
     /// Guards, responses and bodies that hold the lock. Zero is final.
@@ -91,20 +93,22 @@ pub(crate) struct Share(Arc<Lease>);
 
 impl Lease {
     pub(super) fn new(
-        cluster: &Cluster,
+        settings: &Settings,
         registry: Arc<Registry>,
         keys: LockKeys,
         token: Option<FencingToken>,
         disposal: Disposal,
+        purpose: Option<Memo>,
         status: watch::Receiver<LeaseStatus>,
     ) -> (Arc<Self>, Share, Commands) {
         let lease = Arc::new(Self {
             registry,
             keys,
             token,
-            max_ttl: cluster.settings.max_ttl,
-            node_timeout: cluster.settings.node_timeout,
+            max_ttl: settings.max_ttl,
+            node_timeout: settings.node_timeout,
             status,
+            purpose,
             disposal: AtomicU8::new(disposal as u8),
             shares: AtomicUsize::new(1),
             commands: Mutex::default(),
@@ -231,6 +235,10 @@ impl HeldLease for Lease {
 
     fn valid_until(&self) -> Instant {
         self.status.borrow().valid_until
+    }
+
+    fn purpose(&self) -> Option<&Memo> {
+        self.purpose.as_ref()
     }
 }
 

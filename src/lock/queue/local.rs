@@ -43,13 +43,9 @@ pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
 
     /// Returns the end of the validity.
     fn valid_until(&self) -> Instant;
-}
 
-/// The lease that is held for a key, and what it is held for.
-#[derive(Debug, Clone)]
-pub(crate) struct Holder {
-    pub(crate) lease: Arc<dyn HeldLease>,
-    pub(crate) purpose: Option<Memo>,
+    /// Returns what the lock is held for, if a higher floor said so.
+    fn purpose(&self) -> Option<&Memo>;
 }
 
 /// The right to ask the nodes for some keys; dropping it admits the next waiters.
@@ -65,7 +61,7 @@ pub(crate) struct Busy {
     /// How much longer the lock of the first busy key is valid, if it is held.
     pub(crate) retry_after: Option<Duration>,
     /// The holder of the first busy key; `None` while it is only being asked for.
-    pub(crate) holder: watch::Receiver<Option<Holder>>,
+    pub(crate) holder: watch::Receiver<Option<Arc<dyn HeldLease>>>,
     /// Whether every busy key is about to be released and no other caller waits for it. Such a call need not
     /// be refused: on every node, its requests follow the release.
     pub(crate) is_ending: bool,
@@ -97,9 +93,9 @@ struct Slot {
 /// The lease that is held for a slot's key.
 #[derive(Debug, Default)]
 struct Held {
-    by: Option<Holder>,
+    by: Option<Arc<dyn HeldLease>>,
     /// Present once a caller has asked for the holder, which is rare.
-    watched: Option<watch::Sender<Option<Holder>>>,
+    watched: Option<watch::Sender<Option<Arc<dyn HeldLease>>>>,
 }
 
 /// The subscription to the releases of a key, at every node that publishes them.
@@ -267,9 +263,9 @@ impl Permit {
     }
 
     /// Sets the lease that is held with this permit.
-    pub(crate) fn set_holder(&self, holder: &Holder) {
+    pub(crate) fn set_holder(&self, holder: &Arc<dyn HeldLease>) {
         for (slot, _) in self.slots() {
-            slot.set_holder(Some(holder.clone()));
+            slot.set_holder(Some(Arc::clone(holder)));
         }
     }
 
@@ -321,7 +317,7 @@ impl Waiter {
         slot.is_some_and(|slot| slot.permit.available_permits() == 0) && !self.is_ending()
     }
 
-    fn holder(&self) -> watch::Receiver<Option<Holder>> {
+    fn holder(&self) -> watch::Receiver<Option<Arc<dyn HeldLease>>> {
         match &self.slot {
             Some(slot) => slot.holder(),
             None => watch::Sender::default().subscribe(),
@@ -348,7 +344,7 @@ impl Slot {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    fn set_holder(&self, holder: Option<Holder>) {
+    fn set_holder(&self, holder: Option<Arc<dyn HeldLease>>) {
         let mut held = self.held.lock();
         if let Some(watched) = &held.watched
             // A caller that only asked for the key changes nothing for those that watch.
@@ -359,7 +355,7 @@ impl Slot {
         held.by = holder;
     }
 
-    fn holder(&self) -> watch::Receiver<Option<Holder>> {
+    fn holder(&self) -> watch::Receiver<Option<Arc<dyn HeldLease>>> {
         let mut held = self.held.lock();
         let Held { by, watched } = &mut *held;
         let watched = watched.get_or_insert_with(|| watch::Sender::new(by.clone()));
@@ -368,14 +364,12 @@ impl Slot {
 
     fn is_ending(&self) -> bool {
         let held = self.held.lock();
-        held.by
-            .as_ref()
-            .is_some_and(|holder| holder.lease.is_ending())
+        held.by.as_ref().is_some_and(|lease| lease.is_ending())
     }
 
     fn retry_after(&self) -> Option<Duration> {
         let held = self.held.lock();
-        let valid_until = held.by.as_ref()?.lease.valid_until();
+        let valid_until = held.by.as_ref()?.valid_until();
         valid_until.checked_duration_since(Instant::now())
     }
 }
