@@ -301,7 +301,8 @@ fn idempotency_chapter_names_existing_tests() {
     }
     let names = include_str!("../../docs/idempotency.md").split('`');
     // No setting has such a long name.
-    let tests: Vec<_> = names.filter(|name| name.matches('_').count() > 3).collect();
+    let is_test = |name: &&str| name.matches('_').count() > 3 && !name.contains(' ');
+    let tests: Vec<_> = names.filter(is_test).collect();
     assert!(tests.len() > 10, "{tests:?}");
     for test in tests {
         assert!(sources.contains(&format!("fn {test}(")), "{test}");
