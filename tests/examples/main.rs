@@ -389,16 +389,27 @@ fn lock_without_http_ends_with_the_outcome_of_its_lock() {
 
 #[test]
 fn lock_without_http_prints_the_output_of_its_header() {
-    let mut process = ChildProcess::start(example_path("lock_without_http"), &["report"], &[]);
+    let source = include_str!("../../examples/lock_without_http.rs");
+    prints_its_header("lock_without_http", &["report"], source);
+}
+
+#[test]
+fn queue_consumer_prints_the_output_of_its_header() {
+    let source = include_str!("../../examples/queue_consumer.rs");
+    prints_its_header("queue_consumer", &[], source);
+}
+
+/// Compares what an example prints with the lines behind its command in its header, but for numbers.
+fn prints_its_header(name: &str, args: &[&str], source: &str) {
+    let mut process = ChildProcess::start(example_path(name), args, &[]);
     assert_eq!(exit_code(&mut process), Some(0), "{}", process.stderr());
-    let header = include_str!("../../examples/lock_without_http.rs").lines();
-    let header = header.filter_map(|line| line.strip_prefix("//! "));
-    let shown = header.skip_while(|line| !line.ends_with("-- report"));
+    let header = source.lines().filter_map(|line| line.strip_prefix("//! "));
+    let shown = header.skip_while(|line| !line.starts_with("cargo run"));
     let shown: Vec<&str> = shown.skip(1).take_while(|line| *line != "```").collect();
-    let without_token = |text: &str| text.replace(|digit: char| digit.is_ascii_digit(), "");
+    let without_numbers = |text: &str| text.replace(|digit: char| digit.is_ascii_digit(), "");
     assert_eq!(
-        without_token(&process.stdout()),
-        without_token(&shown.join("\n"))
+        without_numbers(&process.stdout()),
+        without_numbers(&shown.join("\n"))
     );
 }
 
