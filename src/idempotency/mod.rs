@@ -38,3 +38,5 @@ pub use extract::IdempotencyKeyRejection;
 pub use header::{IdempotencyKey, ParseIdempotencyKeyError};
 pub use layer::IdempotencyLayer;
 pub use service::{IdempotencyService, ResponseFuture};
+
+pub use crate::once::ExecutionHandle;
