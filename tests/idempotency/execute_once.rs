@@ -14,20 +14,20 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// The number of executions.
 #[derive(Clone, Default)]
-struct Counter(Arc<AtomicUsize>);
+pub(crate) struct Counter(Arc<AtomicUsize>);
 
 impl Counter {
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 
     /// Work that takes a while and returns its number.
-    async fn work(self, takes: Duration) -> Result<usize, &'static str> {
+    pub(crate) async fn work(self, takes: Duration) -> Result<usize, &'static str> {
         sleep(takes).await;
         Ok(self.0.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    async fn run(
+    pub(crate) async fn run(
         &self,
         once: ExecuteOnce,
     ) -> Result<Outcome<usize>, OnceError<&'static str, usize>> {

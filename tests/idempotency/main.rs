@@ -16,6 +16,7 @@ mod damaged_records;
 mod disconnects;
 mod duplicates;
 mod execute_once;
+mod execute_once_faults;
 mod executions;
 mod killed_servers;
 mod late_executions;

@@ -1,0 +1,315 @@
+//! `Redlock::once` under dropped futures, shutdown, unreadable records, extreme settings and nested locks.
+
+use std::future::{Future, pending};
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::test_util::{Gate, ScriptedNodes};
+use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
+
+use crate::execute_once::Counter;
+use crate::support::{Log, ms, secs};
+
+type Ran = Result<Outcome<usize>, OnceError<&'static str, usize>>;
+
+fn redlock(nodes: &ScriptedNodes) -> Redlock {
+    Redlock::builder().scripted(nodes).build().unwrap()
+}
+
+fn is_contended<T>(ran: &Result<Outcome<T>, OnceError<&'static str, T>>) -> bool {
+    matches!(ran, Err(OnceError::Lock(LockError::Contended { .. })))
+}
+
+/// Polls a future so many times, with 10 ms after every fourth poll; returns whether it ended.
+async fn poll_times(future: impl Future<Output = Ran>, times: usize) -> Option<Ran> {
+    let mut future = pin!(future);
+    for poll in 0..times {
+        if let std::task::Poll::Ready(ran) = futures_util::poll!(&mut future) {
+            return Some(ran);
+        }
+        if poll % 4 == 3 {
+            sleep(ms(10)).await;
+        } else {
+            yield_now().await;
+        }
+    }
+    None
+}
+
+/// Whether or not the work of the dropped call is executed, it is executed once, and no key is left.
+#[tokio::test(start_paused = true)]
+async fn dropping_the_future_at_any_poll_executes_at_most_once_and_leaves_no_key() {
+    let gates = [
+        Gate::Ready,
+        Gate::Slow(ms(20)),
+        Gate::Slow(ms(120)),
+        Gate::Mute,
+    ];
+    for slow in gates {
+        let mut times = 0;
+        loop {
+            let nodes = ScriptedNodes::new(3);
+            nodes.set(0, slow);
+            nodes.set(1, Gate::Slow(ms(10)));
+            let (redlock, counter) = (redlock(&nodes), Counter::default());
+            let work = counter.clone();
+            let call = redlock.once("k").run(move |_| work.work(ms(30)));
+            let ended = poll_times(call, times).await;
+            let before = counter.count();
+            let again = counter.run(redlock.once("k").wait(secs(5))).await;
+            let what = format!("{slow:?}, {times} polls, {before} executed: {again:?}");
+            assert_eq!(again.map(Outcome::into_inner), Ok(1), "{what}");
+            assert_eq!(counter.count(), 1, "{what}");
+            let drained = redlock.drain(secs(1)).await;
+            assert_eq!(drained.held, [], "{what}");
+            assert_eq!(nodes.locks()[1..], [0, 0], "{what}");
+            if let Some(ran) = ended {
+                assert_eq!(ran, Ok(Outcome::Executed(1)), "{what}");
+                break;
+            }
+            times += 1;
+        }
+        assert!(times > 3, "{slow:?}: {times}");
+    }
+}
+
+/// The first poll finds the key granted, and spawns the execution.
+#[tokio::test(start_paused = true)]
+async fn dropping_the_future_after_the_grant_executes_the_work() {
+    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+    let work = counter.clone();
+    let call = redlock.once("k").run(move |_| work.work(Duration::ZERO));
+    assert!(poll_times(call, 1).await.is_none());
+    sleep(ms(10)).await;
+    assert_eq!(counter.count(), 1);
+    assert_eq!(
+        counter.run(redlock.once("k")).await,
+        Ok(Outcome::Replayed(1))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn log_keys_decides_whether_spans_show_the_key() {
+    for shows in [false, true] {
+        let log = Log::default();
+        let _subscribed = log.subscribe();
+        let nodes = ScriptedNodes::new(3);
+        let redlock = Redlock::builder().scripted(&nodes).log_keys(shows);
+        let redlock = redlock.build().unwrap();
+        let counter = Counter::default();
+        // An execution that is stopped logs an event.
+        let once = redlock.once("secret-key").max_hold(ms(200)).label("job");
+        let stopped: Ran = once.run(|_| pending()).await;
+        assert_eq!(stopped, Err(OnceError::Unknown));
+        assert!(counter.run(redlock.once("secret-key")).await.is_err());
+        let log = log.text();
+        assert!(log.contains("max_hold"), "{log}");
+        assert_eq!(log.contains("secret-key"), shows, "{log}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_out_of_range_are_refused_or_bounded() {
+    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+    let run = |once: ExecuteOnce| {
+        let counter = counter.clone();
+        async move { counter.run(once).await }
+    };
+    let too_long = run(redlock.once("k").ttl(secs(3_600))).await;
+    let is_refused = matches!(too_long, Err(OnceError::Lock(LockError::TtlTooLong { .. })));
+    assert!(is_refused, "{too_long:?}");
+    for ttl in [Duration::ZERO, ms(2)] {
+        let too_short = run(redlock.once("k").ttl(ttl)).await;
+        let is_refused = matches!(
+            too_short,
+            Err(OnceError::Lock(LockError::TtlTooShort { .. }))
+        );
+        assert!(is_refused, "{too_short:?}");
+    }
+    let empty = run(redlock.once("")).await;
+    assert!(
+        matches!(empty, Err(OnceError::Lock(LockError::Key(_)))),
+        "{empty:?}"
+    );
+    assert_eq!(counter.count(), 0);
+    let forever = redlock.once("forever").wait(Duration::MAX);
+    let forever = forever.max_hold(Duration::MAX).retention(Duration::MAX);
+    assert_eq!(run(forever).await, Ok(Outcome::Executed(1)));
+    sleep(secs(365 * 24 * 3_600)).await;
+    assert_eq!(run(redlock.once("forever")).await, Ok(Outcome::Replayed(1)));
+    let short = || redlock.once("short").retention(Duration::ZERO);
+    assert_eq!(run(short()).await, Ok(Outcome::Executed(2)));
+    sleep(ms(2)).await;
+    assert_eq!(run(short()).await, Ok(Outcome::Executed(3)));
+    let none = || redlock.once("none").max_result(0);
+    assert_eq!(run(none()).await, Ok(Outcome::Executed(4)));
+    assert_eq!(run(none()).await, Err(OnceError::NotKept));
+}
+
+/// Two node timeouts of 50 ms are the shortest time that work gets.
+#[tokio::test(start_paused = true)]
+async fn a_tiny_max_hold_stops_the_work_after_two_node_timeouts() {
+    for max_hold in [Duration::ZERO, ms(1), ms(50)] {
+        let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+        let began = Instant::now();
+        let slow = counter.clone();
+        let once = || redlock.once("k").max_hold(max_hold);
+        let stopped = once().run(move |_| slow.work(secs(60))).await;
+        assert_eq!(stopped, Err(OnceError::Unknown));
+        assert!(began.elapsed() <= ms(100), "{:?}", began.elapsed());
+        sleep(ms(200)).await;
+        assert_eq!(counter.run(once()).await, Ok(Outcome::Executed(1)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_lock_and_an_execution_of_one_key_exclude_each_other() {
+    let nodes = ScriptedNodes::new(3);
+    for other in [true, false] {
+        let here = redlock(&nodes);
+        let there = if other { redlock(&nodes) } else { here.clone() };
+        let (counter, key) = (Counter::default(), format!("k{other}"));
+        let guard = here.lock(&*key).await.unwrap();
+        let refused = counter.run(there.once(&*key)).await;
+        assert!(is_contended(&refused), "{refused:?}");
+        guard.release().await.unwrap();
+        let slow = counter.clone();
+        let running = tokio::spawn(there.once(&*key).run(move |_| slow.work(secs(1))));
+        sleep(ms(100)).await;
+        let refused = here.try_lock(&*key).await;
+        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        let waited = here.lock(&*key).wait(secs(5)).await.unwrap();
+        assert_eq!(counter.count(), 1);
+        assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
+        drop(waited);
+        sleep(ms(10)).await;
+        let replayed = counter.run(there.once(&*key)).await;
+        assert_eq!(replayed, Ok(Outcome::Replayed(1)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_asks_for_its_own_key_is_refused_after_wait() {
+    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+    for (number, wait) in [Duration::ZERO, secs(2)].into_iter().enumerate() {
+        let (inner, inside) = (redlock.clone(), counter.clone());
+        let began = Instant::now();
+        let outer = redlock.once(("nested", number.to_string()));
+        let outer = outer.run(move |execution| async move {
+            let once = inner.once(execution.key().clone()).wait(wait);
+            let nested = inside.run(once).await;
+            assert!(is_contended(&nested), "{nested:?}");
+            // Another key is free.
+            inside.run(inner.once(number.to_string())).await.unwrap();
+            Ok::<usize, &str>(7)
+        });
+        let ran = timeout(secs(5), outer).await.unwrap();
+        assert_eq!(ran, Ok(Outcome::Executed(7)));
+        assert_eq!(began.elapsed(), wait);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespaces_keep_executions_of_one_key_apart() {
+    let (nodes, counter) = (ScriptedNodes::new(3), Counter::default());
+    for (namespace, expected) in [
+        ("one", Outcome::Executed(1)),
+        ("two", Outcome::Executed(2)),
+        ("one", Outcome::Replayed(1)),
+    ] {
+        let redlock = Redlock::builder().scripted(&nodes).namespace(namespace);
+        let redlock = redlock.build().unwrap();
+        assert_eq!(counter.run(redlock.once("k")).await, Ok(expected));
+    }
+}
+
+/// At its timeout a drain stops the renewal, not the work, whose result is still recorded.
+#[tokio::test(start_paused = true)]
+async fn drain_lets_the_work_end_and_records_its_result() {
+    let nodes = ScriptedNodes::new(3);
+    for (patience, held) in [(secs(60), 0), (ms(100), 1)] {
+        let (redlock, counter) = (redlock(&nodes), Counter::default());
+        let key = format!("{patience:?}");
+        let slow = counter.clone();
+        let running = tokio::spawn(redlock.once(&*key).run(move |_| slow.work(secs(5))));
+        let waiting = redlock.once(&*key).wait(secs(30));
+        let waiting = tokio::spawn(waiting.run(|_| pending::<Result<usize, &str>>()));
+        sleep(ms(100)).await;
+        let drained = redlock.drain(patience).await;
+        assert_eq!(drained.held.len(), held);
+        let refused = waiting.await.unwrap();
+        assert_eq!(refused, Err(OnceError::Lock(LockError::Closed)));
+        assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
+        let other = self::redlock(&nodes);
+        let replayed = counter.run(other.once(&*key)).await;
+        assert_eq!(replayed, Ok(Outcome::Replayed(1)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_waiters_counts_the_calls_that_wait_for_an_execution() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).max_waiters(1);
+    let (redlock, counter) = (redlock.build().unwrap(), Counter::default());
+    let slow = counter.clone();
+    let running = tokio::spawn(redlock.once("k").run(move |_| slow.work(secs(1))));
+    sleep(ms(100)).await;
+    let one = counter.clone();
+    let waiting = redlock.once("k").wait(secs(5));
+    let waiting = tokio::spawn(async move { one.run(waiting).await });
+    sleep(ms(100)).await;
+    let refused = counter.run(redlock.once("k").wait(secs(5))).await;
+    let overloaded = matches!(
+        refused,
+        Err(OnceError::Lock(LockError::Overloaded { max: 1 }))
+    );
+    assert!(overloaded, "{refused:?}");
+    assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
+    assert_eq!(waiting.await.unwrap(), Ok(Outcome::Replayed(1)));
+}
+
+/// The setting of the later call decides whether it looks for an earlier execution.
+#[tokio::test(start_paused = true)]
+async fn at_most_once_takes_effect_only_in_calls_that_set_it() {
+    for (first, second, then) in [
+        (true, true, Err(OnceError::Unknown)),
+        (true, false, Ok(Outcome::Executed(1))),
+        (false, true, Ok(Outcome::Executed(1))),
+    ] {
+        let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+        let once = redlock.once("k").at_most_once(first);
+        let failed: Ran = once.run(|_| async { Err("declined") }).await;
+        assert_eq!(failed, Err(OnceError::Work("declined")));
+        let again = counter.run(redlock.once("k").at_most_once(second)).await;
+        assert_eq!(again, then, "{first} {second}");
+    }
+}
+
+/// The closure itself panics, and then the serialization of the result.
+#[tokio::test(start_paused = true)]
+async fn a_panic_outside_of_the_future_of_the_work_keeps_the_key_too() {
+    #[derive(serde::Deserialize)]
+    struct Unserializable;
+    impl serde::Serialize for Unserializable {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            panic!("as the test wants it")
+        }
+    }
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let closure = redlock.once("closure").run(|_| {
+        assert!(std::hint::black_box(false), "as the test wants it");
+        pending::<Result<usize, &str>>()
+    });
+    assert!(tokio::spawn(closure).await.unwrap_err().is_panic());
+    let result = redlock.once("result");
+    let result = result.run(|_| async { Ok::<_, ()>(Unserializable) });
+    let result = tokio::spawn(async move { result.await.map(drop).map_err(drop) });
+    assert!(result.await.unwrap_err().is_panic());
+    sleep(secs(1)).await;
+    assert_eq!(nodes.locks(), [2, 2, 2]);
+    sleep(secs(10)).await;
+    assert_eq!(nodes.locks(), [0, 0, 0]);
+}
