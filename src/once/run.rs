@@ -208,10 +208,15 @@ impl ExecuteOnce {
             false => Err(ResultError::Damaged),
         };
         let decoded = match decoded {
-            Err(ResultError::Damaged) => {
-                let whole = self.fetch(&record).await;
-                decode(&whole.map_err(OnceError::Lock)?)
-            }
+            Err(ResultError::Damaged) => match self.fetch(&record).await {
+                Ok(whole) => decode(&whole),
+                // No node has a better copy than this one.
+                Err(LockError::Contended { .. }) if record.is_whole() => decoded,
+                Err(error) => {
+                    tracing::debug!(%error, "the recorded result of an execution could not be read");
+                    return Err(OnceError::Undecided);
+                }
+            },
             decoded => decoded,
         };
         let result = decoded.map_err(|_| OnceError::NotKept)?;

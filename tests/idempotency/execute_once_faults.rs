@@ -2,11 +2,14 @@
 
 use std::future::{Future, pending};
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::test_util::{Gate, ScriptedNodes};
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::{ExecutionId, Fingerprint, Namespace, OwnerToken, Record};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
 
 use crate::execute_once::Counter;
@@ -88,6 +91,55 @@ async fn dropping_the_future_after_the_grant_executes_the_work() {
         counter.run(redlock.once("k")).await,
         Ok(Outcome::Replayed(1))
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_recorded_result_that_cannot_be_fetched_is_undecided() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let text = "x".repeat(20_000);
+    let made = text.clone();
+    let first = redlock.once("k").run(|_| async { Ok::<_, ()>(made) });
+    assert!(first.await.is_ok());
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Fetch, Gate::Failing));
+    let again = || redlock.once("k").run(|_| pending::<Result<String, ()>>());
+    assert_eq!(again().await, Err(OnceError::Undecided));
+    nodes.set_for(1, OpKind::Fetch, Gate::Ready);
+    assert_eq!(again().await, Ok(Outcome::Replayed(text)));
+}
+
+/// Of a small record every node answers with its copy, and all of them are damaged.
+#[tokio::test(start_paused = true)]
+async fn a_recorded_result_that_is_damaged_on_all_nodes_is_not_kept() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let key = "k".into();
+    let names = Namespace::default().names_with_record(&key, None, |_| [0; 32]);
+    let names: Arc<[_]> = [names.unwrap()].into();
+    // The default fingerprint: the digest of nothing.
+    let fingerprint = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    let digits = (0..32).map(|byte| u8::from_str_radix(&fingerprint[2 * byte..2 * byte + 2], 16));
+    let fingerprint: Vec<u8> = digits.map(Result::unwrap).collect();
+    let fingerprint = Fingerprint::from_digest(fingerprint.try_into().unwrap());
+    let id = ExecutionId::from_random([1; 16]);
+    let record = Record::new(id, fingerprint, [7; 32], b"J1");
+    for node in 0..3 {
+        let send = |op| {
+            let (names, owner) = (Arc::clone(&names), OwnerToken::from_random([2; 16]));
+            nodes.apply(node, &Command { names, owner, op })
+        };
+        let acquired = send(Op::Acquire {
+            proposal: Some(1),
+            ttl: secs(1),
+            retention: secs(60),
+        });
+        assert!(matches!(acquired, Reply::Granted(_)), "{acquired:?}");
+        let (record, retention) = (record.clone(), secs(60));
+        let recorded = send(Op::Record { record, retention });
+        assert!(matches!(recorded, Reply::Done { .. }), "{recorded:?}");
+    }
+    let ran: Ran = redlock.once("k").run(|_| pending()).await;
+    assert_eq!(ran, Err(OnceError::NotKept));
 }
 
 #[tokio::test(start_paused = true)]
