@@ -205,7 +205,11 @@ where
         is_answered,
         responder,
     };
-    run_to_end(task.run(inner, request)).await
+    match run_to_end(task.run(inner, request)).await {
+        Some(answered) => answered,
+        // The runtime is shutting down, and this future with it.
+        None => std::future::pending().await,
+    }
 }
 
 /// Reads the body of a request, which is part of its fingerprint.

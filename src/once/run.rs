@@ -98,7 +98,9 @@ impl ExecuteOnce {
             Ok(execution) => execution,
             Err(denied) => return self.denied(denied).await,
         };
-        run_to_end(self.execute(execution, asked, work)).await
+        // Without an outcome, the work was stopped midway.
+        let ended = run_to_end(self.execute(execution, asked, work)).await;
+        ended.unwrap_or(Err(OnceError::Unknown))
     }
 
     async fn execute<T, E, F, W>(
@@ -224,20 +226,20 @@ impl ExecuteOnce {
     }
 }
 
-/// Runs an execution in a task of its own, which goes on if the caller goes away.
+/// Runs an execution in a task of its own, which goes on if the caller goes away. Returns `None` if the runtime
+/// is shut down first; a caller in another runtime outlives that.
 ///
 /// # Panics
 ///
 /// If the execution panics, and outside of a runtime.
 pub(crate) async fn run_to_end<T: Send + 'static>(
     executing: impl Future<Output = T> + Send + 'static,
-) -> T {
+) -> Option<T> {
     match tokio::spawn(executing.in_current_span()).await {
-        Ok(outcome) => outcome,
+        Ok(outcome) => Some(outcome),
         Err(error) => match error.try_into_panic() {
             Ok(panic) => panic::resume_unwind(panic),
-            // The runtime is shutting down, and this future with it.
-            Err(_) => std::future::pending().await,
+            Err(_) => None,
         },
     }
 }

@@ -3,8 +3,11 @@
 use std::future::{Future, pending};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
+use tokio::runtime::Builder;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::message::{Command, Op, Reply};
@@ -91,6 +94,30 @@ async fn dropping_the_future_after_the_grant_executes_the_work() {
         counter.run(redlock.once("k")).await,
         Ok(Outcome::Replayed(1))
     );
+}
+
+/// The caller is no task of the runtime that ends, so it does not end with it.
+#[test]
+fn a_runtime_that_ends_during_the_work_makes_its_outcome_unknown() {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let handle = runtime.handle().clone();
+    let (began, begun) = mpsc::channel();
+    let (ended, end) = mpsc::channel();
+    thread::spawn(move || {
+        let redlock = Redlock::in_memory(3);
+        let call = redlock.once("k").run(move |_| async move {
+            began.send(()).unwrap();
+            pending::<Result<usize, &'static str>>().await
+        });
+        ended.send(handle.block_on(call)).unwrap();
+    });
+    begun.recv_timeout(secs(10)).unwrap();
+    runtime.shutdown_background();
+    assert_eq!(end.recv_timeout(secs(10)), Ok(Err(OnceError::Unknown)));
 }
 
 #[tokio::test(start_paused = true)]
