@@ -47,8 +47,13 @@ pub(super) fn decode<T: DeserializeOwned>(record: &Record) -> Result<T, ResultEr
     }
     match record.rest().split_first() {
         Some((&JSON, json)) => serde_json::from_slice(json).map_err(|error| {
-            let expected = type_name::<T>();
-            tracing::error!(%error, expected, "a recorded result cannot be decoded");
+            // Without the error's message, which quotes the result.
+            let (expected, column) = (type_name::<T>(), error.column());
+            tracing::error!(
+                expected,
+                column,
+                "a recorded result is not JSON of the expected type"
+            );
             ResultError::NotKept
         }),
         _ => Err(ResultError::NotKept),

@@ -170,6 +170,20 @@ async fn a_recorded_result_that_is_damaged_on_all_nodes_is_not_kept() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_result_of_another_type_is_not_shown_in_the_log() {
+    let log = Log::default();
+    let _subscribed = log.subscribe();
+    let redlock = Redlock::in_memory(3);
+    let first = redlock.once("k");
+    let first = first.run(|_| async { Ok::<_, ()>("4111-1111".to_owned()) });
+    assert!(first.await.is_ok());
+    let number = redlock.once("k").run(|_| pending::<Result<u32, ()>>());
+    assert_eq!(number.await, Err(OnceError::NotKept));
+    let log = log.text();
+    assert!(log.contains("u32") && !log.contains("4111"), "{log}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn log_keys_decides_whether_spans_show_the_key() {
     for shows in [false, true] {
         let log = Log::default();
