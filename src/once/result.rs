@@ -1,6 +1,7 @@
 //! How the result of work is written into a record.
 
 use std::any::type_name;
+use std::io;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,20 +23,39 @@ pub(super) enum ResultError {
     Damaged,
 }
 
+/// Collects the JSON of a result, and no more of it than is kept.
+struct Limited {
+    body: Vec<u8>,
+    left: usize,
+}
+
+impl io::Write for Limited {
+    fn write(&mut self, json: &[u8]) -> io::Result<usize> {
+        let left = self.left.checked_sub(json.len());
+        self.left = left.ok_or_else(|| io::Error::other("it is over max_result"))?;
+        self.body.extend_from_slice(json);
+        Ok(json.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Makes the record of a result. A result that is over `max` bytes of JSON, or cannot be encoded, is recorded as
 /// not kept.
 pub(super) fn encode<T: Serialize>(result: &T, fingerprint: Fingerprint, max: usize) -> Record {
-    let mut body = vec![JSON];
-    let kept = match serde_json::to_writer(&mut body, result) {
-        Ok(()) => body.len() - 1 <= max,
+    let mut json = Limited {
+        body: vec![JSON],
+        left: max,
+    };
+    let body = match serde_json::to_writer(&mut json, result) {
+        Ok(()) => json.body,
         Err(error) => {
-            tracing::warn!(%error, "the result of an execution cannot be encoded, and is not kept");
-            false
+            tracing::warn!(%error, "the result of an execution is not kept");
+            vec![NOT_KEPT]
         }
     };
-    if !kept {
-        body = vec![NOT_KEPT];
-    }
     let id = ExecutionId::from_random(unguessable());
     Record::new(id, fingerprint, sha256(&body), &body)
 }
@@ -62,6 +82,10 @@ pub(super) fn decode<T: DeserializeOwned>(record: &Record) -> Result<T, ResultEr
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use serde::Serializer;
+
     use super::*;
 
     fn fingerprint() -> Fingerprint {
@@ -79,6 +103,22 @@ mod tests {
     fn encode_keeps_no_result_over_the_limit() {
         let record = encode(&vec![1, 2, 3], fingerprint(), 6);
         assert_eq!(decode::<Vec<u8>>(&record), Err(ResultError::NotKept));
+    }
+
+    #[test]
+    fn encode_stops_at_the_limit() {
+        struct Endless(Cell<usize>);
+        impl Serialize for Endless {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let elements = (0..1_000).inspect(|element| self.0.set(*element));
+                serializer.collect_seq(elements)
+            }
+        }
+        let endless = Endless(Cell::new(0));
+        let record = encode(&endless, fingerprint(), 10);
+        assert_eq!(decode::<Vec<u8>>(&record), Err(ResultError::NotKept));
+        // `[0,1,2,3,4` is 10 bytes long.
+        assert_eq!(endless.0.get(), 5);
     }
 
     #[test]
