@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
-use crate::lock::lease::{Backoff, LeaseTask, acquire};
+use crate::lock::lease::{LeaseTask, acquire};
 use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
 use crate::lock::span::LockSpan;
@@ -268,8 +268,7 @@ async fn lock_in(
         span.label(),
     );
     let max_hold = options.max_hold.or(settings.max_hold);
-    let backoff = Backoff::new(deadline, slots);
-    let share = acquire(task, permit, backoff, max_hold, span.span()).await?;
+    let share = acquire(task, permit, slots, deadline, max_hold, span.span()).await?;
     Ok(LockGuard::new(share))
 }
 

@@ -7,11 +7,12 @@ use std::future::Future;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tracing::Span;
 
 use crate::lock::{
     AcquireError, Backoff, Cleanup, Disposal, Handoff, Holding, Inline, LockError, LockGuard,
-    Permit,
+    Permit, WaiterSlots,
 };
 use crate::node::Vote;
 use crate::once::attempt::{AttemptError, GrantedExecution};
@@ -39,11 +40,12 @@ type Acquisition = Result<Execution, Denied>;
 pub(super) async fn acquire(
     task: OnceTask,
     permit: Permit,
-    backoff: Backoff,
+    slots: WaiterSlots,
+    deadline: Instant,
     max_hold: Option<Duration>,
     span: &Span,
 ) -> Acquisition {
-    let run = |handoff| run(task, permit, backoff, max_hold, handoff);
+    let run = |handoff| run(task, permit, slots, deadline, max_hold, handoff);
     let outcome = Inline::new(run, span).await;
     // The task ends without an outcome if the runtime shuts down.
     outcome.unwrap_or(Err(LockError::Closed.into()))
@@ -53,39 +55,42 @@ pub(super) async fn acquire(
 fn run(
     mut task: OnceTask,
     mut permit: Permit,
-    mut backoff: Backoff,
+    slots: WaiterSlots,
+    deadline: Instant,
     max_hold: Option<Duration>,
     mut handoff: Handoff<Acquisition>,
 ) -> impl Future<Output = ()> + Send {
     async move {
-        let acquired = task.acquire(&mut backoff, &permit, &mut handoff).await;
-        drop(backoff);
-        let replay = match acquired {
-            Ok(GrantedExecution { acquired, progress }) => {
+        let replay = 'held: {
+            let granted = match task.acquire(slots, deadline, &permit, &mut handoff).await {
+                Ok(granted) => granted,
+                Err(error) => {
+                    let (denied, replay) = error.conclude(&permit);
+                    drop(permit);
+                    if let Some(denied) = denied {
+                        handoff.send(Err(denied));
+                    }
+                    break 'held replay;
+                }
+            };
+            let (holding, ending) = {
+                let (acquired, pending) = Pending::from_granted(granted);
+                let mut pending = Some(pending);
                 let memo = KeyMemo::Executing(task.fingerprint).into_memo();
                 let unused = Disposal::ReleaseUnused;
+                let lease = &mut task.lease;
                 let (mut holding, share) =
-                    task.lease
-                        .begin_holding(acquired, max_hold, unused, Some(memo), &permit);
+                    lease.begin_holding(acquired, max_hold, unused, Some(memo), &permit);
                 let (sender, mut commands) = mpsc::unbounded_channel();
                 let execution = Execution::new(LockGuard::new(share), sender);
-                let mut pending = Some(Box::new(Pending::new(progress)));
                 handoff.hand_out(Ok(execution)).await;
                 let ending = task
                     .hold(&mut holding, &mut pending, &mut commands, &mut permit)
                     .await;
-                drop(pending);
-                Box::pin(task.end(holding, ending, permit)).await;
-                None
-            }
-            Err(error) => {
-                let (denied, replay) = error.conclude(&permit);
-                drop(permit);
-                if let Some(denied) = denied {
-                    handoff.send(Err(denied));
-                }
-                replay
-            }
+                (holding, ending)
+            };
+            Box::pin(task.end(holding, ending, permit)).await;
+            None
         };
         if let Some(replay) = replay {
             Box::pin(task.finish_replay(*replay)).await;
@@ -98,10 +103,12 @@ impl OnceTask {
     /// Makes attempts until one is granted or decided.
     async fn acquire(
         &mut self,
-        backoff: &mut Backoff,
+        slots: WaiterSlots,
+        deadline: Instant,
         permit: &Permit,
         handoff: &mut Handoff<Acquisition>,
     ) -> Result<GrantedExecution, AttemptError> {
+        let backoff = &mut Backoff::new(deadline, slots);
         self.lease
             .let_remote_first(backoff, permit, handoff)
             .await?;

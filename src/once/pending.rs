@@ -9,8 +9,9 @@
 
 use tokio::time::Instant;
 
-use crate::lock::{Cleanup, Disposal, Holding, Progress};
+use crate::lock::{Cleanup, Disposal, GrantedLock, Holding, Progress};
 use crate::node::Vote;
+use crate::once::attempt::GrantedExecution;
 use crate::once::command::BeginSender;
 use crate::once::error::BeginError;
 use crate::once::round::{RecordedRound, Step};
@@ -39,14 +40,17 @@ pub(super) struct Overtaken {
 }
 
 impl Pending {
-    pub(super) fn new(progress: Progress<RecordedRound>) -> Self {
-        Self {
+    /// Splits a grant into the lock and the execution that is pending.
+    pub(super) fn from_granted(granted: GrantedExecution) -> (GrantedLock, Box<Self>) {
+        let GrantedExecution { acquired, progress } = granted;
+        let pending = Self {
             progress,
             granted_at: Instant::now(),
             step: None,
             beginning: None,
             asked_again: false,
-        }
+        };
+        (acquired, Box::new(pending))
     }
 
     /// Takes the command to begin.

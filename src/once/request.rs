@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::{
-    Backoff, Core, DrainStage, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock,
-    Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
+    Core, DrainStage, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock, Waited,
+    WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
@@ -224,8 +224,7 @@ impl ExecuteOnce {
             fingerprint: self.fingerprint,
             fetches: core.extensions.get(),
         };
-        let backoff = Backoff::new(deadline, slots);
-        acquire(task, permit, backoff, options.max_hold, span.span()).await
+        acquire(task, permit, slots, deadline, options.max_hold, span.span()).await
     }
 
     /// Waits until this call is the one in this process that may ask the nodes for its key.

@@ -59,10 +59,12 @@ impl LeaseTask {
     /// Acquires a plain lock.
     pub(super) async fn acquire<T: Send>(
         &mut self,
-        backoff: &mut Backoff,
+        slots: WaiterSlots,
+        deadline: Instant,
         permit: &Permit,
         handoff: &mut Handoff<T>,
     ) -> Result<GrantedLock, AcquireError> {
+        let backoff = &mut Backoff::new(deadline, slots);
         self.let_remote_first(backoff, permit, handoff).await?;
         loop {
             backoff.begin_attempt();

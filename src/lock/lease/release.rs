@@ -7,6 +7,7 @@
 //! the task, but not by its lane, which keeps the release and sends it when it can. The registry notes it as
 //! unconfirmed until the keys have ended by their ttl.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -23,7 +24,13 @@ use crate::protocol::round::ReleaseStep;
 
 impl LeaseTask {
     /// Releases a lock, and reports to its last holder as soon as a majority has confirmed that.
-    pub(crate) async fn release(&mut self, mut holding: Holding, permit: Permit) {
+    ///
+    /// Not an `async fn`, which would have room for the holding in every lock that is held.
+    pub(crate) fn release(
+        &mut self,
+        mut holding: Holding,
+        permit: Permit,
+    ) -> impl Future<Output = ()> + Send + use<'_> {
         holding.end();
         if holding.status.borrow().valid_until <= Instant::now() && holding.lost().is_none() {
             let expired = LostReason::Expired;
@@ -32,16 +39,22 @@ impl LeaseTask {
         }
         let lost = holding.set_released();
         let Holding {
-            cleanup, commands, ..
+            cleanup,
+            commands,
+            status,
+            ..
         } = holding;
         let phase = self.begin_release(cleanup, permit.publishes());
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
-        let outcome = self.confirmed(phase).await;
-        commands.set_released(match lost {
-            Some(reason) => Err(ReleaseError::Lost(reason)),
-            None => outcome,
-        });
+        async move {
+            let outcome = self.confirmed(phase).await;
+            commands.set_released(match lost {
+                Some(reason) => Err(ReleaseError::Lost(reason)),
+                None => outcome,
+            });
+            drop(status);
+        }
     }
 
     /// Releases what a failed attempt may hold. Not published, because no process waits for that.

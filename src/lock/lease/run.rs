@@ -3,15 +3,15 @@
 use std::future::Future;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::Span;
 
 use crate::lock::error::LockError;
-use crate::lock::lease::acquire::Backoff;
 use crate::lock::lease::attempt::AcquireError;
 use crate::lock::lease::handoff::{Handoff, Inline};
 use crate::lock::lease::shared::{Disposal, Share};
 use crate::lock::lease::task::LeaseTask;
-use crate::lock::queue::Permit;
+use crate::lock::queue::{Permit, WaiterSlots};
 
 /// Acquires a plain lock, and returns the first share of its lease.
 ///
@@ -25,11 +25,12 @@ use crate::lock::queue::Permit;
 pub(crate) async fn acquire(
     task: LeaseTask,
     permit: Permit,
-    backoff: Backoff,
+    slots: WaiterSlots,
+    deadline: Instant,
     max_hold: Option<Duration>,
     span: &Span,
 ) -> Result<Share, LockError> {
-    let run = |handoff| run(task, permit, backoff, max_hold, handoff);
+    let run = |handoff| run(task, permit, slots, deadline, max_hold, handoff);
     let outcome = Inline::new(run, span).await;
     // The task ends without an outcome if the runtime shuts down.
     outcome.unwrap_or(Err(LockError::Closed))
@@ -37,31 +38,36 @@ pub(crate) async fn acquire(
 
 /// Runs a plain lock: attempts, hold, release.
 ///
-/// Not an `async fn`, which would have room for its arguments twice in every lock that is held.
+/// Not an `async fn`, which would have room for its arguments twice in every lock that is held. For the same
+/// reason each step takes what it needs by value, or is a block of its own: the next one uses its room.
 fn run(
     mut task: LeaseTask,
     mut permit: Permit,
-    mut backoff: Backoff,
+    slots: WaiterSlots,
+    deadline: Instant,
     max_hold: Option<Duration>,
     mut handoff: Handoff<Result<Share, LockError>>,
 ) -> impl Future<Output = ()> + Send {
     async move {
-        let acquired = task.acquire(&mut backoff, &permit, &mut handoff).await;
-        drop(backoff);
-        match acquired {
-            Ok(acquired) => {
+        'held: {
+            let acquired = match task.acquire(slots, deadline, &permit, &mut handoff).await {
+                Ok(acquired) => acquired,
+                Err(error) => {
+                    drop(permit);
+                    if let Some(error) = error.into_lock_error() {
+                        handoff.send(Err(error));
+                    }
+                    break 'held;
+                }
+            };
+            let holding = {
                 let (mut holding, share) =
                     task.begin_holding(acquired, max_hold, Disposal::Release, None, &permit);
                 handoff.hand_out(Ok(share)).await;
                 task.hold(&mut holding, &mut permit).await;
-                task.release(holding, permit).await;
-            }
-            Err(error) => {
-                drop(permit);
-                if let Some(error) = error.into_lock_error() {
-                    handoff.send(Err(error));
-                }
-            }
+                holding
+            };
+            task.release(holding, permit).await;
         }
         task.settle().await;
     }
