@@ -205,7 +205,10 @@ impl OnceTask {
                     return Some(whole.map_err(|_| fail_silent(attempt)));
                 }
             };
-            let step = self.on_acquire_vote(attempt, vote);
+            let Some(vote) = self.lease.count_release(vote) else {
+                continue;
+            };
+            let step = on_acquire_vote(attempt, vote);
             if step != Ok(AcquireStep::Wait) {
                 return Some(Err(step));
             }
@@ -218,8 +221,11 @@ impl OnceTask {
         vote: Vote,
         repairing: u32,
     ) -> Step {
+        let Some(vote) = self.lease.count_release(vote) else {
+            return Ok(AcquireStep::Wait);
+        };
         if vote.phase != repairing {
-            return self.on_acquire_vote(attempt, vote);
+            return on_acquire_vote(attempt, vote);
         }
         let Attempt { cleanup, progress } = attempt;
         let answer = progress.failures.note(vote.node, vote.outcome);
@@ -228,13 +234,14 @@ impl OnceTask {
         }
         progress.round.on_record(vote.node, &answer)
     }
+}
 
-    /// Takes a vote on the `ACQUIRE`, which may bring one more copy of the record.
-    fn on_acquire_vote(&mut self, attempt: &mut Attempt<RecordedRound>, vote: Vote) -> Step {
-        match self.lease.count_release(vote) {
-            Some(vote) if vote.phase == attempt.progress.acquiring => attempt.on_vote(vote),
-            _ => Ok(AcquireStep::Wait),
-        }
+/// Takes a vote on the `ACQUIRE`, which may bring one more copy of the record.
+fn on_acquire_vote(attempt: &mut Attempt<RecordedRound>, vote: Vote) -> Step {
+    if vote.phase == attempt.progress.acquiring {
+        attempt.on_vote(vote)
+    } else {
+        Ok(AcquireStep::Wait)
     }
 }
 
