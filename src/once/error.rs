@@ -64,14 +64,14 @@ pub enum OnceError<E, T = ()> {
     OtherRequest,
     /// The work may have been executed, with an unknown outcome: an earlier execution ended without a record
     /// (with [`at_most_once`](crate::ExecuteOnce::at_most_once)), or this one was stopped at
-    /// [`max_hold`](crate::ExecuteOnce::max_hold).
+    /// [`max_hold`](crate::ExecuteOnce::max_hold) or by the shutdown of its runtime.
     Unknown,
-    /// The work was executed, but its outcome can be told only when more nodes answer. Call again.
+    /// The work was executed, but its outcome can be read only when more nodes answer. Call again.
     Undecided,
     /// The work was executed more than once, with outcomes that no majority of the nodes agrees on.
     Conflicting,
     /// The work was executed, but its result was not kept: it is over
-    /// [`max_result`](crate::ExecuteOnce::max_result), or cannot be encoded or decoded.
+    /// [`max_result`](crate::ExecuteOnce::max_result), cannot be encoded or decoded, or is damaged on all nodes.
     NotKept,
     /// The work returned this result, but no majority of the nodes recorded it: a later call may execute
     /// again, once the key has expired.

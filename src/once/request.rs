@@ -71,7 +71,8 @@ pub struct ExecuteOnce {
 impl Redlock {
     /// Asks for work to be executed once per key, without HTTP: for queue consumers and jobs.
     ///
-    /// Keys are the caller's choice: whose key it is belongs into the key.
+    /// Keys are the caller's choice: whose key it is belongs into the key. An execution holds the
+    /// [`lock`](Self::lock) of its key, so work that locks or executes its own key is refused after `wait`.
     pub fn once(&self, key: impl Into<LockKey>) -> ExecuteOnce {
         ExecuteOnce {
             core: Arc::clone(self.core()),
@@ -90,8 +91,8 @@ option_setters!(
     ExecuteOnce,
     ttl: "Default: the builder's ttl.",
     wait: "Default: zero. A caller that waits for an execution of the same key gets its result.",
-    max_hold: "Default: without end; the builder's `max_hold` does not apply.\n\nAt this bound the work is stopped, \
-because two executions must not run at once, and the call gets \
+    max_hold: "Default: without end; the builder's `max_hold` does not apply.\n\nAt this bound, and not before two \
+node timeouts, the work is stopped, because two executions must not run at once, and the call gets \
 [`OnceError::Unknown`](crate::OnceError::Unknown). The key stays locked until its ttl."
 );
 
@@ -108,7 +109,7 @@ impl ExecuteOnce {
     ///
     /// Then a call after an execution that ended without a record, by a crash, a panic or an error of the work,
     /// gets [`OnceError::Unknown`](crate::OnceError::Unknown) for a day, as long as a majority of the nodes
-    /// remembers that an execution began.
+    /// remembers that an execution began. This needs the setting in every call with the key.
     pub fn at_most_once(mut self, at_most_once: bool) -> Self {
         self.intents = at_most_once.then_some(DAY);
         self

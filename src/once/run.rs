@@ -57,7 +57,8 @@ impl ExecuteOnce {
 
     /// Sets the largest result that is kept, in bytes of JSON, at most 1 MiB. Default: 64 KiB.
     ///
-    /// Of a larger result it is recorded only that there was one: later calls get [`OnceError::NotKept`].
+    /// Of a larger result it is recorded only that there was one, with a warning in the log: later calls get
+    /// [`OnceError::NotKept`].
     ///
     /// Above 1 MiB, 1 MiB is used, with a warning in the log.
     pub fn max_result(mut self, bytes: usize) -> Self {
@@ -70,8 +71,9 @@ impl ExecuteOnce {
     /// Executes `work`, unless an earlier call with the key did: then returns the result that it recorded.
     ///
     /// The result is recorded as JSON, so later versions of a program may add fields to it that have a default.
-    /// The work runs in a task of its own, which goes on if the caller goes away. It gets an
-    /// [`ExecutionHandle`] with the fencing token of the execution.
+    /// The work runs in a task of its own, which goes on if the caller goes away, or if the lock is lost. It gets
+    /// an [`ExecutionHandle`] with the fencing token of the execution. [`Redlock::drain`](crate::Redlock::drain)
+    /// waits for it, and at its timeout stops the renewal of the lock, but not the work.
     ///
     /// # Errors
     ///
@@ -80,12 +82,13 @@ impl ExecuteOnce {
     ///
     /// # Panics
     ///
-    /// If the work panics; the key stays locked until its ttl. Outside of a tokio runtime.
+    /// If the work panics, or the encoding of its result; the key stays locked until its ttl. Outside of a tokio
+    /// runtime.
     ///
     /// # Cancel safety
     ///
-    /// May be dropped at any point. Work that has begun goes on and its result is recorded; work that has not
-    /// begun is not executed.
+    /// May be dropped at any point. Before the key is granted, the work is not executed; after that it is, and
+    /// its result is recorded.
     pub async fn run<T, E, F, W>(self, work: F) -> Result<Outcome<T>, OnceError<E, T>>
     where
         F: FnOnce(ExecutionHandle) -> W + Send + 'static,
