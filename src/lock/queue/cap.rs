@@ -1,4 +1,4 @@
-//! A cap on how many calls wait for locks at once.
+//! The cap on the number of calls that wait for locks at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,14 +9,14 @@ use tokio::time::Instant;
 use crate::lock::error::LockError;
 use crate::node::telemetry::Counted;
 
-/// Counts the calls that wait, over a whole [`Redlock`](crate::Redlock) or one layer.
+/// Counts and limits the waiting calls of a whole [`Redlock`](crate::Redlock) or of one layer.
 #[derive(Debug)]
 pub(crate) struct WaiterCap {
     waiting: AtomicUsize,
     max: usize,
 }
 
-/// The slots that one call occupies under its caps, once it has begun to wait.
+/// The slots that one waiting call occupies under its caps; dropping it frees them.
 #[derive(Debug)]
 pub(crate) struct WaiterSlots {
     caps: Vec<Arc<WaiterCap>>,
@@ -26,12 +26,12 @@ pub(crate) struct WaiterSlots {
     counted: Option<Counted>,
 }
 
-/// Since when a call has waited, if it has. Clones are the same.
+/// The time since which a call waits, if it does. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waited(Arc<OnceLock<Instant>>);
 
 impl Waited {
-    /// Returns how long the call has waited; `None` if it never began to.
+    /// Returns how long the call has waited; `None` if it never waited.
     pub(crate) fn so_far(&self) -> Option<Duration> {
         self.0.get().map(Instant::elapsed)
     }
@@ -56,7 +56,11 @@ impl WaiterSlots {
         }
     }
 
-    /// Begins to wait; does nothing if the call waits already.
+    /// Occupies a slot under each cap, unless the call waits already.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LockError::Overloaded`] if no slot is free.
     pub(crate) fn occupy(&mut self) -> Result<(), LockError> {
         while let Some(cap) = self.caps.get(self.occupied) {
             if cap.waiting.fetch_add(1, Ordering::AcqRel) >= cap.max {

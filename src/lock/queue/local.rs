@@ -1,14 +1,14 @@
-//! The queue of this process's callers for a key: first come, first served.
+//! The local queue: callers of this process wait for a key in the order in which they came.
 //!
 //! # Implementation details
 //!
-//! A key that this process holds or asks for is not asked for again. The next caller is refused, or waits for
-//! the permit of the key, and only the caller with the [`Permit`] asks the nodes.
+//! A process sends no second request for a key that it holds or requests already. Only the caller with the
+//! [`Permit`] of the key asks the nodes; the next caller is refused, or waits for the permit.
 //!
-//! Each key that is held, asked for or waited for has a slot with one permit: tokio's semaphore, which is fair,
-//! and which a dropped waiter leaves. Every [`Waiter`] refers to the slot, also once it has the permit. The
-//! last one removes the slot from the map, under the map's mutex: of two that go at the same time, one sees
-//! itself alone, and no waiter can come in between.
+//! Each key that is held, requested or waited for has a slot with one permit, a semaphore of tokio: it is fair, and
+//! a dropped waiter leaves it. Every [`Waiter`] refers to the slot, with or without the permit. The last waiter
+//! removes the slot from the map. It drops its reference and compares the count under the map's mutex, so that of
+//! two waiters that leave at the same time one is the last, and no waiter can enter in between.
 //!
 //! A set of keys takes its permits in ascending order, so two sets cannot wait for each other.
 
@@ -27,16 +27,16 @@ use crate::lock::queue::remote::RemoteWaiters;
 use crate::node::{Mutex, ReleaseSignal, Subscription};
 use crate::protocol::{KeyNames, LockKey, LockKeys};
 
-/// The slots of all keys that this process holds, asks for or waits for.
+/// The slots of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
     slots: Mutex<HashMap<LockKey, Arc<Slot>>>,
 }
 
-/// What a higher floor leaves at a key for the next callers of this process; opaque to the queue.
+/// Data of a higher floor about a key, for the next callers of this process; opaque to the queue.
 pub(crate) type Memo = Arc<dyn Any + Send + Sync>;
 
-/// A lease, as the callers see it that wait for its key.
+/// The view of a lease that the waiting callers of its key have.
 pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
     /// Returns whether the last share is gone, so that the lock is about to be released.
     fn is_ending(&self) -> bool;
@@ -48,14 +48,14 @@ pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
     fn purpose(&self) -> Option<&Memo>;
 }
 
-/// The right to ask the nodes for some keys; dropping it admits the next waiters.
+/// The right to request some keys from the nodes; dropping it admits the next waiters.
 #[derive(Debug, Default)]
 pub(crate) struct Permit {
-    // The semaphore's permit is dropped first, so that a slot without other waiters is seen to be unused.
+    // The semaphore's permit is dropped first, so that the waiter finds a slot without other waiters unused.
     keys: Vec<(OwnedSemaphorePermit, Waiter)>,
 }
 
-/// The keys are held or being asked for in this process.
+/// Error of [`LocalQueue::try_acquire`]: this process holds or requests one of the keys already.
 #[derive(Debug)]
 pub(crate) struct Busy {
     /// How much longer the lock of the first busy key is valid, if it is held.
@@ -79,18 +79,18 @@ struct Waiter {
 #[derive(Debug)]
 struct Slot {
     permit: Arc<Semaphore>,
-    /// How many callers wait for the permit.
+    /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
     held: Mutex<Held>,
     memo: Mutex<Option<Memo>>,
     remote: Arc<RemoteWaiters>,
-    /// Since when local callers acquire the key in a row.
+    /// The time since which local callers acquire the key in a row.
     run_began: Mutex<Option<Instant>>,
-    /// Present once a caller of this process was refused by the nodes.
+    /// Present once the nodes have refused a caller of this process.
     subscribed: Mutex<Option<Subscribed>>,
 }
 
-/// The lease that is held for a slot's key.
+/// The lease that holds the key of a slot.
 #[derive(Debug, Default)]
 struct Held {
     by: Option<Arc<dyn HeldLease>>,
@@ -118,8 +118,8 @@ impl LocalQueue {
             match semaphore.and_then(|semaphore| semaphore.try_acquire_owned().ok()) {
                 Some(acquired) => permit.keys.push((acquired, waiter)),
                 None => {
-                    // CountedWaiter for this key is useless if a later one is not about to be released, and would
-                    // keep this one from others.
+                    // If a later key is not about to be released, a wait for this one is in vain, and would keep
+                    // it from other callers.
                     let rest = &keys.as_slice()[permit.keys.len() + 1..];
                     let is_blocked = |key: &LockKey| self.waiter(key).is_blocked();
                     let is_ending = waiter.is_ending() && !rest.iter().any(is_blocked);
@@ -138,13 +138,13 @@ impl LocalQueue {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in the queue.
+    /// May be dropped at any point: its place in the queue is given up.
     pub(crate) async fn acquire(self: &Arc<Self>, keys: &LockKeys) -> Permit {
         let mut permit = Permit::default();
         for key in keys.as_slice() {
             let waiter = self.waiter(key);
             let waiting = waiter.slot.as_deref().map(CountedWaiter::new);
-            // The semaphore is never closed. A permit without it would still be harmless, because the nodes
+            // The semaphore is never closed. Even without its permit, the call would do no harm, because the nodes
             // decide.
             let acquired = match waiter.semaphore() {
                 Some(semaphore) => semaphore.acquire_owned().await.ok(),
@@ -165,7 +165,7 @@ impl LocalQueue {
         slot.retry_after()
     }
 
-    /// Returns whether no key is held, asked for or waited for.
+    /// Returns whether no key is held, requested or waited for.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.slots.lock().is_empty()
@@ -199,7 +199,7 @@ impl Permit {
         let mut slots = self.slots();
         match (slots.next(), slots.next()) {
             (Some((slot, _)), None) => !slot.remote.keep(slot.is_waited_for()),
-            // Which caller comes next for several keys is not known.
+            // The next caller of several keys is not known.
             _ => true,
         }
     }
@@ -210,7 +210,7 @@ impl Permit {
         slots.map(|(slot, _)| Arc::clone(&slot.remote)).collect()
     }
 
-    /// Subscribes this process to the releases of each key, until no caller waits here any more.
+    /// Subscribes this process to the releases of each key, until no local caller waits any more.
     pub(crate) fn subscribe(
         &self,
         cluster: &Cluster,
@@ -235,7 +235,7 @@ impl Permit {
         signals.collect()
     }
 
-    /// Unsubscribes from the keys that no caller of this process waits for any more.
+    /// Unsubscribes from the keys for which no local caller waits any more.
     pub(crate) fn unsubscribe(&self) {
         for (slot, _) in self.slots() {
             if !slot.is_waited_for() {
@@ -246,7 +246,7 @@ impl Permit {
         }
     }
 
-    /// Returns for how long local callers have acquired any of the keys in a row.
+    /// Returns how long local callers have acquired the keys in a row; the longest time if there are several keys.
     pub(crate) fn run(&self) -> Duration {
         let runs = self.slots().map(|(slot, _)| {
             let mut began = slot.run_began.lock();
@@ -255,7 +255,7 @@ impl Permit {
         runs.max().unwrap_or_default()
     }
 
-    /// Ends the run, because other processes are let in.
+    /// Ends the run of local callers, because other processes go first.
     pub(crate) fn end_run(&self) {
         for (slot, _) in self.slots() {
             *slot.run_began.lock() = None;
@@ -269,7 +269,7 @@ impl Permit {
         }
     }
 
-    /// Leaves a memo for the next callers of this process; of a set of keys, at the first.
+    /// Leaves a memo for the next callers of this process. A set of keys has it at the first key.
     pub(crate) fn set_memo(&self, memo: Memo) {
         if let Some((slot, _)) = self.slots().next() {
             *slot.memo.lock() = Some(memo);
@@ -347,7 +347,7 @@ impl Slot {
     fn set_holder(&self, holder: Option<Arc<dyn HeldLease>>) {
         let mut held = self.held.lock();
         if let Some(watched) = &held.watched
-            // A caller that only asked for the key changes nothing for those that watch.
+            // A caller that requested the key in vain changes nothing for its watchers.
             && (held.by.is_some() || holder.is_some())
         {
             watched.send_replace(holder.clone());

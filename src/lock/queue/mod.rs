@@ -1,4 +1,4 @@
-//! The queue of one process for a key: its own callers first come, first served, and other processes.
+//! The queue for a key within one process: its callers, first come, first served, beside other processes.
 
 mod cap;
 mod local;
