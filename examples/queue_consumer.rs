@@ -10,8 +10,8 @@
 //! message 18: refused: the key was used with another fingerprint; use a new key
 //! ```
 //!
-//! The last message reuses a key with another payload. Embedded nodes stand for the Redis servers that a real
-//! consumer shares with the others.
+//! The third message is a redelivery of the first. The last one reuses a key with another payload. A real consumer
+//! shares Redis servers with the other consumers, in place of the embedded nodes here.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -19,15 +19,15 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tower_redlock::{ExecutionHandle, OnceError, Outcome, Redlock};
+use tower_redlock::{OnceError, Outcome, Redlock};
 
-/// A message as the queue delivers it: at least once.
+/// A message of a queue that delivers at least once.
 struct Message {
     id: u32,
     amount: u64,
 }
 
-/// The result of a message, which is recorded for its redeliveries.
+/// The result of a message, recorded for its redeliveries.
 #[derive(Serialize, Deserialize)]
 struct Receipt {
     charged: u64,
@@ -40,9 +40,10 @@ async fn main() {
         let message = Message { id, amount };
         match handle(&redlock, &message).await {
             Ok(outcome) => {
-                let how = match &outcome {
-                    Outcome::Replayed(_) => "replayed",
-                    _ => "executed",
+                let how = if outcome.is_replayed() {
+                    "replayed"
+                } else {
+                    "executed"
                 };
                 let Receipt { charged } = outcome.into_inner();
                 println!("message {id}: charged {charged} ({how})");
@@ -62,12 +63,12 @@ async fn handle(
         .once(("charge", message.id.to_string()))
         .fingerprint(amount.to_be_bytes())
         .retention(Duration::from_secs(24 * 60 * 60))
-        .run(move |execution| charge(amount, execution))
+        .run(move |_execution| charge(amount))
         .await
 }
 
-/// A storage that is written to here would check the fencing token and keep the key of the execution.
-async fn charge(amount: u64, execution: ExecutionHandle) -> Result<Receipt, Infallible> {
-    debug_assert!(execution.fencing_token().is_some());
+/// Charges the amount. A real consumer writes to its storage here, and passes the fencing token of the execution
+/// along, so that the storage can refuse an execution that was paused for too long.
+async fn charge(amount: u64) -> Result<Receipt, Infallible> {
     Ok(Receipt { charged: amount })
 }

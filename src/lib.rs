@@ -4,17 +4,15 @@
 //!
 //! # Map of the crate
 //!
-//! [`Redlock`] and its [`LockGuard`] are the lock. [`RedlockLayer`] is the middleware, and [`key`]
-//! has the extractors of its keys. [`middleware`] has the services, futures and bodies, which programs rarely
-//! name. [`protocol`] has the algorithm as pure data, and explains why fencing tokens are unique. [`guide`]
-//! has chapters on [what the lock is for](guide::what_is_this_lock_for) and on
-//! [operating the nodes](guide::operating_the_nodes).
+//! * [`Redlock`] and its [`LockGuard`] are the lock. [`Redlock::once`] executes work once per key, without HTTP.
+//! * [`RedlockLayer`] locks a resource around a handler, [`Locked`] locks it from the handler's own arguments, and
+//!   [`key`] has the extractors of lock keys.
+//! * [`IdempotencyLayer`] executes a request once per idempotency key and replays the recorded response.
+//! * [`middleware`] has the services, futures and bodies of the layers, which programs rarely name.
+//! * [`protocol`] has the algorithm as pure data, and explains why fencing tokens are unique.
+//! * [`guide`] has chapters on [what the lock is for](guide::what_is_this_lock_for),
+//!   [operating the nodes](guide::operating_the_nodes) and [idempotency](guide::idempotency).
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// A lease task can record, whether or not there is a layer that asks it to.
-#![cfg_attr(
-    not(feature = "idempotency"),
-    allow(dead_code, reason = "used by the idempotency layer")
-)]
 
 #[cfg(feature = "axum")]
 mod extract;

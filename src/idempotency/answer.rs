@@ -13,7 +13,7 @@ use crate::node::telemetry;
 use crate::once::Denied;
 use crate::protocol::{KeyError, LockKey, Record};
 
-/// Answers one request without an execution.
+/// Answers one request that is not executed.
 pub(super) struct Responder {
     pub(super) config: Arc<Config>,
     pub(super) resource: LockKey,
@@ -29,7 +29,7 @@ impl Responder {
     ) -> Response<IdempotencyBody<B>> {
         match reason {
             Denied::Recorded(record) => {
-                // For an idempotency layer outside, the replay is an answer of the handler.
+                // To an outer idempotency layer, the replay is a response of the handler.
                 if let Some(outer_calls) = outer_calls {
                     outer_calls.count_call();
                 }
@@ -51,14 +51,14 @@ impl Responder {
         refusal.map(IdempotencyBody::refusal)
     }
 
-    /// Answers with a recorded response, of this server or another one.
+    /// Answers with a recorded response, which any server may have recorded.
     pub(super) async fn replay<B>(&self, record: Record) -> Response<IdempotencyBody<B>> {
         let read = |record: &Record| stored::replay(record, &self.resource, &self.config.codec);
         let once = self.config.redlock.once(self.resource.clone());
         let rest = once.fetch(&record);
         let replayed = if record.is_whole() {
             match read(&record) {
-                // This copy is damaged; another node may have a good one.
+                // This copy is unreadable; another node may have a readable one.
                 Err(unreadable) => match rest.await {
                     Ok(other) => read(&other),
                     Err(_) => Err(unreadable),
@@ -93,7 +93,7 @@ impl Responder {
 fn rejection(reason: Denied) -> Rejection {
     match reason {
         Denied::Lock(error) => Rejection::from_lock_error(error, StatusCode::CONFLICT),
-        // Not decided yet, so the client may retry; `Done` is answered before.
+        // Not decided yet, so the client may retry. `Recorded` has been answered before.
         Denied::Undecided | Denied::Recorded(_) => Rejection::from_lock_error(
             LockError::Contended { retry_after: None },
             StatusCode::CONFLICT,

@@ -38,7 +38,7 @@ pub struct IdempotencyBody<B> {
 #[pin_project(project = ResponseContentProjection)]
 enum ResponseContent<B> {
     Streaming(#[pin] B),
-    /// Read or recorded, so in memory like a buffered request body.
+    /// In memory, because it was read or recorded.
     Whole(#[pin] BufferedRequestBody),
     Refusal(#[pin] Full<Bytes>),
     /// The error of an inner body that failed while it was read to be recorded.
@@ -80,14 +80,14 @@ impl<B> IdempotencyBody<B> {
     }
 }
 
-/// An empty body, which layers that send a request again put into it, such as those that follow redirects.
+/// An empty body, for layers that send a request again, such as `FollowRedirect`.
 impl<B> Default for IdempotencyRequestBody<B> {
     fn default() -> Self {
         Self::buffered(BufferedRequestBody::default())
     }
 }
 
-/// An empty body, which outer layers put into the responses that they create.
+/// An empty body, for outer layers that create responses.
 impl<B> Default for IdempotencyBody<B> {
     fn default() -> Self {
         Self::refusal(Full::default())

@@ -14,11 +14,11 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use crate::node::unguessable;
 use crate::protocol::{ExecutionId, Fingerprint, LockKey};
 
-/// Flags in the first byte behind the head of a record.
+/// Flags in the first byte after the head of a record.
 const COMPRESSED: u8 = 1;
 const ENCRYPTED: u8 = 2;
 
-/// Writes and reads the bytes behind the head of a record.
+/// Writes and reads the bytes after the head of a record.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Codec {
     #[cfg(feature = "compression")]
@@ -139,13 +139,13 @@ impl fmt::Debug for RecordKeys {
 }
 
 impl Codec {
-    /// Encodes the bytes behind the head. Called once per execution, because all copies of a record are equal.
+    /// Encodes the bytes after the head. Called once per execution, because all copies of a record are equal.
     pub(super) fn write(&self, context: RecordContext<'_>, plain: Vec<u8>) -> Vec<u8> {
         let (flags, bytes) = self.compress(plain);
         self.encrypt(context, flags, &bytes)
     }
 
-    /// Decodes the bytes behind the head; copies them only if they are compressed or encrypted.
+    /// Decodes the bytes after the head; copies them only if they are compressed or encrypted.
     pub(super) fn read<'a>(
         &self,
         context: RecordContext<'_>,
@@ -313,7 +313,7 @@ fn nonce() -> [u8; NONCE] {
 #[cfg(feature = "encryption")]
 const NONCE: usize = 24;
 
-/// Largest decoded size, with room for the headers of the largest response.
+/// Largest decoded size: that of the largest response, with its headers.
 #[cfg(feature = "compression")]
 const MAX_DECODED: usize = 4 * 1024 * 1024;
 

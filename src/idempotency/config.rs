@@ -1,4 +1,4 @@
-//! The settings of the layer, and its reading of a request.
+//! The settings of the layer, and how it reads the head of a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +41,7 @@ pub(super) struct Config {
     pub(super) refusals: Refusals,
 }
 
-/// What to answer when the response could not be recorded.
+/// The answer if no majority of the nodes recorded the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnUnrecorded {
@@ -56,14 +56,14 @@ pub(super) struct KeyedRequest {
     pub(super) key: IdempotencyKey,
     /// The key that is locked and recorded.
     pub(super) resource: LockKey,
-    /// Whether a router has matched no route, as far as is known.
+    /// Whether an axum router is known to have matched no route.
     pub(super) matched_no_route: bool,
 }
 
 /// The executions that a request is part of, outermost first; an extension of the request.
 ///
 /// Each has a flag that is set once the inner service has answered. From then on, requests with a clone of these
-/// extensions are not part of the execution any more, such as those of a task that the handler left behind.
+/// extensions, such as those of a task that the handler spawned, are no longer part of the execution.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ActiveExecutions(Vec<(ExecutionHandle, Arc<AtomicBool>)>);
 
@@ -95,14 +95,14 @@ impl Config {
             fingerprint::resource_path(parts).as_bytes(),
             key.as_str().as_bytes(),
         ]);
-        // Not all namespaces accept long keys. No other client needs to know this one.
+        // Not all namespaces accept long keys. No other client uses this key, so it can be hashed.
         let resource = if resource.as_bytes().len() > MAX_CLEAR_KEY {
             LockKey::from_parts([b"idempotency", &sha256(resource.as_bytes())[..]])
         } else {
             resource
         };
-        // The same layer further out executes this request: its own lock would refuse it. An execution that has
-        // ended does not count, because a retry in between asks again.
+        // An outer layer with the same key executes this request already, and its lock would refuse it. An
+        // execution that has ended does not count, so that a retry between the two layers executes again.
         let active = parts.extensions.get::<ActiveExecutions>();
         if active.is_some_and(|active| active.has(&self.redlock, &resource)) {
             return Ok(None);
@@ -165,7 +165,7 @@ fn is_final(head: &response::Parts, matched_no_route: bool) -> bool {
         | StatusCode::TOO_EARLY
         | StatusCode::TOO_MANY_REQUESTS => true,
         StatusCode::CONFLICT => head.headers.contains_key(RETRY_AFTER),
-        // Also from the router: the next version may have a route.
+        // Even from the router: the next version may have a route.
         StatusCode::METHOD_NOT_ALLOWED => true,
         StatusCode::NOT_FOUND => matched_no_route,
         status => status.is_server_error(),

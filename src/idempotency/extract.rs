@@ -33,7 +33,7 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for IdempotencyKey {
     }
 }
 
-/// The execution that an [`IdempotencyLayer`](crate::IdempotencyLayer) has started the handler for.
+/// The execution that the handler is part of, if an [`IdempotencyLayer`](crate::IdempotencyLayer) started it.
 impl<S: Send + Sync> FromRequestParts<S> for ExecutionHandle {
     type Rejection = IdempotencyKeyRejection;
 

@@ -11,11 +11,10 @@ use crate::middleware::KeyExtractor;
 use crate::middleware::key::header;
 use crate::protocol::{KeyError, LockKey};
 
-/// The idempotency key of a request, as the client sent it; an extractor, and an extension of
-/// every request that the layer passes on with a key.
+/// The idempotency key of a request, as the client sent it.
 ///
-/// Store it in the transaction that has the effect: then the effect happens once, even if locks or records are
-/// lost.
+/// It is an extractor, and an extension of every request that the layer passes on with a key. If the transaction of
+/// the effect stores it under a unique index, the effect happens once, even if locks or records are lost.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdempotencyKey(Arc<str>);
 
@@ -45,12 +44,15 @@ impl IdempotencyKey {
         let key = keys.as_slice().first().map(LockKey::as_bytes);
         let key = key.and_then(|key| std::str::from_utf8(key).ok());
         let key = key.unwrap_or_default().parse();
-        key.map(Some)
-            .map_err(|error: ParseIdempotencyKeyError| malformed(&error.to_string()))
+        key.map(Some).map_err(|ParseIdempotencyKeyError| {
+            malformed(&format!(
+                "is not 1 to {MAX_CHARS} characters of visible ASCII"
+            ))
+        })
     }
 }
 
-/// Reads a key as the client names it, without quotes.
+/// Parses a key without the quotes of a structured-field string.
 impl FromStr for IdempotencyKey {
     type Err = ParseIdempotencyKeyError;
 
@@ -63,13 +65,16 @@ impl FromStr for IdempotencyKey {
     }
 }
 
-/// Error for a text that is no idempotency key.
+/// Error of parsing an [`IdempotencyKey`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParseIdempotencyKeyError;
 
 impl fmt::Display for ParseIdempotencyKeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "is not 1 to {MAX_CHARS} characters of visible ASCII")
+        write!(
+            f,
+            "the idempotency key is not 1 to {MAX_CHARS} characters of visible ASCII"
+        )
     }
 }
 
@@ -114,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_key_is_malformed() {
+    fn an_invalid_key_is_malformed() {
         let long = "x".repeat(256);
         let cases: [&[&[u8]]; 10] = [
             &[b""],

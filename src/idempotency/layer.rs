@@ -1,4 +1,4 @@
-//! The layer.
+//! The layer, with its settings.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::idempotency::service::IdempotencyService;
 use crate::lock::{LockOptions, Redlock};
 use crate::middleware::macros::layer_setters;
 use crate::middleware::{KeyExtractor, Refusals};
+use crate::once::{DAY, bound_body, bound_retention};
 
 /// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
 /// caller, and the recorded response for every duplicate.
@@ -154,15 +155,7 @@ impl IdempotencyLayer {
     ///
     /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
     pub fn retention(mut self, retention: Duration) -> Self {
-        // A node accepts no record without a ttl, or with a ttl that overflows its clock.
-        let used = retention.clamp(MIN_RETENTION, MAX_RETENTION);
-        if used != retention {
-            tracing::warn!(
-                setting = "retention", requested = ?retention, ?used,
-                "a setting of an IdempotencyLayer is out of range; the nearest value is used"
-            );
-        }
-        self.config.retention = used;
+        self.config.retention = bound_retention("an IdempotencyLayer", retention);
         self
     }
 
@@ -214,16 +207,8 @@ impl IdempotencyLayer {
     ///
     /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
     pub fn max_response_body(mut self, bytes: usize) -> Self {
-        let used = bytes.min(MAX_RESPONSE_BODY);
-        if used != bytes {
-            tracing::warn!(
-                setting = "max_response_body",
-                requested = bytes,
-                used,
-                "a setting of an IdempotencyLayer is out of range; the nearest value is used"
-            );
-        }
-        self.config.max_response_body = used;
+        self.config.max_response_body =
+            bound_body("an IdempotencyLayer", "max_response_body", bytes);
         self
     }
 
@@ -289,12 +274,3 @@ impl fmt::Debug for IdempotencyLayer {
             .finish_non_exhaustive()
     }
 }
-
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Larger records keep nodes from answering other locks within the node timeout.
-const MAX_RESPONSE_BODY: usize = 1024 * 1024;
-
-const MIN_RETENTION: Duration = Duration::from_millis(1);
-
-const MAX_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);

@@ -1,17 +1,17 @@
 //! One execution per idempotency key, and the recorded response for every duplicate.
 //!
-//! The layer follows the IETF draft *The Idempotency-Key HTTP Header Field*. It keeps each record on a majority
-//! of independent nodes, so that the record survives the loss of a minority, and a lock
-//! admits one of several simultaneous duplicates.
+//! The layer follows the IETF draft *The Idempotency-Key HTTP Header Field*. It keeps each record on a majority of
+//! independent nodes, so that the record survives the loss of a minority. A lock admits one of several simultaneous
+//! duplicates.
 //!
-//! # How a request is served
+//! # How the layer serves a request
 //!
-//! 1. Its body is read, up to `max_request_body`, because it is part of the fingerprint.
-//! 2. Every node is asked for the key, and answers with the record if it has one: then the recorded
-//!    response is replayed. If another request is executing, the answer is 409.
-//! 3. Otherwise the inner service is called, in a task of its own: a disconnect does not stop
-//!    it, and a retry gets the record.
-//! 4. The response is recorded on all nodes, and returned once a majority has it.
+//! 1. It reads the body, up to `max_request_body`, because the body is part of the fingerprint.
+//! 2. It requests the key from every node. A node with a record of the key answers with the record, and the layer
+//!    replays the recorded response. If another request is executing, the response is 409.
+//! 3. Otherwise it calls the inner service, in a task of its own. A disconnect does not stop the task, and a retry
+//!    gets the recorded response.
+//! 4. It records the response on all nodes, and returns it once a majority has the record.
 
 mod answer;
 mod body;

@@ -17,7 +17,7 @@ use crate::node::sha256;
 use crate::once::is_undamaged;
 use crate::protocol::{FencingToken, LockKey, Record};
 
-/// The content of a record behind its head, before the codec is applied.
+/// The content of a record after its head, before the codec is applied.
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredResult<'a> {
     /// The fencing token of the execution, for an audit.
@@ -46,7 +46,7 @@ pub(super) struct CompleteResponse<'a> {
     pub(super) keep_cookies: bool,
 }
 
-/// The bytes of a record behind its head, without a copy.
+/// The bytes of a record after its head, without a copy.
 struct RecordBytes(Record);
 
 impl AsRef<[u8]> for RecordBytes {

@@ -1,4 +1,4 @@
-//! The builder: nodes and settings in, checked once, a lock service out.
+//! The builder, which checks the nodes and the settings together and makes the lock service.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::lock::time::whole_millis;
 use crate::node::{EmbeddedNode, Node};
 use crate::protocol::{Namespace, Quorum, Retry};
 
-/// The longest retention of a fence: ten years.
+/// The longest retention of a fence, and the longest restart guard: ten years.
 const LONGEST_RETENTION: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
 
-/// For how long a node that lost its memory is quarantined.
+/// How long a node that lost its memory is quarantined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RestartGuard {
     /// Long enough for every lock that the node may have forgotten: `max(2 * max_ttl, max_ttl + 5 s)`.
     #[default]
     Auto,
-    /// For this long after the node came up.
+    /// For this long after the node came up; must be more than `max_ttl`.
     For(Duration),
-    /// Not at all: a node that restarts empty votes at once, which breaks mutual exclusion.
+    /// Never. A node that restarts empty votes at once, which breaks mutual exclusion.
     Off,
 }
 
@@ -77,19 +77,18 @@ enum Source {
 }
 
 impl Redlock {
-    /// Returns a builder, which takes the nodes and the settings.
+    /// Returns a builder for the nodes and the settings of a lock service.
     pub fn builder() -> RedlockBuilder {
         RedlockBuilder::default()
     }
 
-    /// Makes a lock service over embedded nodes, for development, tests and single processes.
+    /// Creates a lock service over embedded nodes, for development, tests and single processes.
     ///
-    /// The same as `builder().embedded(nodes).build()`: nothing leaves this process, and its locks are
-    /// forgotten with it.
+    /// The same as `builder().embedded(nodes).build()`. The locks exist in this process only, and end with it.
     ///
     /// # Panics
     ///
-    /// If `nodes` is zero.
+    /// Panics if `nodes` is zero.
     #[must_use]
     pub fn in_memory(nodes: usize) -> Self {
         assert!(nodes > 0, "Redlock::in_memory needs at least one node");
@@ -126,9 +125,9 @@ impl RedlockBuilder {
     /// Adds a Redis server by its URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for
     /// TLS (feature `tls-rustls`), `unix://path`.
     ///
-    /// It must be an independent master, spoken to directly: not a replica, a cluster node or a
-    /// proxy that fails over. Every client must name the same servers. Smallest version: 6.2. Rights,
-    /// certificates and more: [operating the nodes](crate::guide::operating_the_nodes).
+    /// The server must be an independent master, reached directly: not a replica, a cluster node or a proxy that
+    /// fails over. Its version must be 6.2 or later. All clients must name the same servers. See [operating the
+    /// nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
     #[cfg(feature = "redis")]
     pub fn url(mut self, url: impl AsRef<str>) -> Self {
         self.sources.push(Source::Url(url.as_ref().to_owned()));
@@ -143,12 +142,12 @@ impl RedlockBuilder {
 
     /// Adds a Redis server by a pool of connections to it.
     ///
-    /// One connection is taken out of the pool and kept. The pool's own timeouts apply to opening it, the node
-    /// timeout to every request on it. A second one is taken while large results are read, so the pool should
-    /// have a size of two or more.
+    /// The node keeps one connection of the pool, and takes a second one while it reads large results, so the pool
+    /// needs a size of two or more. The pool's own timeouts apply when a connection opens, the node timeout to
+    /// every request on it.
     ///
-    /// A server that is named by a TCP [`url`](Self::url) without TLS is asked for locks on a separate socket
-    /// instead, which needs no task of redis-rs.
+    /// A server with a TCP [`url`](Self::url) without TLS gets a separate socket for locks instead, which needs no
+    /// task of redis-rs.
     #[cfg(feature = "redis")]
     pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
         self.sources.push(Source::Pool(pool));
@@ -181,22 +180,23 @@ impl RedlockBuilder {
 
     /// Sets the prefix of all keys on the nodes. Default: `redlock`.
     ///
-    /// Clients exclude each other if they have the same namespace. With the empty one a lock is
-    /// named exactly like its key, as other Redlock clients name theirs.
+    /// Clients exclude each other if they have the same namespace. In the empty namespace, a lock has exactly the
+    /// name of its key, as with other Redlock clients.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
     }
 
-    /// Sets how long a lock lives on the nodes when nothing renews it. Default: 10 s.
+    /// Sets how long a lock lives on the nodes without renewal. Default: 10 s.
     ///
-    /// What others wait for after a crash; also how long a pause of this process the lock survives.
+    /// After a crash of the holder, other callers wait this long. A holder that is paused for longer loses its
+    /// lock.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Sets the longest ttl that may be asked for, by any client of the namespace. Default: `ttl`.
+    /// Sets the longest ttl that any client of the namespace may request. Default: `ttl`.
     pub fn max_ttl(mut self, max_ttl: Duration) -> Self {
         self.max_ttl = Some(max_ttl);
         self
@@ -204,7 +204,7 @@ impl RedlockBuilder {
 
     /// Sets how long to wait for the answer of one node. Default: 50 ms.
     ///
-    /// A slower node has no vote. Well above the round trip, well below the ttl.
+    /// A slower node has no vote. Choose a time well above the round trip and well below the ttl.
     pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
         self.node_timeout = node_timeout;
         self
@@ -216,14 +216,15 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets how long [`Redlock::lock`] waits while others hold the lock. Default: 5 s.
+    /// Sets how long [`Redlock::lock`] waits while another caller holds the lock. Default: 5 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Sets whether a release is published to the processes that wait for the lock, and whether this process
-    /// subscribes while it waits, by `PUBLISH` and `SUBSCRIBE`. Default: true.
+    /// Sets whether a release wakes the processes that wait for the lock. Default: true.
+    ///
+    /// A release is published with `PUBLISH`, and a process that waits subscribes to it with `SUBSCRIBE`.
     ///
     /// A process subscribes only while it waits, on a further connection to each server, which it opens for
     /// the first wait and closes after 10 s without one. A node given as a [`pool`](Self::pool) has no
@@ -239,8 +240,10 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets the longest pause between attempts while a majority of the nodes would publish the release:
-    /// a message can be lost, and a lock that expires sends none. Default: 500 ms.
+    /// Sets the longest pause between attempts while a majority of the nodes would publish the release. Default:
+    /// 500 ms.
+    ///
+    /// A process that waits polls all the same, because a message can be lost and a lock that expires sends none.
     pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
         self.poll_interval = poll_interval;
         self
@@ -253,9 +256,10 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets for how long a lock is renewed, so that a holder that never ends does not hold it for ever.
-    /// Layers and [`LockOptions`](crate::LockOptions) may override it. Default: without end for
-    /// [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`.
+    /// Sets for how long a lock is renewed, so that a holder that hangs does not keep it for ever. Default: no
+    /// bound for [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`.
+    ///
+    /// Layers and [`LockOptions`](crate::LockOptions) may override it.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self
@@ -277,8 +281,8 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets how long a node remembers a fence after the last lock. Default: 1 h, or
-    /// `max(2 * max_ttl, max_hold + max_ttl)`, the least that is allowed, if that is longer.
+    /// Sets how long a node remembers the fence of a key after its last lock. Default: 1 h, or the least that is
+    /// allowed, `max(2 * max_ttl, max_hold + max_ttl)`, if that is longer.
     pub fn fence_retention(mut self, fence_retention: Duration) -> Self {
         self.fence_retention = Some(fence_retention);
         self
@@ -287,11 +291,10 @@ impl RedlockBuilder {
     /// Sets how long a Redis node that lost its memory is quarantined. Default:
     /// [`RestartGuard::Auto`]; with the default ttl that is 20 s.
     ///
-    /// Every client notices a restart, with data or without, `FLUSHALL`, and the promotion of a replica, from
-    /// the `INFO` of the server. A fresh cluster therefore refuses locks for that long after its first
-    /// contact. It does not notice a server that restores older data within one process, nor, with
-    /// `fencing(false)`, a loss while a connection stands. Needs the right to `INFO` and `TIME`. Embedded
-    /// nodes are exempt.
+    /// Each client notices a restart, with or without data, a `FLUSHALL`, and the promotion of a replica: it reads
+    /// the age of the server's memory on each connection, and every request for a vote names that memory. A fresh
+    /// cluster therefore refuses locks for that long after the first contact. A server that restores older data
+    /// without a restart is not noticed. The guard needs the right to `INFO` and `TIME`. Embedded nodes are exempt.
     pub fn restart_guard(mut self, restart_guard: RestartGuard) -> Self {
         self.restart_guard = restart_guard;
         self
@@ -299,7 +302,7 @@ impl RedlockBuilder {
 
     /// Sets how many calls may wait for locks at once. Default: no limit.
     ///
-    /// One more is refused with [`LockError::Overloaded`](crate::LockError::Overloaded).
+    /// One more call is refused with [`LockError::Overloaded`](crate::LockError::Overloaded).
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
         self.max_waiters = Some(max_waiters);
         self
@@ -307,19 +310,20 @@ impl RedlockBuilder {
 
     /// Sets whether the spans of locks show their keys, in the field `key`. Default: false.
     ///
-    /// Clients choose the keys; an e-mail address or a session should not be in a log.
+    /// Keys come from clients, and may contain e-mail addresses or session ids, which do not belong into a log.
     pub fn log_keys(mut self, log_keys: bool) -> Self {
         self.log_keys = log_keys;
         self
     }
 
-    /// Checks the settings and makes the lock service. It does not connect: a server that is down
-    /// is no error.
+    /// Checks the settings and creates the lock service.
+    ///
+    /// Does not connect, so a server that is down is no error.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for no nodes, a malformed URL, the same server twice, or settings that exclude each
-    /// other; it names the setting, its value and the remedy.
+    /// Returns a [`BuildError`], which names the setting, its value and the remedy, if there is no node, if a URL is
+    /// malformed or listed twice, or if settings exclude each other.
     pub fn build(self) -> Result<Redlock, BuildError> {
         let settings = self.settings()?;
         let nodes = self.nodes(&settings)?;
@@ -360,13 +364,13 @@ impl RedlockBuilder {
             }
         }
         if self.connect_timeout > LONGEST_TTL {
-            let remedy = format!("too long; at most {LONGEST_TTL:?}");
+            let remedy = format!("it is too long; use at most {LONGEST_TTL:?}");
             let value = self.connect_timeout;
             return Err(BuildError::from_duration("connect_timeout", value, remedy));
         }
         if self.node_timeout >= self.ttl {
             let remedy = format!(
-                "a lock would expire before its nodes have answered; keep it well below ttl = {:?}",
+                "a lock would expire before its nodes have answered; use a time well below ttl = {:?}",
                 self.ttl
             );
             return Err(BuildError::from_duration(
@@ -381,7 +385,7 @@ impl RedlockBuilder {
         let fence_retention = self.fence_retention.unwrap_or(default);
         if fence_retention < least {
             let remedy = format!(
-                "a fence could lapse under a lock; at least max(2 * max_ttl, max_hold + max_ttl) = {least:?}"
+                "a fence could expire before its lock; use at least max(2 * max_ttl, max_hold + max_ttl) = {least:?}"
             );
             return Err(BuildError::from_duration(
                 "fence_retention",
@@ -390,7 +394,7 @@ impl RedlockBuilder {
             ));
         }
         if fence_retention > LONGEST_RETENTION {
-            let remedy = format!("at most {LONGEST_RETENTION:?}");
+            let remedy = format!("it is too long; use at most {LONGEST_RETENTION:?}");
             return Err(BuildError::from_duration(
                 "fence_retention",
                 fence_retention,
@@ -418,7 +422,7 @@ impl RedlockBuilder {
 
     #[cfg_attr(
         not(feature = "redis"),
-        expect(unused_variables, reason = "embedded nodes need no guard")
+        expect(unused_variables, reason = "embedded nodes need no restart guard")
     )]
     fn nodes(&self, settings: &Settings) -> Result<Vec<Arc<dyn Node>>, BuildError> {
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
@@ -439,7 +443,7 @@ impl RedlockBuilder {
                         .map_err(|why| {
                             let remedy =
                                 format!("{why}; expected redis://[user:password@]host[:port][/db]");
-                            BuildError::new("url", without_credentials(url), &remedy)
+                            BuildError::new("url", without_credentials(url), remedy)
                         })?;
                     if nodes.iter().any(|node| *node.name() == endpoint.name) {
                         let remedy = "this server is listed twice; a majority must be of independent servers";
@@ -488,7 +492,7 @@ impl RedlockBuilder {
             RestartGuard::For(window) if window > max_ttl && window <= LONGEST_RETENTION => window,
             RestartGuard::For(window) => {
                 let remedy = format!(
-                    "a restarted node must stay out for longer than any lock lives: more than max_ttl = {max_ttl:?}, at most {LONGEST_RETENTION:?}"
+                    "a restarted node must not vote while a lock that it forgot may live; use more than max_ttl = {max_ttl:?} and at most {LONGEST_RETENTION:?}"
                 );
                 return Err(BuildError::from_duration("restart_guard", window, remedy));
             }
@@ -552,7 +556,7 @@ fn without_credentials(url: &str) -> String {
     let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
     let rest = &url[scheme.len()..];
     match (rest.rfind('@'), rest.find('?')) {
-        // Either of them may be part of a password.
+        // Each of the two characters may be part of a password.
         (Some(at), Some(query)) if query < at => format!("{scheme}***"),
         (Some(at), query) => format!("{scheme}***{}", &rest[at..query.unwrap_or(rest.len())]),
         (None, query) => format!("{scheme}{}", &rest[..query.unwrap_or(rest.len())]),

@@ -9,7 +9,7 @@ use crate::lock::time::whole_millis;
 use crate::node::{Node, NodeFailure};
 use crate::protocol::{Namespace, Quorum, Retry, validity};
 
-/// What every lock of a service needs to know: the nodes, their names, and the settings.
+/// The nodes of a lock service, their names, and the settings.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Arc<dyn Node>>,
@@ -47,7 +47,7 @@ impl Cluster {
         })
     }
 
-    /// Returns the failure of a node that did not answer for this long.
+    /// Returns the failure of a node that was silent for `after`.
     pub(crate) fn timed_out(&self, node: usize, after: Duration) -> NodeFailure {
         let node = Arc::clone(&self.names[node]);
         NodeFailure::TimedOut { node, after }

@@ -1,4 +1,4 @@
-//! What all clones of a `Redlock` share.
+//! The state that all clones of a `Redlock` share.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ pub(crate) struct Core {
     pub(crate) extensions: Extensions,
 }
 
-/// What higher floors keep for a lock service, by type.
+/// State of higher floors for a lock service: one value of each type.
 #[derive(Debug, Default)]
 pub(crate) struct Extensions(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
 
@@ -34,13 +34,13 @@ impl Core {
 }
 
 impl Extensions {
-    /// Returns the value of a type, made at its first use.
+    /// Returns the value of a type, created at its first use.
     pub(crate) fn get<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         let mut values = self.0.lock();
         let value = values
             .entry(TypeId::of::<T>())
             .or_insert_with(|| Arc::new(T::default()));
-        // The entry of a type is a value of that type.
+        // Cannot fail: the entry of a type is a value of that type.
         Arc::clone(value).downcast().unwrap_or_default()
     }
 }

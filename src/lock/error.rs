@@ -1,4 +1,4 @@
-//! Errors, one type per operation.
+//! The errors of the lock, one type per operation.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,55 +8,55 @@ use crate::lock::time::whole_millis;
 use crate::node::NodeFailure;
 use crate::protocol::{KeyError, validity};
 
-/// The longest ttl that is not taken for a mistake in units: ten days.
+/// The longest ttl that is not rejected as a mistake in units: ten days.
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 
-/// Why a lock was not acquired. Keys that nodes had granted are released.
+/// Error of an acquisition. Keys that some nodes had granted are released.
 ///
-/// A lock that is held, nodes that cannot be reached, and answers that come too late are three different
-/// things; only the first says anything about the resource.
+/// Only [`Contended`](Self::Contended) says anything about the resource: another caller holds it. If nodes cannot
+/// be reached, or answer too late, the resource may well be free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockError {
-    /// The lock is held by another caller, and, with a wait, still was when the wait ended.
+    /// Another caller holds the lock, and held it until the end of the wait.
     Contended {
-        /// After what time the lock expires unless its holder renews it, if that is known.
+        /// The time until the lock expires unless its holder renews it, if known.
         retry_after: Option<Duration>,
     },
-    /// No majority of the nodes answered; no holder of the lock is known.
+    /// No majority of the nodes voted, and no holder of the lock is known.
     Unavailable {
-        /// Nodes that voted.
+        /// The number of nodes that voted.
         reached: usize,
-        /// Nodes that make a majority.
+        /// The number of nodes that make a majority.
         needed: usize,
-        /// Why the others did not vote.
+        /// The failures of the other nodes.
         nodes: Vec<NodeFailure>,
     },
-    /// A majority granted the lock, but so late that nothing of the ttl was left.
+    /// A majority granted the lock, but so late that its validity was over.
     Expired {
-        /// The ttl that was asked for.
+        /// The ttl of the lock.
         ttl: Duration,
-        /// How long the nodes took.
+        /// The time that the nodes took.
         elapsed: Duration,
     },
-    /// Too many calls wait for locks in this process.
+    /// Too many calls wait for locks already; see [`max_waiters`](crate::RedlockBuilder::max_waiters).
     Overloaded {
         /// The number of calls that may wait.
         max: usize,
     },
-    /// A longer ttl was asked for than `max_ttl`, which all clients of a namespace share.
+    /// The ttl is over [`max_ttl`](crate::RedlockBuilder::max_ttl), which all clients of a namespace share.
     TtlTooLong {
-        /// The ttl that was asked for.
+        /// The requested ttl.
         asked: Duration,
-        /// The longest that is allowed.
+        /// The builder's `max_ttl`.
         max: Duration,
     },
-    /// The ttl is used up by clock drift.
+    /// The allowance for clock drift uses up the ttl.
     TtlTooShort {
-        /// The ttl that was asked for.
+        /// The requested ttl.
         asked: Duration,
     },
-    /// The key names nothing that can be locked.
+    /// The key, or the set of keys, is invalid.
     Key(KeyError),
     /// [`Redlock::drain`](crate::Redlock::drain) was called, or the runtime is shutting down.
     Closed,
@@ -90,7 +90,14 @@ impl fmt::Display for LockError {
                 reached,
                 needed,
                 nodes,
-            } => write_no_quorum(f, *reached, "voted on the lock", *needed, "", nodes),
+            } => write_no_quorum(
+                f,
+                *reached,
+                "voted on the lock",
+                *needed,
+                "are needed",
+                nodes,
+            ),
             Self::Expired { ttl, elapsed } => write!(
                 f,
                 "the nodes granted the lock after {elapsed:?}, too late for a ttl of {ttl:?}; use a longer ttl"
@@ -126,32 +133,32 @@ impl From<KeyError> for LockError {
     }
 }
 
-/// Why a lock was not extended. A valid lock stays as valid as before.
+/// Error of an extension. A lock that is not lost stays exactly as valid as before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExtendError {
-    /// The lock is not held any more.
+    /// The lock is lost.
     Lost(LostReason),
-    /// No majority of the nodes confirmed the extension. The end of the lock is unchanged.
+    /// No majority of the nodes confirmed the extension. The end of the validity is unchanged.
     Unavailable {
-        /// Nodes that answered.
+        /// The number of nodes that answered.
         reached: usize,
-        /// Nodes that make a majority.
+        /// The number of nodes that make a majority.
         needed: usize,
-        /// Why the others did not answer.
+        /// The failures of the other nodes.
         nodes: Vec<NodeFailure>,
     },
-    /// The ttl is over `max_ttl`.
+    /// The ttl is over [`max_ttl`](crate::RedlockBuilder::max_ttl).
     TtlTooLong {
-        /// The ttl to extend by.
+        /// The requested ttl.
         asked: Duration,
         /// The builder's `max_ttl`.
         max: Duration,
     },
-    /// The ttl is not longer than `node_timeout`, or used up by clock drift: the lock could expire before the
-    /// extension is confirmed.
+    /// The ttl is not longer than `node_timeout`, so that the lock could expire before the extension is confirmed,
+    /// or the allowance for clock drift uses it up.
     TtlTooShort {
-        /// The ttl that was asked for.
+        /// The requested ttl.
         asked: Duration,
     },
 }
@@ -165,8 +172,8 @@ impl fmt::Display for ExtendError {
                 needed,
                 nodes,
             } => {
-                let then = "; the lock ends when it would have";
-                write_no_quorum(f, *reached, "confirmed the extension", *needed, then, nodes)
+                let demand = "must confirm the extension; the end of the lock is unchanged";
+                write_no_quorum(f, *reached, "answered", *needed, demand, nodes)
             }
             Self::TtlTooLong { asked, max } => write_too_long(f, *asked, *max),
             Self::TtlTooShort { asked } => write!(
@@ -179,19 +186,19 @@ impl fmt::Display for ExtendError {
 
 impl std::error::Error for ExtendError {}
 
-/// Why a release was not confirmed. The key expires by its ttl at the latest.
+/// Error of a release. The key expires by its ttl at the latest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// The lock was lost before its release: its holder may have overlapped with another.
+    /// The lock was lost before its release. Another caller may have held it at the same time.
     Lost(LostReason),
     /// No majority of the nodes confirmed the release in time. It goes on in the background.
     Unavailable {
-        /// Nodes that confirmed.
+        /// The number of nodes that confirmed the release.
         reached: usize,
-        /// Nodes that make a majority.
+        /// The number of nodes that make a majority.
         needed: usize,
-        /// Why the others did not.
+        /// The failures of the other nodes.
         nodes: Vec<NodeFailure>,
     },
 }
@@ -205,8 +212,9 @@ impl fmt::Display for ReleaseError {
                 needed,
                 nodes,
             } => {
-                let then = "; it goes on in the background, and the key expires by its ttl";
-                write_no_quorum(f, *reached, "confirmed the release", *needed, then, nodes)
+                let demand =
+                    "are needed; it goes on in the background, and the key expires by its ttl";
+                write_no_quorum(f, *reached, "confirmed the release", *needed, demand, nodes)
             }
         }
     }
@@ -219,13 +227,10 @@ fn write_no_quorum(
     reached: usize,
     step: &str,
     needed: usize,
-    then: &str,
+    demand: &str,
     nodes: &[NodeFailure],
 ) -> fmt::Result {
-    write!(
-        f,
-        "no quorum: {reached} nodes {step}, {needed} are needed{then}"
-    )?;
+    write!(f, "no quorum: {reached} nodes {step}, {needed} {demand}")?;
     nodes.iter().try_for_each(|node| write!(f, "; {node}"))
 }
 
@@ -236,7 +241,7 @@ fn write_too_long(f: &mut fmt::Formatter<'_>, asked: Duration, max: Duration) ->
     )
 }
 
-/// A setting that a [`Redlock`](crate::Redlock) or a layer cannot be made with: its name, value and remedy.
+/// Error of a setting of a [`Redlock`](crate::Redlock) or a layer: its name, its value and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildError {
     setting: &'static str,
@@ -245,11 +250,15 @@ pub struct BuildError {
 }
 
 impl BuildError {
-    pub(crate) fn new(setting: &'static str, value: impl fmt::Display, remedy: &str) -> Self {
+    pub(crate) fn new(
+        setting: &'static str,
+        value: impl fmt::Display,
+        remedy: impl Into<String>,
+    ) -> Self {
         Self {
             setting,
             value: value.to_string(),
-            remedy: remedy.to_owned(),
+            remedy: remedy.into(),
         }
     }
 
@@ -258,28 +267,25 @@ impl BuildError {
         value: Duration,
         remedy: impl Into<String>,
     ) -> Self {
-        Self {
-            setting,
-            value: format!("{value:?}"),
-            remedy: remedy.into(),
-        }
+        Self::new(setting, format_args!("{value:?}"), remedy)
     }
 
-    /// Returns the name of the setting, as its setter is called.
+    /// Returns the name of the setting, which is that of its setter.
     #[must_use]
     pub fn setting(&self) -> &str {
         self.setting
     }
 
-    /// Checks a ttl by itself.
+    /// Checks a ttl without regard to other settings.
     pub(crate) fn check_ttl(setting: &'static str, ttl: Duration) -> Result<(), Self> {
         if validity::lifetime(whole_millis(ttl)).is_none() {
-            let remedy = "it is used up by clock drift (ttl / 100 + 2 ms); use seconds";
+            let remedy = "it is used up by clock drift (ttl / 100 + 2 ms); use a longer ttl";
             return Err(Self::from_duration(setting, ttl, remedy));
         }
         if ttl > LONGEST_TTL {
-            let remedy =
-                format!("a crash would lock others out for that long; at most {LONGEST_TTL:?}");
+            let remedy = format!(
+                "a crashed holder would block others for that long; use at most {LONGEST_TTL:?}"
+            );
             return Err(Self::from_duration(setting, ttl, remedy));
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Held locks: the guard, which holds a share, and the handle, which does not.
+//! Held locks: the guard, which holds a share of the lease, and the handle, which only shows it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,49 +9,50 @@ use crate::lock::lease::{Lease, Share};
 use crate::lock::lost::Lost;
 use crate::protocol::{FencingToken, LockKey};
 
-/// A held lock, or one share of it; the lock is released when the last share is dropped.
+/// A held lock, or one share of it. The lock is released when its last share is dropped.
 ///
-/// Dropping it releases in the background: it does no I/O, does not block and cannot panic. Use
-/// [`release`](Self::release) to wait until others can have the lock.
+/// The release happens in the background: dropping a guard does no I/O, does not block and cannot panic. Use
+/// [`release`](Self::release) to wait until other callers can acquire the lock.
 ///
-/// A guard that is leaked (`mem::forget`) keeps its lock until `max_hold`, or for ever without one.
+/// A leaked guard (`mem::forget`) keeps its lock until `max_hold`, or for ever without one.
 #[must_use = "dropping the guard releases the lock at once"]
 pub struct LockGuard {
     share: Share,
-    /// Further locks of the same request that belong to what this guard protects.
+    /// Other locks of the same request, which this guard holds too.
     others: Vec<Self>,
 }
 
-/// A view of a lock that holds no share of it: cheap to clone, harmless to keep.
+/// A view of a lock that holds no share of it. Cheap to clone.
 ///
-/// The layers put one into the extensions of the request that they hold a lock for.
+/// A [`RedlockLayer`](crate::RedlockLayer) puts one into the extensions of each request that it locks. A handle
+/// does not keep the lock from being released; [`upgrade`](Self::upgrade) takes a share.
 #[derive(Clone)]
 pub struct LockHandle {
     lease: Arc<Lease>,
-    /// Further locks of the same request; see [`LockGuard::keys`].
+    /// Other locks of the same request; see [`LockGuard::keys`].
     others: Vec<Arc<Lease>>,
 }
 
-/// How a release ended.
+/// Outcome of [`LockGuard::release`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Released {
-    /// A majority of the nodes confirmed it: others can have the lock.
+    /// A majority of the nodes confirmed the release: other callers can acquire the lock.
     Freed,
-    /// The same lock has further shares; it is released with the last one.
+    /// The lock has other shares, and is released with the last one.
     Shared,
 }
 
-/// The lock has been released, so there is no share to take.
+/// Error of [`LockHandle::upgrade`]: the lock has been released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AlreadyReleased;
 
-/// The methods that a guard and a handle have in common. Both provide `leases()`: that of the lock itself, and
-/// then those of the other locks.
+/// Implements the methods that guard and handle have in common. Both provide `lease()`, that of the lock itself,
+/// and `leases()`, that one followed by those of the other locks.
 macro_rules! view {
     ($view:ty) => {
         impl $view {
-            /// Returns the key; of several, the first in ascending order.
+            /// Returns the key of the lock; the first in ascending order if there are several.
             #[must_use]
             pub fn key(&self) -> &LockKey {
                 &self.keys()[0]
@@ -59,24 +60,24 @@ macro_rules! view {
 
             /// Returns all keys of the lock in ascending order; never empty.
             ///
-            /// Keys that the same request locked before, say by a layer, are not among them: they are shared,
-            /// and belong to a lock of their own with a token of its own.
+            /// Keys that the same request locked before, for example by a layer, are not included. They belong to
+            /// another lock with another token, of which this one holds a share.
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
                 self.lease().keys.as_slice()
             }
 
-            /// Returns the fencing token of [`keys`](Self::keys), for the storage to check; `None` only when
+            /// Returns the fencing token of [`keys`](Self::keys), which the storage should check; `None` only if
             /// fencing is off.
             #[must_use]
             pub fn fencing_token(&self) -> Option<FencingToken> {
                 self.lease().token
             }
 
-            /// Returns the fencing token for writes to what `key` names, also if the same request locked that
-            /// before; `None` if the lock does not include it, or fencing is off.
+            /// Returns the fencing token for writes to the resource that `key` names, even if the same request
+            /// locked it before; `None` if it is not locked here, or fencing is off.
             ///
-            /// Tokens are ordered key by key: a shared lock has the token with which it was acquired.
+            /// Tokens are ordered within one key. A shared lock has the token with which it was acquired.
             #[must_use]
             pub fn fencing_token_of(&self, key: &LockKey) -> Option<FencingToken> {
                 let mut leases = self.leases();
@@ -84,50 +85,51 @@ macro_rules! view {
                 lease.token
             }
 
-            /// Returns how much longer the lock is certainly held, on the monotonic clock.
+            /// Returns how much longer the lock is certainly held, by the monotonic clock.
             ///
-            /// This is the ttl, less the time that it took to acquire or renew it, less the drift of clocks;
-            /// zero once that is over or the lock is lost. A process that is paused after this call gets no
-            /// warning, and the monotonic clock of a suspended computer may stand still: only a storage that
-            /// checks the fencing token is safe from both.
+            /// This is the rest of the ttl since the acquisition or the last renewal began, less an allowance for
+            /// clock drift; zero once that is over or the lock is lost. A process that is paused after this call
+            /// gets no warning, and the monotonic clock of a suspended computer may stand still. Only a storage
+            /// that checks the fencing token is safe from both.
             #[must_use]
             pub fn valid_for(&self) -> Duration {
                 let left = self.leases().map(|lease| lease.valid_for());
                 left.min().unwrap_or_default()
             }
 
-            /// Returns whether [`valid_for`](Self::valid_for) is more than zero: a comparison with the clock,
-            /// never a flag that has to be cleared in time.
+            /// Returns whether [`valid_for`](Self::valid_for) is more than zero.
+            ///
+            /// Compares with the clock, so the answer does not depend on a task that runs in time.
             #[must_use]
             pub fn is_valid(&self) -> bool {
                 !self.valid_for().is_zero()
             }
 
-            /// Returns a future that resolves when the lock is lost, for a `select!` beside the work.
+            /// Returns a future that resolves when the lock is lost, for a `select!` with the work.
             ///
-            /// It resolves at once when a majority of the nodes answers that the lock is gone, and at the end
-            /// of the validity, never after it, when a majority could not be reached to renew it or
-            /// `max_hold` is over. From then on [`valid_for`](Self::valid_for) is zero. If the lock is
-            /// released first, it resolves to [`LostReason::Released`](crate::LostReason::Released).
+            /// It resolves as soon as a majority of the nodes answers a renewal with the loss of the lock. If no
+            /// majority can be reached for a renewal, or there is none because renewal is off or `max_hold` is
+            /// over, it resolves at the end of the validity and never later. From then on,
+            /// [`valid_for`](Self::valid_for) is zero. If the lock is released first, the future resolves to
+            /// [`LostReason::Released`](crate::LostReason::Released).
             pub fn lost(&self) -> Lost {
                 let others = self.leases().skip(1).map(|lease| lease.lost());
                 others.fold(self.lease().lost(), Lost::or)
             }
 
-            /// Sets the ttl of the lock from now on, also for later renewals, and extends it by that now.
+            /// Extends the lock to `ttl` from now, and renews it with that ttl from then on.
             ///
-            /// Never shortens a lock: a shorter ttl takes effect with the next renewal.
+            /// The end of the validity never moves back: a shorter ttl takes effect with the next renewal.
             ///
             /// # Errors
             ///
-            /// [`ExtendError`] if the ttl is over `max_ttl` or too short, if the lock is lost, or if no
-            /// majority confirmed the extension. The lock is then exactly as valid as before; of locks that
-            /// the request shares, some may live longer by then.
+            /// Returns an [`ExtendError`] if the ttl is over `max_ttl` or too short, if the lock is lost, or if no
+            /// majority confirmed the extension. A lock that is not lost is then exactly as valid as before. Locks
+            /// that this one shares may have been extended already.
             ///
             /// # Cancel safety
             ///
-            /// Dropping the future does not undo the extension: it may take effect or not. The lock is
-            /// never shortened by it.
+            /// If the future is dropped, the extension may or may not take effect. It never shortens the lock.
             pub async fn extend(&self, ttl: Duration) -> Result<(), ExtendError> {
                 for other in self.leases().skip(1) {
                     other.extend(ttl).await?;
@@ -159,28 +161,28 @@ impl LockGuard {
         }
     }
 
-    /// Adds other locks, which this guard keeps too, and which it is valid only together with.
+    /// Adds other locks. The guard holds them too, and is valid only as long as all of them are.
     pub(crate) fn with_others(mut self, others: Vec<Self>) -> Self {
         self.others.extend(others);
         self
     }
 
-    /// Gives this share back, and if it was the last, waits until a majority has released the lock.
+    /// Gives up this share. If it was the last one, waits until a majority of the nodes has released the lock.
     ///
-    /// Nodes that have not answered by then are released in the background.
+    /// The release of the other nodes goes on in the background.
     ///
     /// # Errors
     ///
-    /// [`ReleaseError::Lost`] if the lock was lost before, [`ReleaseError::Unavailable`] if no
-    /// majority confirmed within `node_timeout`; the release goes on in the background then.
+    /// Returns [`ReleaseError::Lost`] if the lock was lost before, and [`ReleaseError::Unavailable`] if no majority
+    /// confirmed within `node_timeout`; the release then goes on in the background.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends only the waiting; the release happens.
+    /// Dropping the future ends only the wait; the lock is released all the same.
     pub async fn release(self) -> Result<Released, ReleaseError> {
         let Self { share, others } = self;
         let others = others.into_iter().map(|guard| guard.share);
-        // All shares are given back before the first wait, because this future may be dropped.
+        // All shares are given up before the first await, because this future may be dropped.
         let left: Vec<_> = others.chain([share]).map(Share::leave).collect();
         let mut outcome = Ok(Released::Freed);
         for (lease, was_last) in left {
@@ -196,7 +198,7 @@ impl LockGuard {
         outcome
     }
 
-    /// Returns a handle, which shows the lock but does not hold it.
+    /// Returns a handle, which shows the lock and holds no share of it.
     #[must_use]
     pub fn handle(&self) -> LockHandle {
         let others = self.leases().skip(1).map(Arc::clone);
@@ -217,21 +219,20 @@ impl LockGuard {
 }
 
 impl LockHandle {
-    /// Takes a share of the lock, which outlives the request that the handle came with.
+    /// Takes a share of the lock, which may outlive the request of the handle.
     ///
-    /// Call it in the handler and move the guard into the task that goes on: a WebSocket, say, or
-    /// work that continues after the response.
+    /// Call it in the handler, and move the guard into the task that outlives the response, such as a WebSocket.
     ///
     /// # Errors
     ///
-    /// [`AlreadyReleased`] if the last share is gone.
+    /// Returns [`AlreadyReleased`] if the last share is gone.
     pub fn upgrade(&self) -> Result<LockGuard, AlreadyReleased> {
         let share = |lease: &Arc<Lease>| lease.share().map(LockGuard::new).ok_or(AlreadyReleased);
         let others: Result<_, _> = self.others.iter().map(share).collect();
         Ok(share(&self.lease)?.with_others(others?))
     }
 
-    /// Returns a handle of the lock itself, without the others.
+    /// Returns a handle of the lock itself, without the other locks.
     pub(crate) fn alone(&self) -> Self {
         Self {
             lease: Arc::clone(&self.lease),
@@ -239,12 +240,12 @@ impl LockHandle {
         }
     }
 
-    /// Returns whether the lock has a holder: it is neither released nor about to be.
+    /// Returns whether the lock has a holder, so that it is neither released nor about to be.
     pub(crate) fn is_held(&self) -> bool {
         self.lease.is_shared()
     }
 
-    /// Returns whether both handles are of one lock.
+    /// Returns whether both handles belong to the same lock.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.lease, &other.lease)
     }

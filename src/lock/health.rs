@@ -1,4 +1,4 @@
-//! How the nodes are.
+//! The health of the nodes, and whether locks can be acquired.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,43 +9,43 @@ use tokio::time::{Instant, sleep_until};
 use crate::lock::cluster::Cluster;
 use crate::node::{Job, NodeState, Request, VoteReceiver};
 
-/// What [`Redlock::health`](crate::Redlock::health) found.
+/// Report of [`Redlock::health`](crate::Redlock::health).
 ///
-/// A node counts as up if it answers and the restart guard lets it vote. Whether it would accept a
-/// write is not asked: a server that is out of memory answers too.
+/// A node is up if it answers and the restart guard lets it vote. The check writes nothing, so a server that is out
+/// of memory counts as up too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// One entry per node, in the order they were configured.
+    /// One entry per node, in the order of the configuration.
     pub nodes: Vec<NodeHealth>,
-    /// Nodes that make a majority.
+    /// The number of nodes that make a majority.
     pub needed: usize,
 }
 
-/// How one node is.
+/// The health of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeHealth {
     /// The node's address, without credentials.
     pub node: Arc<str>,
-    /// Whether it answers, and if not, why and since when.
+    /// Whether the node may vote, and otherwise why not.
     pub state: NodeState,
-    /// How long it took to answer just now, if it did.
+    /// The time that the node took to answer, if it did.
     pub latency: Option<Duration>,
 }
 
-/// Whether locks can be had, and if not, why.
+/// Whether locks can be acquired, and otherwise why not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Readiness {
     /// All nodes may vote.
     Ready,
-    /// A majority of the nodes may vote, but not all: locks are to be had, and a node needs a look.
+    /// A majority of the nodes may vote, but not all: locks can be acquired, but some node needs attention.
     Degraded,
-    /// A majority would be there, but some of it may not vote yet: see
+    /// Too few nodes may vote until the quarantine of others ends; see
     /// [`restart_guard`](crate::RedlockBuilder::restart_guard).
     Quarantined,
-    /// A majority does not answer.
+    /// Too few nodes answer.
     Down,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Readiness {
 }
 
 impl Health {
-    /// Returns whether locks can be had, and if not, why.
+    /// Returns whether locks can be acquired, and otherwise why not.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let quarantined = |node: &&NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
@@ -77,13 +77,13 @@ impl Health {
         }
     }
 
-    /// Returns whether a majority of the nodes may vote, so that locks can be had.
+    /// Returns whether a majority of the nodes may vote, so that locks can be acquired.
     #[must_use]
     pub fn has_quorum(&self) -> bool {
         self.up() >= self.needed
     }
 
-    /// Returns how many nodes may vote.
+    /// Returns the number of nodes that may vote.
     #[must_use]
     pub fn up(&self) -> usize {
         let up = |node: &&NodeHealth| node.state == NodeState::Up;
@@ -91,6 +91,7 @@ impl Health {
     }
 }
 
+/// Pings every node, and waits until all have answered or are overdue.
 pub(crate) async fn check(cluster: &Cluster) -> Health {
     let mut votes = VoteReceiver::new(&cluster.names);
     votes.next_phase();
@@ -131,7 +132,7 @@ pub(crate) async fn check(cluster: &Cluster) -> Health {
     }
 }
 
-/// What the node itself knows, or else that it has just failed.
+/// Returns the state that the node itself knows. A node that counts as up has failed just now.
 fn unreachable(known: NodeState, why: Arc<str>) -> NodeState {
     match known {
         NodeState::Up => NodeState::Unreachable {

@@ -1,4 +1,4 @@
-//! How a holder learns that its lock is lost.
+//! The loss of a lock, and how the lease task reports it to the holders.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -8,11 +8,11 @@ use std::task::{Context, Poll};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Why a lock is not held any more.
+/// The reason for which a lock is no longer held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// A majority of the nodes reported that the key does not belong to this holder: it expired early, was
+    /// A majority of the nodes reported that the key no longer belongs to this holder: it expired early, was
     /// deleted, or was acquired by another client.
     Gone,
     /// The validity ended: a majority of the nodes could not be reached to renew the lock, or renewal
@@ -51,7 +51,7 @@ impl fmt::Display for LostReason {
     }
 }
 
-/// What the lease task publishes about its lock.
+/// The status of a lock, as its lease task publishes it.
 #[derive(Debug, Clone)]
 pub(crate) struct LeaseStatus {
     pub(crate) valid_until: Instant,
@@ -61,10 +61,10 @@ pub(crate) struct LeaseStatus {
 impl LeaseStatus {
     /// Returns why the lock is lost, if it is.
     ///
-    /// Does not compare `valid_until` with the clock: the lease task reports the end of the validity in time,
-    /// and holders compare by themselves.
+    /// Does not compare `valid_until` with the clock: the lease task reports the end of the validity in time, and
+    /// holders that need a comparison make it.
     pub(crate) fn lost(status: &watch::Receiver<Self>) -> Option<LostReason> {
-        // Read whether the channel is closed first: the task stores its last status before it closes it.
+        // Check whether the channel is closed first: the task stores its last status before it closes it.
         let is_closed = status.has_changed().is_err();
         let now = status.borrow();
         now.lost
@@ -72,9 +72,13 @@ impl LeaseStatus {
     }
 }
 
-/// Future that resolves when a lock is lost, with the reason.
+/// Future that resolves to the reason when a lock is lost.
 ///
-/// It owns what it needs and holds no share of the lock. It may be dropped and made again at any time.
+/// It borrows nothing and holds no share of the lock.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point: a loss is not forgotten, so a new future resolves to it as well.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost(Pin<Box<dyn Future<Output = LostReason> + Send + Sync>>);
 
@@ -91,7 +95,7 @@ impl Lost {
         }))
     }
 
-    /// Resolves when the first of two locks is lost.
+    /// Returns a future that resolves when the first of two locks is lost.
     pub(crate) fn or(self, other: Self) -> Self {
         let (mut first, mut second) = (self, other);
         Self(Box::pin(poll_fn(move |context| {

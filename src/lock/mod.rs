@@ -2,16 +2,17 @@
 //!
 //! # One lease, one task
 //!
-//! Each lock is owned from its first request to its last by one task, the lease task. It asks the nodes, hands
-//! out the [`LockGuard`] when a majority has granted the lock, renews, and releases. Guards hold shares of the
-//! lease. A caller that waits for a lock, or holds one, may therefore be dropped at any point: the lease task
-//! sees that its shares are gone and releases every node that may hold the key. No caller has clean-up code.
+//! One task, the lease task, owns each lock from its first request to its last. It sends the requests to the
+//! nodes, hands out the [`LockGuard`] when a majority has granted the lock, renews the lock, and releases it.
+//! Guards hold shares of the lease. A caller that waits for a lock, or holds one, may therefore be dropped at any
+//! point: the lease task sees that its shares are gone and releases every node that may hold the key. No caller
+//! has clean-up code.
 //!
 //! # Map, from the ground up
 //!
-//! * `error`, `lost`, `registry`, `span`, `time`: values without behaviour of their own;
-//! * `queue`: the callers of this process, the processes beside it, and the cap on both;
-//! * `cluster`: the nodes and settings; `core`: what all clones of a [`Redlock`] share;
+//! * `error`, `lost`, `time`: errors, the loss of a lock, timers; `span`: telemetry; `registry`: the lease tasks;
+//! * `queue`: waiting callers of this process, waiting processes beside it, and the cap on waiting calls;
+//! * `cluster`: the nodes and settings; `core`: the state that all clones of a [`Redlock`] share;
 //! * `lease`: the life of a lock, from its order to its end;
 //! * `guard`, `request`, `health`, `redlock`, `builder`: the public face.
 

@@ -1,4 +1,4 @@
-//! The entry: a lock service over some nodes.
+//! The lock service over a set of nodes, and the entry to its API.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,9 @@ use crate::lock::request::{LockOptions, LockRequest};
 use crate::node::{Node, telemetry};
 use crate::protocol::{LockKey, LockKeys};
 
-/// Distributed locks over a quorum of independent nodes. Cheap to clone; clones are the same service.
+/// Distributed locks over a quorum of independent nodes.
+///
+/// Cheap to clone; all clones are the same service.
 ///
 /// ```
 /// use tower_redlock::{LockError, Redlock};
@@ -33,32 +35,36 @@ use crate::protocol::{LockKey, LockKeys};
 pub struct Redlock(Arc<Core>);
 
 impl Redlock {
-    /// Asks for a lock, waiting up to the builder's `wait` (default 5 s) while others hold it.
+    /// Requests a lock, and waits for up to the builder's `wait` (default 5 s) while another caller holds it.
     pub fn lock(&self, key: impl Into<LockKey>) -> LockRequest {
         LockRequest::new(Arc::clone(&self.0), LockKeys::from(key.into()))
     }
 
-    /// Asks for a lock without waiting: one round, repeated only after a split vote, in which several
-    /// callers got some nodes each and none a majority.
+    /// Requests a lock without waiting.
+    ///
+    /// Makes one attempt, and another only after a split vote, in which several callers got some nodes each and
+    /// none a majority.
     pub fn try_lock(&self, key: impl Into<LockKey>) -> LockRequest {
         self.lock(key).wait(Duration::ZERO)
     }
 
-    /// Asks for several locks as one, all or nothing: sorted, without duplicates, at most
-    /// [`LockKeys::MAX`], with one fencing token above those of all its keys.
+    /// Requests several keys as one lock, all or nothing.
     ///
-    /// One lost key loses the whole lock.
+    /// The keys are sorted and deduplicated; at most [`LockKeys::MAX`] may remain. The lock has one fencing token,
+    /// which is above the earlier tokens of all its keys. If one key is lost, the whole lock is.
     pub fn lock_all<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> LockRequest {
         LockRequest::new(Arc::clone(&self.0), keys.into_iter().collect())
     }
 
-    /// Asks for a set of keys as one lock; see [`lock_all`](Self::lock_all).
+    /// Requests a set of keys as one lock; see [`lock_all`](Self::lock_all).
     pub(crate) fn lock_keys(&self, keys: LockKeys) -> LockRequest {
         LockRequest::new(Arc::clone(&self.0), keys)
     }
 
-    /// Asks every node whether it answers. Takes as long as the slowest node, at most the node timeout
-    /// (and the connect timeout, before the first connection).
+    /// Asks every node whether it answers, and reports which of them may vote.
+    ///
+    /// Takes as long as the slowest node: at most the node timeout, and before the first connection the connect
+    /// timeout too.
     ///
     /// # Cancel safety
     ///
@@ -67,15 +73,15 @@ impl Redlock {
         health::check(&self.0.cluster).await
     }
 
-    /// Drains the service for a graceful shutdown: refuses new locks and waiting callers with
-    /// [`LockError::Closed`](crate::LockError::Closed), and waits until all held locks are released.
+    /// Drains the service for a graceful shutdown, and waits until all held locks are released.
     ///
-    /// At the timeout it stops renewing the locks that are still held, but never releases a lock under its
+    /// New requests and waiting callers are refused with [`LockError::Closed`](crate::LockError::Closed). At the
+    /// timeout, the locks that are still held are no longer renewed, but a lock is never released under its
     /// holder. If all holders ended in time and the nodes answered, no key of this process is left.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends only the waiting; new locks stay refused.
+    /// Dropping the future ends only the wait; new locks stay refused.
     pub async fn drain(&self, timeout: Duration) -> Drained {
         self.0.registry.drain(timeout).await
     }
@@ -89,13 +95,13 @@ impl Redlock {
         &self.0
     }
 
-    /// Returns whether a lock belongs to this service; another has other nodes or another namespace.
+    /// Returns whether a lock belongs to this service, and not to one with other nodes or another namespace.
     pub(crate) fn owns(&self, handle: &LockHandle) -> bool {
         Arc::ptr_eq(&self.0.registry, &handle.lease().registry)
     }
 
-    /// Completes the options of an HTTP request's lock: it fails fast, and is renewed for a bounded time, because
-    /// a client must not keep a lock for ever by reading slowly.
+    /// Adds the defaults for HTTP requests: their locks fail fast, and are renewed for a bounded time, because a
+    /// client must not keep a lock for ever by reading slowly.
     pub(crate) fn request_options(&self, options: LockOptions) -> LockOptions {
         let max_hold = options.max_hold.or(self.0.cluster.settings.max_hold);
         LockOptions {
@@ -105,7 +111,7 @@ impl Redlock {
         }
     }
 
-    /// Checks a ttl at start-up.
+    /// Checks the ttl of a layer against the settings of the service.
     pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<(), BuildError> {
         BuildError::check_ttl("ttl", ttl)?;
         let max = self.0.cluster.settings.max_ttl;
@@ -117,7 +123,7 @@ impl Redlock {
     }
 }
 
-/// Names the nodes by their addresses; credentials are never shown.
+/// Shows the nodes by their addresses, without credentials.
 impl fmt::Debug for Redlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes: Vec<_> = self
@@ -134,5 +140,5 @@ impl fmt::Debug for Redlock {
     }
 }
 
-/// For how long the lock of a request is renewed by default.
+/// The default `max_hold` of the lock of an HTTP request.
 const MAX_HOLD_OF_REQUESTS: Duration = Duration::from_secs(60);

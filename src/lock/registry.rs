@@ -1,10 +1,10 @@
-//! The lease tasks of a lock service, so that a process can shut down without leaving locks behind.
+//! The registry of lease tasks, with which a process shuts down without leaving locks behind.
 //!
 //! # Implementation details
 //!
-//! Each lease task holds a [`Ticket`] from before its first request until its last release is confirmed or
-//! given up. [`Registry::drain`] closes the entrance first, under the mutex under which tickets are given out;
-//! so it waits for every task that was let in, and none comes after.
+//! Each lease task holds a [`Ticket`] from before its first request until its last release is confirmed or given
+//! up. [`Registry::enter`] issues tickets under a mutex, and [`Registry::drain`] ends that under the same mutex
+//! before it waits. No task enters after that, and `drain` waits for all that entered before.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::node::Mutex;
 use crate::protocol::LockKeys;
 
-/// Counts the lease tasks in and out.
+/// The running lease tasks, and the stage of the shutdown.
 #[derive(Debug)]
 pub(crate) struct Registry {
     leases: Mutex<Leases>,
@@ -30,7 +30,7 @@ struct Leases {
     next: u64,
     running: BTreeMap<u64, Running>,
     released: usize,
-    /// Releases that were not confirmed, with the end of the ttl.
+    /// Unconfirmed releases, each with the end of the ttl.
     unconfirmed: VecDeque<(Instant, Unconfirmed)>,
 }
 
@@ -58,16 +58,16 @@ pub(crate) struct Ticket {
     id: u64,
 }
 
-/// What [`Redlock::drain`](crate::Redlock::drain) achieved.
+/// Report of [`Redlock::drain`](crate::Redlock::drain).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drained {
-    /// The number of held locks that their holders released while draining.
+    /// The number of held locks that ended while draining.
     pub released: usize,
-    /// The locks that were still held at the timeout. They are not renewed any more and not
-    /// released under their holders; they end by their ttl.
+    /// The locks that were still held at the timeout. They are no longer renewed, never released under their
+    /// holders, and end by their ttl.
     pub held: Vec<LockKeys>,
-    /// The releases that some node did not confirm; there the keys end by their ttl.
+    /// The releases that some node did not confirm. On that node, the keys end by their ttl.
     pub unconfirmed: Vec<Unconfirmed>,
 }
 
@@ -77,7 +77,7 @@ pub struct Drained {
 pub struct Unconfirmed {
     /// The node's address, without credentials.
     pub node: Arc<str>,
-    /// The keys that it may still have.
+    /// The keys that the node may still have.
     pub keys: LockKeys,
 }
 
@@ -113,7 +113,7 @@ impl Registry {
         drop(self.stage.subscribe().wait_for(|now| *now >= stage).await);
     }
 
-    /// Enters a lease task, unless the shutdown has begun.
+    /// Returns a ticket for a lease task, unless the shutdown has begun.
     pub(crate) fn enter(self: &Arc<Self>, keys: &LockKeys) -> Option<Ticket> {
         let mut leases = self.leases.lock();
         if self.stage() != DrainStage::Open {
@@ -132,7 +132,7 @@ impl Registry {
         })
     }
 
-    /// Closes the entrance, and waits until all lease tasks have ended.
+    /// Issues no more tickets, and waits until all lease tasks have ended or the timeout is over.
     pub(crate) async fn drain(&self, timeout: Duration) -> Drained {
         {
             let mut leases = self.leases.lock();
@@ -154,8 +154,8 @@ impl Registry {
         }
     }
 
-    /// Notes on which nodes a release was not confirmed, or never sent, until the keys have ended by their
-    /// ttl.
+    /// Records nodes on which a release was not confirmed, or never sent. The entries last until the keys have
+    /// ended by their ttl.
     pub(crate) fn set_unconfirmed(
         &self,
         nodes: impl Iterator<Item = Arc<str>>,
@@ -176,7 +176,7 @@ impl Registry {
 
     async fn emptied(&self) {
         loop {
-            // Registered before the look, so that no end is missed.
+            // Created before the check, so that no notification is missed.
             let emptied = self.emptied.notified();
             if self.leases.lock().running.is_empty() {
                 return;
@@ -199,7 +199,7 @@ impl Ticket {
         &self.registry
     }
 
-    /// Notes that a guard is handed out.
+    /// Records that a guard is handed out.
     pub(crate) fn set_held(&self) {
         if let Some(running) = self.registry.leases.lock().running.get_mut(&self.id) {
             running.is_held = true;

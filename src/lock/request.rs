@@ -1,4 +1,4 @@
-//! A lock as it is asked for.
+//! Requests for locks: their options, and the future that acquires the lock.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -20,7 +20,7 @@ use crate::lock::time::after;
 use crate::node::sha256;
 use crate::protocol::LockKeys;
 
-/// How a resource is locked; see [`LockResource::options`](crate::LockResource::options).
+/// Options of a lock; see [`LockResource::options`](crate::LockResource::options).
 ///
 /// ```
 /// use std::time::Duration;
@@ -38,11 +38,11 @@ pub struct LockOptions {
     pub(crate) label: Option<&'static str>,
 }
 
-/// The setters of a type with [`LockOptions`], which its `options_mut()` returns.
+/// Implements the setters of a type with [`LockOptions`], which its `options_mut()` returns.
 macro_rules! option_setters {
     ($type:ty, ttl: $ttl:literal, wait: $wait:literal, max_hold: $max_hold:literal) => {
         impl $type {
-            /// Sets how long the lock lives on the nodes when nothing renews it.
+            /// Sets how long the lock lives on the nodes without renewal.
             #[doc = $ttl]
             pub fn ttl(mut self, ttl: Duration) -> Self {
                 self.options_mut().ttl = Some(ttl);
@@ -63,8 +63,8 @@ macro_rules! option_setters {
                 self
             }
 
-            /// Sets the kind of resource, for spans and metrics. They never show a key, so it must not be made
-            /// of one. Default: `unnamed`.
+            /// Sets the name of the kind of resource in spans and metrics. Do not make it of a key: keys come from
+            /// clients, and each label is a time series of its own. Default: `unnamed`.
             pub fn label(mut self, label: &'static str) -> Self {
                 self.options_mut().label = Some(label);
                 self
@@ -86,7 +86,8 @@ option_setters!(
     LockRequest,
     ttl: "Default: the builder's ttl.",
     wait: "Default: the builder's for [`lock`](crate::Redlock::lock), zero for \
-[`try_lock`](crate::Redlock::try_lock).\n\nNodes that cannot be reached are not waited for beyond the node timeout.",
+[`try_lock`](crate::Redlock::try_lock).\n\nThe wait is for other holders only: an attempt waits for its nodes up to \
+the node timeout.",
     max_hold: "Default: the builder's."
 );
 
@@ -96,7 +97,7 @@ impl LockOptions {
     }
 }
 
-/// A lock that is being asked for; await it to get the [`LockGuard`].
+/// Request for a lock; await it to acquire the [`LockGuard`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -114,12 +115,12 @@ impl LockOptions {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "a lock is not asked for until the request is awaited"]
+#[must_use = "the lock is not requested until the request is awaited"]
 pub struct LockRequest {
     core: Arc<Core>,
     keys: LockKeys,
     options: LockOptions,
-    /// A cap on waiting calls besides that of the lock service.
+    /// A cap on waiting calls, in addition to that of the lock service.
     cap: Option<Arc<WaiterCap>>,
 }
 
@@ -150,7 +151,7 @@ impl LockRequest {
     }
 }
 
-/// By hand: a derived one would show the whole service, with the keys that others hold.
+/// Not derived, because that would show the whole service, with the keys of other callers.
 impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockRequest")
@@ -173,23 +174,23 @@ impl IntoFuture for LockRequest {
 ///
 /// # Errors
 ///
-/// Resolves to a [`LockError`] that says whether the lock is held by others, the nodes could not
-/// be reached, or the request itself is wrong.
+/// Resolves to a [`LockError`] if another caller holds the lock, too few nodes could be reached, or the request
+/// itself is invalid.
 ///
 /// # Panics
 ///
-/// Polling it outside of a tokio runtime panics, like `tokio::spawn`.
+/// Panics if it is polled outside of a tokio runtime, like `tokio::spawn`.
 ///
 /// # Cancel safety
 ///
-/// It may be dropped at any point: whatever the nodes have granted or will grant is released in the
-/// background, and its place in the queue is given up. A future that is neither polled nor dropped keeps its
-/// place, as with any fair lock; a lock that was granted to it meanwhile ends with its ttl.
+/// May be dropped at any point: its place in the queue is given up, and keys that the nodes have granted or will
+/// grant are released in the background. A future that is neither polled nor dropped keeps its place, as with any
+/// fair lock; a lock that was granted to it meanwhile ends with its ttl.
 #[must_use = "futures do nothing unless awaited"]
 pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
 
 impl LockFuture {
-    /// Resolves to a lock that is held already.
+    /// Returns a future that is ready with a lock that is held already.
     pub(crate) fn ready(guard: LockGuard) -> Self {
         Self(Box::pin(std::future::ready(Ok(guard))))
     }
@@ -253,7 +254,7 @@ async fn lock_in(
     }
     let permit = match core.queue.try_acquire(&keys) {
         Ok(permit) => permit,
-        // Boxed, because most calls need not wait, and would have its room all the same.
+        // Boxed, because most calls do not wait, and would reserve its space all the same.
         Err(busy) if wait.is_zero() => Box::pin(wait_for_release(&core, &keys, &busy)).await?,
         Err(_) => Box::pin(wait_for_permit(&core, &keys, deadline, &mut slots)).await?,
     };
@@ -274,9 +275,9 @@ async fn lock_in(
 
 /// Refuses a call that does not wait, unless the lock is about to be released in this process.
 ///
-/// A guard, a response body or a future that is dropped only wakes the lease task. A caller that goes on at
-/// once, such as `tower::retry` after it has dropped a response, would meet the lock of its own last request.
-/// The release is sent within moments, so this waits for that; the node timeout only bounds it.
+/// Dropping a guard, a response body or a future only wakes the lease task. A caller that continues at once, such
+/// as `tower::retry` after it has dropped a response, would meet the lock of its own last request. The task sends
+/// the release within moments, so this waits for it, for at most the node timeout.
 async fn wait_for_release(core: &Core, keys: &LockKeys, busy: &Busy) -> Result<Permit, LockError> {
     let contended = LockError::Contended {
         retry_after: busy.retry_after,
@@ -289,7 +290,7 @@ async fn wait_for_release(core: &Core, keys: &LockKeys, busy: &Busy) -> Result<P
     permit.map_err(|_| contended)
 }
 
-/// Waits until this call is the one in this process that may ask the nodes for its keys.
+/// Waits for the permits of the keys, until the deadline of the caller.
 async fn wait_for_permit(
     core: &Core,
     keys: &LockKeys,

@@ -1,4 +1,4 @@
-//! The span and the metrics of one lock, from the request to the release.
+//! The span and the metrics of one lock, from its request to its release.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tracing::{Span, info_span};
 use crate::node::telemetry::{self, Counted};
 use crate::protocol::{FencingToken, LockKeys};
 
-/// The span of a lock that is being acquired. Dropped unfinished, the request was abandoned.
+/// The span of a lock that is being acquired. A span that is dropped unfinished reports `abandoned`.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     span: Span,
@@ -19,7 +19,7 @@ pub(crate) struct LockSpan {
 }
 
 impl LockSpan {
-    /// Opens the span. The key is shown only if it is given.
+    /// Opens the span, with its key only if `key` is given.
     pub(crate) fn new(label: Option<&'static str>, nodes: usize, key: Option<&LockKeys>) -> Self {
         let label = label.unwrap_or(telemetry::UNNAMED);
         let span = info_span!(
@@ -45,26 +45,30 @@ impl LockSpan {
         &self.span
     }
 
-    /// Returns what the lock is called in metrics.
+    /// Returns the label of the lock in spans and metrics.
     pub(crate) fn label(&self) -> &'static str {
         self.label
     }
 
-    /// Finishes with a granted lock, and how long its caller waited for others, if it did.
+    /// Finishes with a granted lock, and the time that its caller waited, if it did.
     pub(crate) fn granted(self, token: Option<FencingToken>, waited: Option<Duration>) {
         if let Some(token) = token {
             self.span.record("fencing_token", field::display(token));
         }
-        self.refused("granted", waited);
+        self.finish("granted", waited);
     }
 
-    /// Finishes with the name of another outcome.
-    pub(crate) fn refused(mut self, outcome: &'static str, waited: Option<Duration>) {
-        self.is_finished = true;
+    /// Finishes with an outcome other than a granted lock.
+    pub(crate) fn refused(self, outcome: &'static str, waited: Option<Duration>) {
         self.finish(outcome, waited);
     }
 
-    fn finish(&self, outcome: &'static str, waited: Option<Duration>) {
+    fn finish(mut self, outcome: &'static str, waited: Option<Duration>) {
+        self.is_finished = true;
+        self.report(outcome, waited);
+    }
+
+    fn report(&self, outcome: &'static str, waited: Option<Duration>) {
         self.span.record("outcome", outcome);
         self.span
             .record("wait_ms", millis(waited.unwrap_or_default()));
@@ -75,12 +79,12 @@ impl LockSpan {
 impl Drop for LockSpan {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.finish("abandoned", None);
+            self.report("abandoned", None);
         }
     }
 }
 
-/// Counts a lock as held for as long as it lives, in the current span.
+/// Counts a lock as held while this value lives, and reports the time to the current span.
 #[derive(Debug)]
 pub(crate) struct HeldSpan {
     label: &'static str,

@@ -1,4 +1,4 @@
-//! Durations, instants, and the one timer of a lease task.
+//! Arithmetic of durations and instants, and the timer of a lease task.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Resolution of tokio's timers. What must happen by an instant is armed this much earlier.
+/// Resolution of tokio's timers. A timer that must not be late is armed this much earlier.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
-/// Adds a duration of any length to an instant; 30 years stand for all that is longer.
+/// Adds a duration to an instant; cuts it to 30 years, so that the sum cannot overflow.
 pub(crate) fn after(instant: Instant, duration: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     instant + duration.min(NEVER)
@@ -25,8 +25,8 @@ pub(crate) fn whole_millis(duration: Duration) -> Duration {
 ///
 /// # Implementation details
 ///
-/// It is reset only to fire sooner, or after it has fired too early. A lock that is held for a moment would
-/// otherwise register and remove several timers that never fire.
+/// The timer is reset only to fire sooner, or after it has fired too early. Otherwise, a lock that is held for a
+/// moment would register and remove several timers that never fire.
 #[derive(Debug, Default)]
 pub(crate) struct Timer(Option<Pin<Box<Sleep>>>);
 

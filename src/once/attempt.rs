@@ -1,11 +1,11 @@
-//! One attempt at the key of an execution: the acquisition, and the repair of a record that it meets.
+//! One attempt at the key of an execution: acquires the key, or repairs the record that it meets.
 //!
 //! # Implementation details
 //!
-//! Until a node answers with a record, this is the acquisition of a plain lock. Then the round waits for all
-//! nodes and decides by the number of copies: a majority is replayed; a minority is written to the nodes that
-//! granted the key to this attempt, if that makes a majority (PROTOCOL, section 2.3.3). A large record is first
-//! read from a node that has it.
+//! Until a node answers with a record, this is the acquisition of a plain lock. With a record, the round waits for
+//! all nodes and decides by the number of copies. The record of a majority is replayed. The record of a minority is
+//! written to the nodes that granted the key to this attempt, if that makes a majority. A large record is read from
+//! a node first. [`protocol::once`](crate::protocol::once) has the rules.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -24,22 +24,22 @@ use crate::protocol::once::{OnceRound, OnceStep};
 use crate::protocol::round::{AcquireStep, Answer};
 use crate::protocol::{OwnerToken, Record};
 
-/// The key of an execution that has not begun. The round still takes answers: a record that arrives before the
-/// beginning decides.
+/// A granted key whose execution has not begun. The round still takes answers, because a record that arrives before
+/// the beginning decides.
 pub(super) struct GrantedExecution {
     pub(super) acquired: GrantedLock,
     pub(super) progress: Progress<RecordedRound>,
 }
 
-/// Why an attempt did not end in a grant.
+/// Error of an attempt that did not end in a grant.
 pub(super) enum AttemptError {
-    /// As with a plain lock.
+    /// The error of a plain lock.
     Lock(AcquireError),
-    /// A minority has a record. When more nodes answer it may be replayed.
+    /// Some node has a record, which may be replayed when more nodes answer.
     Undecided,
-    /// No further attempt is made.
+    /// The request is not executed; no further attempt is made.
     Denied(Denied),
-    /// A majority has this record; the rest is done in the background.
+    /// A majority has this record, and the remaining nodes get it in the background.
     Recorded(Record, Box<Replay>),
 }
 
@@ -50,7 +50,7 @@ impl From<AcquireError> for AttemptError {
 }
 
 impl OnceTask {
-    /// Makes one attempt. What a failed attempt may have acquired is released.
+    /// Makes one attempt. Keys that a failed attempt may hold are released.
     pub(super) async fn attempt(
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
@@ -63,14 +63,14 @@ impl OnceTask {
             .await
     }
 
-    /// Takes up an attempt that was granted the key, and then met a record before its execution began.
+    /// Resumes a granted attempt that met a record before its execution began.
     pub(super) async fn resume(
         &mut self,
         cleanup: Cleanup,
         mut progress: Progress<RecordedRound>,
         step: Step,
     ) -> Result<GrantedExecution, AttemptError> {
-        // The time until the execution was to begin does not count.
+        // The time between the grant and the beginning does not count.
         progress.deadline = Instant::now() + self.lease.cluster.settings.node_timeout;
         let attempt = Attempt { cleanup, progress };
         let abandoned = pin!(std::future::pending());
@@ -121,8 +121,7 @@ impl OnceTask {
         }
     }
 
-    /// Takes the votes that have arrived before a grant is concluded from some of them: a record among them
-    /// decides instead.
+    /// Takes the votes that have arrived by the time of a grant. A record among them decides instead.
     fn take_received(&mut self, attempt: &mut Attempt<RecordedRound>) -> Option<Step> {
         while let Some(vote) = self.lease.votes.try_recv() {
             if let Some(vote) = self.lease.count_release(vote) {
@@ -135,8 +134,8 @@ impl OnceTask {
         None
     }
 
-    /// Writes a record that a minority has to the nodes that granted the key. Returns what follows; `None` if
-    /// the caller went away.
+    /// Writes the record of a minority to the nodes that granted the key. Returns the next step; `None` if the caller
+    /// went away.
     async fn repair(
         &mut self,
         attempt: &mut Attempt<RecordedRound>,
@@ -149,7 +148,7 @@ impl OnceTask {
                 let began = Instant::now();
                 match self.read(attempt, &record, abandoned.as_mut()).await? {
                     Ok(record) => {
-                        // The time of the reading does not count: it has its own limit.
+                        // The time of the read does not count, because the read has a limit of its own.
                         attempt.progress.deadline += began.elapsed();
                         record
                     }
@@ -160,7 +159,7 @@ impl OnceTask {
         let Attempt { cleanup, progress } = &mut *attempt;
         let retention = progress.round.expires_in;
         let write = Op::Record { record, retention };
-        // A large record takes its time on the wire, whatever the votes took.
+        // A large record needs additional time on the wire.
         progress.deadline += transit(&write);
         let phase = self.lease.votes.next_phase();
         let nodes = progress.round.round.repairers();
@@ -184,8 +183,8 @@ impl OnceTask {
         }
     }
 
-    /// Reads a large record, and counts the votes that arrive meanwhile. Returns the record, or the step that
-    /// follows without it; `None` if the caller went away.
+    /// Reads a large record, and counts the votes that arrive meanwhile. Returns the record, or the next step without
+    /// it; `None` if the caller went away.
     async fn read(
         &mut self,
         attempt: &mut Attempt<RecordedRound>,
@@ -201,7 +200,7 @@ impl OnceTask {
                 () = abandoned.as_mut() => return None,
                 vote = self.lease.votes.recv_any() => vote,
                 whole = fetched.as_mut() => {
-                    // A record that cannot be read is not written either.
+                    // A record that cannot be read cannot be written either.
                     return Some(whole.map_err(|_| fail_silent(attempt)));
                 }
             };
@@ -245,7 +244,7 @@ fn on_acquire_vote(attempt: &mut Attempt<RecordedRound>, vote: Vote) -> Step {
     }
 }
 
-/// Counts the nodes as failed whose answer to the repair is outstanding.
+/// Counts the nodes that have not answered the repair as failed.
 fn fail_silent(attempt: &mut Attempt<RecordedRound>) -> Step {
     let silent: Vec<usize> = attempt.progress.round.round.silent().collect();
     for node in silent {
@@ -257,7 +256,7 @@ fn fail_silent(attempt: &mut Attempt<RecordedRound>) -> Step {
     Ok(AcquireStep::Wait)
 }
 
-/// A step after which there is neither a grant nor a replay.
+/// Converts a step that ends an attempt without a grant or a replay.
 impl From<OnceStep> for AttemptError {
     fn from(step: OnceStep) -> Self {
         match step {

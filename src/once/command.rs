@@ -1,4 +1,4 @@
-//! What an execution asks of its lease task.
+//! The commands of an execution to its lease task.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::protocol::Record;
 
 /// A command of an execution.
 pub(super) enum ExecutionCommand {
-    /// May the execution begin?
+    /// The question whether the execution may begin.
     Begin(BeginSender),
     Record(RecordCommand),
 }
@@ -24,13 +24,13 @@ pub(super) struct RecordCommand {
     pub(super) done: oneshot::Sender<Recorded>,
 }
 
-/// How a recording ended.
+/// The outcome of a recording.
 #[derive(Debug, Clone)]
 pub(crate) enum Recorded {
     /// A majority of the nodes has the record.
     Yes,
     /// A majority has the record of another execution.
     Another(Record),
-    /// No majority could be reached, or none has a record.
+    /// No majority of the nodes could be reached, or none of them has a record.
     No,
 }

@@ -1,38 +1,42 @@
-//! Why a request is not executed, or its outcome not known.
+//! The errors of executions, internal and public.
 
 use std::fmt;
 
 use crate::lock::{LockError, LostReason};
 use crate::protocol::Record;
 
-/// Why a key was not granted for an execution.
+/// The reason for which a request is not executed.
 #[derive(Debug, Clone)]
 pub(crate) enum Denied {
     /// The lock was not acquired.
     Lock(LockError),
-    /// A majority of the nodes has the record of an earlier execution; its head alone, if it is large.
+    /// A majority of the nodes has this record of an earlier execution. It is a head only if the record is large.
     Recorded(Record),
     /// The key was used for another request.
     OtherRequest,
-    /// There is a record, but whether it counts is known only when more nodes answer.
+    /// Some node has a record, and more nodes must answer before it is known whether that record counts.
     Undecided,
-    /// The key was executed more than once, with outcomes that no majority agrees on.
+    /// The key was executed more than once, and no majority has one of the outcomes.
     Conflicting,
     /// The key may have been executed, with an unknown outcome.
     Unknown,
 }
 
-/// Why a granted execution must not begin.
+/// The reason for which a granted execution must not begin.
 #[derive(Debug, Clone)]
 pub(crate) enum BeginError {
     /// The lock is lost.
+    #[cfg_attr(
+        not(feature = "idempotency"),
+        expect(dead_code, reason = "only the HTTP layer reports it")
+    )]
     Lost(LostReason),
     /// The record of another execution arrived after the grant, and decides.
     Denied(Denied),
 }
 
 impl Denied {
-    /// Returns the name of the case in spans and metrics.
+    /// Returns the name of the outcome in spans and metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::Lock(error) => error.outcome(),
@@ -51,12 +55,12 @@ impl From<LockError> for Denied {
     }
 }
 
-/// Why [`ExecuteOnce::run`](crate::ExecuteOnce::run) has no outcome of the work.
+/// Error of [`ExecuteOnce::run`](crate::ExecuteOnce::run).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnceError<E, T = ()> {
-    /// The work returned this error. Nothing is recorded and the key is released: the next call executes, or
-    /// gets [`Unknown`](Self::Unknown) with [`at_most_once`](crate::ExecuteOnce::at_most_once).
+    /// The work returned this error. Nothing is recorded, and the key is released. The next call executes; with
+    /// [`at_most_once`](crate::ExecuteOnce::at_most_once) it gets [`Unknown`](Self::Unknown).
     Work(E),
     /// The lock of the key was not acquired, or expired before the work began. Nothing was executed.
     Lock(LockError),
@@ -68,13 +72,13 @@ pub enum OnceError<E, T = ()> {
     Unknown,
     /// The work was executed, but its outcome can be read only when more nodes answer. Call again.
     Undecided,
-    /// The work was executed more than once, with outcomes that no majority of the nodes agrees on.
+    /// The work was executed more than once, and no majority of the nodes has one of the outcomes.
     Conflicting,
     /// The work was executed, but its result was not kept: it is over
     /// [`max_result`](crate::ExecuteOnce::max_result), cannot be encoded or decoded, or is damaged on all nodes.
     NotKept,
-    /// The work returned this result, but no majority of the nodes recorded it: a later call may execute
-    /// again, once the key has expired.
+    /// The work returned this result, but no majority of the nodes recorded it. Once the key has expired, a later
+    /// call may execute again.
     Unrecorded(T),
 }
 
@@ -90,13 +94,13 @@ impl<E: fmt::Display, T> fmt::Display for OnceError<E, T> {
                 "the work may have been executed, with an unknown outcome; check its effect before a retry",
             ),
             Self::Undecided => f.write_str(
-                "the work was executed, but too few nodes answered to tell its outcome; call again",
+                "the work was executed, but too few nodes answered to know its outcome; call again",
             ),
             Self::Conflicting => f.write_str(
                 "the work was executed more than once, with different outcomes; check its effects",
             ),
             Self::NotKept => {
-                f.write_str("the work was executed, but its result was not kept; raise max_result")
+                f.write_str("the work was executed, but its result was not kept: it is over max_result, or is no JSON of this type; raise max_result or see the log")
             }
             Self::Unrecorded(_) => f.write_str(
                 "the work was executed, but no majority of the nodes recorded its result; a later call may execute it again",

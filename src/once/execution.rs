@@ -1,4 +1,4 @@
-//! The right to execute, and the view of it that the executed code gets.
+//! The right to execute, and its view for the executed code.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::once::command::{ExecutionCommand, RecordCommand, Recorded};
 use crate::once::error::BeginError;
 use crate::protocol::{FencingToken, LockKey, Record};
 
-/// The right to execute, as long as the lock is held; a recording uses it up.
+/// The right to execute while the lock of the key is held.
 ///
-/// Dropped before [`begin`](Self::begin), it frees the key. Dropped after it, it leaves the key locked until
-/// its ttl, because something may have been executed.
+/// Dropping it before [`begin`](Self::begin) releases the key. Dropping it after that leaves the key locked until its
+/// ttl, because something may have been executed.
 #[derive(Debug)]
 pub(crate) struct Execution {
     guard: LockGuard,
@@ -26,19 +26,19 @@ impl Execution {
         Self { guard, commands }
     }
 
-    /// Asks whether the execution may begin; from then on something may have been executed.
+    /// Begins the execution. From then on, something may have been executed.
     ///
-    /// The caller may have waited long since the grant, say for the inner service to become ready. Answers
-    /// that arrived meanwhile are taken, and after more than a node timeout all nodes are asked once more: a
-    /// record that arrives before the execution begins decides instead (PROTOCOL, section 2.3.4).
+    /// The grant may be old by now, for example if the inner service was not ready. The task takes the answers that
+    /// arrived since, and if the grant is older than a node timeout, it asks all nodes once more: a record that
+    /// arrives before the execution begins decides instead.
     ///
     /// # Errors
     ///
-    /// [`BeginError`]: then nothing may be executed.
+    /// Returns a [`BeginError`] if nothing may be executed.
     ///
     /// # Cancel safety
     ///
-    /// May be dropped at any point. The execution counts as begun if the lease task was faster.
+    /// May be dropped at any point. The execution may have begun by then.
     pub(crate) async fn begin(&self) -> Result<(), BeginError> {
         let lost = || {
             let reason = self.guard.lease().lost_reason();
@@ -52,12 +52,12 @@ impl Execution {
         if self.guard.is_valid() {
             return Ok(());
         }
-        // The process was stopped, or its thread busy, after the lease task had answered.
+        // The process was paused, or its thread blocked, after the lease task had answered.
         self.guard.lease().set_disposal(Disposal::ReleaseUnused);
         Err(lost())
     }
 
-    /// Frees the key without a record, because nothing was executed.
+    /// Releases the key without a record, because nothing was executed.
     ///
     /// # Cancel safety
     ///
@@ -66,8 +66,8 @@ impl Execution {
         self.release_as(Disposal::ReleaseUnused).await;
     }
 
-    /// Frees the key without a record, because the execution is known to have had no effect. A retry may
-    /// execute, unless intents are kept.
+    /// Releases the key without a record, because the execution had no effect. A retry may execute, unless there is
+    /// an intent.
     ///
     /// # Cancel safety
     ///
@@ -84,7 +84,7 @@ impl Execution {
         }
     }
 
-    /// Records the outcome on the nodes, also if the lock was lost meanwhile, and frees the key.
+    /// Records the outcome on the nodes, even if the lock was lost meanwhile, and releases the key.
     ///
     /// # Cancel safety
     ///
@@ -101,7 +101,7 @@ impl Execution {
             .send(ExecutionCommand::Record(command))
             .is_err()
         {
-            // The lease task is gone with its runtime.
+            // The lease task ended with its runtime.
             return Recorded::No;
         }
         outcome.await.unwrap_or(Recorded::No)
@@ -113,28 +113,28 @@ impl Execution {
     }
 }
 
-/// A view of one execution: its key, its fencing token, and whether its lock is still held.
+/// A view of one execution: its key, its fencing token, and the validity of its lock. Cheap to clone; it holds no
+/// share of the lock.
 ///
 /// [`ExecuteOnce::run`](crate::ExecuteOnce::run) passes it to the work. An `IdempotencyLayer` puts it into the
-/// extensions of the request that it executes; in axum it is an extractor too. It is not a
-/// [`LockHandle`](crate::LockHandle), which belongs to a resource that a
-/// [`RedlockLayer`](crate::RedlockLayer) locks, and whose token orders the writes to that resource. The token of
-/// an execution only orders the executions of one key.
+/// extensions of the request that it executes; in axum it is an extractor too.
 ///
-/// Cheap to clone; it holds no share of the lock.
+/// A [`LockHandle`] is different: it belongs to a resource that a [`RedlockLayer`](crate::RedlockLayer) locks, and
+/// its token orders the writes to that resource. The token of an execution only orders the executions of one key.
 #[derive(Clone)]
 pub struct ExecutionHandle(LockHandle);
 
 impl ExecutionHandle {
-    /// Returns the key that the execution is recorded under. An `IdempotencyLayer` makes it of the scope, the
-    /// method, the path and the idempotency key.
+    /// Returns the key of the execution. An `IdempotencyLayer` makes it of the scope, the method, the path and the
+    /// idempotency key.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.0.key()
     }
 
-    /// Returns the fencing token of the execution, unique and increasing among the executions of its key.
-    /// Always `Some`: records need fences, also with `fencing(false)`.
+    /// Returns the fencing token of the execution, which is unique and increases among the executions of its key.
+    ///
+    /// Always `Some`: records need fences, even with `fencing(false)`.
     #[must_use]
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.0.fencing_token()
@@ -153,13 +153,14 @@ impl ExecutionHandle {
         self.0.is_valid()
     }
 
-    /// Returns a future that resolves when the lock is lost, or released because the execution ended.
+    /// Returns a future that resolves when the lock is lost, or is released because the execution ended.
     pub fn lost(&self) -> Lost {
         self.0.lost()
     }
 
-    /// Waits until the execution, which begins now, reaches its bound; for ever without one. The lease reports
-    /// that, unless it ended earlier, say because the nodes could not be reached.
+    /// Waits until the execution, which begins now, reaches `max_hold`; for ever if that is `None`.
+    ///
+    /// The lease reports the bound, unless it ended earlier, for example because the nodes could not be reached.
     pub(crate) async fn reached_max_hold(&self, max_hold: Option<Duration>) {
         let began = Instant::now();
         if self.lost().await == LostReason::MaxHold {
@@ -171,7 +172,7 @@ impl ExecutionHandle {
         }
     }
 
-    /// Returns whether this is an execution of `key` by this service that has not ended.
+    /// Returns whether this is an execution of `key` by `redlock` that has not ended.
     #[cfg_attr(
         not(feature = "idempotency"),
         expect(dead_code, reason = "only layers nest")

@@ -1,13 +1,13 @@
-//! Fetching: large records are read once for all callers that want them at the time.
+//! Fetching: reads a large record once for all callers that want it at the same time.
 //!
 //! # Implementation details
 //!
-//! The nodes answer an `ACQUIRE` with the head of a large record only. Its body is fetched from one node after
-//! the other until one has it, by a task of its own that all interested callers share. Nothing is cached beyond
-//! them, so memory is bounded by the requests that are being answered.
+//! The nodes answer an `ACQUIRE` with only the head of a large record. A task, which all interested callers share,
+//! asks one node after the other for the body until one returns it. The body is not cached beyond these callers, so
+//! the requests under way bound the memory.
 //!
-//! A task may end without a result: it panicked, or its runtime is gone, which may be another one than the
-//! caller's. Then its entry is removed and a caller begins anew.
+//! A task may end without a result, if it panics or if its runtime ends, which may not be the runtime of the caller.
+//! Its entry is then removed, and a caller begins another fetch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,16 +22,14 @@ use crate::node::{
     Job, Mutex, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, transit_of,
     unguessable,
 };
+use crate::once::limits::MAX_BODY;
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::{LockKey, OwnerToken, Record};
 
-/// How often a caller begins a fetch that ends without a result: not for ever, if it is ours that panics.
+/// The number of fetches that a caller makes if they end without a result: bounded, in case each one panics.
 const FETCHES: usize = 2;
 
-/// The head does not say how large a record is: as large as any that is kept.
-const LARGEST: usize = 1024 * 1024;
-
-/// The fetches under way, by the key and the head of the record.
+/// The fetches under way, by key and head of the record.
 #[derive(Debug, Default)]
 pub(crate) struct Fetches(Mutex<HashMap<Wanted, Arc<FetchSender>>>);
 
@@ -48,12 +46,13 @@ struct Fetch {
 }
 
 impl Fetches {
-    /// Returns the whole record of which the head is known.
+    /// Returns the whole record with this head.
     ///
     /// # Errors
     ///
-    /// `Unavailable` if some node could not be read, and `Contended` if all were and none has it: it has
-    /// expired meanwhile, and asking again is of use.
+    /// Returns `Unavailable` if some node did not answer. Returns `Contended` if all nodes answered and none has the
+    /// record: it has expired meanwhile, so a retry may succeed. Returns `Closed` if the fetches ended without a
+    /// result.
     ///
     /// # Cancel safety
     ///
@@ -79,13 +78,13 @@ impl Fetches {
                 }
                 continue;
             }
-            // The runtime of the fetch rests: no thread blocks on it any more.
+            // The runtime of the fetch is idle: no thread drives it any more.
             self.remove(&wanted, |sender| sender.subscribe().same_channel(&receiver));
         }
         Err(LockError::Closed)
     }
 
-    /// Waits with the other callers that want the same record. Returns the fetch too, if it is yet to be run.
+    /// Joins the callers that want the same record. Also returns the fetch if the caller must run it.
     fn join(
         self: &Arc<Self>,
         cluster: &Arc<Cluster>,
@@ -107,7 +106,7 @@ impl Fetches {
         (receiver, Some(fetch))
     }
 
-    /// Removes an entry, unless it belongs to a fetch that was begun since.
+    /// Removes an entry, unless it belongs to a later fetch.
     fn remove(&self, wanted: &Wanted, is_own: impl Fn(&Arc<FetchSender>) -> bool) {
         let mut fetches = self.0.lock();
         if fetches.get(wanted).is_some_and(is_own) {
@@ -116,12 +115,12 @@ impl Fetches {
     }
 }
 
-/// Returns how long a fetch takes at most while its runtime runs: one node after the other is asked, and the
-/// last may take its time. One more node timeout stands for the rest.
+/// Returns the longest time that a fetch takes while its runtime runs: a node timeout for each node, the transit of
+/// a body from the last one, and one more node timeout for the rest.
 fn time_limit(cluster: &Cluster) -> Duration {
     let nodes = u32::try_from(cluster.nodes.len()).unwrap_or(u32::MAX);
     let node_timeout = cluster.settings.node_timeout;
-    node_timeout.saturating_mul(nodes.saturating_add(1)) + transit_of(LARGEST)
+    node_timeout.saturating_mul(nodes.saturating_add(1)) + transit_of(MAX_BODY)
 }
 
 impl Fetch {
@@ -130,7 +129,7 @@ impl Fetch {
         self.finish(outcome);
     }
 
-    /// Hands the outcome to the callers that wait. Later callers fetch anew.
+    /// Hands the outcome to the waiting callers. Later callers begin another fetch.
     fn finish(&self, outcome: Result<Record, LockError>) {
         self.leave();
         self.sender.send_replace(Some(outcome));
@@ -141,9 +140,9 @@ impl Fetch {
         self.fetches.remove(&self.wanted, is_own);
     }
 
-    /// Asks one node, and the next as soon as that fails or is silent for a node timeout.
+    /// Asks one node, and the next one as soon as it fails or is silent for a node timeout.
     ///
-    /// Asking all at once would transfer the body from every node, nearly always for nothing.
+    /// Asking all nodes at once would transfer the body from each, nearly always in vain.
     async fn read(&self) -> Result<Record, LockError> {
         let (cluster, (key, head)) = (&self.cluster, &self.wanted);
         let settings = &cluster.settings;
@@ -157,7 +156,8 @@ impl Fetch {
         let mut failures = Vec::new();
         let mut nodes = self.order().into_iter().peekable();
         let mut silent = Vec::new();
-        let patience = settings.node_timeout + transit_of(LARGEST);
+        // The head does not contain the size of the body.
+        let patience = settings.node_timeout + transit_of(MAX_BODY);
         let mut due = Instant::now();
         loop {
             let now = Instant::now();
@@ -181,7 +181,7 @@ impl Fetch {
             silent.retain(|node| *node != vote.node);
             match vote.outcome {
                 Ok(Reply::Whole(record)) if is_whole_of(&record, head) => return Ok(record),
-                // Another node has a better copy than a damaged one.
+                // The node has no copy, or a damaged one.
                 Ok(_) => {}
                 Err(failure) => failures.push(failure),
             }
@@ -193,8 +193,8 @@ impl Fetch {
         Err(unread(failures))
     }
 
-    /// Returns the nodes in the order in which to ask them: first those that answer, beginning with another one
-    /// for each record.
+    /// Returns the nodes in the order in which to ask them: reachable ones first, and in an order that differs
+    /// between records.
     fn order(&self) -> Vec<usize> {
         let (nodes, (_, head)) = (&self.cluster.nodes, &self.wanted);
         let first = usize::from(head.digest()[0]) % nodes.len();
@@ -214,7 +214,7 @@ fn unread(nodes: Vec<NodeFailure>) -> LockError {
     if nodes.is_empty() {
         return LockError::Contended { retry_after: None };
     }
-    // One node that has it would be enough.
+    // One node with the record would be enough.
     let (reached, needed) = (0, 1);
     LockError::Unavailable {
         reached,
@@ -223,14 +223,14 @@ fn unread(nodes: Vec<NodeFailure>) -> LockError {
     }
 }
 
-/// Returns whether this is the record of which the head is known, undamaged.
+/// Returns whether this is the whole, undamaged record with this head.
 ///
-/// Compares all of the head, which a majority agreed on; the id alone could be forged.
+/// Compares the whole head, on which a majority agreed. The id alone could be forged.
 fn is_whole_of(record: &Record, head: &Record) -> bool {
     record.completes(head) && is_undamaged(record)
 }
 
-/// Returns whether the body of a whole record has the digest that its head says.
+/// Returns whether the body of a whole record has the digest of its head.
 pub(crate) fn is_undamaged(record: &Record) -> bool {
     sha256(record.rest()) == record.digest()
 }
@@ -252,14 +252,14 @@ mod tests {
         ("k".into(), record)
     }
 
-    /// The first is finished, the second begins, and only then is the first dropped.
+    /// The first fetch ends, a second one begins, and only then is the first dropped.
     #[tokio::test]
     async fn a_fetch_that_ends_leaves_the_entry_of_a_later_one() {
         let (fetches, cluster) = (Arc::new(Fetches::default()), cluster());
-        let (told, first) = fetches.join(&cluster, wanted());
+        let (ended, first) = fetches.join(&cluster, wanted());
         let first = first.expect("no fetch is under way");
         first.finish(Err(LockError::Closed));
-        assert!(told.borrow().is_some());
+        assert!(ended.borrow().is_some());
         let (waiting, second) = fetches.join(&cluster, wanted());
         let second = second.expect("the first fetch has finished");
         drop(first);
@@ -267,8 +267,8 @@ mod tests {
         let again = fetches.join(&cluster, wanted()).1;
         assert!(again.is_none(), "it is fetched twice at once");
         second.finish(Err(LockError::Contended { retry_after: None }));
-        let told = waiting.borrow().clone();
-        assert!(matches!(told, Some(Err(LockError::Contended { .. }))));
+        let outcome = waiting.borrow().clone();
+        assert!(matches!(outcome, Some(Err(LockError::Contended { .. }))));
         drop(second);
         assert!(fetches.join(&cluster, wanted()).1.is_some());
     }
@@ -280,7 +280,7 @@ mod tests {
         let (_, lost) = fetches.join(&cluster, wanted());
         let mut waiting = tokio_test::task::spawn(fetches.fetch(&cluster, &key, &head));
         tokio_test::assert_pending!(waiting.poll());
-        // As by the end of the runtime that it ran in.
+        // As at the end of its runtime.
         drop(lost);
         let outcome = waiting.await;
         // The nodes were asked, and have no such record.

@@ -1,7 +1,7 @@
 //! The life of one execution, from its order to its end.
 //!
-//! It is the life of a plain lock, with a record at each step: an attempt may end in a replay, the hold begins
-//! with a pending execution, and it ends with a recording.
+//! It is the life of a plain lock, to which each step adds the record: an attempt may end in a replay, the hold
+//! begins with a pending execution, and it ends with a recording.
 
 use std::future::Future;
 use std::time::Duration;
@@ -23,20 +23,27 @@ use crate::once::pending::{Overtaken, Pending};
 use crate::once::replay::Replay;
 use crate::once::task::{KeyMemo, OnceTask};
 
-/// Why an execution does not hold its lock any longer.
+/// The reason for which the hold of an execution ends.
 enum Ending {
-    /// Its last share is gone.
+    /// The last share is gone.
     Released,
-    /// Its outcome is to be recorded.
+    /// The outcome is to be recorded.
     Recording(RecordCommand),
-    /// A record arrived before it began, and decides instead.
+    /// A record arrived before the execution began, and decides instead.
     Overtaken(Box<Overtaken>),
 }
 
 type Acquisition = Result<Execution, Denied>;
 
-/// Acquires the key of an execution. Panics outside of a runtime, and is as cancel safe as the acquisition of a
-/// plain lock.
+/// Acquires the key of an execution.
+///
+/// # Panics
+///
+/// Panics outside of a runtime.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point: keys that the nodes have granted or will grant are released.
 pub(super) async fn acquire(
     task: OnceTask,
     permit: Permit,
@@ -116,7 +123,7 @@ impl OnceTask {
             backoff.begin_attempt();
             let refusal = match Box::pin(self.attempt(handoff.closed())).await {
                 Err(AttemptError::Lock(refusal)) => refusal,
-                // Until the deadline, more nodes may answer.
+                // More nodes may answer before the deadline.
                 Err(AttemptError::Undecided) if backoff.is_in_time() => AcquireError::Contended {
                     retry_after: None,
                     is_split: false,
@@ -139,7 +146,7 @@ impl OnceTask {
     ) -> Ending {
         loop {
             if !holding.is_held_with(permit) {
-                // The last share may have gone with the caller that asked for the recording.
+                // The caller may have dropped the last share right after its command to record.
                 while let Ok(command) = commands.try_recv() {
                     if let ExecutionCommand::Record(command) = command {
                         return Ending::Recording(command);
@@ -165,7 +172,7 @@ impl OnceTask {
                 (ExecutionCommand::Begin(beginning), Some(pending)) => {
                     pending.set_beginning(beginning)
                 }
-                // It has begun already. The execution may have gone away with its caller.
+                // It has begun already. Its receiver may be gone with the caller.
                 (ExecutionCommand::Begin(beginning), None) => drop(beginning.send(Ok(()))),
             }
         }
@@ -208,7 +215,7 @@ impl OnceTask {
             Err(AttemptError::Lock(AcquireError::Contended { .. })) => AttemptError::Undecided,
             Err(error) => error,
             Ok(granted) => {
-                // Where a record is known there is no grant; should there be one, it is not to be used.
+                // A round with a record grants nothing. A grant would not be used.
                 self.lease.give_up(granted.acquired.cleanup);
                 AttemptError::Undecided
             }
@@ -216,7 +223,7 @@ impl OnceTask {
         let (denied, replay) = error.conclude(&permit);
         drop(permit);
         if let Some(denied) = denied {
-            // The execution may have gone away with its caller.
+            // The receiver may be gone with the caller.
             drop(beginning.send(Err(BeginError::Denied(denied))));
         }
         if let Some(replay) = replay {
@@ -227,8 +234,8 @@ impl OnceTask {
 }
 
 impl AttemptError {
-    /// Leaves a record for the next callers of the key. Returns what the caller is told, unless it has gone
-    /// away, and what is left to do about a replay.
+    /// Leaves the record, if there is one, to the next callers of the key. Returns the error for the caller, unless
+    /// the caller has gone away, and the replay to finish.
     fn conclude(self, permit: &Permit) -> (Option<Denied>, Option<Box<Replay>>) {
         let denied = match self {
             Self::Lock(AcquireError::Abandoned) => return (None, None),

@@ -1,11 +1,11 @@
-//! Execute once: a lock whose outcome is recorded and replayed, usable with no HTTP at all.
+//! Execute once: work under a lock whose outcome is recorded and replayed. Independent of HTTP.
 //!
 //! # How it works
 //!
-//! An execution holds the lock of its key. When it ends, its outcome is recorded on a majority of the nodes,
-//! which also frees the key. A later request for the key meets the record and replays the outcome. A record
-//! that only a minority has is first written to a majority, so that all later requests are answered the same
-//! (PROTOCOL, section 2.3). No step executes again what a majority has recorded.
+//! An execution holds the lock of its key. When it ends, its outcome is recorded on a majority of the nodes, which
+//! also frees the key. A later request for the key meets the record and replays the outcome. A record that only a
+//! minority has is written to a majority first, so that all later requests get the same outcome. No request
+//! executes again after a majority has recorded an outcome. [`protocol::once`](crate::protocol::once) has the rules.
 //!
 //! This floor adds to the lease of a plain lock:
 //!
@@ -14,12 +14,14 @@
 //! | `round` | the records to the acquisition round |
 //! | `attempt` | repair and replay to an attempt |
 //! | `lifecycle` | the life of an execution: attempts, pending, executing, recorded |
-//! | `pending` | the wait between grant and beginning, in which a record still decides |
-//! | `recording` | the outcome is written to a majority |
-//! | `replay` | the nodes that lack a record get it in the background |
-//! | `fetch` | large records, read from one node for all that want them |
-//! | `request`, `execution` | the internal face, which the HTTP layer uses too |
-//! | `result`, `run` | the public face: [`Redlock::once`](crate::Redlock::once) |
+//! | `pending` | the wait between the grant and the beginning, in which a record still decides |
+//! | `recording` | the write of the outcome to a majority |
+//! | `replay` | the write of a replayed record to the nodes that lack it |
+//! | `fetch` | the read of a large record, from one node for all interested callers |
+//! | `limits` | the range of retentions and sizes |
+//! | `task`, `command` | the state that all steps share, and the commands of the execution |
+//! | `request`, `execution`, `error` | the internal API, which the HTTP layer uses too |
+//! | `run`, `result` | the public API: [`Redlock::once`](crate::Redlock::once) |
 
 mod attempt;
 mod command;
@@ -27,6 +29,7 @@ mod error;
 mod execution;
 mod fetch;
 mod lifecycle;
+mod limits;
 mod pending;
 mod recording;
 mod replay;
@@ -46,6 +49,8 @@ pub(crate) use execution::Execution;
 pub use execution::ExecutionHandle;
 #[cfg(feature = "idempotency")]
 pub(crate) use fetch::is_undamaged;
+#[cfg(feature = "idempotency")]
+pub(crate) use limits::{DAY, bound_body, bound_retention};
 pub use request::ExecuteOnce;
 pub use run::Outcome;
 #[cfg(feature = "idempotency")]

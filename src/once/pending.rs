@@ -1,11 +1,11 @@
-//! Pending: a granted execution until it begins.
+//! Pending: a granted execution that has not begun.
 //!
 //! # Implementation details
 //!
-//! Between the grant and the beginning, a node may still answer that it has a record. The votes that arrive
-//! meanwhile are shown to the round, and an execution begins only if none of them changed its decision: when
-//! the caller asks to begin, the votes that have arrived are taken, and if that is more than a node timeout
-//! after the grant, all nodes are asked once more first (PROTOCOL, section 2.3.4).
+//! Between the grant and the beginning, a node may still answer with a record. The round therefore takes the votes
+//! that arrive meanwhile, and the execution begins only if none of them changes its decision. When the caller asks
+//! to begin, the task takes the votes that have arrived. If the grant is older than a node timeout, it asks all
+//! nodes once more first.
 
 use tokio::time::Instant;
 
@@ -21,14 +21,14 @@ use crate::protocol::round::{AcquireStep, Answer};
 
 /// A grant whose execution has not begun.
 pub(super) struct Pending {
-    /// The attempt that was granted, which still takes votes.
+    /// The granted attempt, which still takes votes.
     progress: Progress<RecordedRound>,
     granted_at: Instant,
-    /// What follows from a record that arrived since the grant.
+    /// The step that follows from a record that arrived since the grant.
     step: Option<Step>,
-    /// The execution that asks to begin.
+    /// Answers the execution that asks to begin.
     beginning: Option<BeginSender>,
-    /// Whether all nodes were asked once more.
+    /// Whether the task has asked all nodes once more.
     asked_again: bool,
 }
 
@@ -63,7 +63,7 @@ impl Pending {
         let step = if self.progress.is_current(vote.phase) {
             self.progress.on_vote(vote.clone(), cleanup)
         } else if let Ok(reply @ Reply::Done { .. }) = &vote.outcome {
-            // A node that was asked to extend the granted lock.
+            // The answer to an extension of the granted lock.
             let answer = Answer::Replied(reply.clone());
             self.progress.round.on_extension(vote.node, &answer)
         } else {
@@ -77,7 +77,7 @@ impl Pending {
 }
 
 impl OnceTask {
-    /// Lets an execution begin that asks to, unless a record overtook it or the lock is lost.
+    /// Begins an execution that asks for it, unless a record overtook it or the lock is lost.
     pub(super) fn try_begin(
         &mut self,
         holding: &mut Holding,
@@ -102,7 +102,7 @@ impl OnceTask {
         }
         let is_late = now - now_pending.granted_at > self.lease.cluster.settings.node_timeout;
         match holding.lost() {
-            // The execution may have gone away with its caller, here and below.
+            // The receiver may be gone with the caller, here and below.
             Some(reason) => drop(beginning.send(Err(BeginError::Lost(reason)))),
             None if is_late && !now_pending.asked_again => {
                 now_pending.asked_again = true;

@@ -1,14 +1,15 @@
-//! Recording: the outcome of an execution is written to a majority of the nodes, and to the rest if possible.
+//! Recording: writes the outcome of an execution to a majority of the nodes, and then to the rest.
 //!
 //! # Implementation details
 //!
-//! `RECORD` at all nodes writes the record where the execution's owner was the last to be granted the key. If a
-//! majority takes it, the outcome counts. Otherwise all nodes are asked what they have (`LOOK`):
+//! The task sends `RECORD` to all nodes. A node accepts it if the owner of the execution was the last one that it
+//! granted the key. If a majority accepts, the outcome counts. Otherwise the task asks all nodes for their records
+//! (`LOOK`):
 //!
-//! 1. A majority has a record: that one counts, ours or another.
-//! 2. A minority has one: the leading record is sent as `RECORD` with the same owner, whose lock may still be
-//!    there. If that is missed too, one attempt with a new owner repairs it, and executes in no case.
-//! 3. No node has one: the outcome is not recorded, and the key stays locked until its ttl.
+//! 1. A majority has a record: that record counts, ours or another.
+//! 2. A minority has a record: the task sends the leading one as `RECORD` with the same owner, whose lock may still
+//!    be there. If no majority accepts that either, one attempt with a new owner repairs it, and never executes.
+//! 3. No node has a record: the outcome is not recorded, and the key stays locked until its ttl.
 
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ struct Written {
     record: Record,
     round: RecordRound,
     asked: Inquiry,
-    /// When it was sent, and how long it lives from then on.
+    /// When the record was sent.
     began: Instant,
     retention: Duration,
 }
@@ -62,12 +63,11 @@ impl OnceTask {
             }
         };
         commands.set_released(Ok(()));
-        // The execution may have gone away with its caller, so that nothing receives the outcome.
+        // The receiver of the outcome may be gone with the caller, here and below.
         let Some(written) = written else {
             match outcome {
                 Recorded::Yes | Recorded::Another(_) => self.lease.give_up(cleanup),
-                // Something was executed, and its outcome is unknown: others are kept away for as long as
-                // possible.
+                // The key was executed with an unknown outcome, so it stays locked for as long as possible.
                 Recorded::No => self.lease.leave_to_expire(cleanup),
             }
             drop(permit);
@@ -75,7 +75,7 @@ impl OnceTask {
             return;
         };
         if matches!(outcome, Recorded::Yes) {
-            // The next callers of this process replay it without asking the nodes.
+            // The next callers of this process replay the record without asking the nodes.
             permit.set_memo(KeyMemo::recorded(&written.record));
         }
         drop(done.send(outcome));
@@ -101,7 +101,7 @@ impl OnceTask {
         }
     }
 
-    /// Waits until a majority has taken a record, or cannot.
+    /// Waits until a majority has accepted a record, or cannot.
     async fn decided(&mut self, written: &mut Written, cleanup: &mut Cleanup) -> RecordStep {
         loop {
             let step = self.next_recorded(written, cleanup).await;
@@ -111,7 +111,7 @@ impl OnceTask {
         }
     }
 
-    /// Waits for the nodes that had not answered, and writes the record to those that lack it.
+    /// Waits for the remaining nodes, and writes the record to those that lack it.
     async fn finish_record(&mut self, cleanup: &mut Cleanup, mut written: Written) {
         while written.round.silent().next().is_some() {
             self.next_recorded(&mut written, cleanup).await;
@@ -129,8 +129,7 @@ impl OnceTask {
         written.round.on_record(node, &answer)
     }
 
-    /// Finds out what became of a record that a majority did not take. Returns the record too that was written
-    /// instead, if one was.
+    /// Finds the outcome of a recording that no majority accepted. Also returns the second write, if one succeeded.
     async fn look(
         &mut self,
         cleanup: &mut Cleanup,
@@ -168,8 +167,8 @@ impl OnceTask {
                 self.whole(leading.clone()).await
             };
             if let Some(whole) = whole {
-                // Written by the owner of the execution, whose lock would keep a new owner from it. Each node
-                // checks that this owner was the last to be granted the key.
+                // With the owner of the execution, whose lock would refuse a new owner. Each node checks that it
+                // granted the key to this owner last.
                 let mut written = self.write(cleanup, whole.clone(), left);
                 if self.decided(&mut written, cleanup).await == RecordStep::Recorded {
                     return (found(whole), Some(written));
@@ -183,7 +182,7 @@ impl OnceTask {
                 found(record)
             }
             Err(_) => Recorded::No,
-            // The key is not executed again, also if this attempt is granted it.
+            // The key is not executed again, even if this attempt is granted.
             Ok(granted) => {
                 self.lease.give_up(granted.acquired.cleanup);
                 Recorded::No

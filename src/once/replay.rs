@@ -1,4 +1,4 @@
-//! What is left to do behind a replay: the nodes that lack the record get it.
+//! Replaying: writes a replayed record to the nodes that lack it, in the background.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use crate::protocol::message::Op;
 use crate::protocol::once::OnceRound;
 use crate::protocol::round::Answer;
 
-/// A replay that has been answered, and the nodes that have not answered its attempt.
+/// A replay whose caller has its answer, but of whose attempt some nodes have not answered.
 pub(super) struct Replay {
     cleanup: Cleanup,
     round: OnceRound,
     /// The phase of the `ACQUIRE`.
     acquiring: u32,
-    /// Until when the slowest node may answer.
+    /// The time until which the slowest node may answer.
     due: Option<Instant>,
     expires_in: Duration,
 }
 
-/// A request to some nodes whose answers are outstanding.
+/// A request whose answers from some nodes are outstanding.
 pub(super) struct Inquiry {
     phase: u32,
     due: Instant,
@@ -50,7 +50,7 @@ impl Inquiry {
         self.silent.is_empty()
     }
 
-    /// Notes the answer of a node; returns whether it was outstanding.
+    /// Takes the answer of a node; returns whether it was outstanding.
     fn note(&mut self, node: usize) -> bool {
         let silent = self.silent.len();
         self.silent.retain(|other| *other != node);
@@ -59,8 +59,8 @@ impl Inquiry {
 }
 
 impl OnceTask {
-    /// Waits for the nodes that had not answered when the replay was decided, and writes the record to those
-    /// that lack it.
+    /// Waits for the nodes that had not answered when the replay was decided, and writes the record to the nodes that
+    /// lack it.
     pub(super) async fn finish_replay(&mut self, replay: Replay) {
         let Replay {
             mut cleanup,
@@ -94,7 +94,7 @@ impl OnceTask {
         self.lease.give_up(cleanup);
     }
 
-    /// Returns a record with what is missing of it, if that can be read.
+    /// Returns the whole record, reading its body if this is a head; `None` if that fails.
     pub(super) async fn whole(&self, record: Record) -> Option<Record> {
         if record.is_whole() {
             return Some(record);
@@ -105,8 +105,7 @@ impl OnceTask {
 
     /// Writes a record that a majority has to nodes that lack it.
     ///
-    /// No caller waits for it any more. The phase must last all the same, because a request whose phase is over
-    /// may not be sent.
+    /// Waits for the answers although no caller needs them, because a request whose phase is over may not be sent.
     pub(super) async fn top_up(
         &mut self,
         cleanup: &Cleanup,
@@ -123,7 +122,7 @@ impl OnceTask {
         }
     }
 
-    /// Sends a request that locks nothing to some nodes.
+    /// Sends a request that neither locks nor extends a key to some nodes.
     pub(super) fn ask(
         &mut self,
         cleanup: &Cleanup,
@@ -144,7 +143,7 @@ impl OnceTask {
         }
     }
 
-    /// Returns the next answer; silence for too long is one.
+    /// Returns the next answer. An overdue node counts as failed.
     pub(super) async fn next_answer(&mut self, asked: &mut Inquiry) -> (usize, Answer) {
         let mut failures = Failures::default();
         loop {

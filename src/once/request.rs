@@ -1,4 +1,4 @@
-//! An execution as it is asked for.
+//! Requests for executions: their settings, and the acquisition of the key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,18 +15,16 @@ use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::Fetches;
 use crate::once::lifecycle::acquire;
+use crate::once::limits::DAY;
 use crate::once::task::{KeyMemo, OnceTask};
 use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
 
-/// For how long a result is kept by default, and an intent.
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// For rounding, and for the drift of the drift.
+/// An allowance for rounding, and for the drift within the allowance itself.
 const SLACK: Duration = Duration::from_millis(4);
 
-/// Work that is to be executed once per key; [`run`](Self::run) runs it.
+/// Request to execute work once per key; created by [`Redlock::once`].
 ///
-/// Made by [`Redlock::once`]. The first call with a key executes the work and records its result on a majority
+/// [`run`](Self::run) executes it. The first call with a key executes the work and records its result on a majority
 /// of the nodes; later calls return the recorded result.
 ///
 /// ```
@@ -49,27 +47,29 @@ const SLACK: Duration = Duration::from_millis(4);
 ///
 /// # Guarantee
 ///
-/// While leases hold, the work of a key is executed by one caller at a time, and after a majority has recorded a
-/// result, by none for as long as it is kept. An execution that has begun keeps its lock until it ends, whatever
-/// becomes of the caller: it is a task of its own. A process that dies between the effect and the record, or
-/// that is paused for longer than its lock, lets a later call execute again; with
-/// [`at_most_once`](Self::at_most_once) that gets [`OnceError::Unknown`](crate::OnceError::Unknown) instead.
+/// While leases hold, one caller at a time executes the work of a key. Once a majority has recorded a result, no
+/// caller executes the work for as long as the result is kept. An execution that has begun runs in a task of its
+/// own, and keeps its lock until it ends, even if its caller goes away.
+///
+/// If a process dies between the effect and the record, or is paused for longer than its lock, a later call executes
+/// again. With [`at_most_once`](Self::at_most_once), that call gets
+/// [`OnceError::Unknown`](crate::OnceError::Unknown) instead.
 #[must_use = "the work is not executed until `run` is awaited"]
 pub struct ExecuteOnce {
     pub(super) core: Arc<Core>,
     pub(super) key: LockKey,
     pub(super) fingerprint: Fingerprint,
     pub(super) options: LockOptions,
-    /// A cap on waiting calls besides that of the lock service.
+    /// A cap on waiting calls, in addition to that of the lock service.
     cap: Option<Arc<WaiterCap>>,
-    /// For how long an intent is kept, if it is.
+    /// The retention of intents; `None` if none is written.
     intents: Option<Duration>,
     pub(super) retention: Duration,
     pub(super) max_result: usize,
 }
 
 impl Redlock {
-    /// Asks for work to be executed once per key, without HTTP: for queue consumers and jobs.
+    /// Requests the execution of work once per key, for queue consumers and jobs.
     ///
     /// Keys are the caller's choice: whose key it is belongs into the key. An execution holds the
     /// [`lock`](Self::lock) of its key, so work that locks or executes its own key is refused after `wait`.
@@ -97,9 +97,11 @@ node timeouts, the work is stopped, because two executions must not run at once,
 );
 
 impl ExecuteOnce {
-    /// Sets what makes two calls with one key the same request: the payload, say, of which the SHA-256 digest is
-    /// kept. Another call with the key gets [`OnceError::OtherRequest`](crate::OnceError::OtherRequest).
-    /// Default: empty, all calls with one key are the same request.
+    /// Sets the payload by which two calls with one key are the same request. Default: empty, so that all calls with
+    /// one key are.
+    ///
+    /// A call with another payload gets [`OnceError::OtherRequest`](crate::OnceError::OtherRequest). The record
+    /// contains the SHA-256 digest of the payload only.
     pub fn fingerprint(mut self, payload: impl AsRef<[u8]>) -> Self {
         self.fingerprint = Fingerprint::from_digest(sha256(payload.as_ref()));
         self
@@ -129,18 +131,18 @@ impl ExecuteOnce {
         self
     }
 
-    /// Sets a digest that has been made before.
+    /// Sets the digest of the fingerprint.
     #[cfg(feature = "idempotency")]
     pub(crate) fn digest(mut self, fingerprint: Fingerprint) -> Self {
         self.fingerprint = fingerprint;
         self
     }
 
-    /// Reads a large record of the key, of which the head is known.
+    /// Reads the whole record of the key from its head.
     ///
     /// # Errors
     ///
-    /// [`LockError`] if no node that has it can be read.
+    /// Returns a [`LockError`] if no node returned the record.
     ///
     /// # Cancel safety
     ///
@@ -154,11 +156,15 @@ impl ExecuteOnce {
         &mut self.options
     }
 
-    /// Asks whether the work may be executed.
+    /// Acquires the right to execute the work.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Denied`] if the work must not be executed, with the record if there is one.
     ///
     /// # Cancel safety
     ///
-    /// As [`LockFuture`](crate::LockFuture).
+    /// As for [`LockFuture`](crate::LockFuture).
     pub(crate) async fn acquire(&self) -> Result<Execution, Denied> {
         let settings = &self.core.cluster.settings;
         let keys = LockKeys::from(self.key.clone());
@@ -189,7 +195,7 @@ impl ExecuteOnce {
         let names = names.map_err(LockError::Key)?;
         let ttl = settings.ttl(options.ttl)?;
         let ttl = match options.max_hold {
-            // The validity is to end with the execution, also if one ttl is longer.
+            // The validity must not exceed the longest execution, even if the ttl does.
             Some(max_hold) => ttl.min(ttl_to_hold(max_hold).max(2 * settings.node_timeout)),
             None => ttl,
         };
@@ -198,8 +204,8 @@ impl ExecuteOnce {
         let caps = [settings.max_waiters.clone(), self.cap.clone()];
         let mut slots = WaiterSlots::new(caps.into_iter().flatten(), waited.clone());
         let permit = self.permit(keys, deadline, &mut slots).await?;
-        if let Some(KeyMemo::Recorded(at, record)) = permit.memo().as_deref().and_then(memo)
-            // Read behind the question: an older one may have expired.
+        if let Some(KeyMemo::Recorded(at, record)) = permit.memo().as_deref().and_then(KeyMemo::from_memo)
+            // Found after this call began; an older one may have expired.
             && *at >= asked
         {
             return Err(if record.fingerprint() == self.fingerprint {
@@ -214,8 +220,8 @@ impl ExecuteOnce {
             keys.clone(),
             [names].into(),
             ttl,
-            // A record is only written where its writer was the last to be granted the key, which the fence
-            // tells.
+            // Fenced in any case: by the fence, a node accepts a record only from the last owner that it granted
+            // the key.
             true,
             ticket,
             span.label(),
@@ -228,10 +234,10 @@ impl ExecuteOnce {
         acquire(task, permit, slots, deadline, options.max_hold, span.span()).await
     }
 
-    /// Waits until this call is the one in this process that may ask the nodes for its key.
+    /// Waits for the permit of the key.
     ///
-    /// Behind an execution it waits until the deadline. Behind a call that is only asking it waits in any case:
-    /// that is over as soon as the nodes have answered, and may end in a replay.
+    /// While another call executes, waits until the deadline. While another call only asks the nodes, waits even past
+    /// the deadline: the nodes answer soon, and the answer may be a replay.
     async fn permit(
         &self,
         keys: &LockKeys,
@@ -260,13 +266,16 @@ impl ExecuteOnce {
             let (until, look_again) = match holder {
                 // About to be released: which call comes next is decided in a moment.
                 Some(lease) if lease.is_ending() => (asked_until, asked_until),
-                Some(lease) => match lease.purpose().and_then(|purpose| memo(&**purpose)) {
+                Some(lease) => match lease
+                    .purpose()
+                    .and_then(|purpose| KeyMemo::from_memo(&**purpose))
+                {
                     Some(KeyMemo::Executing(other)) if *other != self.fingerprint => {
                         return Err(Denied::OtherRequest);
                     }
                     _ => (deadline, deadline),
                 },
-                // A call that asks may execute soon, and perhaps another request.
+                // A call that asks the nodes may soon execute, perhaps another request.
                 None => (asked_until, asked_until.min(now + asking)),
             };
             let contended = LockError::Contended {
@@ -293,17 +302,12 @@ impl ExecuteOnce {
     }
 }
 
-fn memo(memo: &(dyn std::any::Any + Send + Sync)) -> Option<&KeyMemo> {
-    memo.downcast_ref()
-}
-
-/// Returns the ttl with which a lock is valid for this long, and a little longer, so that it is not renewed for
-/// that.
+/// Returns the ttl with which a lock is valid for slightly longer than `max_hold`, so that it needs no renewal.
 fn ttl_to_hold(max_hold: Duration) -> Duration {
     whole_millis(max_hold.saturating_add(validity::drift(max_hold) + SLACK))
 }
 
-/// By hand: a derived one would show the whole service, with the keys that others hold.
+/// Not derived, because that would show the whole service, with the keys of other callers.
 impl fmt::Debug for ExecuteOnce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExecuteOnce")

@@ -1,4 +1,4 @@
-//! How the result of work is written into a record.
+//! The encoding of results in records.
 
 use std::any::type_name;
 use std::io;
@@ -10,16 +10,17 @@ use crate::node::{sha256, unguessable};
 use crate::once::fetch::is_undamaged;
 use crate::protocol::{ExecutionId, Fingerprint, Record};
 
-/// The body of a record begins with a byte that says what follows. The HTTP layer's records begin with others.
+/// First byte of a record's body, which is JSON then. The records of the HTTP layer begin with other bytes.
 const JSON: u8 = b'J';
+/// The body of a record without a result.
 const NOT_KEPT: u8 = b'N';
 
-/// The recorded result cannot be returned.
+/// Error of a recorded result that cannot be returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResultError {
-    /// It was not kept, or is not of this type.
+    /// The result was not kept, or is not of this type.
     NotKept,
-    /// The copy is damaged; another node may have a better one.
+    /// The copy is damaged; another node may have an undamaged one.
     Damaged,
 }
 

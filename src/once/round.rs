@@ -1,4 +1,4 @@
-//! The acquisition round of a key whose outcome is recorded, as a lease drives it.
+//! The acquisition round of a key with records, in the form that a lease drives.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use crate::protocol::message::Reply;
 use crate::protocol::once::{OnceRound, OnceStep};
 use crate::protocol::round::{AcquireRound, AcquireStep, Answer};
 
-/// What follows for a lease: a step of the acquisition, or else of the records.
+/// The next step of a lease: one of the acquisition, or as an error one of the records.
 pub(super) type Step = Result<AcquireStep, OnceStep>;
 
-/// A [`OnceRound`], and when the record in it expires.
+/// A [`OnceRound`], with the expiry of its record.
 pub(super) struct RecordedRound {
     pub(super) round: OnceRound,
-    /// When the first of the nodes that have a record forgets it.
+    /// The time until the first node with a record forgets it.
     pub(super) expires_in: Duration,
 }
 
@@ -63,7 +63,7 @@ impl Round for RecordedRound {
     }
 
     fn on_silence(&mut self, node: usize) -> Step {
-        // With a record, the answers to the `ACQUIRE` matter, also in the second phase.
+        // With a record, the answers to the `ACQUIRE` matter even in the second phase.
         if self.round.step() == 0 || self.round.is_recorded() {
             self.on_acquire(node, &Answer::Failed)
         } else {

@@ -1,4 +1,4 @@
-//! Running work once.
+//! Runs work once, and records or replays its result.
 
 use std::future::Future;
 use std::panic;
@@ -14,22 +14,23 @@ use crate::node::telemetry;
 use crate::once::command::Recorded;
 use crate::once::error::{BeginError, Denied, OnceError};
 use crate::once::execution::{Execution, ExecutionHandle};
+use crate::once::limits::{bound_body, bound_retention};
 use crate::once::request::ExecuteOnce;
 use crate::once::result::{ResultError, decode, encode};
 use crate::protocol::Record;
 
-/// What [`ExecuteOnce::run`] returned.
+/// Result of [`ExecuteOnce::run`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome<T> {
     /// This call executed the work.
     Executed(T),
-    /// An earlier call executed it, and this is its recorded result.
+    /// An earlier call executed the work, and this is its recorded result.
     Replayed(T),
 }
 
 impl<T> Outcome<T> {
-    /// Returns the result, whichever call executed the work.
+    /// Returns the result, of this call or an earlier one.
     pub fn into_inner(self) -> T {
         match self {
             Self::Executed(result) | Self::Replayed(result) => result,
@@ -46,29 +47,24 @@ impl<T> Outcome<T> {
 impl ExecuteOnce {
     /// Sets how long the result is kept, between a millisecond and 100 years of 365 days. Default: 24 h.
     ///
-    /// Outside of that range the nearest end of it is used, with a warning in the log.
+    /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
     pub fn retention(mut self, retention: Duration) -> Self {
-        // A node takes no record without a ttl, nor with one that it cannot add to its clock.
-        let used = retention.clamp(SHORTEST, LONGEST);
-        warn_of("retention", &retention, &used);
-        self.retention = used;
+        self.retention = bound_retention("`Redlock::once`", retention);
         self
     }
 
-    /// Sets the largest result that is kept, in bytes of JSON, at most 1 MiB. Default: 64 KiB.
+    /// Sets the largest result that is kept, in bytes of JSON: at most 1 MiB. Default: 64 KiB.
     ///
     /// Of a larger result it is recorded only that there was one, with a warning in the log: later calls get
     /// [`OnceError::NotKept`].
     ///
-    /// Above 1 MiB, 1 MiB is used, with a warning in the log.
+    /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
     pub fn max_result(mut self, bytes: usize) -> Self {
-        let used = bytes.min(LARGEST);
-        warn_of("max_result", &bytes, &used);
-        self.max_result = used;
+        self.max_result = bound_body("`Redlock::once`", "max_result", bytes);
         self
     }
 
-    /// Executes `work`, unless an earlier call with the key did: then returns the result that it recorded.
+    /// Executes `work`, or returns the result that an earlier call with the key recorded.
     ///
     /// The result is recorded as JSON, so later versions of a program may add fields to it that have a default.
     /// The work runs in a task of its own, which goes on if the caller goes away, or if the lock is lost. It gets
@@ -77,7 +73,7 @@ impl ExecuteOnce {
     ///
     /// # Errors
     ///
-    /// [`OnceError`] says whether the work failed, was not executed, or was executed with an outcome that is not
+    /// Returns an [`OnceError`] if the work failed, was not executed, or was executed with an outcome that is not
     /// known.
     ///
     /// # Panics
@@ -137,7 +133,7 @@ impl ExecuteOnce {
                 let reason = LostReason::MaxHold;
                 tracing::error!(
                     %reason,
-                    "an execution was stopped midway; its key stays locked until its ttl"
+                    "an execution was stopped at max_hold; its key stays locked until its ttl"
                 );
                 return Err(OnceError::Unknown);
             }
@@ -176,7 +172,7 @@ impl ExecuteOnce {
             Recorded::No => {
                 telemetry::unrecorded();
                 tracing::warn!(
-                    "the result of an execution could not be recorded; a later call may execute again"
+                    "no majority recorded the result of an execution; a later call may execute again"
                 );
                 Err(OnceError::Unrecorded(result))
             }
@@ -197,7 +193,7 @@ impl ExecuteOnce {
             Denied::Conflicting => {
                 telemetry::conflict();
                 tracing::error!(
-                    "work was executed more than once, with outcomes that no majority agrees on"
+                    "work was executed more than once, and no majority of the nodes has one of the outcomes"
                 );
                 OnceError::Conflicting
             }
@@ -234,7 +230,11 @@ impl ExecuteOnce {
 ///
 /// # Panics
 ///
-/// If the execution panics, and outside of a runtime.
+/// Panics if the execution panics, and outside of a runtime.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point; the task goes on.
 pub(crate) async fn run_to_end<T: Send + 'static>(
     executing: impl Future<Output = T> + Send + 'static,
 ) -> Option<T> {
@@ -246,21 +246,3 @@ pub(crate) async fn run_to_end<T: Send + 'static>(
         },
     }
 }
-
-fn warn_of<T: PartialEq + std::fmt::Debug>(setting: &'static str, asked: &T, used: &T) {
-    if asked != used {
-        tracing::warn!(
-            setting,
-            ?asked,
-            ?used,
-            "a setting of `once` is out of its range"
-        );
-    }
-}
-
-/// Larger records keep the nodes from answering other locks within the node timeout.
-const LARGEST: usize = 1024 * 1024;
-
-const SHORTEST: Duration = Duration::from_millis(1);
-
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);

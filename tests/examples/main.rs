@@ -14,6 +14,7 @@ mod exactly_once_sql;
 mod grpc;
 mod hyper_server;
 mod idempotent_payments;
+mod queue_consumer;
 mod reverse_proxy;
 mod testing_your_handlers;
 mod websocket;
@@ -391,12 +392,6 @@ fn lock_without_http_ends_with_the_outcome_of_its_lock() {
 fn lock_without_http_prints_the_output_of_its_header() {
     let source = include_str!("../../examples/lock_without_http.rs");
     prints_its_header("lock_without_http", &["report"], source);
-}
-
-#[test]
-fn queue_consumer_prints_the_output_of_its_header() {
-    let source = include_str!("../../examples/queue_consumer.rs");
-    prints_its_header("queue_consumer", &[], source);
 }
 
 /// Compares what an example prints with the lines behind its command in its header, but for numbers.

@@ -2,18 +2,18 @@
 //!
 //! # Implementation details
 //!
-//! A refused attempt is followed by another after a wait, until the deadline of the caller. How long the wait
-//! is depends on what is known:
+//! After a refused attempt, the task waits and makes another one, until the deadline of the caller. The length of
+//! the wait depends on the refusal and the subscription:
 //!
-//! * *Split votes.* Several attempts got some nodes each and none a majority. The next one follows soon, after
-//!   a random delay that doubles, also for a caller that does not wait (PROTOCOL, section 2.2.6).
-//! * *Subscribed.* A majority of the nodes would publish a release. The next attempt follows the release; in
-//!   between the lock is polled slowly, because a message can be lost.
-//! * *Not subscribed.* The lock is polled, with growing random delays.
+//! * *Split vote.* Several attempts got some nodes each and none a majority. The next attempt follows soon, after a
+//!   random delay that doubles, even for a caller that does not wait.
+//! * *Subscribed.* A majority of the nodes would publish a release. The next attempt follows the release. In between,
+//!   the task polls slowly, because a message can be lost.
+//! * *Not subscribed.* The task polls, with growing random delays.
 //!
-//! A release wakes all waiting processes. [`Retry::on_release`] lets one of them try at once, as likely as
-//! not, and the others rest for a moment. A caller that got its permit from a local one would always be first,
-//! because it needs no message, so it lets remote waiters in first when it is their turn.
+//! A release wakes all waiting processes. With [`Retry::on_release`], a few of them try soon and the others rest for
+//! a moment. A caller that got its permit from a local one would always be first, because it needs no message.
+//! It therefore lets remote waiters go first when it is their turn.
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
@@ -32,8 +32,8 @@ use crate::lock::time::TICK;
 use crate::node::{ReleaseSignal, random_u64};
 use crate::protocol::{OnRelease, Retry};
 
-/// How many times the longest delay between attempts local callers acquire a key in a row, where releases are
-/// not published.
+/// The longest run of local callers that acquire a key in a row while releases are not published, in multiples of
+/// the longest delay between attempts.
 const RUN: u32 = 10;
 
 /// The waits between the attempts of one caller.
@@ -45,13 +45,13 @@ pub(crate) struct Backoff {
     attempt_began: Instant,
     /// How long the last attempt took.
     round_trip: Duration,
-    /// How many votes in a row were split, and until when that is a reason to try again soon.
+    /// The number of split votes in a row, and the end of the time in which the next attempt follows soon.
     splits: Option<(u32, Instant)>,
-    /// How often the lock was polled.
+    /// The number of polls.
     polls: u32,
-    /// How many releases were published.
+    /// The number of releases that were published.
     releases: u32,
-    /// The signals of the keys, once subscribed.
+    /// The release signals of the keys, once subscribed.
     signals: Vec<Arc<ReleaseSignal>>,
 }
 
@@ -68,7 +68,7 @@ impl LeaseTask {
         self.let_remote_first(backoff, permit, handoff).await?;
         loop {
             backoff.begin_attempt();
-            // Boxed, so that the steps behind it need less room in the task.
+            // Boxed, so that the future of the task has less to store in later steps.
             let refusal = match Box::pin(self.attempt(handoff.closed())).await {
                 Err(refusal @ AcquireError::Contended { .. }) => refusal,
                 ended => return ended,
@@ -77,7 +77,7 @@ impl LeaseTask {
         }
     }
 
-    /// Lets other processes try first, as likely as not, if it is their turn.
+    /// Lets other processes try first if it is their turn.
     pub(crate) async fn let_remote_first<T: Send>(
         &mut self,
         backoff: &mut Backoff,
@@ -113,7 +113,7 @@ impl LeaseTask {
         Ok(())
     }
 
-    /// Waits after an attempt that was refused, or gives up at the deadline.
+    /// Waits after a refused attempt, or gives up at the deadline.
     pub(crate) async fn back_off<T: Send>(
         &mut self,
         backoff: &mut Backoff,
@@ -128,12 +128,12 @@ impl LeaseTask {
         else {
             return Err(refusal);
         };
-        // Timers have the resolution of a tick: shorter delays would all be the same, and on a paused clock
-        // there would be none at all.
+        // At least a tick, the resolution of timers: shorter delays would all be equal, and zero on a paused
+        // clock.
         backoff.round_trip = backoff.attempt_began.elapsed().max(TICK);
         let delay = self.delay(backoff, permit, retry_after, is_split)?;
         if Box::pin(self.pause(backoff, delay, handoff)).await? {
-            // Other processes were woken as well, so the next vote is a new one.
+            // The release woke other processes too, so the next split vote is a first one.
             backoff.splits = None;
         }
         Ok(())
@@ -150,15 +150,15 @@ impl LeaseTask {
         let settings = &self.cluster.settings;
         let now = Instant::now();
         if is_split {
-            // A caller that has waited gets as much time for this as one that came just now, but only the
-            // latter past its deadline.
+            // A caller that has waited gets as much time for split votes as a new one, but only a new one past its
+            // deadline.
             let last = backoff.deadline.max(backoff.began + settings.node_timeout);
             let end = last.min(backoff.attempt_began + settings.node_timeout);
             let (splits, end) = backoff.splits.get_or_insert((0, end));
             if now < *end {
                 let delay = Retry::split_delay(*splits, backoff.round_trip, random_u64());
                 *splits += 1;
-                // The delays double: the last would take longer than all before it.
+                // The delays double, so the last one could exceed all earlier ones together.
                 return Ok(delay.min(*end - now));
             }
         } else {
@@ -183,8 +183,8 @@ impl LeaseTask {
         Ok(delay.min(backoff.deadline - now))
     }
 
-    /// Waits for a while, or until a release is published and this process may try; returns whether it was
-    /// the latter.
+    /// Waits for `delay`, or until a release is published and this process may try. Returns true in the latter
+    /// case.
     async fn pause<T: Send>(
         &mut self,
         backoff: &mut Backoff,
@@ -218,7 +218,7 @@ impl Backoff {
         }
     }
 
-    /// Notes that an attempt begins, which makes earlier signals of no interest.
+    /// Begins an attempt, and resets the signals of earlier releases.
     pub(crate) fn begin_attempt(&mut self) {
         for signal in &self.signals {
             signal.reset();
@@ -231,7 +231,7 @@ impl Backoff {
         self.attempt_began < self.deadline
     }
 
-    /// Returns whether the releases of all keys would be published to this process.
+    /// Returns whether this process is subscribed to the releases of all keys.
     fn is_subscribed(&self) -> bool {
         !self.signals.is_empty() && self.signals.iter().all(|signal| signal.is_subscribed())
     }
@@ -253,7 +253,7 @@ impl Backoff {
     }
 }
 
-/// Waits until a release of one of the keys is published, and returns the number of subscribers.
+/// Waits until the release of one of the keys is published, and returns the number of its subscribers.
 async fn first_release(signals: &[Arc<ReleaseSignal>]) -> usize {
     let released = signals.iter().map(|signal| Box::pin(signal.released()));
     let mut released: Vec<_> = released.collect();

@@ -1,17 +1,17 @@
-//! One attempt at a lock: its requests go out, its votes are counted, and it is granted or given up.
+//! One attempt at a lock: sends its requests, counts the votes, and ends granted or refused.
 //!
 //! # Implementation details
 //!
-//! An attempt drives a [`Round`], which knows the protocol and no clock, with the votes that come in and the
-//! silence of nodes. It has a fresh owner token, sends one `ACQUIRE` to every node, and `CONFIRM` if the nodes
-//! answered different fencing numbers (PROTOCOL, section 2.2).
+//! An attempt drives a [`Round`], which knows the protocol and no clock, with the votes and the silence of the
+//! nodes. It has a fresh owner token. It sends one `ACQUIRE` to every node, and a `CONFIRM` if the nodes answered
+//! different fencing numbers; [`protocol`](crate::protocol) explains why.
 //!
-//! *Time.* In the first phase each node has the node timeout, and the connect timeout before its first
-//! connection. All phases together have the longest of these (section 2.2.3). A node that is silent for
-//! longer counts as failed; its late grant is released like every other.
+//! *Time.* In the first phase, each node has the node timeout, and before its first connection the connect timeout
+//! too. All phases together have the longest of these times. A node that is silent for longer counts as failed; its
+//! late grant is released like every other.
 //!
-//! *Wake-ups.* In the first phase the task is woken by the first vote that may decide, not by each. Votes
-//! that have arrived are taken without waiting.
+//! *Wake-ups.* In the first phase, only a vote that may decide wakes the task. Votes that have arrived by then are
+//! taken without another wake-up.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -31,11 +31,12 @@ use crate::protocol::{FencingToken, OwnerToken, validity};
 
 /// An acquisition round, as an attempt drives it.
 ///
-/// What it may conclude besides the steps of [`AcquireRound`], it returns as an error.
+/// Conclusions other than the steps of [`AcquireRound`] are returned as an error.
 pub(crate) trait Round: Send {
+    /// The conclusions other than those of [`AcquireRound`].
     type Other: Send;
 
-    /// Returns the part of the round that acquires.
+    /// Returns the part of the round that acquires the lock.
     fn acquiring(&self) -> &AcquireRound;
 
     /// Takes the answer of a node to the `ACQUIRE`.
@@ -53,7 +54,7 @@ pub(crate) trait Round: Send {
         }
     }
 
-    /// Returns the nodes from which an answer is outstanding that would matter.
+    /// Returns the silent nodes whose answers still matter.
     fn silent(&self) -> impl Iterator<Item = usize>;
 }
 
@@ -63,19 +64,19 @@ pub(crate) struct Attempt<R> {
     pub(crate) progress: Progress<R>,
 }
 
-/// What an attempt has asked and been answered.
+/// The requests and answers of an attempt.
 pub(crate) struct Progress<R> {
     pub(crate) round: R,
     pub(crate) failures: Failures,
-    /// Before the first request was sent.
+    /// The time before the first request was sent.
     pub(crate) began: Instant,
     /// The phase of the `ACQUIRE`.
     pub(crate) acquiring: u32,
     /// The phase of the current `CONFIRM`.
     confirming: Option<u32>,
-    /// By node, until when it may answer the `ACQUIRE`.
+    /// By node, the time until which it may answer the `ACQUIRE`.
     pub(crate) due: Vec<Instant>,
-    /// Until when the attempt may take with all of its phases.
+    /// The deadline of all phases together.
     pub(crate) deadline: Instant,
 }
 
@@ -83,20 +84,20 @@ pub(crate) struct Progress<R> {
 pub(crate) struct GrantedLock {
     pub(crate) cleanup: Cleanup,
     pub(crate) token: Option<FencingToken>,
-    /// Before the first request was sent.
+    /// The time before the first request was sent.
     pub(crate) began: Instant,
     pub(crate) valid_until: Instant,
 }
 
-/// Why a lock was not acquired.
+/// Error of an acquisition, before the caller gets it as a [`LockError`].
 pub(crate) enum AcquireError {
-    /// This attempt met other holders, or split the votes with others. Another attempt may succeed.
+    /// Other callers held too many nodes. Another attempt may succeed.
     Contended {
         retry_after: Option<Duration>,
-        /// Whether this attempt got some nodes, so that no other may have a majority.
+        /// Whether this attempt got some nodes, so that perhaps no caller has a majority.
         is_split: bool,
     },
-    /// No further attempt is made.
+    /// The acquisition failed; no further attempt is made.
     Failed(LockError),
     /// The caller went away.
     Abandoned,
@@ -108,14 +109,14 @@ impl From<LockError> for AcquireError {
     }
 }
 
-/// How the round of an attempt ends.
+/// The conclusion of an attempt's round.
 pub(crate) enum Concluded<T> {
     /// A majority granted the lock with this fencing number.
     Granted(u64),
     Refused(Refusal),
-    /// What the kind of round concludes besides.
+    /// Another conclusion of this kind of round.
     Other(T),
-    /// The caller went away first.
+    /// The caller went away before the round was decided.
     Abandoned,
 }
 
@@ -140,7 +141,7 @@ impl Round for AcquireRound {
 }
 
 impl LeaseTask {
-    /// Makes one attempt at a plain lock. What a failed attempt may have acquired is released.
+    /// Makes one attempt at a plain lock. Keys that a failed attempt may hold are released.
     pub(super) async fn attempt(
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
@@ -212,7 +213,7 @@ impl LeaseTask {
                         biased;
                         () = abandoned.as_mut() => return Concluded::Abandoned,
                         vote = self.votes.recv(threshold) => Some(vote),
-                        // Votes below the threshold are in time.
+                        // Votes below the threshold have arrived in time.
                         () = self.timer.at(due) => self.votes.try_recv(),
                     }
                 }
@@ -225,7 +226,7 @@ impl LeaseTask {
         }
     }
 
-    /// Counts the nodes as failed that have been silent for too long.
+    /// Counts overdue nodes as failed.
     fn on_silence<R: Round>(&self, progress: &mut Progress<R>) -> Result<AcquireStep, R::Other> {
         let after = progress.began.elapsed();
         for node in progress.late(Instant::now()) {
@@ -251,7 +252,7 @@ impl LeaseTask {
         cleanup.send(confirm, self.ttl, &self.votes, nodes);
     }
 
-    /// Concludes an attempt that a majority granted, unless that came too late.
+    /// Concludes an attempt that a majority granted, with an error if the grant came too late.
     pub(crate) fn granted<R: Round>(
         &mut self,
         attempt: Attempt<R>,
@@ -260,7 +261,7 @@ impl LeaseTask {
         let Attempt { cleanup, progress } = attempt;
         let acknowledged = progress.round.acquiring().acknowledged(number);
         Span::current().record("quorum.granted", acknowledged);
-        // Read behind the last counted answer, from the monotonic clock.
+        // Measured after the last answer that counts, by the monotonic clock.
         let elapsed = progress.began.elapsed();
         let Some(left) = validity::remaining(self.ttl, elapsed) else {
             self.give_up(cleanup);
@@ -270,7 +271,7 @@ impl LeaseTask {
         let token = self.is_fenced.then(|| FencingToken::try_from(number));
         let acquired = GrantedLock {
             cleanup,
-            // The nodes never go beyond the largest token.
+            // Cannot fail: the nodes never exceed the largest token.
             token: token.transpose().unwrap_or_default(),
             began: progress.began,
             valid_until: progress.began + elapsed + left,
@@ -278,7 +279,7 @@ impl LeaseTask {
         Ok((acquired, progress))
     }
 
-    /// Concludes an attempt that cannot get a majority, and says why.
+    /// Concludes an attempt that cannot get a majority, and returns the reason.
     pub(crate) fn refused<R: Round>(
         &mut self,
         attempt: Attempt<R>,
@@ -300,12 +301,12 @@ impl LeaseTask {
 
     /// Concludes an attempt whose caller has gone away.
     pub(crate) fn abandoned<R: Round>(&mut self, attempt: Attempt<R>) -> AcquireError {
-        // Published: the last release of this process may not have been, because this caller waited.
+        // Publishes: our last release may not have been published, because this caller waited.
         self.begin_release(attempt.cleanup, true);
         AcquireError::Abandoned
     }
 
-    /// Releases what an attempt may hold, which is nothing where it was refused.
+    /// Ends a failed attempt, and releases the keys that it may hold. A node that refused it holds none.
     pub(crate) fn end_attempt<R: Round>(&mut self, attempt: Attempt<R>) -> Progress<R> {
         let Attempt {
             mut cleanup,
@@ -321,7 +322,7 @@ impl LeaseTask {
 }
 
 impl<R: Round> Attempt<R> {
-    /// Takes a vote on the `ACQUIRE` or the current `CONFIRM`. Others belong to earlier attempts or steps.
+    /// Takes a vote on the `ACQUIRE` or the current `CONFIRM`. Other votes belong to earlier attempts or phases.
     pub(crate) fn on_vote(&mut self, vote: Vote) -> Result<AcquireStep, R::Other> {
         self.progress.on_vote(vote, &mut self.cleanup)
     }
@@ -354,12 +355,12 @@ impl<R: Round> Progress<R> {
         }
     }
 
-    /// Returns whether votes of this phase answer what the attempt asks now.
+    /// Returns whether votes of this phase answer the current requests of the attempt.
     pub(crate) fn is_current(&self, phase: u32) -> bool {
         phase == self.acquiring || Some(phase) == self.confirming
     }
 
-    /// Returns how many votes may decide.
+    /// Returns the number of votes that may decide the round.
     fn threshold(&self, cluster: &Cluster) -> Threshold {
         if self.confirming.is_some() {
             return Threshold::any();
@@ -369,17 +370,17 @@ impl<R: Round> Progress<R> {
         Threshold::new(self.acquiring, decisive.saturating_sub(answered))
     }
 
-    /// Returns when the next node has been silent for too long.
+    /// Returns when the next silent node is overdue.
     fn next_due(&self) -> Instant {
         if self.confirming.is_some() {
             return self.deadline;
         }
         let next = self.round.silent().map(|node| self.due[node]).min();
-        // Without a silent node, an answer is waiting that decides.
+        // Without a silent node, a vote that decides has arrived.
         next.unwrap_or(self.began)
     }
 
-    /// Returns the nodes that have been silent for too long.
+    /// Returns the overdue nodes.
     fn late(&self, now: Instant) -> Vec<usize> {
         let is_confirming = self.confirming.is_some();
         let is_late = |node: &usize| is_confirming || self.due[*node] <= now;

@@ -1,4 +1,4 @@
-//! The duty to release what an attempt may have acquired.
+//! The guard that releases the keys that an attempt may hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{KeyNames, OwnerToken};
 
-/// The nodes that may hold the keys of one attempt, and the duty to release them.
+/// Guard that releases the keys of one attempt on the nodes that may hold them.
 ///
-/// Armed before the first request is sent, disarmed by [`release`](Self::release) and
-/// [`disarm`](Self::disarm). Dropped armed, because the lease task panicked, it sends the releases itself,
-/// unless the [`Disposal`] of its lease says that the keys stay until their ttl.
+/// It is armed before the first request is sent; [`release`](Self::release) and [`disarm`](Self::disarm) disarm it.
+/// If it is dropped while armed, because the lease task panicked, it sends the releases itself, unless the
+/// [`Disposal`] of its lease leaves the keys to their ttl.
 #[derive(Debug)]
 pub(crate) struct Cleanup {
     cluster: Arc<Cluster>,
     names: Arc<[KeyNames]>,
     owner: OwnerToken,
-    /// By node, whether it may hold the keys for this owner.
+    /// By node, whether the node may hold the keys for this owner.
     may_hold: Vec<bool>,
-    /// When every request that could have locked a key has expired for certain. An intent lives longer.
+    /// When the keys have expired on every node for certain. An intent lives longer.
     gone_at: Instant,
-    /// Which requests of the attempt have been sent.
+    /// The nodes to which requests of the attempt have been sent.
     trail: Trail,
-    /// The lease, once the attempt was granted.
+    /// The lease, once the attempt is granted.
     pub(super) lease: Option<Arc<Lease>>,
     is_armed: bool,
 }
 
 impl Cleanup {
-    /// Arms the clean-up of an attempt of which nothing has been sent.
+    /// Creates the armed guard of an attempt that has sent no request.
     pub(crate) fn new(cluster: &Arc<Cluster>, names: &Arc<[KeyNames]>, owner: OwnerToken) -> Self {
         Self {
             cluster: Arc::clone(cluster),
@@ -57,8 +57,8 @@ impl Cleanup {
         nodes: impl IntoIterator<Item = usize>,
     ) {
         let packet = self.packet(op, false);
-        // Twice the ttl: a request may have been on its way for as long as it lives. Never sooner than before,
-        // because no request shortens what an earlier one set.
+        // Twice the ttl, because a request may be on its way for as long as a ttl. Never earlier than before,
+        // because no request shortens the ttl that an earlier one set.
         self.gone_at = self.gone_at.max(Instant::now() + 2 * ttl);
         for node in nodes {
             self.may_hold[node] = true;
@@ -66,8 +66,8 @@ impl Cleanup {
         }
     }
 
-    /// Sends a request that locks nothing to some nodes, in the current phase. If it ends the lock, the node
-    /// publishes that.
+    /// Sends a request that neither locks nor extends a key to some nodes, in the current phase. With `publishes`,
+    /// a node on which the request ends the lock publishes that.
     pub(crate) fn ask(
         &self,
         op: Op,
@@ -81,28 +81,28 @@ impl Cleanup {
         }
     }
 
-    /// Notes that a node certainly holds nothing for this owner.
+    /// Records that a node certainly holds no key for this owner.
     pub(crate) fn mark_not_held(&mut self, node: usize) {
         self.may_hold[node] = false;
     }
 
-    /// Forgets the lease, under which nothing was done.
+    /// Forgets the lease of an execution that did not begin.
     pub(crate) fn forget_lease(&mut self) {
         self.lease = None;
     }
 
-    /// Returns when no lock of this attempt can be left on any node.
+    /// Returns when the keys have expired on every node for certain.
     pub(crate) fn gone_at(&self) -> Instant {
         self.gone_at
     }
 
-    /// Returns what becomes of the keys when the lease ends.
+    /// Returns the treatment of the keys when the lease ends.
     pub(crate) fn disposal(&self) -> Disposal {
         let lease = self.lease.as_ref();
         lease.map_or(Disposal::ReleaseUnused, |lease| lease.disposal())
     }
 
-    /// Gives up the duty to release: the keys stay until their ttl. Returns the nodes that may hold them.
+    /// Disarms the guard, so that the keys stay until their ttl. Returns the nodes that may hold them.
     pub(crate) fn disarm(mut self) -> Vec<usize> {
         self.is_armed = false;
         let nodes = self.may_hold.iter().enumerate();
@@ -162,7 +162,7 @@ impl Drop for Cleanup {
         }
         let is_held = self.lease.as_ref().is_some_and(|lease| lease.is_shared());
         if let Some(lease) = &self.lease {
-            // No task is left to count the answers, so a drain must assume that there are none.
+            // No task is left to count the answers, so a drain must assume that no node confirms.
             let nodes = self.may_hold.iter().zip(self.cluster.names.iter());
             let names = nodes.filter(|(may_hold, _)| **may_hold);
             let names = names.map(|(_, name)| Arc::clone(name));

@@ -2,20 +2,20 @@
 //!
 //! # Implementation details
 //!
-//! A lease task outlives its caller, so it must be a spawned task. But a lock that is granted at once need not
-//! wait for the scheduler twice, once to start the task and once to wake the caller. So the caller polls the
-//! task *inline* until the outcome is decided, and spawns the rest. This saves two wake-ups, about a tenth of
-//! what the client does for a lock.
+//! A lease task may outlive its caller, so it must be a spawned task in the end. A task that is spawned at once
+//! would make each lock wait for the scheduler twice: to start the task, and to wake the caller. Instead, the caller
+//! polls the task *inline* until its outcome is decided, and spawns the rest. This saves two wake-ups, about a tenth
+//! of the client's work for a lock.
 //!
 //! The task is spawned as soon as one of these happens:
 //!
-//! * it hands out the outcome ([`Handoff::hand_out`] yields once, so that nothing behind it runs inline);
-//! * it is about to wait for other holders ([`Handoff::detach`]): then it has a deadline to keep and callers
-//!   behind it in the queue, whether its own caller polls or not;
-//! * the caller drops [`Inline`]: the task finds the hand-off closed, and cleans up.
+//! * The task hands out the outcome. [`Handoff::hand_out`] yields once, so that no later step runs inline.
+//! * The task is about to wait for other holders ([`Handoff::detach`]). It then has a deadline to keep, and callers
+//!   wait behind it in the queue, whether its own caller polls or not.
+//! * The caller drops [`Inline`]. The task finds the hand-off closed, and cleans up.
 //!
-//! A panic while the task is polled inline is caught, as the runtime would catch it in a spawned task: the task
-//! is dropped, its clean-up is its `Drop`, and the caller gets no outcome.
+//! A panic while the task is polled inline is caught, as the runtime catches it in a spawned task: the task is
+//! dropped, its `Drop` cleans up, and the caller gets no outcome.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +28,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::{Instrument, Span};
 
-/// The task's end.
+/// The task's end of the hand-off.
 #[derive(Debug)]
 pub(crate) struct Handoff<T> {
     outcome: oneshot::Sender<T>,
@@ -36,8 +36,8 @@ pub(crate) struct Handoff<T> {
     mode: Arc<AtomicU8>,
 }
 
-/// The caller's end: a future that polls the task, and resolves to its outcome; to `None` if the task ended
-/// without one.
+/// The caller's end of the hand-off: a future that polls the task and resolves to its outcome, or to `None` if the
+/// task ended without one.
 pub(crate) struct Inline<T> {
     task: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     outcome: oneshot::Receiver<T>,
@@ -48,13 +48,13 @@ pub(crate) struct Inline<T> {
 
 /// The caller polls it.
 const INLINE: u8 = 0;
-/// The caller polls it, and is to spawn it.
+/// The caller polls the task, and must spawn it.
 const DETACHING: u8 = 1;
-/// The runtime polls it.
+/// The runtime polls the task.
 const SPAWNED: u8 = 2;
 
 impl<T> Handoff<T> {
-    /// Waits until the caller has gone away.
+    /// Waits until the caller goes away.
     ///
     /// # Cancel safety
     ///
@@ -72,7 +72,7 @@ impl<T> Handoff<T> {
     pub(crate) async fn hand_out(self, outcome: T) {
         let mut yields = self.mode.load(Ordering::Relaxed) != SPAWNED;
         self.send(outcome);
-        // Nothing has to wake the task: the caller spawns it, and the runtime polls it then.
+        // No waker is needed: the caller spawns the task, which polls it again.
         poll_fn(|_| {
             if std::mem::take(&mut yields) {
                 Poll::Pending
@@ -92,11 +92,11 @@ impl<T> Handoff<T> {
 }
 
 impl<T> Inline<T> {
-    /// Makes the task, in a span.
+    /// Creates the task within a span.
     ///
     /// # Panics
     ///
-    /// Outside of a runtime.
+    /// Panics outside of a runtime.
     pub(crate) fn new<F>(task: impl FnOnce(Handoff<T>) -> F, span: &Span) -> Self
     where
         F: Future<Output = ()> + Send + 'static,

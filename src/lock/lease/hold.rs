@@ -1,17 +1,19 @@
-//! Holding: the guard is out, the lock is renewed, and its holders learn when it is lost.
+//! Holding: renews a lock while it has shares, and reports its loss to the holders.
 //!
 //! # Implementation details
 //!
-//! A lock is renewed by an extension, `CONFIRM` with its token at all nodes, each in a phase and a round of its
-//! own: an answer to an older one must not vouch for a newer expiry. One extension is under way at a time.
+//! An extension renews the lock: a `CONFIRM` with its token at all nodes. Each extension has a phase and a round of
+//! its own, because an answer to an older one must not vouch for a newer expiry. One extension is under way at a
+//! time.
 //!
-//! The first extension begins a third of the ttl after the acquisition, each further one a third of the ttl
-//! after the last successful one began, and after a failed one a tenth of the ttl, while the old validity runs
-//! on. The validity only ever grows. `max_hold` bounds the ttl of a renewal, so that the validity ends with it.
+//! The first extension begins a third of the ttl after the acquisition began, and each further one a third of the
+//! ttl after the last successful one began. After a failed extension, the next one begins after a tenth of the ttl,
+//! and the old validity continues. The end of the validity never moves back. `max_hold` bounds the ttl of a renewal,
+//! so that the validity ends with it.
 //!
-//! The lock is lost when a majority answers that it is gone, or one timer tick before the end of the validity.
-//! A lost lock is not renewed any more, and its permit goes to the next waiter, but its keys are released only
-//! when the last share is gone.
+//! The lock is lost when a majority answers that it is gone, or one timer tick before the end of the validity. A
+//! lost lock is no longer renewed, and its permit goes to the next waiter, but its keys are released only when the
+//! last share is gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,9 +46,9 @@ pub(crate) struct Holding {
     span: Option<HeldSpan>,
     /// When `max_hold` is over.
     hold_until: Option<Instant>,
-    /// When to renew next; `None` if renewal is off or has ended.
+    /// When to renew the lock next; `None` if renewal is off or has ended.
     renew_at: Option<Instant>,
-    /// Boxed, because few locks are held for so long, and all would have its room.
+    /// Boxed, because few locks are held long enough for one.
     extension: Option<Box<Extending>>,
 }
 
@@ -54,17 +56,17 @@ pub(crate) struct Holding {
 struct Extending {
     round: ExtendRound,
     phase: u32,
-    /// Before its first request was sent.
+    /// The time before the first request was sent.
     began: Instant,
     due: Instant,
     ttl: Duration,
     failures: Failures,
-    /// The holder that asked for it; `None` for a renewal.
+    /// Answers the holder that requested the extension; `None` for a renewal.
     done: Option<oneshot::Sender<Result<(), ExtendError>>>,
 }
 
 impl LeaseTask {
-    /// Makes the lease of an acquired lock, and its first share.
+    /// Creates the lease of an acquired lock, and its first share.
     pub(crate) fn begin_holding(
         &mut self,
         acquired: GrantedLock,
@@ -112,8 +114,8 @@ impl LeaseTask {
         }
     }
 
-    /// Waits for the next event of a held lock, and handles it. Shows `observe` every vote that is not on a
-    /// release.
+    /// Waits for the next event of a held lock, and handles it. Passes every vote that is not on a release to
+    /// `observe`.
     ///
     /// # Cancel safety
     ///
@@ -152,7 +154,7 @@ impl LeaseTask {
         }
     }
 
-    /// Asks all nodes to confirm the lock once more, which renews it unless it is not to be renewed.
+    /// Asks all nodes to confirm the lock once more, and renews it with that if it is to be renewed.
     pub(crate) fn ask_again(&mut self, holding: &mut Holding, now: Instant) {
         let renewed = holding.renewal_ttl(self.ttl, now);
         let ttl = renewed.filter(|_| holding.renew_at.is_some());
@@ -187,7 +189,7 @@ impl LeaseTask {
         let now = Instant::now();
         holding.check_validity(now);
         if holding.is_overdue(now) {
-            // Votes below the threshold are in time.
+            // Votes below the threshold have arrived in time.
             self.take_votes(holding, observe);
         }
         if let Some(extension) = holding.extension.as_ref().filter(|e| e.due <= now) {
@@ -243,7 +245,7 @@ impl LeaseTask {
         phase: u32,
         outcome: Result<Reply, NodeFailure>,
     ) {
-        // Only answers to the requests of this very extension count.
+        // Only answers to the requests of the current extension count.
         let Some(extension) = holding.extension.as_mut().filter(|e| e.phase == phase) else {
             return;
         };
@@ -294,8 +296,8 @@ impl LeaseTask {
 }
 
 impl Holding {
-    /// Returns whether the lock has holders. The permit of a lost lock is dropped, because a holder that goes
-    /// on without its lock must not keep the other callers of this process from it.
+    /// Returns whether the lock has holders. Drops the permit of a lost lock, because a holder that continues without
+    /// its lock must not block the other callers of this process.
     pub(crate) fn is_held_with(&self, permit: &mut Permit) -> bool {
         if self.lost().is_some() {
             drop(std::mem::take(permit));
@@ -308,12 +310,12 @@ impl Holding {
         self.extension.is_some()
     }
 
-    /// Returns why the lock is lost, if it is.
+    /// Returns the reason if the lock is lost.
     pub(crate) fn lost(&self) -> Option<LostReason> {
         self.status.borrow().lost
     }
 
-    /// Declares the lock lost if its validity has ended, or will before a timer can fire.
+    /// Declares the lock lost if its validity has ended, or ends before a timer can fire.
     pub(crate) fn check_validity(&mut self, now: Instant) {
         let valid_until = self.status.borrow().valid_until;
         if self.lost().is_none() && valid_until <= now + TICK {
@@ -347,7 +349,7 @@ impl Holding {
         self.renew_at = None;
         self.status.send_modify(|status| status.lost = Some(reason));
         telemetry::lost(reason.name());
-        tracing::warn!(%reason, "redlock lock lost while it was held");
+        tracing::warn!(%reason, "lock lost while it was held");
     }
 
     fn prolong(&mut self, valid_until: Instant) {
@@ -367,11 +369,11 @@ impl Holding {
         let renew_at = self.renew_at.filter(|_| self.extension.is_none());
         let extended_at = self.extension.as_ref().map(|extension| extension.due);
         let next = [lost_at, renew_at, extended_at].into_iter().flatten().min();
-        // Without an alarm, only the release is left.
+        // Without an alarm, the task waits for its holders only.
         next.unwrap_or_else(|| Instant::now() + Duration::from_secs(60 * 60))
     }
 
-    /// Returns how many votes may decide the extension.
+    /// Returns the number of votes that may decide the extension.
     fn threshold(&self, quorum: Quorum) -> Threshold {
         let Some(extension) = &self.extension else {
             return Threshold::any();
@@ -380,14 +382,13 @@ impl Holding {
         Threshold::new(extension.phase, quorum.decisive().saturating_sub(answered))
     }
 
-    /// Returns the ttl with which an extension prolongs nothing.
+    /// Returns the rest of the validity, the ttl with which an extension does not prolong the lock.
     fn left(&self, now: Instant) -> Duration {
         let valid_until = self.status.borrow().valid_until;
         whole_millis(valid_until.saturating_duration_since(now)).max(TICK)
     }
 
-    /// Returns the ttl to renew with, such that the validity ends with `max_hold` and not later; `None` if it
-    /// does so already.
+    /// Returns the ttl of the next renewal, cut so that the validity ends with `max_hold`; `None` if it does already.
     fn renewal_ttl(&self, ttl: Duration, now: Instant) -> Option<Duration> {
         let Some(end) = self.hold_until else {
             return Some(ttl);

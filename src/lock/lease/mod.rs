@@ -2,9 +2,9 @@
 //!
 //! # The life of a lock
 //!
-//! A *lease task* owns a lock from its first `ACQUIRE` to its last `RELEASE`. [`acquire`](run::acquire) is
-//! that life as one sequential function: the permit comes from the queue, attempts follow until a majority of
-//! the nodes grants the lock, it is held and renewed while it has shares, and it is released.
+//! A *lease task* owns a lock from its first `ACQUIRE` to its last `RELEASE`. [`run`] has that life as one
+//! sequential function: it makes attempts until a majority of the nodes grants the lock, holds and renews the lock
+//! while it has shares, and releases it. The caller brings the permit of the queue.
 //!
 //! | file | step |
 //! |---|---|
@@ -13,18 +13,18 @@
 //! | `attempt` | one attempt: its requests, votes and decision |
 //! | `hold` | renewal, extension, loss |
 //! | `release` | the release and its confirmation |
-//! | `cleanup` | releases what an attempt may hold, however it ends |
-//! | `shared` | what the task shares with the guards |
-//! | `task` | what every step knows |
-//! | `handoff` | the first attempt is polled by the caller, the rest is spawned |
+//! | `cleanup` | the release of an attempt that fails, is dropped or panics |
+//! | `shared` | the state that the task shares with the guards |
+//! | `task` | the state that all steps share |
+//! | `handoff` | the task, polled by the caller first and spawned later |
 //!
 //! # Invariants
 //!
-//! * Every node that may hold a key has a [`Cleanup`] that releases it, from before the first request is
-//!   sent. It is disarmed only by the release itself, or when the keys must stay until their ttl.
-//! * All requests of a lock go out from its task, so that on each node the release follows the acquisition,
-//!   and renewal never races with release.
-//! * The caller's future, the guards and handles only share the lease. Dropping them does no I/O.
+//! * A [`Cleanup`] covers every node that may hold a key, from before the first request is sent. Only the release
+//!   itself disarms it, or the decision that the keys stay until their ttl.
+//! * Only the task sends the requests of its lock. On each node, the release therefore follows the acquisition, and
+//!   a renewal never races with the release.
+//! * The caller's future, the guards and the handles only share the lease. Dropping them does no I/O.
 
 mod acquire;
 mod attempt;

@@ -1,11 +1,11 @@
-//! Releasing: the keys are given back on every node that may hold them, and the answers are counted.
+//! Releasing: releases the keys on every node that may hold them, and counts the answers.
 //!
 //! # Implementation details
 //!
-//! A release is sent and then counted while the task does something else: another attempt, say. Several may be
-//! under way, each in a phase of its own. A node that does not answer within the node timeout is given up by
-//! the task, but not by its lane, which keeps the release and sends it when it can. The registry notes it as
-//! unconfirmed until the keys have ended by their ttl.
+//! The task sends a release, and counts its answers while it continues, for example with another attempt. Several
+//! releases may be under way, each in a phase of its own. The task waits for a node up to the node timeout. The lane
+//! of the node keeps the release beyond that, and sends it when it can. Meanwhile the registry lists it as
+//! unconfirmed, until the keys have ended by their ttl.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl LeaseTask {
         }
     }
 
-    /// Releases what a failed attempt may hold. Not published, because no process waits for that.
+    /// Releases the keys that a failed attempt may hold. Not published, because no process waits for them.
     pub(crate) fn give_up(&mut self, cleanup: Cleanup) {
         self.begin_release(cleanup, false);
     }
@@ -71,8 +71,7 @@ impl LeaseTask {
         registry.set_unconfirmed(names, &self.keys, gone_at);
     }
 
-    /// Sends the releases of what an attempt may hold, and returns their phase. The answers are counted as
-    /// they come.
+    /// Sends the releases of an attempt, and returns their phase. The answers are counted as they arrive.
     pub(super) fn begin_release(&mut self, cleanup: Cleanup, publishes: bool) -> u32 {
         self.count_received();
         let now = Instant::now();
@@ -105,7 +104,7 @@ impl LeaseTask {
         None
     }
 
-    /// Waits until every node has answered every release, or is overdue, and notes which did not.
+    /// Waits until every node has answered every release or is overdue, and reports the overdue ones.
     pub(crate) async fn settle(&mut self) {
         let is_open = |release: &&Release| release.round.silent().next().is_some();
         while let Some(release) = self.releases.iter().find(is_open) {
@@ -136,14 +135,14 @@ impl LeaseTask {
         Ok(())
     }
 
-    /// Waits for more votes on a release, or gives up on the nodes that are overdue.
+    /// Waits for more votes on a release, and counts overdue nodes as failed.
     async fn next_release_votes(&mut self, threshold: Threshold) {
         let due = self.releases.iter().filter_map(|release| release.due).min();
         let due = due.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
             vote = self.votes.recv(threshold) => {
-                // Votes on anything else are of no interest any more.
+                // Other votes are no longer needed.
                 drop(self.count_release(vote));
                 self.count_received();
             }
@@ -171,7 +170,7 @@ impl LeaseTask {
     /// Counts the votes that arrived below their threshold.
     fn count_received(&mut self) {
         while let Some(vote) = self.votes.try_recv() {
-            // Votes on anything else are of no interest any more.
+            // Other votes are no longer needed.
             drop(self.count_release(vote));
         }
     }
@@ -193,7 +192,7 @@ impl LeaseTask {
 }
 
 impl Release {
-    /// Returns how many more votes may decide it.
+    /// Returns the number of further votes that may decide the release.
     fn threshold(&self, quorum: Quorum) -> Threshold {
         let answered = quorum.nodes() - self.round.silent().count();
         Threshold::new(self.phase, quorum.decisive().saturating_sub(answered))

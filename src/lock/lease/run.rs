@@ -17,7 +17,7 @@ use crate::lock::queue::{Permit, WaiterSlots};
 ///
 /// # Panics
 ///
-/// Outside of a runtime.
+/// Panics outside of a runtime.
 ///
 /// # Cancel safety
 ///
@@ -74,7 +74,7 @@ fn run(
 }
 
 impl AcquireError {
-    /// Returns what the caller is told; `None` if it has gone away.
+    /// Returns the error for the caller; `None` if the caller has gone away.
     fn into_lock_error(self) -> Option<LockError> {
         match self {
             Self::Contended { retry_after, .. } => Some(LockError::Contended { retry_after }),

@@ -1,14 +1,13 @@
-//! What the lease task and the holders of a lock share.
+//! The state that the lease task and the holders of a lock share.
 //!
 //! # Implementation details
 //!
-//! Holders count their shares and queue their extensions here; the task publishes the status and the outcome
-//! of the release. Two rules keep both sides from missing each other:
+//! Holders count their shares and queue their extensions here. The task publishes the status of the lock and the
+//! outcome of the release. Two rules keep the two sides from missing each other:
 //!
-//! * Zero shares is final. The last share that is dropped wakes the task, and no new one can be taken.
-//! * The task stores what it has to report before it closes the channel it reports by. A holder that finds
-//!   the channel closed therefore reads the outcome behind that, and concludes from a missing one that the
-//!   task died.
+//! * Zero shares is final. Dropping the last share wakes the task, and no new share can be taken.
+//! * The task stores an outcome before it closes the channel of that outcome. A holder therefore checks whether the
+//!   channel is closed first, and reads the outcome after that: if it is closed without an outcome, the task died.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -27,7 +26,7 @@ use crate::lock::time::whole_millis;
 use crate::node::Mutex;
 use crate::protocol::{FencingToken, LockKeys, validity};
 
-/// One held lock, as its holders see it.
+/// A held lock, as its holders see it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// Identifies the lock service.
@@ -41,21 +40,21 @@ pub(crate) struct Lease {
     purpose: Option<Memo>,
     /// A [`Disposal`].
     disposal: AtomicU8,
-    /// Guards, responses and bodies that hold the lock. Zero is final.
+    /// The number of shares, which guards, responses and bodies hold. Zero is final.
     shares: AtomicUsize,
     commands: Mutex<CommandQueue>,
     /// Wakes the task for a command, or when the last share is dropped.
     notified: Notify,
-    /// How the release ended, once a majority has confirmed it or cannot.
+    /// The outcome of the release, once a majority has confirmed it or cannot.
     released: OnceLock<Result<(), ReleaseError>>,
-    /// Wakes those that wait for `released`, also when the task ends without it.
+    /// Wakes the holders that wait for `released`, even if the task ends without an outcome.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
 struct CommandQueue {
     extensions: VecDeque<ExtendCommand>,
-    /// Whether the task takes no more commands.
+    /// Whether the task accepts no more commands.
     is_closed: bool,
 }
 
@@ -66,22 +65,23 @@ pub(super) struct ExtendCommand {
     pub(super) done: oneshot::Sender<Result<(), ExtendError>>,
 }
 
-/// The task's end of the command queue. Dropping it drops the commands that are left.
+/// The task's end of the command queue. Dropping it closes the queue and drops the remaining commands.
 #[derive(Debug)]
 pub(crate) struct Commands(Arc<Lease>);
 
-/// What becomes of the keys when their lease ends.
+/// The treatment of the keys when their lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Disposal {
-    /// They are released with the last share. If the task dies while there are shares, they stay until their
+    /// The keys are released with the last share. If the task dies while there are shares, they stay until their
     /// ttl, because a lock is never released under its holder.
     Release,
-    /// They are released even while there are shares: without the task, nothing can begin under the lock.
+    /// The keys are released even if the task dies while there are shares, because nothing begins under the lock
+    /// without the task.
     ReleaseUnused,
-    /// Like [`Release`](Self::Release), but by `RELEASE` of a key under which something was executed.
+    /// Like [`Release`](Self::Release), for keys under which something was executed.
     ReleaseExecuted,
-    /// They stay until their ttl.
+    /// The keys stay until their ttl.
     Expire,
 }
 
@@ -159,7 +159,7 @@ impl Lease {
         self.valid_until().saturating_duration_since(Instant::now())
     }
 
-    /// Returns why the lock is lost, if its task has reported that or is gone.
+    /// Returns the reason if the task has reported the loss of the lock, or is gone.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
         LeaseStatus::lost(&self.status)
     }
@@ -182,7 +182,7 @@ impl Lease {
                 return outcome.clone();
             }
             if is_closed {
-                // The task died. That it had begun to release says nothing about the nodes.
+                // The task died. Even if it had begun the release, the nodes may not have received it.
                 let reason = self.lost_reason();
                 let reason = reason.filter(|reason| *reason != LostReason::Released);
                 return Err(ReleaseError::Lost(reason.unwrap_or(LostReason::Abandoned)));
@@ -215,7 +215,7 @@ impl Lease {
         outcome.await.unwrap_or_else(|_| Err(lost()))
     }
 
-    /// Queues a command; false if the task takes none any more.
+    /// Queues a command; returns false if the task accepts no more commands.
     fn send(&self, command: ExtendCommand) -> bool {
         let mut commands = self.commands.lock();
         if commands.is_closed {
@@ -247,7 +247,7 @@ impl Commands {
         self.0.commands.lock().extensions.pop_front()
     }
 
-    /// Waits until there may be a command, or the last share may be gone.
+    /// Waits for a command or the drop of the last share; may return without either.
     ///
     /// # Cancel safety
     ///
@@ -256,7 +256,7 @@ impl Commands {
         self.0.notified.notified().await;
     }
 
-    /// Publishes how the release ended. Only the first outcome counts.
+    /// Publishes the outcome of the release. Only the first outcome counts.
     pub(crate) fn set_released(&self, outcome: Result<(), ReleaseError>) {
         self.0.released.set(outcome).ok();
         self.0.ended.notify_waiters();

@@ -1,4 +1,4 @@
-//! What a lease task knows in each of its steps.
+//! The state that all steps of a lease task share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::protocol::message::Reply;
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{KeyNames, LockKeys};
 
-/// The task that owns one lock. Its steps are in the other files of this folder.
+/// The task that owns one lock; the other files of this folder have its steps.
 pub(crate) struct LeaseTask {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) keys: LockKeys,
@@ -24,10 +24,10 @@ pub(crate) struct LeaseTask {
     /// Whether the lock comes with a fencing token.
     pub(crate) is_fenced: bool,
     pub(crate) votes: VoteReceiver,
-    /// The releases that some node has not confirmed, of failed attempts and of the lock itself.
+    /// The releases under way, of failed attempts and of the lock itself.
     pub(super) releases: Vec<Release>,
     pub(crate) ticket: Ticket,
-    /// What the lock is called in metrics.
+    /// The label of the lock in spans and metrics.
     pub(super) label: &'static str,
     /// The processes that wait for each key.
     pub(super) remote: Vec<Arc<RemoteWaiters>>,
@@ -38,14 +38,14 @@ pub(crate) struct LeaseTask {
 pub(super) struct Release {
     pub(super) phase: u32,
     pub(super) round: ReleaseRound,
-    /// When the silent nodes are given up on; `None` once they are.
+    /// When the silent nodes count as failed; `None` once they do.
     pub(super) due: Option<Instant>,
     pub(super) failures: Failures,
-    /// When nothing can be left to release.
+    /// When the keys have expired on every node for certain.
     pub(super) gone_at: Instant,
 }
 
-/// Why nodes did not vote in a phase, by number.
+/// The failures of nodes in one phase, by node number.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(BTreeMap<usize, NodeFailure>);
 
@@ -76,7 +76,7 @@ impl LeaseTask {
 }
 
 impl Failures {
-    /// Notes why a node did not vote, and returns its answer as the rounds take it.
+    /// Records the outcome of a node if it is a failure, and returns it as an answer for the rounds.
     pub(crate) fn note(&mut self, node: usize, outcome: Result<Reply, NodeFailure>) -> Answer {
         match outcome {
             Ok(reply) => {
