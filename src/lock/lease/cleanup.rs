@@ -81,7 +81,7 @@ impl Cleanup {
         }
     }
 
-    /// Records that a node certainly holds no key for this owner.
+    /// Notes that a node certainly holds no key for this owner.
     pub(crate) fn mark_not_held(&mut self, node: usize) {
         self.may_hold[node] = false;
     }

@@ -76,7 +76,7 @@ impl LeaseTask {
 }
 
 impl Failures {
-    /// Records the outcome of a node if it is a failure, and returns it as an answer for the rounds.
+    /// Keeps the outcome of a node if it is a failure, and returns it as an answer for the rounds.
     pub(crate) fn note(&mut self, node: usize, outcome: Result<Reply, NodeFailure>) -> Answer {
         match outcome {
             Ok(reply) => {
