@@ -59,6 +59,10 @@ pub(super) async fn acquire(
 }
 
 /// Runs an execution: attempts, hold, record or release.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async fn has room for its arguments twice"
+)]
 fn run(
     mut task: OnceTask,
     mut permit: Permit,

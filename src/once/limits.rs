@@ -17,18 +17,18 @@ const MAX_RETENTION: Duration = DAY.saturating_mul(100 * 365);
 /// with a ttl that overflows its clock.
 pub(crate) fn bound_retention(owner: &str, retention: Duration) -> Duration {
     let used = retention.clamp(MIN_RETENTION, MAX_RETENTION);
-    warn_of_range(owner, "retention", retention, used);
+    warn_of_range(owner, "retention", &retention, &used);
     used
 }
 
 /// Returns the largest size of a body within its range, with a warning if it was not.
 pub(crate) fn bound_body(owner: &str, setting: &str, bytes: usize) -> usize {
     let used = bytes.min(MAX_BODY);
-    warn_of_range(owner, setting, bytes, used);
+    warn_of_range(owner, setting, &bytes, &used);
     used
 }
 
-fn warn_of_range<T: PartialEq + Debug>(owner: &str, setting: &str, requested: T, used: T) {
+fn warn_of_range<T: PartialEq + Debug>(owner: &str, setting: &str, requested: &T, used: &T) {
     if requested != used {
         tracing::warn!(
             setting,

@@ -40,6 +40,10 @@ pub(crate) async fn acquire(
 ///
 /// Not an `async fn`, which would have room for its arguments twice in every lock that is held. For the same
 /// reason each step takes what it needs by value, or is a block of its own: the next one uses its room.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async fn has room for its arguments twice"
+)]
 fn run(
     mut task: LeaseTask,
     mut permit: Permit,
