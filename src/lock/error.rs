@@ -279,7 +279,7 @@ impl BuildError {
     /// Checks a ttl without regard to other settings.
     pub(crate) fn check_ttl(setting: &'static str, ttl: Duration) -> Result<(), Self> {
         if validity::lifetime(whole_millis(ttl)).is_none() {
-            let remedy = "it is used up by clock drift (ttl / 100 + 2 ms); use a longer ttl";
+            let remedy = "it is used up by clock drift (ttl / 100 + 2 ms); use seconds";
             return Err(Self::from_duration(setting, ttl, remedy));
         }
         if ttl > LONGEST_TTL {

@@ -7,11 +7,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
 use tokio::runtime::Builder;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::message::{Command, Op, Reply};
-use tower_redlock::protocol::{ExecutionId, Fingerprint, Namespace, OwnerToken, Record};
+use tower_redlock::protocol::{ExecutionId, Fingerprint, KeyNames, Namespace, OwnerToken, Record};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
 
@@ -26,6 +27,35 @@ fn redlock(nodes: &ScriptedNodes) -> Redlock {
 
 fn is_contended<T>(ran: &Result<Outcome<T>, OnceError<&'static str, T>>) -> bool {
     matches!(ran, Err(OnceError::Lock(LockError::Contended { .. })))
+}
+
+/// Another process, whose requests for one key are made by hand.
+struct Other(Arc<[KeyNames]>);
+
+impl Other {
+    fn new(key: &str) -> Self {
+        let names = Namespace::default().names_with_record(&key.into(), None, |_| [0; 32]);
+        Self([names.unwrap()].into())
+    }
+
+    /// Makes a record with the default fingerprint, the digest of nothing.
+    fn record(&self, body: &[u8], digest: [u8; 32]) -> Record {
+        let fingerprint = Fingerprint::from_digest(Sha256::digest([]).into());
+        Record::new(ExecutionId::from_random([1; 16]), fingerprint, digest, body)
+    }
+
+    fn put(&self, nodes: &ScriptedNodes, node: usize, record: &Record) {
+        let command = Command {
+            names: Arc::clone(&self.0),
+            owner: OwnerToken::from_random([2; 16]),
+            op: Op::TopUp {
+                record: record.clone(),
+                retention: secs(60),
+            },
+        };
+        let reply = nodes.apply(node, &command);
+        assert!(matches!(reply, Reply::Done { .. }), "{reply:?}");
+    }
 }
 
 /// Polls a future so many times, with 10 ms after every fourth poll; returns whether it ended.
@@ -140,31 +170,9 @@ async fn a_recorded_result_that_cannot_be_fetched_is_undecided() {
 async fn a_recorded_result_that_is_damaged_on_all_nodes_is_not_kept() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
-    let key = "k".into();
-    let names = Namespace::default().names_with_record(&key, None, |_| [0; 32]);
-    let names: Arc<[_]> = [names.unwrap()].into();
-    // The default fingerprint: the digest of nothing.
-    let fingerprint = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-    let digits = (0..32).map(|byte| u8::from_str_radix(&fingerprint[2 * byte..2 * byte + 2], 16));
-    let fingerprint: Vec<u8> = digits.map(Result::unwrap).collect();
-    let fingerprint = Fingerprint::from_digest(fingerprint.try_into().unwrap());
-    let id = ExecutionId::from_random([1; 16]);
-    let record = Record::new(id, fingerprint, [7; 32], b"J1");
-    for node in 0..3 {
-        let send = |op| {
-            let (names, owner) = (Arc::clone(&names), OwnerToken::from_random([2; 16]));
-            nodes.apply(node, &Command { names, owner, op })
-        };
-        let acquired = send(Op::Acquire {
-            proposal: Some(1),
-            ttl: secs(1),
-            retention: secs(60),
-        });
-        assert!(matches!(acquired, Reply::Granted(_)), "{acquired:?}");
-        let (record, retention) = (record.clone(), secs(60));
-        let recorded = send(Op::Record { record, retention });
-        assert!(matches!(recorded, Reply::Done { .. }), "{recorded:?}");
-    }
+    let other = Other::new("k");
+    let record = other.record(b"J1", [7; 32]);
+    (0..3).for_each(|node| other.put(&nodes, node, &record));
     let ran: Ran = redlock.once("k").run(|_| pending()).await;
     assert_eq!(ran, Err(OnceError::NotKept));
 }
@@ -405,4 +413,108 @@ async fn a_panic_outside_of_the_future_of_the_work_keeps_the_key_too() {
     assert_eq!(nodes.locks(), [2, 2, 2]);
     sleep(secs(10)).await;
     assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_local_waiter_gets_the_result_without_asking_the_nodes() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let slow = counter.clone();
+    let running = tokio::spawn(redlock.once("k").run(move |_| slow.work(secs(1))));
+    sleep(ms(100)).await;
+    let waited = counter.run(redlock.once("k").wait(secs(5))).await;
+    assert_eq!(waited, Ok(Outcome::Replayed(1)));
+    assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
+}
+
+/// A caller that comes after the record was left in this process: it may have expired since.
+#[tokio::test(start_paused = true)]
+async fn a_local_waiter_that_came_after_the_result_asks_the_nodes() {
+    let (redlock, counter) = (Redlock::in_memory(3), Counter::default());
+    let slow = counter.clone();
+    let once = redlock.once("k").retention(ms(100));
+    let running = tokio::spawn(once.run(move |_| slow.work(secs(1))));
+    sleep(ms(100)).await;
+    // Holds the key in this process from the record on.
+    let guard = redlock.lock("k").wait(secs(5)).await.unwrap();
+    assert_eq!(running.await.unwrap(), Ok(Outcome::Executed(1)));
+    sleep(ms(200)).await;
+    let waiting = redlock.once("k").wait(secs(5));
+    let late = counter.clone();
+    let waiting = tokio::spawn(async move { late.run(waiting).await });
+    sleep(ms(200)).await;
+    drop(guard);
+    assert_eq!(waiting.await.unwrap(), Ok(Outcome::Executed(2)));
+}
+
+/// All nodes forget the key during the work, so another service executes it too, and records first.
+#[tokio::test(start_paused = true)]
+async fn work_that_was_overtaken_returns_the_record_of_the_same_request_only() {
+    for (payload, expected) in [
+        ("same", Ok(Outcome::Replayed(1))),
+        ("other", Err(OnceError::Conflicting)),
+    ] {
+        let nodes = ScriptedNodes::new(3);
+        let (here, there) = (redlock(&nodes), redlock(&nodes));
+        let counter = Counter::default();
+        let slow = counter.clone();
+        let once = here.once("k").fingerprint("same");
+        let running = tokio::spawn(once.run(move |_| slow.work(secs(1))));
+        sleep(ms(100)).await;
+        (0..3).for_each(|node| nodes.wipe(node));
+        let first = counter.run(there.once("k").fingerprint(payload)).await;
+        assert_eq!(first, Ok(Outcome::Executed(1)));
+        assert_eq!(running.await.unwrap(), expected, "{payload}");
+    }
+}
+
+/// Between the answers to `ACQUIRE` and `CONFIRM` a node gets a record, and another is silent throughout.
+#[tokio::test(start_paused = true)]
+async fn a_record_that_is_met_in_the_second_phase_is_repaired_beside_a_silent_node() {
+    let nodes = ScriptedNodes::new(3);
+    let (redlock, counter) = (redlock(&nodes), Counter::default());
+    let other = Other::new("k");
+    // Different fences make the nodes answer different numbers.
+    for (node, proposal) in [(0, 1 << 52), (1, (1 << 52) + 100)] {
+        for op in [
+            Op::Acquire {
+                proposal: Some(proposal),
+                ttl: secs(1),
+                retention: secs(3_600),
+            },
+            Op::Release,
+        ] {
+            let (names, owner) = (Arc::clone(&other.0), OwnerToken::from_random([2; 16]));
+            nodes.apply(node, &Command { names, owner, op });
+        }
+    }
+    nodes.set(2, Gate::Never);
+    (0..2).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Slow(ms(20))));
+    let once = redlock.once("k");
+    let call = tokio::spawn(async move { counter.run(once).await });
+    sleep(ms(10)).await;
+    assert_eq!(nodes.sent(0, OpKind::Confirm), 1);
+    let body = b"J17";
+    other.put(&nodes, 0, &other.record(body, Sha256::digest(body).into()));
+    let ran = timeout(secs(1), call).await.expect("it ends").unwrap();
+    assert_eq!(ran, Ok(Outcome::Replayed(17)));
+}
+
+/// A mebibyte may take a second longer than the node timeout.
+#[tokio::test(start_paused = true)]
+async fn a_large_record_has_time_to_be_repaired() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let text = "x".repeat(1_000_000);
+    let made = text.clone();
+    let once = || redlock.once("k").max_result(2_000_000);
+    let first = once().run(|_| async { Ok::<_, ()>(made) }).await;
+    assert!(first.is_ok());
+    (0..2).for_each(|node| {
+        nodes.wipe(node);
+        nodes.set_for(node, OpKind::Record, Gate::Slow(ms(500)));
+    });
+    let again = once().run(|_| pending::<Result<String, ()>>()).await;
+    assert_eq!(again, Ok(Outcome::Replayed(text)));
 }

@@ -178,3 +178,18 @@ async fn drain_of_an_idle_redlock_is_clean_and_immediate() {
     let error = redlock.clone().lock("k").await.unwrap_err();
     assert_eq!(error, LockError::Closed);
 }
+
+/// The last request that locks a key may reach a node as late as its ttl, and the key lives for another.
+#[tokio::test(start_paused = true)]
+async fn drain_reports_an_unconfirmed_release_for_two_ttl() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).ttl(secs(10)).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    nodes.set_for(0, OpKind::Release, Gate::Never);
+    drop(guard);
+    sleep(secs(19)).await;
+    let drained = redlock.drain(secs(1)).await;
+    assert_eq!(drained.unconfirmed.len(), 1, "{drained:?}");
+    sleep(secs(2)).await;
+    assert!(redlock.drain(secs(1)).await.is_clean());
+}

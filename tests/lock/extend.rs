@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{ExtendError, Redlock, Released};
+use tower_redlock::{ExtendError, LostReason, Redlock, Released};
 
 use crate::common::{builder, end_of};
 use crate::support::{ms, secs};
@@ -156,4 +156,17 @@ async fn extend_by_at_most_node_timeout_is_refused_with_ttl_too_short() {
     }
     sleep(Duration::from_secs(60)).await;
     assert!(guard.is_valid());
+}
+
+/// The answers arrive when the validity is over: the lock was lost meanwhile, and stays so.
+#[tokio::test(start_paused = true)]
+async fn extend_that_is_confirmed_after_the_validity_does_not_revive_the_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).ttl(secs(1)).max_ttl(secs(60)).renew(false);
+    let guard = redlock.build().unwrap().try_lock("k").await.unwrap();
+    sleep(guard.valid_for() - ms(20)).await;
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Slow(ms(40))));
+    let late = guard.extend(secs(20)).await;
+    assert_eq!(late, Err(ExtendError::Lost(LostReason::Expired)));
+    assert!(!guard.is_valid());
 }

@@ -216,3 +216,19 @@ fn dropped_runtime_resolves_lost() {
         assert!(redlock.try_lock("other").await.is_ok());
     });
 }
+
+/// The holder keeps its guard, but other callers of the process need not wait for it.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lock_does_not_keep_other_callers_of_the_process_out() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).ttl(secs(1)).renew(false).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    sleep(secs(1)).await;
+    let next = redlock.try_lock("k").await.unwrap();
+    assert!(next.is_valid() && !guard.is_valid());
+    // Its late release takes nothing away from the next holder.
+    let released = guard.release().await;
+    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Expired)));
+    assert_eq!(nodes.locks(), [1, 1, 1]);
+}
