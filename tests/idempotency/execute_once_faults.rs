@@ -38,12 +38,6 @@ impl Other {
         Self([names.unwrap()].into())
     }
 
-    /// Makes a record with the default fingerprint, the digest of nothing.
-    fn record(&self, body: &[u8], digest: [u8; 32]) -> Record {
-        let fingerprint = Fingerprint::from_digest(Sha256::digest([]).into());
-        Record::new(ExecutionId::from_random([1; 16]), fingerprint, digest, body)
-    }
-
     fn put(&self, nodes: &ScriptedNodes, node: usize, record: &Record) {
         let command = Command {
             names: Arc::clone(&self.0),
@@ -56,6 +50,12 @@ impl Other {
         let reply = nodes.apply(node, &command);
         assert!(matches!(reply, Reply::Done { .. }), "{reply:?}");
     }
+}
+
+/// Makes a record with the default fingerprint, the digest of nothing.
+fn record(body: &[u8], digest: [u8; 32]) -> Record {
+    let fingerprint = Fingerprint::from_digest(Sha256::digest([]).into());
+    Record::new(ExecutionId::from_random([1; 16]), fingerprint, digest, body)
 }
 
 /// Polls a future so many times, with 10 ms after every fourth poll; returns whether it ended.
@@ -171,7 +171,7 @@ async fn a_recorded_result_that_is_damaged_on_all_nodes_is_not_kept() {
     let nodes = ScriptedNodes::new(3);
     let redlock = redlock(&nodes);
     let other = Other::new("k");
-    let record = other.record(b"J1", [7; 32]);
+    let record = record(b"J1", [7; 32]);
     (0..3).for_each(|node| other.put(&nodes, node, &record));
     let ran: Ran = redlock.once("k").run(|_| pending()).await;
     assert_eq!(ran, Err(OnceError::NotKept));
@@ -496,7 +496,7 @@ async fn a_record_that_is_met_in_the_second_phase_is_repaired_beside_a_silent_no
     sleep(ms(10)).await;
     assert_eq!(nodes.sent(0, OpKind::Confirm), 1);
     let body = b"J17";
-    other.put(&nodes, 0, &other.record(body, Sha256::digest(body).into()));
+    other.put(&nodes, 0, &record(body, Sha256::digest(body).into()));
     let ran = timeout(secs(1), call).await.expect("it ends").unwrap();
     assert_eq!(ran, Ok(Outcome::Replayed(17)));
 }

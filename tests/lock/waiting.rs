@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::Retry;
 use tower_redlock::protocol::message::{Op, Reply};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -261,4 +261,25 @@ async fn try_lock_from_eight_processes_at_once_grants_at_most_one() {
         winners += granted;
     }
     assert!(winners * 100 >= rounds * 99, "{winners} of {rounds}");
+}
+
+/// The release before it may not have been published, because this caller waited; so its own is.
+#[tokio::test(start_paused = true)]
+async fn attempt_that_is_dropped_wakes_the_waiters_of_other_processes() {
+    let nodes = ScriptedNodes::new(3);
+    let service = || builder(&nodes).poll_interval(secs(60)).build().unwrap();
+    let (here, there) = (service(), service());
+    let holder = Foreign::new("k");
+    (0..3).for_each(|node| drop(holder.acquire(&nodes, node, secs(300))));
+    let waiting = tokio::spawn(there.lock("k").wait(secs(300)).into_future());
+    sleep(ms(10)).await;
+    // Made by hand, this is not published.
+    (0..3).for_each(|node| drop(holder.send(&nodes, node, Op::Release)));
+    sleep(ms(10)).await;
+    assert!(!waiting.is_finished());
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Acquire, Gate::Slow(ms(20))));
+    let dropped = timeout(ms(10), here.try_lock("k").into_future()).await;
+    assert!(dropped.is_err());
+    let granted = timeout(secs(1), waiting).await.expect("it is woken");
+    assert!(granted.unwrap().is_ok());
 }
