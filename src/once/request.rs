@@ -323,6 +323,7 @@ impl fmt::Debug for ExecuteOnce {
 mod tests {
     use crate::node::unguessable;
     use crate::once::command::Recorded;
+    use crate::once::error::BeginError;
     use crate::protocol::ExecutionId;
 
     use super::*;
@@ -355,5 +356,53 @@ mod tests {
         assert!(redlock.core().queue.is_empty());
         assert_eq!(tasks.num_alive_tasks(), before);
         assert!(redlock.drain(Duration::ZERO).await.is_clean());
+    }
+
+    /// The share of the lock is dropped with the future, behind the command to record; also while a renewal is
+    /// under way, behind which the command waits.
+    #[cfg(feature = "test-util")]
+    #[tokio::test(start_paused = true)]
+    async fn a_recording_that_is_dropped_goes_on() {
+        use crate::test_util::{Gate, OpKind, ScriptedNodes};
+
+        for held in [Duration::ZERO, Duration::from_millis(3_340)] {
+            let nodes = ScriptedNodes::new(3);
+            let redlock = Redlock::builder().scripted(&nodes);
+            let redlock = redlock.ttl(Duration::from_secs(10)).build().unwrap();
+            let slow = Gate::Slow(Duration::from_millis(20));
+            (0..3).for_each(|node| nodes.set_for(node, OpKind::Confirm, slow));
+            let once = redlock.once("k");
+            let execution = once.acquire().await.unwrap();
+            execution.begin().await.unwrap();
+            tokio::time::sleep(held).await;
+            assert_eq!(nodes.sent(0, OpKind::Confirm), usize::from(!held.is_zero()));
+            let id = ExecutionId::from_random(unguessable());
+            let record = Record::new(id, once.fingerprint, sha256(b"r"), b"r");
+            let mut recording = Box::pin(execution.record(record, DAY));
+            assert!(futures_util::poll!(&mut recording).is_pending());
+            drop(recording);
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            let again = once.acquire().await;
+            assert!(matches!(again, Err(Denied::Recorded(_))), "{again:?}");
+        }
+    }
+
+    /// The lease task lets it begin, and then the thread is busy until the validity is over.
+    #[tokio::test(start_paused = true)]
+    async fn an_execution_does_not_begin_after_its_validity() {
+        let redlock = Redlock::builder().embedded(3).renew(false);
+        let redlock = redlock.build().unwrap();
+        let once = redlock.once("k").at_most_once(true);
+        let execution = once.acquire().await.unwrap();
+        let mut beginning = Box::pin(execution.begin());
+        assert!(futures_util::poll!(&mut beginning).is_pending());
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        assert!(execution.handle().is_valid());
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let begun = beginning.await;
+        assert!(matches!(begun, Err(BeginError::Lost(_))), "{begun:?}");
+        execution.release().await;
+        // Nothing was executed, so no intent is left either.
+        assert!(once.acquire().await.is_ok());
     }
 }
