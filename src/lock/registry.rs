@@ -154,7 +154,7 @@ impl Registry {
         }
     }
 
-    /// Records nodes on which a release was not confirmed, or never sent. The entries last until the keys have
+    /// Notes the nodes on which a release was not confirmed, or never sent. The entries last until the keys have
     /// ended by their ttl.
     pub(crate) fn set_unconfirmed(
         &self,
@@ -199,7 +199,7 @@ impl Ticket {
         &self.registry
     }
 
-    /// Records that a guard is handed out.
+    /// Notes that a guard is handed out.
     pub(crate) fn set_held(&self) {
         if let Some(running) = self.registry.leases.lock().running.get_mut(&self.id) {
             running.is_held = true;
