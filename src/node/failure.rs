@@ -65,7 +65,7 @@ impl NodeFailure {
         match reply {
             Reply::Overflow => Err(Self::Refused {
                 node: Arc::clone(node),
-                why: "the fence of this key has reached its maximum; delete the fence key on this node"
+                why: "the fence of this key has reached its largest value; delete the fence key on this node"
                     .into(),
             }),
             reply => Ok(reply),
