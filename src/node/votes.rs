@@ -9,9 +9,9 @@
 //! still delivered, but a request whose phase is over, and which has not been sent yet, need not be sent:
 //! [`VoteSender::is_open`] tells.
 //!
-//! *Thresholds.* Over five nodes, a phase is decided by the third vote at the earliest. Waking the lease's
-//! task for each earlier vote costs more than everything else that the client does for a lock. So the
-//! receiver says how many votes of which phase it needs, and is woken once, by the vote that completes them.
+//! *Thresholds.* Over five nodes, a phase is decided by the third vote at the earliest, so waking the lease's
+//! task for an earlier one would be in vain. The receiver therefore says how many votes of which phase it
+//! needs, and is woken once, by the vote that completes them.
 //!
 //! Invariants: every sender sends exactly one vote (dropping it sends a failure), and no vote is lost unless
 //! the receiver has been dropped.

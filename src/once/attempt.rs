@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::lock::{AcquireError, Attempt, Cleanup, Concluded, GrantedLock, Progress};
 use crate::node::{Vote, transit, unguessable};
 use crate::once::error::Denied;
+use crate::once::fetch::fetch;
 use crate::once::replay::Replay;
 use crate::once::round::{RecordedRound, Step};
 use crate::once::task::OnceTask;
@@ -161,10 +162,7 @@ impl OnceTask {
         let write = Op::Record { record, retention };
         // A large record needs additional time on the wire.
         progress.deadline += transit(&write);
-        let phase = self.lease.votes.next_phase();
-        let nodes = progress.round.round.repairers();
-        let publishes = self.lease.cluster.settings.wake_ups;
-        cleanup.ask(write, publishes, &self.lease.votes, nodes);
+        let asked = self.ask(cleanup, write, progress.round.round.repairers());
         loop {
             let deadline = attempt.progress.deadline;
             let vote = tokio::select! {
@@ -174,7 +172,7 @@ impl OnceTask {
                 () = self.lease.timer.at(deadline) => self.lease.votes.try_recv(),
             };
             let step = match vote {
-                Some(vote) => self.on_repair_vote(attempt, vote, phase),
+                Some(vote) => self.on_repair_vote(attempt, vote, asked.phase),
                 None => fail_silent(attempt),
             };
             if step != Ok(AcquireStep::Wait) {
@@ -191,9 +189,8 @@ impl OnceTask {
         head: &Record,
         mut abandoned: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Option<Result<Record, Step>> {
-        let (cluster, key) = (Arc::clone(&self.lease.cluster), self.key().clone());
-        let fetches = Arc::clone(&self.fetches);
-        let mut fetched = pin!(fetches.fetch(&cluster, &key, head));
+        let (core, key) = (Arc::clone(&self.core), self.key().clone());
+        let mut fetched = pin!(fetch(&core, &key, head));
         loop {
             let vote = tokio::select! {
                 biased;

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
-use crate::lock::{Cluster, LockError};
+use crate::lock::{Cluster, Core, LockError};
 use crate::node::{
     Job, Mutex, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, transit_of,
     unguessable,
@@ -31,7 +31,7 @@ const FETCHES: usize = 2;
 
 /// The fetches under way, by key and head of the record.
 #[derive(Debug, Default)]
-pub(crate) struct Fetches(Mutex<HashMap<Wanted, Arc<FetchSender>>>);
+struct Fetches(Mutex<HashMap<Wanted, Arc<FetchSender>>>);
 
 type Wanted = (LockKey, Record);
 type FetchSender = watch::Sender<Option<Result<Record, LockError>>>;
@@ -45,19 +45,23 @@ struct Fetch {
     sender: Arc<FetchSender>,
 }
 
+/// Returns the whole record with this head.
+///
+/// # Errors
+///
+/// Returns `Unavailable` if some node did not answer. Returns `Contended` if all nodes answered and none has the
+/// record: it has expired meanwhile, so a retry may succeed. Returns `Closed` if the fetches ended without a result.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point. The fetch is a task of its own, and goes on for other callers.
+pub(super) async fn fetch(core: &Core, key: &LockKey, head: &Record) -> Result<Record, LockError> {
+    let fetches: Arc<Fetches> = core.extensions.get();
+    fetches.fetch(&core.cluster, key, head).await
+}
+
 impl Fetches {
-    /// Returns the whole record with this head.
-    ///
-    /// # Errors
-    ///
-    /// Returns `Unavailable` if some node did not answer. Returns `Contended` if all nodes answered and none has the
-    /// record: it has expired meanwhile, so a retry may succeed. Returns `Closed` if the fetches ended without a
-    /// result.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any point. The fetch is a task of its own, and goes on for other callers.
-    pub(crate) async fn fetch(
+    async fn fetch(
         self: &Arc<Self>,
         cluster: &Arc<Cluster>,
         key: &LockKey,

@@ -242,11 +242,7 @@ impl AttemptError {
     /// the caller has gone away, and the replay to finish.
     fn conclude(self, permit: &Permit) -> (Option<Denied>, Option<Box<Replay>>) {
         let denied = match self {
-            Self::Lock(AcquireError::Abandoned) => return (None, None),
-            Self::Lock(AcquireError::Failed(error)) => error.into(),
-            Self::Lock(AcquireError::Contended { retry_after, .. }) => {
-                LockError::Contended { retry_after }.into()
-            }
+            Self::Lock(error) => return (error.into_lock_error().map(Denied::from), None),
             Self::Undecided => Denied::Undecided,
             Self::Denied(denied) => denied,
             Self::Recorded(record, replay) => {

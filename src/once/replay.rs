@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use crate::lock::{Attempt, Cleanup, Failures};
 use crate::node::{Vote, transit};
+use crate::once::fetch::fetch;
 use crate::once::round::RecordedRound;
 use crate::once::task::OnceTask;
 use crate::protocol::Record;
@@ -26,7 +27,7 @@ pub(super) struct Replay {
 
 /// A request whose answers from some nodes are outstanding.
 pub(super) struct Inquiry {
-    phase: u32,
+    pub(super) phase: u32,
     due: Instant,
     silent: Vec<usize>,
 }
@@ -99,8 +100,7 @@ impl OnceTask {
         if record.is_whole() {
             return Some(record);
         }
-        let fetched = self.fetches.fetch(&self.lease.cluster, self.key(), &record);
-        fetched.await.ok()
+        fetch(&self.core, self.key(), &record).await.ok()
     }
 
     /// Writes a record that a majority has to nodes that lack it.

@@ -13,7 +13,7 @@ use crate::lock::{
 use crate::node::sha256;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
-use crate::once::fetch::Fetches;
+use crate::once::fetch::fetch;
 use crate::once::lifecycle::acquire;
 use crate::once::limits::DAY;
 use crate::once::task::{KeyMemo, OnceTask};
@@ -62,8 +62,7 @@ pub struct ExecuteOnce {
     pub(super) options: LockOptions,
     /// A cap on waiting calls, in addition to that of the lock service.
     cap: Option<Arc<WaiterCap>>,
-    /// The retention of intents; `None` if none is written.
-    intents: Option<Duration>,
+    at_most_once: bool,
     pub(super) retention: Duration,
     pub(super) max_result: usize,
 }
@@ -80,7 +79,7 @@ impl Redlock {
             fingerprint: Fingerprint::from_digest(sha256(&[])),
             options: LockOptions::default(),
             cap: None,
-            intents: None,
+            at_most_once: false,
             retention: DAY,
             max_result: 64 * 1024,
         }
@@ -113,7 +112,7 @@ impl ExecuteOnce {
     /// gets [`OnceError::Unknown`](crate::OnceError::Unknown) for a day, as long as a majority of the nodes
     /// remembers that an execution began. This needs the setting in every call with the key.
     pub fn at_most_once(mut self, at_most_once: bool) -> Self {
-        self.intents = at_most_once.then_some(DAY);
+        self.at_most_once = at_most_once;
         self
     }
 
@@ -148,8 +147,7 @@ impl ExecuteOnce {
     ///
     /// May be dropped at any point.
     pub(crate) async fn fetch(&self, head: &Record) -> Result<Record, LockError> {
-        let fetches: Arc<Fetches> = self.core.extensions.get();
-        fetches.fetch(&self.core.cluster, &self.key, head).await
+        fetch(&self.core, &self.key, head).await
     }
 
     fn options_mut(&mut self) -> &mut LockOptions {
@@ -189,9 +187,10 @@ impl ExecuteOnce {
     ) -> Result<Execution, Denied> {
         let Self { core, options, .. } = self;
         let settings = &core.cluster.settings;
+        let intents = self.at_most_once.then_some(DAY);
         let names = settings
             .namespace
-            .names_with_record(&self.key, self.intents, sha256);
+            .names_with_record(&self.key, intents, sha256);
         let names = names.map_err(LockError::Key)?;
         let ttl = settings.ttl(options.ttl)?;
         let ttl = match options.max_hold {
@@ -229,7 +228,7 @@ impl ExecuteOnce {
         let task = OnceTask {
             lease,
             fingerprint: self.fingerprint,
-            fetches: core.extensions.get(),
+            core: Arc::clone(core),
         };
         acquire(task, permit, slots, deadline, options.max_hold, span.span()).await
     }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::lock::LeaseTask;
-use crate::once::fetch::Fetches;
+use crate::lock::{Core, LeaseTask};
 use crate::protocol::{Fingerprint, LockKey, Record};
 
 /// The task that owns the lock of one execution.
@@ -14,7 +13,7 @@ pub(super) struct OnceTask {
     pub(super) lease: LeaseTask,
     /// Identifies the request: another request with the same key is refused.
     pub(super) fingerprint: Fingerprint,
-    pub(super) fetches: Arc<Fetches>,
+    pub(super) core: Arc<Core>,
 }
 
 /// The memo of an execution for the next callers of its key in this process.

@@ -70,8 +70,8 @@ impl LeaseTask {
             backoff.begin_attempt();
             // Boxed, so that the future of the task has less to store in later steps.
             let refusal = match Box::pin(self.attempt(handoff.closed())).await {
-                Err(refusal @ AcquireError::Contended { .. }) => refusal,
-                ended => return ended,
+                Ok(granted) => return Ok(granted),
+                Err(error) => error,
             };
             self.back_off(backoff, refusal, permit, handoff).await?;
         }

@@ -4,8 +4,7 @@
 //!
 //! A lease task may outlive its caller, so it must be a spawned task in the end. A task that is spawned at once
 //! would make each lock wait for the scheduler twice: to start the task, and to wake the caller. Instead, the caller
-//! polls the task *inline* until its outcome is decided, and spawns the rest. This saves two wake-ups, about a tenth
-//! of the client's work for a lock.
+//! polls the task *inline* until its outcome is decided, and spawns the rest. This saves two wake-ups.
 //!
 //! The task is spawned as soon as one of these happens:
 //!

@@ -79,7 +79,7 @@ fn run(
 
 impl AcquireError {
     /// Returns the error for the caller; `None` if the caller has gone away.
-    fn into_lock_error(self) -> Option<LockError> {
+    pub(crate) fn into_lock_error(self) -> Option<LockError> {
         match self {
             Self::Contended { retry_after, .. } => Some(LockError::Contended { retry_after }),
             Self::Failed(error) => Some(error),
