@@ -123,11 +123,14 @@ impl Job {
         std::mem::replace(&mut self.sender, VoteSender::spent()).send(outcome);
     }
 
-    /// Returns whether this is the release of an acquisition that was never sent, and calls that off if so.
+    /// Returns whether this is the release of an acquisition that was never sent. From then on, an acquisition is
+    /// not sent (again), whatever has become of it: no release would follow.
     pub(crate) fn calls_off(&self) -> bool {
         match &self.request {
             Request::Command(packet) if self.is_release() => {
-                packet.trail.call_off(self.sender.node())
+                let (trail, node) = (&packet.trail, self.sender.node());
+                trail.mark_released(node);
+                trail.is_called_off(node)
             }
             _ => false,
         }
@@ -138,6 +141,15 @@ impl Job {
             Request::Command(packet) => packet.trail.is_called_off(self.sender.node()),
             Request::Ping => false,
         }
+    }
+
+    /// Returns whether to send the job again after a server has refused it without executing it.
+    pub(crate) fn may_be_repeated(&self, now: Instant) -> bool {
+        let is_released = match &self.request {
+            Request::Command(packet) => packet.trail.is_released(self.sender.node()),
+            Request::Ping => true,
+        };
+        self.is_wanted(now) && (self.is_release() || !is_released)
     }
 
     /// Returns whether the job is idempotent: executing it twice does no harm and gives the same reply. An

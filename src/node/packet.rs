@@ -35,6 +35,9 @@ pub(crate) struct Packet {
     /// The command as it goes over the wire.
     #[cfg(feature = "redis")]
     pub(crate) encoded: OnceLock<EncodedCommand>,
+    /// Its part of a call for several commands.
+    #[cfg(feature = "redis")]
+    pub(crate) part: OnceLock<EncodedPart>,
     /// The command in the form of a client library, for connections that take no bytes. All nodes use the same
     /// library, which only they know.
     #[cfg(feature = "redis")]
@@ -49,10 +52,22 @@ pub(crate) struct EncodedCommand {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The nodes to which an attempt has sent requests.
+/// The part of a command in a call for several commands, as it goes over the wire.
+#[cfg(feature = "redis")]
+#[derive(Debug)]
+pub(crate) struct EncodedPart {
+    /// Its keys, and behind them its own arguments.
+    pub(crate) bytes: Vec<u8>,
+    /// The length of the keys.
+    pub(crate) keys: usize,
+    /// The hash of the lock's name.
+    pub(crate) hash: u64,
+}
+
+/// The nodes to which an attempt has sent requests, and those to which it has sent its release.
 ///
-/// An acquisition that was not sent needs no release, and must not be sent once its release has been called off.
-/// For each node, one task both sends and calls off, so no check races with an update.
+/// An acquisition that was not sent needs no release, which is then called off. An acquisition must not be sent, or
+/// sent again, once its release has passed. For each node, one task does both, so no check races with an update.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Trail(#[cfg(feature = "redis")] Arc<Marks>);
 
@@ -61,7 +76,7 @@ pub(crate) struct Trail(#[cfg(feature = "redis")] Arc<Marks>);
 #[derive(Debug, Default)]
 struct Marks {
     sent: AtomicU64,
-    called_off: AtomicU64,
+    released: AtomicU64,
 }
 
 impl Packet {
@@ -90,6 +105,8 @@ impl Packet {
             #[cfg(feature = "redis")]
             encoded: OnceLock::new(),
             #[cfg(feature = "redis")]
+            part: OnceLock::new(),
+            #[cfg(feature = "redis")]
             prepared: OnceLock::new(),
         })
     }
@@ -107,18 +124,22 @@ impl Trail {
         self.0.sent.fetch_or(bit(node), Ordering::Relaxed);
     }
 
-    /// Calls off the acquisition at a node if it was not sent, and returns whether it was not.
-    pub(crate) fn call_off(&self, node: usize) -> bool {
-        let bit = bit(node);
-        let is_unsent = bit != 0 && self.0.sent.load(Ordering::Relaxed) & bit == 0;
-        if is_unsent {
-            self.0.called_off.fetch_or(bit, Ordering::Relaxed);
-        }
-        is_unsent
+    pub(crate) fn mark_released(&self, node: usize) {
+        self.0.released.fetch_or(bit(node), Ordering::Relaxed);
     }
 
+    /// Returns whether the release has passed. Always true beyond 64 nodes.
+    pub(crate) fn is_released(&self, node: usize) -> bool {
+        let bit = bit(node);
+        bit == 0 || self.0.released.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Returns whether the release has passed and nothing was sent before it.
     pub(crate) fn is_called_off(&self, node: usize) -> bool {
-        self.0.called_off.load(Ordering::Relaxed) & bit(node) != 0
+        let bit = bit(node);
+        bit != 0
+            && self.0.released.load(Ordering::Relaxed) & bit != 0
+            && self.0.sent.load(Ordering::Relaxed) & bit == 0
     }
 }
 

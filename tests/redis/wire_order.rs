@@ -66,28 +66,30 @@ fn by_owner(log: &MonitorLog) -> HashMap<String, Vec<bool>> {
     let mut owners: HashMap<_, Vec<bool>> = HashMap::new();
     for line in log.lines() {
         let words: Vec<_> = line.split('"').skip(1).step_by(2).collect();
-        let (owner, acquires) = match words.as_slice() {
-            [evalsha, _hash, "1", _lock, owner, ..] if evalsha.eq_ignore_ascii_case("evalsha") => {
-                (owner, false)
-            }
-            // Also the confirmation of a token, which has no place behind a release either.
-            [evalsha, _hash, "2", _lock, _fence, owner, ..]
-                if evalsha.eq_ignore_ascii_case("evalsha") =>
-            {
-                (owner, true)
+        let (asked, acquires): (Vec<&str>, _) = match words.as_slice() {
+            [evalsha, _hash, keys, rest @ ..] if evalsha.eq_ignore_ascii_case("evalsha") => {
+                let Ok(keys) = keys.parse() else { continue };
+                let (keys, args) = rest.split_at(keys);
+                // Also the confirmation of a token, which has no place behind a release either.
+                let acquires = keys.iter().any(|key| key.ends_with(":fence"));
+                match (keys.len(), acquires) {
+                    (1, false) | (2, true) => (vec![args[0]], acquires),
+                    // Calls for several locks have common arguments first.
+                    (_, false) => (args[1..].to_vec(), false),
+                    (_, true) => (args[3..].iter().copied().step_by(2).collect(), true),
+                }
             }
             // What scripts run is not quoted from a client.
             [set, _lock, owner, "NX", ..]
                 if set.eq_ignore_ascii_case("set") && !line.contains("lua]") =>
             {
-                (owner, true)
+                (vec![owner], true)
             }
             _ => continue,
         };
-        owners
-            .entry((*owner).to_owned())
-            .or_default()
-            .push(acquires);
+        for owner in asked {
+            owners.entry(owner.to_owned()).or_default().push(acquires);
+        }
     }
     owners
 }

@@ -58,12 +58,22 @@ pub(super) fn is_noscript(value: &Value) -> bool {
 
 /// Returns whether a server refused a request for a temporary reason, so that it may accept the same request later.
 pub(super) fn is_temporary_refusal(value: &Value) -> bool {
+    has_code(value, &TEMPORARY)
+}
+
+/// Returns whether a server refused a call because of some of its keys or of the commands in its script, before it
+/// executed anything, so that it may accept the requests of the call one by one.
+pub(super) fn is_refusal_of_call(value: &Value) -> bool {
+    has_code(value, &["NOPERM", "CROSSSLOT"])
+}
+
+fn has_code(value: &Value, codes: &[&str]) -> bool {
     let Value::ServerError(error) = value else {
         return false;
     };
     // Servers before 7.0 put the code of an error within a script into the text.
     let details = error.details().unwrap_or_default();
-    TEMPORARY.iter().any(|code| {
+    codes.iter().any(|code| {
         let names_code = |text: &str| {
             text.split([' ', ':'])
                 .any(|word| word.strip_prefix('-') == Some(code))

@@ -126,7 +126,7 @@ trait Arguments: Sized {
 
     /// Appends a duration, in milliseconds.
     fn put_millis(&mut self, duration: Duration) -> &mut Self {
-        self.put_number(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+        self.put_number(millis(duration))
     }
 
     /// Appends the request to notify subscribers, if there is one.
@@ -164,13 +164,17 @@ impl Arguments for Cmd {
 const ARGUMENTS: usize = 12;
 const BYTES: usize = 384;
 
-fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
+pub(super) fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
     put_length(output, b'$', argument.len());
     output.extend(argument);
     output.extend(b"\r\n");
 }
 
-fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
     output.push(kind);
     match u8::try_from(length) {
         // Nearly all lengths are short, and a command has many.
@@ -182,14 +186,14 @@ fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
 }
 
 /// The decimal digits of a number.
-struct Decimal {
+pub(super) struct Decimal {
     /// The number is at the end.
     digits: [u8; 20],
     from: usize,
 }
 
 impl Decimal {
-    fn new(mut number: u64) -> Self {
+    pub(super) fn new(mut number: u64) -> Self {
         let (mut digits, mut from) = ([b'0'; 20], 19);
         while number > 0 {
             digits[from] += (number % 10) as u8;
@@ -201,7 +205,7 @@ impl Decimal {
         Self { digits, from }
     }
 
-    fn digits(&self) -> &[u8] {
+    pub(super) fn digits(&self) -> &[u8] {
         &self.digits[self.from..]
     }
 }

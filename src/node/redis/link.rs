@@ -10,8 +10,9 @@ use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Pipeline, RedisError, Value};
 
 use crate::node::job::Request;
+use crate::node::redis::call::encode_call_into;
 use crate::node::redis::describe::describe;
-use crate::node::redis::encode::{GenerationCheck, encode_into, to_redis_command};
+use crate::node::redis::encode::{GenerationCheck, to_redis_command};
 use crate::node::redis::socket::Socket;
 
 /// A connection to a server, which answers requests in the order in which they are sent.
@@ -40,17 +41,25 @@ impl Link {
         })
     }
 
-    /// Sends requests together, behind all earlier ones.
-    pub(super) fn send<'a>(
+    /// Returns whether several requests can share a call.
+    pub(super) fn shares_calls(&self) -> bool {
+        matches!(self, Self::Own(_))
+    }
+
+    /// Sends calls together, behind all earlier ones. Each has one reply.
+    pub(super) fn send<'a, Requests>(
         &mut self,
-        requests: impl ExactSizeIterator<Item = &'a Request>,
+        calls: impl ExactSizeIterator<Item = Requests>,
         check: &GenerationCheck,
-    ) {
+    ) where
+        Requests: ExactSizeIterator<Item = &'a Request> + Clone,
+    {
         match self {
-            Self::Own(socket) => socket.send(requests.len(), |output| {
-                requests.for_each(|request| encode_into(request, check, output));
+            Self::Own(socket) => socket.send(calls.len(), |output| {
+                calls.for_each(|requests| encode_call_into(requests, check, output));
             }),
-            Self::Pooled(pooled) => pooled.send(requests, check),
+            // No two requests share a call.
+            Self::Pooled(pooled) => pooled.send(calls.flatten(), check),
         }
     }
 
@@ -88,26 +97,23 @@ impl Link {
 }
 
 impl PooledLink {
-    fn send<'a>(
-        &mut self,
-        mut requests: impl ExactSizeIterator<Item = &'a Request>,
-        check: &GenerationCheck,
-    ) {
-        if requests.len() == 1 {
-            // By far the most common case, which needs no pipeline.
-            if let Some(request) = requests.next() {
-                let command = to_redis_command(request, check);
-                let mut connection = self.connection.clone();
-                self.start(async move {
-                    let value = connection.req_packed_command(command.as_cmd()).await;
-                    value.map(|value| vec![value])
-                });
-            }
-            return;
+    fn send<'a>(&mut self, requests: impl Iterator<Item = &'a Request>, check: &GenerationCheck) {
+        let mut commands: Vec<_> = requests
+            .map(|request| to_redis_command(request, check))
+            .collect();
+        // By far the most common case, which needs no pipeline.
+        if commands.len() == 1
+            && let Some(command) = commands.pop()
+        {
+            let mut connection = self.connection.clone();
+            return self.start(async move {
+                let value = connection.req_packed_command(command.as_cmd()).await;
+                value.map(|value| vec![value])
+            });
         }
-        let mut pipeline = Pipeline::with_capacity(requests.len());
-        for request in requests {
-            pipeline.add_command(to_redis_command(request, check).into_cmd());
+        let mut pipeline = Pipeline::with_capacity(commands.len());
+        for command in commands {
+            pipeline.add_command(command.into_cmd());
         }
         self.send_pipeline(pipeline);
     }

@@ -6,6 +6,7 @@
 //! server may vote. Two things have connections of their own: the [`listener`], which subscribes to releases while
 //! waiters need them, and the [`reader`], which reads big records.
 
+mod call;
 mod connect;
 mod decode;
 mod describe;

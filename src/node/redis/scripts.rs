@@ -25,6 +25,10 @@ pub(super) struct Scripts {
     pub(super) record: Lua,
     pub(super) top_up: Lua,
     pub(super) look: Lua,
+    pub(super) acquire_batch: Lua,
+    pub(super) acquire_batch_unfenced: Lua,
+    pub(super) confirm_batch: Lua,
+    pub(super) release_batch: Lua,
     pub(super) admit: Lua,
 }
 
@@ -62,6 +66,10 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
         include_str!("scripts/once.lua"),
         include_str!("scripts/look.lua")
     )),
+    acquire_batch: Lua::new(include_str!("scripts/acquire_batch.lua")),
+    acquire_batch_unfenced: Lua::new(include_str!("scripts/acquire_batch_unfenced.lua")),
+    confirm_batch: Lua::new(include_str!("scripts/confirm_batch.lua")),
+    release_batch: Lua::new(include_str!("scripts/release_batch.lua")),
     admit: Lua::new(include_str!("scripts/admit.lua")),
 });
 
@@ -103,6 +111,10 @@ pub(super) fn load_all() -> Pipeline {
         &scripts.record,
         &scripts.top_up,
         &scripts.look,
+        &scripts.acquire_batch,
+        &scripts.acquire_batch_unfenced,
+        &scripts.confirm_batch,
+        &scripts.release_batch,
         &scripts.admit,
     ] {
         pipeline.cmd("SCRIPT").arg("LOAD").arg(script.code).ignore();

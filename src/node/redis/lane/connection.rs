@@ -78,6 +78,8 @@ struct Live {
     since: Instant,
     /// Whether any job was sent on it.
     is_used: bool,
+    /// Whether several requests can share a call.
+    shares_calls: bool,
     probe: Probe,
 }
 
@@ -156,11 +158,29 @@ impl Connection {
         }
     }
 
-    /// Sends the requests of jobs, if the connection is live.
-    pub(super) fn send<'a>(&mut self, requests: impl ExactSizeIterator<Item = &'a Request>) {
+    /// Returns the check with which requests can share a call, if they can.
+    pub(super) fn shared_check(&self) -> Option<&GenerationCheck> {
+        match &self.state {
+            State::Live(live) if live.shares_calls => Some(&live.check),
+            _ => None,
+        }
+    }
+
+    /// Lets no requests share a call on this connection any more.
+    pub(super) fn stop_sharing(&mut self) {
+        if let State::Live(live) = &mut self.state {
+            live.shares_calls = false;
+        }
+    }
+
+    /// Sends calls, each of which has several requests, if the connection is live.
+    pub(super) fn send<'a, Requests>(&mut self, calls: impl ExactSizeIterator<Item = Requests>)
+    where
+        Requests: ExactSizeIterator<Item = &'a Request> + Clone,
+    {
         if let State::Live(live) = &mut self.state {
             live.is_used = true;
-            live.link.send(requests, &live.check);
+            live.link.send(calls, &live.check);
         }
     }
 
@@ -169,7 +189,8 @@ impl Connection {
         let State::Live(live) = &mut self.state else {
             return false;
         };
-        live.link.send([&Request::Ping].into_iter(), &live.check);
+        let ping = [&Request::Ping].into_iter();
+        live.link.send([ping].into_iter(), &live.check);
         true
     }
 
@@ -237,6 +258,7 @@ impl Connection {
         self.last_took = Some(candidate.started.elapsed());
         self.attempts = 0;
         self.state = State::Live(Live {
+            shares_calls: link.shares_calls(),
             link,
             check: GenerationCheck {
                 key: guard.map(|guard| Arc::clone(&guard.generation_key)),
@@ -418,13 +440,13 @@ pub(super) mod tests {
     #[tokio::test]
     async fn a_lost_connection_is_opened_again_at_once_and_then_after_a_pause() {
         let mut connection = live().await;
-        connection.send([&Request::Ping].into_iter());
+        connection.send([[&Request::Ping].into_iter()].into_iter());
         let now = Instant::now();
         assert!(connection.on_lost(now, false).is_none());
         assert!(matches!(connection.state, State::Connecting(_)));
         for (after, is_down) in [(PROBE_PAUSE / 2, true), (2 * PROBE_PAUSE, false)] {
             connection.replace(candidate().await.0);
-            connection.send([&Request::Ping].into_iter());
+            connection.send([[&Request::Ping].into_iter()].into_iter());
             assert!(connection.on_lost(now + after, false).is_none());
             assert_eq!(matches!(connection.state, State::Down { .. }), is_down);
         }

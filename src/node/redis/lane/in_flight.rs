@@ -7,18 +7,23 @@ use deadpool_redis::redis::Value;
 use tokio::time::Instant;
 
 use crate::node::job::{Job, Request};
+use crate::node::redis::call::reply_to;
 use crate::node::redis::inbox::Load;
 
 /// The maximum number of batches in flight. A long connection needs many, or jobs would wait for replies that have
 /// nothing to do with them; beyond this the server is slow, and queued jobs may still be called off.
 const MAX_BATCHES: usize = 32;
 
-/// The jobs on the connection, in batches, and the replies to the oldest batch as far as they have arrived.
+/// The jobs on the connection, in batches of calls, and the replies to the oldest batch as far as they have arrived.
 pub(super) struct InFlight {
     /// The batches, oldest first, in the order of their replies.
     batches: VecDeque<Batch>,
-    /// Their jobs, one batch behind the other, and behind them those of the batch that is about to be sent.
+    /// The number of jobs in each of their calls, and behind them the calls of the batch that is about to be sent.
+    calls: VecDeque<usize>,
+    /// The jobs of these calls, one call behind the other.
     jobs: VecDeque<Job>,
+    /// The number of calls, and of their jobs, that are about to be sent.
+    unsent: (usize, usize),
     load: Load,
     /// How much longer than the node timeout a reply may take because of everything in flight.
     transit: Duration,
@@ -26,8 +31,18 @@ pub(super) struct InFlight {
     pub(super) last_sent: Instant,
 }
 
+/// A job with its reply.
+pub(super) struct AnsweredJob {
+    pub(super) job: Job,
+    pub(super) reply: Value,
+    /// Whether the reply is to a whole call, which has other jobs too.
+    pub(super) is_whole: bool,
+}
+
 pub(super) struct Batch {
     pub(super) load: Load,
+    /// The number of calls.
+    calls: usize,
     pub(super) sent: Instant,
     /// How much longer than the node timeout it may take because of its own size.
     own_transit: Duration,
@@ -39,7 +54,9 @@ impl InFlight {
     pub(super) fn new() -> Self {
         Self {
             batches: VecDeque::new(),
+            calls: VecDeque::new(),
             jobs: VecDeque::new(),
+            unsent: (0, 0),
             load: Load::default(),
             transit: Duration::ZERO,
             replies: Vec::new(),
@@ -60,38 +77,42 @@ impl InFlight {
         self.batches.len() >= MAX_BATCHES
     }
 
-    /// Returns the number of jobs, those of the next batch included.
-    pub(super) fn len(&self) -> usize {
-        self.jobs.len()
-    }
-
     pub(super) fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.jobs.iter()
     }
 
-    /// Adds a job to the next batch and marks it as sent: its release may be in the same batch, and must not be
-    /// called off.
-    pub(super) fn push(&mut self, job: Job) {
-        job.mark_sent();
-        self.jobs.push_back(job);
+    /// Adds a call for these jobs to the next batch.
+    pub(super) fn push_call(&mut self, jobs: impl Iterator<Item = Job>) {
+        let before = self.jobs.len();
+        self.jobs.extend(jobs);
+        let count = self.jobs.len() - before;
+        self.calls.push_back(count);
+        self.unsent.0 += 1;
+        self.unsent.1 += count;
     }
 
-    /// Returns the requests of the jobs from this one on.
-    pub(super) fn requests_from(&self, from: usize) -> impl ExactSizeIterator<Item = &Request> {
-        self.jobs.range(from..).map(|job| &job.request)
+    /// Returns the requests of each call of the next batch.
+    pub(super) fn unsent_calls(
+        &self,
+    ) -> impl ExactSizeIterator<Item = impl ExactSizeIterator<Item = &Request> + Clone> {
+        let (calls, jobs) = self.unsent;
+        let mut from = self.jobs.len() - jobs;
+        self.calls
+            .range(self.calls.len() - calls..)
+            .map(move |count| {
+                let jobs = self.jobs.range(from..from + count);
+                from += count;
+                jobs.map(|job| &job.request)
+            })
     }
 
-    /// Removes the jobs from this one on, which were not sent.
-    pub(super) fn drain_from(&mut self, from: usize) -> impl Iterator<Item = Job> {
-        self.jobs.drain(from..)
-    }
-
-    /// Notes that the jobs from this one on were sent as a batch, which may be empty.
-    pub(super) fn on_sent(&mut self, from: usize) {
+    /// Notes that the next batch, which may be empty, was sent.
+    pub(super) fn on_sent(&mut self) {
         let sent = Instant::now();
         self.last_sent = sent;
         let (mut load, mut own_transit) = (Load::default(), Duration::ZERO);
-        for job in self.jobs.range(from..) {
+        let (calls, jobs) = std::mem::take(&mut self.unsent);
+        for job in self.jobs.range(self.jobs.len() - jobs..) {
             let (jobs, bytes) = (1, job.bytes());
             load += Load { jobs, bytes };
             own_transit += job.transit();
@@ -100,6 +121,7 @@ impl InFlight {
         self.transit += own_transit;
         self.batches.push_back(Batch {
             load,
+            calls,
             sent,
             own_transit,
             transit: self.transit,
@@ -114,17 +136,39 @@ impl InFlight {
         Some(batch)
     }
 
-    /// Removes the jobs of the batch that was popped, each with its reply. A batch without jobs has replies too.
-    pub(super) fn drain_answered(&mut self, batch: &Batch) -> impl Iterator<Item = (Job, Value)> {
-        let jobs = self.jobs.drain(..batch.load.jobs);
-        jobs.zip(self.replies.drain(..))
+    /// Moves the jobs of the batch that was popped to `answered`, each with its reply. A batch without jobs has
+    /// replies too.
+    pub(super) fn take_answered(&mut self, batch: &Batch, answered: &mut Vec<AnsweredJob>) {
+        let replies = self.replies.drain(..);
+        for (count, reply) in self.calls.drain(..batch.calls).zip(replies) {
+            let jobs = self.jobs.drain(..count);
+            match reply {
+                Value::Array(parts) if count > 1 && parts.len() == count => {
+                    answered.extend(jobs.zip(parts).map(|(job, reply)| AnsweredJob {
+                        job,
+                        reply,
+                        is_whole: false,
+                    }));
+                }
+                whole => answered.extend(jobs.map(|job| AnsweredJob {
+                    reply: match count {
+                        1 => whole.clone(),
+                        _ => reply_to(&job.request, &whole),
+                    },
+                    job,
+                    is_whole: count > 1,
+                })),
+            }
+        }
     }
 
     /// Removes everything, because the connection is gone, and returns the jobs.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Job> {
         self.transit = Duration::ZERO;
         self.load = Load::default();
+        self.unsent = (0, 0);
         self.batches.clear();
+        self.calls.clear();
         self.replies.clear();
         self.jobs.drain(..)
     }

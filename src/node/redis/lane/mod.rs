@@ -9,6 +9,7 @@
 //!
 //! The parts, which [`task`] combines:
 //!
+//! * [`calls`]: the grouping of jobs into calls.
 //! * [`connection`]: the states of the connection and their transitions. It knows no jobs.
 //! * [`in_flight`]: the jobs that were sent and not answered. It knows no connection.
 //! * [`parked`]: the jobs that wait for a connection.
@@ -26,6 +27,7 @@
 //! * *Replies.* Replies arrive in the order of the requests, so the oldest batch owns the next ones. Replies that
 //!   have arrived are read before the timer is checked: they are not late, however late the task runs.
 
+mod calls;
 mod connection;
 mod in_flight;
 mod parked;

@@ -13,13 +13,14 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::redis::decode::{decode, is_noscript, is_temporary_refusal};
+use crate::node::redis::decode::{decode, is_noscript, is_refusal_of_call, is_temporary_refusal};
 use crate::node::redis::describe::describe_refusal;
 use crate::node::redis::inbox::Load;
+use crate::node::redis::lane::calls::Calls;
 use crate::node::redis::lane::connection::{
     Candidate, Connection, ConnectionEvent, KEEPALIVE, PROBE_PAUSE,
 };
-use crate::node::redis::lane::in_flight::InFlight;
+use crate::node::redis::lane::in_flight::{AnsweredJob, InFlight};
 use crate::node::redis::lane::parked::Parked;
 use crate::node::redis::lane::refused::Refused;
 use crate::node::redis::lane::status::ServerStatus;
@@ -42,10 +43,13 @@ struct Lane {
     shared: Arc<Shared>,
     /// Its number in the inbox; if the inbox has another one, the lane was replaced.
     number: u64,
-    calls: NodeCalls,
+    telemetry: NodeCalls,
     status: ServerStatus,
     connection: Connection,
+    calls: Calls,
     in_flight: InFlight,
+    /// The answered jobs of one batch, empty in between: it keeps the buffer.
+    answered: Vec<AnsweredJob>,
     /// Jobs that wait for a connection.
     parked: Parked,
     /// Releases that the server refused for a temporary reason.
@@ -88,11 +92,13 @@ impl Drop for Lane {
 impl Lane {
     fn new(shared: Arc<Shared>) -> Self {
         Self {
-            calls: NodeCalls::new(&shared.name),
+            telemetry: NodeCalls::new(&shared.name),
             number: shared.inbox.number(),
             status: ServerStatus::new(&shared),
             connection: Connection::new(&shared),
+            calls: Calls::default(),
             in_flight: InFlight::new(),
+            answered: Vec::new(),
             parked: Parked::default(),
             refused: Refused::default(),
             shared,
@@ -154,9 +160,10 @@ impl Lane {
         load
     }
 
-    fn on_jobs(&mut self, jobs: impl Iterator<Item = Job>) {
+    fn on_jobs(&mut self, jobs: impl ExactSizeIterator<Item = Job>) {
         let now = Instant::now();
-        let from = self.in_flight.len();
+        // A single job shares no call.
+        let check = self.connection.shared_check().filter(|_| jobs.len() > 1);
         let failure = self.shared.failure();
         for job in jobs {
             if job.calls_off() {
@@ -179,42 +186,48 @@ impl Lane {
             match job {
                 Some(job) if !self.connection.is_live() => self.parked.push_back(job),
                 // Also to a silent server: the acquisition is ahead of its release on this connection.
-                Some(job) => self.in_flight.push(job),
+                Some(job) => self.calls.add(job, check, &mut self.in_flight),
                 None => {}
             }
         }
-        self.send(from);
-    }
-
-    /// Sends the jobs in flight from this one on as one batch, or parks them.
-    fn send(&mut self, from: usize) {
-        if !self.connection.is_live() {
-            self.parked.extend(self.in_flight.drain_from(from));
-            if !self.parked.is_empty() {
-                self.connection.wake();
-            }
-            return;
-        }
-        if self.in_flight.len() > from {
-            self.connection.send(self.in_flight.requests_from(from));
-            self.in_flight.on_sent(from);
+        self.calls.end_run(&mut self.in_flight);
+        if self.connection.is_live() {
+            self.send();
+        } else if !self.parked.is_empty() {
+            self.connection.wake();
         }
     }
 
-    /// Sends those of the jobs that are still wanted.
+    /// Sends the next batch, unless it is empty.
+    fn send(&mut self) {
+        let calls = self.in_flight.unsent_calls();
+        if calls.len() > 0 {
+            self.connection.send(calls);
+            self.in_flight.on_sent();
+        }
+    }
+
+    /// Sends those of the jobs that are still wanted, or parks them without a connection.
     fn send_again(&mut self, jobs: impl IntoIterator<Item = Job>) {
         let now = Instant::now();
         let (wanted, unwanted): (Vec<_>, Vec<_>) =
             jobs.into_iter().partition(|job| job.is_wanted(now));
         drop(unwanted);
+        if !self.connection.is_live() {
+            self.parked.extend(wanted);
+            if !self.parked.is_empty() {
+                self.connection.wake();
+            }
+            return;
+        }
         let mut wanted = wanted.into_iter().peekable();
         while wanted.peek().is_some() {
-            let from = self.in_flight.len();
-            wanted
-                .by_ref()
-                .take(MAX_BATCH)
-                .for_each(|job| self.in_flight.push(job));
-            self.send(from);
+            let check = self.connection.shared_check();
+            for job in wanted.by_ref().take(MAX_BATCH) {
+                self.calls.add(job, check, &mut self.in_flight);
+            }
+            self.calls.end_run(&mut self.in_flight);
+            self.send();
         }
     }
 
@@ -226,17 +239,15 @@ impl Lane {
     /// Checks an idle connection, so that the next lock does not have to find out that it is broken.
     fn keep_alive(&mut self) {
         if self.connection.ping() {
-            self.in_flight.on_sent(self.in_flight.len());
+            self.in_flight.on_sent();
         }
     }
 
-    /// Loads the scripts again after the server has forgotten them (`SCRIPT FLUSH`), and then sends the releases
-    /// that failed because of that. A failed acquisition is not sent again: its release may be ahead of it.
+    /// Loads the scripts again after the server has forgotten them (`SCRIPT FLUSH`).
     fn reload_scripts(&mut self) {
         if self.connection.send_pipeline(load_all()) {
-            self.in_flight.on_sent(self.in_flight.len());
+            self.in_flight.on_sent();
         }
-        self.send_parked();
     }
 
     /// Handles the replies to the oldest batch.
@@ -249,7 +260,7 @@ impl Lane {
         };
         let now = Instant::now();
         let took = now - batch.sent;
-        self.calls.at(now);
+        self.telemetry.at(now);
         if batch.load.jobs == 0
             && let Some(why) = self.in_flight.replies.iter().find_map(describe_refusal)
         {
@@ -258,16 +269,25 @@ impl Lane {
             return self.on_lost(&why);
         }
         let (mut forgot_scripts, mut forgot_all, mut has_released) = (false, false, false);
-        for (mut job, value) in self.in_flight.drain_answered(&batch) {
-            if is_noscript(&value) {
-                forgot_scripts = true;
-                if job.is_release() {
-                    // Sent again below, behind the scripts.
-                    self.parked.push_back(job);
-                    continue;
-                }
+        self.in_flight.take_answered(&batch, &mut self.answered);
+        for answered in self.answered.drain(..) {
+            let AnsweredJob {
+                mut job,
+                reply: value,
+                is_whole,
+            } = answered;
+            let is_noscript = is_noscript(&value);
+            let refuses_call = is_whole && is_refusal_of_call(&value);
+            forgot_scripts |= is_noscript;
+            if refuses_call {
+                self.connection.stop_sharing();
             }
-            self.calls.record(job.request.name(), took);
+            if (is_noscript || refuses_call) && job.may_be_repeated(now) {
+                // Sent again below: the server has executed nothing.
+                self.parked.push_back(job);
+                continue;
+            }
+            self.telemetry.record(job.request.name(), took);
             if let Value::Int(published) = value
                 && job.is_release()
             {
@@ -276,7 +296,7 @@ impl Lane {
             }
             let mut outcome = decode(&job.request, &value, &self.shared.name);
             if job.is_release() && is_temporary_refusal(&value) {
-                // Answered at once, because the next attempts may take longer than any caller waits.
+                // AnsweredJob at once, because the next attempts may take longer than any caller waits.
                 job.answer(outcome);
                 self.refused.push(job, now + PROBE_PAUSE);
                 continue;
@@ -295,6 +315,9 @@ impl Lane {
         }
         if forgot_scripts {
             self.reload_scripts();
+        }
+        if !self.parked.is_empty() && self.connection.is_live() {
+            self.send_parked();
         }
         if has_released && !self.refused.is_empty() {
             let refused = self.refused.take();

@@ -1,0 +1,27 @@
+-- Locks several keys without fences, each for its own owner, if this server has not lost its memory. One call, so that
+-- the generation is compared once.
+-- KEYS: the lock of each key, then the generation.
+-- ARGV: ttl ms, the generation read, then the owner for each key.
+-- Returns 1 if all locks are granted; {3} if this server has lost its memory since its generation was read; else
+-- what acquire_all.lua returns for each key, which may be an error.
+if redis.call('GET', KEYS[#KEYS]) ~= ARGV[2] then return {3} end
+local answers, all_granted = {}, true
+for i = 1, #ARGV - 2 do
+  local owner = ARGV[i + 2]
+  -- By pcall: an error of one key must not hide what became of the others.
+  local answer = redis.pcall('SET', KEYS[i], owner, 'PX', ARGV[1], 'NX')
+  if not answer then
+    answer = redis.pcall('GET', KEYS[i])
+    if answer == owner then
+      answer = 0
+    elseif type(answer) ~= 'table' then
+      answer = redis.pcall('PTTL', KEYS[i])
+      if type(answer) == 'number' then answer = {0, answer} end
+    end
+  elseif answer.ok then
+    answer = 0
+  end
+  answers[i] = answer
+  all_granted = all_granted and answer == 0
+end
+return all_granted and 1 or answers
