@@ -3,9 +3,10 @@
 //! # Implementation details
 //!
 //! All jobs for a server pass through its lane in the order of submission and leave it on one connection, so a
-//! release reaches the server behind its acquisition without waiting for a reply. The lane sends queued jobs in
-//! pipelines and has many pipelines in flight. It detects a server that falls silent, fails requests to it at once
-//! from then on, and probes it until it answers.
+//! release reaches the server behind its acquisition without waiting for a reply. The lane sends the queued jobs
+//! together as one *batch* and has many batches in flight. A batch consists of *calls*, each with one reply: all
+//! acquisitions of a batch are one call, for example. The lane detects a server that falls silent, fails requests to it
+//! at once from then on, and probes it until it answers.
 //!
 //! The parts, which [`task`] combines:
 //!
@@ -20,6 +21,9 @@
 //!
 //! * *Order.* If a connection breaks, unconfirmed releases and records are parked before the jobs that were never
 //!   sent, and go out first on the next connection.
+//! * *Calls.* No two jobs on one key share a call or change places.
+//! * *Sent again.* A job that the server has refused without executing it is sent again only if no release of its
+//!   attempt has passed.
 //! * *Called off.* A job is marked as sent when it joins a batch, and not when the batch is sent: the release of an
 //!   acquisition in the same batch must not be called off.
 //! * *Releases.* A release is kept until the server has confirmed it or its lock has certainly expired. A lane whose

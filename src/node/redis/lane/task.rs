@@ -30,7 +30,7 @@ use crate::node::redis::shared::Shared;
 use crate::node::telemetry::NodeCalls;
 use crate::protocol::message::Reply;
 
-/// The maximum number of jobs in one pipeline.
+/// The maximum number of jobs in one batch.
 const MAX_BATCH: usize = 128;
 /// The number of waiting jobs beyond which releases of expired locks are dropped. They would only take back an
 /// intent, which only keeps a request from being executed.
