@@ -9,11 +9,13 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
+use std::vec;
 
 use deadpool_redis::redis::Value;
 
 use crate::node::job::Request;
 use crate::node::packet::{EncodedPart, Packet};
+use crate::node::redis::decode::is_refusal_of_call;
 use crate::node::redis::encode::{
     Decimal, GenerationCheck, encode_into, millis, put_argument, put_length,
 };
@@ -184,21 +186,53 @@ pub(super) fn encode_call_into<'a>(
     }
 }
 
-/// Returns what the reply to a whole call says to one of its requests.
-///
-/// A call that granted or confirmed everything has one number as its reply. Other replies to whole calls are errors and
-/// lost memories, which are the same for all requests.
-pub(super) fn reply_to(request: &Request, whole: &Value) -> Value {
-    let number = match request {
-        Request::Command(packet) => match packet.command.op {
-            Op::Acquire { proposal, .. } => Some(proposal.unwrap_or(0)),
-            Op::Confirm { token, .. } => Some(token.unwrap_or(0)),
-            _ => None,
-        },
-        Request::Ping => None,
+/// The reply to a call, which is dealt out to its requests in order.
+pub(super) enum CallReply {
+    /// The call has a single request.
+    Single(Value),
+    /// There is a reply for each request.
+    Each(vec::IntoIter<Value>),
+    /// There is one reply for all requests: what they asked for if it is a one, else an error.
+    Common(Value),
+}
+
+impl CallReply {
+    pub(super) fn new(reply: Value, requests: usize) -> Self {
+        match reply {
+            single if requests == 1 => Self::Single(single),
+            Value::Array(parts) if parts.len() == requests => Self::Each(parts.into_iter()),
+            common => Self::Common(common),
+        }
+    }
+
+    /// Returns the reply to the next request, as if it had been sent alone.
+    pub(super) fn next(&mut self, request: &Request) -> Value {
+        match self {
+            Self::Single(reply) => std::mem::replace(reply, Value::Nil),
+            Self::Each(replies) => replies.next().unwrap_or(Value::Nil),
+            Self::Common(Value::Int(1)) => match asked_number(request).map(i64::try_from) {
+                Some(Ok(number)) => Value::Int(number),
+                _ => Value::Int(1),
+            },
+            Self::Common(reply) => reply.clone(),
+        }
+    }
+
+    /// Returns whether the server refused the call as a whole before it executed anything, so that it may accept the
+    /// requests one by one.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self, Self::Common(reply) if is_refusal_of_call(reply))
+    }
+}
+
+/// Returns the number that a granted or confirmed request has as its reply.
+fn asked_number(request: &Request) -> Option<u64> {
+    let Request::Command(packet) = request else {
+        return None;
     };
-    match (number.map(i64::try_from), whole) {
-        (Some(Ok(number)), Value::Int(1)) => Value::Int(number),
-        _ => whole.clone(),
+    match packet.command.op {
+        Op::Acquire { proposal, .. } => Some(proposal.unwrap_or(0)),
+        Op::Confirm { token, .. } => Some(token.unwrap_or(0)),
+        _ => None,
     }
 }

@@ -7,7 +7,6 @@ use deadpool_redis::redis::Value;
 use tokio::time::Instant;
 
 use crate::node::job::{Job, Request};
-use crate::node::redis::call::reply_to;
 use crate::node::redis::inbox::Load;
 
 /// The maximum number of batches in flight. A long connection needs many, or jobs would wait for replies that have
@@ -31,18 +30,10 @@ pub(super) struct InFlight {
     pub(super) last_sent: Instant,
 }
 
-/// A job with its reply.
-pub(super) struct AnsweredJob {
-    pub(super) job: Job,
-    pub(super) reply: Value,
-    /// Whether the reply is to a whole call, which has other jobs too.
-    pub(super) is_whole: bool,
-}
-
 pub(super) struct Batch {
     pub(super) load: Load,
     /// The number of calls.
-    calls: usize,
+    pub(super) calls: usize,
     pub(super) sent: Instant,
     /// How much longer than the node timeout it may take because of its own size.
     own_transit: Duration,
@@ -136,30 +127,19 @@ impl InFlight {
         Some(batch)
     }
 
-    /// Moves the jobs of the batch that was popped to `answered`, each with its reply. A batch without jobs has
-    /// replies too.
-    pub(super) fn take_answered(&mut self, batch: &Batch, answered: &mut Vec<AnsweredJob>) {
-        let replies = self.replies.drain(..);
-        for (count, reply) in self.calls.drain(..batch.calls).zip(replies) {
-            let jobs = self.jobs.drain(..count);
-            match reply {
-                Value::Array(parts) if count > 1 && parts.len() == count => {
-                    answered.extend(jobs.zip(parts).map(|(job, reply)| AnsweredJob {
-                        job,
-                        reply,
-                        is_whole: false,
-                    }));
-                }
-                whole => answered.extend(jobs.map(|job| AnsweredJob {
-                    reply: match count {
-                        1 => whole.clone(),
-                        _ => reply_to(&job.request, &whole),
-                    },
-                    job,
-                    is_whole: count > 1,
-                })),
-            }
-        }
+    /// Removes the replies to the batch that was popped. A batch without calls has replies too.
+    pub(super) fn take_replies(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.replies)
+    }
+
+    /// Removes the oldest call, and returns the number of its jobs.
+    pub(super) fn pop_call(&mut self) -> usize {
+        self.calls.pop_front().unwrap_or_default()
+    }
+
+    /// Removes the oldest job.
+    pub(super) fn pop_job(&mut self) -> Option<Job> {
+        self.jobs.pop_front()
     }
 
     /// Removes everything, because the connection is gone, and returns the jobs.

@@ -13,14 +13,15 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::redis::decode::{decode, is_noscript, is_refusal_of_call, is_temporary_refusal};
+use crate::node::redis::call::CallReply;
+use crate::node::redis::decode::{decode, is_noscript, is_temporary_refusal};
 use crate::node::redis::describe::describe_refusal;
 use crate::node::redis::inbox::Load;
 use crate::node::redis::lane::calls::Calls;
 use crate::node::redis::lane::connection::{
     Candidate, Connection, ConnectionEvent, KEEPALIVE, PROBE_PAUSE,
 };
-use crate::node::redis::lane::in_flight::{AnsweredJob, InFlight};
+use crate::node::redis::lane::in_flight::InFlight;
 use crate::node::redis::lane::parked::Parked;
 use crate::node::redis::lane::refused::Refused;
 use crate::node::redis::lane::status::ServerStatus;
@@ -39,6 +40,17 @@ const MAX_KEPT: usize = 1 << 16;
 /// to where the name led when it was opened.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
 
+/// What the replies to a batch say about the server.
+#[derive(Default)]
+struct Found {
+    /// It has forgotten the scripts.
+    forgot_scripts: bool,
+    /// It has lost its memory.
+    forgot_all: bool,
+    /// It executes releases.
+    has_released: bool,
+}
+
 struct Lane {
     shared: Arc<Shared>,
     /// Its number in the inbox; if the inbox has another one, the lane was replaced.
@@ -48,8 +60,6 @@ struct Lane {
     connection: Connection,
     calls: Calls,
     in_flight: InFlight,
-    /// The answered jobs of one batch, empty in between: it keeps the buffer.
-    answered: Vec<AnsweredJob>,
     /// Jobs that wait for a connection.
     parked: Parked,
     /// Releases that the server refused for a temporary reason.
@@ -98,7 +108,6 @@ impl Lane {
             connection: Connection::new(&shared),
             calls: Calls::default(),
             in_flight: InFlight::new(),
-            answered: Vec::new(),
             parked: Parked::default(),
             refused: Refused::default(),
             shared,
@@ -268,64 +277,76 @@ impl Lane {
             // reports it.
             return self.on_lost(&why);
         }
-        let (mut forgot_scripts, mut forgot_all, mut has_released) = (false, false, false);
-        self.in_flight.take_answered(&batch, &mut self.answered);
-        for answered in self.answered.drain(..) {
-            let AnsweredJob {
-                mut job,
-                reply: value,
-                is_whole,
-            } = answered;
-            let is_noscript = is_noscript(&value);
-            let refuses_call = is_whole && is_refusal_of_call(&value);
-            forgot_scripts |= is_noscript;
-            if refuses_call {
+        let mut found = Found::default();
+        let mut replies = self.in_flight.take_replies();
+        for reply in replies.drain(..).take(batch.calls) {
+            let count = self.in_flight.pop_call();
+            let mut reply = CallReply::new(reply, count);
+            if reply.is_refused() {
                 self.connection.stop_sharing();
             }
-            if (is_noscript || refuses_call) && job.may_be_repeated(now) {
-                // Sent again below: the server has executed nothing.
-                self.parked.push_back(job);
-                continue;
+            for _ in 0..count {
+                if let Some(job) = self.in_flight.pop_job() {
+                    self.on_answered(job, &mut reply, now, took, &mut found);
+                }
             }
-            self.telemetry.record(job.request.name(), took);
-            if let Value::Int(published) = value
-                && job.is_release()
-            {
-                has_released = true;
-                self.shared.set_subscribers(&mut job, published);
-            }
-            let mut outcome = decode(&job.request, &value, &self.shared.name);
-            if job.is_release() && is_temporary_refusal(&value) {
-                // AnsweredJob at once, because the next attempts may take longer than any caller waits.
-                job.answer(outcome);
-                self.refused.push(job, now + PROBE_PAUSE);
-                continue;
-            }
-            if outcome == Ok(Reply::Amnesia) {
-                forgot_all = true;
-                outcome = Err(self.shared.amnesia());
-            }
-            job.sender.send(outcome);
         }
+        self.in_flight.replies = replies;
         if self.status.is_down() && !self.is_silent() {
             if let Some(candidate) = self.connection.on_recovered() {
                 return self.adopt(candidate);
             }
             self.status.set_answering();
         }
-        if forgot_scripts {
+        if found.forgot_scripts {
             self.reload_scripts();
         }
         if !self.parked.is_empty() && self.connection.is_live() {
             self.send_parked();
         }
-        if has_released && !self.refused.is_empty() {
+        if found.has_released && !self.refused.is_empty() {
             let refused = self.refused.take();
             self.send_again(refused);
         }
-        if forgot_all {
+        if found.forgot_all {
             self.on_amnesia();
         }
+    }
+
+    /// Answers a job with its part of the reply to its call, or keeps it to be sent again.
+    fn on_answered(
+        &mut self,
+        mut job: Job,
+        reply: &mut CallReply,
+        now: Instant,
+        took: Duration,
+        found: &mut Found,
+    ) {
+        let value = reply.next(&job.request);
+        let is_noscript = is_noscript(&value);
+        found.forgot_scripts |= is_noscript;
+        if (is_noscript || reply.is_refused()) && job.may_be_repeated(now) {
+            // Sent again behind this batch. The server has executed nothing.
+            return self.parked.push_back(job);
+        }
+        self.telemetry.record(job.request.name(), took);
+        if let Value::Int(published) = value
+            && job.is_release()
+        {
+            found.has_released = true;
+            self.shared.set_subscribers(&mut job, published);
+        }
+        let mut outcome = decode(&job.request, &value, &self.shared.name);
+        if job.is_release() && is_temporary_refusal(&value) {
+            // Answered at once, because the next attempts may take longer than any caller waits.
+            job.answer(outcome);
+            return self.refused.push(job, now + PROBE_PAUSE);
+        }
+        if outcome == Ok(Reply::Amnesia) {
+            found.forgot_all = true;
+            outcome = Err(self.shared.amnesia());
+        }
+        job.sender.send(outcome);
     }
 
     /// Quarantines the server, and opens a new connection to have it admitted again.
