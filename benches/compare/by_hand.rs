@@ -168,7 +168,7 @@ impl ByHand {
 }
 
 /// Returns the wall clock in microseconds; each call returns a new value.
-fn next_proposal() -> u64 {
+pub(crate) fn next_proposal() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let now = micros_since_epoch();
     let next = |last: u64| Some(now.max(last + 1));
@@ -182,18 +182,18 @@ pub(crate) fn micros_since_epoch() -> u64 {
     u64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(u64::MAX)
 }
 
-fn millis() -> u64 {
+pub(crate) fn millis() -> u64 {
     u64::try_from(TTL.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The script of the Redlock specification.
 const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) \
     else return 0 end";
-const ACQUIRE_FENCED: &str = include_str!("../../src/node/redis/scripts/acquire.lua");
-const RELEASE_FENCED: &str = concat!(
+pub(crate) const ACQUIRE_FENCED: &str = include_str!("../../src/node/redis/scripts/acquire.lua");
+pub(crate) const RELEASE_FENCED: &str = concat!(
     include_str!("../../src/node/redis/scripts/notify.lua"),
     include_str!("../../src/node/redis/scripts/release.lua")
 );
 
 /// The default of `Redlock::builder`.
-const RETENTION_MS: u64 = 3_600_000;
+pub(crate) const RETENTION_MS: u64 = 3_600_000;

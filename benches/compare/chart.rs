@@ -58,7 +58,7 @@ pub(crate) fn draw(path: &Path, samples: &Samples) -> Result<(), Box<dyn Error>>
         .into_iter()
         .enumerate()
         .map(|(group, concurrency)| {
-            let place = ((group * COLUMNS) as f64 + 1.6, -highest * 0.02);
+            let place = ((group * COLUMNS) as f64 + 2.6, -highest * 0.02);
             let text = format!("{concurrency} at once");
             Text::new(text, place, ("sans-serif", 14).into_font())
         });
@@ -100,13 +100,15 @@ const SIZE: (u32, u32) = (900, 420);
 const CONCURRENCIES: [usize; 4] = [1, 16, 64, 256];
 
 /// One per participant, and one between the groups.
-const COLUMNS: usize = 6;
+const COLUMNS: usize = 8;
 
 /// Participants that send the same commands are side by side.
-const COLORS: [(Who, RGBColor); 5] = [
+const COLORS: [(Who, RGBColor); 7] = [
     (Who::Ours, RGBColor(37, 99, 235)),
     (Who::ByHand, RGBColor(148, 163, 184)),
+    (Who::Batched, RGBColor(203, 213, 225)),
     (Who::Rslock, RGBColor(217, 119, 6)),
     (Who::OursFenced, RGBColor(30, 64, 175)),
     (Who::ByHandFenced, RGBColor(100, 116, 139)),
+    (Who::BatchedFenced, RGBColor(71, 85, 105)),
 ];

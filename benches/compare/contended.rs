@@ -18,7 +18,7 @@ pub(crate) async fn w3b(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let name = format!("burst of {TASKS}, one process");
     let cluster = Cluster::start(NODES);
     let mut participants = Vec::new();
-    for who in Who::ALL {
+    for who in Who::WITHOUT_BATCHED {
         let participant = who.connect(&cluster.urls()).await;
         warm_up(&participant, 64).await;
         participants.push((who, participant));

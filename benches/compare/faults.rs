@@ -43,7 +43,7 @@ async fn compare(options: &Options, samples: &mut Samples, fault: &Fault) -> Vec
     let mut cluster = Cluster::start(NODES);
     // Half as many rounds: each is four times as long, with pauses between the measurements.
     for _ in 0..options.rounds.div_ceil(2) {
-        let mut order = Who::ALL;
+        let mut order = Who::WITHOUT_BATCHED;
         fastrand::shuffle(&mut order);
         for who in order {
             // New for each round: the hand-written loops do not reconnect.

@@ -1,4 +1,5 @@
-//! Compares this crate with `rslock` and with hand-written loops, on five real local nodes.
+//! Compares this crate with `rslock`, with hand-written loops and with hand-written batches, on five real local
+//! nodes.
 //!
 //! ```not_rust
 //! cargo bench --bench compare                  # everything, a few minutes
@@ -24,6 +25,7 @@ use tokio::runtime::Runtime;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
+mod batched;
 mod by_hand;
 mod chart;
 mod child;

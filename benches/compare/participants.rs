@@ -6,6 +6,7 @@ use rslock::LockManager;
 use tokio::time::Instant;
 use tower_redlock::{LockGuard, Redlock, RestartGuard};
 
+use crate::batched::{Batched, BatchedClaim};
 use crate::by_hand::{ByHand, Claim};
 
 /// The measured implementations.
@@ -15,11 +16,24 @@ pub(crate) enum Who {
     OursFenced,
     ByHand,
     ByHandFenced,
+    Batched,
+    BatchedFenced,
     Rslock,
 }
 
 impl Who {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Ours,
+        Self::OursFenced,
+        Self::ByHand,
+        Self::ByHandFenced,
+        Self::Batched,
+        Self::BatchedFenced,
+        Self::Rslock,
+    ];
+
+    /// The participants that wait for a key, and that survive the failure of a node.
+    pub(crate) const WITHOUT_BATCHED: [Self; 5] = [
         Self::Ours,
         Self::OursFenced,
         Self::ByHand,
@@ -36,6 +50,8 @@ impl Who {
             Self::OursFenced => "tower-redlock, fencing on",
             Self::ByHand => "by hand",
             Self::ByHandFenced => "by hand, same scripts",
+            Self::Batched => "by hand, batched",
+            Self::BatchedFenced => "by hand, batched, fenced",
             Self::Rslock => "rslock",
         }
     }
@@ -45,7 +61,11 @@ impl Who {
         match self {
             Self::Ours => "fencing off",
             Self::OursFenced => "fencing on",
-            Self::ByHand | Self::ByHandFenced | Self::Rslock => self.name(),
+            Self::ByHand
+            | Self::ByHandFenced
+            | Self::Batched
+            | Self::BatchedFenced
+            | Self::Rslock => self.name(),
         }
     }
 
@@ -56,7 +76,10 @@ impl Who {
     }
 
     pub(crate) fn is_fenced(self) -> bool {
-        matches!(self, Self::OursFenced | Self::ByHandFenced)
+        matches!(
+            self,
+            Self::OursFenced | Self::ByHandFenced | Self::BatchedFenced
+        )
     }
 
     /// Connects the participant, with its default connections and settings.
@@ -71,6 +94,9 @@ impl Who {
             Self::ByHand | Self::ByHandFenced => {
                 Participant::ByHand(ByHand::connect(urls, self.is_fenced()).await)
             }
+            Self::Batched | Self::BatchedFenced => {
+                Participant::Batched(Batched::connect(urls, self.is_fenced()).await)
+            }
             Self::Rslock => Participant::Rslock(LockManager::new(urls.to_vec())),
         }
     }
@@ -81,6 +107,7 @@ impl Who {
 pub(crate) enum Participant {
     Ours(Redlock),
     ByHand(ByHand),
+    Batched(Batched),
     Rslock(LockManager),
 }
 
@@ -90,6 +117,7 @@ impl Participant {
         match self {
             Self::Ours(redlock) => redlock.try_lock(key).await.ok().map(Held::Ours),
             Self::ByHand(by_hand) => by_hand.acquire(key).await.map(Held::ByHand),
+            Self::Batched(batched) => batched.acquire(key).await.map(Held::Batched),
             Self::Rslock(manager) => {
                 let lock = manager.lock(key.as_bytes(), TTL).await;
                 lock.ok().map(Held::Rslock)
@@ -108,8 +136,8 @@ impl Participant {
                 let claim = by_hand.acquire_in_turn(key, patience).await;
                 claim.map(Held::ByHand)
             }
-            Self::Rslock(_) => {
-                // rslock gives up after three attempts.
+            Self::Batched(_) | Self::Rslock(_) => {
+                // rslock gives up after three attempts, a batched lock after one.
                 let deadline = Instant::now() + patience;
                 while Instant::now() < deadline {
                     if let Some(held) = self.acquire(key).await {
@@ -126,6 +154,7 @@ impl Participant {
         match (self, held) {
             (_, Held::Ours(guard)) => guard.release().await.is_ok(),
             (Self::ByHand(by_hand), Held::ByHand(claim)) => by_hand.release(&claim).await,
+            (Self::Batched(batched), Held::Batched(claim)) => batched.release(&claim).await,
             (Self::Rslock(manager), Held::Rslock(lock)) => {
                 manager.unlock(&lock).await;
                 true
@@ -139,6 +168,7 @@ impl Participant {
 pub(crate) enum Held {
     Ours(LockGuard),
     ByHand(Claim),
+    Batched(BatchedClaim),
     Rslock(rslock::Lock),
 }
 
