@@ -10,12 +10,12 @@ use crate::participants::Who;
 pub(crate) enum Metric {
     /// Locks acquired and released per second.
     Rate,
-    /// Microseconds from the request of a lock to its grant.
-    AcquireP50,
-    AcquireP99,
     /// Microseconds of CPU per lock: of this process, and of all servers together.
     ClientCpu,
     ServerCpu,
+    /// Microseconds from the request of a lock to its grant.
+    AcquireP50,
+    AcquireP99,
     /// Milliseconds until each task has held the lock.
     Drain,
     /// The same, relative to the sum of the holds.
@@ -34,6 +34,9 @@ pub(crate) enum Metric {
     ResponseP99,
     /// Commands that all nodes received, and messages of their scripts, per lock.
     Commands,
+    /// Entries in the slow logs of all servers, and the microseconds of the longest.
+    SlowCommands,
+    SlowestCommand,
     /// The highest number of simultaneous holders.
     Holders,
     /// Mebibytes at the end, and their ratio to the beginning.
@@ -61,6 +64,8 @@ impl Metric {
             Self::ResponseP50 => "response p50 us",
             Self::ResponseP99 => "response p99 us",
             Self::Commands => "commands/lock",
+            Self::SlowCommands => "slow commands",
+            Self::SlowestCommand => "slowest us",
             Self::Holders => "holders",
             Self::Memory => "memory MiB",
             Self::MemoryGrowth => "x before",

@@ -39,6 +39,7 @@ mod memory;
 mod options;
 mod participants;
 mod report;
+mod slow_commands;
 mod uncontended;
 
 use crate::figures::Samples;
@@ -79,6 +80,7 @@ async fn compare(options: &Options) {
             }
             Workload::W4 => faults::w4(options, &mut samples).await,
             Workload::W5 => faults::w5(options, &mut samples).await,
+            Workload::Slowlog => slow_commands::slowlog(options, &mut samples).await,
             Workload::Memory => memory::watch(options, &mut samples),
             Workload::W6 => uncontended::w6(options, &mut samples).await,
             Workload::Far => uncontended::far(options, &mut samples).await,

@@ -68,6 +68,7 @@ impl Options {
 pub(crate) enum Workload {
     W1,
     W2,
+    Slowlog,
     W3,
     W3b,
     W4,
@@ -80,9 +81,10 @@ pub(crate) enum Workload {
 }
 
 impl Workload {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::W1,
         Self::W2,
+        Self::Slowlog,
         Self::W3b,
         Self::W3,
         Self::W4,
@@ -98,6 +100,7 @@ impl Workload {
         match self {
             Self::W1 => "w1",
             Self::W2 => "w2",
+            Self::Slowlog => "slowlog",
             Self::W3 => "w3",
             Self::W3b => "w3b",
             Self::W4 => "w4",
@@ -114,6 +117,7 @@ impl Workload {
         match self {
             Self::W1 => "W1: one lock after the other, each of its own key",
             Self::W2 => "W2: many concurrent locks, each of its own key",
+            Self::Slowlog => "slowlog: commands that occupy a server for more than a millisecond",
             Self::W3 => "W3: eight processes whose tasks return to one key at once",
             Self::W3b => {
                 "W3b: a burst of tasks that take one key once, in one process and in several"
@@ -141,7 +145,7 @@ impl FromStr for Workload {
 fn help() -> String {
     let mut help = "cargo bench --bench compare -- [WORKLOAD...] [--quick] [--rounds N] [--seconds S] [--chart FILE.svg]\n\
         --quick    fewer and shorter rounds\n\
-        --rounds   number of rounds (default 5)\n\
+        --rounds   number of rounds (default 7)\n\
         --seconds  duration of each participant in a round (default 0.6)\n\
         --chart    file for the chart of w1 and w2\n"
         .to_owned();
@@ -156,7 +160,7 @@ fn number<T: FromStr>(option: &str, value: Option<String>) -> Result<T, String> 
     value.ok_or_else(|| format!("{option} needs a number\n\n{}", help()))
 }
 
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 7;
 const TIME: Duration = Duration::from_millis(600);
 const STORM: Duration = Duration::from_secs(30);
 const WATCH: Duration = Duration::from_secs(60);

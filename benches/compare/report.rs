@@ -6,11 +6,12 @@ use crate::figures::{Metric, Samples, Spread};
 use crate::options::Options;
 use crate::participants::Who;
 
-/// A target, and the figure of each round.
+/// The figure of each round, and its target.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) what: String,
-    pub(crate) target: Target,
+    /// `None` for a figure that is only shown.
+    pub(crate) target: Option<Target>,
     pub(crate) values: Vec<f64>,
 }
 
@@ -24,10 +25,16 @@ pub(crate) enum Target {
 
 impl Line {
     pub(crate) fn new(what: impl Into<String>, target: Target, values: Vec<f64>) -> Self {
-        let what = what.into();
         Self {
-            what,
-            target,
+            target: Some(target),
+            ..Self::without_target(what, values)
+        }
+    }
+
+    pub(crate) fn without_target(what: impl Into<String>, values: Vec<f64>) -> Self {
+        Self {
+            what: what.into(),
+            target: None,
             values,
         }
     }
@@ -111,17 +118,17 @@ pub(crate) fn print_lines(lines: &[Line]) {
             println!("{:<12} {}", "no figures", line.what);
             continue;
         };
-        let verdict = if line.target.is_reached(spread) {
-            "reached"
-        } else {
-            "not reached"
+        let verdict = match line.target {
+            Some(target) if target.is_reached(spread) => "reached",
+            Some(_) => "not reached",
+            None => "",
         };
         println!(
             "{verdict:<12} {:<84} {:>8.2} {:>16} {:>10}",
             line.what,
             spread.median,
             format!("{:.2}..{:.2}", spread.lowest, spread.highest),
-            line.target.text()
+            line.target.map_or_else(String::new, Target::text)
         );
     }
 }
