@@ -1,4 +1,8 @@
 //! The slow logs of the servers: a command that takes long delays the commands of all other clients.
+//!
+//! The logs contain the time of the wall clock, and on a busy machine most entries are commands during which
+//! the server was suspended. A script as `REDIS_SERVER` that runs `exec chrt -f 1 redis-server "$@"` gives the
+//! servers precedence, and leaves the commands that take long themselves.
 
 use crate::faults::flush;
 use crate::figures::{Metric, Samples};
