@@ -5,7 +5,6 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// The reason for which a lock is no longer held.
@@ -52,24 +51,10 @@ impl fmt::Display for LostReason {
 }
 
 /// The status of a lock, as its lease task publishes it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct LeaseStatus {
     pub(crate) valid_until: Instant,
     pub(crate) lost: Option<LostReason>,
-}
-
-impl LeaseStatus {
-    /// Returns why the lock is lost, if it is.
-    ///
-    /// Does not compare `valid_until` with the clock: the lease task reports the end of the validity in time, and
-    /// holders that need a comparison make it.
-    pub(crate) fn lost(status: &watch::Receiver<Self>) -> Option<LostReason> {
-        // Check whether the channel is closed first: the task stores its last status before it closes it.
-        let is_closed = status.has_changed().is_err();
-        let now = status.borrow();
-        now.lost
-            .or_else(|| is_closed.then_some(LostReason::Abandoned))
-    }
 }
 
 /// Future that resolves to the reason when a lock is lost.
@@ -83,16 +68,8 @@ impl LeaseStatus {
 pub struct Lost(Pin<Box<dyn Future<Output = LostReason> + Send + Sync>>);
 
 impl Lost {
-    pub(crate) fn new(mut status: watch::Receiver<LeaseStatus>) -> Self {
-        Self(Box::pin(async move {
-            loop {
-                if let Some(reason) = LeaseStatus::lost(&status) {
-                    return reason;
-                }
-                // An error means that the channel is closed, which `LeaseStatus::lost` reports.
-                drop(status.changed().await);
-            }
-        }))
+    pub(crate) fn new(lost: impl Future<Output = LostReason> + Send + Sync + 'static) -> Self {
+        Self(Box::pin(lost))
     }
 
     /// Returns a future that resolves when the first of two locks is lost.

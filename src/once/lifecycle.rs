@@ -191,11 +191,11 @@ impl OnceTask {
             Ending::Released if holding.cleanup.disposal() == Disposal::Expire => {
                 holding.set_released();
                 let Holding {
-                    cleanup, commands, ..
+                    cleanup, control, ..
                 } = holding;
                 self.lease.leave_to_expire(cleanup);
                 drop(permit);
-                commands.set_released(Ok(()));
+                control.close(Ok(()));
             }
             Ending::Released => self.lease.release(holding, permit).await,
         }
@@ -211,7 +211,7 @@ impl OnceTask {
         holding.set_released();
         let Holding {
             mut cleanup,
-            commands,
+            control,
             ..
         } = holding;
         cleanup.forget_lease();
@@ -233,7 +233,7 @@ impl OnceTask {
         if let Some(replay) = replay {
             self.finish_replay(*replay).await;
         }
-        commands.set_released(Ok(()));
+        control.close(Ok(()));
     }
 }
 

@@ -51,7 +51,7 @@ impl OnceTask {
         holding.set_released();
         let Holding {
             mut cleanup,
-            commands,
+            control,
             ..
         } = holding;
         let mut written = self.write(&cleanup, record.clone(), retention);
@@ -62,7 +62,7 @@ impl OnceTask {
                 self.look(&mut cleanup, &record, left).await
             }
         };
-        commands.set_released(Ok(()));
+        control.close(Ok(()));
         // The receiver of the outcome may be gone with the caller, here and below.
         let Some(written) = written else {
             match outcome {

@@ -18,15 +18,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::lock::error::ExtendError;
 use crate::lock::lease::attempt::GrantedLock;
 use crate::lock::lease::cleanup::Cleanup;
-use crate::lock::lease::shared::{Commands, Disposal, ExtendCommand, Lease, Share};
+use crate::lock::lease::shared::{Disposal, ExtendCommand, Lease, LeaseControl, Share};
 use crate::lock::lease::task::{Failures, LeaseTask};
-use crate::lock::lost::{LeaseStatus, LostReason};
+use crate::lock::lost::LostReason;
 use crate::lock::queue::{HeldLease, Memo, Permit};
 use crate::lock::registry::DrainStage;
 use crate::lock::span::HeldSpan;
@@ -40,8 +40,7 @@ use crate::protocol::{FencingToken, Quorum, validity};
 pub(crate) struct Holding {
     pub(crate) lease: Arc<Lease>,
     pub(crate) cleanup: Cleanup,
-    pub(super) status: watch::Sender<LeaseStatus>,
-    pub(crate) commands: Commands,
+    pub(crate) control: LeaseControl,
     /// `Some` until the holding ends.
     span: Option<HeldSpan>,
     /// When `max_hold` is over.
@@ -81,14 +80,16 @@ impl LeaseTask {
             began,
             valid_until,
         } = acquired;
-        let (status, published) = watch::channel(LeaseStatus {
-            valid_until,
-            lost: None,
-        });
         let (keys, registry) = (self.keys.clone(), Arc::clone(self.ticket.registry()));
         let settings = &self.cluster.settings;
-        let (lease, share, commands) = Lease::new(
-            settings, registry, keys, token, disposal, purpose, published,
+        let (lease, share, control) = Lease::new(
+            settings,
+            registry,
+            keys,
+            token,
+            disposal,
+            purpose,
+            valid_until,
         );
         permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>));
         permit.unsubscribe();
@@ -97,8 +98,7 @@ impl LeaseTask {
         let holding = Holding {
             lease,
             cleanup,
-            status,
-            commands,
+            control,
             span: Some(HeldSpan::new(self.label)),
             hold_until: max_hold.map(|max_hold| after(began, max_hold)),
             renew_at: (self.cluster.settings.renew).then(|| began + self.ttl / 3),
@@ -126,7 +126,7 @@ impl LeaseTask {
         observe: &mut (impl FnMut(&Vote, &mut Cleanup) + Send),
     ) {
         if holding.extension.is_none()
-            && let Some(command) = holding.commands.try_recv()
+            && let Some(command) = holding.control.try_recv()
         {
             return self.on_command(holding, command);
         }
@@ -134,7 +134,7 @@ impl LeaseTask {
         let threshold = holding.threshold(self.cluster.settings.quorum);
         tokio::select! {
             biased;
-            () = holding.commands.notified() => {}
+            () = holding.control.notified() => {}
             // Late votes on the acquisition and on failed attempts are not urgent.
             vote = self.votes.recv(threshold), if holding.extension.is_some() => {
                 self.on_vote(holding, vote, observe);
@@ -269,7 +269,9 @@ impl LeaseTask {
                 Err(ExtendError::Lost(LostReason::Gone))
             }
             (None, ExtendStep::Extended) => {
-                holding.prolong(began + validity::lifetime(ttl).unwrap_or_default());
+                holding
+                    .control
+                    .prolong(began + validity::lifetime(ttl).unwrap_or_default());
                 if extension.done.is_some() {
                     self.ttl = ttl;
                 }
@@ -312,12 +314,12 @@ impl Holding {
 
     /// Returns the reason if the lock is lost.
     pub(crate) fn lost(&self) -> Option<LostReason> {
-        self.status.borrow().lost
+        self.control.status().lost
     }
 
     /// Declares the lock lost if its validity has ended, or ends before a timer can fire.
     pub(crate) fn check_validity(&mut self, now: Instant) {
-        let valid_until = self.status.borrow().valid_until;
+        let valid_until = self.control.status().valid_until;
         if self.lost().is_none() && valid_until <= now + TICK {
             let at_max_hold = self.hold_until.is_some_and(|end| end + TICK <= valid_until);
             self.lose(if at_max_hold {
@@ -337,25 +339,14 @@ impl Holding {
     /// Publishes that the lock is released, for handles that outlive its guards. Returns why it was lost before,
     /// if it was.
     pub(crate) fn set_released(&self) -> Option<LostReason> {
-        let mut lost = None;
-        self.status.send_modify(|status| {
-            lost = status.lost;
-            status.lost.get_or_insert(LostReason::Released);
-        });
-        lost
+        self.control.lose(LostReason::Released)
     }
 
     fn lose(&mut self, reason: LostReason) {
         self.renew_at = None;
-        self.status.send_modify(|status| status.lost = Some(reason));
+        self.control.lose(reason);
         telemetry::lost(reason.name());
         tracing::warn!(%reason, "lock lost while it was held");
-    }
-
-    fn prolong(&mut self, valid_until: Instant) {
-        self.status.send_modify(|status| {
-            status.valid_until = status.valid_until.max(valid_until);
-        });
     }
 
     fn is_overdue(&self, now: Instant) -> bool {
@@ -364,7 +355,7 @@ impl Holding {
     }
 
     fn next_alarm(&self) -> Instant {
-        let now = self.status.borrow();
+        let now = self.control.status();
         let lost_at = now.lost.is_none().then(|| now.valid_until - TICK);
         let renew_at = self.renew_at.filter(|_| self.extension.is_none());
         let extended_at = self.extension.as_ref().map(|extension| extension.due);
@@ -384,7 +375,7 @@ impl Holding {
 
     /// Returns the rest of the validity, the ttl with which an extension does not prolong the lock.
     fn left(&self, now: Instant) -> Duration {
-        let valid_until = self.status.borrow().valid_until;
+        let valid_until = self.control.status().valid_until;
         whole_millis(valid_until.saturating_duration_since(now)).max(TICK)
     }
 
@@ -393,7 +384,7 @@ impl Holding {
         let Some(end) = self.hold_until else {
             return Some(ttl);
         };
-        let valid_until = self.status.borrow().valid_until;
+        let valid_until = self.control.status().valid_until;
         let enough = end.saturating_duration_since(now) + validity::drift(ttl) + 2 * TICK;
         (valid_until < end + TICK).then(|| ttl.min(whole_millis(enough)))
     }

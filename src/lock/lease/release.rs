@@ -32,28 +32,23 @@ impl LeaseTask {
         permit: Permit,
     ) -> impl Future<Output = ()> + Send + use<'_> {
         holding.end();
-        if holding.status.borrow().valid_until <= Instant::now() && holding.lost().is_none() {
-            let expired = LostReason::Expired;
-            let status = &holding.status;
-            status.send_modify(|status| status.lost = Some(expired));
+        let status = holding.control.status();
+        if status.valid_until <= Instant::now() && status.lost.is_none() {
+            holding.control.lose(LostReason::Expired);
         }
         let lost = holding.set_released();
         let Holding {
-            cleanup,
-            commands,
-            status,
-            ..
+            cleanup, control, ..
         } = holding;
         let phase = self.begin_release(cleanup, permit.publishes());
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
         async move {
             let outcome = self.confirmed(phase).await;
-            commands.set_released(match lost {
+            control.close(match lost {
                 Some(reason) => Err(ReleaseError::Lost(reason)),
                 None => outcome,
             });
-            drop(status);
         }
     }
 

@@ -6,15 +6,17 @@
 //! outcome of the release. Two rules keep the two sides from missing each other:
 //!
 //! * Zero shares is final. Dropping the last share wakes the task, and no new share can be taken.
-//! * The task stores an outcome before it closes the channel of that outcome. A holder therefore checks whether the
-//!   channel is closed first, and reads the outcome after that: if it is closed without an outcome, the task died.
+//! * The task stores an outcome before it closes the lease. If the lease is closed without an outcome, the task died.
+//!
+//! One mutex and one [`Notify`] for each side carry all of this. A channel for each kind of message would cost more
+//! than the rest of the lease, and most locks end without any message but the last.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::lock::cluster::Settings;
@@ -35,26 +37,26 @@ pub(crate) struct Lease {
     pub(crate) token: Option<FencingToken>,
     max_ttl: Duration,
     node_timeout: Duration,
-    status: watch::Receiver<LeaseStatus>,
     /// What the lock is held for; see [`Memo`].
     purpose: Option<Memo>,
     /// A [`Disposal`].
     disposal: AtomicU8,
     /// The number of shares, which guards, responses and bodies hold. Zero is final.
     shares: AtomicUsize,
-    commands: Mutex<CommandQueue>,
+    state: Mutex<LeaseState>,
     /// Wakes the task for a command, or when the last share is dropped.
     notified: Notify,
-    /// The outcome of the release, once a majority has confirmed it or cannot.
-    released: OnceLock<Result<(), ReleaseError>>,
-    /// Wakes the holders that wait for `released`, even if the task ends without an outcome.
-    ended: Notify,
+    /// Wakes the holders when the lock is lost, when its release has an outcome, and when the task ends.
+    changed: Notify,
 }
 
-#[derive(Debug, Default)]
-struct CommandQueue {
+#[derive(Debug)]
+struct LeaseState {
+    status: LeaseStatus,
     extensions: VecDeque<ExtendCommand>,
-    /// Whether the task accepts no more commands.
+    /// The outcome of the release, once a majority has confirmed it or cannot.
+    released: Option<Result<(), ReleaseError>>,
+    /// Whether the task has ended, and takes no more commands.
     is_closed: bool,
 }
 
@@ -65,9 +67,9 @@ pub(super) struct ExtendCommand {
     pub(super) done: oneshot::Sender<Result<(), ExtendError>>,
 }
 
-/// The task's end of the command queue. Dropping it closes the queue and drops the remaining commands.
+/// The task's end of a lease. Dropping it closes the lease and drops the remaining commands.
 #[derive(Debug)]
-pub(crate) struct Commands(Arc<Lease>);
+pub(crate) struct LeaseControl(Arc<Lease>);
 
 /// The treatment of the keys when their lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,25 +101,31 @@ impl Lease {
         token: Option<FencingToken>,
         disposal: Disposal,
         purpose: Option<Memo>,
-        status: watch::Receiver<LeaseStatus>,
-    ) -> (Arc<Self>, Share, Commands) {
+        valid_until: Instant,
+    ) -> (Arc<Self>, Share, LeaseControl) {
         let lease = Arc::new(Self {
             registry,
             keys,
             token,
             max_ttl: settings.max_ttl,
             node_timeout: settings.node_timeout,
-            status,
             purpose,
             disposal: AtomicU8::new(disposal as u8),
             shares: AtomicUsize::new(1),
-            commands: Mutex::default(),
+            state: Mutex::new(LeaseState {
+                status: LeaseStatus {
+                    valid_until,
+                    lost: None,
+                },
+                extensions: VecDeque::new(),
+                released: None,
+                is_closed: false,
+            }),
             notified: Notify::new(),
-            released: OnceLock::new(),
-            ended: Notify::new(),
+            changed: Notify::new(),
         });
-        let (share, commands) = (Share(Arc::clone(&lease)), Commands(Arc::clone(&lease)));
-        (lease, share, commands)
+        let (share, control) = (Share(Arc::clone(&lease)), LeaseControl(Arc::clone(&lease)));
+        (lease, share, control)
     }
 
     /// Takes one more share, unless the last is gone.
@@ -160,12 +168,25 @@ impl Lease {
     }
 
     /// Returns the reason if the task has reported the loss of the lock, or is gone.
+    ///
+    /// Does not compare the end of the validity with the clock: the task reports it in time, and holders that need
+    /// a comparison make it.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
-        LeaseStatus::lost(&self.status)
+        self.state.lock().lost()
     }
 
-    pub(crate) fn lost(&self) -> Lost {
-        Lost::new(self.status.clone())
+    pub(crate) fn lost(self: &Arc<Self>) -> Lost {
+        let lease = Arc::clone(self);
+        Lost::new(async move {
+            loop {
+                // Created before the check, so that no notification is missed.
+                let changed = lease.changed.notified();
+                if let Some(reason) = lease.lost_reason() {
+                    return reason;
+                }
+                changed.await;
+            }
+        })
     }
 
     /// Waits until a majority has confirmed the release of a lock whose last share is gone.
@@ -175,19 +196,12 @@ impl Lease {
     /// May be dropped at any point.
     pub(crate) async fn released(&self) -> Result<(), ReleaseError> {
         loop {
-            let ended = self.ended.notified();
-            // Read before the outcome, which the task stores before it closes the queue.
-            let is_closed = self.commands.lock().is_closed;
-            if let Some(outcome) = self.released.get() {
-                return outcome.clone();
+            // Created before the check, so that no notification is missed.
+            let changed = self.changed.notified();
+            if let Some(outcome) = self.state.lock().outcome() {
+                return outcome;
             }
-            if is_closed {
-                // The task died. Even if it had begun the release, the nodes may not have received it.
-                let reason = self.lost_reason();
-                let reason = reason.filter(|reason| *reason != LostReason::Released);
-                return Err(ReleaseError::Lost(reason.unwrap_or(LostReason::Abandoned)));
-            }
-            ended.await;
+            changed.await;
         }
     }
 
@@ -217,12 +231,12 @@ impl Lease {
 
     /// Queues a command; returns false if the task accepts no more commands.
     fn send(&self, command: ExtendCommand) -> bool {
-        let mut commands = self.commands.lock();
-        if commands.is_closed {
+        let mut state = self.state.lock();
+        if state.is_closed {
             return false;
         }
-        commands.extensions.push_back(command);
-        drop(commands);
+        state.extensions.push_back(command);
+        drop(state);
         self.notified.notify_one();
         true
     }
@@ -234,7 +248,7 @@ impl HeldLease for Lease {
     }
 
     fn valid_until(&self) -> Instant {
-        self.status.borrow().valid_until
+        self.state.lock().status.valid_until
     }
 
     fn purpose(&self) -> Option<&Memo> {
@@ -242,9 +256,50 @@ impl HeldLease for Lease {
     }
 }
 
-impl Commands {
+impl LeaseState {
+    fn lost(&self) -> Option<LostReason> {
+        let abandoned = self.is_closed.then_some(LostReason::Abandoned);
+        self.status.lost.or(abandoned)
+    }
+
+    /// Returns the outcome of the release, if it is known.
+    fn outcome(&self) -> Option<Result<(), ReleaseError>> {
+        let died = || {
+            // Even if the task had begun the release, the nodes may not have received it.
+            let reason = self.status.lost;
+            let reason = reason.filter(|reason| *reason != LostReason::Released);
+            Err(ReleaseError::Lost(reason.unwrap_or(LostReason::Abandoned)))
+        };
+        let released = self.released.clone();
+        released.or_else(|| self.is_closed.then(died))
+    }
+}
+
+impl LeaseControl {
+    pub(crate) fn status(&self) -> LeaseStatus {
+        self.0.state.lock().status
+    }
+
+    /// Prolongs the validity; never moves its end back.
+    pub(super) fn prolong(&self, valid_until: Instant) {
+        let status = &mut self.0.state.lock().status;
+        status.valid_until = status.valid_until.max(valid_until);
+    }
+
+    /// Publishes that the lock is lost. Returns the reason that was published before, which stays.
+    pub(super) fn lose(&self, reason: LostReason) -> Option<LostReason> {
+        let before = {
+            let status = &mut self.0.state.lock().status;
+            let before = status.lost;
+            status.lost = before.or(Some(reason));
+            before
+        };
+        self.0.changed.notify_waiters();
+        before
+    }
+
     pub(super) fn try_recv(&self) -> Option<ExtendCommand> {
-        self.0.commands.lock().extensions.pop_front()
+        self.0.state.lock().extensions.pop_front()
     }
 
     /// Waits for a command or the drop of the last share; may return without either.
@@ -256,22 +311,21 @@ impl Commands {
         self.0.notified.notified().await;
     }
 
-    /// Publishes the outcome of the release. Only the first outcome counts.
-    pub(crate) fn set_released(&self, outcome: Result<(), ReleaseError>) {
-        self.0.released.set(outcome).ok();
-        self.0.ended.notify_waiters();
+    /// Publishes the outcome of the release, as the last act of the task on the lease.
+    pub(crate) fn close(self, outcome: Result<(), ReleaseError>) {
+        self.0.state.lock().released = Some(outcome);
     }
 }
 
-impl Drop for Commands {
+impl Drop for LeaseControl {
     fn drop(&mut self) {
-        let mut commands = self.0.commands.lock();
-        commands.is_closed = true;
-        let extensions = std::mem::take(&mut commands.extensions);
+        let mut state = self.0.state.lock();
+        state.is_closed = true;
+        let extensions = std::mem::take(&mut state.extensions);
         // Dropping a command wakes its sender, which locks the mutex.
-        drop(commands);
+        drop(state);
         drop(extensions);
-        self.0.ended.notify_waiters();
+        self.0.changed.notify_waiters();
     }
 }
 
