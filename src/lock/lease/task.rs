@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
-use crate::lock::queue::RemoteWaiters;
+use crate::lock::queue::Slots;
 use crate::lock::registry::Ticket;
 use crate::lock::time::Timer;
 use crate::node::{NodeFailure, VoteReceiver};
@@ -29,8 +29,8 @@ pub(crate) struct LeaseTask {
     pub(crate) ticket: Ticket,
     /// The label of the lock in spans and metrics.
     pub(super) label: &'static str,
-    /// The processes that wait for each key.
-    pub(super) remote: Vec<Arc<RemoteWaiters>>,
+    /// The slots of the keys, which know the processes that wait for each key.
+    pub(super) slots: Slots,
     pub(crate) timer: Timer,
 }
 
@@ -69,7 +69,7 @@ impl LeaseTask {
             releases: Vec::new(),
             ticket,
             label,
-            remote: Vec::new(),
+            slots: Slots::default(),
             timer: Timer::default(),
         }
     }

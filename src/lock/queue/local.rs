@@ -6,20 +6,20 @@
 //! [`Permit`] of the key asks the nodes; the next caller is refused, or waits for the permit.
 //!
 //! Each key that is held, requested or waited for has a slot with one permit, a semaphore of tokio: it is fair, and
-//! a dropped waiter leaves it. Every [`Waiter`] refers to the slot, with or without the permit. The last waiter
-//! removes the slot from the map. It drops its reference and compares the count under the map's mutex, so that of
-//! two waiters that leave at the same time one is the last, and no waiter can enter in between.
+//! a dropped waiter leaves it. A caller enters the slots of all its keys at once, under the map's mutex, and its
+//! [`Permit`] leaves them. The map counts the callers of each slot, and the last one removes it.
 //!
 //! A set of keys takes its permits in ascending order, so two sets cannot wait for each other.
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
@@ -30,7 +30,14 @@ use crate::protocol::{KeyNames, LockKey, LockKeys};
 /// The slots of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
-    slots: Mutex<HashMap<LockKey, Arc<Slot>>>,
+    slots: Mutex<HashMap<LockKey, Entered>>,
+}
+
+/// A slot in the map, and the number of callers that have entered it.
+#[derive(Debug)]
+struct Entered {
+    slot: Arc<Slot>,
+    callers: usize,
 }
 
 /// Data of a higher floor about a key, for the next callers of this process; opaque to the queue.
@@ -49,11 +56,20 @@ pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
 }
 
 /// The right to request some keys from the nodes; dropping it admits the next waiters.
+///
+/// While its caller waits, it is the place in the queue: it has only the first permits.
 #[derive(Debug, Default)]
 pub(crate) struct Permit {
-    // The semaphore's permit is dropped first, so that the waiter finds a slot without other waiters unused.
-    keys: Vec<(OwnedSemaphorePermit, Waiter)>,
+    /// `None` without keys.
+    queue: Option<Arc<LocalQueue>>,
+    slots: Slots,
+    /// The number of slots, from the first, whose permits it has.
+    acquired: usize,
 }
+
+/// The slots of some keys, in the order of the keys.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Slots(Arc<[Arc<Slot>]>);
 
 /// Error of [`LocalQueue::try_acquire`]: this process holds or requests one of the keys already.
 #[derive(Debug)]
@@ -67,23 +83,15 @@ pub(crate) struct Busy {
     pub(crate) is_ending: bool,
 }
 
-/// A reference to a slot, before and after its permit is acquired.
-#[derive(Debug)]
-struct Waiter {
-    queue: Arc<LocalQueue>,
-    key: LockKey,
-    /// `Some` until the waiter is dropped.
-    slot: Option<Arc<Slot>>,
-}
-
 #[derive(Debug)]
 struct Slot {
-    permit: Arc<Semaphore>,
+    key: LockKey,
+    permit: Semaphore,
     /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
     held: Mutex<Held>,
     memo: Mutex<Option<Memo>>,
-    remote: Arc<RemoteWaiters>,
+    remote: RemoteWaiters,
     /// The time since which local callers acquire the key in a row.
     run_began: Mutex<Option<Instant>>,
     /// Present once the nodes have refused a caller of this process.
@@ -111,25 +119,22 @@ struct CountedWaiter<'a>(&'a Slot);
 impl LocalQueue {
     /// Acquires the permits of all keys, or none if one of them is busy.
     pub(crate) fn try_acquire(self: &Arc<Self>, keys: &LockKeys) -> Result<Permit, Busy> {
-        let mut permit = Permit::default();
-        for key in keys.as_slice() {
-            let waiter = self.waiter(key);
-            let semaphore = waiter.semaphore();
-            match semaphore.and_then(|semaphore| semaphore.try_acquire_owned().ok()) {
-                Some(acquired) => permit.keys.push((acquired, waiter)),
-                None => {
-                    // If a later key is not about to be released, a wait for this one is in vain, and would keep
-                    // it from other callers.
-                    let rest = &keys.as_slice()[permit.keys.len() + 1..];
-                    let is_blocked = |key: &LockKey| self.waiter(key).is_blocked();
-                    let is_ending = waiter.is_ending() && !rest.iter().any(is_blocked);
-                    return Err(Busy {
-                        retry_after: waiter.retry_after(),
-                        holder: waiter.holder(),
-                        is_ending,
-                    });
-                }
+        let mut permit = self.enter(keys);
+        while let Some(slot) = permit.slots.0.get(permit.acquired) {
+            if let Ok(acquired) = slot.permit.try_acquire() {
+                acquired.forget();
+                permit.acquired += 1;
+                continue;
             }
+            // If a later key is not about to be released, a wait for this one is in vain, and would keep it from
+            // other callers.
+            let rest = &permit.slots.0[permit.acquired + 1..];
+            let is_ending = slot.is_ending() && !rest.iter().any(|slot| slot.is_blocked());
+            return Err(Busy {
+                retry_after: slot.retry_after(),
+                holder: slot.holder(),
+                is_ending,
+            });
         }
         Ok(permit)
     }
@@ -140,20 +145,16 @@ impl LocalQueue {
     ///
     /// May be dropped at any point: its place in the queue is given up.
     pub(crate) async fn acquire(self: &Arc<Self>, keys: &LockKeys) -> Permit {
-        let mut permit = Permit::default();
-        for key in keys.as_slice() {
-            let waiter = self.waiter(key);
-            let waiting = waiter.slot.as_deref().map(CountedWaiter::new);
+        let mut permit = self.enter(keys);
+        while let Some(slot) = permit.slots.0.get(permit.acquired) {
+            let waiting = CountedWaiter::new(slot);
+            if let Ok(acquired) = slot.permit.acquire().await {
+                acquired.forget();
+            }
+            drop(waiting);
             // The semaphore is never closed. Even without its permit, the call would do no harm, because the nodes
             // decide.
-            let acquired = match waiter.semaphore() {
-                Some(semaphore) => semaphore.acquire_owned().await.ok(),
-                None => None,
-            };
-            drop(waiting);
-            if let Some(acquired) = acquired {
-                permit.keys.push((acquired, waiter));
-            }
+            permit.acquired += 1;
         }
         permit
     }
@@ -161,8 +162,8 @@ impl LocalQueue {
     /// Returns how much longer the lock of the first busy key is valid.
     pub(crate) fn retry_after(&self, keys: &LockKeys) -> Option<Duration> {
         let slots = self.slots.lock();
-        let slot = keys.as_slice().iter().find_map(|key| slots.get(key))?;
-        slot.retry_after()
+        let entered = keys.as_slice().iter().find_map(|key| slots.get(key))?;
+        entered.slot.retry_after()
     }
 
     /// Returns whether no key is held, requested or waited for.
@@ -171,23 +172,35 @@ impl LocalQueue {
         self.slots.lock().is_empty()
     }
 
-    fn waiter(self: &Arc<Self>, key: &LockKey) -> Waiter {
+    /// Enters the slots of all keys, without a permit.
+    fn enter(self: &Arc<Self>, keys: &LockKeys) -> Permit {
         let mut slots = self.slots.lock();
-        let slot = slots.entry(key.clone()).or_insert_with(|| {
-            Arc::new(Slot {
-                permit: Arc::new(Semaphore::new(1)),
-                waiting: AtomicUsize::new(0),
-                held: Mutex::default(),
-                memo: Mutex::default(),
-                remote: Arc::default(),
-                run_began: Mutex::default(),
-                subscribed: Mutex::default(),
-            })
-        });
-        Waiter {
-            queue: Arc::clone(self),
-            key: key.clone(),
-            slot: Some(Arc::clone(slot)),
+        let mut enter = |key: &LockKey| {
+            let entered = slots.entry(key.clone()).or_insert_with(|| Entered {
+                slot: Arc::new(Slot::new(key.clone())),
+                callers: 0,
+            });
+            entered.callers += 1;
+            Arc::clone(&entered.slot)
+        };
+        let slots = keys.as_slice().iter().map(&mut enter).collect();
+        Permit {
+            queue: Some(Arc::clone(self)),
+            slots: Slots(slots),
+            acquired: 0,
+        }
+    }
+
+    fn leave(&self, left: &Slots) {
+        let mut slots = self.slots.lock();
+        for slot in left.0.iter() {
+            if let Entry::Occupied(mut entry) = slots.entry(slot.key.clone()) {
+                entry.get_mut().callers -= 1;
+                if entry.get().callers == 0 {
+                    // The task of the last caller may keep the slot until it has ended.
+                    entry.remove().slot.unsubscribe();
+                }
+            }
         }
     }
 }
@@ -196,18 +209,16 @@ impl Permit {
     /// Returns whether the release of the keys is to be published, and not kept for a local caller; see
     /// [`RemoteWaiters`].
     pub(crate) fn publishes(&self) -> bool {
-        let mut slots = self.slots();
-        match (slots.next(), slots.next()) {
-            (Some((slot, _)), None) => !slot.remote.keep(slot.is_waited_for()),
+        match &*self.slots.0 {
+            [slot] => !slot.remote.keep(slot.is_waited_for()),
             // The next caller of several keys is not known.
             _ => true,
         }
     }
 
-    /// Returns the remote waiters of each key.
-    pub(crate) fn remote_waiters(&self) -> Vec<Arc<RemoteWaiters>> {
-        let slots = self.slots();
-        slots.map(|(slot, _)| Arc::clone(&slot.remote)).collect()
+    /// Returns the slots of the keys, which outlive the permit.
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.slots
     }
 
     /// Subscribes this process to the releases of each key, until no local caller waits any more.
@@ -216,8 +227,8 @@ impl Permit {
         cluster: &Cluster,
         names: &[KeyNames],
     ) -> Vec<Arc<ReleaseSignal>> {
-        let signals = self.slots().filter_map(|(slot, index)| {
-            let lock = &names.get(index)?.lock;
+        let signals = self.slots.0.iter().zip(names).map(|(slot, name)| {
+            let lock = &name.lock;
             let mut subscribed = slot.subscribed.lock();
             let subscribed = subscribed.get_or_insert_with(|| {
                 slot.remote.set_subscribed(true);
@@ -230,25 +241,23 @@ impl Permit {
                     signal,
                 }
             });
-            Some(Arc::clone(&subscribed.signal))
+            Arc::clone(&subscribed.signal)
         });
         signals.collect()
     }
 
     /// Unsubscribes from the keys for which no local caller waits any more.
     pub(crate) fn unsubscribe(&self) {
-        for (slot, _) in self.slots() {
+        for slot in self.slots.0.iter() {
             if !slot.is_waited_for() {
-                slot.remote.set_subscribed(false);
-                let subscribed = slot.subscribed.lock().take();
-                drop(subscribed);
+                slot.unsubscribe();
             }
         }
     }
 
     /// Returns how long local callers have acquired the keys in a row; the longest time if there are several keys.
     pub(crate) fn run(&self) -> Duration {
-        let runs = self.slots().map(|(slot, _)| {
+        let runs = self.slots.0.iter().map(|slot| {
             let mut began = slot.run_began.lock();
             began.get_or_insert_with(Instant::now).elapsed()
         });
@@ -257,89 +266,80 @@ impl Permit {
 
     /// Ends the run of local callers, because other processes go first.
     pub(crate) fn end_run(&self) {
-        for (slot, _) in self.slots() {
+        for slot in self.slots.0.iter() {
             *slot.run_began.lock() = None;
         }
     }
 
     /// Sets the lease that is held with this permit.
     pub(crate) fn set_holder(&self, holder: &Arc<dyn HeldLease>) {
-        for (slot, _) in self.slots() {
+        for slot in self.slots.0.iter() {
             slot.set_holder(Some(Arc::clone(holder)));
         }
     }
 
     /// Leaves a memo for the next callers of this process. A set of keys has it at the first key.
     pub(crate) fn set_memo(&self, memo: Memo) {
-        if let Some((slot, _)) = self.slots().next() {
+        if let Some(slot) = self.slots.0.first() {
             *slot.memo.lock() = Some(memo);
         }
     }
 
     /// Returns the memo that an earlier caller left.
     pub(crate) fn memo(&self) -> Option<Memo> {
-        let (slot, _) = self.slots().next()?;
+        let slot = self.slots.0.first()?;
         slot.memo.lock().clone()
-    }
-
-    /// Returns the slots, each with the index of its key.
-    fn slots(&self) -> impl Iterator<Item = (&Arc<Slot>, usize)> {
-        let waiters = self.keys.iter().enumerate();
-        waiters.filter_map(|(index, (_, waiter))| Some((waiter.slot.as_ref()?, index)))
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        for (slot, _) in self.slots() {
+        let Some(queue) = &self.queue else {
+            return;
+        };
+        for slot in &self.slots.0[..self.acquired] {
             slot.set_holder(None);
+            slot.permit.add_permits(1);
         }
+        queue.leave(&self.slots);
     }
 }
 
-impl Waiter {
-    fn semaphore(&self) -> Option<Arc<Semaphore>> {
-        self.slot.as_ref().map(|slot| Arc::clone(&slot.permit))
+impl Slots {
+    /// Returns the number of processes that wait for one of the keys; see [`RemoteWaiters::notified`].
+    pub(crate) fn notified(&self) -> Option<usize> {
+        let slots = self.0.iter();
+        slots.filter_map(|slot| slot.remote.notified()).max()
     }
 
-    fn retry_after(&self) -> Option<Duration> {
-        self.slot.as_ref()?.retry_after()
-    }
-
-    fn is_ending(&self) -> bool {
-        let slot = self.slot.as_deref();
-        slot.is_some_and(|slot| slot.is_ending() && !slot.is_waited_for())
-    }
-
-    /// Returns whether the permit is taken and not about to be given to the next caller.
-    fn is_blocked(&self) -> bool {
-        let slot = self.slot.as_deref();
-        slot.is_some_and(|slot| slot.permit.available_permits() == 0) && !self.is_ending()
-    }
-
-    fn holder(&self) -> watch::Receiver<Option<Arc<dyn HeldLease>>> {
-        match &self.slot {
-            Some(slot) => slot.holder(),
-            None => watch::Sender::default().subscribe(),
-        }
-    }
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        let mut slots = self.queue.slots.lock();
-        drop(self.slot.take());
-        // The map's own reference is the last one.
-        if slots
-            .get(&self.key)
-            .is_some_and(|slot| Arc::strong_count(slot) == 1)
-        {
-            slots.remove(&self.key);
+    /// Sets the number of subscribers to which a node published the release of the keys.
+    pub(crate) fn set_subscribers(&self, subscribers: usize) {
+        for slot in self.0.iter() {
+            slot.remote.set_subscribers(subscribers);
         }
     }
 }
 
 impl Slot {
+    fn new(key: LockKey) -> Self {
+        Self {
+            key,
+            permit: Semaphore::new(1),
+            waiting: AtomicUsize::new(0),
+            held: Mutex::default(),
+            memo: Mutex::default(),
+            remote: RemoteWaiters::default(),
+            run_began: Mutex::default(),
+            subscribed: Mutex::default(),
+        }
+    }
+
+    fn unsubscribe(&self) {
+        self.remote.set_subscribed(false);
+        let subscribed = self.subscribed.lock().take();
+        drop(subscribed);
+    }
+
     fn is_waited_for(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
@@ -362,9 +362,16 @@ impl Slot {
         watched.subscribe()
     }
 
+    /// Returns whether the holder is about to release the key, and the permit goes to the next caller.
     fn is_ending(&self) -> bool {
         let held = self.held.lock();
-        held.by.as_ref().is_some_and(|lease| lease.is_ending())
+        let is_ending = held.by.as_ref().is_some_and(|lease| lease.is_ending());
+        is_ending && !self.is_waited_for()
+    }
+
+    /// Returns whether the permit is taken and not about to be given to the next caller.
+    fn is_blocked(&self) -> bool {
+        self.permit.available_permits() == 0 && !self.is_ending()
     }
 
     fn retry_after(&self) -> Option<Duration> {
@@ -428,10 +435,10 @@ mod tests {
     fn waiters_dropped_at_the_same_time_remove_the_slot() {
         let queue = Arc::new(LocalQueue::default());
         for _ in 0..2_000 {
-            let waiters = [(), ()].map(|()| queue.waiter(&LockKey::from("k")));
+            let places = [(), ()].map(|()| queue.enter(&keys(&["k"])));
             std::thread::scope(|scope| {
-                for waiter in waiters {
-                    scope.spawn(move || drop(waiter));
+                for place in places {
+                    scope.spawn(move || drop(place));
                 }
             });
             assert!(queue.is_empty());
@@ -457,7 +464,7 @@ mod tests {
         tokio_test::assert_pending!(waiting.poll());
         // No other process is known.
         assert!(permit.publishes());
-        permit.remote_waiters()[0].set_subscribers(1);
+        permit.slots().set_subscribers(1);
         assert_eq!(
             [(); 8].map(|()| permit.publishes()),
             [false, false, false, true, false, false, false, true]

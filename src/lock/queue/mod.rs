@@ -5,5 +5,4 @@ mod local;
 mod remote;
 
 pub(crate) use cap::{Waited, WaiterCap, WaiterSlots};
-pub(crate) use local::{Busy, HeldLease, LocalQueue, Memo, Permit};
-pub(crate) use remote::RemoteWaiters;
+pub(crate) use local::{Busy, HeldLease, LocalQueue, Memo, Permit, Slots};
