@@ -103,10 +103,12 @@ impl Namespace {
         digest: impl Fn(&[u8]) -> [u8; 32],
     ) -> Result<Vec<KeyNames>, KeyError> {
         keys.check()?;
-        keys.as_slice()
-            .iter()
-            .map(|key| self.name(key, &digest))
-            .collect()
+        // With the capacity known, because one key is the usual case.
+        let mut names = Vec::with_capacity(keys.as_slice().len());
+        for key in keys.as_slice() {
+            names.push(self.name(key, &digest)?);
+        }
+        Ok(names)
     }
 
     /// Returns the names of one resource that keeps records, and also intents if `intents` is given.
@@ -158,11 +160,13 @@ impl Namespace {
         } else {
             bytes
         };
-        let lock = [self.0.as_bytes(), b":{", shown, b"}"].concat();
-        let fence = [&lock, b":fence".as_slice()].concat();
+        // Collected without a vector in between, which would be one more allocation.
+        let lock = self.0.bytes().chain(*b":{");
+        let lock: Arc<[u8]> = lock.chain(shown.iter().copied()).chain(*b"}").collect();
+        let fence = lock.iter().copied().chain(*b":fence");
         Ok(KeyNames {
-            lock: lock.into(),
-            fence: fence.into(),
+            fence: fence.collect(),
+            lock,
             record: None,
         })
     }
@@ -194,13 +198,18 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
 }
 
 pub(super) fn hex(bytes: &[u8]) -> String {
-    let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
     let mut hex = vec![b'0'; 2 * bytes.len()];
+    write_hex(bytes, &mut hex);
+    // Hexadecimal digits are valid UTF-8.
+    String::from_utf8(hex).unwrap_or_default()
+}
+
+/// Writes two digits for each byte.
+pub(super) fn write_hex(bytes: &[u8], hex: &mut [u8]) {
+    let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
     for (pair, byte) in hex.chunks_exact_mut(2).zip(bytes) {
         pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
     }
-    // Hexadecimal digits are valid UTF-8.
-    String::from_utf8(hex).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::protocol::names::hex;
+use crate::protocol::names::{hex, write_hex};
 use crate::protocol::record::Fingerprint;
 
 /// 128 fresh random bits that identify one acquisition attempt on all nodes.
@@ -17,7 +17,10 @@ impl OwnerToken {
     /// Creates an owner token from 16 random bytes, which must come from a secure source.
     #[must_use]
     pub fn from_random(bytes: [u8; 16]) -> Self {
-        Self(hex(&bytes).into())
+        let mut digits = [b'0'; RANDOM_DIGITS];
+        write_hex(&bytes, &mut digits);
+        // Hexadecimal digits are valid UTF-8.
+        Self(std::str::from_utf8(&digits).unwrap_or_default().into())
     }
 
     /// Creates an owner token that also shows other requests for the key the fingerprint of its request.
