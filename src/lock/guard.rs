@@ -181,11 +181,11 @@ impl LockGuard {
     /// Dropping the future ends only the wait; the lock is released all the same.
     pub async fn release(self) -> Result<Released, ReleaseError> {
         let Self { share, others } = self;
-        let others = others.into_iter().map(|guard| guard.share);
         // All shares are given up before the first await, because this future may be dropped.
-        let left: Vec<_> = others.chain([share]).map(Share::leave).collect();
+        let others = others.into_iter().map(|guard| guard.share.leave());
+        let (others, this): (Vec<_>, _) = (others.collect(), share.leave());
         let mut outcome = Ok(Released::Freed);
-        for (lease, was_last) in left {
+        for (lease, was_last) in others.into_iter().chain([this]) {
             let released = if was_last {
                 lease.released().await.map(|()| Released::Freed)
             } else {

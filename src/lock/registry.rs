@@ -162,6 +162,10 @@ impl Registry {
         keys: &LockKeys,
         gone_at: Instant,
     ) {
+        let mut nodes = nodes.peekable();
+        if nodes.peek().is_none() {
+            return;
+        }
         let mut leases = self.leases.lock();
         let now = Instant::now();
         let is_over = |entry: &(Instant, Unconfirmed)| entry.0 <= now;

@@ -100,8 +100,8 @@ impl VoteReceiver {
     /// Makes a channel for the nodes with these names.
     pub(crate) fn new(names: &Arc<[Arc<str>]>) -> Self {
         let queue = Queue {
-            // Two phases fit: a phase is decided by fewer than all of its votes.
-            votes: VecDeque::with_capacity(2 * names.len()),
+            // One phase fits: the votes of a phase are usually taken before those of the next arrive.
+            votes: VecDeque::with_capacity(names.len()),
             ..Queue::default()
         };
         Self {

@@ -38,7 +38,7 @@ impl Replay {
         Self {
             cleanup,
             acquiring: progress.acquiring,
-            due: progress.due.into_iter().max(),
+            due: Some(progress.last_due()),
             expires_in: progress.round.expires_in,
             round: progress.round.round,
         }

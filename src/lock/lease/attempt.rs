@@ -74,8 +74,10 @@ pub(crate) struct Progress<R> {
     pub(crate) acquiring: u32,
     /// The phase of the current `CONFIRM`.
     confirming: Option<u32>,
-    /// By node, the time until which it may answer the `ACQUIRE`.
-    pub(crate) due: Vec<Instant>,
+    /// The time until which the nodes may answer the `ACQUIRE`.
+    due: Instant,
+    /// The later times of the nodes that are not connected yet.
+    connecting: Vec<(usize, Instant)>,
     /// The deadline of all phases together.
     pub(crate) deadline: Instant,
 }
@@ -167,24 +169,29 @@ impl LeaseTask {
         let settings = &self.cluster.settings;
         let mut cleanup = Cleanup::new(&self.cluster, &self.names, owner);
         let began = Instant::now();
-        let due = self.cluster.nodes.iter();
-        let due = due.map(|node| began + settings.node_timeout + node.extra_patience());
-        let due: Vec<Instant> = due.collect();
+        let due = began + settings.node_timeout;
+        let patience = self.cluster.nodes.iter().map(|node| node.extra_patience());
+        let connecting = patience.enumerate().filter(|(_, extra)| !extra.is_zero());
+        let connecting: Vec<_> = connecting
+            .map(|(node, extra)| (node, due + extra))
+            .collect();
         let acquiring = self.votes.next_phase();
         let acquire = Op::Acquire {
             proposal: self.is_fenced.then(next_proposal),
             ttl: self.ttl,
             retention: settings.fence_retention,
         };
-        cleanup.send(acquire, self.ttl, &self.votes, 0..due.len());
+        let nodes = 0..self.cluster.nodes.len();
+        cleanup.send(acquire, self.ttl, &self.votes, nodes);
         let progress = Progress {
             round,
             failures: Failures::default(),
             began,
             acquiring,
             confirming: None,
-            deadline: due.iter().copied().max().unwrap_or(began),
+            deadline: connecting.iter().map(|(_, due)| *due).max().unwrap_or(due),
             due,
+            connecting,
         };
         Attempt { cleanup, progress }
     }
@@ -370,12 +377,25 @@ impl<R: Round> Progress<R> {
         Threshold::new(self.acquiring, decisive.saturating_sub(answered))
     }
 
+    /// Returns the time until which the last node may answer the `ACQUIRE`.
+    pub(crate) fn last_due(&self) -> Instant {
+        let connecting = self.connecting.iter().map(|(_, due)| *due);
+        connecting.max().unwrap_or(self.due)
+    }
+
+    /// Returns the time until which a node may answer the `ACQUIRE`.
+    fn due(&self, node: usize) -> Instant {
+        let mut connecting = self.connecting.iter();
+        let connecting = connecting.find(|(number, _)| *number == node);
+        connecting.map_or(self.due, |(_, due)| *due)
+    }
+
     /// Returns when the next silent node is overdue.
     fn next_due(&self) -> Instant {
         if self.confirming.is_some() {
             return self.deadline;
         }
-        let next = self.round.silent().map(|node| self.due[node]).min();
+        let next = self.round.silent().map(|node| self.due(node)).min();
         // Without a silent node, a vote that decides has arrived.
         next.unwrap_or(self.began)
     }
@@ -383,7 +403,7 @@ impl<R: Round> Progress<R> {
     /// Returns the overdue nodes.
     fn late(&self, now: Instant) -> Vec<usize> {
         let is_confirming = self.confirming.is_some();
-        let is_late = |node: &usize| is_confirming || self.due[*node] <= now;
+        let is_late = |node: &usize| is_confirming || self.due(*node) <= now;
         self.round.silent().filter(is_late).collect()
     }
 }

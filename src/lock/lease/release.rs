@@ -74,6 +74,8 @@ impl LeaseTask {
         let phase = self.votes.next_phase();
         let gone_at = cleanup.gone_at();
         let round = cleanup.release(&self.votes, publishes);
+        // Most locks have one release, and a push would reserve room for four.
+        self.releases.reserve_exact(1);
         self.releases.push(Release {
             phase,
             round,

@@ -22,18 +22,20 @@ use crate::lock::queue::{Permit, WaiterSlots};
 /// # Cancel safety
 ///
 /// May be dropped at any point; what the nodes granted or will grant is released.
-pub(crate) async fn acquire(
+///
+/// Not an `async fn`, which would have room for the task beside the box of the task.
+pub(crate) fn acquire(
     task: LeaseTask,
     permit: Permit,
     slots: WaiterSlots,
     deadline: Instant,
     max_hold: Option<Duration>,
     span: &Span,
-) -> Result<Share, LockError> {
+) -> impl Future<Output = Result<Share, LockError>> + Send + use<> {
     let run = |handoff| run(task, permit, slots, deadline, max_hold, handoff);
-    let outcome = Inline::new(run, span).await;
+    let outcome = Inline::new(run, span);
     // The task ends without an outcome if the runtime shuts down.
-    outcome.unwrap_or(Err(LockError::Closed))
+    async move { outcome.await.unwrap_or(Err(LockError::Closed)) }
 }
 
 /// Runs a plain lock: attempts, hold, release.
