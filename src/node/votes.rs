@@ -58,7 +58,7 @@ pub(crate) struct Threshold {
 #[derive(Debug)]
 struct Channel {
     queue: Mutex<Queue>,
-    /// The current phase.
+    /// The current phase; [`CLOSED`] once the receiver has been dropped, which is set under the mutex.
     phase: AtomicU32,
     /// The nodes' names, by number.
     names: Arc<[Arc<str>]>,
@@ -69,8 +69,6 @@ struct Queue {
     votes: VecDeque<Vote>,
     /// The receiver's task and what it waits for.
     waiting: Option<(Waker, Threshold)>,
-    /// Whether the receiver has been dropped.
-    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -83,6 +81,9 @@ struct Unsent {
     without_record: Option<Box<NodeFailure>>,
     subscribers: Option<u32>,
 }
+
+/// The phase after the last one.
+const CLOSED: u32 = u32::MAX;
 
 impl Threshold {
     /// This many votes of a phase.
@@ -172,7 +173,7 @@ impl VoteReceiver {
 impl Drop for VoteReceiver {
     fn drop(&mut self) {
         let mut queue = self.channel.queue.lock();
-        queue.is_closed = true;
+        self.channel.phase.store(CLOSED, Ordering::Release);
         let votes = std::mem::take(&mut queue.votes);
         drop(queue);
         drop(votes);
@@ -218,11 +219,9 @@ impl VoteSender {
     /// Returns whether the receiver still waits for votes of this phase.
     #[cfg(any(feature = "redis", feature = "test-util"))]
     pub(crate) fn is_open(&self) -> bool {
-        self.0.as_ref().is_some_and(|unsent| {
-            let channel = &unsent.channel;
-            let is_current = channel.phase.load(Ordering::Acquire) == unsent.phase;
-            is_current && !channel.queue.lock().is_closed
-        })
+        self.0
+            .as_ref()
+            .is_some_and(|unsent| unsent.channel.phase.load(Ordering::Acquire) == unsent.phase)
     }
 
     fn send_with(&mut self, outcome: impl FnOnce(&Unsent) -> Result<Reply, NodeFailure>) {
@@ -254,7 +253,7 @@ impl Drop for VoteSender {
 impl Channel {
     fn push(&self, vote: Vote) {
         let mut queue = self.queue.lock();
-        if queue.is_closed {
+        if self.phase.load(Ordering::Relaxed) == CLOSED {
             return;
         }
         queue.votes.push_back(vote);
