@@ -160,13 +160,11 @@ impl Namespace {
         } else {
             bytes
         };
-        // Collected without a vector in between, which would be one more allocation.
-        let lock = self.0.bytes().chain(*b":{");
-        let lock: Arc<[u8]> = lock.chain(shown.iter().copied()).chain(*b"}").collect();
-        let fence = lock.iter().copied().chain(*b":fence");
+        let fence = [self.0.as_bytes(), b":{", shown, b"}:fence"].concat();
+        let lock = &fence[..fence.len() - b":fence".len()];
         Ok(KeyNames {
-            fence: fence.collect(),
-            lock,
+            lock: lock.into(),
+            fence: fence.as_slice().into(),
             record: None,
         })
     }
