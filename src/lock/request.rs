@@ -246,7 +246,7 @@ async fn lock_in(
     let names = settings.namespace.names(&keys, sha256)?;
     let ttl = settings.ttl(options.ttl)?;
     let wait = options.wait.unwrap_or(settings.wait);
-    let deadline = after(Instant::now(), wait);
+    let deadline = after(span.began(), wait);
     let caps = [settings.max_waiters.clone(), cap].into_iter().flatten();
     let mut slots = WaiterSlots::new(caps, waited.clone());
     if core.registry.stage() != DrainStage::Open {

@@ -41,6 +41,11 @@ impl LockSpan {
         }
     }
 
+    /// Returns when the lock was requested.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
     pub(crate) fn span(&self) -> &Span {
         &self.span
     }
@@ -72,7 +77,7 @@ impl LockSpan {
         self.span.record("outcome", outcome);
         self.span
             .record("wait_ms", millis(waited.unwrap_or_default()));
-        telemetry::acquired(self.label, outcome, self.began.elapsed(), waited);
+        telemetry::acquired(self.label, outcome, self.began, waited);
     }
 }
 
@@ -104,9 +109,11 @@ impl HeldSpan {
 
 impl Drop for HeldSpan {
     fn drop(&mut self) {
-        let held = self.since.elapsed();
-        Span::current().record("hold_ms", millis(held));
-        telemetry::held(self.label, held);
+        let span = Span::current();
+        if !span.is_disabled() {
+            span.record("hold_ms", millis(self.since.elapsed()));
+        }
+        telemetry::held(self.label, self.since);
     }
 }
 

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 #[cfg(feature = "metrics")]
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
@@ -70,11 +72,12 @@ pub(crate) fn describe() {
 pub(crate) fn acquired(
     resource: &'static str,
     outcome: &'static str,
-    took: Duration,
+    began: Instant,
     waited: Option<Duration>,
 ) {
     counter!(ACQUIRE_TOTAL, "resource" => resource, "outcome" => outcome).increment(1);
-    histogram!(ACQUIRE_SECONDS, "resource" => resource, "outcome" => outcome).record(took);
+    histogram!(ACQUIRE_SECONDS, "resource" => resource, "outcome" => outcome)
+        .record(began.elapsed());
     if let Some(waited) = waited {
         histogram!(WAIT_SECONDS, "resource" => resource).record(waited);
     }
@@ -82,8 +85,8 @@ pub(crate) fn acquired(
 
 /// Records how long a lock was held.
 #[cfg(feature = "metrics")]
-pub(crate) fn held(resource: &'static str, held: Duration) {
-    histogram!(HOLD_SECONDS, "resource" => resource).record(held);
+pub(crate) fn held(resource: &'static str, since: Instant) {
+    histogram!(HOLD_SECONDS, "resource" => resource).record(since.elapsed());
 }
 
 /// Counts a lock that was lost while held.
@@ -124,7 +127,7 @@ pub(crate) fn node_up(node: &std::sync::Arc<str>, up: bool) {
 pub(crate) struct NodeCalls {
     node: std::sync::Arc<str>,
     cached: Vec<(&'static str, metrics::Histogram)>,
-    cached_until: tokio::time::Instant,
+    cached_until: Instant,
 }
 
 #[cfg(all(feature = "metrics", feature = "redis"))]
@@ -133,12 +136,12 @@ impl NodeCalls {
         Self {
             node: std::sync::Arc::clone(node),
             cached: Vec::new(),
-            cached_until: tokio::time::Instant::now(),
+            cached_until: Instant::now(),
         }
     }
 
     /// Begins a series of replies that arrived at `now`.
-    pub(crate) fn at(&mut self, now: tokio::time::Instant) -> &mut Self {
+    pub(crate) fn at(&mut self, now: Instant) -> &mut Self {
         if self.cached_until <= now {
             self.cached.clear();
             self.cached_until = now + Duration::from_millis(100);
@@ -193,13 +196,13 @@ impl Drop for Counted {
 
 #[cfg(not(feature = "metrics"))]
 mod nothing {
-    use super::Duration;
+    use super::{Duration, Instant};
 
     pub(crate) fn describe() {}
 
-    pub(crate) fn acquired(_: &'static str, _: &'static str, _: Duration, _: Option<Duration>) {}
+    pub(crate) fn acquired(_: &'static str, _: &'static str, _: Instant, _: Option<Duration>) {}
 
-    pub(crate) fn held(_: &'static str, _: Duration) {}
+    pub(crate) fn held(_: &'static str, _: Instant) {}
 
     pub(crate) fn lost(_: &'static str) {}
 
@@ -222,7 +225,7 @@ mod nothing {
             Self
         }
 
-        pub(crate) fn at(&mut self, _: tokio::time::Instant) -> &mut Self {
+        pub(crate) fn at(&mut self, _: Instant) -> &mut Self {
             self
         }
 

@@ -167,8 +167,8 @@ impl LeaseTask {
     /// Sends the `ACQUIRE` of a new attempt to every node.
     pub(crate) fn begin_attempt<R: Round>(&self, round: R, owner: OwnerToken) -> Attempt<R> {
         let settings = &self.cluster.settings;
-        let mut cleanup = Cleanup::new(&self.cluster, &self.names, owner);
         let began = Instant::now();
+        let mut cleanup = Cleanup::new(&self.cluster, &self.names, owner, began);
         let due = began + settings.node_timeout;
         let patience = self.cluster.nodes.iter().map(|node| node.extra_patience());
         let connecting = patience.enumerate().filter(|(_, extra)| !extra.is_zero());
@@ -182,7 +182,7 @@ impl LeaseTask {
             retention: settings.fence_retention,
         };
         let nodes = 0..self.cluster.nodes.len();
-        cleanup.send(acquire, self.ttl, &self.votes, nodes);
+        cleanup.send(acquire, self.ttl, began, &self.votes, nodes);
         let progress = Progress {
             round,
             failures: Failures::default(),
@@ -256,7 +256,7 @@ impl LeaseTask {
             retention: self.cluster.settings.fence_retention,
         };
         let nodes = progress.round.acquiring().unconfirmed();
-        cleanup.send(confirm, self.ttl, &self.votes, nodes);
+        cleanup.send(confirm, self.ttl, Instant::now(), &self.votes, nodes);
     }
 
     /// Concludes an attempt that a majority granted, with an error if the grant came too late.

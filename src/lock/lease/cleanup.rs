@@ -35,13 +35,18 @@ pub(crate) struct Cleanup {
 
 impl Cleanup {
     /// Creates the armed guard of an attempt that has sent no request.
-    pub(crate) fn new(cluster: &Arc<Cluster>, names: &Arc<[KeyNames]>, owner: OwnerToken) -> Self {
+    pub(crate) fn new(
+        cluster: &Arc<Cluster>,
+        names: &Arc<[KeyNames]>,
+        owner: OwnerToken,
+        now: Instant,
+    ) -> Self {
         Self {
             cluster: Arc::clone(cluster),
             names: Arc::clone(names),
             owner,
             may_hold: vec![false; cluster.nodes.len()],
-            gone_at: Instant::now(),
+            gone_at: now,
             trail: Trail::default(),
             lease: None,
             is_armed: true,
@@ -53,13 +58,14 @@ impl Cleanup {
         &mut self,
         op: Op,
         ttl: Duration,
+        now: Instant,
         votes: &VoteReceiver,
         nodes: impl IntoIterator<Item = usize>,
     ) {
         let packet = self.packet(op, false);
         // Twice the ttl, because a request may be on its way for as long as a ttl. Never earlier than before,
         // because no request shortens the ttl that an earlier one set.
-        self.gone_at = self.gone_at.max(Instant::now() + 2 * ttl);
+        self.gone_at = self.gone_at.max(now + 2 * ttl);
         for node in nodes {
             self.may_hold[node] = true;
             self.submit(node, &packet, votes);

@@ -225,8 +225,8 @@ impl LeaseTask {
             retention: settings.fence_retention,
         };
         let nodes = 0..settings.quorum.nodes();
-        let cleanup = &mut holding.cleanup;
-        cleanup.send(confirm, ttl.max(self.ttl), &self.votes, nodes);
+        let (cleanup, longest) = (&mut holding.cleanup, ttl.max(self.ttl));
+        cleanup.send(confirm, longest, began, &self.votes, nodes);
         holding.extension = Some(Box::new(Extending {
             round: ExtendRound::new(settings.quorum, token.unwrap_or(0)),
             phase,
