@@ -210,14 +210,14 @@ impl AcquireRound {
 
     fn decide(&mut self) -> AcquireStep {
         if self.step == 0 {
-            if let Some(token) = self.agreed() {
-                return AcquireStep::Granted(token);
-            }
             let granted = self.count(|node| matches!(node.acquired, Acquired::Granted(_)));
-            if granted >= self.majority {
-                return self.start_step();
+            if granted < self.majority {
+                return self.refuse_if_impossible(self.count(Standing::may_yet_grant));
             }
-            return self.refuse_if_impossible(self.count(Standing::may_yet_grant));
+            return match self.agreed() {
+                Some(token) => AcquireStep::Granted(token),
+                None => self.start_step(),
+            };
         }
         let exact = self.count(|node| node.is_exactly(self.target));
         if exact >= self.majority {
