@@ -9,6 +9,8 @@ use crate::lock::error::{BuildError, LONGEST_TTL};
 use crate::lock::queue::WaiterCap;
 use crate::lock::redlock::Redlock;
 use crate::lock::time::whole_millis;
+#[cfg(feature = "redis")]
+use crate::node::redis::Endpoint;
 use crate::node::{EmbeddedNode, Node};
 use crate::protocol::{Namespace, Quorum, Retry};
 
@@ -68,6 +70,8 @@ enum Source {
     Embedded(usize),
     #[cfg(feature = "redis")]
     Url(String),
+    #[cfg(feature = "redis")]
+    PoolConfig(deadpool_redis::Config),
     #[cfg(feature = "redis")]
     Pool(deadpool_redis::Pool),
     #[cfg(feature = "test-util")]
@@ -140,14 +144,35 @@ impl RedlockBuilder {
         urls.into_iter().fold(self, Self::url)
     }
 
-    /// Adds a Redis server by a pool of connections to it.
+    /// Adds a Redis server by the configuration of a pool, which names the server by a URL or a connection.
     ///
-    /// The node keeps one connection of the pool, and takes a second one while it reads large results, so the pool
-    /// needs a size of two or more. The pool's own timeouts apply when a connection opens, the node timeout to
-    /// every request on it.
+    /// The node makes its connections as for a [`url`](Self::url). The size and the timeouts of the configuration
+    /// apply to the pool of those that read large results.
     ///
-    /// A server with a TCP [`url`](Self::url) without TLS gets a separate socket for locks instead, which needs no
-    /// task of redis-rs.
+    /// ```
+    /// use tower_redlock::Redlock;
+    /// use tower_redlock::deadpool_redis::{Config, PoolConfig};
+    ///
+    /// let mut config = Config::from_url("redis://10.0.0.1");
+    /// config.pool = Some(PoolConfig::new(8));
+    /// let redlock = Redlock::builder().pool_config(config).build()?;
+    /// # Ok::<(), tower_redlock::BuildError>(())
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn pool_config(mut self, config: deadpool_redis::Config) -> Self {
+        self.sources.push(Source::PoolConfig(config));
+        self
+    }
+
+    /// Adds a Redis server by a pool of connections to it, for what no URL can express, such as a client
+    /// certificate.
+    ///
+    /// The node takes connections out of the pool for good: one for locks, and up to four to read large results.
+    /// The pool's own timeouts apply when a connection opens, the node timeout to every request on it.
+    ///
+    /// A [`url`](Self::url) or a [`pool_config`](Self::pool_config) is faster, because redis-rs drives each
+    /// connection of the pool in a separate task, and only with them are waiters of this process
+    /// [woken](Self::wake_ups): a pool does not tell the address of its server.
     #[cfg(feature = "redis")]
     pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
         self.sources.push(Source::Pool(pool));
@@ -227,8 +252,8 @@ impl RedlockBuilder {
     /// A release is published with `PUBLISH`, and a process that waits subscribes to it with `SUBSCRIBE`.
     ///
     /// A process subscribes only while it waits, on a further connection to each server, which it opens for
-    /// the first wait and closes after 10 s without one. A node given as a [`pool`](Self::pool) has no
-    /// address for a further connection. Without the [rights](crate::guide::operating_the_nodes) to
+    /// the first wait and closes after 10 s without one. A [`pool`](Self::pool) has no address for a further
+    /// connection; use [`pool_config`](Self::pool_config). Without the [rights](crate::guide::operating_the_nodes) to
     /// subscribe, or without a majority of the nodes, the [`retry`](Self::retry) delays apply. All clients of a
     /// namespace should agree on this setting: a release that is not published is found only by the next poll,
     /// after up to [`poll_interval`](Self::poll_interval).
@@ -336,7 +361,7 @@ impl RedlockBuilder {
             BuildError::new(
                 "nodes",
                 0,
-                "there is no node; add `url`, `urls`, `pool` or `embedded`",
+                "there is no node; add `url`, `urls`, `pool_config`, `pool` or `embedded`",
             )
         })?;
         let namespace = Namespace::new(&self.namespace).ok_or_else(|| {
@@ -439,28 +464,29 @@ impl RedlockBuilder {
                 }
                 #[cfg(feature = "redis")]
                 Source::Url(url) => {
-                    let endpoint = crate::node::redis::pool_for(url, self.connect_timeout)
-                        .map_err(|why| {
-                            let remedy =
-                                format!("{why}; expected redis://[user:password@]host[:port][/db]");
-                            BuildError::new("url", without_credentials(url), remedy)
-                        })?;
-                    if nodes.iter().any(|node| *node.name() == endpoint.name) {
-                        let remedy = "this server is listed twice; a majority must be of independent servers";
-                        return Err(BuildError::new("url", &endpoint.name, remedy));
-                    }
-                    nodes.push(self.redis_node(endpoint, guard.as_ref()));
+                    let endpoint = Endpoint::from_url(url, self.connect_timeout);
+                    let endpoint = endpoint.map_err(|why| {
+                        let remedy =
+                            format!("{why}; expected redis://[user:password@]host[:port][/db]");
+                        BuildError::new("url", without_credentials(url), remedy)
+                    });
+                    self.add_redis_node(&mut nodes, "url", endpoint?, guard.as_ref())?;
+                }
+                #[cfg(feature = "redis")]
+                Source::PoolConfig(config) => {
+                    let endpoint = Endpoint::from_config(config, self.connect_timeout);
+                    let endpoint = endpoint.map_err(|why| {
+                        let url = without_credentials(config.url.as_deref().unwrap_or_default());
+                        BuildError::new("pool_config", url, why)
+                    });
+                    self.add_redis_node(&mut nodes, "pool_config", endpoint?, guard.as_ref())?;
                 }
                 #[cfg(feature = "redis")]
                 Source::Pool(pool) => {
-                    let name = format!("pool-{}", nodes.len()).into();
-                    let pool = pool.clone();
-                    let endpoint = crate::node::redis::Endpoint {
-                        name,
-                        pool,
-                        client: None,
-                    };
-                    nodes.push(self.redis_node(endpoint, guard.as_ref()));
+                    let name: Arc<str> = format!("pool-{}", nodes.len()).into();
+                    let endpoint = Endpoint::from_pool(&name, pool.clone(), self.connect_timeout);
+                    let endpoint = endpoint.map_err(|why| BuildError::new("pool", &name, why));
+                    self.add_redis_node(&mut nodes, "pool", endpoint?, guard.as_ref())?;
                 }
                 #[cfg(feature = "test-util")]
                 Source::Scripted(scripted) => {
@@ -502,20 +528,24 @@ impl RedlockBuilder {
     }
 
     #[cfg(feature = "redis")]
-    fn redis_node(
+    fn add_redis_node(
         &self,
-        endpoint: crate::node::redis::Endpoint,
+        nodes: &mut Vec<Arc<dyn Node>>,
+        setting: &'static str,
+        endpoint: Endpoint,
         guard: Option<&Arc<crate::node::redis::Guard>>,
-    ) -> Arc<dyn Node> {
+    ) -> Result<(), BuildError> {
+        if nodes.iter().any(|node| *node.name() == endpoint.name) {
+            let remedy = "this server is listed twice; a majority must be of independent servers";
+            return Err(BuildError::new(setting, &endpoint.name, remedy));
+        }
         let timeouts = crate::node::redis::Timeouts {
             node: self.node_timeout,
             connect: self.connect_timeout,
         };
-        Arc::new(crate::node::redis::RedisNode::new(
-            endpoint,
-            timeouts,
-            guard.cloned(),
-        ))
+        let node = crate::node::redis::RedisNode::new(endpoint, timeouts, guard.cloned());
+        nodes.push(Arc::new(node));
+        Ok(())
     }
 }
 
@@ -524,7 +554,7 @@ impl Source {
         match self {
             Self::Embedded(count) => *count,
             #[cfg(feature = "redis")]
-            Self::Url(_) | Self::Pool(_) => 1,
+            Self::Url(_) | Self::PoolConfig(_) | Self::Pool(_) => 1,
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => nodes.nodes.len(),
             #[cfg(feature = "test-util")]
@@ -540,6 +570,8 @@ impl fmt::Debug for Source {
             Self::Embedded(count) => write!(f, "Embedded({count})"),
             #[cfg(feature = "redis")]
             Self::Url(url) => write!(f, "Url({})", without_credentials(url)),
+            #[cfg(feature = "redis")]
+            Self::PoolConfig(_) => f.write_str("PoolConfig(..)"),
             #[cfg(feature = "redis")]
             Self::Pool(_) => f.write_str("Pool(..)"),
             #[cfg(feature = "test-util")]

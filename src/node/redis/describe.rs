@@ -1,8 +1,10 @@
 //! Errors of servers and of redis-rs as one line of text with the remedy. No text has a URL or credentials.
 
 use std::any::Any;
+use std::fmt::Display;
 use std::sync::Arc;
 
+use deadpool::managed::PoolError;
 use deadpool_redis::redis::{RedisError, Value};
 
 /// Describes an error of redis-rs.
@@ -10,10 +12,10 @@ pub(super) fn describe(error: &RedisError) -> String {
     with_remedy(error.to_string())
 }
 
-/// Describes an error of the pool.
-pub(super) fn describe_pool(error: &deadpool_redis::PoolError) -> String {
+/// Describes an error of a pool.
+pub(super) fn describe_pool<E: Display>(error: &PoolError<E>) -> String {
     match error {
-        deadpool_redis::PoolError::Backend(error) => describe(error),
+        PoolError::Backend(error) => with_remedy(error.to_string()),
         other => other.to_string(),
     }
 }

@@ -1,98 +1,97 @@
-//! Endpoints: where a server is, and how to connect to it.
+//! Endpoints: the connections to one server, from a URL, the configuration of a pool, or a pool.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_redis::redis::io::tcp::TcpSettings;
-use deadpool_redis::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo,
-};
-use deadpool_redis::{Manager, Pool, Runtime};
-use futures_util::future::select_ok;
-use tokio::net::{TcpStream, lookup_host};
+use deadpool::managed::{Pool, PoolConfig};
+use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo, RedisError};
+use deadpool_redis::{Config, Runtime};
 
+use crate::node::redis::address::Address;
+use crate::node::redis::connector::{Connector, Origin};
 use crate::node::redis::describe::describe;
 
-/// One server: its pool, and the name to show.
-#[derive(Clone)]
+/// One server: its connections, and the name to show.
 pub(crate) struct Endpoint {
     pub(crate) name: Arc<str>,
-    pub(crate) pool: Pool,
-    /// For connections outside the pool, if the address is known.
-    pub(crate) client: Option<Client>,
+    pub(super) pool: Pool<Connector>,
+    /// For subscriptions, if the address is known.
+    pub(super) address: Option<Arc<Address>>,
 }
 
-/// Creates the pool of a URL, without connecting.
-pub(crate) fn pool_for(url: &str, connect_timeout: Duration) -> Result<Endpoint, String> {
-    let info = url
-        .into_connection_info()
-        .map_err(|error| describe(&error))?
-        // Otherwise a release right behind its lock would wait for the acknowledgment of that.
-        .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-    // Host names are case-insensitive, and a server that is listed twice must be recognised.
-    let name = match info.addr() {
-        ConnectionAddr::Unix(path) => path.display().to_string(),
-        network => network.to_string().to_lowercase(),
-    };
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(connect_timeout))
-        .set_response_timeout(None);
-    let client = Client::open(info.clone()).map_err(|error| describe(&error))?;
-    let manager = Manager::new_with_config(info, config).map_err(|error| describe(&error))?;
-    let pool = Pool::builder(manager)
-        .max_size(MAX_CONNECTIONS)
-        .runtime(Runtime::Tokio1)
-        .build()
-        .map_err(|error| error.to_string())?;
-    Ok(Endpoint {
-        name: name.into(),
-        pool,
-        client: Some(client),
-    })
-}
+impl Endpoint {
+    /// Creates the endpoint of a URL, without connecting.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason if the URL is malformed.
+    pub(crate) fn from_url(url: &str, connect_timeout: Duration) -> Result<Self, String> {
+        Self::from_info(url, PoolConfig::new(MAX_READS), connect_timeout)
+    }
 
-/// The address of a server that is reached by plain TCP, and the credentials for it.
-pub(super) struct Address {
-    host: String,
-    port: u16,
-    pub(super) settings: RedisConnectionInfo,
-}
+    /// Creates the endpoint of a pool's configuration, without connecting.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason if the configuration names no server or several, or if its pool cannot be built.
+    pub(crate) fn from_config(config: &Config, connect_timeout: Duration) -> Result<Self, String> {
+        let pool = config.pool.unwrap_or_else(|| PoolConfig::new(MAX_READS));
+        if pool.max_size == 0 {
+            return Err("its max_size is 0; use at least 1".into());
+        }
+        match (&config.url, &config.connection) {
+            (Some(url), None) => Self::from_info(url.as_str(), pool, connect_timeout),
+            (None, Some(connection)) => Self::from_info(connection.clone(), pool, connect_timeout),
+            (Some(_), Some(_)) => Err("it has both url and connection; leave one out".into()),
+            (None, None) => Err("it names no server; set url or connection".into()),
+        }
+    }
 
-impl Address {
-    /// Returns the address of a client's server, if it is reached by plain TCP.
-    pub(super) fn from_client(client: &Client) -> Option<Self> {
-        let info = client.get_connection_info();
-        let ConnectionAddr::Tcp(host, port) = info.addr() else {
-            return None;
-        };
-        let settings = info.redis_settings().clone();
-        Some(Self {
-            host: host.clone(),
-            port: *port,
-            // The protocol that the lane's own socket reads.
-            settings: settings.set_protocol(ProtocolVersion::RESP2),
+    /// Creates the endpoint of a user's pool.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason if deadpool refuses the pool of the connections that are taken out of it.
+    pub(crate) fn from_pool(
+        name: &Arc<str>,
+        pool: deadpool_redis::Pool,
+        connect_timeout: Duration,
+    ) -> Result<Self, String> {
+        let config = PoolConfig::new(MAX_READS);
+        let pool = build_pool(Origin::Pool(pool), config, connect_timeout)?;
+        Ok(Self {
+            name: Arc::clone(name),
+            pool,
+            address: None,
         })
     }
 
-    /// Connects to all addresses of the host at once and returns the first connection: others may be unreachable.
-    pub(super) async fn connect(&self) -> io::Result<TcpStream> {
-        let found = lookup_host((&*self.host, self.port)).await?;
-        let attempts: Vec<_> = found
-            .map(|address| Box::pin(TcpStream::connect(address)))
-            .collect();
-        if attempts.is_empty() {
-            let why = "the host name has no address";
-            return Err(io::Error::new(io::ErrorKind::NotFound, why));
-        }
-        let (stream, _) = select_ok(attempts).await?;
-        // Otherwise a release right behind its lock would wait for the acknowledgment of that.
-        stream.set_nodelay(true)?;
-        Ok(stream)
+    fn from_info(
+        info: impl IntoConnectionInfo,
+        config: PoolConfig,
+        connect_timeout: Duration,
+    ) -> Result<Self, String> {
+        let info: Result<ConnectionInfo, RedisError> = info.into_connection_info();
+        let address = Arc::new(Address::new(&info.map_err(|error| describe(&error))?)?);
+        let origin = Origin::Address(Arc::clone(&address));
+        Ok(Self {
+            name: address.name().into(),
+            pool: build_pool(origin, config, connect_timeout)?,
+            address: Some(address),
+        })
     }
 }
 
-/// The connections of a pool that may be opened at once: one for reading records, and one for a lane without a
-/// socket of its own, which must never wait for the other.
-const MAX_CONNECTIONS: usize = 2;
+fn build_pool(
+    origin: Origin,
+    config: PoolConfig,
+    limit: Duration,
+) -> Result<Pool<Connector>, String> {
+    let builder = Pool::builder(Connector { origin, limit }).config(config);
+    let built = builder.runtime(Runtime::Tokio1).build();
+    built.map_err(|error| error.to_string())
+}
+
+/// The number of records that are read from one server at once, unless the configuration of a pool says otherwise.
+/// It limits the replies that the server buffers.
+const MAX_READS: usize = 4;

@@ -23,12 +23,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{RedisError, Value, cmd};
+use deadpool_redis::redis::{Value, cmd, from_redis_value};
 use tokio::time::Instant;
 
 use crate::node::Mutex;
-use crate::node::redis::describe::{describe, describe_refusal};
+use crate::node::redis::link::Link;
 use crate::node::redis::scripts;
 use crate::node::system::unguessable;
 use crate::protocol::OwnerToken;
@@ -111,17 +110,17 @@ impl Guard {
     pub(super) async fn admit(
         &self,
         node: &Arc<str>,
-        connection: &mut MultiplexedConnection,
+        link: &mut Link,
         attempt: Duration,
     ) -> Result<Admission, Arc<str>> {
-        let text = cmd("INFO").query_async::<String>(connection).await;
-        let text = text.map_err(|error| refused("INFO", &error))?;
-        let info = Info::parse(&text)?;
+        let info = link.call(cmd("INFO")).await;
+        let info = info.map_err(|why| refused("INFO", &why))?;
+        let info = Info::parse(&from_redis_value::<String>(info).unwrap_or_default())?;
         let random = OwnerToken::from_random(unguessable());
         let admit = scripts::admit(&self.generation_key, random.as_str(), &info.run_id);
-        let stamp = connection.req_packed_command(&admit).await;
-        let stamp = stamp.map_err(|error| refused("the admission", &error))?;
-        let (generation, now) = read_stamp(&stamp).ok_or_else(|| invalid_stamp(&stamp))?;
+        let stamp = link.call(admit).await;
+        let stamp = stamp.map_err(|why| refused("the admission", &why))?;
+        let (generation, now) = read_stamp(&stamp).ok_or(FOREIGN_GENERATION)?;
         let mut observed = self.observed.lock();
         if let Some(policy) = &info.evicts
             && observed.warned_of_eviction.insert(Arc::clone(node))
@@ -272,20 +271,12 @@ fn read_stamp(stamp: &Value) -> Option<(Generation, Duration)> {
     Some((generation, seconds.checked_add(micros)?))
 }
 
-fn refused(what: &str, error: &RedisError) -> Arc<str> {
-    let why = describe(error);
+fn refused(what: &str, why: &str) -> Arc<str> {
     format!("{what} was refused ({why}); the restart guard needs it").into()
 }
 
-fn invalid_stamp(stamp: &Value) -> Arc<str> {
-    match describe_refusal(stamp) {
-        Some(why) => format!("the admission was refused ({why})").into(),
-        None => {
-            "the generation key holds foreign data; delete it there, or choose another namespace"
-                .into()
-        }
-    }
-}
+const FOREIGN_GENERATION: &str =
+    "the generation key holds foreign data; delete it there, or choose another namespace";
 
 #[cfg(test)]
 mod tests {

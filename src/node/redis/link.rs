@@ -1,25 +1,25 @@
-//! Links: the connections that a lane sends on.
+//! Links: the connections to a server, whoever made them.
 
 use std::collections::VecDeque;
-use std::future::{Future, ready};
+use std::future::{Future, poll_fn, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{Pipeline, RedisError, Value};
+use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value};
 
 use crate::node::job::Request;
 use crate::node::redis::call::encode_call_into;
-use crate::node::redis::describe::describe;
+use crate::node::redis::describe::{describe, describe_refusal};
 use crate::node::redis::encode::{GenerationCheck, to_redis_command};
-use crate::node::redis::socket::Socket;
+use crate::node::redis::socket::{ByteStream, Socket};
 
 /// A connection to a server, which answers requests in the order in which they are sent.
 pub(super) enum Link {
-    /// A socket of the lane's own, to a server that is named by a TCP URL without TLS.
+    /// A socket, to a server whose address is known.
     Own(Socket),
-    /// A connection of redis-rs, from the pool.
+    /// A connection of redis-rs, from the user's pool.
     Pooled(PooledLink),
 }
 
@@ -34,6 +34,10 @@ pub(super) struct PooledLink {
 type PooledReply = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
 
 impl Link {
+    pub(super) fn new(stream: Box<dyn ByteStream>) -> Self {
+        Self::Own(Socket::new(stream))
+    }
+
     pub(super) fn from_pool(connection: MultiplexedConnection) -> Self {
         Self::Pooled(PooledLink {
             connection,
@@ -63,14 +67,23 @@ impl Link {
         }
     }
 
-    /// Sends a pipeline, behind all earlier requests.
-    pub(super) fn send_pipeline(&mut self, pipeline: Pipeline) {
+    /// Sends this many commands together as they go over the wire, behind all earlier ones.
+    pub(super) fn send_bytes(&mut self, commands: usize, write: impl FnOnce(&mut Vec<u8>)) {
         match self {
-            Self::Own(socket) => socket.send(pipeline.len(), |output| {
-                output.extend(pipeline.get_packed_pipeline());
-            }),
-            Self::Pooled(pooled) => pooled.send_pipeline(pipeline),
+            Self::Own(socket) => socket.send(commands, write),
+            Self::Pooled(pooled) => {
+                let mut bytes = Vec::new();
+                write(&mut bytes);
+                pooled.send_pipeline(read_commands(commands, &bytes));
+            }
         }
+    }
+
+    /// Sends a pipeline, behind all earlier requests.
+    pub(super) fn send_pipeline(&mut self, pipeline: &Pipeline) {
+        self.send_bytes(pipeline.len(), |output| {
+            output.extend(pipeline.get_packed_pipeline());
+        });
     }
 
     /// Appends the replies to the oldest unanswered requests that were sent together, as they arrive; ready when
@@ -78,21 +91,70 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// The connection is lost. Without unanswered requests, only a socket of the lane's own reports that.
+    /// The connection is lost. Without unanswered requests, only a socket reports that.
     pub(super) fn poll_replies(
         &mut self,
         context: &mut Context<'_>,
         replies: &mut Vec<Value>,
     ) -> Poll<Result<(), Arc<str>>> {
         match self {
-            Self::Own(socket) => socket
-                .poll_replies(context, replies)
-                .map_err(|error| error.to_string().into()),
+            Self::Own(socket) => socket.poll_replies(context, replies),
             Self::Pooled(pooled) => pooled
                 .poll_replies(context)
                 .map_ok(|values| replies.extend(values))
                 .map_err(|error| describe(&error).into()),
         }
+    }
+
+    /// Waits for the replies to the oldest unanswered requests that were sent together.
+    ///
+    /// # Errors
+    ///
+    /// The connection is lost.
+    pub(super) async fn replies(&mut self) -> Result<Vec<Value>, Arc<str>> {
+        let mut replies = Vec::new();
+        poll_fn(|context| self.poll_replies(context, &mut replies)).await?;
+        Ok(replies)
+    }
+
+    /// Sends commands, and waits for the replies.
+    ///
+    /// # Errors
+    ///
+    /// The connection is lost, or the server has refused a command. Usually it refuses all for the same reason, so
+    /// the first error is enough.
+    pub(super) async fn call_all(&mut self, commands: &Pipeline) -> Result<Vec<Value>, Arc<str>> {
+        self.send_pipeline(commands);
+        let replies = self.replies().await?;
+        match replies.iter().find_map(describe_refusal) {
+            Some(refusal) => Err(refusal),
+            None => Ok(replies),
+        }
+    }
+
+    /// Sends a command, and waits for the reply.
+    ///
+    /// # Errors
+    ///
+    /// The connection is lost, or the server has refused the command.
+    pub(super) async fn call(&mut self, command: Cmd) -> Result<Value, Arc<str>> {
+        let mut commands = Pipeline::new();
+        commands.add_command(command);
+        let reply = self.call_all(&commands).await?.pop();
+        Ok(reply.unwrap_or(Value::Nil))
+    }
+
+    /// Returns whether the connection may be used: no requests are unanswered, and it is not known to be lost.
+    pub(super) fn is_idle(&mut self) -> bool {
+        let is_waiting = match self {
+            Self::Own(socket) => socket.is_waiting(),
+            Self::Pooled(pooled) => !pooled.replies.is_empty(),
+        };
+        let mut context = Context::from_waker(Waker::noop());
+        !is_waiting
+            && self
+                .poll_replies(&mut context, &mut Vec::new())
+                .is_pending()
     }
 }
 
@@ -151,4 +213,19 @@ impl PooledLink {
         self.replies.pop_front();
         Poll::Ready(values)
     }
+}
+
+/// Reads commands back from the bytes that go over the wire, because connections of redis-rs take no bytes.
+fn read_commands(count: usize, mut bytes: &[u8]) -> Pipeline {
+    let (mut parser, mut commands) = (Parser::new(), Pipeline::with_capacity(count));
+    while let Ok(Value::Array(arguments)) = parser.parse_value(&mut bytes) {
+        let mut command = Cmd::new();
+        for argument in arguments {
+            if let Value::BulkString(argument) = argument {
+                command.arg(argument);
+            }
+        }
+        commands.add_command(command);
+    }
+    commands
 }

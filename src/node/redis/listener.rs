@@ -24,22 +24,23 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::{PubSubSink, PubSubStream};
-use deadpool_redis::redis::{Client, Msg, RedisError, Value};
+use deadpool_redis::redis::aio::{PubSub, PubSubSink, PubSubStream};
+use deadpool_redis::redis::{Msg, RedisError, Value};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::node::Mutex;
-use crate::node::redis::connect::within;
+use crate::node::redis::address::Address;
+use crate::node::redis::connector::within;
 use crate::node::redis::describe::describe;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 
 /// Subscribes to releases at one server.
 pub(super) struct Listener {
     name: Arc<str>,
-    client: Client,
+    address: Arc<Address>,
     /// The time limit for connecting.
     limit: Duration,
     /// The channel to the task, once there is one.
@@ -54,7 +55,7 @@ enum ListenerCommand {
 
 struct ListenerTask {
     name: Arc<str>,
-    client: Client,
+    address: Arc<Address>,
     limit: Duration,
     /// The signal of each lock, with the number of this server.
     signals: HashMap<Arc<[u8]>, (Arc<ReleaseSignal>, usize)>,
@@ -104,10 +105,10 @@ const PAUSE: Duration = Duration::from_millis(500);
 const MAX_BATCH: usize = 128;
 
 impl Listener {
-    pub(super) fn new(name: &Arc<str>, client: Client, limit: Duration) -> Arc<Self> {
+    pub(super) fn new(name: &Arc<str>, address: Arc<Address>, limit: Duration) -> Arc<Self> {
         Arc::new(Self {
             name: Arc::clone(name),
-            client,
+            address,
             limit,
             commands: Mutex::default(),
         })
@@ -150,7 +151,7 @@ impl Listener {
         let now = Instant::now();
         ListenerTask {
             name: Arc::clone(&self.name),
-            client: self.client.clone(),
+            address: Arc::clone(&self.address),
             limit: self.limit,
             signals: HashMap::new(),
             connection: None,
@@ -228,7 +229,9 @@ impl ListenerTask {
 
     async fn connect(&mut self) {
         let opening = async {
-            let opened = self.client.get_async_pubsub().await;
+            let stream = self.address.connect().await;
+            let stream = stream.map_err(|error| error.to_string())?;
+            let opened = PubSub::new(self.address.settings(), stream).await;
             opened.map_err(|error| Arc::<str>::from(describe(&error)))
         };
         match within(self.limit, opening).await {
@@ -368,8 +371,7 @@ impl PubSubConnection {
 
 #[cfg(test)]
 mod tests {
-    use deadpool_redis::redis::RedisConnectionInfo;
-    use deadpool_redis::redis::aio::PubSub;
+    use deadpool_redis::redis::{IntoConnectionInfo, RedisConnectionInfo};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::time::sleep;
 
@@ -391,11 +393,9 @@ mod tests {
         let info = RedisConnectionInfo::default();
         let opened = PubSub::new(&info, ours).await.unwrap();
         let (sink, messages) = opened.split();
-        let listener = Listener::new(
-            &Arc::from("n"),
-            Client::open("redis://127.0.0.1:1").unwrap(),
-            PAUSE,
-        );
+        let address = "redis://127.0.0.1:1".into_connection_info().unwrap();
+        let address = Arc::new(Address::new(&address).unwrap());
+        let listener = Listener::new(&Arc::from("n"), address, PAUSE);
         let mut task = listener.task();
         task.connection = Some(PubSubConnection::new(sink, messages));
         let signal = ReleaseSignal::new(Quorum::new(1).unwrap());

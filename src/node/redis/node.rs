@@ -14,7 +14,7 @@ use crate::node::redis::inbox::Posted;
 use crate::node::redis::lane;
 use crate::node::redis::listener::Listener;
 use crate::node::redis::reachability::{Reachability, time_until};
-use crate::node::redis::reader::Reader;
+use crate::node::redis::reader;
 use crate::node::redis::shared::{Shared, Timeouts};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::state::NodeState;
@@ -25,22 +25,20 @@ pub(crate) struct RedisNode {
     shared: Arc<Shared>,
     /// Subscribes to releases, if the server's address is known.
     listener: Option<Arc<Listener>>,
-    reader: Arc<Reader>,
 }
 
 impl RedisNode {
     pub(crate) fn new(endpoint: Endpoint, timeouts: Timeouts, guard: Option<Arc<Guard>>) -> Self {
-        let client = endpoint.client.clone();
-        let listener = client.map(|client| Listener::new(&endpoint.name, client, timeouts.connect));
+        let listener = |address| Listener::new(&endpoint.name, address, timeouts.connect);
+        let listener = endpoint.address.clone().map(listener);
         Self {
             shared: Arc::new(Shared::new(endpoint, timeouts, guard)),
-            reader: Arc::new(Reader::new()),
             listener,
         }
     }
 }
 
-/// By hand, because the pool would print the URL with its credentials.
+/// By hand, because the address would print the URL with its credentials.
 impl fmt::Debug for RedisNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisNode")
@@ -90,8 +88,13 @@ impl Node for RedisNode {
         }
         // Without a runtime the server cannot be reached; dropping the job sends the failure.
         if let Ok(runtime) = Handle::try_current() {
-            let (shared, reader) = (Arc::clone(&self.shared), Arc::clone(&self.reader));
-            runtime.spawn(async move { reader.run(&shared, job).await });
+            let shared = Arc::clone(&self.shared);
+            runtime.spawn(async move {
+                reader::read(&shared, job).await;
+                let pool = shared.pool.clone();
+                drop(shared);
+                reader::close_idle(pool).await;
+            });
         }
     }
 

@@ -1,9 +1,8 @@
-//! The Lua scripts, and loading them.
+//! The Lua scripts, and the commands that load them.
 
 use std::sync::LazyLock;
 
-use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
-use deadpool_redis::redis::{Cmd, Pipeline, RedisError, Script, cmd};
+use deadpool_redis::redis::{Cmd, Pipeline, Script, cmd};
 
 /// A Lua script and its SHA-1 hash, by which commands name it.
 pub(super) struct Lua {
@@ -82,19 +81,8 @@ impl Lua {
     }
 }
 
-/// Loads all scripts, so that commands can name them by hash.
-pub(super) async fn load(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-    let scripts = load_all();
-    let loaded = connection
-        .req_packed_commands(&scripts, 0, scripts.len())
-        .await?;
-    // A server refuses all of them for the same reason, so the first error is enough.
-    loaded
-        .into_iter()
-        .try_for_each(|value| value.extract_error().map(drop))
-}
-
-/// Returns the pipeline that loads all scripts, also used after a server has forgotten them (`SCRIPT FLUSH`).
+/// Returns the pipeline that loads all scripts, so that commands can name them by hash. Also used after a server has
+/// forgotten them (`SCRIPT FLUSH`).
 pub(super) fn load_all() -> Pipeline {
     let scripts = &*SCRIPTS;
     let mut pipeline = Pipeline::new();

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use deadpool_redis::Pool;
+use deadpool::managed::Pool;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
+use crate::node::redis::connector::Connector;
 use crate::node::redis::describe::PUBLISH_PERMISSIONS;
-use crate::node::redis::endpoint::{Address, Endpoint};
+use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
 use crate::node::redis::inbox::Inbox;
 use crate::node::redis::reachability::{CurrentReachability, Reachability, time_until};
@@ -17,11 +18,8 @@ use crate::node::redis::reachability::{CurrentReachability, Reachability, time_u
 /// The state of a Redis node that its handle, its lane and its reader share.
 pub(super) struct Shared {
     pub(super) name: Arc<str>,
-    pub(super) pool: Pool,
-    /// The server's address, if the lane can have a socket of its own.
-    pub(super) address: Option<Address>,
-    /// Whether the pool is the user's, and its connections have the user's settings.
-    pub(super) is_foreign: bool,
+    /// The connections for reading records. Those of lanes are made by its manager and never in it.
+    pub(super) pool: Pool<Connector>,
     pub(super) timeouts: Timeouts,
     /// The restart guard, if it is on.
     pub(super) guard: Option<Arc<Guard>>,
@@ -40,10 +38,7 @@ pub(crate) struct Timeouts {
 
 impl Shared {
     pub(super) fn new(endpoint: Endpoint, timeouts: Timeouts, guard: Option<Arc<Guard>>) -> Self {
-        let client = endpoint.client.as_ref();
         Self {
-            address: client.and_then(Address::from_client),
-            is_foreign: client.is_none(),
             name: endpoint.name,
             pool: endpoint.pool,
             timeouts,

@@ -195,7 +195,7 @@ impl Connection {
     }
 
     /// Sends a pipeline that counts as no use, and returns whether the connection is live.
-    pub(super) fn send_pipeline(&mut self, pipeline: Pipeline) -> bool {
+    pub(super) fn send_pipeline(&mut self, pipeline: &Pipeline) -> bool {
         let State::Live(live) = &mut self.state else {
             return false;
         };
@@ -400,16 +400,15 @@ pub(super) mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::node::redis::endpoint::pool_for;
+    use crate::node::redis::endpoint::Endpoint;
     use crate::node::redis::guard::Admission;
     use crate::node::redis::shared::Timeouts;
-    use crate::node::redis::socket::Socket;
     use crate::protocol::admission::Generation;
 
     const LIMIT: Duration = Duration::from_secs(1);
 
     pub(in super::super) fn shared() -> Arc<Shared> {
-        let endpoint = pool_for("redis://127.0.0.1:1", LIMIT).unwrap();
+        let endpoint = Endpoint::from_url("redis://127.0.0.1:1", LIMIT).unwrap();
         let timeouts = Timeouts {
             node: LIMIT,
             connect: LIMIT,
@@ -423,7 +422,7 @@ pub(super) mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, server) = tokio::join!(client, listener.accept());
         let opened = Opened {
-            link: Link::Own(Socket::new(client.unwrap())),
+            link: Link::new(Box::new(client.unwrap())),
             admission: None,
         };
         let started = Instant::now();

@@ -254,7 +254,7 @@ impl Lane {
 
     /// Loads the scripts again after the server has forgotten them (`SCRIPT FLUSH`).
     fn reload_scripts(&mut self) {
-        if self.connection.send_pipeline(load_all()) {
+        if self.connection.send_pipeline(&load_all()) {
             self.in_flight.on_sent();
         }
     }

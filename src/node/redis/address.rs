@@ -1,0 +1,117 @@
+//! Addresses: where a server is, and who connects to it.
+
+use std::io::{Error, ErrorKind, Result};
+
+use deadpool_redis::redis::{
+    ConnectionAddr, ConnectionInfo, Pipeline, ProtocolVersion, RedisConnectionInfo,
+};
+use futures_util::future::select_ok;
+use tokio::net::{TcpStream, lookup_host};
+
+use crate::node::redis::socket::ByteStream;
+
+/// The address of a server and the credentials for it.
+#[derive(Debug)]
+pub(super) struct Address {
+    target: Target,
+    settings: RedisConnectionInfo,
+}
+
+#[derive(Debug)]
+enum Target {
+    Tcp(String, u16),
+    #[cfg(feature = "tls-rustls")]
+    Tls(String, u16),
+    #[cfg(unix)]
+    Unix(std::path::PathBuf),
+}
+
+impl Address {
+    /// Checks that the address can be connected to.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason, as a remedy.
+    pub(super) fn new(info: &ConnectionInfo) -> std::result::Result<Self, String> {
+        let target = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => Target::Tcp(host.clone(), *port),
+            ConnectionAddr::TcpTls { insecure: true, .. } => {
+                return Err("certificates are always verified; remove `#insecure`, and set SSL_CERT_FILE to trust \
+                    a private authority"
+                    .into());
+            }
+            #[cfg(feature = "tls-rustls")]
+            ConnectionAddr::TcpTls { host, port, .. } => Target::Tls(host.clone(), *port),
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => Target::Unix(path.clone()),
+            _ => return Err("TLS needs the feature `tls-rustls`, and Unix sockets a Unix".into()),
+        };
+        // The protocol in which requests are sent.
+        let settings = info.redis_settings().clone();
+        let settings = settings.set_protocol(ProtocolVersion::RESP2);
+        Ok(Self { target, settings })
+    }
+
+    /// Returns the name to show. Host names are case-insensitive, and a server that is listed twice must be
+    /// recognised.
+    pub(super) fn name(&self) -> String {
+        match &self.target {
+            Target::Tcp(host, port) => format!("{host}:{port}").to_lowercase(),
+            #[cfg(feature = "tls-rustls")]
+            Target::Tls(host, port) => format!("{host}:{port}").to_lowercase(),
+            #[cfg(unix)]
+            Target::Unix(path) => path.display().to_string(),
+        }
+    }
+
+    pub(super) fn settings(&self) -> &RedisConnectionInfo {
+        &self.settings
+    }
+
+    /// Returns the commands with which a connection begins.
+    pub(super) fn greeting(&self) -> Pipeline {
+        let mut greeting = Pipeline::new();
+        if let Some(password) = self.settings.password() {
+            greeting.cmd("AUTH");
+            if let Some(user) = self.settings.username() {
+                greeting.arg(user);
+            }
+            greeting.arg(password);
+        }
+        if self.settings.db() != 0 {
+            greeting.cmd("SELECT").arg(self.settings.db());
+        }
+        greeting
+    }
+
+    /// Opens a stream to the server.
+    pub(super) async fn connect(&self) -> Result<Box<dyn ByteStream>> {
+        match &self.target {
+            Target::Tcp(host, port) => Ok(Box::new(connect_tcp(host, *port).await?)),
+            #[cfg(feature = "tls-rustls")]
+            Target::Tls(host, port) => {
+                let stream = connect_tcp(host, *port).await?;
+                let encrypted = crate::node::redis::tls::encrypt(stream, host).await?;
+                Ok(Box::new(encrypted))
+            }
+            #[cfg(unix)]
+            Target::Unix(path) => Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
+        }
+    }
+}
+
+/// Connects to all addresses of a host at once and returns the first connection: others may be unreachable.
+async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream> {
+    let found = lookup_host((host, port)).await?;
+    let attempts: Vec<_> = found
+        .map(|address| Box::pin(TcpStream::connect(address)))
+        .collect();
+    if attempts.is_empty() {
+        let why = "the host name has no address";
+        return Err(Error::new(ErrorKind::NotFound, why));
+    }
+    let (stream, _) = select_ok(attempts).await?;
+    // Otherwise a release right behind its lock would wait for the acknowledgment of that.
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}

@@ -1,0 +1,331 @@
+//! Tests of sockets.
+
+use std::future::poll_fn;
+use std::task::Waker;
+
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+
+async fn connected() -> (Socket, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap());
+    let (client, server) = tokio::join!(client, listener.accept());
+    (Socket::new(Box::new(client.unwrap())), server.unwrap().0)
+}
+
+async fn replies(socket: &mut Socket) -> Result<Vec<Value>, Arc<str>> {
+    let mut replies = Vec::new();
+    poll_fn(|context| socket.poll_replies(context, &mut replies)).await?;
+    Ok(replies)
+}
+
+#[tokio::test]
+async fn poll_replies_returns_the_replies_of_one_group_together() {
+    let (mut socket, mut server) = connected().await;
+    socket.send(2, |output| output.extend(b"ab"));
+    socket.send(1, |output| output.extend(b"c"));
+    let serve = async {
+        let mut asked = [0; 3];
+        server.read_exact(&mut asked).await.unwrap();
+        assert_eq!(&asked, b"abc");
+        for piece in [&b":1\r"[..], b"\n:2", b"\r\n:3\r\n"] {
+            server.write_all(piece).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+    };
+    let (first, ()) = tokio::join!(replies(&mut socket), serve);
+    assert_eq!(first.unwrap(), [Value::Int(1), Value::Int(2)]);
+    assert_eq!(replies(&mut socket).await.unwrap(), [Value::Int(3)]);
+}
+
+#[tokio::test]
+async fn buffers_shrink_after_a_big_request_and_a_big_reply() {
+    let (mut socket, mut server) = connected().await;
+    let size = 40 * MAX_KEPT;
+    socket.send(1, |output| output.resize(size, b'x'));
+    let serve = async {
+        let mut asked = vec![0; size];
+        server.read_exact(&mut asked).await.unwrap();
+        let head = format!("${size}\r\n");
+        server.write_all(head.as_bytes()).await.unwrap();
+        server.write_all(&asked).await.unwrap();
+        server.write_all(b"\r\n").await.unwrap();
+    };
+    let (reply, ()) = tokio::join!(replies(&mut socket), serve);
+    assert_eq!(reply.unwrap(), [Value::BulkString(vec![b'x'; size])]);
+    socket.send(1, |output| output.push(b'y'));
+    server.write_all(b"+OK\r\n").await.unwrap();
+    assert_eq!(replies(&mut socket).await.unwrap(), [Value::Okay]);
+    assert!(!socket.is_grown);
+    assert!(socket.output.capacity() <= MAX_KEPT);
+}
+
+#[tokio::test]
+async fn written_output_is_freed_while_the_buffer_never_empties() {
+    const PIECE: usize = 1 << 20;
+    let (mut socket, mut server) = connected().await;
+    let (mut replies, mut read) = (Vec::new(), vec![0; PIECE]);
+    let mut context = Context::from_waker(Waker::noop());
+    // More than the kernel takes, so that there is always something left to write.
+    for _ in 0..16 {
+        socket.send(1, |output| output.resize(output.len() + PIECE, b'x'));
+    }
+    for _ in 0..100 {
+        let mut come = 0;
+        while come < PIECE {
+            assert!(socket.poll_replies(&mut context, &mut replies).is_pending());
+            come += server.read(&mut read[..PIECE - come]).await.unwrap();
+        }
+        server.write_all(b":1\r\n").await.unwrap();
+        poll_fn(|context| socket.poll_replies(context, &mut replies))
+            .await
+            .unwrap();
+        replies.clear();
+        socket.send(1, |output| output.resize(output.len() + PIECE, b'x'));
+        assert!(socket.output.len() <= 40 * PIECE);
+    }
+}
+
+#[tokio::test]
+async fn poll_replies_fails_at_the_end_of_the_stream_with_and_without_requests() {
+    for is_asked in [false, true] {
+        let (mut socket, mut server) = connected().await;
+        if is_asked {
+            socket.send(1, |output| output.push(b'x'));
+            server.write_all(b"$5\r\nhal").await.unwrap();
+        }
+        drop(server);
+        assert!(replies(&mut socket).await.is_err(), "{is_asked}");
+    }
+}
+
+#[tokio::test]
+async fn poll_replies_fails_on_a_reply_without_a_request() {
+    let (mut socket, mut server) = connected().await;
+    server.write_all(b"+OK\r\n").await.unwrap();
+    let why = replies(&mut socket).await.unwrap_err();
+    assert_eq!(&*why, "the server sent a reply without a request");
+}
+
+/// A stream that yields its pieces one by one, and then nothing for ever.
+#[derive(Default)]
+struct Pieces {
+    pieces: VecDeque<Vec<u8>>,
+}
+
+impl AsyncRead for Pieces {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        room: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Some(piece) = self.pieces.front_mut() else {
+            return Poll::Pending;
+        };
+        let length = piece.len().min(room.remaining());
+        room.put_slice(&piece[..length]);
+        piece.drain(..length);
+        if piece.is_empty() {
+            self.pieces.pop_front();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Pieces {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Reads as many replies as there are, one piece after the other.
+fn read_all<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Value>, Arc<str>> {
+    let pieces = pieces.into_iter().filter(|piece| !piece.is_empty());
+    let pieces = pieces.map(<[u8]>::to_vec).collect();
+    let mut socket = Socket::new(Box::new(Pieces { pieces }));
+    socket.send(usize::MAX, |_| {});
+    let (mut replies, mut context) = (Vec::new(), Context::from_waker(Waker::noop()));
+    match socket.poll_replies(&mut context, &mut replies) {
+        Poll::Ready(Err(why)) => Err(why),
+        Poll::Ready(Ok(())) => unreachable!("there are fewer replies"),
+        Poll::Pending => Ok(replies),
+    }
+}
+
+/// All kinds of replies that a server may send, one behind the other.
+const STREAM: [&str; 13] = [
+    ":1\r\n",
+    ":-9007199254740993\r\n",
+    "+OK\r\n",
+    "+PONG\r\n",
+    "$-1\r\n",
+    "*-1\r\n",
+    "$0\r\n\r\n",
+    "$4\r\na\r\nb\r\n",
+    "*3\r\n:4\r\n$2\r\nxy\r\n:100\r\n",
+    "*0\r\n",
+    "-NOSCRIPT No matching script.\r\n",
+    "-ERR\r\n",
+    "*2\r\n*1\r\n:5\r\n*2\r\n:0\r\n:6\r\n",
+];
+
+#[test]
+fn poll_replies_continues_an_incomplete_reply_wherever_it_was_cut() {
+    let whole = STREAM.concat();
+    let values = read_all([whole.as_bytes()]).unwrap();
+    assert_eq!(values.len(), STREAM.len());
+    assert_eq!(values[1], Value::Int(-9_007_199_254_740_993));
+    assert_eq!(values[7], Value::BulkString(b"a\r\nb".into()));
+    for cut in 0..whole.len() {
+        let (before, behind) = whole.as_bytes().split_at(cut);
+        assert_eq!(read_all([before, behind]).unwrap(), values, "cut at {cut}");
+        let lengths = STREAM.iter().scan(0, |end, reply| {
+            *end += reply.len();
+            Some(*end)
+        });
+        let complete = lengths.filter(|end| *end <= cut).count();
+        assert_eq!(read_all([before]).unwrap(), values[..complete], "{cut}");
+    }
+    let bytes = whole.as_bytes().chunks(1);
+    assert_eq!(read_all(bytes).unwrap(), values);
+}
+
+#[test]
+fn poll_replies_refuses_what_is_no_reply() {
+    for bytes in [
+        &b"\r\n"[..],
+        b":\r\n",
+        b":one\r\n",
+        b":99999999999999999999\r\n",
+        b"$1\r\nabc",
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        // A TLS alert.
+        b"\x15\x03\x03\x00\x02\x02\x0a",
+        b"*2\r\n:1\r\nx\r\n",
+        &b"*1\r\n".repeat(101),
+        &b"%1\r\n:1\r\n".repeat(100_000),
+    ] {
+        let why = read_all([bytes]).unwrap_err();
+        assert!(
+            why.contains("check that the URL names a Redis server"),
+            "{why}"
+        );
+    }
+    // Lengths beyond what follows take no memory.
+    for incomplete in ["*9223372036854775807\r\n", "$9223372036854775807\r\n"] {
+        assert_eq!(read_all([incomplete.as_bytes()]), Ok(Vec::new()));
+    }
+}
+
+#[test]
+fn poll_replies_reads_the_replies_of_a_batch_as_one_array() {
+    let parts = 4096;
+    let reply = format!("*{parts}\r\n") + &"*2\r\n:0\r\n:100\r\n".repeat(parts);
+    for size in [1, 1400, reply.len()] {
+        let replies = read_all(reply.as_bytes().chunks(size)).unwrap();
+        let [Value::Array(read)] = &*replies else {
+            panic!("{replies:?}")
+        };
+        assert_eq!(read.len(), parts);
+    }
+}
+
+/// A reply that is parsed from its start after each read takes minutes.
+#[test]
+fn poll_replies_reads_64_mebibytes_and_refuses_more() {
+    let size = 64 << 20;
+    let reply = format!("${size}\r\n{}\r\n", "x".repeat(size));
+    let replies = read_all(reply.as_bytes().chunks(1 << 16)).unwrap();
+    assert!(matches!(&*replies, [Value::BulkString(bulk)] if bulk.len() == size));
+    let reply = format!("${}\r\n{}", 2 * size, "x".repeat(MAX_REPLY));
+    let why = read_all(reply.as_bytes().chunks(1 << 16)).unwrap_err();
+    assert_eq!(&*why, "the reply is too long");
+}
+
+proptest! {
+    #[test]
+    fn poll_replies_never_panics(
+        bytes in proptest::collection::vec(prop_oneof![
+            Just(b'\r'), Just(b'\n'), Just(b'*'), Just(b'$'), Just(b':'), Just(b'%'), Just(b'|'), Just(b'>'),
+            Just(b'='), Just(b'!'), Just(b'-'), b'0'..=b'9', any::<u8>()
+        ], 0..64),
+        size in 1..64_usize,
+    ) {
+        drop(read_all(bytes.chunks(size)));
+    }
+}
+
+/// A stream that writes nothing before it is flushed, as TLS may do.
+struct Lazy {
+    unwritten: Vec<u8>,
+    stream: TcpStream,
+}
+
+impl AsyncRead for Lazy {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        room: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, room)
+    }
+}
+
+impl AsyncWrite for Lazy {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.unwritten.extend(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let unwritten = std::mem::take(&mut self.unwritten);
+        if unwritten.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        let written = Pin::new(&mut self.stream).poll_write(context, &unwritten);
+        written.map_ok(|written| assert_eq!(written, unwritten.len()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn poll_replies_flushes_the_requests() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap());
+    let (client, server) = tokio::join!(client, listener.accept());
+    let (stream, mut server) = (client.unwrap(), server.unwrap().0);
+    let mut socket = Socket::new(Box::new(Lazy {
+        unwritten: Vec::new(),
+        stream,
+    }));
+    socket.send(1, |output| output.extend(b"PING"));
+    let serve = async {
+        server.read_exact(&mut [0; 4]).await.unwrap();
+        server.write_all(b"+PONG\r\n").await.unwrap();
+    };
+    let (reply, ()) = tokio::join!(replies(&mut socket), serve);
+    assert_eq!(reply.unwrap(), [Value::SimpleString("PONG".into())]);
+}
