@@ -18,7 +18,7 @@ use crate::node::redis::socket::{ByteStream, Socket};
 /// A connection to a server, which answers requests in the order in which they are sent.
 pub(super) enum Link {
     /// A socket, to a server whose address is known.
-    Own(Socket),
+    Own(Box<Socket>),
     /// A connection of redis-rs, from the user's pool.
     Pooled(PooledLink),
 }
@@ -35,7 +35,7 @@ type PooledReply = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> +
 
 impl Link {
     pub(super) fn new(stream: Box<dyn ByteStream>) -> Self {
-        Self::Own(Socket::new(stream))
+        Self::Own(Box::new(Socket::new(stream)))
     }
 
     pub(super) fn from_pool(connection: MultiplexedConnection) -> Self {

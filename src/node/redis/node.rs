@@ -91,7 +91,7 @@ impl Node for RedisNode {
             let shared = Arc::clone(&self.shared);
             runtime.spawn(async move {
                 reader::read(&shared, job).await;
-                let pool = shared.pool.clone();
+                let pool = shared.pool.weak();
                 drop(shared);
                 reader::close_idle(pool).await;
             });

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool::managed::{Object, Pool};
+use deadpool::managed::{Object, WeakPool};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::node::failure::NodeFailure;
@@ -37,9 +37,11 @@ pub(super) async fn read(shared: &Shared, job: Job) {
 }
 
 /// Waits for a while, and closes the connections that were not used meanwhile.
-pub(super) async fn close_idle(pool: Pool<Connector>) {
+pub(super) async fn close_idle(pool: WeakPool<Connector>) {
     sleep(MAX_IDLE).await;
-    pool.retain(|_, metrics| metrics.last_used() < MAX_IDLE);
+    if let Some(pool) = pool.upgrade() {
+        pool.retain(|_, metrics| metrics.last_used() < MAX_IDLE);
+    }
 }
 
 async fn try_read(shared: &Shared, job: &Job) -> Result<Reply, NodeFailure> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use deadpool_redis::redis::{self, Parser, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -28,8 +28,14 @@ pub(super) struct Socket {
     /// The bytes to write, from `written` on.
     output: Vec<u8>,
     written: usize,
-    /// Keeps incomplete replies, and replies behind the last one that was taken.
+    /// The bytes that were read and not parsed yet, from `parsed` to `filled`.
+    input: Box<[u8]>,
+    parsed: usize,
+    filled: usize,
+    /// Has a buffer of its own, for incomplete replies and for replies behind the last one.
     parser: Parser,
+    /// Whether the parser may have another reply without more bytes.
+    is_parsing: bool,
     /// The number of bytes that were read since the last reply.
     read: usize,
     /// Whether a long reply has grown the parser's buffer.
@@ -38,13 +44,11 @@ pub(super) struct Socket {
     expected: VecDeque<usize>,
 }
 
-/// The stream, as the parser reads it.
-struct Input<'a, 'b> {
-    stream: &'a mut dyn ByteStream,
-    context: &'a mut Context<'b>,
-    read: &'a mut usize,
-    /// Whether there are no more bytes yet.
-    is_pending: bool,
+/// The bytes that were read and not parsed yet.
+struct Unparsed<'a> {
+    bytes: &'a [u8],
+    /// Whether the parser needs more.
+    is_short: bool,
 }
 
 impl Socket {
@@ -54,7 +58,11 @@ impl Socket {
             stream,
             output: Vec::new(),
             written: 0,
+            input: vec![0; ROOM].into(),
+            parsed: 0,
+            filled: 0,
             parser: Parser::new(),
+            is_parsing: false,
             read: 0,
             is_grown: false,
             expected: VecDeque::new(),
@@ -86,29 +94,67 @@ impl Socket {
             return Poll::Ready(Err(error.to_string().into()));
         }
         while self.expected.front() != Some(&replies.len()) {
-            let mut input = Input {
-                stream: &mut *self.stream,
-                context,
-                read: &mut self.read,
-                is_pending: false,
-            };
-            match self.parser.parse_value(&mut input) {
-                Ok(_) if self.expected.is_empty() => {
+            match self.parse() {
+                Ok(Some(_)) if self.expected.is_empty() => {
                     return Poll::Ready(Err("the server sent a reply without a request".into()));
                 }
-                Ok(reply) => replies.push(reply),
-                // The parser continues where it stopped.
-                Err(_) if input.is_pending => return Poll::Pending,
-                Err(error) => return Poll::Ready(Err(describe_lost(&error).into())),
+                Ok(Some(reply)) => replies.push(reply),
+                Ok(None) => {
+                    let filled = ready!(self.poll_fill(context));
+                    if let Err(error) = filled {
+                        return Poll::Ready(Err(error.to_string().into()));
+                    }
+                }
+                Err(error) => return Poll::Ready(Err(describe_invalid(&error).into())),
             }
-            self.is_grown |= self.read > MAX_KEPT;
-            self.read = 0;
         }
         self.expected.pop_front();
         // Nothing is left in the parser then.
         if self.is_grown && self.expected.is_empty() {
             self.is_grown = false;
             self.parser = Parser::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Parses the next reply, if all of it was read.
+    fn parse(&mut self) -> Result<Option<Value>, RedisError> {
+        // The parser starts over nowhere, but it takes time to find out that there are no bytes.
+        if !self.is_parsing {
+            return Ok(None);
+        }
+        let mut unparsed = Unparsed {
+            bytes: &self.input[self.parsed..self.filled],
+            is_short: false,
+        };
+        let reply = self.parser.parse_value(&mut unparsed);
+        self.parsed = self.filled - unparsed.bytes.len();
+        match reply {
+            Err(_) if unparsed.is_short => {
+                self.is_parsing = false;
+                Ok(None)
+            }
+            reply => {
+                self.is_grown |= self.read > MAX_KEPT;
+                self.read = 0;
+                reply.map(Some)
+            }
+        }
+    }
+
+    /// Reads more bytes from the stream, once all that were read are parsed.
+    fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut room = ReadBuf::new(&mut self.input);
+        ready!(Pin::new(&mut self.stream).poll_read(context, &mut room))?;
+        (self.parsed, self.filled) = (0, room.filled().len());
+        self.is_parsing = true;
+        self.read += self.filled;
+        let lost = |kind, why| Poll::Ready(Err(io::Error::new(kind, why)));
+        if self.filled == 0 {
+            return lost(ErrorKind::UnexpectedEof, "the server closed the connection");
+        }
+        if self.read > MAX_REPLY {
+            return lost(ErrorKind::InvalidData, "the reply is too long");
         }
         Poll::Ready(Ok(()))
     }
@@ -143,34 +189,18 @@ impl Socket {
     }
 }
 
-impl Read for Input<'_, '_> {
+impl Read for Unparsed<'_> {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        let mut room = ReadBuf::new(room);
-        match Pin::new(&mut *self.stream).poll_read(self.context, &mut room) {
-            Poll::Ready(read) => read?,
-            Poll::Pending => {
-                self.is_pending = true;
-                return Err(ErrorKind::WouldBlock.into());
-            }
+        self.is_short = self.bytes.is_empty();
+        match self.is_short {
+            true => Err(ErrorKind::WouldBlock.into()),
+            false => self.bytes.read(room),
         }
-        let count = room.filled().len();
-        *self.read += count;
-        if count == 0 {
-            let why = "the server closed the connection";
-            return Err(io::Error::new(ErrorKind::UnexpectedEof, why));
-        }
-        if *self.read > MAX_REPLY {
-            return Err(io::Error::new(
-                ErrorKind::InvalidData,
-                "the reply is too long",
-            ));
-        }
-        Ok(count)
     }
 }
 
-/// Describes why a connection is lost.
-fn describe_lost(error: &RedisError) -> String {
+/// Describes why bytes are no reply.
+fn describe_invalid(error: &RedisError) -> String {
     match error.kind() {
         redis::ErrorKind::Parse => {
             "the reply is not RESP2; check that the URL names a Redis server".into()
@@ -182,6 +212,9 @@ fn describe_lost(error: &RedisError) -> String {
 /// The length of a reply. The parser bounds the depth of arrays; nothing else in a reply takes more memory than a
 /// multiple of its bytes.
 const MAX_REPLY: usize = 65 << 20;
+
+/// The usual room for replies, enough for more than a thousand.
+const ROOM: usize = 16 << 10;
 
 /// Buffers larger than this are freed once they are not needed.
 const MAX_KEPT: usize = 64 << 10;
