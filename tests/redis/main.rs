@@ -7,6 +7,7 @@
 mod support;
 
 mod addresses;
+mod authority;
 mod contention;
 mod fencing_off;
 mod harness;
@@ -26,5 +27,6 @@ mod scrape;
 mod sequential_requests;
 mod server_limits;
 mod sigterm;
+mod transports;
 mod wire;
 mod wire_order;

@@ -1,15 +1,12 @@
 //! The statements of the chapter on operating the nodes, on real servers: rights, TLS, one node, memory.
 
-use std::fs;
 use std::future::IntoFuture;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
 use axum::routing::post;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tower::ServiceExt;
 use tower_redlock::deadpool_redis::redis::{Client, ClientTlsConfig, TlsCertificates};
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
@@ -18,9 +15,8 @@ use tower_redlock::{
     RestartGuard, scope,
 };
 
-use crate::support::{
-    ChildProcess, Deadline, RedisServer, Reply, example_path, free_port, not_run,
-};
+use crate::authority::Authority;
+use crate::support::{ChildProcess, Deadline, RedisServer, Reply, example_path};
 
 fn unguarded() -> RedlockBuilder {
     patient().restart_guard(RestartGuard::Off)
@@ -261,7 +257,7 @@ async fn ssl_cert_file_adds_a_private_authority() {
     let Some(url) = authority.serve_tls(&server, "no") else {
         return;
     };
-    let file = dir(&server).join("ca.pem");
+    let file = Authority::file(&server);
     let envs = [
         ("REDLOCK_URLS", url.as_str()),
         ("REDLOCK_RESTART_GUARD", "off"),
@@ -350,7 +346,7 @@ async fn use_everything(server: &RedisServer, user: &str) -> Vec<String> {
     use_all(|| as_user(guarded(), server, user), user).await
 }
 
-async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String> {
+pub(crate) async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     for fencing in [true, false] {
         let redlock = builder().fencing(fencing).ttl(TTL).build().unwrap();
@@ -426,11 +422,6 @@ fn used_memory(server: &RedisServer) -> u64 {
     used.unwrap().parse().unwrap()
 }
 
-fn dir(server: &RedisServer) -> PathBuf {
-    let dir = server.command(&["CONFIG", "GET", "dir"]);
-    dir.as_array().unwrap()[1].as_str().unwrap().into()
-}
-
 /// As the chapter has it.
 fn tls_pool(url: &str, authority: &Authority, client_tls: Option<ClientTlsConfig>) -> Pool {
     let root_cert = Some(authority.certificate().into_bytes());
@@ -441,65 +432,6 @@ fn tls_pool(url: &str, authority: &Authority, client_tls: Option<ClientTlsConfig
     let client = Client::build_with_tls(url, certificates).unwrap();
     let manager = Manager::new(client.get_connection_info().clone()).unwrap();
     Pool::builder(manager).max_size(1).build().unwrap()
-}
-
-/// Who certifies servers and clients.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-impl Authority {
-    fn new(name: &str) -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, name);
-        let key = KeyPair::generate().unwrap();
-        Self(CertifiedIssuer::self_signed(params, key).unwrap())
-    }
-
-    fn certificate(&self) -> String {
-        self.0.pem()
-    }
-
-    fn certify(&self, name: &str) -> ClientTlsConfig {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
-        // Or it would have the authority's default, and look self-signed to OpenSSL.
-        params.distinguished_name.push(DnType::CommonName, name);
-        let certificate = params.signed_by(&key, &self.0).unwrap();
-        ClientTlsConfig {
-            client_cert: certificate.pem().into_bytes(),
-            client_key: key.serialize_pem().into_bytes(),
-        }
-    }
-
-    /// Lets a server listen for TLS, too, and returns the URL for that; `None` if it was built without.
-    fn serve_tls(&self, server: &RedisServer, ask_clients: &str) -> Option<String> {
-        let known = server.command(&["CONFIG", "GET", "tls-port"]);
-        if known.as_array().is_none_or(<[_]>::is_empty) {
-            not_run("TLS to the nodes: this redis-server was built without it");
-            return None;
-        }
-        let identity = self.certify("127.0.0.1");
-        let dir = dir(server);
-        let file = |name: &str, content: &[u8]| {
-            let file = dir.join(name);
-            fs::write(&file, content).unwrap();
-            file.to_str().unwrap().to_owned()
-        };
-        let certificate = file("server.pem", &identity.client_cert);
-        let key = file("server.key", &identity.client_key);
-        let root = file("ca.pem", self.certificate().as_bytes());
-        let port = free_port().to_string();
-        let set = [
-            ["tls-auth-clients", ask_clients],
-            ["tls-ca-cert-file", &root],
-            ["tls-cert-file", &certificate],
-            ["tls-key-file", &key],
-            ["tls-port", &port],
-        ];
-        let reply = server.command(&[&["CONFIG", "SET"], set.as_flattened()].concat());
-        assert_eq!(reply.as_str(), Some("OK"), "{reply:?}");
-        Some(format!("rediss://127.0.0.1:{port}"))
-    }
 }
 
 /// The chapter, so that it and these tests cannot drift apart.

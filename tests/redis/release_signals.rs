@@ -14,7 +14,7 @@ use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard,
 use crate::support::{Cluster, MonitorLog, RedisServer, wait_until};
 
 /// Polls so rarely that a waiter that is granted in time was notified.
-fn hard_of_hearing(builder: RedlockBuilder) -> RedlockBuilder {
+pub(crate) fn hard_of_hearing(builder: RedlockBuilder) -> RedlockBuilder {
     let retry = Retry::new(Duration::from_millis(10), HOUR);
     builder.retry(retry).poll_interval(HOUR)
 }

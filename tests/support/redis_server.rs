@@ -77,6 +77,11 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// Returns the URL of the server's Unix socket.
+    pub fn unix_url(&self) -> String {
+        format!("redis+unix://{}", self.dir.join("redis.sock").display())
+    }
+
     /// Returns the server's address.
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
@@ -198,7 +203,13 @@ impl RedisServer {
         let child = Command::new(&program)
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
-            .args(["--loglevel", "warning", "--dir"])
+            .args([
+                "--loglevel",
+                "warning",
+                "--unixsocket",
+                "redis.sock",
+                "--dir",
+            ])
             .arg(&self.dir)
             .envs(self.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())

@@ -1,0 +1,290 @@
+//! The ways to a server: TCP, TLS, Unix sockets, and what fails on each.
+
+use std::env;
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use axum::routing::post;
+use futures_util::future::join_all;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep, timeout};
+use tower::ServiceExt;
+use tower_redlock::deadpool_redis::redis::{Client, cmd};
+use tower_redlock::deadpool_redis::{Config, ConnectionAddr, ConnectionInfo, PoolConfig};
+use tower_redlock::{IdempotencyLayer, LockError, Redlock, RedlockBuilder, RestartGuard, scope};
+
+use crate::authority::Authority;
+use crate::operating::use_all;
+use crate::release_signals::hard_of_hearing;
+use crate::support::{ChildProcess, RedisServer, free_port, wait_until};
+
+fn builder() -> RedlockBuilder {
+    let builder = Redlock::builder().node_timeout(Duration::from_millis(500));
+    builder.restart_guard(RestartGuard::Off)
+}
+
+/// Uses every connection of a node: that for locks, that for subscriptions, and those that read records.
+async fn use_every_connection(url: &str, builder: impl Fn() -> RedlockBuilder) {
+    let complaints = use_all(&builder, "k").await;
+    assert!(complaints.is_empty(), "{complaints:#?}");
+    let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(builder()).build().unwrap());
+    let held = ours.lock("waited-for").await.unwrap();
+    let waiting = tokio::spawn(theirs.lock("waited-for").wait(2 * PATIENCE).into_future());
+    wait_until("subscribed", PATIENCE, || channels(url) == 1).await;
+    held.release().await.unwrap();
+    let granted = timeout(PATIENCE, waiting).await;
+    assert!(granted.unwrap().unwrap().unwrap().is_valid());
+}
+
+/// Returns how many locks of a server are subscribed to.
+fn channels(url: &str) -> usize {
+    let mut connection = Client::open(url).unwrap().get_connection().unwrap();
+    let channels = cmd("PUBSUB").arg("CHANNELS").query(&mut connection);
+    channels
+        .map(|channels: Vec<String>| channels.len())
+        .unwrap()
+}
+
+/// Returns why the only node does not answer.
+async fn why_unreachable(builder: RedlockBuilder) -> String {
+    let refused = builder.build().unwrap().try_lock("k").await.unwrap_err();
+    assert!(
+        matches!(refused, LockError::Unavailable { .. }),
+        "{refused:?}"
+    );
+    println!("{refused}");
+    refused.to_string()
+}
+
+#[tokio::test]
+async fn unix_socket_carries_locks_subscriptions_and_records() {
+    let mut server = RedisServer::start();
+    let url = server.unix_url();
+    use_every_connection(&server.url(), || builder().url(&url)).await;
+    server.kill();
+    let why = why_unreachable(builder().url(&url)).await;
+    assert!(why.contains("redis.sock is unreachable"), "{why}");
+}
+
+#[tokio::test]
+async fn database_and_user_of_a_url_are_used() {
+    let server = RedisServer::start();
+    server.command(&[
+        "ACL",
+        "SETUSER",
+        "app",
+        "on",
+        ">PASSWORD",
+        "~*",
+        "&*",
+        "+@all",
+    ]);
+    server.command(&["ACL", "SETUSER", "default", "off"]);
+    let url = server.url().replace("://", "://app:PASSWORD@") + "/3";
+    let redlock = builder().url(&url).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    let config = Config::from_url(&url);
+    let other = builder().pool_config(config).build().unwrap();
+    assert!(other.try_lock("k").await.is_err(), "the same database");
+    guard.release().await.unwrap();
+
+    let wrong = url.replace("PASSWORD", "hunter2");
+    let why = why_unreachable(builder().url(&wrong)).await;
+    assert!(why.contains("WRONGPASS"), "{why}");
+    assert!(!why.contains("hunter2") && !why.contains("app"), "{why}");
+    let missing = url.replace("/3", "/99");
+    let why = why_unreachable(builder().url(&missing)).await;
+    assert!(why.contains("DB index is out of range"), "{why}");
+}
+
+#[tokio::test]
+async fn pool_config_carries_locks_subscriptions_and_records() {
+    let server = RedisServer::start();
+    let mut by_url = Config::from_url(server.url());
+    by_url.pool = Some(PoolConfig::new(1));
+    use_every_connection(&server.url(), || builder().pool_config(by_url.clone())).await;
+
+    let by_connection = Config::from_connection_info(ConnectionInfo {
+        addr: ConnectionAddr::Tcp("127.0.0.1".into(), server.port()),
+        ..ConnectionInfo::default()
+    });
+    let redlock = builder().pool_config(by_connection).build().unwrap();
+    drop(redlock.try_lock("k").await.unwrap());
+    let why = format!("{redlock:?}");
+    assert!(why.contains(&server.addr().to_string()), "{why}");
+}
+
+#[test]
+fn pool_config_is_checked_when_it_is_built() {
+    let config = || Config::from_url("redis://app:hunter2@10.0.0.1");
+    let (mut both, mut neither, mut empty) = (config(), config(), config());
+    both.connection = Some(ConnectionInfo::default());
+    neither.url = None;
+    empty.pool = Some(PoolConfig::new(0));
+    for (config, why) in [
+        (both, "both url and connection"),
+        (neither, "names no server"),
+        (empty, "max_size is 0"),
+        (Config::from_url("ftp://app:hunter2@host"), "ftp://***@host"),
+    ] {
+        let refused = builder().pool_config(config).build().unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("pool_config"), "{refused}");
+        assert!(refused.contains(why), "{refused}");
+        assert!(!refused.contains("hunter2"), "{refused}");
+    }
+    let twice = builder().url("redis://10.0.0.1").pool_config(config());
+    assert!(!format!("{twice:?}").contains("hunter2"));
+    let refused = twice.build().unwrap_err().to_string();
+    assert!(refused.contains("listed twice"), "{refused}");
+}
+
+#[test]
+fn certificates_cannot_be_left_unverified() {
+    let refused = builder().url("rediss://10.0.0.1/#insecure").build();
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("certificates are always verified"),
+        "{refused}"
+    );
+}
+
+/// The servers of a private authority, which only a process of its own can trust.
+#[tokio::test]
+async fn tls_carries_locks_subscriptions_and_records() {
+    let server = RedisServer::start();
+    let Some(url) = Authority::new("we").serve_tls(&server, "no") else {
+        return;
+    };
+    let file = Authority::file(&server);
+    let plain = server.url();
+    let envs = [
+        (URL, url.as_str()),
+        (PLAIN_URL, plain.as_str()),
+        ("SSL_CERT_FILE", file.to_str().unwrap()),
+    ];
+    let test = [
+        "--exact",
+        "transports::process_that_trusts_the_authority",
+        "--nocapture",
+    ];
+    let mut process = ChildProcess::start(env::current_exe().unwrap(), &test, &envs);
+    let status = process.wait(4 * PATIENCE);
+    assert!(status.success(), "{}", process.stderr());
+}
+
+/// Does nothing but in the process of the test above.
+#[tokio::test]
+async fn process_that_trusts_the_authority() {
+    let Ok(url) = env::var(URL) else { return };
+    let plain = env::var(PLAIN_URL).unwrap();
+    use_every_connection(&plain, || builder().url(&url)).await;
+
+    let by_name = url.replace("127.0.0.1", "localhost");
+    let why = why_unreachable(builder().url(by_name)).await;
+    assert!(
+        why.contains("TLS handshake failed: invalid peer certificate"),
+        "{why}"
+    );
+    // The server takes what it reads for the beginning of a long command, and waits for the rest.
+    let why = why_unreachable(builder().url(plain.replace("redis://", "rediss://"))).await;
+    assert!(why.contains("no connection within 1s"), "{why}");
+    // The server closes the connection, sooner or later.
+    why_unreachable(builder().url(url.replace("rediss://", "redis://"))).await;
+}
+
+#[tokio::test]
+async fn server_that_closes_during_the_handshake_is_unreachable() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            // All that is sent is read, or the connection would be reset.
+            tokio::spawn(async move {
+                drop(timeout(SOON, stream.read_to_end(&mut Vec::new())).await);
+            });
+        }
+    });
+    for url in [
+        format!("redis://{addr}"),
+        format!("redis://:PASSWORD@{addr}"),
+        format!("rediss://{addr}"),
+    ] {
+        let why = why_unreachable(builder().url(&url)).await;
+        let is_tls = url.starts_with("rediss");
+        let expected = match is_tls {
+            true => "TLS handshake failed: tls handshake eof",
+            false => "the server closed the connection",
+        };
+        assert!(why.contains(expected), "{url}: {why}");
+    }
+}
+
+#[tokio::test]
+async fn server_that_accepts_and_says_nothing_is_given_up_after_the_connect_timeout() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    for scheme in ["redis://", "redis://:PASSWORD@", "rediss://"] {
+        let builder = builder().url(format!("{scheme}{addr}"));
+        let began = Instant::now();
+        let why = why_unreachable(builder.connect_timeout(SOON)).await;
+        assert!(
+            why.contains(&format!("no connection within {SOON:?}")),
+            "{why}"
+        );
+        assert!(
+            began.elapsed() < PATIENCE,
+            "{scheme}: {:?}",
+            began.elapsed()
+        );
+    }
+}
+
+#[tokio::test]
+async fn port_where_nothing_listens_is_named() {
+    let url = format!("rediss://127.0.0.1:{}", free_port());
+    let why = why_unreachable(builder().url(url)).await;
+    assert!(why.contains("Connection refused"), "{why}");
+}
+
+/// Connections that read records are kept for a while, and as many as the pool may have.
+#[tokio::test]
+async fn connections_that_read_records_are_counted_and_closed_when_idle() {
+    let server = RedisServer::start();
+    let mut config = Config::from_url(server.url());
+    config.pool = Some(PoolConfig::new(2));
+    let redlock = builder().pool_config(config).build().unwrap();
+    let layer = IdempotencyLayer::new(redlock, scope::public());
+    let app = Router::new().route("/", post(async || "x".repeat(20_000)));
+    let app = app.route_layer(layer);
+    for is_replay in [false, true] {
+        let pay = |key| {
+            let request = Request::post("/").header("idempotency-key", format!("key-{key}"));
+            app.clone().oneshot(request.body(Body::empty()).unwrap())
+        };
+        for response in join_all((0..8).map(pay)).await {
+            let headers = response.unwrap().headers().clone();
+            assert_eq!(headers.contains_key("idempotency-replayed"), is_replay);
+        }
+    }
+    let readers = || {
+        let clients = server.command(&["CLIENT", "LIST"]);
+        let clients = clients.as_str().unwrap().lines();
+        clients
+            .filter(|client| client.contains(" cmd=get "))
+            .count()
+    };
+    assert_eq!(readers(), 2);
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(readers(), 2);
+    wait_until("closed", PATIENCE, || readers() == 0).await;
+}
+
+const URL: &str = "REDLOCK_TEST_TLS_URL";
+const PLAIN_URL: &str = "REDLOCK_TEST_PLAIN_URL";
+const SOON: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_secs(20);
