@@ -1,7 +1,5 @@
 //! Packets: commands that all nodes of one attempt share.
 
-#[cfg(feature = "redis")]
-use std::any::Any;
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
@@ -38,10 +36,6 @@ pub(crate) struct Packet {
     /// Its part of a call for several commands.
     #[cfg(feature = "redis")]
     pub(crate) part: OnceLock<EncodedPart>,
-    /// The command in the form of a client library, for connections that take no bytes. All nodes use the same
-    /// library, which only they know.
-    #[cfg(feature = "redis")]
-    pub(crate) prepared: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 /// The arguments of a command as they go over the wire.
@@ -106,8 +100,6 @@ impl Packet {
             encoded: OnceLock::new(),
             #[cfg(feature = "redis")]
             part: OnceLock::new(),
-            #[cfg(feature = "redis")]
-            prepared: OnceLock::new(),
         })
     }
 

@@ -1,13 +1,10 @@
 //! Requests as Redis commands.
 //!
-//! A command is encoded once and shared by all nodes of the attempt: as bytes for the sockets of lanes, and as a `Cmd`
-//! for connections of redis-rs. Only the generation, which comes last, differs between nodes.
+//! A command is encoded once and shared by all nodes of the attempt. Only the generation, which comes last, differs
+//! between nodes.
 
-use std::any::Any;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
-
-use deadpool_redis::redis::{Cmd, cmd};
 
 use crate::node::job::Request;
 use crate::node::packet::{EncodedCommand, Packet};
@@ -40,53 +37,6 @@ pub(super) fn encode_into(request: &Request, check: &GenerationCheck, output: &m
     }
 }
 
-/// A request as a command of redis-rs.
-pub(super) enum RedisCommand {
-    /// The command that all nodes share.
-    Shared(Arc<Packet>),
-    /// The command with the generation of one node.
-    Own(Cmd),
-    Ping,
-}
-
-/// Returns a request as a command of redis-rs.
-pub(super) fn to_redis_command(request: &Request, check: &GenerationCheck) -> RedisCommand {
-    let Request::Command(packet) = request else {
-        return RedisCommand::Ping;
-    };
-    match check.generation_for(request) {
-        Some(generation) => {
-            let mut command = prepared(packet, check.key.as_deref()).clone();
-            command.arg(generation.as_str());
-            RedisCommand::Own(command)
-        }
-        None => {
-            prepared(packet, check.key.as_deref());
-            RedisCommand::Shared(Arc::clone(packet))
-        }
-    }
-}
-
-impl RedisCommand {
-    pub(super) fn as_cmd(&self) -> &Cmd {
-        match self {
-            // It has been prepared with the generation key.
-            Self::Shared(packet) => prepared(packet, None),
-            Self::Own(command) => command,
-            Self::Ping => &PING,
-        }
-    }
-
-    pub(super) fn into_cmd(self) -> Cmd {
-        match self {
-            Self::Own(command) => command,
-            shared => shared.as_cmd().clone(),
-        }
-    }
-}
-
-static PING: LazyLock<Cmd> = LazyLock::new(|| cmd("PING"));
-
 impl GenerationCheck {
     /// Returns the generation with which the request ends, if it does.
     fn generation_for(&self, request: &Request) -> Option<&Generation> {
@@ -101,24 +51,21 @@ fn encoded<'a>(packet: &'a Packet, check: &GenerationCheck) -> &'a EncodedComman
     packet.encoded.get_or_init(encode)
 }
 
-/// Returns the same as a command of redis-rs.
-fn prepared<'a>(packet: &'a Packet, generation_key: Option<&[u8]>) -> &'a Cmd {
-    let prepare = || -> Box<dyn Any + Send + Sync> {
-        let command: Cmd = encode(&packet.command, packet.notifies, generation_key);
-        Box::new(command)
-    };
-    let prepared = packet.prepared.get_or_init(prepare);
-    prepared
-        .downcast_ref()
-        .expect("packets prepare commands of redis-rs only")
-}
-
-/// A command under construction, one argument after the other; the first is its name.
-trait Arguments: Sized {
+impl EncodedCommand {
     /// Starts a command, with room for the arguments of an ordinary lock.
-    fn new() -> Self;
+    fn new() -> Self {
+        Self {
+            arguments: 0,
+            bytes: Vec::with_capacity(BYTES),
+        }
+    }
 
-    fn put(&mut self, argument: &[u8]) -> &mut Self;
+    /// Appends an argument; the first one is the name of the command.
+    fn put(&mut self, argument: &[u8]) -> &mut Self {
+        self.arguments += 1;
+        put_argument(&mut self.bytes, argument);
+        self
+    }
 
     fn put_number(&mut self, number: u64) -> &mut Self {
         self.put(Decimal::new(number).digits())
@@ -135,33 +82,7 @@ trait Arguments: Sized {
     }
 }
 
-impl Arguments for EncodedCommand {
-    fn new() -> Self {
-        Self {
-            arguments: 0,
-            bytes: Vec::with_capacity(BYTES),
-        }
-    }
-
-    fn put(&mut self, argument: &[u8]) -> &mut Self {
-        self.arguments += 1;
-        put_argument(&mut self.bytes, argument);
-        self
-    }
-}
-
-impl Arguments for Cmd {
-    fn new() -> Self {
-        Self::with_capacity(ARGUMENTS, BYTES)
-    }
-
-    fn put(&mut self, argument: &[u8]) -> &mut Self {
-        self.arg(argument)
-    }
-}
-
-/// The number of arguments of an ordinary lock's command, and their size, or more.
-const ARGUMENTS: usize = 12;
+/// The size of an ordinary lock's command, or more.
 const BYTES: usize = 384;
 
 pub(super) fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
@@ -228,7 +149,7 @@ pub(super) fn ends_with_generation(request: &Request) -> bool {
 }
 
 /// Encodes a command.
-fn encode<A: Arguments>(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> A {
+fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> EncodedCommand {
     let Command { names, owner, op } = command;
     if let [name] = &**names
         && let Some(record) = &name.record
@@ -243,7 +164,7 @@ fn encode<A: Arguments>(command: &Command, notifies: bool, generation_key: Optio
             ttl,
             ..
         } if single && generation_key.is_none() => {
-            let mut set = A::new();
+            let mut set = EncodedCommand::new();
             set.put(b"SET").put(&names[0].lock).put(owner);
             set.put(b"NX").put(b"PX").put_millis(ttl);
             return set;
@@ -280,12 +201,12 @@ fn encode<A: Arguments>(command: &Command, notifies: bool, generation_key: Optio
             } else {
                 &scripts.release_all
             };
-            let mut eval: A = evalsha(script, names, false, None);
+            let mut eval = evalsha(script, names, false, None);
             eval.put(owner).put_notifies(notifies);
             return eval;
         }
     };
-    let mut eval: A = evalsha(script, names, number.is_some(), generation_key);
+    let mut eval = evalsha(script, names, number.is_some(), generation_key);
     eval.put(owner);
     match number {
         Some(number) => eval.put_number(number),
@@ -299,21 +220,21 @@ fn encode<A: Arguments>(command: &Command, notifies: bool, generation_key: Optio
 }
 
 /// Encodes a command on a key with records.
-fn encode_once<A: Arguments>(
+fn encode_once(
     name: &KeyNames,
     record: &RecordNames,
     owner: &OwnerToken,
     op: &Op,
     notifies: bool,
     generation_key: Option<&[u8]>,
-) -> A {
+) -> EncodedCommand {
     let (scripts, owner) = (&*SCRIPTS, owner.as_str().as_bytes());
     let (lock, fence, done) = (&*name.lock, &*name.fence, &*record.done);
     let intent = record.intent.as_ref();
     let intent_name = intent.map(|intent| &*intent.name);
     let eval = |script: &Lua, keys: &[Option<&[u8]>]| {
         let keys: Vec<&[u8]> = keys.iter().copied().flatten().collect();
-        let mut eval = A::new();
+        let mut eval = EncodedCommand::new();
         eval.put(b"EVALSHA").put(script.hash.as_bytes());
         eval.put_number(keys.len() as u64);
         for key in keys {
@@ -381,20 +302,20 @@ fn encode_once<A: Arguments>(
         Op::Look => eval(&scripts.look, &[Some(done)]),
         // Not a script, which would copy the record twice more while it blocks the server.
         Op::Fetch => {
-            let mut get = A::new();
+            let mut get = EncodedCommand::new();
             get.put(b"GET").put(done);
             get
         }
     }
 }
 
-fn evalsha<A: Arguments>(
+fn evalsha(
     script: &Lua,
     names: &[KeyNames],
     fences: bool,
     generation: Option<&[u8]>,
-) -> A {
-    let mut eval = A::new();
+) -> EncodedCommand {
+    let mut eval = EncodedCommand::new();
     let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
     eval.put(b"EVALSHA").put(script.hash.as_bytes());
     eval.put_number(keys as u64);

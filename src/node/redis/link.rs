@@ -12,7 +12,7 @@ use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value};
 use crate::node::job::Request;
 use crate::node::redis::call::encode_call_into;
 use crate::node::redis::describe::{describe, describe_refusal};
-use crate::node::redis::encode::{GenerationCheck, to_redis_command};
+use crate::node::redis::encode::GenerationCheck;
 use crate::node::redis::socket::{ByteStream, Socket};
 
 /// A connection to a server, which answers requests in the order in which they are sent.
@@ -45,11 +45,6 @@ impl Link {
         })
     }
 
-    /// Returns whether several requests can share a call.
-    pub(super) fn shares_calls(&self) -> bool {
-        matches!(self, Self::Own(_))
-    }
-
     /// Sends calls together, behind all earlier ones. Each has one reply.
     pub(super) fn send<'a, Requests>(
         &mut self,
@@ -58,23 +53,19 @@ impl Link {
     ) where
         Requests: ExactSizeIterator<Item = &'a Request> + Clone,
     {
-        match self {
-            Self::Own(socket) => socket.send(calls.len(), |output| {
-                calls.for_each(|requests| encode_call_into(requests, check, output));
-            }),
-            // No two requests share a call.
-            Self::Pooled(pooled) => pooled.send(calls.flatten(), check),
-        }
+        self.send_bytes(calls.len(), |output| {
+            calls.for_each(|requests| encode_call_into(requests, check, output));
+        });
     }
 
     /// Sends this many commands together as they go over the wire, behind all earlier ones.
-    pub(super) fn send_bytes(&mut self, commands: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    fn send_bytes(&mut self, commands: usize, write: impl FnOnce(&mut Vec<u8>)) {
         match self {
             Self::Own(socket) => socket.send(commands, write),
             Self::Pooled(pooled) => {
                 let mut bytes = Vec::new();
                 write(&mut bytes);
-                pooled.send_pipeline(read_commands(commands, &bytes));
+                pooled.send(&bytes);
             }
         }
     }
@@ -159,29 +150,23 @@ impl Link {
 }
 
 impl PooledLink {
-    fn send<'a>(&mut self, requests: impl Iterator<Item = &'a Request>, check: &GenerationCheck) {
-        let mut commands: Vec<_> = requests
-            .map(|request| to_redis_command(request, check))
-            .collect();
+    /// Sends commands together, behind all earlier ones.
+    fn send(&mut self, bytes: &[u8]) {
+        let mut connection = self.connection.clone();
+        let mut commands = read_commands(bytes);
         // By far the most common case, which needs no pipeline.
         if commands.len() == 1
             && let Some(command) = commands.pop()
         {
-            let mut connection = self.connection.clone();
             return self.start(async move {
-                let value = connection.req_packed_command(command.as_cmd()).await;
+                let value = connection.req_packed_command(&command).await;
                 value.map(|value| vec![value])
             });
         }
         let mut pipeline = Pipeline::with_capacity(commands.len());
         for command in commands {
-            pipeline.add_command(command.into_cmd());
+            pipeline.add_command(command);
         }
-        self.send_pipeline(pipeline);
-    }
-
-    fn send_pipeline(&mut self, pipeline: Pipeline) {
-        let mut connection = self.connection.clone();
         self.start(async move {
             let count = pipeline.len();
             connection.req_packed_commands(&pipeline, 0, count).await
@@ -216,8 +201,8 @@ impl PooledLink {
 }
 
 /// Reads commands back from the bytes that go over the wire, because connections of redis-rs take no bytes.
-fn read_commands(count: usize, mut bytes: &[u8]) -> Pipeline {
-    let (mut parser, mut commands) = (Parser::new(), Pipeline::with_capacity(count));
+fn read_commands(mut bytes: &[u8]) -> Vec<Cmd> {
+    let (mut parser, mut commands) = (Parser::new(), Vec::new());
     while let Ok(Value::Array(arguments)) = parser.parse_value(&mut bytes) {
         let mut command = Cmd::new();
         for argument in arguments {
@@ -225,7 +210,7 @@ fn read_commands(count: usize, mut bytes: &[u8]) -> Pipeline {
                 command.arg(argument);
             }
         }
-        commands.add_command(command);
+        commands.push(command);
     }
     commands
 }

@@ -258,7 +258,7 @@ impl Connection {
         self.last_took = Some(candidate.started.elapsed());
         self.attempts = 0;
         self.state = State::Live(Live {
-            shares_calls: link.shares_calls(),
+            shares_calls: true,
             link,
             check: GenerationCheck {
                 key: guard.map(|guard| Arc::clone(&guard.generation_key)),
