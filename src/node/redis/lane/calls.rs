@@ -85,3 +85,6 @@ impl Calls {
         call
     }
 }
+
+#[cfg(test)]
+mod tests;

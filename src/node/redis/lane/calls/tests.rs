@@ -1,0 +1,498 @@
+//! Tests of the grouping, and of dealing out the replies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_redis::redis::Value;
+use tokio::time::Instant;
+
+use super::*;
+use crate::node::job::Request;
+use crate::node::packet::{Packet, Trail};
+use crate::node::redis::lane::in_flight::AnsweredJob;
+use crate::node::redis::reply::tests::read_all;
+use crate::node::votes::VoteReceiver;
+use crate::protocol::admission::Generation;
+use crate::protocol::message::{Command, Op};
+use crate::protocol::{
+    ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace, OwnerToken, Record,
+};
+
+const TTL: Duration = Duration::from_secs(10);
+
+const FENCED: Op = acquire(Some(7), TTL, TTL);
+const UNFENCED: Op = acquire(None, TTL, TTL);
+const CONFIRM: Op = confirm(7, TTL, TTL);
+
+const fn acquire(proposal: Option<u64>, ttl: Duration, retention: Duration) -> Op {
+    Op::Acquire {
+        proposal,
+        ttl,
+        retention,
+    }
+}
+
+const fn confirm(token: u64, ttl: Duration, retention: Duration) -> Op {
+    Op::Confirm {
+        token: Some(token),
+        ttl,
+        retention,
+    }
+}
+
+fn plain(keys: &[&str]) -> Arc<[KeyNames]> {
+    let keys: LockKeys = keys.iter().copied().map(LockKey::from).collect();
+    let names = Namespace::default().names(&keys, |_| [0; 32]);
+    names.expect("the keys are valid").into()
+}
+
+fn recorded(key: &str, intents: Option<Duration>) -> Arc<[KeyNames]> {
+    let names = Namespace::default().names_with_record(&key.into(), intents, |_| [0; 32]);
+    [names.expect("the key is valid")].into()
+}
+
+/// The calls of a lane, and what they are moved to.
+struct Bench {
+    calls: Calls,
+    in_flight: InFlight,
+    check: Option<GenerationCheck>,
+    votes: VoteReceiver,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            calls: Calls::default(),
+            in_flight: InFlight::new(),
+            check: Some(GenerationCheck::default()),
+            votes: VoteReceiver::new(&["n".into()].into()),
+        }
+    }
+
+    /// For a server whose generation is known.
+    fn guarded() -> Self {
+        let check = GenerationCheck {
+            key: Some(b"redlock:generation"[..].into()),
+            generation: Generation::parse("r:100:999999:run"),
+        };
+        Self {
+            check: Some(check),
+            ..Self::new()
+        }
+    }
+
+    fn add_named(&mut self, names: Arc<[KeyNames]>, op: Op, notifies: bool) {
+        let command = Command {
+            names,
+            owner: OwnerToken::from_random([7; 16]),
+            op,
+        };
+        let packet = Packet::of_attempt(command, notifies, Trail::default());
+        self.add_request(Request::Command(packet));
+    }
+
+    fn add_request(&mut self, request: Request) {
+        let job = Job::new(request, self.votes.sender(0), Instant::now() + TTL);
+        self.calls
+            .add(job, self.check.as_ref(), &mut self.in_flight);
+    }
+
+    fn add(&mut self, op: Op, keys: &[&str]) {
+        self.add_named(plain(keys), op, true);
+    }
+
+    /// Ends the run and returns the calls of the batch, each as the names and keys of its requests.
+    fn calls(&mut self) -> Vec<String> {
+        self.calls.end_run(&mut self.in_flight);
+        let calls = self.in_flight.unsent_calls();
+        calls.map(describe_all).collect()
+    }
+
+    /// Sends the batch, and returns its jobs with the replies that it is given.
+    fn answer(&mut self, replies: &str) -> Vec<(String, Value, bool)> {
+        self.calls.end_run(&mut self.in_flight);
+        self.in_flight.on_sent();
+        self.in_flight.replies.extend(read_all(replies.as_bytes()));
+        let batch = self.in_flight.pop_batch().expect("it was sent");
+        let mut answered = Vec::new();
+        self.in_flight.take_answered(&batch, &mut answered);
+        assert!(self.in_flight.is_empty() && self.in_flight.jobs().next().is_none());
+        let told = |answered: AnsweredJob| {
+            let AnsweredJob {
+                job,
+                reply,
+                is_whole,
+            } = answered;
+            (describe(&job.request), reply, is_whole)
+        };
+        answered.into_iter().map(told).collect()
+    }
+}
+
+fn describe_all<'a>(requests: impl Iterator<Item = &'a Request>) -> String {
+    let described: Vec<_> = requests.map(describe).collect();
+    described.join(", ")
+}
+
+/// Returns the name of a request and its keys, as `acquire a b`.
+fn describe(request: &Request) -> String {
+    let mut described = request.name().to_owned();
+    if let Request::Command(packet) = request {
+        for name in packet.command.names.iter() {
+            let lock = str::from_utf8(&name.lock).expect("the keys are text");
+            let key = lock.trim_start_matches("redlock:{").trim_end_matches('}');
+            described = format!("{described} {key}");
+        }
+    }
+    described
+}
+
+#[test]
+fn jobs_of_one_kind_on_distinct_keys_share_a_call() {
+    let mut bench = Bench::new();
+    for (op, key) in [
+        (FENCED, "a"),
+        (Op::Release, "b"),
+        (FENCED, "c"),
+        (CONFIRM, "d"),
+        (Op::Release, "e"),
+        (CONFIRM, "f"),
+        (acquire(Some(9), TTL, TTL), "g"),
+        (Op::ReleaseExecuted, "h"),
+    ] {
+        bench.add(op, &[key]);
+    }
+    let expected = [
+        "acquire a, acquire c, acquire g",
+        "release b, release e, release h",
+        "confirm d, confirm f",
+    ];
+    assert_eq!(bench.calls(), expected);
+}
+
+/// A release stays behind its acquisition, and an acquisition behind the release of the owner before.
+#[test]
+fn second_job_of_a_key_begins_a_new_run() {
+    let mut bench = Bench::new();
+    for (op, key) in [
+        (FENCED, "a"),
+        (FENCED, "b"),
+        (Op::Release, "a"),
+        (FENCED, "c"),
+        (Op::Release, "d"),
+        (FENCED, "a"),
+        (FENCED, "e"),
+        (CONFIRM, "e"),
+        (Op::Look, "f"),
+        (FENCED, "f"),
+    ] {
+        bench.add(op, &[key]);
+    }
+    let expected = [
+        "acquire a, acquire b",
+        "release a, release d",
+        "acquire c",
+        "acquire a, acquire e",
+        "confirm e",
+        "look f",
+        "acquire f",
+    ];
+    assert_eq!(bench.calls(), expected);
+}
+
+#[test]
+fn keys_of_an_ended_run_end_no_later_run() {
+    let mut bench = Bench::new();
+    bench.add(FENCED, &["a"]);
+    assert_eq!(bench.calls(), ["acquire a"]);
+    bench.answer(":7\r\n");
+    for key in ["b", "a", "c"] {
+        bench.add(FENCED, &[key]);
+    }
+    assert_eq!(bench.calls(), ["acquire b, acquire a, acquire c"]);
+}
+
+#[test]
+fn a_call_has_at_most_64_jobs() {
+    let mut bench = Bench::new();
+    for number in 0..130 {
+        bench.add(FENCED, &[&number.to_string()]);
+        bench.add(Op::Release, &[&format!("other {number}")]);
+    }
+    let calls = bench.calls();
+    let sizes = calls.iter().map(|call| call.split(", ").count());
+    assert_eq!(sizes.collect::<Vec<_>>(), [64, 64, 64, 64, 2, 2]);
+    let in_order: Vec<_> = calls.iter().step_by(2).map(String::as_str).collect();
+    let submitted: Vec<_> = (0..130).map(|number| format!("acquire {number}")).collect();
+    assert_eq!(in_order.join(", "), submitted.join(", "));
+}
+
+#[test]
+fn a_call_has_at_most_32_kib_of_keys_and_owners() {
+    let mut bench = Bench::new();
+    // The calls of a batch do not count for the next.
+    for _ in 0..2 {
+        for number in 0..60 {
+            bench.add(FENCED, &[&format!("{number:0500}")]);
+        }
+        bench.calls.end_run(&mut bench.in_flight);
+        let mut sizes = Vec::new();
+        for call in bench.in_flight.unsent_calls() {
+            let parts = call.map(|request| part(request).expect("it has one key").bytes.len());
+            sizes.push(parts.sum::<usize>());
+        }
+        let [first, second] = sizes[..] else {
+            panic!("not two calls: {sizes:?}");
+        };
+        let each = (first + second) / 60;
+        assert!(first <= MAX_BYTES && first + each > MAX_BYTES, "{sizes:?}");
+        assert_eq!(second % each, 0);
+        bench.answer("*0\r\n*0\r\n");
+    }
+}
+
+#[test]
+fn jobs_with_other_times_or_notifications_share_no_call() {
+    let mut bench = Bench::new();
+    for (number, op) in [
+        FENCED,
+        acquire(Some(7), 2 * TTL, TTL),
+        acquire(Some(7), TTL, 2 * TTL),
+        CONFIRM,
+        confirm(7, 2 * TTL, TTL),
+        confirm(7, TTL, 2 * TTL),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for half in ["a", "b"] {
+            bench.add(op.clone(), &[&format!("{number}{half}")]);
+        }
+    }
+    for (notifies, key) in [(true, "c"), (false, "d"), (true, "e"), (false, "f")] {
+        bench.add_named(plain(&[key]), Op::Release, notifies);
+    }
+    let expected = [
+        "acquire 0a, acquire 0b",
+        "acquire 1a, acquire 1b",
+        "acquire 2a, acquire 2b",
+        "confirm 3a, confirm 3b",
+        "confirm 4a, confirm 4b",
+        "confirm 5a, confirm 5b",
+        "release c, release e",
+        "release d, release f",
+    ];
+    assert_eq!(bench.calls(), expected);
+}
+
+#[test]
+fn a_job_on_several_keys_is_a_run_of_its_own() {
+    let mut bench = Bench::new();
+    bench.add(FENCED, &["a"]);
+    bench.add(FENCED, &["b", "c"]);
+    bench.add(FENCED, &["d"]);
+    bench.add(Op::Release, &["b", "c"]);
+    bench.add_request(Request::Ping);
+    bench.add(FENCED, &["e"]);
+    let expected = [
+        "acquire a",
+        "acquire b c",
+        "acquire d",
+        "release b c",
+        "ping",
+        "acquire e",
+    ];
+    assert_eq!(bench.calls(), expected);
+}
+
+#[test]
+fn requests_on_records_and_intents_share_no_call() {
+    let mut bench = Bench::guarded();
+    let id = ExecutionId::from_random([1; 16]);
+    let record = || Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest");
+    let retention = TTL;
+    let ops = || {
+        [
+            FENCED,
+            CONFIRM,
+            Op::Record {
+                record: record(),
+                retention,
+            },
+            Op::TopUp {
+                record: record(),
+                retention,
+            },
+            Op::Look,
+            Op::Fetch,
+        ]
+    };
+    for (number, op) in [ops(), ops()].into_iter().flatten().enumerate() {
+        bench.add_named(recorded(&number.to_string(), None), op, true);
+    }
+    // Their locks are released as others are, unless an intent is taken back too.
+    for (key, intents) in [("a", None), ("b", Some(TTL)), ("c", None), ("d", Some(TTL))] {
+        bench.add_named(recorded(key, intents), Op::Release, true);
+    }
+    bench.add_named(recorded("e", Some(TTL)), Op::ReleaseExecuted, true);
+    bench.add(Op::Release, &["f"]);
+    let calls = bench.calls();
+    let (records, releases) = calls.split_at(12);
+    assert!(records.iter().all(|call| !call.contains(',')), "{calls:?}");
+    let shared = "release a, release c, release e, release f";
+    assert_eq!(releases, [shared, "release b", "release d"]);
+}
+
+/// Without the generation they are plain commands.
+#[test]
+fn acquisitions_without_fencing_share_a_call_with_the_generation() {
+    let unknown = GenerationCheck {
+        generation: None,
+        ..Bench::guarded().check.expect("it has one")
+    };
+    let without = Bench {
+        check: Some(unknown),
+        ..Bench::new()
+    };
+    for (mut bench, shared) in [
+        (Bench::guarded(), true),
+        (Bench::new(), false),
+        (without, false),
+    ] {
+        bench.add(UNFENCED, &["a"]);
+        bench.add(UNFENCED, &["b"]);
+        bench.add(acquire(None, 2 * TTL, TTL), &["c"]);
+        // Without a fence there is no retention.
+        bench.add(acquire(None, TTL, 2 * TTL), &["d"]);
+        let alone = ["acquire a", "acquire b", "acquire c", "acquire d"];
+        let together = ["acquire a, acquire b, acquire d", "acquire c"];
+        let expected = if shared { &together[..] } else { &alone };
+        assert_eq!(bench.calls(), expected);
+    }
+}
+
+#[test]
+fn no_jobs_share_a_call_without_a_check() {
+    let mut bench = Bench {
+        check: None,
+        ..Bench::new()
+    };
+    for (op, key) in [
+        (FENCED, "a"),
+        (FENCED, "b"),
+        (Op::Release, "a"),
+        (Op::Release, "c"),
+    ] {
+        bench.add(op, &[key]);
+    }
+    let expected = ["acquire a", "acquire b", "release a", "release c"];
+    assert_eq!(bench.calls(), expected);
+}
+
+#[test]
+fn each_job_of_a_call_gets_its_own_reply() {
+    let mut bench = Bench::new();
+    for (op, key) in [
+        (FENCED, "a"),
+        (Op::Release, "b"),
+        (FENCED, "c"),
+        (FENCED, "d"),
+        (CONFIRM, "e"),
+        (Op::Release, "f"),
+        (Op::Release, "a"),
+    ] {
+        bench.add(op, &[key]);
+    }
+    // A reply to a single job is not dealt out, whatever its form.
+    let replies = "*3\r\n:9\r\n*2\r\n:0\r\n:50\r\n-OOM no memory\r\n\
+        *2\r\n:-2\r\n:1\r\n*1\r\n:0\r\n:3\r\n";
+    let held = Value::Array(vec![Value::Int(0), Value::Int(50)]);
+    let full = read_all(b"-OOM no memory\r\n").remove(0);
+    let expected = [
+        ("acquire a", Value::Int(9)),
+        ("acquire c", held),
+        ("acquire d", full),
+        ("release b", Value::Int(-2)),
+        ("release f", Value::Int(1)),
+        ("confirm e", Value::Array(vec![Value::Int(0)])),
+        ("release a", Value::Int(3)),
+    ];
+    let expected = expected.map(|(job, reply)| (job.to_owned(), reply, false));
+    assert_eq!(bench.answer(replies), expected);
+}
+
+#[test]
+fn reply_to_a_whole_call_is_the_reply_to_each_of_its_jobs() {
+    let mut bench = Bench::guarded();
+    let numbers = [7, 1_763_659_999_000_003];
+    for (key, number) in numbers.into_iter().enumerate() {
+        bench.add(acquire(Some(number), TTL, TTL), &[&format!("{key} fenced")]);
+        bench.add(UNFENCED, &[&format!("{key} unfenced")]);
+        bench.add(confirm(number, TTL, TTL), &[&format!("{key} confirmed")]);
+        bench.add(Op::Release, &[&format!("{key} released")]);
+    }
+    let answered = bench.answer(":1\r\n:1\r\n:1\r\n:1\r\n");
+    // What was granted as proposed, or confirmed as asked, got its own number; the others have none.
+    let granted = [numbers[0], numbers[1], 0, 0, numbers[0], numbers[1], 1, 1];
+    let granted = granted.map(|number| Value::Int(number.try_into().expect("it is small")));
+    assert!(answered.iter().all(|(_, _, is_whole)| *is_whole));
+    let replies: Vec<_> = answered.into_iter().map(|(_, reply, _)| reply).collect();
+    assert_eq!(replies, granted);
+}
+
+#[test]
+fn errors_lost_memories_and_replies_of_another_length_are_dealt_out_whole() {
+    for reply in [
+        "*1\r\n:3\r\n",
+        "-NOSCRIPT No matching script.\r\n",
+        "-NOPERM this user has no permissions to access one of the keys\r\n",
+        ":-2\r\n",
+        "$-1\r\n",
+        "*0\r\n",
+        "*3\r\n:1\r\n:1\r\n:1\r\n",
+    ] {
+        let mut bench = Bench::new();
+        bench.add(FENCED, &["a"]);
+        bench.add(FENCED, &["b"]);
+        bench.add(CONFIRM, &["c"]);
+        let whole = read_all(reply.as_bytes()).remove(0);
+        let expected = [
+            ("acquire a".to_owned(), whole.clone(), true),
+            ("acquire b".to_owned(), whole, true),
+            // The next call is not affected.
+            ("confirm c".to_owned(), Value::Int(5), false),
+        ];
+        assert_eq!(
+            bench.answer(&format!("{reply}:5\r\n")),
+            expected,
+            "{reply:?}"
+        );
+    }
+}
+
+/// A batch that is about to be sent is neither answered nor sent together with those in flight.
+#[test]
+fn replies_are_dealt_out_to_the_oldest_batch() {
+    let mut bench = Bench::new();
+    for keys in [["a", "b"], ["c", "d"]] {
+        for key in keys {
+            bench.add(FENCED, &[key]);
+        }
+        let call = format!("acquire {}, acquire {}", keys[0], keys[1]);
+        assert_eq!(bench.calls(), [call]);
+        bench.in_flight.on_sent();
+    }
+    bench.add(Op::Release, &["e"]);
+    assert_eq!(bench.calls(), ["release e"]);
+    for (granted, expected) in [(4, "acquire a, acquire b"), (5, "acquire c, acquire d")] {
+        let parts = vec![Value::Int(granted); 2];
+        bench.in_flight.replies.push(Value::Array(parts));
+        let batch = bench.in_flight.pop_batch().expect("it was sent");
+        let mut answered = Vec::new();
+        bench.in_flight.take_answered(&batch, &mut answered);
+        let jobs = describe_all(answered.iter().map(|answered| &answered.job.request));
+        assert_eq!(jobs, expected);
+        assert!(answered.iter().all(|job| job.reply == Value::Int(granted)));
+    }
+    assert_eq!(bench.calls(), ["release e"]);
+}
