@@ -8,7 +8,7 @@ use deadpool_redis::redis::Value;
 use crate::node::failure::NodeFailure;
 use crate::node::job::Request;
 use crate::node::packet::Packet;
-use crate::node::redis::describe::{describe_refusal, with_remedy};
+use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
@@ -64,7 +64,7 @@ pub(super) fn is_temporary_refusal(value: &Value) -> bool {
 /// Returns whether a server refused a call because of some of its keys or of the commands in its script, before it
 /// executed anything, so that it may accept the requests of the call one by one.
 pub(super) fn is_refusal_of_call(value: &Value) -> bool {
-    has_code(value, &["NOPERM", "CROSSSLOT"])
+    is_denial(value) || has_code(value, &["CROSSSLOT"])
 }
 
 fn has_code(value: &Value, codes: &[&str]) -> bool {

@@ -29,6 +29,14 @@ pub(super) fn describe_refusal(reply: &Value) -> Option<Arc<str>> {
     Some(with_remedy(format!("{} {details}", error.code())).into())
 }
 
+/// Returns whether a server refused a request because its user lacks a permission.
+pub(super) fn is_denial(reply: &Value) -> bool {
+    let Value::ServerError(error) = reply else {
+        return false;
+    };
+    is_denied(error.code()) || error.details().is_some_and(is_denied)
+}
+
 /// Describes a panic; the messages of rustls have several lines.
 pub(super) fn describe_panic(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -42,14 +50,17 @@ pub(super) fn describe_panic(panic: &(dyn Any + Send)) -> String {
 ///
 /// Servers before 7.2 do not name the command that they refused within a script.
 pub(super) fn with_remedy(why: String) -> String {
-    let is_denied = DENIED.iter().any(|denied| why.contains(denied));
-    if is_denied {
+    if is_denied(&why) {
         format!("{why}; its user needs {PERMISSIONS}, on all keys of the namespace")
     } else if why.contains("WRONGTYPE") {
         format!("{why}; {FOREIGN_DATA}")
     } else {
         why
     }
+}
+
+fn is_denied(text: &str) -> bool {
+    DENIED.iter().any(|denied| text.contains(denied))
 }
 
 /// The messages by which servers, or redis-rs for them, report a missing permission; the last two within scripts.

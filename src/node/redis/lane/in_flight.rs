@@ -72,6 +72,12 @@ impl InFlight {
         self.jobs.iter()
     }
 
+    /// Returns the numbers of jobs in the calls.
+    #[cfg(test)]
+    pub(super) fn calls(&self) -> impl Iterator<Item = usize> {
+        self.calls.iter().copied()
+    }
+
     /// Adds a call for these jobs to the next batch.
     pub(super) fn push_call(&mut self, jobs: impl Iterator<Item = Job>) {
         let before = self.jobs.len();

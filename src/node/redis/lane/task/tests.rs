@@ -5,6 +5,7 @@ use tokio::net::TcpStream;
 use crate::node::job::Request;
 use crate::node::packet::{Packet, Trail};
 use crate::node::redis::lane::connection::tests::{candidate, shared};
+use crate::node::redis::reply::tests::read_all;
 use crate::node::votes::VoteReceiver;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken};
@@ -12,6 +13,22 @@ use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken};
 use super::*;
 
 const TTL: Duration = Duration::from_secs(10);
+
+const ACQUIRE: Op = Op::Acquire {
+    proposal: Some(1),
+    ttl: TTL,
+    retention: TTL,
+};
+
+const NOSCRIPT: &str = "-NOSCRIPT No matching script. Please use EVAL.\r\n";
+/// What Redis 7.0 and later say of a key; of a command in a script, 7.2 and later; and 7.0; and 6.2.
+const DENIED: [&str; 4] = [
+    "-NOPERM this user has no permissions to access one of the keys used as arguments\r\n",
+    "-NOPERM User u has no permissions to run the 'mget' command script: f, on @user_script:6.\r\n",
+    "-ERR The user executing the script can't run this command or subcommand script: f, on @user_script:6.\r\n",
+    "-ERR Error running script (call to f_1): @user_script:6: @user_script: 6: The user executing the script can't run this command or subcommand\r\n",
+];
+const CROSSSLOT: &str = "-CROSSSLOT Keys in request don't hash to the same slot\r\n";
 
 /// A lane and the servers that it is connected to.
 struct Bench {
@@ -58,7 +75,11 @@ impl Bench {
     }
 
     fn job(&self, owner: &Owner, op: Op) -> Job {
-        let names = Namespace::default().names(&LockKey::from("k").into(), |_| [0; 32]);
+        self.job_on("k", owner, op)
+    }
+
+    fn job_on(&self, key: &str, owner: &Owner, op: Op) -> Job {
+        let names = Namespace::default().names(&LockKey::from(key).into(), |_| [0; 32]);
         let names: Arc<[KeyNames]> = names.unwrap().into();
         let command = Command {
             names,
@@ -84,12 +105,39 @@ impl Bench {
     }
 
     fn acquire(&self, owner: &Owner) -> Job {
-        let op = Op::Acquire {
-            proposal: Some(1),
-            ttl: TTL,
-            retention: TTL,
-        };
-        self.job(owner, op)
+        self.job(owner, ACQUIRE)
+    }
+
+    /// Returns a job of each owner, on a key of its own.
+    fn jobs(&self, owners: &[Owner], op: &Op) -> Vec<Job> {
+        let owners = owners.iter().enumerate();
+        let jobs = owners.map(|(key, owner)| self.job_on(&key.to_string(), owner, op.clone()));
+        jobs.collect()
+    }
+
+    /// Submits acquisitions of distinct keys, which share a call.
+    fn acquire_together(&mut self, owners: &[Owner]) {
+        self.lane.on_jobs(self.jobs(owners, &ACQUIRE).into_iter());
+        assert_eq!(self.calls(), [owners.len()]);
+    }
+
+    /// Answers the oldest batch, as the server would.
+    fn answer(&mut self, replies: &str) {
+        let replies = read_all(replies.as_bytes());
+        self.lane.in_flight.replies.extend(replies);
+        self.lane.on_replied(Ok(()));
+    }
+
+    /// Returns what the jobs have been answered so far: the reply, or the error in words.
+    fn outcomes(&mut self) -> Vec<Result<Reply, String>> {
+        let outcomes = std::iter::from_fn(|| self.votes.try_recv());
+        let outcomes = outcomes.map(|vote| vote.outcome.map_err(|error| error.to_string()));
+        outcomes.collect()
+    }
+
+    /// Returns the numbers of jobs in the calls in flight, in order.
+    fn calls(&self) -> Vec<usize> {
+        self.lane.in_flight.calls().collect()
     }
 
     /// Returns the owners and kinds of the jobs in flight, in order.
@@ -154,4 +202,138 @@ async fn releases_of_intents_are_kept_while_there_is_room_but_keep_no_lane_alive
     assert!(bench.lane.has_release());
     bench.lane.on_timer();
     assert_eq!(bench.lane.parked.load().jobs, 1);
+}
+
+fn owners<const COUNT: usize>() -> [Owner; COUNT] {
+    std::array::from_fn(|id| Owner::new(u8::try_from(id).expect("there are few")))
+}
+
+#[tokio::test]
+async fn jobs_of_a_call_that_is_refused_unexecuted_are_sent_again_one_by_one() {
+    for refusal in DENIED.into_iter().chain([CROSSSLOT]) {
+        let mut bench = Bench::new().await;
+        let owners = owners::<3>();
+        bench.acquire_together(&owners);
+        bench.answer(refusal);
+        assert_eq!(bench.calls(), [1, 1, 1], "{refusal}");
+        let again = bench.in_flight().into_iter().map(|(token, _)| token);
+        let expected = owners.iter().map(|owner| owner.token.clone());
+        assert!(again.eq(expected), "{refusal}");
+        assert_eq!(bench.outcomes(), []);
+        // The refusal of a single job is its own.
+        bench.answer(&format!(":5\r\n{refusal}:7\r\n"));
+        let outcomes = bench.outcomes();
+        let [Ok(Reply::Granted(5)), Err(why), Ok(Reply::Granted(7))] = &outcomes[..] else {
+            panic!("{outcomes:?}");
+        };
+        let refused = refusal.trim_end().trim_start_matches('-');
+        assert!(why.contains(refused), "{why}");
+        assert!(bench.lane.in_flight.is_empty() && bench.lane.parked.is_empty());
+        // Another call would be refused as well.
+        let jobs = bench.jobs(&owners, &ACQUIRE);
+        bench.lane.on_jobs(jobs.into_iter());
+        assert_eq!(bench.calls(), [1, 1, 1], "{refusal}");
+    }
+}
+
+#[tokio::test]
+async fn jobs_of_a_call_without_its_script_share_calls_behind_the_scripts() {
+    let mut bench = Bench::new().await;
+    let owners = owners::<3>();
+    bench.acquire_together(&owners);
+    bench.answer(NOSCRIPT);
+    assert_eq!(bench.calls(), [3]);
+    assert_eq!(bench.outcomes(), []);
+    bench.answer(&"$1\r\nx\r\n".repeat(load_all().len()));
+    assert_eq!(bench.calls(), [3]);
+    bench.answer(":1\r\n");
+    assert_eq!(
+        bench.outcomes(),
+        [1; 3].map(|fence| Ok(Reply::Granted(fence)))
+    );
+}
+
+/// The server would grant what nobody releases any more.
+#[tokio::test]
+async fn acquisition_of_a_refused_call_is_not_sent_again_behind_its_release() {
+    for refusal in [NOSCRIPT, DENIED[0], DENIED[2], CROSSSLOT] {
+        let mut bench = Bench::new().await;
+        let owners = owners::<3>();
+        bench.acquire_together(&owners);
+        let release = bench.job_on("1", &owners[1], Op::Release);
+        bench.lane.on_jobs([release].into_iter());
+        bench.answer(refusal);
+        let in_flight = bench.in_flight();
+        let sent = in_flight
+            .iter()
+            .filter(|(token, _)| *token == owners[1].token);
+        let sent: Vec<_> = sent.map(|(_, name)| *name).collect();
+        assert_eq!(sent, ["release"], "{refusal}");
+        assert_eq!(in_flight.len(), 3, "{refusal}");
+        let outcomes = bench.outcomes();
+        let refused = refusal.trim_end().trim_start_matches('-');
+        assert!(
+            matches!(&outcomes[..], [Err(why)] if why.contains(refused)),
+            "{outcomes:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn releases_of_a_refused_call_are_sent_again_until_they_are_executed() {
+    for refusal in [NOSCRIPT, DENIED[0], DENIED[2], CROSSSLOT] {
+        let mut bench = Bench::new().await;
+        let owners = owners::<3>();
+        let jobs = bench.jobs(&owners, &Op::Release);
+        // Something was sent before, so they are not called off.
+        jobs.iter().for_each(Job::mark_sent);
+        bench.lane.on_jobs(jobs.into_iter());
+        assert_eq!(bench.calls(), [3]);
+        bench.answer(refusal);
+        assert_eq!(bench.in_flight().len(), 3, "{refusal}");
+        assert_eq!(bench.outcomes(), []);
+    }
+}
+
+#[tokio::test]
+async fn releases_of_a_call_that_a_busy_server_refuses_are_kept_in_order() {
+    let mut bench = Bench::new().await;
+    let owners = owners::<3>();
+    bench.acquire_together(&owners);
+    bench.answer(":1\r\n");
+    assert_eq!(bench.outcomes().len(), 3);
+    let jobs = bench.jobs(&owners, &Op::Release);
+    bench.lane.on_jobs(jobs.into_iter());
+    bench.answer("-BUSY Redis is busy running a script.\r\n");
+    assert_eq!(bench.outcomes().len(), 3);
+    let kept = bench.lane.refused.iter().map(|job| match &job.request {
+        Request::Command(packet) => packet.command.owner.clone(),
+        Request::Ping => unreachable!("no test sends a ping"),
+    });
+    assert!(kept.eq(owners.iter().map(|owner| owner.token.clone())));
+    // A call of which the server executes some releases is one that it executes.
+    let next = bench.job_on("next", &Owner::new(9), Op::Release);
+    next.mark_sent();
+    bench.lane.on_jobs([next].into_iter());
+    bench.answer(":0\r\n");
+    assert_eq!(bench.calls(), [3]);
+}
+
+#[tokio::test]
+async fn calls_of_one_batch_are_refused_independently() {
+    let mut bench = Bench::new().await;
+    let owners = owners::<4>();
+    let ops = [ACQUIRE, Op::Release, ACQUIRE, Op::Release];
+    let jobs = owners.iter().zip(ops).enumerate();
+    let jobs: Vec<_> = jobs
+        .map(|(key, (owner, op))| bench.job_on(&key.to_string(), owner, op))
+        .collect();
+    jobs.iter().for_each(Job::mark_sent);
+    bench.lane.on_jobs(jobs.into_iter());
+    assert_eq!(bench.calls(), [2, 2]);
+    bench.answer(&format!("{}*2\r\n:-2\r\n:0\r\n", DENIED[0]));
+    assert_eq!(bench.outcomes(), [Ok(Reply::Released), Ok(Reply::Released)]);
+    let again = bench.in_flight();
+    let expected = [0, 2].map(|place: usize| (owners[place].token.clone(), "acquire"));
+    assert_eq!(again, expected);
 }
