@@ -10,16 +10,19 @@ for i = 1, #ARGV - 2 do
   local owner = ARGV[i + 2]
   -- By pcall: an error of one key must not hide what became of the others.
   local answer = redis.pcall('SET', KEYS[i], owner, 'PX', ARGV[1], 'NX')
-  if not answer then
-    answer = redis.pcall('GET', KEYS[i])
-    if answer == owner then
+  if answer and answer.ok then
+    answer = 0
+  else
+    -- A server that is out of memory refuses the SET also of a key that is held.
+    local holder = redis.pcall('GET', KEYS[i])
+    if holder == owner then
       answer = 0
-    elseif type(answer) ~= 'table' then
+    elseif type(holder) == 'string' then
       answer = redis.pcall('PTTL', KEYS[i])
       if type(answer) == 'number' then answer = {0, answer} end
+    elseif holder then
+      answer = holder
     end
-  elseif answer.ok then
-    answer = 0
   end
   answers[i] = answer
   all_granted = all_granted and answer == 0
