@@ -7,6 +7,7 @@
 mod support;
 
 mod acquire_round;
+mod batch_contract;
 mod chaos;
 mod extend_and_release_rounds;
 mod fencing_tokens;

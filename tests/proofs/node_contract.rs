@@ -14,13 +14,13 @@ use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
 use crate::support::{Random, ScriptNode};
 
 /// All times are multiples of this, so that a difference in an expiry is no matter of speed.
-const STEP: Duration = Duration::from_secs(100);
-const TOLERANCE: Duration = Duration::from_secs(20);
+pub(crate) const STEP: Duration = Duration::from_secs(100);
+pub(crate) const TOLERANCE: Duration = Duration::from_secs(20);
 
 const RETENTION: Duration = Duration::from_secs(100_000);
 
-/// The scripts as the node loads them, in the order of [`Script`].
-const SCRIPTS: [&str; 7] = [
+/// The scripts as the node loads them; the first six by the kind of request, for one key and for several.
+const SCRIPTS: [&str; 11] = [
     include_str!("../../src/node/redis/scripts/acquire.lua"),
     include_str!("../../src/node/redis/scripts/confirm.lua"),
     include_str!("../../src/node/redis/scripts/release.lua"),
@@ -28,17 +28,25 @@ const SCRIPTS: [&str; 7] = [
     include_str!("../../src/node/redis/scripts/confirm_all.lua"),
     include_str!("../../src/node/redis/scripts/release_all.lua"),
     include_str!("../../src/node/redis/scripts/admit.lua"),
+    include_str!("../../src/node/redis/scripts/acquire_batch.lua"),
+    include_str!("../../src/node/redis/scripts/confirm_batch.lua"),
+    include_str!("../../src/node/redis/scripts/release_batch.lua"),
+    include_str!("../../src/node/redis/scripts/acquire_batch_unfenced.lua"),
 ];
 
 /// Starts a real server with the scripts, which is spoken to as the headers of the scripts say.
-fn start_node() -> ScriptNode {
+pub(crate) fn start_node() -> ScriptNode {
     ScriptNode::start(&SCRIPTS)
 }
 
 /// Sends a request, by the scripts for one key or by those for several.
 ///
 /// An error is what the server said.
-fn send(node: &mut ScriptNode, command: &Command, as_set: bool) -> Result<Reply, String> {
+pub(crate) fn send(
+    node: &mut ScriptNode,
+    command: &Command,
+    as_set: bool,
+) -> Result<Reply, String> {
     let Command { names, owner, op } = command;
     assert!(as_set || names.len() == 1);
     let (script, number, times) = match *op {
@@ -70,7 +78,7 @@ fn send(node: &mut ScriptNode, command: &Command, as_set: bool) -> Result<Reply,
     Ok(decode(op, &reply))
 }
 
-fn decode(op: &Op, reply: &crate::support::Reply) -> Reply {
+pub(crate) fn decode(op: &Op, reply: &crate::support::Reply) -> Reply {
     if let Some(number) = reply.as_int() {
         let fence = || u64::try_from(number).unwrap();
         return match op {
@@ -90,16 +98,47 @@ fn decode(op: &Op, reply: &crate::support::Reply) -> Reply {
             fingerprint: None,
         },
         (Op::Acquire { .. }, 2, 1) => Reply::Overflow,
+        (Op::Acquire { .. } | Op::Confirm { .. }, 3, 1) => Reply::Amnesia,
         (Op::Confirm { .. }, 0, 1) => Reply::Lost,
         _ => panic!("{op:?} is answered {reply:?}"),
     }
 }
 
-fn text(name: &[u8]) -> String {
+/// Returns whether both nodes answered the same, times within the tolerance.
+pub(crate) fn are_same(ours: &Reply, theirs: &Reply) -> bool {
+    match (ours, theirs) {
+        (
+            Reply::Held {
+                expires_in: Some(ours),
+                ..
+            },
+            Reply::Held {
+                expires_in: Some(theirs),
+                ..
+            },
+        ) => ours.abs_diff(*theirs) < TOLERANCE,
+        (ours, theirs) => ours == theirs,
+    }
+}
+
+/// Brings every key of a server nearer to its end.
+pub(crate) fn age(node: &mut ScriptNode, time: Duration) {
+    let millis = i64::try_from(time.as_millis()).unwrap();
+    for name in node.server.keys("*") {
+        match node.call(&["PTTL", &name]).as_int().unwrap() {
+            // What has no end has none later either.
+            -1 => continue,
+            left if left <= millis => node.call(&["DEL", &name]),
+            left => node.call(&["PEXPIRE", &name, &(left - millis).to_string()]),
+        };
+    }
+}
+
+pub(crate) fn text(name: &[u8]) -> String {
     String::from_utf8(name.to_vec()).unwrap()
 }
 
-fn names(keys: &[&str]) -> Arc<[KeyNames]> {
+pub(crate) fn names(keys: &[&str]) -> Arc<[KeyNames]> {
     let keys = LockKeys::from_iter(keys.iter().copied());
     Namespace::default()
         .names(&keys, |_| [0; 32])
@@ -107,11 +146,11 @@ fn names(keys: &[&str]) -> Arc<[KeyNames]> {
         .into()
 }
 
-fn owner(id: u8) -> OwnerToken {
+pub(crate) fn owner(id: u8) -> OwnerToken {
     OwnerToken::from_random([id; 16])
 }
 
-fn command(keys: &[&str], id: u8, op: Op) -> Command {
+pub(crate) fn command(keys: &[&str], id: u8, op: Op) -> Command {
     Command {
         names: names(keys),
         owner: owner(id),
@@ -119,7 +158,7 @@ fn command(keys: &[&str], id: u8, op: Op) -> Command {
     }
 }
 
-fn acquire(proposal: u64, ttl: Duration) -> Op {
+pub(crate) fn acquire(proposal: u64, ttl: Duration) -> Op {
     Op::Acquire {
         proposal: Some(proposal),
         ttl,
@@ -127,7 +166,7 @@ fn acquire(proposal: u64, ttl: Duration) -> Op {
     }
 }
 
-fn confirm(token: u64, ttl: Duration) -> Op {
+pub(crate) fn confirm(token: u64, ttl: Duration) -> Op {
     Op::Confirm {
         token: Some(token),
         ttl,
@@ -136,15 +175,15 @@ fn confirm(token: u64, ttl: Duration) -> Op {
 }
 
 /// The two nodes side by side. Time passes on both by as much as a test says.
-struct Pair {
-    node: ScriptNode,
-    store: Store,
+pub(crate) struct Pair {
+    pub(crate) node: ScriptNode,
+    pub(crate) store: Store,
     epoch: Instant,
     passed: Duration,
 }
 
 impl Pair {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             node: start_node(),
             store: Store::new(),
@@ -153,52 +192,28 @@ impl Pair {
         }
     }
 
-    /// Lets a time pass that is a multiple of [`STEP`]: on the server, every key comes nearer to its end.
-    fn pass(&mut self, time: Duration) {
-        let millis = i64::try_from(time.as_millis()).unwrap();
-        for name in self.node.server.keys("*") {
-            match self.node.call(&["PTTL", &name]).as_int().unwrap() {
-                // What has no end has none later either.
-                -1 => continue,
-                left if left <= millis => self.node.call(&["DEL", &name]),
-                left => {
-                    let left = (left - millis).to_string();
-                    self.node.call(&["PEXPIRE", &name, &left])
-                }
-            };
-        }
+    /// Lets a time pass that is a multiple of [`STEP`].
+    pub(crate) fn pass(&mut self, time: Duration) {
+        age(&mut self.node, time);
         self.passed += time;
     }
 
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.epoch.elapsed() + self.passed
     }
 
-    fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.node.call(&["FLUSHALL"]);
         self.store = Store::new();
     }
 
     /// Asks both; panics if they do not answer the same.
     #[track_caller]
-    fn ask(&mut self, command: &Command, as_set: bool, what: &str) -> Reply {
+    pub(crate) fn ask(&mut self, command: &Command, as_set: bool, what: &str) -> Reply {
         let theirs = send(&mut self.node, command, as_set).unwrap();
         let ours = self.store.apply(command, self.now());
-        let same = match (&ours, &theirs) {
-            (
-                Reply::Held {
-                    expires_in: Some(ours),
-                    ..
-                },
-                Reply::Held {
-                    expires_in: Some(theirs),
-                    ..
-                },
-            ) => ours.abs_diff(*theirs) < TOLERANCE,
-            (ours, theirs) => ours == theirs,
-        };
         assert!(
-            same,
+            are_same(&ours, &theirs),
             "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
         );
         theirs

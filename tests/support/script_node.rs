@@ -8,6 +8,7 @@ use crate::support::resp::{Connection, Reply};
 pub struct ScriptNode {
     pub server: RedisServer,
     connection: Connection,
+    scripts: Vec<String>,
     hashes: Vec<String>,
 }
 
@@ -20,14 +21,22 @@ impl ScriptNode {
         let mut node = Self {
             server,
             connection,
+            scripts: scripts.iter().map(|script| (*script).to_owned()).collect(),
             hashes: Vec::new(),
         };
-        for script in scripts {
-            let hash = node.call(&["SCRIPT", "LOAD", script]);
-            let hash = hash.as_str().expect("the script is a script");
-            node.hashes.push(hash.to_owned());
-        }
+        node.load_scripts();
         node
+    }
+
+    /// Loads the scripts, also after the server has forgotten them.
+    #[track_caller]
+    pub fn load_scripts(&mut self) {
+        self.hashes.clear();
+        for script in self.scripts.clone() {
+            let hash = self.call(&["SCRIPT", "LOAD", &script]);
+            let hash = hash.as_str().expect("the script is a script");
+            self.hashes.push(hash.to_owned());
+        }
     }
 
     /// Runs a script; an error is what the server said.
@@ -58,6 +67,7 @@ impl ScriptNode {
             "list" => self.call(&["RPUSH", key, "a", "b"]),
             "hash" => self.call(&["HSET", key, "a", "b"]),
             "empty" => self.call(&["SET", key, ""]),
+            "number" => self.call(&["SET", key, "42"]),
             _ => self.call(&["SET", key, "nothing of ours"]),
         };
     }

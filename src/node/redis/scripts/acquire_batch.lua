@@ -17,8 +17,10 @@ local function acquire(i)
   end
   local fence = 0
   if record then
-    -- Nearly all fences have sixteen digits; a pattern takes longer.
-    fence = tonumber(string.sub(record, 1, 16)) or tonumber(string.match(record, '^(%d+) '))
+    -- Nearly all fences have sixteen digits, and an owner of 32 characters or more behind them; a pattern takes
+    -- longer. Without the length, a foreign number would be a fence.
+    fence = #record > 48 and tonumber(string.sub(record, 1, 16))
+      or tonumber(string.match(record, '^(%d+) '))
     if not fence then
       return redis.error_reply('WRONGTYPE the fence key holds no fence')
     end

@@ -1,7 +1,7 @@
 -- Deletes several locks, each if its owner still holds it, as release.lua does for one lock.
 -- KEYS: the locks.  ARGV: 1 to notify subscribers, or '', then the owner of each lock.
--- Returns what release.lua returns for each lock, one number if that is the same for all.
--- MGET returns nil for a key of another type.
+-- Returns what release.lua returns for each lock, one number if that is the same for all. MGET returns nil for a key
+-- of another type, which is no error here: it must not keep the others from being released.
 local holders = redis.call('MGET', unpack(KEYS))
 local released, places, answers = {}, {}, {}
 for i = 1, #KEYS do
