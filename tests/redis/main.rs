@@ -8,6 +8,7 @@ mod support;
 
 mod addresses;
 mod authority;
+mod batches;
 mod contention;
 mod fencing_off;
 mod harness;

@@ -21,7 +21,7 @@ fn redlock(cluster: &Cluster) -> Redlock {
 }
 
 /// Takes a server's memory away, so that it refuses all that would need more.
-fn fill(server: &RedisServer) {
+pub(crate) fn fill(server: &RedisServer) {
     let info = server.command(&["INFO", "memory"]);
     let used = info.as_str().and_then(|info| {
         let line = info
@@ -37,7 +37,7 @@ fn fill(server: &RedisServer) {
     assert!(format!("{refused:?}").contains("OOM"), "{refused:?}");
 }
 
-fn give_back(server: &RedisServer) {
+pub(crate) fn give_back(server: &RedisServer) {
     set(server, "maxmemory", "0");
 }
 
@@ -54,7 +54,7 @@ fn expiries_set(cluster: &Cluster) -> u64 {
 }
 
 /// Returns why nodes refused, in their own words.
-fn refusals(refused: &LockError) -> Vec<String> {
+pub(crate) fn refusals(refused: &LockError) -> Vec<String> {
     let LockError::Unavailable { nodes, .. } = refused else {
         panic!("not unavailable: {refused:?}");
     };

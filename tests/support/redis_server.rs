@@ -23,6 +23,8 @@ pub struct RedisServer {
     dir: PathBuf,
     /// Added to the environment at every start.
     envs: Vec<(String, String)>,
+    /// Added to the arguments at every start.
+    args: Vec<String>,
     /// `None` while the server is killed.
     child: Option<Child>,
     stopped: AtomicBool,
@@ -44,10 +46,31 @@ impl RedisServer {
     /// Starts a server like [`RedisServer::launch`], with additional environment variables.
     pub fn launch_with(envs: &[(&str, &str)]) -> Self {
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        Self::launch_as(envs.iter().map(own).collect(), Vec::new())
+    }
+
+    /// Starts a server that is a Redis Cluster of its own, with all slots.
+    pub fn start_as_redis_cluster() -> Self {
+        // The usual port is ten thousand above the server's, which may be too high.
+        let port = free_port().to_string();
+        let args = ["--cluster-enabled", "yes", "--cluster-port", &port];
+        let mut server = Self::launch_as(Vec::new(), args.map(str::to_owned).into());
+        server.wait_until_ready();
+        let assigned = server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        assert_eq!(assigned.as_str(), Some("OK"), "{assigned:?}");
+        let deadline = Deadline::after(START);
+        while !text(&server.command(&["CLUSTER", "INFO"])).contains("cluster_state:ok") {
+            assert!(deadline.pause(), "the cluster is not up after {START:?}");
+        }
+        server
+    }
+
+    fn launch_as(envs: Vec<(String, String)>, args: Vec<String>) -> Self {
         let mut server = Self {
             port: free_port(),
             dir: temp_dir(),
-            envs: envs.iter().map(own).collect(),
+            envs,
+            args,
             child: None,
             stopped: AtomicBool::new(false),
         };
@@ -211,6 +234,7 @@ impl RedisServer {
                 "--dir",
             ])
             .arg(&self.dir)
+            .args(&self.args)
             .envs(self.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a file handle can be cloned"))

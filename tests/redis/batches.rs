@@ -1,0 +1,468 @@
+//! Many locks at a time: what waits for a server shares calls, and each lock is granted or refused on its own.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::task::yield_now;
+use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, Released, RestartGuard};
+
+use crate::patient::{LONGEST, name_of};
+use crate::server_limits::{fill, give_back, refusals};
+use crate::support::{Cluster, Connection, Deadline, MonitorLog, RedisServer, secs, until_all_up};
+use crate::wire::LONG_TTL;
+
+/// More than a call holds.
+const WAVE: usize = 96;
+
+/// The settings that decide which scripts are used.
+#[derive(Debug, Clone, Copy)]
+struct Variant {
+    nodes: usize,
+    fencing: bool,
+    guard: bool,
+}
+
+const VARIANTS: [Variant; 4] = [
+    Variant {
+        nodes: 3,
+        fencing: true,
+        guard: false,
+    },
+    Variant {
+        nodes: 1,
+        fencing: true,
+        guard: true,
+    },
+    Variant {
+        nodes: 3,
+        fencing: false,
+        guard: true,
+    },
+    Variant {
+        nodes: 1,
+        fencing: false,
+        guard: false,
+    },
+];
+
+impl Variant {
+    fn builder(self, urls: impl IntoIterator<Item = String>) -> RedlockBuilder {
+        let guard = if self.guard {
+            RestartGuard::For(secs(3))
+        } else {
+            RestartGuard::Off
+        };
+        let ttl = if self.guard { secs(2) } else { LONG_TTL };
+        Redlock::builder()
+            .urls(urls)
+            // Not what is tested: a busy machine may be slow.
+            .node_timeout(Duration::from_millis(800))
+            .fencing(self.fencing)
+            .ttl(ttl)
+            .restart_guard(guard)
+    }
+
+    /// Returns a cluster and what locks its keys, once all nodes may vote.
+    async fn start(self) -> (Cluster, Redlock) {
+        let cluster = Cluster::start(self.nodes);
+        let redlock = self.connect(cluster.urls()).await;
+        (cluster, redlock)
+    }
+
+    async fn connect(self, urls: Vec<String>) -> Redlock {
+        let redlock = self.builder(urls).build().expect("the settings are valid");
+        until_all_up(&redlock, LONGEST).await;
+        redlock
+    }
+
+    /// Whether a single lock is asked for by the plain command, which shares no call.
+    fn is_plain(self) -> bool {
+        !self.fencing && !self.guard
+    }
+}
+
+fn keys(prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|key| format!("{prefix} {key}")).collect()
+}
+
+/// Asks for all locks at once.
+async fn lock_wave(redlock: &Redlock, keys: &[String]) -> Vec<Result<LockGuard, LockError>> {
+    let asked = keys
+        .iter()
+        .map(|key| redlock.try_lock(key.clone()).into_future());
+    join_all(asked).await
+}
+
+/// Releases all locks at once.
+async fn release_wave(guards: impl IntoIterator<Item = LockGuard>) {
+    let released = join_all(guards.into_iter().map(LockGuard::release)).await;
+    let others: Vec<_> = released
+        .iter()
+        .filter(|it| **it != Ok(Released::Freed))
+        .collect();
+    assert!(others.is_empty(), "{others:?}");
+}
+
+/// Returns how many of the servers have each lock.
+fn held(cluster: &Cluster, keys: &[String]) -> Vec<usize> {
+    let locks: Vec<_> = cluster
+        .servers
+        .iter()
+        .map(|server| {
+            let locks = server.keys("redlock:{*}");
+            locks.into_iter().collect::<BTreeSet<_>>()
+        })
+        .collect();
+    let count = |key: &String| locks.iter().filter(|it| it.contains(&name_of(key))).count();
+    keys.iter().map(count).collect()
+}
+
+/// Checks that locks were granted and are there, on a majority at least.
+#[track_caller]
+fn granted(
+    cluster: &Cluster,
+    keys: &[String],
+    outcomes: Vec<Result<LockGuard, LockError>>,
+) -> Vec<LockGuard> {
+    let guards: Vec<_> = outcomes
+        .into_iter()
+        .map(|it| it.expect("it is granted"))
+        .collect();
+    let majority = cluster.servers.len() / 2 + 1;
+    assert!(held(cluster, keys).iter().all(|count| *count >= majority));
+    guards
+}
+
+#[tokio::test]
+async fn foreign_data_refuses_only_its_own_lock() {
+    for variant in VARIANTS {
+        let (cluster, redlock) = variant.start().await;
+        let mut keys = keys("k", WAVE);
+        for server in &cluster.servers {
+            server.command(&["LPUSH", &name_of("k 7"), "theirs"]);
+            server.command(&[
+                "HSET",
+                &format!("{}:fence", name_of("k 70")),
+                "their",
+                "field",
+            ]);
+        }
+        let bad: &[usize] = if variant.fencing { &[7, 70] } else { &[7] };
+        // The second time, with the fences of the first.
+        for _ in 0..2 {
+            let mut outcomes = lock_wave(&redlock, &keys).await;
+            for place in bad.iter().rev() {
+                let key = keys.remove(*place);
+                let refused = outcomes.remove(*place).expect_err("it is not ours");
+                // The plain command does not tell what kind of data is in its way.
+                if variant.is_plain() {
+                    assert!(
+                        matches!(refused, LockError::Contended { .. }),
+                        "{key}: {refused}"
+                    );
+                    continue;
+                }
+                let why = refusals(&refused);
+                assert!(why.len() > variant.nodes / 2, "{key}: {why:?}");
+                assert!(
+                    why.iter().all(|why| why.contains("WRONGTYPE")),
+                    "{key}: {why:?}"
+                );
+            }
+            release_wave(granted(&cluster, &keys, outcomes)).await;
+            for place in bad {
+                keys.insert(*place, format!("k {place}"));
+            }
+        }
+        for server in &cluster.servers {
+            assert_eq!(server.command(&["LLEN", &name_of("k 7")]).as_int(), Some(1));
+            assert!(!server.exists(&name_of("k 70")) || !variant.fencing);
+            server.command(&["DEL", &name_of("k 7")]);
+        }
+        cluster.wait_until_free(secs(5)).await;
+    }
+}
+
+/// Repeats `SCRIPT FLUSH` on a server until dropped.
+struct Flusher {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<usize>>,
+}
+
+impl Flusher {
+    fn start(server: &RedisServer) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, addr) = (Arc::clone(&stop), server.addr());
+        let thread = thread::spawn(move || {
+            let mut connection = Connection::open(addr).expect("the server runs");
+            let deadline = Deadline::after(secs(30));
+            let mut flushed = 0;
+            while !stopped.load(Ordering::Relaxed) && deadline.pause() {
+                let reply = connection.call(&["SCRIPT", "FLUSH"]);
+                assert_eq!(reply.expect("it answers").as_str(), Some("OK"));
+                flushed += 1;
+            }
+            flushed
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// Stops and returns how often the scripts were flushed.
+    fn finish(mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().expect("it is finished once");
+        thread.join().expect("the server answered")
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn granted_locks_are_there_and_none_leaks_while_scripts_are_flushed() {
+    for variant in VARIANTS {
+        let (cluster, redlock) = variant.start().await;
+        let majority = variant.nodes / 2 + 1;
+        let flushers: Vec<_> = cluster.servers.iter().map(Flusher::start).collect();
+        let deadline = Deadline::after(secs(2));
+        let (mut count, mut refused) = (0, 0);
+        for number in 0.. {
+            let keys = keys(&format!("{number}"), WAVE);
+            let outcomes = lock_wave(&redlock, &keys).await;
+            let mut guards = Vec::new();
+            for ((key, held), outcome) in keys.iter().zip(held(&cluster, &keys)).zip(outcomes) {
+                match outcome {
+                    Ok(guard) => {
+                        assert!(held >= majority || !guard.is_valid(), "{key} is not there");
+                        guards.push(guard);
+                    }
+                    Err(LockError::Unavailable { .. }) => refused += 1,
+                    Err(other) => panic!("{key}: {other:?}"),
+                }
+            }
+            count += guards.len();
+            // The scripts may be gone again each time: then a release takes longer than it is waited for.
+            join_all(guards.into_iter().map(LockGuard::release)).await;
+            if deadline.is_over() {
+                break;
+            }
+        }
+        let flushed: usize = flushers.into_iter().map(Flusher::finish).sum();
+        println!("{variant:?}: {count} granted, {refused} refused, {flushed} times flushed");
+        assert!(
+            count >= WAVE && flushed > 10,
+            "{count} granted, {flushed} times flushed"
+        );
+        cluster.wait_until_free(secs(5)).await;
+        let keys = keys("after", WAVE);
+        let outcomes = lock_wave(&redlock, &keys).await;
+        release_wave(granted(&cluster, &keys, outcomes)).await;
+        cluster.wait_until_free(secs(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn full_servers_refuse_new_locks_of_a_wave_and_release_held_ones() {
+    for variant in VARIANTS {
+        let (cluster, redlock) = variant.start().await;
+        for round in 0..3 {
+            let ours = keys(&format!("held {round}"), WAVE / 2);
+            let outcomes = lock_wave(&redlock, &ours).await;
+            let guards = granted(&cluster, &ours, outcomes);
+            cluster.servers.iter().for_each(fill);
+            let new = keys(&format!("new {round}"), WAVE);
+            // At the same time, so that they are sent together.
+            let (refused, ()) = tokio::join!(lock_wave(&redlock, &new), release_wave(guards));
+            for (key, refused) in new.iter().zip(refused) {
+                let why = refusals(&refused.expect_err("there is no memory"));
+                assert!(why.len() > variant.nodes / 2, "{key}: {why:?}");
+                assert!(why.iter().all(|why| why.contains("OOM")), "{key}: {why:?}");
+            }
+            cluster.wait_until_free(secs(5)).await;
+            cluster.servers.iter().for_each(give_back);
+            let outcomes = lock_wave(&redlock, &new).await;
+            release_wave(granted(&cluster, &new, outcomes)).await;
+        }
+        cluster.wait_until_free(secs(5)).await;
+    }
+}
+
+/// Returns the servers' URLs for a new user with these rights.
+fn urls_of_user(cluster: &Cluster, rights: &[&str]) -> Vec<String> {
+    let made = cluster.servers.iter().map(|server| {
+        let user = ["ACL", "SETUSER", "some", "reset", "on", ">secret"];
+        let reply = server.command(&[&user[..], rights].concat());
+        assert_eq!(reply.as_str(), Some("OK"), "{reply:?}");
+        server.url().replace("redis://", "redis://some:secret@")
+    });
+    made.collect()
+}
+
+#[tokio::test]
+async fn key_that_the_user_must_not_touch_is_refused_alone() {
+    for variant in VARIANTS {
+        let cluster = Cluster::start(variant.nodes);
+        let rights = ["~redlock:{ok*", "~redlock:generation", "&*", "+@all"];
+        let urls = urls_of_user(&cluster, &rights);
+        for place in [0, 40, WAVE] {
+            // A connection that has been refused a call uses none again.
+            let redlock = variant.connect(urls.clone()).await;
+            for round in 0..2 {
+                let mut keys = keys(&format!("ok {place} {round}"), WAVE);
+                keys.insert(place, "forbidden".into());
+                let mut outcomes = lock_wave(&redlock, &keys).await;
+                let refused = outcomes.remove(place).expect_err("it is forbidden");
+                let why = refusals(&refused);
+                assert!(why.len() > variant.nodes / 2, "{why:?}");
+                assert!(why.iter().all(|why| why.contains("NOPERM")), "{why:?}");
+                keys.remove(place);
+                release_wave(granted(&cluster, &keys, outcomes)).await;
+            }
+            cluster.wait_until_free(secs(5)).await;
+        }
+    }
+}
+
+/// Single releases need fewer rights than those that share a call.
+#[tokio::test]
+async fn locks_are_released_without_the_right_to_read_several_keys() {
+    for variant in VARIANTS.into_iter().filter(|variant| !variant.fencing) {
+        let cluster = Cluster::start(variant.nodes);
+        let urls = urls_of_user(&cluster, &["~*", "&*", "+@all", "-mget"]);
+        let redlock = variant.connect(urls).await;
+        for round in 0..2 {
+            let keys = keys(&format!("{round}"), WAVE);
+            let outcomes = lock_wave(&redlock, &keys).await;
+            release_wave(granted(&cluster, &keys, outcomes)).await;
+            cluster.wait_until_free(secs(5)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn waves_of_two_clients_for_the_same_keys_never_have_two_holders() {
+    for variant in VARIANTS {
+        let (cluster, ours) = variant.start().await;
+        let theirs = variant.connect(cluster.urls()).await;
+        let holders: Vec<_> = (0..24).map(|_| AtomicUsize::new(0)).collect();
+        let grants = AtomicUsize::new(0);
+        let rounds = 12;
+        let (holders, grants) = (&holders, &grants);
+        let take = |redlock: Redlock, key: usize, client: usize| async move {
+            for round in 0..rounds {
+                let lock = redlock.lock(format!("k {key}")).wait(LONGEST);
+                let guard = lock.await.expect("the other one releases it");
+                assert_eq!(holders[key].fetch_add(1, Ordering::SeqCst), 0, "key {key}");
+                grants.fetch_add(1, Ordering::Relaxed);
+                for _ in 0..(round + key + client) % 3 {
+                    yield_now().await;
+                }
+                assert_eq!(holders[key].fetch_sub(1, Ordering::SeqCst), 1, "key {key}");
+                // A release that is not waited for is sent together with the next acquisition.
+                if (round + client).is_multiple_of(2) {
+                    drop(guard);
+                } else {
+                    assert_eq!(guard.release().await, Ok(Released::Freed));
+                }
+            }
+        };
+        let clients = [&ours, &theirs].into_iter().enumerate();
+        let all = clients.flat_map(|(client, redlock)| {
+            (0..holders.len()).map(move |key| take(redlock.clone(), key, client))
+        });
+        join_all(all).await;
+        assert_eq!(grants.load(Ordering::Relaxed), 2 * rounds * holders.len());
+        cluster.wait_until_free(secs(5)).await;
+    }
+}
+
+/// Returns how many commands about locks a server was sent.
+fn commands(log: &MonitorLog) -> usize {
+    let lines = log.lines();
+    let sent = lines
+        .iter()
+        .filter(|line| !line.contains("lua]") && line.contains("redlock:{"));
+    sent.count()
+}
+
+#[tokio::test]
+async fn wave_takes_few_commands_and_one_lock_takes_two() {
+    for variant in VARIANTS {
+        let (cluster, redlock) = variant.start().await;
+        let (count, alone) = (64, 10);
+        let start_logs = || {
+            cluster
+                .servers
+                .iter()
+                .map(MonitorLog::start)
+                .collect::<Vec<_>>()
+        };
+        let logs = start_logs();
+        for number in 0..alone {
+            let guard = redlock
+                .try_lock(format!("alone {number}"))
+                .await
+                .expect("it is free");
+            assert_eq!(guard.release().await, Ok(Released::Freed));
+        }
+        cluster.wait_until_free(secs(5)).await;
+        for log in &logs {
+            assert_eq!(commands(log), 2 * alone, "{variant:?}");
+        }
+        let logs = start_logs();
+        let keys = keys("wave", count);
+        let outcomes = lock_wave(&redlock, &keys).await;
+        release_wave(granted(&cluster, &keys, outcomes)).await;
+        cluster.wait_until_free(secs(5)).await;
+        for log in &logs {
+            let commands = commands(log);
+            let acquisitions = if variant.is_plain() { count } else { 0 };
+            println!("{variant:?}: {commands} commands for {count} locks");
+            assert!(commands >= acquisitions + 2);
+            assert!(
+                commands <= acquisitions + count / 4,
+                "{variant:?}: {commands}"
+            );
+        }
+    }
+}
+
+/// Keys of different slots share no call there.
+#[tokio::test]
+async fn locks_of_a_wave_are_granted_by_a_redis_cluster_of_one() {
+    let server = RedisServer::start_as_redis_cluster();
+    let cluster = Cluster {
+        servers: vec![server],
+    };
+    for fencing in [true, false] {
+        let variant = Variant {
+            nodes: 1,
+            fencing,
+            guard: false,
+        };
+        cluster.servers[0].command(&["CONFIG", "RESETSTAT"]);
+        let redlock = variant.connect(cluster.urls()).await;
+        for round in 0..3 {
+            let keys = keys(&format!("{round}"), WAVE);
+            let outcomes = lock_wave(&redlock, &keys).await;
+            release_wave(granted(&cluster, &keys, outcomes)).await;
+        }
+        cluster.wait_until_free(secs(5)).await;
+        let errors = cluster.servers[0].command(&["INFO", "errorstats"]);
+        let errors = errors.as_str().expect("INFO answers text").to_owned();
+        assert!(
+            errors.contains("errorstat_CROSSSLOT"),
+            "no call was tried: {errors}"
+        );
+    }
+}
