@@ -164,6 +164,35 @@ async fn release_follows_its_acquisition_to_a_paused_node() {
     }
 }
 
+/// An acquisition that a server without its scripts has refused is sent again, but not behind its release.
+#[tokio::test]
+async fn release_follows_its_repeated_acquisition_to_a_node_with_flushed_scripts() {
+    for by in BOTH {
+        let cluster = Cluster::start(3);
+        let proxy = Proxy::start(cluster.servers[0].addr()).await;
+        let mut urls = cluster.urls();
+        urls[0] = proxy.url();
+        let redlock = builder(by, &urls).ttl(SHORT_TTL).build().unwrap();
+        until_all_up(&redlock, PATIENCE).await;
+        let log = MonitorLog::start(&cluster.servers[0]);
+        let disturber = Disturber::start(&cluster.servers[0], &["SCRIPT", "FLUSH"]);
+        for number in 0..40 {
+            // Its refusals arrive when the other two have decided, or before.
+            proxy.delay(Duration::from_millis(10 * (number % 2)));
+            wave(&redlock, usize::try_from(number).unwrap()).await;
+            sleep(Duration::from_millis(20)).await;
+        }
+        disturber.finish();
+        cluster.wait_until_free(Duration::from_secs(3)).await;
+        let repeated = by_owner(&log);
+        let repeated = repeated
+            .values()
+            .filter(|sent| sent.starts_with(&[true, true]));
+        println!("{by:?}: {} acquisitions were repeated", repeated.count());
+        assert!(assert_in_order(&log) >= 100);
+    }
+}
+
 #[tokio::test]
 async fn unsent_acquisition_is_not_released() {
     for by in BOTH {
