@@ -241,7 +241,7 @@ fn asked_number(request: &Request) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::node::packet::Trail;
-    use crate::node::redis::reply::tests::read_all;
+    use crate::node::redis::socket::tests::parse_all;
     use crate::protocol::admission::Generation;
     use crate::protocol::message::Command;
     use crate::protocol::{LockKey, Namespace, OwnerToken};
@@ -281,7 +281,7 @@ mod tests {
     fn arguments(requests: &[Request], check: &GenerationCheck) -> Vec<String> {
         let mut written = Vec::new();
         encode_call_into(requests.iter(), check, &mut written);
-        let Value::Array(arguments) = read_all(&written).remove(0) else {
+        let Value::Array(arguments) = parse_all(&written).remove(0) else {
             panic!("a command is an array");
         };
         let text = |argument| match argument {

@@ -220,4 +220,4 @@ const ROOM: usize = 16 << 10;
 const MAX_KEPT: usize = 64 << 10;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -154,6 +154,13 @@ impl AsyncWrite for Pieces {
 }
 
 /// Reads as many replies as there are, one piece after the other.
+/// Parses replies that stand one behind the other.
+pub(in super::super) fn parse_all(mut bytes: &[u8]) -> Vec<Value> {
+    let mut parser = Parser::new();
+    // It keeps what it has read, and fails at the end.
+    std::iter::from_fn(|| parser.parse_value(&mut bytes).ok()).collect()
+}
+
 fn read_all<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Value>, Arc<str>> {
     let pieces = pieces.into_iter().filter(|piece| !piece.is_empty());
     let pieces = pieces.map(<[u8]>::to_vec).collect();

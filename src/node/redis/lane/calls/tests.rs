@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::*;
 use crate::node::job::Request;
 use crate::node::packet::{Packet, Trail};
-use crate::node::redis::lane::in_flight::AnsweredJob;
-use crate::node::redis::reply::tests::read_all;
+use crate::node::redis::call::CallReply;
+use crate::node::redis::socket::tests::parse_all;
 use crate::node::votes::VoteReceiver;
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Command, Op};
@@ -112,20 +112,28 @@ impl Bench {
     fn answer(&mut self, replies: &str) -> Vec<(String, Value, bool)> {
         self.calls.end_run(&mut self.in_flight);
         self.in_flight.on_sent();
-        self.in_flight.replies.extend(read_all(replies.as_bytes()));
+        self.in_flight.replies.extend(parse_all(replies.as_bytes()));
+        let answered = self.take_answered();
+        assert!(self.in_flight.is_empty() && self.in_flight.jobs().next().is_none());
+        let told = |(job, reply, is_whole): (Job, _, _)| (describe(&job.request), reply, is_whole);
+        answered.into_iter().map(told).collect()
+    }
+
+    /// Removes the jobs of the oldest batch, each with its reply and whether that is one for its whole call.
+    fn take_answered(&mut self) -> Vec<(Job, Value, bool)> {
         let batch = self.in_flight.pop_batch().expect("it was sent");
         let mut answered = Vec::new();
-        self.in_flight.take_answered(&batch, &mut answered);
-        assert!(self.in_flight.is_empty() && self.in_flight.jobs().next().is_none());
-        let told = |answered: AnsweredJob| {
-            let AnsweredJob {
-                job,
-                reply,
-                is_whole,
-            } = answered;
-            (describe(&job.request), reply, is_whole)
-        };
-        answered.into_iter().map(told).collect()
+        for reply in self.in_flight.take_replies().into_iter().take(batch.calls) {
+            let count = self.in_flight.pop_call();
+            let mut reply = CallReply::new(reply, count);
+            let is_whole = matches!(reply, CallReply::Common(_));
+            for _ in 0..count {
+                let job = self.in_flight.pop_job().expect("each reply is to jobs");
+                let own = reply.next(&job.request);
+                answered.push((job, own, is_whole));
+            }
+        }
+        answered
     }
 }
 
@@ -407,7 +415,7 @@ fn each_job_of_a_call_gets_its_own_reply() {
     let replies = "*3\r\n:9\r\n*2\r\n:0\r\n:50\r\n-OOM no memory\r\n\
         *2\r\n:-2\r\n:1\r\n*1\r\n:0\r\n:3\r\n";
     let held = Value::Array(vec![Value::Int(0), Value::Int(50)]);
-    let full = read_all(b"-OOM no memory\r\n").remove(0);
+    let full = parse_all(b"-OOM no memory\r\n").remove(0);
     let expected = [
         ("acquire a", Value::Int(9)),
         ("acquire c", held),
@@ -455,7 +463,7 @@ fn errors_lost_memories_and_replies_of_another_length_are_dealt_out_whole() {
         bench.add(FENCED, &["a"]);
         bench.add(FENCED, &["b"]);
         bench.add(CONFIRM, &["c"]);
-        let whole = read_all(reply.as_bytes()).remove(0);
+        let whole = parse_all(reply.as_bytes()).remove(0);
         let expected = [
             ("acquire a".to_owned(), whole.clone(), true),
             ("acquire b".to_owned(), whole, true),
@@ -487,12 +495,14 @@ fn replies_are_dealt_out_to_the_oldest_batch() {
     for (granted, expected) in [(4, "acquire a, acquire b"), (5, "acquire c, acquire d")] {
         let parts = vec![Value::Int(granted); 2];
         bench.in_flight.replies.push(Value::Array(parts));
-        let batch = bench.in_flight.pop_batch().expect("it was sent");
-        let mut answered = Vec::new();
-        bench.in_flight.take_answered(&batch, &mut answered);
-        let jobs = describe_all(answered.iter().map(|answered| &answered.job.request));
+        let answered = bench.take_answered();
+        let jobs = describe_all(answered.iter().map(|(job, _, _)| &job.request));
         assert_eq!(jobs, expected);
-        assert!(answered.iter().all(|job| job.reply == Value::Int(granted)));
+        assert!(
+            answered
+                .iter()
+                .all(|(_, reply, _)| *reply == Value::Int(granted))
+        );
     }
     assert_eq!(bench.calls(), ["release e"]);
 }

@@ -5,7 +5,7 @@ use tokio::net::TcpStream;
 use crate::node::job::Request;
 use crate::node::packet::{Packet, Trail};
 use crate::node::redis::lane::connection::tests::{candidate, shared};
-use crate::node::redis::reply::tests::read_all;
+use crate::node::redis::socket::tests::parse_all;
 use crate::node::votes::VoteReceiver;
 use crate::protocol::message::{Command, Op};
 use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken};
@@ -123,7 +123,7 @@ impl Bench {
 
     /// Answers the oldest batch, as the server would.
     fn answer(&mut self, replies: &str) {
-        let replies = read_all(replies.as_bytes());
+        let replies = parse_all(replies.as_bytes());
         self.lane.in_flight.replies.extend(replies);
         self.lane.on_replied(Ok(()));
     }
