@@ -108,6 +108,13 @@ async fn poll_replies_fails_on_a_reply_without_a_request() {
     server.write_all(b"+OK\r\n").await.unwrap();
     let why = replies(&mut socket).await.unwrap_err();
     assert_eq!(&*why, "the server sent a reply without a request");
+    // Also behind one with a request.
+    let (mut socket, mut server) = connected().await;
+    socket.send(1, |output| output.push(b'x'));
+    server.write_all(b"+OK\r\n+OK\r\n").await.unwrap();
+    assert_eq!(replies(&mut socket).await.unwrap(), [Value::Okay]);
+    let why = replies(&mut socket).await.unwrap_err();
+    assert_eq!(&*why, "the server sent a reply without a request");
 }
 
 /// A stream that yields its pieces one by one, and then nothing for ever.
