@@ -2,10 +2,12 @@
 
 use std::future::poll_fn;
 use std::task::Waker;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 
 use super::*;
 
@@ -18,8 +20,9 @@ async fn connected() -> (Socket, TcpStream) {
 
 async fn replies(socket: &mut Socket) -> Result<Vec<Value>, Arc<str>> {
     let mut replies = Vec::new();
-    poll_fn(|context| socket.poll_replies(context, &mut replies)).await?;
-    Ok(replies)
+    let polled = poll_fn(|context| socket.poll_replies(context, &mut replies));
+    let polled = timeout(Duration::from_secs(10), polled).await;
+    polled.expect("the replies arrive").map(|()| replies)
 }
 
 #[tokio::test]
