@@ -23,6 +23,7 @@ mod listener;
 mod node;
 mod reachability;
 mod reader;
+mod reply;
 mod scripts;
 mod shared;
 mod socket;

@@ -1,15 +1,15 @@
 //! Sockets: connections that one task writes and reads itself.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use deadpool_redis::redis::{self, Parser, RedisError, Value};
+use deadpool_redis::redis::Value;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::node::redis::describe::describe;
+use crate::node::redis::reply::{ReplyEnd, parse_reply};
 
 /// A stream of bytes to a server and back: TCP, TLS or a Unix socket.
 pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -22,33 +22,20 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 ///
 /// A connection of redis-rs passes every command through a queue to a task that drives the stream, copies it into
 /// a pipeline and the pipeline into a buffer, and passes the replies back in the same way. A lane is such a task
-/// already, and a lock on five nodes would pass through two tasks ten times. Only the parser is that of redis-rs.
+/// already, and a lock on five nodes would pass through two tasks ten times. Replies are parsed by redis-rs.
 pub(super) struct Socket {
     stream: Box<dyn ByteStream>,
     /// The bytes to write, from `written` on.
     output: Vec<u8>,
     written: usize,
     /// The bytes that were read and not parsed yet, from `parsed` to `filled`.
-    input: Box<[u8]>,
+    input: Vec<u8>,
     parsed: usize,
     filled: usize,
-    /// Has a buffer of its own, for incomplete replies and for replies behind the last one.
-    parser: Parser,
-    /// Whether the parser may have another reply without more bytes.
-    is_parsing: bool,
-    /// The number of bytes that were read since the last reply.
-    read: usize,
-    /// Whether a long reply has grown the parser's buffer.
-    is_grown: bool,
+    /// The end of the reply that is being read.
+    end: ReplyEnd,
     /// The number of replies to each group of requests, oldest first.
     expected: VecDeque<usize>,
-}
-
-/// The bytes that were read and not parsed yet.
-struct Unparsed<'a> {
-    bytes: &'a [u8],
-    /// Whether the parser needs more.
-    is_short: bool,
 }
 
 impl Socket {
@@ -58,13 +45,10 @@ impl Socket {
             stream,
             output: Vec::new(),
             written: 0,
-            input: vec![0; ROOM].into(),
+            input: vec![0; ROOM],
             parsed: 0,
             filled: 0,
-            parser: Parser::new(),
-            is_parsing: false,
-            read: 0,
-            is_grown: false,
+            end: ReplyEnd::default(),
             expected: VecDeque::new(),
         }
     }
@@ -94,69 +78,51 @@ impl Socket {
             return Poll::Ready(Err(error.to_string().into()));
         }
         while self.expected.front() != Some(&replies.len()) {
-            match self.parse() {
-                Ok(Some(_)) if self.expected.is_empty() => {
-                    return Poll::Ready(Err("the server sent a reply without a request".into()));
+            let unparsed = &self.input[self.parsed..self.filled];
+            if self.expected.is_empty() && !unparsed.is_empty() {
+                return Poll::Ready(Err("the server sent a reply without a request".into()));
+            }
+            match self.end.find(unparsed)? {
+                Some(length) => {
+                    replies.push(parse_reply(&unparsed[..length])?);
+                    self.parsed += length;
                 }
-                Ok(Some(reply)) => replies.push(reply),
-                Ok(None) => {
-                    let filled = ready!(self.poll_fill(context));
-                    if let Err(error) = filled {
-                        return Poll::Ready(Err(error.to_string().into()));
-                    }
-                }
-                Err(error) => return Poll::Ready(Err(describe_invalid(&error).into())),
+                None => ready!(self.poll_fill(context)).map_err(|error| error.to_string())?,
             }
         }
         self.expected.pop_front();
-        // Nothing is left in the parser then.
-        if self.is_grown && self.expected.is_empty() {
-            self.is_grown = false;
-            self.parser = Parser::new();
-        }
         Poll::Ready(Ok(()))
     }
 
-    /// Parses the next reply, if all of it was read.
-    fn parse(&mut self) -> Result<Option<Value>, RedisError> {
-        // The parser starts over nowhere, but it takes time to find out that there are no bytes.
-        if !self.is_parsing {
-            return Ok(None);
-        }
-        let mut unparsed = Unparsed {
-            bytes: &self.input[self.parsed..self.filled],
-            is_short: false,
-        };
-        let reply = self.parser.parse_value(&mut unparsed);
-        self.parsed = self.filled - unparsed.bytes.len();
-        match reply {
-            Err(_) if unparsed.is_short => {
-                self.is_parsing = false;
-                Ok(None)
-            }
-            reply => {
-                self.is_grown |= self.read > MAX_KEPT;
-                self.read = 0;
-                reply.map(Some)
-            }
-        }
-    }
-
-    /// Reads more bytes from the stream, once all that were read are parsed.
+    /// Reads more bytes from the stream.
     fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut room = ReadBuf::new(&mut self.input);
+        self.make_room();
+        let mut room = ReadBuf::new(&mut self.input[self.filled..]);
         ready!(Pin::new(&mut self.stream).poll_read(context, &mut room))?;
-        (self.parsed, self.filled) = (0, room.filled().len());
-        self.is_parsing = true;
-        self.read += self.filled;
+        let count = room.filled().len();
+        self.filled += count;
         let lost = |kind, why| Poll::Ready(Err(io::Error::new(kind, why)));
-        if self.filled == 0 {
+        if count == 0 {
             return lost(ErrorKind::UnexpectedEof, "the server closed the connection");
         }
-        if self.read > MAX_REPLY {
+        if self.filled > MAX_REPLY {
             return lost(ErrorKind::InvalidData, "the reply is too long");
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Makes room for more input: the usual room, or for a long reply twice the previous one.
+    fn make_room(&mut self) {
+        if self.parsed > 0 {
+            self.input.copy_within(self.parsed..self.filled, 0);
+            self.filled -= self.parsed;
+            self.parsed = 0;
+        }
+        if self.filled == self.input.len() {
+            self.input.resize(2 * self.filled, 0);
+        } else if self.filled == 0 && self.input.len() > MAX_KEPT {
+            self.input = vec![0; ROOM];
+        }
     }
 
     /// Writes as much as the stream accepts.
@@ -189,28 +155,7 @@ impl Socket {
     }
 }
 
-impl Read for Unparsed<'_> {
-    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        self.is_short = self.bytes.is_empty();
-        match self.is_short {
-            true => Err(ErrorKind::WouldBlock.into()),
-            false => self.bytes.read(room),
-        }
-    }
-}
-
-/// Describes why bytes are no reply.
-fn describe_invalid(error: &RedisError) -> String {
-    match error.kind() {
-        redis::ErrorKind::Parse => {
-            "the reply is not RESP2; check that the URL names a Redis server".into()
-        }
-        _ => describe(error),
-    }
-}
-
-/// The length of a reply. The parser bounds the depth of arrays; nothing else in a reply takes more memory than a
-/// multiple of its bytes.
+/// The length of a reply.
 const MAX_REPLY: usize = 65 << 20;
 
 /// The usual room for replies, enough for more than a thousand.
