@@ -39,6 +39,10 @@ use crate::node::redis::shared::Shared;
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
 /// The pause between two attempts to reach a server that does not answer.
 pub(super) const PROBE_PAUSE: Duration = Duration::from_millis(150);
+/// How long no requests share a call after the server has refused one. A server that refuses all, because its user may
+/// not run some command of the scripts, then costs little; and a single key that the user must not touch does not end
+/// the sharing for all others.
+pub(super) const SHARING_PAUSE: Duration = Duration::from_secs(1);
 /// The minimum time limit of an attempt. With the pause, it bounds how long after its recovery a server is back that
 /// was reached before.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
@@ -78,8 +82,8 @@ struct Live {
     since: Instant,
     /// Whether any job was sent on it.
     is_used: bool,
-    /// Whether several requests can share a call.
-    shares_calls: bool,
+    /// From when on several requests can share a call.
+    shares_from: Instant,
     probe: Probe,
 }
 
@@ -159,17 +163,17 @@ impl Connection {
     }
 
     /// Returns the check with which requests can share a call, if they can.
-    pub(super) fn shared_check(&self) -> Option<&GenerationCheck> {
+    pub(super) fn shared_check(&self, now: Instant) -> Option<&GenerationCheck> {
         match &self.state {
-            State::Live(live) if live.shares_calls => Some(&live.check),
+            State::Live(live) if live.shares_from <= now => Some(&live.check),
             _ => None,
         }
     }
 
-    /// Lets no requests share a call on this connection any more.
-    pub(super) fn stop_sharing(&mut self) {
+    /// Lets no requests share a call for a while, because the server refused one.
+    pub(super) fn pause_sharing(&mut self, now: Instant) {
         if let State::Live(live) = &mut self.state {
-            live.shares_calls = false;
+            live.shares_from = now + SHARING_PAUSE;
         }
     }
 
@@ -257,14 +261,15 @@ impl Connection {
         let guard = self.shared.guard.as_ref();
         self.last_took = Some(candidate.started.elapsed());
         self.attempts = 0;
+        let now = Instant::now();
         self.state = State::Live(Live {
-            shares_calls: true,
             link,
             check: GenerationCheck {
                 key: guard.map(|guard| Arc::clone(&guard.generation_key)),
                 generation: admission.map(|admission| admission.generation),
             },
-            since: Instant::now(),
+            since: now,
+            shares_from: now,
             is_used: false,
             probe: Probe::None,
         });

@@ -172,7 +172,7 @@ impl Lane {
     fn on_jobs(&mut self, jobs: impl ExactSizeIterator<Item = Job>) {
         let now = Instant::now();
         // A single job shares no call.
-        let check = self.connection.shared_check().filter(|_| jobs.len() > 1);
+        let check = self.connection.shared_check(now).filter(|_| jobs.len() > 1);
         let failure = self.shared.failure();
         for job in jobs {
             if job.calls_off() {
@@ -231,7 +231,7 @@ impl Lane {
         }
         let mut wanted = wanted.into_iter().peekable();
         while wanted.peek().is_some() {
-            let check = self.connection.shared_check();
+            let check = self.connection.shared_check(now);
             for job in wanted.by_ref().take(MAX_BATCH) {
                 self.calls.add(job, check, &mut self.in_flight);
             }
@@ -283,7 +283,7 @@ impl Lane {
             let count = self.in_flight.pop_call();
             let mut reply = CallReply::new(reply, count);
             if reply.is_refused() {
-                self.connection.stop_sharing();
+                self.connection.pause_sharing(now);
             }
             for _ in 0..count {
                 if let Some(job) = self.in_flight.pop_job() {

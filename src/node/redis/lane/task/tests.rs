@@ -1,9 +1,11 @@
 //! Tests of a lane's handlers, without its loop.
 
 use tokio::net::TcpStream;
+use tokio::time::advance;
 
 use crate::node::job::Request;
 use crate::node::packet::{Packet, Trail};
+use crate::node::redis::lane::connection::SHARING_PAUSE;
 use crate::node::redis::lane::connection::tests::{candidate, shared};
 use crate::node::redis::socket::tests::parse_all;
 use crate::node::votes::VoteReceiver;
@@ -13,6 +15,7 @@ use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken};
 use super::*;
 
 const TTL: Duration = Duration::from_secs(10);
+const TICK: Duration = Duration::from_millis(1);
 
 const ACQUIRE: Op = Op::Acquire {
     proposal: Some(1),
@@ -208,7 +211,7 @@ fn owners<const COUNT: usize>() -> [Owner; COUNT] {
     std::array::from_fn(|id| Owner::new(u8::try_from(id).expect("there are few")))
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn jobs_of_a_call_that_is_refused_unexecuted_are_sent_again_one_by_one() {
     for refusal in DENIED.into_iter().chain([CROSSSLOT]) {
         let mut bench = Bench::new().await;
@@ -229,10 +232,14 @@ async fn jobs_of_a_call_that_is_refused_unexecuted_are_sent_again_one_by_one() {
         let refused = refusal.trim_end().trim_start_matches('-');
         assert!(why.contains(refused), "{why}");
         assert!(bench.lane.in_flight.is_empty() && bench.lane.parked.is_empty());
-        // Another call would be refused as well.
+        // Another call would probably be refused as well.
+        advance(SHARING_PAUSE - TICK).await;
         let jobs = bench.jobs(&owners, &ACQUIRE);
         bench.lane.on_jobs(jobs.into_iter());
         assert_eq!(bench.calls(), [1, 1, 1], "{refusal}");
+        bench.answer(":5\r\n:6\r\n:7\r\n");
+        advance(TICK).await;
+        bench.acquire_together(&owners);
     }
 }
 
