@@ -64,7 +64,9 @@ async fn try_read(shared: &Shared, job: &Job) -> Result<Reply, NodeFailure> {
         match link.replies().await {
             Ok(replies) => {
                 NodeCalls::new(&shared.name).record(job.request.name(), sent.elapsed());
-                let [reply] = &*replies else { unreachable!() };
+                let [reply] = &*replies else {
+                    unreachable!("a single request has a single reply")
+                };
                 return decode(&job.request, reply, &shared.name);
             }
             Err(why) if Object::metrics(&link).recycle_count == 0 => {
