@@ -147,7 +147,7 @@ impl RedlockBuilder {
     /// Adds a Redis server by the configuration of a pool, which names the server by a URL or a connection.
     ///
     /// The node makes its connections as for a [`url`](Self::url). The size and the timeouts of the configuration
-    /// apply to the pool of those that read large results.
+    /// apply to the connections that read large results.
     ///
     /// ```
     /// use tower_redlock::Redlock;
@@ -164,15 +164,15 @@ impl RedlockBuilder {
         self
     }
 
-    /// Adds a Redis server by a pool of connections to it, for what no URL can express, such as a client
+    /// Adds a Redis server by a pool of connections to it, for settings that no URL can express, such as a client
     /// certificate.
     ///
     /// The node takes connections out of the pool for good: one for locks, and up to four to read large results.
     /// The pool's own timeouts apply when a connection opens, the node timeout to every request on it.
     ///
     /// A [`url`](Self::url) or a [`pool_config`](Self::pool_config) is faster, because redis-rs drives each
-    /// connection of the pool in a separate task, and only with them are waiters of this process
-    /// [woken](Self::wake_ups): a pool does not tell the address of its server.
+    /// connection of the pool in a separate task. It also [wakes](Self::wake_ups) the waiters of this process, for
+    /// which the address of the server must be known.
     #[cfg(feature = "redis")]
     pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
         self.sources.push(Source::Pool(pool));
@@ -476,7 +476,8 @@ impl RedlockBuilder {
                 Source::PoolConfig(config) => {
                     let endpoint = Endpoint::from_config(config, self.connect_timeout);
                     let endpoint = endpoint.map_err(|why| {
-                        let url = without_credentials(config.url.as_deref().unwrap_or_default());
+                        let url = config.url.as_deref().map(without_credentials);
+                        let url = url.unwrap_or_else(|| "a configuration without a url".into());
                         BuildError::new("pool_config", url, why)
                     });
                     self.add_redis_node(&mut nodes, "pool_config", endpoint?, guard.as_ref())?;

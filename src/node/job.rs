@@ -123,8 +123,8 @@ impl Job {
         std::mem::replace(&mut self.sender, VoteSender::spent()).send(outcome);
     }
 
-    /// Returns whether this is the release of an acquisition that was never sent. From then on, an acquisition is
-    /// not sent (again), whatever has become of it: no release would follow.
+    /// Marks the attempt as released if this is its release, so that its acquisition is neither sent nor repeated
+    /// behind it. Returns whether the acquisition was never sent, so that the release is not needed either.
     pub(crate) fn calls_off(&self) -> bool {
         match &self.request {
             Request::Command(packet) if self.is_release() => {

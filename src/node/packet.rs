@@ -58,10 +58,11 @@ pub(crate) struct EncodedPart {
     pub(crate) hash: u64,
 }
 
-/// The nodes to which an attempt has sent requests, and those to which it has sent its release.
+/// The nodes to which an attempt has sent requests, and those whose lane has taken its release.
 ///
 /// An acquisition that was not sent needs no release, which is then called off. An acquisition must not be sent, or
-/// sent again, once its release has passed. For each node, one task does both, so no check races with an update.
+/// sent again, once the lane has taken its release. For each node, one task sends acquisitions and takes releases, so
+/// no check races with an update.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Trail(#[cfg(feature = "redis")] Arc<Marks>);
 
@@ -120,13 +121,13 @@ impl Trail {
         self.0.released.fetch_or(bit(node), Ordering::Relaxed);
     }
 
-    /// Returns whether the release has passed. Always true beyond 64 nodes.
+    /// Returns whether the lane has taken the release. Always true beyond 64 nodes.
     pub(crate) fn is_released(&self, node: usize) -> bool {
         let bit = bit(node);
         bit == 0 || self.0.released.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Returns whether the release has passed and nothing was sent before it.
+    /// Returns whether the lane has taken the release, and nothing was sent before it.
     pub(crate) fn is_called_off(&self, node: usize) -> bool {
         let bit = bit(node);
         bit != 0

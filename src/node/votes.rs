@@ -82,7 +82,7 @@ struct Unsent {
     subscribers: Option<u32>,
 }
 
-/// The phase after the last one.
+/// The phase of a channel whose receiver has been dropped. No sender has it.
 const CLOSED: u32 = u32::MAX;
 
 impl Threshold {

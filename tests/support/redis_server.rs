@@ -49,13 +49,19 @@ impl RedisServer {
         Self::launch_as(envs.iter().map(own).collect(), Vec::new())
     }
 
+    /// Starts a server with further options of the command line.
+    pub fn start_with_args(args: &[&str]) -> Self {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let mut server = Self::launch_as(Vec::new(), args);
+        server.wait_until_ready();
+        server
+    }
+
     /// Starts a server that is a Redis Cluster of its own, with all slots.
     pub fn start_as_redis_cluster() -> Self {
         // The usual port is ten thousand above the server's, which may be too high.
         let port = free_port().to_string();
-        let args = ["--cluster-enabled", "yes", "--cluster-port", &port];
-        let mut server = Self::launch_as(Vec::new(), args.map(str::to_owned).into());
-        server.wait_until_ready();
+        let server = Self::start_with_args(&["--cluster-enabled", "yes", "--cluster-port", &port]);
         let assigned = server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
         assert_eq!(assigned.as_str(), Some("OK"), "{assigned:?}");
         let deadline = Deadline::after(START);

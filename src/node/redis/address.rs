@@ -31,7 +31,7 @@ impl Address {
     ///
     /// # Errors
     ///
-    /// Returns the reason, as a remedy.
+    /// Returns the reason and the remedy.
     pub(super) fn new(info: &ConnectionInfo) -> std::result::Result<Self, String> {
         let target = match info.addr() {
             ConnectionAddr::Tcp(host, port) => Target::Tcp(host.clone(), *port),
@@ -46,7 +46,7 @@ impl Address {
             ConnectionAddr::Unix(path) => Target::Unix(path.clone()),
             _ => return Err("TLS needs the feature `tls-rustls`, and Unix sockets a Unix".into()),
         };
-        // The protocol in which requests are sent.
+        // Requests are sent in RESP2.
         let settings = info.redis_settings().clone();
         let settings = settings.set_protocol(ProtocolVersion::RESP2);
         Ok(Self { target, settings })

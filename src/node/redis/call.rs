@@ -192,7 +192,7 @@ pub(super) enum CallReply {
     Single(Value),
     /// There is a reply for each request.
     Each(vec::IntoIter<Value>),
-    /// There is one reply for all requests: what they asked for if it is a one, else an error.
+    /// There is one reply for all requests: a 1 grants what each has asked for, anything else is an error or a lost memory.
     Common(Value),
 }
 

@@ -11,7 +11,9 @@ use futures_util::FutureExt;
 use tokio::time::timeout;
 
 use crate::node::redis::address::Address;
-use crate::node::redis::describe::{describe_panic, describe_pool};
+use crate::node::redis::describe::{
+    describe_auth, describe_panic, describe_pool, describe_refusal,
+};
 use crate::node::redis::link::Link;
 
 /// Makes the connections to one server, and checks them before they are used again.
@@ -46,7 +48,9 @@ impl Manager for Connector {
     async fn recycle(&self, link: &mut Link, _: &Metrics) -> RecycleResult<Arc<str>> {
         match link.is_idle() {
             true => Ok(()),
-            false => Err(RecycleError::message("it is closed or was left")),
+            false => Err(RecycleError::message(
+                "it is closed, or a request on it was abandoned",
+            )),
         }
     }
 }
@@ -56,7 +60,17 @@ async fn greet(address: &Address) -> Result<Link, Arc<str>> {
     let mut link = Link::new(stream.map_err(|error| error.to_string())?);
     let greeting = address.greeting();
     if !greeting.is_empty() {
-        link.call_all(&greeting).await?;
+        link.send_pipeline(&greeting);
+        let replies = link.replies().await?;
+        let refused = replies
+            .iter()
+            .position(|reply| describe_refusal(reply).is_some());
+        if let Some(at) = refused {
+            return Err(match at == 0 && address.settings().password().is_some() {
+                true => describe_auth(&replies[at]),
+                false => describe_refusal(&replies[at]).unwrap_or_default(),
+            });
+        }
     }
     Ok(link)
 }

@@ -1,7 +1,6 @@
 //! Errors of servers and of redis-rs as one line of text with the remedy. No text has a URL or credentials.
 
 use std::any::Any;
-use std::fmt::Display;
 use std::sync::Arc;
 
 use deadpool::managed::PoolError;
@@ -12,11 +11,23 @@ pub(super) fn describe(error: &RedisError) -> String {
     with_remedy(error.to_string())
 }
 
-/// Describes an error of a pool.
-pub(super) fn describe_pool<E: Display>(error: &PoolError<E>) -> String {
+/// Describes an error of a user's pool.
+pub(super) fn describe_pool(error: &PoolError<RedisError>) -> String {
     match error {
-        PoolError::Backend(error) => with_remedy(error.to_string()),
+        PoolError::Backend(error) => describe(error),
         other => other.to_string(),
+    }
+}
+
+/// Describes the refusal of `AUTH`: a server that does not know the command repeats its arguments.
+pub(super) fn describe_auth(reply: &Value) -> Arc<str> {
+    let code = match reply {
+        Value::ServerError(error) => error.code(),
+        _ => "no error",
+    };
+    match ["WRONGPASS", "NOPERM", "NOAUTH"].contains(&code) {
+        true => describe_refusal(reply).unwrap_or_default(),
+        false => format!("AUTH was refused ({code}); check the user and the password").into(),
     }
 }
 

@@ -29,6 +29,8 @@ pub(super) struct PooledLink {
     /// The replies to all unanswered requests, oldest first. Dropping one may keep redis-rs from sending its
     /// requests.
     replies: VecDeque<PooledReply>,
+    /// Whether a request has failed.
+    is_lost: bool,
 }
 
 type PooledReply = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
@@ -42,6 +44,7 @@ impl Link {
         Self::Pooled(PooledLink {
             connection,
             replies: VecDeque::new(),
+            is_lost: false,
         })
     }
 
@@ -137,12 +140,12 @@ impl Link {
 
     /// Returns whether the connection may be used: no requests are unanswered, and it is not known to be lost.
     pub(super) fn is_idle(&mut self) -> bool {
-        let is_waiting = match self {
+        let is_unusable = match self {
             Self::Own(socket) => socket.is_waiting(),
-            Self::Pooled(pooled) => !pooled.replies.is_empty(),
+            Self::Pooled(pooled) => pooled.is_lost || !pooled.replies.is_empty(),
         };
         let mut context = Context::from_waker(Waker::noop());
-        !is_waiting
+        !is_unusable
             && self
                 .poll_replies(&mut context, &mut Vec::new())
                 .is_pending()
@@ -196,6 +199,7 @@ impl PooledLink {
         };
         let values = std::task::ready!(oldest.as_mut().poll(context));
         self.replies.pop_front();
+        self.is_lost |= values.is_err();
         Poll::Ready(values)
     }
 }
@@ -213,4 +217,26 @@ fn read_commands(mut bytes: &[u8]) -> Vec<Cmd> {
         commands.push(command);
     }
     commands
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::{RedisConnectionInfo, cmd};
+    use tokio::io::duplex;
+
+    use super::*;
+
+    /// Otherwise a pool would hand it out again and again.
+    #[tokio::test]
+    async fn pooled_connection_that_was_lost_is_not_idle() {
+        let info = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let (ours, _theirs) = duplex(1 << 10);
+        let opened = MultiplexedConnection::new(&info, ours).await;
+        let (connection, driver) = opened.unwrap();
+        let mut link = Link::from_pool(connection);
+        assert!(link.is_idle());
+        drop(driver);
+        assert!(link.call(cmd("PING")).await.is_err());
+        assert!(!link.is_idle());
+    }
 }

@@ -4,7 +4,7 @@
 //! server. The lane sends it, perhaps with others in one [`call`], over its [`link`]: a [`socket`] over TCP, TLS or a
 //! Unix socket if the server's [`address`] is known, else a redis-rs connection from the user's pool. A [`connector`]
 //! makes links; [`connect`] prepares those of lanes, and asks the restart [`guard`] whether the server may vote. Two
-//! things have connections of their own: the [`listener`], which subscribes to releases while waiters need them, and the
+//! parts have connections of their own: the [`listener`], which subscribes to releases while waiters need them, and the
 //! [`reader`], which reads big records on links from a pool.
 
 mod address;

@@ -38,7 +38,7 @@ impl RedisNode {
     }
 }
 
-/// By hand, because the address would print the URL with its credentials.
+/// Not derived, because most of its state is of no use to a reader of logs.
 impl fmt::Debug for RedisNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisNode")

@@ -12,14 +12,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool::managed::{Object, WeakPool};
+use deadpool::managed::{Object, PoolError, WeakPool};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::redis::connector::Connector;
 use crate::node::redis::decode::decode;
-use crate::node::redis::describe::describe_pool;
 use crate::node::redis::encode::GenerationCheck;
 use crate::node::redis::shared::Shared;
 use crate::node::telemetry::NodeCalls;
@@ -50,7 +49,10 @@ async fn try_read(shared: &Shared, job: &Job) -> Result<Reply, NodeFailure> {
         let pooled = shared.pool.get().await;
         let mut link = pooled.map_err(|error| NodeFailure::Unreachable {
             node: node(),
-            why: describe_pool(&error).into(),
+            why: match error {
+                PoolError::Backend(why) => why,
+                other => other.to_string().into(),
+            },
         })?;
         if !job.sender.is_open() {
             return Err(NodeFailure::Unreachable {

@@ -1,4 +1,4 @@
-//! The ends of replies, and the replies that nearly all requests get.
+//! Finds the end of a reply, and parses the most common replies itself.
 
 use std::sync::Arc;
 
@@ -45,10 +45,12 @@ impl ReplyEnd {
             if matches!(kind, b'$' | b'*') {
                 let count = parse_number(&rest[..length]).ok_or(INVALID)?;
                 // A negative count stands for nil.
-                let count = usize::try_from(count).ok();
-                match kind {
-                    b'*' => elements = count.unwrap_or(0),
-                    _ => length = count.map_or(length, |count| length.saturating_add(count + 2)),
+                if count >= 0 {
+                    let count = usize::try_from(count).map_err(|_| INVALID)?;
+                    match kind {
+                        b'*' => elements = count,
+                        _ => length = length.saturating_add(count).saturating_add(2),
+                    }
                 }
             }
             if rest.len() < length {
@@ -99,7 +101,7 @@ fn parse_number(line: &[u8]) -> Option<i64> {
 
 const INVALID: &str = "the reply is not RESP2; check that the URL names a Redis server";
 
-/// The length of a line, which only errors come near.
+/// The maximum length of a line.
 const MAX_LINE: usize = 64 << 10;
 /// The depth of nested arrays; the scripts nest two.
 const MAX_DEPTH: usize = 8;

@@ -18,7 +18,7 @@ use crate::node::redis::reachability::{CurrentReachability, Reachability, time_u
 /// The state of a Redis node that its handle, its lane and its reader share.
 pub(super) struct Shared {
     pub(super) name: Arc<str>,
-    /// The connections for reading records. Those of lanes are made by its manager and never in it.
+    /// The connections for reading records. Its manager also makes those of lanes, which never enter the pool.
     pub(super) pool: Pool<Connector>,
     pub(super) timeouts: Timeouts,
     /// The restart guard, if it is on.

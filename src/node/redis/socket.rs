@@ -155,13 +155,13 @@ impl Socket {
     }
 }
 
-/// The length of a reply.
+/// The maximum length of a reply.
 const MAX_REPLY: usize = 65 << 20;
 
 /// The usual room for replies, enough for more than a thousand.
 const ROOM: usize = 16 << 10;
 
-/// Buffers larger than this are freed once they are not needed.
+/// Buffers larger than this are freed when the next request or reply does not need them.
 const MAX_KEPT: usize = 64 << 10;
 
 #[cfg(test)]

@@ -177,7 +177,7 @@ impl Connection {
         }
     }
 
-    /// Sends calls, each of which has several requests, if the connection is live.
+    /// Sends calls, each with its requests, if the connection is live.
     pub(super) fn send<'a, Requests>(&mut self, calls: impl ExactSizeIterator<Item = Requests>)
     where
         Requests: ExactSizeIterator<Item = &'a Request> + Clone,

@@ -133,7 +133,8 @@ impl InFlight {
         Some(batch)
     }
 
-    /// Removes the replies to the batch that was popped. A batch without calls has replies too.
+    /// Removes the replies to the batch that was popped. A batch without calls has replies too: to a ping,
+    /// or to the loading of the scripts.
     pub(super) fn take_replies(&mut self) -> Vec<Value> {
         std::mem::take(&mut self.replies)
     }

@@ -21,9 +21,9 @@
 //!
 //! * *Order.* If a connection breaks, unconfirmed releases and records are parked before the jobs that were never
 //!   sent, and go out first on the next connection.
-//! * *Calls.* No two jobs on one key share a call or change places.
+//! * *Calls.* No two jobs on one key share a call, and their order is kept.
 //! * *Sent again.* A job that the server has refused without executing it is sent again only if no release of its
-//!   attempt has passed.
+//!   attempt has come.
 //! * *Called off.* A job is marked as sent when it joins a batch, and not when the batch is sent: the release of an
 //!   acquisition in the same batch must not be called off.
 //! * *Releases.* A release is kept until the server has confirmed it or its lock has certainly expired. A lane whose
