@@ -1,4 +1,4 @@
-//! The loss of a lock, and how the lease task reports it to the holders.
+//! The loss of a lock.
 
 use std::fmt;
 use std::future::{Future, poll_fn};

@@ -41,6 +41,18 @@ struct Running {
     is_held: bool,
 }
 
+impl Leases {
+    /// Forgets the unconfirmed releases whose keys have ended by their ttl.
+    fn forget_expired(&mut self) {
+        while let Some((gone_at, _)) = self.unconfirmed.front() {
+            if *gone_at > Instant::now() {
+                return;
+            }
+            self.unconfirmed.pop_front();
+        }
+    }
+}
+
 /// The stages of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrainStage {
@@ -119,6 +131,7 @@ impl Registry {
         if self.stage() != DrainStage::Open {
             return None;
         }
+        leases.forget_expired();
         let id = leases.next;
         leases.next += 1;
         let running = Running {
@@ -167,11 +180,6 @@ impl Registry {
             return;
         }
         let mut leases = self.leases.lock();
-        let now = Instant::now();
-        let is_over = |entry: &(Instant, Unconfirmed)| entry.0 <= now;
-        while leases.unconfirmed.front().is_some_and(is_over) {
-            leases.unconfirmed.pop_front();
-        }
         leases.unconfirmed.extend(nodes.map(|node| {
             let keys = keys.clone();
             (gone_at, Unconfirmed { node, keys })
@@ -221,5 +229,25 @@ impl Drop for Ticket {
         if leases.running.is_empty() {
             self.registry.emptied.notify_waiters();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::LockKey;
+
+    #[tokio::test(start_paused = true)]
+    async fn enter_forgets_unconfirmed_releases_whose_keys_have_ended() {
+        let registry = Registry::new();
+        let keys = LockKeys::from(LockKey::from("k"));
+        let second = Duration::from_secs(1);
+        for seconds in [1, 3] {
+            let nodes = [Arc::from("n")].into_iter();
+            registry.set_unconfirmed(nodes, &keys, Instant::now() + seconds * second);
+        }
+        tokio::time::advance(2 * second).await;
+        let _ticket = registry.enter(&keys);
+        assert_eq!(registry.leases.lock().unconfirmed.len(), 1);
     }
 }

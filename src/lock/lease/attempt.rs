@@ -76,7 +76,7 @@ pub(crate) struct Progress<R> {
     confirming: Option<u32>,
     /// The time until which the nodes may answer the `ACQUIRE`.
     due: Instant,
-    /// The later times of the nodes that are not connected yet.
+    /// The nodes that are not connected yet, which have until these later times.
     connecting: Vec<(usize, Instant)>,
     /// The deadline of all phases together.
     pub(crate) deadline: Instant,

@@ -21,9 +21,10 @@ use crate::lock::queue::{Permit, WaiterSlots};
 ///
 /// # Cancel safety
 ///
-/// May be dropped at any point; what the nodes granted or will grant is released.
+/// May be dropped at any point; what the nodes granted or will grant is released. The task exists from the call on, not
+/// from the first poll.
 ///
-/// Not an `async fn`, which would have room for the task beside the box of the task.
+/// Not an `async fn`, whose future would store the task twice: as an argument and in the box.
 pub(crate) fn acquire(
     task: LeaseTask,
     permit: Permit,

@@ -8,8 +8,8 @@
 //! * Zero shares is final. Dropping the last share wakes the task, and no new share can be taken.
 //! * The task stores an outcome before it closes the lease. If the lease is closed without an outcome, the task died.
 //!
-//! One mutex and one [`Notify`] for each side carry all of this. A channel for each kind of message would cost more
-//! than the rest of the lease, and most locks end without any message but the last.
+//! One mutex, and one [`Notify`] per side, carry all of this. A channel for each kind of message would cost more than
+//! the rest of the lease, and most locks end with no message other than the outcome of the release.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) struct Lease {
     state: Mutex<LeaseState>,
     /// Wakes the task for a command, or when the last share is dropped.
     notified: Notify,
-    /// Wakes the holders when the lock is lost, when its release has an outcome, and when the task ends.
+    /// Wakes the holders when the lock is lost, when its release has an outcome, and when the task closes the lease.
     changed: Notify,
 }
 
@@ -56,7 +56,7 @@ struct LeaseState {
     extensions: VecDeque<ExtendCommand>,
     /// The outcome of the release, once a majority has confirmed it or cannot.
     released: Option<Result<(), ReleaseError>>,
-    /// Whether the task has ended, and takes no more commands.
+    /// Whether the task is done with the lease, and takes no more commands.
     is_closed: bool,
 }
 

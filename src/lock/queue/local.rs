@@ -57,13 +57,13 @@ pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
 
 /// The right to request some keys from the nodes; dropping it admits the next waiters.
 ///
-/// While its caller waits, it is the place in the queue: it has only the first permits.
+/// While its caller still waits, it holds the caller's place in the queue, and the permits of the first keys only.
 #[derive(Debug, Default)]
 pub(crate) struct Permit {
-    /// `None` without keys.
+    /// `None` if there are no keys.
     queue: Option<Arc<LocalQueue>>,
     slots: Slots,
-    /// The number of slots, from the first, whose permits it has.
+    /// How many slots, counted from the first, it has the permits of.
     acquired: usize,
 }
 
@@ -159,11 +159,11 @@ impl LocalQueue {
         permit
     }
 
-    /// Returns how much longer the lock of the first busy key is valid.
+    /// Returns how much longer the lock of the first held key is valid.
     pub(crate) fn retry_after(&self, keys: &LockKeys) -> Option<Duration> {
         let slots = self.slots.lock();
-        let entered = keys.as_slice().iter().find_map(|key| slots.get(key))?;
-        entered.slot.retry_after()
+        let mut keys = keys.as_slice().iter();
+        keys.find_map(|key| slots.get(key)?.slot.retry_after())
     }
 
     /// Returns whether no key is held, requested or waited for.
@@ -172,7 +172,7 @@ impl LocalQueue {
         self.slots.lock().is_empty()
     }
 
-    /// Enters the slots of all keys, without a permit.
+    /// Enters the slots of all keys, without acquiring their permits.
     fn enter(self: &Arc<Self>, keys: &LockKeys) -> Permit {
         let mut slots = self.slots.lock();
         let mut enter = |key: &LockKey| {
@@ -197,7 +197,7 @@ impl LocalQueue {
             if let Entry::Occupied(mut entry) = slots.entry(slot.key.clone()) {
                 entry.get_mut().callers -= 1;
                 if entry.get().callers == 0 {
-                    // The task of the last caller may keep the slot until it has ended.
+                    // The lease task of the last caller may keep the slot alive for longer.
                     entry.remove().slot.unsubscribe();
                 }
             }
@@ -299,6 +299,11 @@ impl Drop for Permit {
         };
         for slot in &self.slots.0[..self.acquired] {
             slot.set_holder(None);
+            if !slot.is_waited_for() {
+                // Callers that have entered the slot may wait for another key for long.
+                slot.unsubscribe();
+                *slot.run_began.lock() = None;
+            }
             slot.permit.add_permits(1);
         }
         queue.leave(&self.slots);
@@ -362,7 +367,7 @@ impl Slot {
         watched.subscribe()
     }
 
-    /// Returns whether the holder is about to release the key, and the permit goes to the next caller.
+    /// Returns whether the holder is about to release the key, and no other caller waits for it.
     fn is_ending(&self) -> bool {
         let held = self.held.lock();
         let is_ending = held.by.as_ref().is_some_and(|lease| lease.is_ending());
@@ -453,6 +458,43 @@ mod tests {
         assert!(queue.try_acquire(&keys(&["x"])).is_ok());
         drop(y);
         assert!(queue.is_empty());
+    }
+
+    #[derive(Debug)]
+    struct ValidUntil(Instant);
+
+    impl HeldLease for ValidUntil {
+        fn is_ending(&self) -> bool {
+            false
+        }
+
+        fn valid_until(&self) -> Instant {
+            self.0
+        }
+
+        fn purpose(&self) -> Option<&Memo> {
+            None
+        }
+    }
+
+    /// A caller of `x` and `y` waits for `x`, and has only entered the slot of `y`.
+    #[tokio::test(start_paused = true)]
+    async fn slot_that_a_caller_has_only_entered_is_as_if_there_were_none() {
+        let queue = Arc::new(LocalQueue::default());
+        let _x = queue.try_acquire(&keys(&["x"])).unwrap();
+        let both = keys(&["x", "y"]);
+        let mut waiting = tokio_test::task::spawn(queue.acquire(&both));
+        tokio_test::assert_pending!(waiting.poll());
+        let z = queue.try_acquire(&keys(&["z"])).unwrap();
+        let second = Duration::from_secs(1);
+        let holder: Arc<dyn HeldLease> = Arc::new(ValidUntil(Instant::now() + second));
+        z.set_holder(&holder);
+        assert_eq!(queue.retry_after(&keys(&["y", "z"])), Some(second));
+        for _ in 0..2 {
+            let y = queue.try_acquire(&keys(&["y"])).unwrap();
+            assert_eq!(y.run(), Duration::ZERO, "a run of an earlier caller");
+            tokio::time::advance(second).await;
+        }
     }
 
     #[tokio::test]
