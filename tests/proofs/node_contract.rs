@@ -28,8 +28,14 @@ const SCRIPTS: [&str; 11] = [
     include_str!("../../src/node/redis/scripts/confirm_all.lua"),
     include_str!("../../src/node/redis/scripts/release_all.lua"),
     include_str!("../../src/node/redis/scripts/admit.lua"),
-    include_str!("../../src/node/redis/scripts/acquire_batch.lua"),
-    include_str!("../../src/node/redis/scripts/confirm_batch.lua"),
+    concat!(
+        include_str!("../../src/node/redis/scripts/batch.lua"),
+        include_str!("../../src/node/redis/scripts/acquire_batch.lua")
+    ),
+    concat!(
+        include_str!("../../src/node/redis/scripts/batch.lua"),
+        include_str!("../../src/node/redis/scripts/confirm_batch.lua")
+    ),
     include_str!("../../src/node/redis/scripts/release_batch.lua"),
     include_str!("../../src/node/redis/scripts/acquire_batch_unfenced.lua"),
 ];

@@ -14,11 +14,9 @@ use std::vec;
 use deadpool_redis::redis::Value;
 
 use crate::node::job::Request;
-use crate::node::packet::{EncodedPart, Packet};
+use crate::node::packet::{EncodedCommand, EncodedPart, Packet};
 use crate::node::redis::decode::is_refusal_of_call;
-use crate::node::redis::encode::{
-    Decimal, GenerationCheck, encode_into, millis, put_argument, put_length,
-};
+use crate::node::redis::encode::{Decimal, GenerationCheck, encode_into, put_argument, put_length};
 use crate::node::redis::scripts::{Lua, SCRIPTS};
 use crate::protocol::KeyNames;
 use crate::protocol::message::Op;
@@ -150,13 +148,10 @@ pub(super) fn encode_call_into<'a>(
         _ => check.key.as_deref(),
     };
     let each = if kind.is_fenced() { 2 } else { 1 };
-    let common = match kind {
-        CallKind::Acquire { .. } | CallKind::Confirm { .. } => 3,
-        CallKind::AcquireUnfenced { .. } => 2,
-        CallKind::Release { .. } => 1,
-    };
+    let common = encode_common(kind, check);
     let keys = each * requests.len() + usize::from(generation_key.is_some());
-    put_length(output, b'*', 3 + keys + common + each * requests.len());
+    let arguments = 3 + keys + common.arguments + each * requests.len();
+    put_length(output, b'*', arguments);
     put_argument(output, b"EVALSHA");
     put_argument(output, kind.script().hash.as_bytes());
     put_argument(output, Decimal::new(keys as u64).digits());
@@ -167,23 +162,25 @@ pub(super) fn encode_call_into<'a>(
     if let Some(key) = generation_key {
         put_argument(output, key);
     }
-    let generation = check.generation.as_ref();
-    let generation = generation.map_or(&b""[..], |generation| generation.as_str().as_bytes());
-    match kind {
-        CallKind::Acquire { ttl, retention } | CallKind::Confirm { ttl, retention } => {
-            put_argument(output, Decimal::new(millis(ttl)).digits());
-            put_argument(output, Decimal::new(millis(retention)).digits());
-            put_argument(output, generation);
-        }
-        CallKind::AcquireUnfenced { ttl } => {
-            put_argument(output, Decimal::new(millis(ttl)).digits());
-            put_argument(output, generation);
-        }
-        CallKind::Release { notifies } => put_argument(output, if notifies { b"1" } else { b"" }),
-    }
+    output.extend(&common.bytes);
     for part in parts {
         output.extend(&part.bytes[part.keys..]);
     }
+}
+
+/// Encodes the arguments that the requests of a call have in common.
+fn encode_common(kind: CallKind, check: &GenerationCheck) -> EncodedCommand {
+    let generation = check.generation.as_ref();
+    let generation = generation.map_or(&b""[..], |generation| generation.as_str().as_bytes());
+    let mut common = EncodedCommand::new();
+    match kind {
+        CallKind::Acquire { ttl, retention } | CallKind::Confirm { ttl, retention } => {
+            common.put_millis(ttl).put_millis(retention).put(generation)
+        }
+        CallKind::AcquireUnfenced { ttl } => common.put_millis(ttl).put(generation),
+        CallKind::Release { notifies } => common.put(if notifies { b"1" } else { b"" }),
+    };
+    common
 }
 
 /// The reply to a call, which is dealt out to its requests in order.

@@ -62,14 +62,11 @@ async fn greet(address: &Address) -> Result<Link, Arc<str>> {
     if !greeting.is_empty() {
         link.send_pipeline(&greeting);
         let replies = link.replies().await?;
-        let refused = replies
-            .iter()
-            .position(|reply| describe_refusal(reply).is_some());
-        if let Some(at) = refused {
-            return Err(match at == 0 && address.settings().password().is_some() {
-                true => describe_auth(&replies[at]),
-                false => describe_refusal(&replies[at]).unwrap_or_default(),
-            });
+        let has_password = address.settings().password().is_some();
+        let (auth, others) = replies.split_at(usize::from(has_password).min(replies.len()));
+        let refused = auth.iter().find_map(describe_auth);
+        if let Some(why) = refused.or_else(|| others.iter().find_map(describe_refusal)) {
+            return Err(why);
         }
     }
     Ok(link)

@@ -19,15 +19,15 @@ pub(super) fn describe_pool(error: &PoolError<RedisError>) -> String {
     }
 }
 
-/// Describes the refusal of `AUTH`: a server that does not know the command repeats its arguments.
-pub(super) fn describe_auth(reply: &Value) -> Arc<str> {
-    let code = match reply {
-        Value::ServerError(error) => error.code(),
-        _ => "no error",
+/// Describes the refusal of `AUTH`, if it was refused. A server that does not know the command repeats its arguments.
+pub(super) fn describe_auth(reply: &Value) -> Option<Arc<str>> {
+    let Value::ServerError(error) = reply else {
+        return None;
     };
+    let code = error.code();
     match ["WRONGPASS", "NOPERM", "NOAUTH"].contains(&code) {
-        true => describe_refusal(reply).unwrap_or_default(),
-        false => format!("AUTH was refused ({code}); check the user and the password").into(),
+        true => describe_refusal(reply),
+        false => Some(format!("AUTH was refused ({code}); check the user and the password").into()),
     }
 }
 

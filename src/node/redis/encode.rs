@@ -53,7 +53,7 @@ fn encoded<'a>(packet: &'a Packet, check: &GenerationCheck) -> &'a EncodedComman
 
 impl EncodedCommand {
     /// Starts a command, with room for the arguments of an ordinary lock.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             arguments: 0,
             bytes: Vec::with_capacity(BYTES),
@@ -61,7 +61,7 @@ impl EncodedCommand {
     }
 
     /// Appends an argument; the first one is the name of the command.
-    fn put(&mut self, argument: &[u8]) -> &mut Self {
+    pub(super) fn put(&mut self, argument: &[u8]) -> &mut Self {
         self.arguments += 1;
         put_argument(&mut self.bytes, argument);
         self
@@ -72,8 +72,8 @@ impl EncodedCommand {
     }
 
     /// Appends a duration, in milliseconds.
-    fn put_millis(&mut self, duration: Duration) -> &mut Self {
-        self.put_number(millis(duration))
+    pub(super) fn put_millis(&mut self, duration: Duration) -> &mut Self {
+        self.put_number(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
     }
 
     /// Appends the request to notify subscribers, if there is one.
@@ -89,10 +89,6 @@ pub(super) fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
     put_length(output, b'$', argument.len());
     output.extend(argument);
     output.extend(b"\r\n");
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {

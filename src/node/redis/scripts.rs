@@ -65,9 +65,15 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
         include_str!("scripts/once.lua"),
         include_str!("scripts/look.lua")
     )),
-    acquire_batch: Lua::new(include_str!("scripts/acquire_batch.lua")),
+    acquire_batch: Lua::new(concat!(
+        include_str!("scripts/batch.lua"),
+        include_str!("scripts/acquire_batch.lua")
+    )),
     acquire_batch_unfenced: Lua::new(include_str!("scripts/acquire_batch_unfenced.lua")),
-    confirm_batch: Lua::new(include_str!("scripts/confirm_batch.lua")),
+    confirm_batch: Lua::new(concat!(
+        include_str!("scripts/batch.lua"),
+        include_str!("scripts/confirm_batch.lua")
+    )),
     release_batch: Lua::new(include_str!("scripts/release_batch.lua")),
     admit: Lua::new(include_str!("scripts/admit.lua")),
 });

@@ -6,7 +6,7 @@
 -- memory since its generation was read; else what acquire.lua returns for each key, which may be an error.
 local values = redis.call('MGET', unpack(KEYS))
 if ARGV[3] ~= '' and values[#KEYS] ~= ARGV[3] then return {3} end
-local ttl, retention, count = ARGV[1], ARGV[2], (#ARGV - 3) / 2
+local ttl, retention = ARGV[1], ARGV[2]
 -- From here on by pcall: an error of one key must not hide what became of the others.
 local function acquire(i)
   local holder, record = values[2 * i - 1], values[2 * i]
@@ -52,9 +52,4 @@ local function acquire(i)
   end
   return set.ok and fence or set
 end
-local answers, as_proposed = {}, true
-for i = 1, count do
-  answers[i] = acquire(i)
-  as_proposed = as_proposed and answers[i] == tonumber(ARGV[2 * i + 3])
-end
-return as_proposed and 1 or answers
+return answer_each(acquire)

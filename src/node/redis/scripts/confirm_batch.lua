@@ -5,7 +5,7 @@
 -- memory since its generation was read; else what confirm.lua returns for each key, which may be an error.
 local values = redis.call('MGET', unpack(KEYS))
 if ARGV[3] ~= '' and values[#KEYS] ~= ARGV[3] then return {3} end
-local ttl, retention, count = ARGV[1], ARGV[2], (#ARGV - 3) / 2
+local ttl, retention = ARGV[1], ARGV[2]
 -- From here on by pcall: an error of one key must not hide what became of the others.
 local function confirm(i)
   local lock, fenced, record = KEYS[2 * i - 1], KEYS[2 * i], values[2 * i]
@@ -38,9 +38,4 @@ local function confirm(i)
   end
   return type(pttl) == 'number' and token or pttl
 end
-local answers, as_asked = {}, true
-for i = 1, count do
-  answers[i] = confirm(i)
-  as_asked = as_asked and answers[i] == tonumber(ARGV[2 * i + 3])
-end
-return as_asked and 1 or answers
+return answer_each(confirm)
