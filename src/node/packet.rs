@@ -33,6 +33,9 @@ pub(crate) struct Packet {
     /// The command as it goes over the wire.
     #[cfg(feature = "redis")]
     pub(crate) encoded: OnceLock<EncodedCommand>,
+    /// The hash of its lock's name, which tells whether two commands may be on one key.
+    #[cfg(feature = "redis")]
+    pub(crate) hash: OnceLock<u64>,
     /// Its part of a call for several commands.
     #[cfg(feature = "redis")]
     pub(crate) part: OnceLock<EncodedPart>,
@@ -54,8 +57,6 @@ pub(crate) struct EncodedPart {
     pub(crate) bytes: Vec<u8>,
     /// The length of the keys.
     pub(crate) keys: usize,
-    /// The hash of the lock's name.
-    pub(crate) hash: u64,
 }
 
 /// The nodes to which an attempt has sent requests, and those whose lane has taken its release.
@@ -99,6 +100,8 @@ impl Packet {
             trail,
             #[cfg(feature = "redis")]
             encoded: OnceLock::new(),
+            #[cfg(feature = "redis")]
+            hash: OnceLock::new(),
             #[cfg(feature = "redis")]
             part: OnceLock::new(),
         })

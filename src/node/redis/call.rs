@@ -7,7 +7,7 @@
 //! all keys by one `MGET` before the first write, so no key may come twice in a call. A call for a single request would
 //! take longer than its own script, which is used instead.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 use std::vec;
 
@@ -44,12 +44,7 @@ pub(super) enum CallKind {
 impl CallKind {
     /// Returns the kind of call that the request can share: one on a single key, and not on its record.
     pub(super) fn of(request: &Request, check: &GenerationCheck) -> Option<Self> {
-        let Request::Command(packet) = request else {
-            return None;
-        };
-        let [name] = &*packet.command.names else {
-            return None;
-        };
+        let (name, packet) = single(request)?;
         let record = name.record.as_ref();
         match packet.command.op {
             Op::Acquire {
@@ -93,15 +88,27 @@ impl CallKind {
     }
 }
 
+/// Returns the hash of the key of a request, if the request is on a single one.
+pub(super) fn key_hash(request: &Request) -> Option<u64> {
+    let (name, packet) = single(request)?;
+    let hash = || BuildHasherDefault::<DefaultHasher>::default().hash_one(&name.lock);
+    Some(*packet.hash.get_or_init(hash))
+}
+
 /// Returns the part of a request in a call, if the request is on a single key.
 pub(super) fn part(request: &Request) -> Option<&EncodedPart> {
-    let Request::Command(packet) = request else {
-        return None;
-    };
-    let [name] = &*packet.command.names else {
-        return None;
-    };
+    let (name, packet) = single(request)?;
     Some(packet.part.get_or_init(|| encode_part(name, packet)))
+}
+
+fn single(request: &Request) -> Option<(&KeyNames, &Packet)> {
+    match request {
+        Request::Command(packet) => match &*packet.command.names {
+            [name] => Some((name, packet)),
+            _ => None,
+        },
+        Request::Ping => None,
+    }
 }
 
 /// Encodes the lock and, if the request has a number, the fence; then the owner and the number.
@@ -112,8 +119,6 @@ fn encode_part(name: &KeyNames, packet: &Packet) -> EncodedPart {
         _ => None,
     };
     let mut bytes = Vec::with_capacity(256);
-    let mut hasher = DefaultHasher::new();
-    name.lock.hash(&mut hasher);
     put_argument(&mut bytes, &name.lock);
     if number.is_some() {
         put_argument(&mut bytes, &name.fence);
@@ -123,11 +128,7 @@ fn encode_part(name: &KeyNames, packet: &Packet) -> EncodedPart {
     if let Some(number) = number {
         put_argument(&mut bytes, Decimal::new(number).digits());
     }
-    EncodedPart {
-        bytes,
-        keys,
-        hash: hasher.finish(),
-    }
+    EncodedPart { bytes, keys }
 }
 
 /// Appends a call to `output` as it goes over the wire. Several requests of a call are of one kind.

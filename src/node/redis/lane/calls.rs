@@ -1,7 +1,7 @@
 //! The grouping of jobs into calls.
 
 use crate::node::job::Job;
-use crate::node::redis::call::{CallKind, part};
+use crate::node::redis::call::{CallKind, key_hash, part};
 use crate::node::redis::encode::GenerationCheck;
 use crate::node::redis::lane::in_flight::InFlight;
 
@@ -44,16 +44,17 @@ impl Calls {
         let Some(check) = check else {
             return output.push_call([job].into_iter());
         };
-        let Some(part) = part(&job.request) else {
+        let Some(hash) = key_hash(&job.request) else {
             self.end_run(output);
             return output.push_call([job].into_iter());
         };
-        let (hash, bytes) = (part.hash, part.bytes.len());
         if self.keys.contains(&hash) {
             self.end_run(output);
         }
         self.keys.push(hash);
         let kind = CallKind::of(&job.request, check);
+        let part = kind.and_then(|_| part(&job.request));
+        let bytes = part.map_or(0, |part| part.bytes.len());
         let fits = |call: &&mut OpenCall| {
             let has_room = call.jobs.len() < MAX_JOBS && call.bytes + bytes <= MAX_BYTES;
             kind.is_some() && call.kind == kind && has_room
