@@ -27,7 +27,7 @@ struct Row {
     /// The servers that it is cut off from.
     cut_off: [bool; SERVERS.len()],
     quarantined_until: Option<Instant>,
-    /// Whether the observer does not reach it, although it runs: it is only just starting.
+    /// Whether no server has reached it since its start.
     is_starting: bool,
     holder: Option<Holder>,
     fence: Option<u64>,
@@ -95,15 +95,13 @@ impl Board {
         lock(&self.nodes)[node].cut_off[server] = is_cut;
     }
 
-    /// Returns whether requests of a server reach a node; those of the observer have no server.
-    pub(crate) fn reach(&self, node: usize, server: Option<usize>) -> Reach {
+    /// Returns whether requests of a server reach a node.
+    pub(crate) fn reach(&self, node: usize, server: usize) -> Reach {
         let row = &lock(&self.nodes)[node];
         match row.power {
             Power::Down => Reach::Broken("it was killed"),
             Power::Hung => Reach::Silent,
-            Power::Up if server.is_some_and(|server| row.cut_off[server]) => {
-                Reach::Broken("it is cut off")
-            }
+            Power::Up if row.cut_off[server] => Reach::Broken("it is cut off"),
             Power::Up => Reach::Open,
         }
     }
@@ -119,17 +117,17 @@ impl Board {
         nodes.iter().filter(votes).count()
     }
 
-    /// Shows what the observer was told of a node.
+    /// Shows what the servers know of a node.
     pub(crate) fn observed(&self, node: usize, state: &NodeState) {
         let row = &mut lock(&self.nodes)[node];
-        row.is_starting = matches!(state, NodeState::Unreachable { .. });
+        row.is_starting &= matches!(state, NodeState::Unreachable { .. });
         row.quarantined_until = match state {
             NodeState::Quarantined { left } => Some(Instant::now() + *left),
             _ => None,
         };
     }
 
-    /// Shows that a node has just started, until the observer has asked it.
+    /// Shows that a node has just started, until a server reaches it.
     pub(crate) fn started(&self, node: usize) {
         let row = &mut lock(&self.nodes)[node];
         row.power = Power::Up;

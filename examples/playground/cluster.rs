@@ -40,8 +40,8 @@ impl Cluster {
         })
     }
 
-    /// Adds the nodes as one server reaches them, or as the observer does.
-    pub(crate) fn connect(&self, builder: RedlockBuilder, server: Option<usize>) -> RedlockBuilder {
+    /// Adds the nodes as one server reaches them.
+    pub(crate) fn connect(&self, builder: RedlockBuilder, server: usize) -> RedlockBuilder {
         match &self.nodes {
             Nodes::Embedded(nodes) => builder.simulated(NODES, nodes.connect(server)),
             Nodes::Redis(nodes) => builder.urls(nodes.urls(server)),

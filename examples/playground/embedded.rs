@@ -41,14 +41,14 @@ struct Memory {
 /// The connections of one client to all nodes.
 #[derive(Debug)]
 struct Line {
-    server: Option<usize>,
+    server: usize,
     board: Arc<Board>,
     links: Vec<mpsc::UnboundedSender<(Instant, SimRequest)>>,
 }
 
 /// The connection of one client to one node, which delivers requests in order.
 struct Link {
-    server: Option<usize>,
+    server: usize,
     node: usize,
     name: Arc<str>,
     board: Arc<Board>,
@@ -80,8 +80,8 @@ impl EmbeddedNodes {
         }
     }
 
-    /// Connects a server, or the observer.
-    pub(crate) fn connect(&self, server: Option<usize>) -> Arc<dyn SimNetwork> {
+    /// Connects a server of the bank.
+    pub(crate) fn connect(&self, server: usize) -> Arc<dyn SimNetwork> {
         let window = RESTART_GUARD;
         let admissions = Arc::new(Mutex::new(Admissions::new(window)));
         let links = (0..NODES).map(|node| {
@@ -133,12 +133,12 @@ impl Drop for EmbeddedNodes {
 
 impl SimNetwork for Line {
     fn carry(&self, node: usize, request: SimRequest) {
-        if let (Some(server), Some(command)) = (self.server, request.command())
+        if let Some(command) = request.command()
             && self.board.reach(node, self.server) == Reach::Silent
         {
             let kind = kind_of(&command.op);
             self.board
-                .vote(server, node, kind, "silent", Duration::ZERO);
+                .vote(self.server, node, kind, "silent", Duration::ZERO);
         }
         let arrives = Instant::now() + self.board.delay(node);
         // Fails when the instance ends; the dropped request is answered as disconnected.
@@ -248,14 +248,15 @@ impl Link {
             .names
             .iter()
             .any(|name| name.lock == self.board.account);
-        let (Some(server), true) = (self.server, is_account) else {
+        if !is_account {
             return;
-        };
+        }
         let owner = command.owner.as_str();
         match (&command.op, reply) {
             (Op::Acquire { ttl, .. }, Reply::Granted(fence))
             | (Op::Confirm { ttl, .. }, Reply::At(fence)) => {
-                self.board.granted(self.node, server, owner, *ttl, *fence);
+                self.board
+                    .granted(self.node, self.server, owner, *ttl, *fence);
             }
             (_, Reply::Released) => self.board.released(self.node, owner),
             _ => {}
@@ -263,10 +264,10 @@ impl Link {
     }
 
     fn show(&self, request: &SimRequest, answer: &str, began: Instant) {
-        if let (Some(server), Some(command)) = (self.server, request.command()) {
+        if let Some(command) = request.command() {
             let took = began.elapsed() + self.board.delay(self.node);
             let kind = kind_of(&command.op);
-            self.board.vote(server, self.node, kind, answer, took);
+            self.board.vote(self.server, self.node, kind, answer, took);
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
-use tower_redlock::{Redlock, RedlockBuilder, RestartGuard};
+use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard};
 
 use crate::board::{Board, Power};
 use crate::checker::{Checker, Counters};
@@ -31,9 +31,7 @@ pub(crate) struct Instance {
     pub(crate) cluster: Cluster,
     pub(crate) storage: Arc<Storage>,
     checker: Arc<Checker>,
-    servers: [Server; SERVERS.len()],
-    /// A client that asks only for the health of the nodes.
-    observer: Redlock,
+    servers: Arc<[Server; SERVERS.len()]>,
     load: Arc<AtomicBool>,
     callers: Arc<AtomicUsize>,
     disconnect: [Arc<Notify>; CALLERS.len()],
@@ -80,12 +78,11 @@ impl Instance {
         let storage = Arc::new(Storage::new(feed.clone()));
         let checker = Checker::new(feed.clone());
         let serve = |server: usize| -> Result<Server, Box<dyn Error + Send + Sync>> {
-            let redlock = connect(builder(), Some(server))?;
+            let redlock = connect(builder(), server)?;
             Ok(Server::start(server, redlock, &checker, &storage)?)
         };
-        let servers = [serve(0)?, serve(1)?];
+        let servers = Arc::new([serve(0)?, serve(1)?]);
         let mut instance = Self {
-            observer: connect(builder(), None)?,
             feed,
             weakness,
             board,
@@ -103,7 +100,7 @@ impl Instance {
     }
 
     fn spawn_tasks(&self) -> Vec<AbortHandle> {
-        let observer = tokio::spawn(observe(self.observer.clone(), Arc::clone(&self.board)));
+        let observer = tokio::spawn(observe(Arc::clone(&self.servers), Arc::clone(&self.board)));
         let checker = Arc::clone(&self.checker);
         let ticker = tokio::spawn(async move {
             loop {
@@ -302,14 +299,31 @@ impl Caller {
     }
 }
 
-/// Shows which nodes are quarantined, as a client of the lock service sees it.
-async fn observe(observer: Redlock, board: Arc<Board>) {
+/// Shows which nodes are quarantined, as the servers know it.
+async fn observe(servers: Arc<[Server; SERVERS.len()]>, board: Arc<Board>) {
     loop {
-        let health = observer.health().await;
-        for (index, node) in health.nodes.iter().enumerate() {
-            board.observed(index, &node.state);
+        let mut states: Vec<Vec<NodeState>> = vec![Vec::new(); NODES];
+        for server in &*servers {
+            let nodes = server.health().await.map(|health| health.nodes);
+            for (index, node) in nodes.into_iter().flatten().enumerate() {
+                states[index].push(node.state);
+            }
+        }
+        for (node, states) in states.iter().enumerate() {
+            if let Some(state) = states.iter().min_by_key(|state| rank(state)) {
+                board.observed(node, state);
+            }
         }
         sleep(TICK).await;
+    }
+}
+
+/// Orders what several servers know of one node: a quarantine is of the node itself, a broken connection may not be.
+fn rank(state: &NodeState) -> u8 {
+    match state {
+        NodeState::Quarantined { .. } => 0,
+        NodeState::Up => 1,
+        _ => 2,
     }
 }
 

@@ -112,6 +112,7 @@ fn router(playground: Arc<Playground>) -> Router {
             get(|| page("text/javascript", include_str!("page/playground.js"))),
         )
         .route("/tour", get(|| async { Json(tour::texts()) }))
+        .route("/state", get(state))
         .route("/events", get(events))
         .route("/commands", post(execute))
         .with_state(playground)
@@ -123,6 +124,11 @@ async fn page(content_type: &'static str, text: &'static str) -> Response {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
+}
+
+/// Returns the present state, for a look with curl.
+async fn state(State(playground): State<Arc<Playground>>) -> Json<Value> {
+    Json(playground.view())
 }
 
 /// Streams what happens: the state ten times a second, and each event.

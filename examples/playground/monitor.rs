@@ -213,7 +213,7 @@ impl Monitor {
             return;
         }
         for node in (0..NODES).filter(|node| *node != self.node) {
-            let answer = match self.board.reach(node, Some(server)) {
+            let answer = match self.board.reach(node, server) {
                 Reach::Broken(_) => "failed",
                 Reach::Silent => "silent",
                 Reach::Open if self.board.is_quarantined(node) => "quarantined",

@@ -156,19 +156,19 @@ impl Playground {
                 Ok(())
             }
             Order::Restart { node } => {
-                self.expect(&shown, node, Power::Down)?;
+                expect(&shown, node, Power::Down)?;
                 cluster.restart(node).await
             }
             Order::Hang { node } => {
-                self.expect(&shown, node, Power::Up)?;
+                expect(&shown, node, Power::Up)?;
                 cluster.hang(node)
             }
             Order::Resume { node } => {
-                self.expect(&shown, node, Power::Hung)?;
+                expect(&shown, node, Power::Hung)?;
                 cluster.resume(node)
             }
             Order::Wipe { node } => {
-                self.expect(&shown, node, Power::Up)?;
+                expect(&shown, node, Power::Up)?;
                 cluster.wipe(node).await
             }
             Order::Delay { node, ms } => {
@@ -221,14 +221,6 @@ impl Playground {
         }
     }
 
-    fn expect(&self, shown: &Instance, node: usize, power: Power) -> Result<(), Refused> {
-        let is = shown.board.power(known(node)?);
-        if is == power {
-            return Ok(());
-        }
-        Err(Refused::Conflict(format!("node {} is {is:?}", node + 1)))
-    }
-
     fn start_step(self: &Arc<Self>, step: usize) -> Result<(), Refused> {
         if !(1..=STEPS.len()).contains(&step) {
             return Err(Refused::Invalid(format!("the tour has no step {step}")));
@@ -277,6 +269,14 @@ impl Playground {
         };
         Instance::start(self.events.feed(number), weakness, self.with_redis).await
     }
+}
+
+fn expect(shown: &Instance, node: usize, power: Power) -> Result<(), Refused> {
+    let is = shown.board.power(known(node)?);
+    if is == power {
+        return Ok(());
+    }
+    Err(Refused::Conflict(format!("node {} is {is:?}", node + 1)))
 }
 
 fn known(node: usize) -> Result<usize, Refused> {

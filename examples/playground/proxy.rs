@@ -93,10 +93,7 @@ impl Route {
     }
 
     fn is_cut(&self) -> bool {
-        matches!(
-            self.board.reach(self.node, Some(self.server)),
-            Reach::Broken(_)
-        )
+        matches!(self.board.reach(self.node, self.server), Reach::Broken(_))
     }
 }
 

@@ -66,18 +66,11 @@ impl RedisNodes {
         })
     }
 
-    /// Returns the addresses at which a server of the bank, or the observer, reaches the nodes.
-    pub(crate) fn urls(&self, server: Option<usize>) -> Vec<String> {
-        let addresses: Vec<_> = match server {
-            Some(server) => self.proxies[server]
-                .iter()
-                .map(|proxy| proxy.address)
-                .collect(),
-            None => self.nodes.iter().map(|node| node.address).collect(),
-        };
-        addresses
-            .iter()
-            .map(|address| format!("redis://{address}"))
+    /// Returns the addresses at which a server of the bank reaches the nodes.
+    pub(crate) fn urls(&self, server: usize) -> Vec<String> {
+        let proxies = self.proxies[server].iter();
+        proxies
+            .map(|proxy| format!("redis://{}", proxy.address))
             .collect()
     }
 

@@ -19,8 +19,8 @@ use axum::{Json, Router};
 use serde_json::json;
 use tokio::runtime::{self, Handle};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
-use tower_redlock::{IdempotencyLayer, LockHandle, Redlock, RedlockLayer, key};
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::{Health, IdempotencyLayer, LockHandle, Redlock, RedlockLayer, key};
 
 use crate::CALLERS;
 use crate::checker::Checker;
@@ -32,6 +32,7 @@ use crate::storage::Storage;
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) clock: Arc<WorldClock>,
+    redlock: Redlock,
     runtime: Handle,
     /// Dropping it stops the server.
     _stop: oneshot::Sender<()>,
@@ -81,6 +82,7 @@ impl Server {
             .enable_all()
             .build()?;
         let handle = runtime.handle().clone();
+        let observed = redlock.clone();
         thread::Builder::new().spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
@@ -92,9 +94,21 @@ impl Server {
         Ok(Self {
             address,
             clock,
+            redlock: observed,
             runtime: handle,
             _stop: stop,
         })
+    }
+
+    /// Returns what the server knows of its nodes; `None` while it is paused.
+    pub(crate) async fn health(&self) -> Option<Health> {
+        if self.clock.paused_for().is_some() {
+            return None;
+        }
+        let redlock = self.redlock.clone();
+        // On the server's own runtime, to which its connections belong.
+        let health = self.runtime.spawn(async move { redlock.health().await });
+        timeout(HEALTH, health).await.ok()?.ok()
     }
 
     /// Pauses the server: in the middle of a handler, if one runs.
@@ -225,3 +239,6 @@ pub(crate) const CALLER: &str = "x-caller";
 
 /// How long a handler sleeps before it looks for a pause.
 const STEP: Duration = Duration::from_millis(20);
+
+/// Longer than a health check takes, unless the server is paused during it.
+const HEALTH: Duration = Duration::from_secs(2);

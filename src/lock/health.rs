@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::cluster::Cluster;
-use crate::node::{Job, NodeState, Request, VoteReceiver};
+use crate::node::{Job, NodeFailure, NodeState, Request, VoteReceiver};
 
 /// Report of [`Redlock::health`](crate::Redlock::health).
 ///
@@ -103,13 +103,12 @@ pub(crate) async fn check(cluster: &Cluster) -> Health {
         let sender = votes.sender(index);
         node.submit(Job::new(Request::Ping, sender, asked));
     }
-    let mut found: Vec<Option<Result<Duration, Arc<str>>>> = vec![None; cluster.nodes.len()];
+    let mut found: Vec<Option<Result<Duration, NodeFailure>>> = vec![None; cluster.nodes.len()];
     while found.iter().any(Option::is_none) {
         tokio::select! {
             biased;
             vote = votes.recv_any() => {
-                let outcome = vote.outcome.map(|_| asked.elapsed());
-                found[vote.node] = Some(outcome.map_err(|failure| failure.to_string().into()));
+                found[vote.node] = Some(vote.outcome.map(|_| asked.elapsed()));
             }
             () = sleep_until(due) => break,
         }
@@ -117,7 +116,11 @@ pub(crate) async fn check(cluster: &Cluster) -> Health {
     let nodes = cluster.nodes.iter().zip(found).map(|(node, found)| {
         let (state, latency) = match found {
             Some(Ok(latency)) => (NodeState::Up, Some(latency)),
-            Some(Err(why)) => (unreachable(node.state(), why), None),
+            // A node that keeps no state of its own, such as a simulated one, says so in its answer.
+            Some(Err(NodeFailure::Quarantined { left, .. })) => {
+                (NodeState::Quarantined { left }, None)
+            }
+            Some(Err(failure)) => (unreachable(node.state(), failure.to_string().into()), None),
             None => (unreachable(node.state(), "no answer in time".into()), None),
         };
         NodeHealth {

@@ -14,6 +14,7 @@ mod exactly_once_sql;
 mod grpc;
 mod hyper_server;
 mod idempotent_payments;
+mod playground;
 mod queue_consumer;
 mod reverse_proxy;
 mod testing_your_handlers;

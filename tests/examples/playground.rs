@@ -1,0 +1,188 @@
+//! `playground` without its page: the commands, the tour, and what is left of its servers.
+
+use std::env;
+use std::fs;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use crate::PATIENCE;
+use crate::support::http::{Response, request};
+use crate::support::{ChildProcess, example_path, free_port};
+
+struct Playground {
+    process: ChildProcess,
+    addr: SocketAddr,
+}
+
+impl Playground {
+    fn start(args: &[&str]) -> Self {
+        let listen = format!("127.0.0.1:{}", free_port());
+        let envs = [("LISTEN", listen.as_str())];
+        let process = ChildProcess::start(example_path("playground"), args, &envs);
+        let line = process.wait_for_line("Ctrl-C ends it.", PATIENCE);
+        assert_eq!(
+            line,
+            format!("Open http://{listen} in a browser; Ctrl-C ends it.")
+        );
+        let addr = listen.parse().unwrap();
+        Self { process, addr }
+    }
+
+    async fn get(&self, path: &str) -> Response {
+        request(self.addr, "GET", path, &[], b"").await
+    }
+
+    async fn execute(&self, command: &str) -> u16 {
+        let headers = [("content-type", "application/json")];
+        request(self.addr, "POST", "/commands", &headers, command.as_bytes())
+            .await
+            .status
+    }
+
+    async fn state(&self) -> Value {
+        self.get("/state").await.json()
+    }
+
+    /// Waits until the state is as wanted.
+    async fn wait_until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let waited = timeout(3 * PATIENCE, async {
+            loop {
+                let state = self.state().await;
+                if is_so(&state) {
+                    return state;
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        });
+        waited.await.unwrap_or_else(|_| panic!("in vain: {what}"))
+    }
+
+    async fn step(&self, step: usize) -> Value {
+        assert_eq!(
+            self.execute(&format!(r#"{{"do":"tour","step":{step}}}"#))
+                .await,
+            204
+        );
+        let state = self
+            .wait_until("a step ends", |state| state["tour"]["running"] == false)
+            .await;
+        let results = state["tour"]["results"].as_array().unwrap();
+        let result = results
+            .iter()
+            .find(|result| result["step"] == step)
+            .unwrap();
+        assert_eq!(result["ok"], true, "{result}");
+        state
+    }
+}
+
+#[tokio::test]
+async fn playground_steps_show_a_refused_write_a_released_lock_and_a_replay() {
+    let playground = Playground::start(&[]);
+    let steps = playground.get("/tour").await.json();
+    assert_eq!(steps.as_array().map(Vec::len), Some(8));
+    assert!(playground.get("/").await.text().contains("<title>"));
+
+    for (step, counter) in [(5, "refused_writes"), (7, "acquired"), (8, "replayed")] {
+        let before = playground.state().await["counters"][counter].clone();
+        let after = playground.step(step).await;
+        assert!(
+            after["counters"][counter].as_u64() > before.as_u64(),
+            "{after}"
+        );
+        for never in ["two_holders", "token_regressions", "lost_updates"] {
+            assert_eq!(after["counters"][never], 0, "{after}");
+        }
+    }
+
+    assert_eq!(playground.execute(r#"{"do":"reset"}"#).await, 204);
+    let fresh = playground.state().await;
+    assert_eq!(fresh["tour"]["results"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn playground_nodes_obey_commands_and_refuse_senseless_ones() {
+    let playground = Playground::start(&[]);
+    for (command, status) in [
+        (r#"{"do":"kill","node":0}"#, 204),
+        (r#"{"do":"hang","node":0}"#, 409),
+        (r#"{"do":"hang","node":1}"#, 204),
+        (r#"{"do":"restart","node":1}"#, 409),
+        (r#"{"do":"delay","node":2,"ms":100}"#, 204),
+        (r#"{"do":"cut","node":3,"server":"A","on":true}"#, 204),
+        (r#"{"do":"kill","node":5}"#, 400),
+        (r#"{"do":"cut","node":3,"server":"C","on":true}"#, 400),
+        (r#"{"do":"pause","caller":"Zoe"}"#, 400),
+        (r#"{"do":"callers","count":9}"#, 400),
+        (r#"{"do":"tour","step":9}"#, 400),
+        (r#"{"do":"dance"}"#, 400),
+    ] {
+        assert_eq!(playground.execute(command).await, status, "{command}");
+    }
+    let nodes = playground.state().await["nodes"].clone();
+    let states: Vec<_> = nodes
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| node["state"].clone())
+        .collect();
+    assert_eq!(states, ["down", "hung", "up", "up", "up"]);
+    assert_eq!(nodes[2]["delay_ms"], 100);
+    assert_eq!(nodes[3]["cut_off"], serde_json::json!(["A"]));
+
+    assert_eq!(
+        playground.execute(r#"{"do":"restart","node":0}"#).await,
+        204
+    );
+    let is_quarantined = |state: &Value| state["nodes"][0]["state"] == "quarantined";
+    playground
+        .wait_until("a restarted node is quarantined", is_quarantined)
+        .await;
+
+    assert_eq!(
+        playground.execute(r#"{"do":"pause","caller":"Ann"}"#).await,
+        204
+    );
+    let is_paused = |state: &Value| state["servers"][0]["state"] == "paused";
+    let paused = playground
+        .wait_until("Ann's server is paused", is_paused)
+        .await;
+    assert_eq!(paused["servers"][1]["state"], "running");
+}
+
+#[tokio::test]
+async fn playground_with_redis_wipes_kills_and_stops_its_servers_and_leaves_none() {
+    let mut playground = Playground::start(&["--redis"]);
+    let name = format!("tower-redlock-playground-{}-", playground.process.id());
+    let directories = || {
+        let all = fs::read_dir(env::temp_dir()).unwrap();
+        let all = all.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        all.filter(|directory| directory.starts_with(&name)).count()
+    };
+    assert_eq!(directories(), 5);
+    // Fresh servers have no memory.
+    let has_lock = |state: &Value| state["counters"]["acquired"].as_u64() > Some(0);
+    let state = playground.wait_until("the quarantine ends", has_lock).await;
+    assert!(!state["nodes"][0]["fence"].is_null());
+
+    assert_eq!(playground.execute(r#"{"do":"hang","node":0}"#).await, 204);
+    assert_eq!(playground.execute(r#"{"do":"kill","node":1}"#).await, 204);
+    assert_eq!(playground.execute(r#"{"do":"wipe","node":2}"#).await, 204);
+    let is_down = |state: &Value| {
+        let nodes = &state["nodes"];
+        [("hung", 0), ("down", 1), ("quarantined", 2)]
+            .iter()
+            .all(|(is, node)| nodes[*node]["state"] == *is)
+    };
+    playground
+        .wait_until("three nodes are broken", is_down)
+        .await;
+
+    playground.process.signal(Signal::SIGTERM);
+    assert!(playground.process.wait(PATIENCE).success());
+    assert_eq!(directories(), 0);
+}
