@@ -26,7 +26,8 @@ pub enum RestartGuard {
     Auto,
     /// For this long after the node came up; must be more than `max_ttl`.
     For(Duration),
-    /// Never. A node that restarts empty votes at once, which breaks mutual exclusion.
+    /// Never. A node that restarts empty votes at once, which breaks mutual exclusion. Two addresses of one server
+    /// still get no vote, if its user may run `INFO`; otherwise the crate logs one warning.
     Off,
 }
 
@@ -514,7 +515,8 @@ impl RedlockBuilder {
     ) -> Result<Option<Arc<crate::node::redis::Guard>>, BuildError> {
         let max_ttl = settings.max_ttl;
         let window = match self.restart_guard {
-            RestartGuard::Off => return Ok(None),
+            RestartGuard::Off if self.sources.len() < 2 => return Ok(None),
+            RestartGuard::Off => return Ok(Some(crate::node::redis::Guard::off())),
             RestartGuard::Auto => (2 * max_ttl).max(max_ttl + Duration::from_secs(5)),
             RestartGuard::For(window) if window > max_ttl && window <= LONGEST_RETENTION => window,
             RestartGuard::For(window) => {

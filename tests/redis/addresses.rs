@@ -7,7 +7,7 @@ use tower_redlock::{LockError, NodeState, RestartGuard};
 
 use crate::patient::{LONGEST, builder, guarded, name_of};
 use crate::support::{
-    Cluster, Proxy, Random, RedisServer, free_port, ms, secs, until, until_all_up,
+    Cluster, Log, Proxy, Random, RedisServer, free_port, ms, secs, until, until_all_up,
 };
 
 /// What holds a lock is a majority of servers, and not of names.
@@ -90,6 +90,69 @@ async fn server_that_voted_under_one_name_does_not_vote_at_once_under_another() 
     let have = cluster.servers.iter().filter(|server| server.exists(&name));
     let have = have.count();
     assert!(asked.is_err(), "held by {have} server");
+}
+
+/// Otherwise two of its three addresses would be a majority. New clients, which meet all addresses at once.
+#[tokio::test]
+async fn restart_guard_off_server_under_several_addresses_gets_no_vote() {
+    let server = RedisServer::start();
+    let other = server.url().replace("127.0.0.1", "localhost");
+    let dead = format!("redis://127.0.0.1:{}", free_port());
+    for number in 0..10 {
+        let urls = [server.url(), other.clone(), dead.clone()];
+        let redlock = builder(urls).build().unwrap();
+        let key = number.to_string();
+        let refused = redlock.try_lock(key.as_str()).await.unwrap_err();
+        assert!(
+            matches!(refused, LockError::Unavailable { .. }),
+            "{refused:?}"
+        );
+        until("known", LONGEST, || async {
+            redlock.health().await.up() == 0
+        })
+        .await;
+        let refused = redlock.try_lock(key).await.unwrap_err().to_string();
+        let addr = server.addr();
+        let other = format!("localhost:{}", addr.port());
+        let each = [
+            format!("{addr} and {other} are one server; list it once"),
+            format!("{other} and {addr} are one server; list it once"),
+        ];
+        // A majority without votes is enough to know.
+        assert!(each.iter().any(|why| refused.contains(why)), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn restart_guard_off_address_that_is_corrected_votes_again() {
+    let cluster = Cluster::start(2);
+    let wrong = Proxy::start(cluster.servers[0].addr()).await;
+    let urls = [cluster.servers[0].url(), wrong.url()];
+    let redlock = builder(urls).build().unwrap();
+    let up = async || redlock.health().await.up();
+    until("known", LONGEST, || async { up().await == 0 }).await;
+    wrong.lead_to(cluster.servers[1].addr());
+    until("corrected", LONGEST, || async { up().await == 2 }).await;
+    let guard = redlock.lock("k").await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn restart_guard_off_servers_that_refuse_info_vote_and_are_logged_once() {
+    let cluster = Cluster::start(3);
+    for server in &cluster.servers {
+        server.command(&["ACL", "SETUSER", "default", "-info"]);
+    }
+    let log = Log::default();
+    let _subscribed = log.subscribe();
+    let redlock = builder(cluster.urls()).build().unwrap();
+    until_all_up(&redlock, LONGEST).await;
+    let guard = redlock.lock("k").await.unwrap();
+    guard.release().await.unwrap();
+    let log = log.text();
+    let warnings = log.matches("redlock node does not tell its run_id");
+    assert_eq!(warnings.count(), 1, "{log}");
+    assert!(log.contains("NOPERM"), "{log}");
 }
 
 #[tokio::test]

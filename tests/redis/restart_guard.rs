@@ -350,7 +350,10 @@ async fn server_under_two_addresses_votes_under_neither() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
-    assert!(refused.to_string().contains("same server"), "{refused}");
+    assert!(
+        refused.to_string().contains("are one server; list it once"),
+        "{refused}"
+    );
     assert_eq!(redlock.health().await.up(), 0);
 }
 
@@ -453,7 +456,7 @@ async fn server_votes_again_after_its_second_address_is_gone() {
 async fn twins(redlock: &Redlock) {
     let are_twins = |health: &Health| {
         health.nodes[..2].iter().all(|node| {
-            matches!(&node.state, NodeState::Unreachable { why, .. } if why.contains("same server"))
+            matches!(&node.state, NodeState::Unreachable { why, .. } if why.contains("are one server; list it once"))
         })
     };
     wait_until(redlock, are_twins).await;

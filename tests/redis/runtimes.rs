@@ -85,7 +85,7 @@ fn node_with_a_duplicate_address_is_asked_again_by_the_next_runtime() {
     let redlock = redlock.build().expect("the settings are valid");
     runtime().block_on(until("twins", LONGEST, || async {
         let refused = redlock.try_lock("k").await;
-        refused.is_err_and(|error| error.to_string().contains("same server"))
+        refused.is_err_and(|error| error.to_string().contains("are one server; list it once"))
     }));
     name.lead_to(servers[1].addr());
     second.block_on(until_locked(&redlock));

@@ -12,7 +12,7 @@ use crate::node::redis::shared::Shared;
 /// A connection that is ready for lock commands.
 pub(super) struct Opened {
     pub(super) link: Link,
-    /// Whether and when its server may vote, if the restart guard is on.
+    /// Whether and when its server may vote.
     pub(super) admission: Option<Admission>,
 }
 

@@ -17,30 +17,36 @@
 //! *Duplicates.* Two nodes may lead to one server, at once or after one name changed its target, and its vote must
 //! not count twice. `duplicate_of` refuses the second node while both lead there. When a name leaves a memory for
 //! which an attempt may have counted a vote, no other name may vote for that memory until the attempt has ended.
+//!
+//! *Off.* With the restart guard off, a server is asked for its run id only, for the duplicates. It has no generation
+//! then, no quarantine, and is trusted if it does not tell its run id.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use deadpool_redis::redis::{Value, cmd, from_redis_value};
+use deadpool_redis::redis::{Pipeline, Value, cmd, from_redis_value};
 use tokio::time::Instant;
 
 use crate::node::Mutex;
+use crate::node::redis::describe::describe_refusal;
 use crate::node::redis::link::Link;
 use crate::node::redis::scripts;
 use crate::node::system::unguessable;
 use crate::protocol::OwnerToken;
 use crate::protocol::admission::{Admissions, Generation, Introduction};
 
-/// The restart guard of all nodes of one lock service.
+/// The restart guard of all nodes of one lock service. If it is off, it only finds nodes that are one server.
 #[derive(Debug)]
 pub(crate) struct Guard {
-    /// The key of the generation.
-    pub(super) generation_key: Arc<[u8]>,
+    /// The key of the generation; `None` if the guard is off.
+    pub(super) generation_key: Option<Arc<[u8]>>,
     observed: Mutex<Observed>,
     /// Whether any two nodes are one server. Almost never, but every request checks it.
     has_duplicates: AtomicBool,
+    /// Whether it has been logged that duplicates may go unnoticed.
+    has_warned: AtomicBool,
     /// Set at first use, because the guard may be built before the runtime whose clock it uses.
     epoch: OnceLock<Instant>,
 }
@@ -66,8 +72,8 @@ struct Memory {
 /// The admission of a server on one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Admission {
-    /// Its generation, which every request for a vote on this connection names.
-    pub(super) generation: Generation,
+    /// Its generation, which every request for a vote on this connection names; `None` if the guard is off.
+    pub(super) generation: Option<Generation>,
     /// The remaining time of the quarantine, or zero.
     pub(super) left: Duration,
 }
@@ -86,6 +92,15 @@ struct Info {
 
 impl Guard {
     pub(crate) fn new(window: Duration, generation_key: Arc<[u8]>) -> Arc<Self> {
+        Self::from_parts(window, Some(generation_key))
+    }
+
+    /// Creates a guard that is off.
+    pub(crate) fn off() -> Arc<Self> {
+        Self::from_parts(Duration::ZERO, None)
+    }
+
+    fn from_parts(window: Duration, generation_key: Option<Arc<[u8]>>) -> Arc<Self> {
         let observed = Observed {
             admissions: Admissions::new(window),
             memories: BTreeMap::new(),
@@ -96,6 +111,7 @@ impl Guard {
             generation_key,
             observed: Mutex::new(observed),
             has_duplicates: AtomicBool::new(false),
+            has_warned: AtomicBool::new(false),
             epoch: OnceLock::new(),
         })
     }
@@ -113,11 +129,16 @@ impl Guard {
         link: &mut Link,
         attempt: Duration,
     ) -> Result<Admission, Arc<str>> {
+        let Some(generation_key) = &self.generation_key else {
+            let left = self.identify(node, link, attempt).await?;
+            let generation = None;
+            return Ok(Admission { generation, left });
+        };
         let info = link.call(cmd("INFO")).await;
         let info = info.map_err(|why| refused("INFO", &why))?;
         let info = Info::parse(&from_redis_value::<String>(info).unwrap_or_default())?;
         let random = OwnerToken::from_random(unguessable());
-        let admit = scripts::admit(&self.generation_key, random.as_str(), &info.run_id);
+        let admit = scripts::admit(generation_key, random.as_str(), &info.run_id);
         let stamp = link.call(admit).await;
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;
         let (generation, now) = read_stamp(&stamp).ok_or(FOREIGN_GENERATION)?;
@@ -138,19 +159,69 @@ impl Guard {
             generation: generation.clone(),
             now,
         };
+        let left = self.introduce(&mut observed, node, introduction, attempt);
+        let generation = Some(generation);
+        Ok(Admission { generation, left })
+    }
+
+    /// Asks a server which one it is, without any restart guard. Returns how long it must not vote because another
+    /// name led to it before.
+    async fn identify(
+        &self,
+        node: &Arc<str>,
+        link: &mut Link,
+        attempt: Duration,
+    ) -> Result<Duration, Arc<str>> {
+        let mut info = Pipeline::new();
+        info.cmd("INFO").arg("server");
+        link.send_pipeline(&info);
+        let reply = link.replies().await?.pop().unwrap_or(Value::Nil);
+        let refusal = describe_refusal(&reply);
+        let info = from_redis_value::<String>(reply).unwrap_or_default();
+        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        let Some(run_id) = run_id.filter(|run_id| !run_id.is_empty()) else {
+            self.forget(node);
+            if !self.has_warned.swap(true, Ordering::Relaxed) {
+                let why = refusal.unwrap_or_else(|| "INFO has no run_id".into());
+                tracing::warn!(
+                    node = &**node,
+                    %why,
+                    "redlock node does not tell its run_id, so a server that is listed twice is not noticed; \
+                     permit INFO, or make sure that every server is listed once"
+                );
+            }
+            return Ok(Duration::ZERO);
+        };
+        let introduction = Introduction {
+            run_id: run_id.into(),
+            replication_id: run_id.into(),
+            // Never quarantined.
+            uptime: Duration::MAX,
+            generation: Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, run_id),
+            now: Duration::ZERO,
+        };
+        let mut observed = self.observed.lock();
+        Ok(self.introduce(&mut observed, node, introduction, attempt))
+    }
+
+    /// Stores the introduction of a server, and returns for how long it must not vote.
+    fn introduce(
+        &self,
+        observed: &mut Observed,
+        node: &Arc<str>,
+        introduction: Introduction,
+        attempt: Duration,
+    ) -> Duration {
         let now = self.now();
         let memory = Memory {
             run_id: Arc::clone(&introduction.run_id),
-            generation: generation.clone(),
+            generation: introduction.generation.clone(),
         };
         let moved = observed.set_memory(node, &memory, attempt, now);
-        let left = observed
-            .admissions
-            .admit(node, introduction, now)
-            .max(moved);
+        let left = observed.admissions.admit(node, introduction, now);
         self.has_duplicates
             .store(observed.admissions.has_twins(), Ordering::Relaxed);
-        Ok(Admission { generation, left })
+        left.max(moved)
     }
 
     /// Forgets a node, to which there is no connection any more and none about to be used.

@@ -21,7 +21,7 @@ pub(super) struct Shared {
     /// The connections for reading records. Its manager also makes those of lanes, which never enter the pool.
     pub(super) pool: Pool<Connector>,
     pub(super) timeouts: Timeouts,
-    /// The restart guard, if it is on.
+    /// The restart guard; `None` if it is off and there is no other server.
     pub(super) guard: Option<Arc<Guard>>,
     pub(super) reachability: CurrentReachability,
     pub(super) inbox: Inbox,
@@ -81,7 +81,7 @@ impl Shared {
     /// Returns why the node must not vote if another node leads to the same server.
     pub(super) fn duplicate(&self) -> Option<Arc<str>> {
         let other = self.guard.as_ref()?.duplicate_of(&self.name)?;
-        let why = format!("it is the same server as {other}, or a copy; list every server once");
+        let why = format!("{} and {other} are one server; list it once", self.name);
         Some(why.into())
     }
 

@@ -265,8 +265,8 @@ impl Connection {
         self.state = State::Live(Live {
             link,
             check: GenerationCheck {
-                key: guard.map(|guard| Arc::clone(&guard.generation_key)),
-                generation: admission.map(|admission| admission.generation),
+                key: guard.and_then(|guard| guard.generation_key.clone()),
+                generation: admission.and_then(|admission| admission.generation),
             },
             since: now,
             shares_from: now,
@@ -341,7 +341,7 @@ impl Connection {
         match std::mem::replace(&mut live.probe, Probe::None) {
             Probe::Standby(candidate, _) => {
                 let admission = candidate.opened.admission.as_ref();
-                let generation = admission.map(|admission| &admission.generation);
+                let generation = admission.and_then(|admission| admission.generation.as_ref());
                 (generation != live.check.generation.as_ref()).then_some(candidate)
             }
             _ => None,
@@ -499,7 +499,7 @@ pub(super) mod tests {
             let mut connection = live().await;
             let mut standby = candidate().await.0;
             standby.opened.admission = generation.map(|generation| Admission {
-                generation,
+                generation: Some(generation),
                 left: Duration::ZERO,
             });
             connection.stand_by(standby, Instant::now());
