@@ -104,10 +104,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .with_state(Arc::new(Mutex::new(connection)));
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&listen).await?;
-    let url = format!("http://{}/payments", listener.local_addr()?);
+    let address = listener.local_addr()?;
+    let url = format!("http://{address}/payments");
     println!(
         "\
-Listening. Try:
+Listening on http://{address}. Try:
 
   # booked, then 503 as if the server had died: the retry is executed and books nothing
   curl -s -w '%{{http_code}}\\n' -X POST '{url}?amount=5&fail=true' -H 'idempotency-key: a1'

@@ -85,7 +85,8 @@ fn redlock() -> Result<Redlock, Box<dyn Error>> {
 async fn main() -> Result<(), Box<dyn Error>> {
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&listen).await?;
-    let url = format!("http://{}/payments", listener.local_addr()?);
+    let address = listener.local_addr()?;
+    let url = format!("http://{address}/payments");
     let (key, alice, bob) = (
         "-H 'idempotency-key: a1'",
         "-H 'x-user: alice'",
@@ -93,7 +94,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     );
     println!(
         "\
-Listening. Try:
+Listening on http://{address}. Try:
 
   # a client that times out and retries: paid once
   curl -s -m 0.5 -X POST {url} {key} {alice} -d 5; sleep 2; curl -s -w '\\n' -X POST {url} {key} {alice} -d 5

@@ -280,22 +280,22 @@ fn print_what_to_try(address: SocketAddr, nodes: &str) {
 Listening on http://{address}, locking over {nodes}. Try:
 
   # a withdrawal, under the lock of its account
-  curl -i -X POST 'http://{address}/accounts/alice/withdraw?amount=5'
+  curl -i -w '\\n' -X POST 'http://{address}/accounts/alice/withdraw?amount=5'
 
   # two at once: the second is refused with 423 and Retry-After
-  curl -s -X POST 'http://{address}/accounts/bob/withdraw?amount=5&hold_ms=2000' & sleep 0.5; curl -i -X POST 'http://{address}/accounts/bob/withdraw?amount=5'; wait
+  curl -s -w '\\n' -X POST 'http://{address}/accounts/bob/withdraw?amount=5&hold_ms=2000' & sleep 0.5; curl -i -w '\\n' -X POST 'http://{address}/accounts/bob/withdraw?amount=5'; wait
 
   # an order is shipped under its own lock
-  curl -i -X POST http://{address}/orders/7/ship
+  curl -i -w '\\n' -X POST http://{address}/orders/7/ship
 
   # a payment: a retry with the same key gets the same response, and pays once
-  curl -i -X POST http://{address}/payments -H 'idempotency-key: a1' -H content-type:application/json -d '{{\"account\":\"dave\",\"amount\":5}}'
+  curl -i -w '\\n' -X POST http://{address}/payments -H 'idempotency-key: a1' -H content-type:application/json -d '{{\"account\":\"dave\",\"amount\":5}}'
 
   # the balance, not locked
-  curl -s http://{address}/accounts/alice
+  curl -s -w '\\n' http://{address}/accounts/alice
 
   # the health of the nodes
-  curl -s http://{address}/healthz
+  curl -s -w '\\n' http://{address}/healthz
 
 Ctrl-C stops it gracefully."
     );
