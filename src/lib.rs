@@ -43,6 +43,8 @@ pub use middleware::{
     LockHandles, LockLostError, OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection,
     RejectionResponse, ReleaseAt, RequestKind, RunToCompletion, Unprotected,
 };
+#[cfg(feature = "metrics")]
+pub use node::LATENCY_BUCKETS;
 pub use node::{NodeFailure, NodeState};
 pub use once::{ExecuteOnce, ExecutionHandle, OnceError, Outcome};
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};

@@ -17,6 +17,7 @@ use crate::idempotency::service::IdempotencyService;
 use crate::lock::{LockOptions, Redlock};
 use crate::middleware::macros::layer_setters;
 use crate::middleware::{KeyExtractor, Refusals};
+use crate::node::telemetry;
 use crate::once::{DAY, bound_body, bound_retention};
 
 /// Layer that applies the [`IdempotencyService`] middleware: one execution per idempotency key and
@@ -85,7 +86,7 @@ impl IdempotencyLayer {
                 max_request_body: 2 * 1024 * 1024,
                 max_response_body: 64 * 1024,
                 options: LockOptions {
-                    label: Some("idempotency"),
+                    label: Some(LABEL),
                     ..LockOptions::default()
                 },
                 waiters: None,
@@ -263,6 +264,7 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = IdempotencyService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        telemetry::register_with_records(LABEL);
         IdempotencyService::new(inner, Arc::new(self.config.clone()))
     }
 }
@@ -274,3 +276,6 @@ impl fmt::Debug for IdempotencyLayer {
             .finish_non_exhaustive()
     }
 }
+
+/// The kind of resource in spans and metrics.
+const LABEL: &str = "idempotency";

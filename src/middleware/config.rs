@@ -129,6 +129,16 @@ impl Config {
         }
     }
 
+    /// Registers the metrics of this layer.
+    pub(super) fn register(&self) {
+        telemetry::register(self.label());
+    }
+
+    /// Returns the kind of resource in metrics.
+    fn label(&self) -> &'static str {
+        self.options.label.unwrap_or(telemetry::UNNAMED)
+    }
+
     /// Returns whether requests wait for a lock that is held elsewhere.
     pub(super) fn has_wait(&self) -> bool {
         self.options.wait.is_some_and(|wait| !wait.is_zero())
@@ -140,7 +150,7 @@ impl Config {
             && matches!(error, LockError::Unavailable { .. });
         if is_served {
             tracing::warn!(%error, "redlock request served WITHOUT its lock");
-            telemetry::unprotected(self.options.label.unwrap_or(telemetry::UNNAMED));
+            telemetry::unprotected(self.label());
         }
         is_served
     }

@@ -224,6 +224,7 @@ impl<S> Layer<S> for RedlockLayer<CancelOnDisconnect> {
     type Service = RedlockService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        self.config.register();
         RedlockService::new(inner, Arc::new(self.config.clone()))
     }
 }
@@ -233,6 +234,7 @@ impl<S> Layer<S> for RedlockLayer<RunToCompletion> {
 
     fn layer(&self, inner: S) -> Self::Service {
         let inner = RunToCompletionService::new(inner);
+        self.config.register();
         RedlockService::new(inner, Arc::new(self.config.clone()))
     }
 }

@@ -34,5 +34,7 @@ pub(crate) use packet::{Packet, Trail, transit, transit_of};
 pub(crate) use release_signal::{ReleaseSignal, Subscription};
 pub use state::NodeState;
 pub(crate) use system::{next_proposal, random_u64, sha256, unguessable};
+#[cfg(feature = "metrics")]
+pub use telemetry::LATENCY_BUCKETS;
 pub(crate) use traits::Node;
 pub(crate) use votes::{Threshold, Vote, VoteReceiver};

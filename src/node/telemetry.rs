@@ -15,7 +15,7 @@ use metrics::{
 /// The label of locks without one.
 pub(crate) const UNNAMED: &str = "unnamed";
 
-/// Describes the metrics to the recorder.
+/// Describes the metrics to the recorder, and registers those without a resource.
 #[cfg(feature = "metrics")]
 pub(crate) fn describe() {
     describe_counter!(ACQUIRE_TOTAL, Unit::Count, "Lock acquisitions by outcome");
@@ -39,9 +39,6 @@ pub(crate) fn describe() {
         Unit::Count,
         "Idempotent requests whose outcome could not be recorded"
     );
-    // Present from the start: the first increment matters, and a rate is visible only from zero.
-    counter!(CONFLICTS_TOTAL).increment(0);
-    counter!(UNRECORDED_TOTAL).increment(0);
     describe_histogram!(HOLD_SECONDS, Unit::Seconds, "Time that locks were held");
     describe_gauge!(HELD, Unit::Count, "Locks that this process holds");
     describe_gauge!(
@@ -65,6 +62,37 @@ pub(crate) fn describe() {
         Unit::Seconds,
         "Time that a node took to answer"
     );
+    // Present from the start: the first increment matters, and a rate is visible only from zero.
+    counter!(CONFLICTS_TOTAL).increment(0);
+    counter!(UNRECORDED_TOTAL).increment(0);
+    for reason in LOST_REASONS {
+        counter!(LOST_TOTAL, "reason" => reason).increment(0);
+    }
+    gauge!(HELD).increment(0.0);
+    gauge!(WAITERS).increment(0.0);
+    register(UNNAMED);
+}
+
+/// Registers the metrics of a kind of resource, so that they can be seen before anything has been counted.
+#[cfg(feature = "metrics")]
+pub(crate) fn register(resource: &'static str) {
+    for outcome in OUTCOMES {
+        counter!(ACQUIRE_TOTAL, "resource" => resource, "outcome" => outcome).increment(0);
+    }
+    counter!(UNPROTECTED_TOTAL, "resource" => resource).increment(0);
+    // A histogram is registered when it is looked up.
+    let _granted = histogram!(ACQUIRE_SECONDS, "resource" => resource, "outcome" => "granted");
+    let _waited = histogram!(WAIT_SECONDS, "resource" => resource);
+    let _held = histogram!(HOLD_SECONDS, "resource" => resource);
+}
+
+/// Registers the metrics of a kind of resource whose outcomes are recorded.
+#[cfg(all(feature = "metrics", feature = "idempotency"))]
+pub(crate) fn register_with_records(resource: &'static str) {
+    register(resource);
+    for outcome in RECORD_OUTCOMES {
+        counter!(ACQUIRE_TOTAL, "resource" => resource, "outcome" => outcome).increment(0);
+    }
 }
 
 /// Counts an acquisition that was granted or refused.
@@ -200,6 +228,11 @@ mod nothing {
 
     pub(crate) fn describe() {}
 
+    pub(crate) fn register(_: &'static str) {}
+
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn register_with_records(_: &'static str) {}
+
     pub(crate) fn acquired(_: &'static str, _: &'static str, _: Instant, _: Option<Duration>) {}
 
     pub(crate) fn held(_: &'static str, _: Instant) {}
@@ -237,6 +270,57 @@ mod nothing {
 pub(crate) use nothing::NoCalls as NodeCalls;
 #[cfg(not(feature = "metrics"))]
 pub(crate) use nothing::*;
+
+/// Recommended buckets for the histograms of this crate, in seconds: from the answer of a nearby node to a lock that is
+/// held for a minute.
+///
+/// An exporter for Prometheus needs them, because it otherwise makes summaries, which cannot be added up over
+/// servers and which the Grafana dashboard of this crate does not draw:
+///
+/// ```
+/// use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+/// use tower_redlock::LATENCY_BUCKETS;
+///
+/// # fn main() -> Result<(), metrics_exporter_prometheus::BuildError> {
+/// let locks = Matcher::Prefix("redlock_".into());
+/// let builder = PrometheusBuilder::new().set_buckets_for_metric(locks, LATENCY_BUCKETS)?;
+/// # drop(builder);
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(feature = "metrics")]
+pub const LATENCY_BUCKETS: &[f64] = &[
+    0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0, 60.0,
+];
+
+/// The outcomes of acquisitions.
+#[cfg(feature = "metrics")]
+const OUTCOMES: [&str; 9] = [
+    "granted",
+    "contended",
+    "unavailable",
+    "quarantined",
+    "expired",
+    "overloaded",
+    "invalid",
+    "closed",
+    "abandoned",
+];
+
+/// The further outcomes of acquisitions that may find a record.
+#[cfg(all(feature = "metrics", feature = "idempotency"))]
+const RECORD_OUTCOMES: [&str; 5] = [
+    "replayed",
+    "other_request",
+    "undecided",
+    "conflicting",
+    "unknown",
+];
+
+/// The reasons for which locks are lost.
+#[cfg(feature = "metrics")]
+const LOST_REASONS: [&str; 3] = ["gone", "expired", "max_hold"];
 
 #[cfg(feature = "metrics")]
 const ACQUIRE_TOTAL: &str = "redlock_acquire_total";
