@@ -64,7 +64,9 @@ macro_rules! option_setters {
             }
 
             /// Sets the name of the kind of resource in spans and metrics. Do not make it of a key: keys come from
-            /// clients, and each label is a time series of its own. Default: `unnamed`.
+            /// clients, and each label is a time series of its own. Default: the first part of the key if it is a
+            /// tuple that begins with a word, as in `("account", id)`; see
+            /// [`LockKey`](crate::LockKey#the-kind-of-resource). Otherwise `unnamed`.
             pub fn label(mut self, label: &'static str) -> Self {
                 self.options_mut().label = Some(label);
                 self
@@ -220,8 +222,12 @@ impl fmt::Debug for LockFuture {
 
 async fn lock(request: LockRequest) -> Result<LockGuard, LockError> {
     let settings = &request.core.cluster.settings;
-    let logged = settings.log_keys.then_some(&request.keys);
-    let span = LockSpan::new(request.options.label, settings.quorum.nodes(), logged);
+    let span = LockSpan::new(
+        request.options.label,
+        settings.quorum.nodes(),
+        &request.keys,
+        settings.log_keys,
+    );
     let waited = Waited::default();
     let outcome = lock_in(request, &span, &waited).await;
     match &outcome {

@@ -1,15 +1,24 @@
 //! The span and the metrics of one lock, from its request to its release.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::field::{self, Empty};
-use tracing::{Span, info_span};
+use tracing::{Span, debug, info_span};
 
 use crate::node::telemetry::{self, Counted};
-use crate::protocol::{FencingToken, LockKeys};
+use crate::protocol::{FencingToken, LockKey, LockKeys};
 
-/// The span of a lock that is being acquired. A span that is dropped unfinished reports `abandoned`.
+/// The span of a lock that is being acquired, and the event of its outcome. A span that is dropped unfinished reports
+/// `abandoned`.
+///
+/// # Design
+///
+/// A label has few values, and never the data of users: each value is a time series. The type of a key does not tell a
+/// literal from a `&str` that came with a request. Therefore only the first part of a tuple can be a label, because
+/// the part that names the kind of resource stands there, and only a word; and a process takes at most [`MAX_KINDS`]
+/// labels from keys, in case that its keys begin with data all the same. A plain key is never a label.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     span: Span,
@@ -19,13 +28,19 @@ pub(crate) struct LockSpan {
 }
 
 impl LockSpan {
-    /// Opens the span, with its key only if `key` is given.
-    pub(crate) fn new(label: Option<&'static str>, nodes: usize, key: Option<&LockKeys>) -> Self {
-        let label = label.unwrap_or(telemetry::UNNAMED);
+    /// Opens the span of a lock on these keys. They are fields of it only if `log_keys` is set.
+    pub(crate) fn new(
+        label: Option<&'static str>,
+        nodes: usize,
+        keys: &LockKeys,
+        log_keys: bool,
+    ) -> Self {
+        let of_keys = || KINDS.label(keys.as_slice().iter().find_map(LockKey::kind)?);
+        let label = label.or_else(of_keys).unwrap_or(telemetry::UNNAMED);
         let span = info_span!(
             "redlock.lock",
             resource = label,
-            key = key.map(field::debug),
+            key = log_keys.then(|| field::debug(keys)),
             outcome = Empty,
             quorum.granted = Empty,
             quorum.nodes = nodes,
@@ -57,26 +72,48 @@ impl LockSpan {
 
     /// Finishes with a granted lock, and the time that its caller waited, if it did.
     pub(crate) fn granted(self, token: Option<FencingToken>, waited: Option<Duration>) {
-        if let Some(token) = token {
-            self.span.record("fencing_token", field::display(token));
-        }
-        self.finish("granted", waited);
+        self.finish("granted", token, waited);
     }
 
     /// Finishes with an outcome other than a granted lock.
     pub(crate) fn refused(self, outcome: &'static str, waited: Option<Duration>) {
-        self.finish(outcome, waited);
+        self.finish(outcome, None, waited);
     }
 
-    fn finish(mut self, outcome: &'static str, waited: Option<Duration>) {
+    fn finish(
+        mut self,
+        outcome: &'static str,
+        token: Option<FencingToken>,
+        waited: Option<Duration>,
+    ) {
         self.is_finished = true;
-        self.report(outcome, waited);
+        self.report(outcome, token, waited);
     }
 
-    fn report(&self, outcome: &'static str, waited: Option<Duration>) {
+    fn report(&self, outcome: &'static str, token: Option<FencingToken>, waited: Option<Duration>) {
+        let wait_ms = millis(waited.unwrap_or_default());
+        let token = token.map(field::display);
+        let message = match outcome {
+            "granted" => "lock acquired",
+            "abandoned" => "lock abandoned",
+            "replayed" => "outcome replayed",
+            _ => "lock refused",
+        };
+        // Before the span has these fields, so that a line of text does not show them twice.
+        self.span.in_scope(|| {
+            debug!(
+                resource = self.label,
+                outcome,
+                fencing_token = token,
+                wait_ms,
+                "{message}"
+            );
+        });
         self.span.record("outcome", outcome);
-        self.span
-            .record("wait_ms", millis(waited.unwrap_or_default()));
+        self.span.record("wait_ms", wait_ms);
+        if let Some(token) = token {
+            self.span.record("fencing_token", token);
+        }
         telemetry::acquired(self.label, outcome, self.began, waited);
     }
 }
@@ -84,7 +121,7 @@ impl LockSpan {
 impl Drop for LockSpan {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.report("abandoned", None);
+            self.report("abandoned", None, None);
         }
     }
 }
@@ -117,6 +154,48 @@ impl Drop for HeldSpan {
     }
 }
 
+/// The labels that keys have given.
+struct Kinds<const N: usize>([OnceLock<&'static str>; N]);
+
+impl<const N: usize> Kinds<N> {
+    const fn new() -> Self {
+        Self([const { OnceLock::new() }; N])
+    }
+
+    /// Returns the label for a kind of resource, unless too many others came first.
+    fn label(&self, kind: &str) -> Option<&'static str> {
+        let mut labels = self.0.iter().map(|slot| {
+            *slot.get_or_init(|| {
+                let label = String::from(kind).leak();
+                telemetry::register(label);
+                label
+            })
+        });
+        labels.find(|label| *label == kind)
+    }
+}
+
+/// The labels that the keys of this process have given.
+static KINDS: Kinds<MAX_KINDS> = Kinds::new();
+
+/// How many labels keys may give in one process.
+const MAX_KINDS: usize = 32;
+
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_labels_until_there_are_too_many() {
+        let kinds = Kinds::<2>::new();
+        for _ in 0..2 {
+            assert_eq!(kinds.label("account"), Some("account"));
+            assert_eq!(kinds.label("order"), Some("order"));
+            assert_eq!(kinds.label("alice"), None);
+        }
+    }
 }

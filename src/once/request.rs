@@ -166,8 +166,12 @@ impl ExecuteOnce {
     pub(crate) async fn acquire(&self) -> Result<Execution, Denied> {
         let settings = &self.core.cluster.settings;
         let keys = LockKeys::from(self.key.clone());
-        let logged = settings.log_keys.then_some(&keys);
-        let span = LockSpan::new(self.options.label, settings.quorum.nodes(), logged);
+        let span = LockSpan::new(
+            self.options.label,
+            settings.quorum.nodes(),
+            &keys,
+            settings.log_keys,
+        );
         let waited = Waited::default();
         let outcome = self.acquire_in(&keys, &span, &waited).await;
         match &outcome {

@@ -1,7 +1,10 @@
 //! Lock keys, the encoding of composite keys, and the errors of keys.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::num::NonZeroU8;
 use std::sync::Arc;
 
 /// The name of one lockable resource: any non-empty byte string.
@@ -23,12 +26,24 @@ use std::sync::Arc;
 /// the encoding of a composite key. If clients choose a key, add a literal part
 /// (`("upload", client_chosen)`), which also keeps it distinct from all other kinds of resources.
 ///
+/// # The kind of resource
+///
+/// Spans and metrics never show a key, but they show what kind of resource is locked. A lock without a
+/// [`label`](crate::LockRequest::label) takes it from the first part of the tuple that its key was made from, so that
+/// part should be a literal: `("account", id)`. Only a word of letters, `-`, `_` and `.` names a kind, with at
+/// most 32 bytes, and at most 32 different words in one process; otherwise the kind is `unnamed`. Plain keys and keys
+/// [from parts](Self::from_parts) are `unnamed`, too.
+///
 /// The conversion never fails. An empty key, or one that the namespace cannot hold, is refused with
 /// a [`KeyError`] when the lock is requested.
 ///
 /// [netstrings]: https://cr.yp.to/proto/netstrings.txt
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LockKey(Arc<[u8]>);
+#[derive(Clone)]
+pub struct LockKey {
+    encoded: Arc<[u8]>,
+    /// The length of the first part, if it may name the kind of resource.
+    kind: Option<NonZeroU8>,
+}
 
 impl LockKey {
     /// Creates a composite key from its parts; equal to the key of their tuple.
@@ -43,19 +58,47 @@ impl LockKey {
         for part in parts {
             push_part(&mut encoded, part.as_ref());
         }
-        Self(encoded.into())
+        Self::from_encoded(encoded.into())
+    }
+
+    fn from_encoded(encoded: Arc<[u8]>) -> Self {
+        Self {
+            encoded,
+            kind: None,
+        }
+    }
+
+    /// Creates the key of a tuple, whose first part may name the kind of resource.
+    fn from_tuple<const N: usize>(parts: [Self; N]) -> Self {
+        let kind = match parts.as_slice() {
+            // A single part is the whole key.
+            [first, _, ..] => kind_len(&first.encoded),
+            _ => None,
+        };
+        Self {
+            kind,
+            ..Self::from_parts(parts)
+        }
+    }
+
+    /// Returns the first part of the tuple that the key was made from, if it is a word that may name the kind of
+    /// resource.
+    pub(crate) fn kind(&self) -> Option<&str> {
+        let len = usize::from(self.kind?.get());
+        let begin = self.encoded.iter().position(|byte| *byte == b':')? + 1;
+        std::str::from_utf8(self.encoded.get(begin..begin + len)?).ok()
     }
 
     /// Returns the encoded bytes of the key.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.encoded
     }
 
     /// Returns whether the key has no bytes, and so names no resource.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.encoded.is_empty()
     }
 }
 
@@ -65,10 +108,37 @@ impl AsRef<[u8]> for LockKey {
     }
 }
 
+/// Compares the bytes only: a plain key equals a composite one if their bytes are equal.
+impl PartialEq for LockKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.encoded == other.encoded
+    }
+}
+
+impl Eq for LockKey {}
+
+impl PartialOrd for LockKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for LockKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.encoded.cmp(&other.encoded)
+    }
+}
+
+impl Hash for LockKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.encoded.hash(state);
+    }
+}
+
 /// Shows the bytes as escaped text. Keys may be personal data: print them with care.
 impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LockKey(\"{}\")", self.0.escape_ascii())
+        write!(f, "LockKey(\"{}\")", self.encoded.escape_ascii())
     }
 }
 
@@ -76,7 +146,7 @@ macro_rules! from_bytes {
     ($($source:ty => |$value:ident| $bytes:expr;)*) => {$(
         impl From<$source> for LockKey {
             fn from($value: $source) -> Self {
-                Self($bytes)
+                Self::from_encoded($bytes)
             }
         }
     )*};
@@ -89,12 +159,17 @@ from_bytes! {
     Cow<'_, str> => |key| key.as_bytes().into();
     &[u8] => |key| key.into();
     Vec<u8> => |key| key.into();
-    &LockKey => |key| Arc::clone(&key.0);
+}
+
+impl From<&Self> for LockKey {
+    fn from(key: &Self) -> Self {
+        key.clone()
+    }
 }
 
 impl<const N: usize> From<&[u8; N]> for LockKey {
     fn from(key: &[u8; N]) -> Self {
-        Self(key.as_slice().into())
+        Self::from_encoded(key.as_slice().into())
     }
 }
 
@@ -103,7 +178,7 @@ macro_rules! from_tuple {
         impl<$($part: Into<LockKey>),+> From<($($part,)+)> for LockKey {
             #[allow(non_snake_case, reason = "the type parameters name the values too")]
             fn from(($($part,)+): ($($part,)+)) -> Self {
-                Self::from_parts([$($part.into()),+])
+                Self::from_tuple([$($part.into()),+])
             }
         }
     };
@@ -117,6 +192,9 @@ from_tuple!(A B C D E);
 from_tuple!(A B C D E F);
 from_tuple!(A B C D E F G);
 from_tuple!(A B C D E F G H);
+
+/// The longest name of a kind of resource, in bytes.
+const LONGEST_KIND: u8 = 32;
 
 /// One or more keys that are locked together, sorted and without duplicates.
 ///
@@ -247,6 +325,16 @@ impl fmt::Display for KeyError {
 
 impl std::error::Error for KeyError {}
 
+/// Returns the length of a part that may name the kind of resource: a word of few characters, as programs
+/// have them, and not an id, an address or other data of users.
+fn kind_len(part: &[u8]) -> Option<NonZeroU8> {
+    let is_word = |byte: &u8| byte.is_ascii_alphabetic() || b"-_.".contains(byte);
+    let len = u8::try_from(part.len()).ok()?;
+    (len <= LONGEST_KIND && part.iter().all(is_word))
+        .then(|| NonZeroU8::new(len))
+        .flatten()
+}
+
 fn push_part(encoded: &mut Vec<u8>, part: &[u8]) {
     encoded.extend_from_slice(part.len().to_string().as_bytes());
     encoded.push(b':');
@@ -287,6 +375,46 @@ mod tests {
             LockKey::from((("a", "b"), "c")).as_bytes(),
             b"8:1:a,1:b,,1:c,"
         );
+    }
+
+    #[test]
+    fn kind_of_a_tuple_is_its_first_part_if_that_is_a_word() {
+        let kind = |key: LockKey| key.kind().map(str::to_owned);
+        let named = |first: &str| kind(LockKey::from((first, "7")));
+        for word in ["account", "nightly-report", "a_b.c", &"x".repeat(32)] {
+            assert_eq!(named(word).as_deref(), Some(word));
+        }
+        for data in [
+            "",
+            "7",
+            "a7",
+            "a b",
+            "alice@example.com",
+            "\u{e9}",
+            &"x".repeat(33),
+        ] {
+            assert_eq!(named(data), None, "{data}");
+        }
+        // Also in a copy.
+        let key = LockKey::from(("account", String::from("7")));
+        assert_eq!(kind(LockKey::from(&key)).as_deref(), Some("account"));
+        assert_eq!(kind(LockKey::from(("7", "account"))), None);
+        assert_eq!(kind(LockKey::from((("a", "b"), "c"))), None);
+    }
+
+    #[test]
+    fn kind_of_keys_that_are_no_tuples_is_not_known() {
+        for key in [
+            LockKey::from("account"),
+            LockKey::from("7:account,1:7,"),
+            LockKey::from(("account",)),
+            LockKey::from_parts(["account", "7"]),
+        ] {
+            assert_eq!(key.kind(), None, "{key:?}");
+        }
+        let (plain, tuple) = (LockKey::from("1:a,1:b,"), LockKey::from(("a", "b")));
+        assert_eq!(plain, tuple);
+        assert_eq!(LockKeys::from_iter([plain, tuple]).as_slice().len(), 1);
     }
 
     #[test]

@@ -8,9 +8,12 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{KeyExtractor, OnUnavailable, Redlock, RedlockLayer, key};
+use tower_redlock::{
+    IdempotencyLayer, KeyExtractor, LockKey, OnUnavailable, Redlock, RedlockLayer, key, scope,
+};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -169,6 +172,72 @@ fn metric_label_of_a_key_is_its_first_literal() {
     assert_eq!(label(&key::literal("made at run time")), None);
 }
 
+#[test]
+fn metric_label_of_a_lock_is_the_first_word_of_its_tuple() {
+    let numbers = recorded(async {
+        let redlock = redlock(&ScriptedNodes::new(3));
+        let locks = [
+            redlock.lock(("order", "7")),
+            redlock.lock_all([("order", "8"), ("order", "9")]),
+            redlock.lock(("order", "7")).label("job"),
+            // They may be the data of users.
+            redlock.lock("plain"),
+            redlock.lock(("alice@example.com", "cart")),
+            redlock.lock(LockKey::from_parts(["part", "7"])),
+        ];
+        for lock in locks {
+            drop(lock.await.unwrap());
+        }
+        let once = redlock.once(("invoice", "7"));
+        let executed = once.run(|_| async { Ok::<_, std::fmt::Error>(()) }).await;
+        assert!(executed.is_ok());
+        let by_header = (key::header("x-user"), key::header("x-part"));
+        let inner = service_fn(async |_: http::Request<()>| {
+            let body = http_body_util::Full::<bytes::Bytes>::default();
+            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+        });
+        let service = RedlockLayer::new(redlock, by_header).layer(inner);
+        let request = http::Request::post("/").header("x-user", "mallory");
+        let request = request.header("x-part", "cart").body(()).unwrap();
+        assert!(service.oneshot(request).await.is_ok());
+    });
+    let granted = numbers.iter().filter_map(|(name, number)| {
+        let label = name.strip_prefix("redlock_acquire_total{")?;
+        let label = label.strip_suffix(",granted}")?;
+        (*number > 0).then_some((label, *number))
+    });
+    let expected = [("invoice", 1), ("job", 1), ("order", 2), ("unnamed", 4)];
+    assert_eq!(granted.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn counters_are_registered_before_they_count() {
+    let numbers = recorded(async {
+        let redlock = redlock(&ScriptedNodes::new(3));
+        let layer = RedlockLayer::new(redlock.clone(), ("shelf", key::query("id")));
+        drop(layer.layer(()));
+        let layer = IdempotencyLayer::new(redlock, scope::public());
+        drop(layer.layer(()));
+    });
+    for name in [
+        "redlock_acquire_total{unnamed,granted}",
+        "redlock_acquire_total{shelf,contended}",
+        "redlock_acquire_total{shelf,quarantined}",
+        "redlock_acquire_total{idempotency,replayed}",
+        "redlock_acquire_seconds{shelf,granted}",
+        "redlock_wait_seconds{shelf}",
+        "redlock_hold_seconds{shelf}",
+        "redlock_unprotected_total{shelf}",
+        "redlock_lost_total{max_hold}",
+        "redlock_conflicts_total{}",
+        "redlock_unrecorded_total{}",
+        "redlock_held{}",
+        "redlock_waiters{}",
+    ] {
+        assert_eq!(numbers.get(name), Some(&0), "{name} of {numbers:#?}");
+    }
+}
+
 /// Notes the fields of spans.
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<BTreeMap<u64, BTreeMap<String, String>>>>);
@@ -178,6 +247,22 @@ struct Note<'a>(&'a mut BTreeMap<String, String>);
 impl Visit for Note<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+}
+
+/// Notes the levels and fields of events.
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<(Level, BTreeMap<String, String>)>>>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut fields = BTreeMap::new();
+        event.record(&mut Note(&mut fields));
+        let span = context.current_span();
+        let span = span.metadata().map_or("none", |span| span.name());
+        fields.insert("span".to_owned(), span.to_owned());
+        let level = *event.metadata().level();
+        self.0.lock().unwrap().push((level, fields));
     }
 }
 
@@ -243,4 +328,37 @@ fn lock_span_records_the_outcome_and_the_key_only_on_request() {
     assert!(!format!("{spans:?}").contains("secret"));
     let told = spans.values().find_map(|span| span.get("key"));
     assert_eq!(told.unwrap(), r#"[LockKey("public")]"#);
+}
+
+#[test]
+fn each_granted_or_refused_lock_is_one_debug_event() {
+    let events = Events::default();
+    let _guard = subscribe(tracing_subscriber::registry().with(events.clone()));
+    let token = paused_runtime().block_on(async {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = redlock(&nodes);
+        let guard = redlock.lock(("event", "7")).await.unwrap();
+        let other = redlock.lock(("event", "7")).wait(TTL / 10);
+        assert!(other.await.is_err());
+        let gone = timeout(TTL / 10, redlock.lock(("event", "7")).into_future());
+        assert!(gone.await.is_err());
+        (0..3).for_each(|node| nodes.set(node, Gate::Failing));
+        assert!(redlock.try_lock("other").await.is_err());
+        guard.fencing_token().unwrap().to_string()
+    });
+    let events = std::mem::take(&mut *events.0.lock().unwrap());
+    let reported = events.into_iter().filter_map(|(level, mut fields)| {
+        assert!(level >= Level::DEBUG, "{level} {fields:?}");
+        assert_eq!(fields.get("span")?, "redlock.lock");
+        let mut field = |name| fields.remove(name).unwrap_or_default();
+        let fields = ["message", "resource", "outcome", "fencing_token", "wait_ms"];
+        Some(fields.map(&mut field))
+    });
+    let expected = [
+        ["lock acquired", "\"event\"", "\"granted\"", &token, "0"],
+        ["lock refused", "\"event\"", "\"contended\"", "", "300"],
+        ["lock abandoned", "\"event\"", "\"abandoned\"", "", "0"],
+        ["lock refused", "\"unnamed\"", "\"unavailable\"", "", "0"],
+    ];
+    assert_eq!(reported.collect::<Vec<_>>(), expected);
 }
