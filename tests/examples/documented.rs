@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use nix::sys::signal::Signal;
 
 use crate::support::{ChildProcess, example_path, free_port};
-use crate::{PATIENCE, has_curl, paste};
+use crate::{PATIENCE, has_curl, paste_printed};
 
 /// A server that an example runs.
 pub(crate) struct Example {
@@ -19,6 +19,8 @@ impl Example {
         let envs = [envs, &[("LISTEN", listen.as_str())]].concat();
         let process = ChildProcess::start(example_path(name), &[], &envs);
         process.wait_for_line("Ctrl-C stops it.", PATIENCE);
+        let address = format!("Listening on http://{listen}");
+        assert!(process.stdout().contains(&address), "{}", process.stdout());
         let addr = listen.parse().unwrap();
         Self { process, addr }
     }
@@ -46,7 +48,7 @@ impl Example {
         assert_eq!(printed, commands);
         assert!(!commands.is_empty());
         for (command, answer) in &documented {
-            assert_eq!(masked(&paste(command)), masked(answer), "{command}");
+            assert_eq!(masked(&paste_printed(command)), masked(answer), "{command}");
         }
     }
 }

@@ -40,6 +40,13 @@ fn paste(line: &str) -> String {
     try_paste(line).unwrap_or_else(|| panic!("this fails: {line}"))
 }
 
+/// Runs a line that an example prints. A shell's prompt must not follow the answer on its last line.
+fn paste_printed(line: &str) -> String {
+    let answer = paste(line);
+    assert!(answer.ends_with('\n'), "{line}: {answer:?}");
+    answer
+}
+
 /// As `paste`; `None` if the line fails.
 fn try_paste(line: &str) -> Option<String> {
     let output = Command::new("sh").args(["-c", line]).output().unwrap();
@@ -91,7 +98,7 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
         panic!("other curl lines than this test knows: {lines:#?}");
     };
 
-    let withdrawn = paste(withdraw);
+    let withdrawn = paste_printed(withdraw);
     assert!(withdrawn.starts_with("HTTP/1.1 200"), "{withdrawn}");
     let withdrawn = body(&withdrawn);
     assert_eq!(withdrawn["account"], "alice");
@@ -99,14 +106,14 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     // Microseconds since 1970, so that the numbers grow over a restart too.
     assert!(withdrawn["fencing_token"].as_u64() > Some(1_700_000_000_000_000));
 
-    let two = paste(two_at_once);
+    let two = paste_printed(two_at_once);
     assert_eq!(two.matches("HTTP/1.1 423").count(), 1, "{two}");
     assert_eq!(two.matches("HTTP/1.1").count(), 1, "only one has -i: {two}");
     assert!(two.to_lowercase().contains("\r\nretry-after: "), "{two}");
     assert!(two.contains(r#""code":"lock-contended""#), "{two}");
     assert_eq!(two.matches(r#""balance":95"#).count(), 1, "{two}");
 
-    let shipped = paste(ship);
+    let shipped = paste_printed(ship);
     assert!(shipped.starts_with("HTTP/1.1 200"), "{shipped}");
     assert_eq!(body(&shipped)["order"], 7);
     let held = format!("curl -s -X POST '{url}/orders/8/ship?hold_ms=2000' & sleep 0.5;");
@@ -116,7 +123,7 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     assert_eq!(two.matches("HTTP/1.1 423").count(), 1, "{two}");
     assert_eq!(two.matches(r#""shipped":true"#).count(), 1, "{two}");
 
-    let paid = [pay, pay].map(paste);
+    let paid = [pay, pay].map(paste_printed);
     assert_eq!(body(&paid[0]), body(&paid[1]));
     assert_eq!(body(&paid[0])["balance"], 95);
     let replayed = "idempotency-replayed: true";
@@ -125,12 +132,12 @@ fn the_curl_lines_of_the_quickstart_work_as_printed() {
     assert!(other.starts_with("HTTP/1.1 422"), "{other}");
     assert_eq!(body(&other)["code"], "idempotency-key-reused");
 
-    let balance: Value = serde_json::from_str(&paste(balance)).unwrap();
+    let balance: Value = serde_json::from_str(&paste_printed(balance)).unwrap();
     assert_eq!(
         balance,
         serde_json::json!({"account": "alice", "balance": 95})
     );
-    let health: Value = serde_json::from_str(&paste(health)).unwrap();
+    let health: Value = serde_json::from_str(&paste_printed(health)).unwrap();
     assert_eq!(health["quorum"], true);
     assert_eq!(health["nodes"].as_array().unwrap().len(), 3);
 
@@ -166,7 +173,10 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
 
-    let answers: Vec<Value> = lines.iter().map(|line| body(&paste(line))).collect();
+    let answers: Vec<Value> = lines
+        .iter()
+        .map(|line| body(&paste_printed(line)))
+        .collect();
     let token = answers[0]["fencing_token"].to_string();
     for (answer, promised) in answers.iter().zip(promised) {
         let promised = promised.replace("1763659999000000", &token);
@@ -209,7 +219,7 @@ async fn transfers_in_both_directions_lose_no_money() {
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
     for (line, promised) in lines.iter().zip(promised) {
-        assert_eq!(paste(line).trim_end(), promised);
+        assert_eq!(paste_printed(line).trim_end(), promised);
     }
     let addr = listen.parse().unwrap();
     let transfers = (0..20).map(|number| {
@@ -258,7 +268,7 @@ fn the_curl_lines_of_metrics_show_the_outcome_of_every_request() {
     let source = include_str!("../../examples/metrics.rs");
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
-    let answers: Vec<String> = lines.iter().map(|line| paste(line)).collect();
+    let answers: Vec<String> = lines.iter().map(|line| paste_printed(line)).collect();
     let answers = answers.iter().flat_map(|answer| answer.lines());
     let answers: Vec<_> = answers.map(without_latencies).collect();
     let promised: Vec<_> = promised.into_iter().map(without_latencies).collect();

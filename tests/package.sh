@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Checks that the examples compile from the package, where the crate is no dev-dependency of its own.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export CARGO_INCREMENTAL=0
+target="${CARGO_TARGET_DIR:-$(pwd)/target}"
+
+main() {
+    local package
+    # Not verified by cargo, which would build without the examples.
+    cargo package --allow-dirty --no-verify --quiet
+    package="$(tar -tzf "$target"/package/tower-redlock-*.crate | sed -n '1s,/.*,,p')"
+    tar -xzf "$target/package/$package.crate" -C "$target/package"
+    cd "$target/package/$package"
+    # With the features that each example requires, and without those that an example must not need.
+    CARGO_TARGET_DIR="$target" cargo check --examples
+    CARGO_TARGET_DIR="$target" cargo check --examples --features json,grpc,metrics
+}
+
+main
