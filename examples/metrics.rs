@@ -15,7 +15,7 @@
 //! curl -s -o /dev/null -X POST 'http://127.0.0.1:3000/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -w '\n' -X POST http://127.0.0.1:3000/accounts/bob/withdraw; wait
 //! {"type":"tag:tower-redlock,2026:lock-contended","title":"Resource is locked","status":423,"detail":"another request holds the lock on this resource","code":"lock-contended"}
 //!
-//! curl -s http://127.0.0.1:3000/metrics | grep ^redlock_acquire_total | sort
+//! curl -s http://127.0.0.1:3000/metrics | grep '^redlock_acquire_total.* [1-9]' | sort
 //! redlock_acquire_total{resource="account",outcome="contended"} 1
 //! redlock_acquire_total{resource="account",outcome="granted"} 2
 //!
@@ -40,7 +40,9 @@ use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
-use tower_redlock::{OnUnavailable, Redlock, RedlockLayer, RestartGuard, health_router, key};
+use tower_redlock::{
+    LATENCY_BUCKETS, OnUnavailable, Redlock, RedlockLayer, RestartGuard, health_router, key,
+};
 
 fn app(redlock: Redlock, metrics: PrometheusHandle) -> Router {
     let account = RedlockLayer::new(redlock.clone(), ("account", key::path("id")))
@@ -66,9 +68,9 @@ async fn work(Query(query): Query<HashMap<String, u64>>) -> &'static str {
 
 /// Sets buckets, because the default summaries have quantiles that cannot be aggregated over servers.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
-    let seconds = Matcher::Suffix("_seconds".into());
+    let locks = Matcher::Prefix("redlock_".into());
     PrometheusBuilder::new()
-        .set_buckets_for_metric(seconds, &BUCKETS)?
+        .set_buckets_for_metric(locks, LATENCY_BUCKETS)?
         .install_recorder()
 }
 
@@ -103,8 +105,8 @@ Listening on http://{address}. Try:
   # two at once: the second waits for 100 ms and is refused
   curl -s -o /dev/null -X POST 'http://{address}/accounts/bob/withdraw?hold_ms=2000' & sleep 0.5; curl -s -w '\\n' -X POST http://{address}/accounts/bob/withdraw; wait
 
-  # the metrics
-  curl -s http://{address}/metrics | grep ^redlock_acquire_total | sort
+  # the outcomes that were counted
+  curl -s http://{address}/metrics | grep '^redlock_acquire_total.* [1-9]' | sort
 
   # the health of the nodes
   curl -s -w '\\n' http://{address}/healthz
@@ -115,6 +117,3 @@ Ctrl-C stops it."
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
     Ok(axum::serve(listener, app).await?)
 }
-
-/// In seconds, from the response of a nearby node to a slow request.
-const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];

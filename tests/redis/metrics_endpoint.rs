@@ -9,7 +9,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use serde_json::Value;
 use tower_redlock::Redlock;
 
-use crate::scrape::{PARTS, PATIENCE, POLL, Scrape, Server};
+use crate::scrape::{Labels, PARTS, PATIENCE, POLL, Scrape, Server};
 use crate::support::http::{Client, Response};
 use crate::support::{Cluster, alone};
 
@@ -100,7 +100,7 @@ async fn metrics_of_a_contended_run_match_the_responses() {
         let asked: u64 = outcomes.values().sum();
         assert_eq!(asked, CLIENTS / 2 * ROUNDS);
         for name in ["redlock_acquire_total", "redlock_acquire_seconds_count"] {
-            let counted = scrape.by(name, "outcome");
+            let counted = scrape.moved_by(name, "outcome");
             let counted = counted
                 .into_iter()
                 .map(|(name, count)| (name.into(), count));
@@ -168,7 +168,10 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
     let seen = server.scrape().await;
     let reports = seen.count("redlock_acquire_total", &[("resource", "report")]);
     assert_eq!(reports, 2, "one granted, one abandoned: {seen:#?}");
-    assert_eq!(seen.by("redlock_acquire_total", "outcome")["abandoned"], 1);
+    assert_eq!(
+        seen.moved_by("redlock_acquire_total", "outcome")["abandoned"],
+        1
+    );
 
     // The lock is deleted on a majority; the next renewal detects it.
     for key in cluster.lock_keys() {
@@ -185,7 +188,7 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
     assert_eq!(third.await.unwrap().status, 200);
     let seen = server.scrape().await;
     assert_eq!(
-        seen.by("redlock_lost_total", "reason"),
+        seen.moved_by("redlock_lost_total", "reason"),
         [("gone", 1)].into()
     );
     assert_eq!(
@@ -205,7 +208,7 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
     assert_eq!(server.post("/accounts/alice/withdraw").await.status, 503);
     let scrape = server.scrape().await;
     assert_eq!(
-        scrape.by("redlock_unprotected_total", "resource"),
+        scrape.moved_by("redlock_unprotected_total", "resource"),
         [("report", 1)].into()
     );
     let outcomes = [
@@ -215,7 +218,7 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
         ("unavailable", 2),
     ];
     assert_eq!(
-        scrape.by("redlock_acquire_total", "outcome"),
+        scrape.moved_by("redlock_acquire_total", "outcome"),
         outcomes.into()
     );
     assert_eq!((held(&scrape), waiters(&scrape)), (0, 0));
@@ -247,6 +250,46 @@ async fn scraped_metrics_match_readme_and_dashboard() {
         BTreeSet::from_iter(seen),
         BTreeSet::from_iter(nodes(&cluster))
     );
+}
+
+/// Otherwise a panel shows no data, and a rate misses the first event.
+#[tokio::test]
+async fn dashboard_has_data_for_every_panel_after_one_lock() {
+    let _alone = alone().await;
+    let cluster = Cluster::start(3);
+    let server = Server::start(&cluster, "off");
+    assert_eq!(server.post("/accounts/alice/withdraw").await.status, 200);
+    let scrape = server.scrape().await;
+    let mut panels = BTreeSet::new();
+    for (expr, _) in queries() {
+        for (name, labels) in selectors(&expr) {
+            let has_all = |sample: &Labels| {
+                let mut labels = labels.iter();
+                labels.all(|(label, value)| value.starts_with('$') || sample[*label] == *value)
+            };
+            let mut samples = scrape.named(name);
+            assert!(samples.any(|(sample, _)| has_all(sample)), "{name}: {expr}");
+            panels.insert(expr.clone());
+        }
+    }
+    assert_eq!(panels.len(), queries().len());
+}
+
+/// The metrics that a query reads, each with its labels.
+fn selectors(expr: &str) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
+    let starts = expr.match_indices("redlock_").map(|(start, _)| start);
+    starts.map(|start| {
+        let rest = &expr[start..];
+        let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+        let (name, rest) = rest.split_at(end.unwrap_or(rest.len()));
+        let labels = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+        let labels = labels.map_or("", |(labels, _)| labels).split(',');
+        let labels = labels.filter_map(|label| {
+            let (label, value) = label.split_once('=')?;
+            Some((label, value.trim_start_matches('~').trim_matches('"')))
+        });
+        (name, labels.collect())
+    })
 }
 
 fn assert_labels_are_listed(scrape: &Scrape) {

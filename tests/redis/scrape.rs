@@ -137,7 +137,14 @@ impl Scrape {
             .sum()
     }
 
-    /// Counts by one label; what was never counted is not there.
+    /// Counts by one label; what has not moved yet is not there.
+    pub(crate) fn moved_by<'a>(&'a self, name: &str, label: &str) -> BTreeMap<&'a str, u64> {
+        let mut counts = self.by(name, label);
+        counts.retain(|_, count| *count > 0);
+        counts
+    }
+
+    /// Counts by one label.
     pub(crate) fn by<'a>(&'a self, name: &str, label: &str) -> BTreeMap<&'a str, u64> {
         let mut counts = BTreeMap::new();
         for (labels, value) in self.named(name) {
