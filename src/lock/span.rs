@@ -71,34 +71,36 @@ impl LockSpan {
     }
 
     /// Finishes with a granted lock, and the time that its caller waited, if it did.
-    pub(crate) fn granted(self, token: Option<FencingToken>, waited: Option<Duration>) {
-        self.finish("granted", token, waited);
+    pub(crate) fn granted(mut self, token: Option<FencingToken>, waited: Option<Duration>) {
+        self.is_finished = true;
+        self.report("lock acquired", "granted", token, waited);
     }
 
     /// Finishes with an outcome other than a granted lock.
     pub(crate) fn refused(self, outcome: &'static str, waited: Option<Duration>) {
-        self.finish(outcome, None, waited);
+        self.ended("lock refused", outcome, waited);
     }
 
-    fn finish(
+    /// Finishes with an outcome that needs no lock, and the message of its event.
+    pub(crate) fn ended(
         mut self,
+        message: &'static str,
+        outcome: &'static str,
+        waited: Option<Duration>,
+    ) {
+        self.is_finished = true;
+        self.report(message, outcome, None, waited);
+    }
+
+    fn report(
+        &self,
+        message: &'static str,
         outcome: &'static str,
         token: Option<FencingToken>,
         waited: Option<Duration>,
     ) {
-        self.is_finished = true;
-        self.report(outcome, token, waited);
-    }
-
-    fn report(&self, outcome: &'static str, token: Option<FencingToken>, waited: Option<Duration>) {
         let wait_ms = millis(waited.unwrap_or_default());
         let token = token.map(field::display);
-        let message = match outcome {
-            "granted" => "lock acquired",
-            "abandoned" => "lock abandoned",
-            "replayed" => "outcome replayed",
-            _ => "lock refused",
-        };
         // Before the span has these fields, so that a line of text does not show them twice.
         self.span.in_scope(|| {
             debug!(
@@ -121,7 +123,7 @@ impl LockSpan {
 impl Drop for LockSpan {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.report("abandoned", None, None);
+            self.report("lock abandoned", "abandoned", None, None);
         }
     }
 }

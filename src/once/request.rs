@@ -178,6 +178,9 @@ impl ExecuteOnce {
             Ok(execution) => {
                 span.granted(execution.handle().fencing_token(), waited.so_far());
             }
+            Err(denied @ Denied::Recorded(_)) => {
+                span.ended("outcome replayed", denied.outcome(), waited.so_far());
+            }
             Err(denied) => span.refused(denied.outcome(), waited.so_far()),
         }
         outcome

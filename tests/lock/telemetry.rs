@@ -9,7 +9,8 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    IdempotencyLayer, KeyExtractor, LockKey, OnUnavailable, Redlock, RedlockLayer, key, scope,
+    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, OnUnavailable, Redlock, RedlockLayer,
+    key, scope,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -334,7 +335,7 @@ fn lock_span_records_the_outcome_and_the_key_only_on_request() {
 fn each_granted_or_refused_lock_is_one_debug_event() {
     let events = Events::default();
     let _guard = subscribe(tracing_subscriber::registry().with(events.clone()));
-    let token = paused_runtime().block_on(async {
+    let [token, once] = paused_runtime().block_on(async {
         let nodes = ScriptedNodes::new(3);
         let redlock = redlock(&nodes);
         let guard = redlock.lock(("event", "7")).await.unwrap();
@@ -342,9 +343,16 @@ fn each_granted_or_refused_lock_is_one_debug_event() {
         assert!(other.await.is_err());
         let gone = timeout(TTL / 10, redlock.lock(("event", "7")).into_future());
         assert!(gone.await.is_err());
+        let token_of = async |execution: ExecutionHandle| {
+            let token = execution.fencing_token().unwrap();
+            Ok::<_, std::fmt::Error>(token.to_string())
+        };
+        let executed = redlock.once(("once", "7")).run(token_of).await.unwrap();
+        assert!(redlock.once(("once", "7")).run(token_of).await.is_ok());
         (0..3).for_each(|node| nodes.set(node, Gate::Failing));
         assert!(redlock.try_lock("other").await.is_err());
-        guard.fencing_token().unwrap().to_string()
+        let token = guard.fencing_token().unwrap().to_string();
+        [token, executed.into_inner()]
     });
     let events = std::mem::take(&mut *events.0.lock().unwrap());
     let reported = events.into_iter().filter_map(|(level, mut fields)| {
@@ -358,6 +366,8 @@ fn each_granted_or_refused_lock_is_one_debug_event() {
         ["lock acquired", "\"event\"", "\"granted\"", &token, "0"],
         ["lock refused", "\"event\"", "\"contended\"", "", "300"],
         ["lock abandoned", "\"event\"", "\"abandoned\"", "", "0"],
+        ["lock acquired", "\"once\"", "\"granted\"", &once, "0"],
+        ["outcome replayed", "\"once\"", "\"replayed\"", "", "0"],
         ["lock refused", "\"unnamed\"", "\"unavailable\"", "", "0"],
     ];
     assert_eq!(reported.collect::<Vec<_>>(), expected);
