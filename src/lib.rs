@@ -26,18 +26,21 @@ mod once;
 pub mod protocol;
 
 #[cfg(feature = "redis")]
+#[doc(no_inline)]
 pub use deadpool_redis;
 #[cfg(feature = "axum")]
 pub use extract::{
     LockHandleRejection, LockRefused, LockResource, Locked, LockedRejection, health_router,
 };
 #[cfg(feature = "idempotency")]
+#[doc(inline)]
 pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
     LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness, Redlock,
     RedlockBuilder, ReleaseError, Released, RestartGuard, Unconfirmed,
 };
+#[doc(inline)]
 pub use middleware::{
     BufferBodyLayer, BufferedBody, CancelOnDisconnect, IntoKeys, KeyExtractor, LockBody,
     LockHandles, LockLostError, OnLost, OnMissingKey, OnUnavailable, RedlockLayer, Rejection,
@@ -47,18 +50,67 @@ pub use middleware::{
 pub use node::LATENCY_BUCKETS;
 pub use node::{NodeFailure, NodeState};
 pub use once::{ExecuteOnce, ExecutionHandle, OnceError, Outcome};
+#[doc(inline)]
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
 
 /// Extractors of lock keys: one function per part of a request.
+///
+/// The key of a [`RedlockLayer`] is usually a tuple of a literal and an extractor. The literal names the kind of
+/// resource, and keeps its keys distinct from those of other kinds:
+///
+/// ```
+/// use tower_redlock::{Redlock, RedlockLayer, key};
+///
+/// let redlock = Redlock::in_memory(3);
+/// let per_tenant = ("invoice", key::header("x-tenant"), key::query("number"));
+/// let layer = RedlockLayer::new(redlock, per_tenant);
+/// # let _: RedlockLayer = layer;
+/// ```
+///
+/// | part of a request | extractor |
+/// |---|---|
+#[cfg_attr(
+    feature = "axum",
+    doc = "| path parameter, of a route of axum | [`path`](key::path), [`typed_path`](key::typed_path) |\n| matched route, of axum | [`matched_path`](key::matched_path) |"
+)]
+/// | header, cookie | [`header`](key::header), [`cookie`](key::cookie) |
+/// | query string | [`query`](key::query) |
+/// | host, method | [`host`](key::host), [`method`](key::method) |
+/// | value that another layer has put into the extensions | [`extension`](key::extension) |
+#[cfg_attr(
+    feature = "json",
+    doc = "| body, behind a [`BufferBodyLayer`] | [`form_field`](key::form_field), [`json_pointer`](key::json_pointer) |"
+)]
+#[cfg_attr(
+    not(feature = "json"),
+    doc = "| body, behind a [`BufferBodyLayer`] | [`form_field`](key::form_field) |"
+)]
+/// | anything in the head | a closure, [`from_fn`](key::from_fn) |
+/// | nothing: the same for all requests | a `&'static str`, [`literal`](key::literal) |
+/// | two resources at once | [`each`](key::each) |
+///
+/// [`KeyExtractor`] has methods that combine and change extractors: `prefix`, `and`, `map`, `hashed`, `or` and
+/// `when`.
 pub mod key {
     #[cfg(feature = "axum")]
-    pub use crate::extract::{MatchedPath, Path, TypedPath, matched_path, path, typed_path};
-    pub use crate::middleware::key::{
-        Cookie, Each, Extension, FormField, Hashed, Header, Host, Literal, Map, Method, Or, Query,
-        When, cookie, each, extension, form_field, from_fn, header, host, literal, method, query,
-    };
+    pub use crate::extract::{matched_path, path, typed_path};
     #[cfg(feature = "json")]
-    pub use crate::middleware::key::{JsonPointer, json_pointer};
+    pub use crate::middleware::key::json_pointer;
+    pub use crate::middleware::key::{
+        cookie, each, extension, form_field, from_fn, header, host, literal, method, query,
+    };
+
+    /// The types of the extractors, which programs rarely name.
+    pub mod extractors {
+        #[cfg(feature = "axum")]
+        pub use crate::extract::{MatchedPath, Path, TypedPath};
+        #[cfg(feature = "json")]
+        pub use crate::middleware::key::JsonPointer;
+        pub use crate::middleware::key::{
+            Cookie, Each, Extension, FormField, Hashed, Header, Host, Literal, Map, Method, Or,
+            Query, When,
+        };
+    }
 }
 
 /// Tools for tests: embedded nodes whose answers can be delayed, lost or forged, and a

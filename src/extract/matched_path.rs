@@ -11,6 +11,13 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// route, or, with other parts, a key that is unique to the route.
 ///
 /// Outside of any axum router, the layer is misconfigured: 500 `misconfigured`.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("route", key::matched_path(), key::path("id"));
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
 #[must_use]
 pub fn matched_path() -> MatchedPath {
     MatchedPath { _private: () }

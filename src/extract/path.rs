@@ -24,6 +24,14 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 ///
 /// A path parameter does not contain its route: put a literal in front
 /// (`("account", key::path("id"))`), or `/accounts/7` and `/orders/7` are one resource.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// // For the route `/flights/{flight}/seats/{seat}/book`.
+/// let key = ("seat", key::path("flight"), key::path("seat"));
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
 #[must_use]
 pub fn path(name: &'static str) -> Path {
     Path { name }

@@ -15,6 +15,29 @@ use crate::protocol::{FencingToken, LockKey};
 /// [`release`](Self::release) to wait until other callers can acquire the lock.
 ///
 /// A leaked guard (`mem::forget`) keeps its lock until `max_hold`, or for ever without one.
+///
+/// Work that must not go on without the lock ends when the lock is lost, and its writes carry the fencing token:
+///
+/// ```
+/// use tower_redlock::{LockGuard, Redlock};
+///
+/// async fn report(guard: &LockGuard) -> Option<&'static str> {
+///     tokio::select! {
+///         report = async { "60 pages" } => Some(report),
+///         _reason = guard.lost() => None,
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let redlock = Redlock::in_memory(3);
+/// let guard = redlock.lock(("report", "monthly")).await?;
+/// assert!(guard.fencing_token().is_some());
+/// assert_eq!(report(&guard).await, Some("60 pages"));
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping the guard releases the lock at once"]
 pub struct LockGuard {
     share: Share,
@@ -26,6 +49,26 @@ pub struct LockGuard {
 ///
 /// A [`RedlockLayer`](crate::RedlockLayer) puts one into the extensions of each request that it locks. A handle
 /// does not keep the lock from being released; [`upgrade`](Self::upgrade) takes a share.
+///
+/// ```
+/// use tower_redlock::{LockHandle, Redlock};
+///
+/// /// Goes on after the response, under the same lock.
+/// fn archive(lock: &LockHandle) {
+///     let Ok(guard) = lock.upgrade() else { return };
+///     tokio::spawn(async move {
+///         // The lock is released when the task ends.
+///         let _guard = guard;
+///     });
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_redlock::LockError> {
+/// let guard = Redlock::in_memory(3).lock(("report", "monthly")).await?;
+/// archive(&guard.handle());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct LockHandle {
     lease: Arc<Lease>,

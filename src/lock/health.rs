@@ -13,6 +13,19 @@ use crate::node::{Job, NodeFailure, NodeState, Request, VoteReceiver};
 ///
 /// A node is up if it answers and the restart guard lets it vote. The check writes nothing, so a server that is out
 /// of memory counts as up too.
+///
+/// ```
+/// use tower_redlock::{Readiness, Redlock};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let health = Redlock::in_memory(3).health().await;
+/// assert_eq!(health.readiness(), Readiness::Ready);
+/// for node in &health.nodes {
+///     println!("{}: {:?}, answered in {:?}", node.node, node.state, node.latency);
+/// }
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {

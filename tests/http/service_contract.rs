@@ -23,6 +23,7 @@ use tower::buffer::{Buffer, BufferLayer};
 use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
+use tower_redlock::key::extractors;
 use tower_redlock::middleware::{RedlockService, ResponseFuture};
 use tower_redlock::{
     KeyExtractor, LockBody, LockError, LockFuture, LockGuard, LockHandle, LockRequest, Lost,
@@ -447,11 +448,11 @@ fn public_types_have_their_documented_auto_traits() {
         LockBody<Body> => [Send + http_body::Body<Data = Bytes, Error = BoxError> + 'static],
         Rejection => [Clone + Send + Sync + fmt::Debug + 'static],
         Unprotected => [Copy + Send + Sync + 'static],
-        key::Header => [KeyExtractor + Clone + fmt::Debug],
-        key::Query => [KeyExtractor + Clone + fmt::Debug],
-        key::Path => [KeyExtractor + Clone + fmt::Debug],
-        key::Extension<NotClone> => [KeyExtractor + Clone + fmt::Debug],
+        extractors::Header => [KeyExtractor + Clone + fmt::Debug],
+        extractors::Query => [KeyExtractor + Clone + fmt::Debug],
+        extractors::Path => [KeyExtractor + Clone + fmt::Debug],
+        extractors::Extension<NotClone> => [KeyExtractor + Clone + fmt::Debug],
         Arc<dyn KeyExtractor> => [KeyExtractor + Clone],
-        (&'static str, Arc<dyn KeyExtractor>, key::Header) => [KeyExtractor],
+        (&'static str, Arc<dyn KeyExtractor>, extractors::Header) => [KeyExtractor],
     }
 }

@@ -15,6 +15,13 @@ use crate::protocol::{KeyError, LockKeys};
 /// or a body of another content type or with a content encoding: the request is malformed. Put a layer
 /// that decodes bodies outside of the [`BufferBodyLayer`](crate::BufferBodyLayer). Without a
 /// `BufferBodyLayer` outside of the lock's layer: 500 `misconfigured`.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("account", key::form_field("account"));
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
 #[must_use]
 pub fn form_field(name: &'static str) -> FormField {
     FormField { name }

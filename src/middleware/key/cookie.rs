@@ -14,6 +14,13 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// empty: the request names no resource. Sent more than once, in any spelling, or not UTF-8 when
 /// decoded: the request is malformed. A session cookie is a secret and would be visible on the nodes: use its hash
 /// ([`hashed`](KeyExtractor::hashed)).
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("session", key::cookie("sid").hashed());
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
 #[must_use]
 pub fn cookie(name: &'static str) -> Cookie {
     Cookie { name }

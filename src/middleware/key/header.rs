@@ -17,6 +17,13 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// string: the request is malformed. The client chooses header values: put a literal in front
 /// (`("upload", key::header("x-upload-id"))`), and an authentication layer outside.
 ///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("upload", key::header("x-upload-id"));
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
+///
 /// # Panics
 ///
 /// If `name` is not a header name.

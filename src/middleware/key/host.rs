@@ -19,6 +19,13 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// * either has user information, `user@host` (RFC 9110, section 4.2.4).
 ///
 /// A `Forwarded` header is ignored: whether a client can set it depends on the proxies in front.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("tenant", key::host());
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
 #[must_use]
 pub fn host() -> Host {
     Host { _private: () }

@@ -13,6 +13,13 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 ///
 /// Missing or empty: the request names no resource. Given more than once, or not UTF-8 when
 /// decoded: the request is malformed.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("invoice", key::query("number"));
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
 #[must_use]
 pub fn query(name: &'static str) -> Query {
     Query { name }
