@@ -15,7 +15,7 @@ main() {
     cd "$target/package/$package"
     # With the features that each example requires, and without those that an example must not need.
     CARGO_TARGET_DIR="$target" cargo check --examples
-    CARGO_TARGET_DIR="$target" cargo check --examples --features json,grpc,metrics
+    CARGO_TARGET_DIR="$target" cargo check --examples --features json,grpc,metrics,test-util
 }
 
 main
