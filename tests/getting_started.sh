@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# Does what the pages of the guide tell a reader to do, in an empty folder, and compares what they show.
+#
+#   tests/getting_started.sh [PAGE ...]    # default: docs/getting_started.md and the recipes that are programs
+#
+# In a page, a block of code below "Replace `FILE`:" becomes that file, and below "Append to `FILE`:" its end. A
+# block of `sh` is typed into a terminal of its own. A block of `text` is what the commands above it print: all of
+# it, but for numbers that differ each time. A line of prose with "Ctrl-C" stops what the page has started.
+# This crate replaces the published one, and free ports those of the page.
+
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+main() {
+    for tool in cargo curl redis-server awk; do
+        command -v "$tool" >/dev/null || not_run "the pages of the guide: $tool is missing"
+    done
+    work="$(mktemp -d)"
+    trap clean_up EXIT
+    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never RUST_BACKTRACE=0
+    CARGO_TARGET_DIR="$(cd "$root" && mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)/getting_started"
+    export CARGO_TARGET_DIR
+    if [ "$#" -eq 0 ]; then
+        set -- $PAGES
+    fi
+    local page
+    for page in "$@"; do
+        follow "$page"
+    done
+}
+
+follow() {
+    local page="$1" started="$SECONDS"
+    steps="$work/$(basename "$page" .md)"
+    mkdir -p "$steps/empty"
+    printf '%s\n' "$steps/empty" >"$steps/folder"
+    choose_ports
+    if [ "$page" != "$FIRST" ]; then
+        # Its project is that of the first page.
+        steps_of "$FIRST" | head -n 2 | while read -r step; do take "$step"; done
+    fi
+    steps_of "$page" >"$steps/list"
+    [ -s "$steps/list" ] || fail "$page has no steps"
+    local step previous=
+    while read -r step; do
+        take "$step"
+    done <"$steps/list"
+    stop_servers
+    say "$page: $(wc -l <"$steps/list" | tr -d ' ') steps in $((SECONDS - started)) s"
+}
+
+# Writes the steps of a page into files and prints their names: NUMBER.KIND, in their order.
+steps_of() {
+    local prefix="$steps/$(basename "$1" .md)"
+    # shellcheck disable=SC2086
+    sed $replace_ports "$root/$1" | awk -v prefix="$prefix" '
+        function begin(kind) { file = sprintf("%s.%02d.%s", prefix, ++count, kind); printf "" > file; print file }
+        !inside && /^```/ {
+            inside = 1; kind = substr($0, 4); file = ""
+            if (target != "") { begin(mode); print target > file }
+            else if (kind == "sh") begin("sh")
+            else if (kind == "text") begin("text")
+            target = ""
+            next
+        }
+        inside && /^```/ { inside = 0; if (file != "") close(file); next }
+        inside { if (file != "") print > file; next }
+        /Ctrl-C/ { begin("stop"); close(file) }
+        # The sentence may begin on an earlier line.
+        { text = text " " $0 }
+        /^$/ { text = "" }
+        text ~ /(Replace|Append to) `[^`]*`[^`]*:$/ && /:$/ {
+            mode = text ~ /Append to `[^`]*`[^`]*:$/ ? "append" : "replace"
+            target = text; sub(/.*(Replace|Append to) `/, "", target); sub(/`.*/, "", target)
+        }
+        text ~ /(Replace|Append to) `[^`]*`\. .*:$/ {
+            mode = text ~ /Append to `[^`]*`\./ ? "append" : "replace"
+            target = text; sub(/.*(Replace|Append to) `/, "", target); sub(/`.*/, "", target)
+        }
+    '
+}
+
+take() {
+    local step="$1" folder
+    folder="$(cat "$steps/folder")"
+    case "$step" in
+        *.replace) write_file "$folder" "$step" >"$folder/$(head -n 1 "$step")" ;;
+        *.append) write_file "$folder" "$step" >>"$folder/$(head -n 1 "$step")" ;;
+        *.stop) stop_servers ;;
+        *.text) compare "$step" ;;
+        *.sh)
+            printed="${step%.sh}.printed"
+            if grep -q 'cargo run$' "$step"; then
+                start_server "$folder" "$step"
+            else
+                type_in "$folder" "$step"
+            fi
+            ;;
+    esac
+}
+
+# Without the first line, which is its name, and with this crate in place of the published one.
+write_file() {
+    local version
+    version="$(sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' "$root/Cargo.toml" | head -n 1)"
+    if [ "$(head -n 1 "$2")" = Cargo.toml ]; then
+        grep -q "^tower-redlock = \"$version\"" "$2" || fail "$2 does not depend on tower-redlock $version"
+        # The versions that all other checks use.
+        [ ! -f "$root/Cargo.lock" ] || cp "$root/Cargo.lock" "$1/Cargo.lock"
+    fi
+    sed -e 1d -e "s|^tower-redlock = .*|tower-redlock = { path = \"$root\" }|" "$2"
+}
+
+# One block of commands is one terminal, which begins in the folder in which the one before ended.
+type_in() {
+    printf '%s\npwd >"%s"\n' "$(cat "$2")" "$steps/folder" >"$2.typed"
+    (cd "$1" && bash -eu "$2.typed" </dev/null >"$printed" 2>"$printed.errors") || {
+        cat "$printed" "$printed.errors"
+        fail "these commands failed: $(cat "$2")"
+    }
+}
+
+start_server() {
+    # One process, so that its id is that of the server in the end.
+    sed 's/cargo run$/exec cargo run/' "$2" >"$2.typed"
+    (cd "$1" && exec bash -eu "$2.typed" </dev/null >"$printed" 2>"$printed.errors") &
+    servers="$servers $!"
+    local left=3000
+    until grep -q . "$printed" 2>/dev/null; do
+        left=$((left - 1))
+        kill -0 "$!" 2>/dev/null && [ "$left" -gt 0 ] || {
+            cat "$printed.errors"
+            fail "this printed nothing: $(cat "$2")"
+        }
+        sleep 0.1
+    done
+}
+
+stop_servers() {
+    local server
+    for server in $servers; do
+        kill "$server" 2>/dev/null || true
+        wait "$server" 2>/dev/null || true
+    done
+    servers=
+}
+
+compare() {
+    masked <"$1" >"$1.expected"
+    masked <"$printed" >"$1.printed"
+    diff -B "$1.expected" "$1.printed" >"$1.diff" || {
+        cat "$1.diff"
+        fail "$(basename "$1") shows (<) what was not printed (>)"
+    }
+}
+
+# Fencing tokens, seconds that are left and durations differ each time.
+masked() {
+    sed -e 's/[0-9]\{16,\}/TOKEN/g' -e 's/another [0-9]* s/another N s/g' -e 's/finished in [0-9.]*s/finished in N s/'
+}
+
+choose_ports() {
+    local port free
+    replace_ports=
+    for port in 3000 3001 7001 7002 7003 5432; do
+        free="$((20000 + RANDOM % 10000))"
+        while (: <"/dev/tcp/127.0.0.1/$free") 2>/dev/null; do
+            free="$((20000 + RANDOM % 10000))"
+        done
+        case "$port" in
+            3*) replace_ports="$replace_ports -e s/:$port/:$free/g" ;;
+            *) replace_ports="$replace_ports -e s/$port/$free/g" ;;
+        esac
+    done
+}
+
+clean_up() {
+    stop_servers
+    local file
+    for file in "$work"/*/empty/*/redis-*.pid; do
+        [ ! -f "$file" ] || kill "$(cat "$file")" 2>/dev/null || true
+    done
+    rm -rf "$work"
+}
+
+say() {
+    printf 'tests/getting_started.sh: %s\n' "$*"
+}
+
+fail() {
+    say "$*" >&2
+    exit 1
+}
+
+not_run() {
+    say "NOT RUN: $*" >&2
+    [ -z "${TOWER_REDLOCK_NOT_RUN:-}" ] || printf 'NOT RUN: %s\n' "$*" >>"$TOWER_REDLOCK_NOT_RUN"
+    exit 0
+}
+
+readonly FIRST=${FIRST_PAGE:-docs/getting_started.md}
+readonly PAGES="$FIRST"
+servers=
+
+main "$@"
