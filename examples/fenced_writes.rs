@@ -114,7 +114,7 @@ Listening on http://{address}. Try:
 
 Ctrl-C stops it."
     );
-    // The last piece of a response waits for the release of its lock; see the README.
+    // The last piece of a response waits for the release of its lock; see "TCP_NODELAY" in docs/settings.md.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap_or_default());
     Ok(axum::serve(listener, app).await?)
 }

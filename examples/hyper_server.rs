@@ -71,7 +71,7 @@ Ctrl-C stops it."
     );
     loop {
         let (stream, _) = listener.accept().await?;
-        // The last piece of a response waits for the release of its lock; see the README.
+        // The last piece of a response waits for the release of its lock; see "TCP_NODELAY" in docs/settings.md.
         stream.set_nodelay(true)?;
         let service = service.clone();
         tokio::spawn(async move {

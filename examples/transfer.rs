@@ -95,7 +95,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&listen).await?;
     let address = listener.local_addr()?;
-    // The last piece of a response waits for the release of its lock; see the README.
+    // The last piece of a response waits for the release of its lock; see "TCP_NODELAY" in docs/settings.md.
     let listener = listener.tap_io(|stream| {
         stream.set_nodelay(true).unwrap_or_default();
     });

@@ -1,5 +1,6 @@
 //! A lock per resource on a quorum of Redis nodes: a tower layer, axum extractors and a plain async lock.
 //!
+#![doc = include_str!("guide/links.md")]
 #![doc = include_str!("../README.md")]
 //!
 //! # Map of the crate
@@ -10,8 +11,7 @@
 //! * [`IdempotencyLayer`] executes a request once per idempotency key and replays the recorded response.
 //! * [`middleware`] has the services, futures and bodies of the layers, which programs rarely name.
 //! * [`protocol`] has the algorithm as pure data, and explains why fencing tokens are unique.
-//! * [`guide`] has chapters on [what the lock is for](guide::what_is_this_lock_for),
-//!   [operating the nodes](guide::operating_the_nodes) and [idempotency](guide::idempotency).
+//! * [`guide`] has the chapters.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "axum")]

@@ -226,13 +226,13 @@ async fn make_everything_happen(cluster: &mut Cluster, server: &Server) -> Scrap
 }
 
 #[tokio::test]
-async fn scraped_metrics_match_readme_and_dashboard() {
+async fn scraped_metrics_match_chapter_and_dashboard() {
     let _alone = alone().await;
     let mut cluster = Cluster::start(3);
     let server = Server::start(&cluster, "off");
     let scrape = make_everything_happen(&mut cluster, &server).await;
 
-    let listed: BTreeSet<&str> = readme().keys().copied().collect();
+    let listed: BTreeSet<&str> = documented().keys().copied().collect();
     assert_eq!(scrape.metrics(), listed);
     let drawn: BTreeSet<&str> = redlock_names(DASHBOARD).collect();
     let unknown: Vec<_> = drawn.difference(&scrape.sample_names()).copied().collect();
@@ -293,7 +293,7 @@ fn selectors(expr: &str) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
 }
 
 fn assert_labels_are_listed(scrape: &Scrape) {
-    for (name, row) in readme() {
+    for (name, row) in documented() {
         assert!(scrape.help.contains_key(name), "{name}");
         let is_part = |sample: &str| {
             sample
@@ -398,7 +398,7 @@ fn metrics_are_described_with_kind_and_unit() {
     metrics::with_local_recorder(&recorder, || drop(Redlock::in_memory(1)));
     let described = recorder.0.into_inner().unwrap();
     let names = described.keys().map(String::as_str);
-    assert_eq!(Vec::from_iter(names), Vec::from_iter(readme().into_keys()));
+    assert_eq!(Vec::from_iter(names), Vec::from_iter(documented().into_keys()));
     for (name, (kind, unit, text)) in described {
         let expected = match name.rsplit('_').next() {
             Some("total") => ("counter", Unit::Count),
@@ -476,7 +476,7 @@ impl Recorder for Descriptions {
     }
 }
 
-/// What a row of the README's table says of its metrics.
+/// What a row of the chapter's table says of its metrics.
 #[derive(Clone)]
 struct Row {
     labels: BTreeSet<&'static str>,
@@ -484,9 +484,9 @@ struct Row {
     values: Option<(&'static str, BTreeSet<&'static str>)>,
 }
 
-/// The README's table, by metric.
-fn readme() -> BTreeMap<&'static str, Row> {
-    let (_, table) = README.split_once(TABLE).unwrap();
+/// The chapter's table, by metric.
+fn documented() -> BTreeMap<&'static str, Row> {
+    let (_, table) = CHAPTER.split_once(TABLE).unwrap();
     let rows = table.lines().take_while(|line| line.starts_with('|'));
     rows.flat_map(|row| {
         let mut columns = row.split('|').skip(1);
@@ -533,9 +533,9 @@ fn between<'a>(text: &'a str, open: &'a str, close: &'a str) -> impl Iterator<It
         .map(move |rest| rest.split_once(close).unwrap().0)
 }
 
-const README: &str = include_str!("../../README.md");
+const CHAPTER: &str = include_str!("../../docs/observability.md");
 
-/// The head of the README's table of metrics.
+/// The head of the table of metrics in the chapter on observability.
 const TABLE: &str = "| metric | labels |\n|---|---|\n";
 
 const DASHBOARD: &str = include_str!("../../examples/grafana_dashboard.json");
