@@ -51,6 +51,14 @@ impl Example {
             assert_eq!(masked(&paste_printed(command)), masked(answer), "{command}");
         }
     }
+
+    /// Pastes a command that a page shows, and compares its answer with that of the page.
+    pub(crate) fn answers(&self, command: &str, answer: &str) {
+        if has_curl() {
+            let command = command.replace("127.0.0.1:3000", &self.addr.to_string());
+            assert_eq!(masked(&paste(&command)), masked(answer), "{command}");
+        }
+    }
 }
 
 /// The commands in the code blocks of an example's header, each with the lines below it up to the

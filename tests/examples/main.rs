@@ -16,6 +16,7 @@ mod hyper_server;
 mod idempotent_payments;
 mod playground;
 mod queue_consumer;
+mod recipes;
 mod reverse_proxy;
 mod testing_your_handlers;
 mod websocket;

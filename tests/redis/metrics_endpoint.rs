@@ -398,7 +398,10 @@ fn metrics_are_described_with_kind_and_unit() {
     metrics::with_local_recorder(&recorder, || drop(Redlock::in_memory(1)));
     let described = recorder.0.into_inner().unwrap();
     let names = described.keys().map(String::as_str);
-    assert_eq!(Vec::from_iter(names), Vec::from_iter(documented().into_keys()));
+    assert_eq!(
+        Vec::from_iter(names),
+        Vec::from_iter(documented().into_keys())
+    );
     for (name, (kind, unit, text)) in described {
         let expected = match name.rsplit('_').next() {
             Some("total") => ("counter", Unit::Count),

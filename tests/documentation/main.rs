@@ -1,0 +1,143 @@
+//! The documentation names only what exists: links, anchors, pictures, files, tests, commands and settings.
+//!
+//! Each check has a second test, which plants what it must find.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+mod commands;
+mod links;
+mod markdown;
+mod mentions;
+mod settings;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::markdown::Page;
+
+const README_LINES: usize = 150;
+
+/// The folders with files that pages mention.
+const FOLDERS: [&str; 7] = [
+    ".ci",
+    "benches",
+    "docs",
+    "examples",
+    "src",
+    "tests",
+    "docs/images",
+];
+
+#[test]
+fn links_anchors_and_pictures_of_all_pages_exist() {
+    let found = check(&pages(), links::broken);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn links_of_the_readme_and_the_guide_work_in_rustdoc_too() {
+    let found = check(&guide_pages(), links::without_rustdoc);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn files_and_tests_that_pages_mention_exist() {
+    let found = check(&pages(), mentions::missing);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn commands_of_all_pages_name_existing_programs_tests_and_features() {
+    let found = check(&pages(), commands::missing);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn snippets_have_no_hidden_lines() {
+    let found = check(&guide_pages(), mentions::hidden_lines);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn the_readme_has_at_most_150_lines() {
+    let lines = read("README.md").lines().count();
+    assert!(lines <= README_LINES, "{lines} lines");
+}
+
+#[test]
+fn every_file_of_the_guide_is_a_chapter_and_a_followed_recipe() {
+    let guide = read("src/guide.rs");
+    let followed = read("tests/getting_started.sh") + &read("tests/examples/recipes.rs");
+    for page in guide_pages() {
+        let path = page.path.as_str();
+        if path == "README.md" {
+            continue;
+        }
+        assert!(
+            guide.contains(&format!("include_str!(\"../{path}\")")),
+            "src/guide.rs lacks {path}"
+        );
+        if path.starts_with("docs/recipes/") {
+            assert!(followed.contains(path), "no test follows {path}");
+        }
+    }
+}
+
+#[test]
+fn the_chapter_on_settings_lists_every_setter_and_nothing_else() {
+    let found = settings::differences(&read("docs/settings.md"), &read);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+/// Runs a check over all pages.
+fn check(pages: &[Page], check: fn(&Page) -> Vec<String>) -> Vec<String> {
+    assert!(!pages.is_empty());
+    pages.iter().flat_map(check).collect()
+}
+
+fn pages() -> Vec<Page> {
+    let mut pages = guide_pages();
+    pages.extend(["ARCHITECTURE.md", "CONTRIBUTING.md"].map(|path| Page::new(path, &read(path))));
+    pages
+}
+
+/// The README and the chapters, which rustdoc shows as well.
+fn guide_pages() -> Vec<Page> {
+    let mut pages = vec![Page::new("README.md", &read("README.md"))];
+    let chapters = files("docs");
+    let chapters = chapters.iter().filter(|path| path.ends_with(".md"));
+    pages.extend(chapters.map(|path| Page::new(path, &read(path))));
+    pages
+}
+
+/// Returns the paths of all files below a folder of the repository, relative to the root.
+fn files(folder: &str) -> Vec<String> {
+    let mut paths = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        // A folder need not exist: a chapter may have no pictures.
+        for entry in fs::read_dir(&folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let path = path.strip_prefix(root()).unwrap().to_owned();
+                paths.push(path.into_os_string().into_string().unwrap());
+            }
+        }
+    }
+    paths.sort();
+    paths
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn exists(path: &str) -> bool {
+    root().join(path).exists()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
+}
