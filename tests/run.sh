@@ -26,6 +26,8 @@ main() {
         # Absolute, because its test runs cargo again from another folder.
         CARGO_TARGET_DIR="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)/messages" \
             cargo test --manifest-path tests/messages/Cargo.toml
+        say "running: tests/getting_started.sh"
+        tests/getting_started.sh
     fi
     say "all tests passed$([ ! -s "$TOWER_REDLOCK_NOT_RUN" ] || echo ", but for those that are named below")"
 }
