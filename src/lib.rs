@@ -13,6 +13,20 @@
 //! * [`protocol`] has the algorithm as pure data, and explains why fencing tokens are unique.
 //! * [`guide`] has the chapters.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(all(
+        feature = "axum",
+        feature = "redis",
+        feature = "idempotency",
+        feature = "json",
+        feature = "metrics",
+        feature = "test-util"
+    )),
+    allow(
+        rustdoc::broken_intra_doc_links,
+        reason = "the list of links of the guide also names items of features that are off"
+    )
+)]
 
 #[cfg(feature = "axum")]
 mod extract;
