@@ -24,7 +24,9 @@ fn commands(page: &Page) -> Vec<(String, String)> {
                 commands.extend(spans.map(|span| (page.place(line), span)));
             }
             Place::Code(language) if ["sh", "text", "console"].contains(&language.as_str()) => {
-                let (place, mut text) = begun.take().unwrap_or((page.place(line), String::new()));
+                let (place, mut text) = begun
+                    .take()
+                    .unwrap_or_else(|| (page.place(line), String::new()));
                 // A comment ends with its line.
                 let line = line.text.split(" #").next().unwrap_or_default();
                 match line.strip_suffix('\\') {
