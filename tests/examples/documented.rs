@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use nix::sys::signal::Signal;
 
 use crate::support::{ChildProcess, example_path, free_port};
-use crate::{PATIENCE, has_curl, paste_printed};
+use crate::{PATIENCE, has_curl, paste, paste_printed};
 
 /// A server that an example runs.
 pub(crate) struct Example {
