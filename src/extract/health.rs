@@ -8,7 +8,7 @@ use http::{HeaderValue, StatusCode};
 
 use crate::lock::{Health, NodeHealth, Redlock};
 use crate::middleware::escape_json;
-use crate::node::NodeState;
+use crate::node::{NodeState, whole_seconds};
 
 /// Creates a router that answers `GET /` with the [`Health`] of the nodes, for a load balancer or an
 /// orchestrator: 200 while locks can be acquired, else 503.
@@ -62,7 +62,7 @@ fn node(health: &NodeHealth) -> String {
             format!(r#""state":"up","latency_us":{latency}"#)
         }
         NodeState::Quarantined { left } => {
-            let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+            let seconds = whole_seconds(*left);
             format!(r#""state":"quarantined","seconds_left":{seconds}"#)
         }
         NodeState::Unreachable { why, since } => format!(

@@ -63,11 +63,21 @@ use crate::middleware::{CallToken, LockHandles, OnLost, Rejection, RequestKind, 
 /// responding. The loss of the lock does not stop the handler: check
 /// [`LockGuard::is_valid`], or `select!` on [`LockGuard::lost`].
 ///
+/// # Refusals
+///
+/// `Retry-After` of a refusal is the remaining ttl of the lock, at most a minute. It is not the typical hold, as for a
+/// [`RedlockLayer`](crate::RedlockLayer): extractors of different resources have no layer in common that could
+/// keep an average, and their guards may outlive the request.
+///
 /// # Forms
 ///
 /// `Result<Locked<T>, LockedRejection<_>>` passes the refusal to the handler. A handler that answers with it
 /// must not have had an effect: an [`IdempotencyLayer`](crate::IdempotencyLayer) outside executes the next
 /// request with the key. `Option<Locked<T>>` is `None` only if `Option<T>` is, never for contention.
+///
+/// # Panics
+///
+/// The extractor panics outside of a tokio runtime with a timer.
 ///
 /// # When it does not compile
 ///

@@ -16,7 +16,7 @@ use crate::idempotency::fingerprint;
 use crate::idempotency::service::IdempotencyService;
 use crate::lock::{LockOptions, Redlock};
 use crate::middleware::macros::layer_setters;
-use crate::middleware::{KeyExtractor, Refusals};
+use crate::middleware::{KeyExtractor, Refusals, RetryAfter};
 use crate::node::telemetry;
 use crate::once::{DAY, bound_body, bound_retention};
 
@@ -58,6 +58,10 @@ use crate::once::{DAY, bound_body, bound_retention};
 /// The extensions of the handler's request have an [`ExecutionHandle`](crate::ExecutionHandle) and the
 /// [`IdempotencyKey`](crate::IdempotencyKey). [`LockHandle`](crate::LockHandle) and
 /// [`FencingToken`](crate::FencingToken) belong to resource layers only.
+///
+/// # Panics
+///
+/// The future of a request with a key panics outside of a tokio runtime with a timer.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct IdempotencyLayer {
@@ -95,6 +99,7 @@ impl IdempotencyLayer {
                 at_most_once: false,
                 on_unrecorded: OnUnrecorded::Answer,
                 codec: Codec::default(),
+                retry_after: RetryAfter::default(),
                 refusals: Refusals::new(),
             },
         }
@@ -124,6 +129,14 @@ impl IdempotencyLayer {
         /// The effect of the stopped execution is unknown. A retry executes again once the lock has ended by its
         /// ttl, or gets 409 `outcome-unknown` with [`at_most_once`](Self::at_most_once).
         max_hold;
+
+        /// Sets the `Retry-After` of a duplicate that is refused with 409 `lock-contended`: whole seconds, rounded up,
+        /// between one second and a minute. Default: how long the executions of this layer typically take, but at
+        /// most the remaining ttl of the lock.
+        ///
+        /// The typical time is a moving average over the executions of this layer, with all its clones, in this
+        /// process. Before the first has ended, the remaining ttl is sent.
+        retry_after;
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
         rejection;

@@ -1,11 +1,12 @@
 //! The errors of the lock, one type per operation.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::lost::LostReason;
 use crate::lock::time::whole_millis;
-use crate::node::NodeFailure;
+use crate::node::{NodeFailure, whole_seconds};
 use crate::protocol::{KeyError, validity};
 
 /// The longest ttl that is not rejected as a mistake in units: ten days.
@@ -29,6 +30,8 @@ pub enum LockError {
         reached: usize,
         /// The number of nodes that make a majority.
         needed: usize,
+        /// The names of the nodes that voted.
+        voted: Vec<Arc<str>>,
         /// The failures of the other nodes.
         nodes: Vec<NodeFailure>,
     },
@@ -63,10 +66,56 @@ pub enum LockError {
 }
 
 impl LockError {
+    /// Returns when enough nodes may vote again, if the quarantine of restarted nodes is all that keeps a majority
+    /// from voting; see [`restart_guard`](crate::RedlockBuilder::restart_guard).
+    ///
+    /// The time counts from the refusal. `None` for every other error, and if too few nodes answer at all.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_redlock::{LockError, NodeFailure};
+    ///
+    /// let quarantined = |node: &str, seconds| NodeFailure::Quarantined {
+    ///     node: node.into(),
+    ///     left: Duration::from_secs(seconds),
+    /// };
+    /// let refused = LockError::Unavailable {
+    ///     reached: 1,
+    ///     needed: 2,
+    ///     voted: vec!["redis-a:6379".into()],
+    ///     nodes: vec![quarantined("redis-b:6379", 12), quarantined("redis-c:6379", 15)],
+    /// };
+    /// assert_eq!(refused.quarantined(), Some(Duration::from_secs(12)));
+    /// ```
+    #[must_use]
+    pub fn quarantined(&self) -> Option<Duration> {
+        let Self::Unavailable {
+            reached,
+            needed,
+            nodes,
+            ..
+        } = self
+        else {
+            return None;
+        };
+        let is_unanswered = |node: &&NodeFailure| matches!(node, NodeFailure::Unanswered { .. });
+        let left = nodes.iter().filter_map(|node| match node {
+            NodeFailure::Quarantined { left, .. } => Some(*left),
+            _ => None,
+        });
+        let mut left: Vec<Duration> = left.collect();
+        left.sort_unstable();
+        // A node that is known to be down fails at once, so one that has not answered yet counts as up.
+        let up = reached + nodes.iter().filter(is_unanswered).count();
+        let missing = needed.saturating_sub(up).max(1);
+        left.get(missing - 1).copied()
+    }
+
     /// Returns the name of the error in spans and metrics.
     pub(crate) fn outcome(&self) -> &'static str {
         match self {
             Self::Contended { .. } => "contended",
+            Self::Unavailable { .. } if self.quarantined().is_some() => "quarantined",
             Self::Unavailable { .. } => "unavailable",
             Self::Expired { .. } => "expired",
             Self::Overloaded { .. } => "overloaded",
@@ -89,15 +138,21 @@ impl fmt::Display for LockError {
             Self::Unavailable {
                 reached,
                 needed,
+                voted,
                 nodes,
-            } => write_no_quorum(
-                f,
-                *reached,
-                "voted on the lock",
-                *needed,
-                "are needed",
-                nodes,
-            ),
+            } => {
+                let mut step = "voted on the lock".to_owned();
+                if !voted.is_empty() {
+                    step = format!("{step} ({})", voted.join(", "));
+                }
+                let mut demand = if *needed == 1 { "is" } else { "are" }.to_owned() + " needed";
+                if let Some(left) = self.quarantined() {
+                    let seconds = whole_seconds(left);
+                    demand =
+                        format!("{demand}; enough may vote in {seconds} s, after their quarantine");
+                }
+                write_no_quorum(f, *reached, &step, *needed, &demand, nodes)
+            }
             Self::Expired { ttl, elapsed } => write!(
                 f,
                 "the nodes granted the lock after {elapsed:?}, too late for a ttl of {ttl:?}; use a longer ttl"
@@ -230,7 +285,11 @@ fn write_no_quorum(
     demand: &str,
     nodes: &[NodeFailure],
 ) -> fmt::Result {
-    write!(f, "no quorum: {reached} nodes {step}, {needed} {demand}")?;
+    let counted = if reached == 1 { "node" } else { "nodes" };
+    write!(
+        f,
+        "no quorum: {reached} {counted} {step}, {needed} {demand}"
+    )?;
     nodes.iter().try_for_each(|node| write!(f, "; {node}"))
 }
 
@@ -304,3 +363,98 @@ impl fmt::Display for BuildError {
 }
 
 impl std::error::Error for BuildError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unavailable(reached: usize, nodes: Vec<NodeFailure>) -> LockError {
+        let names = ["redis-a:6379", "redis-b:6379", "redis-c:6379"];
+        LockError::Unavailable {
+            reached,
+            needed: 2,
+            voted: names.into_iter().take(reached).map(Into::into).collect(),
+            nodes,
+        }
+    }
+
+    fn down(node: &str) -> NodeFailure {
+        NodeFailure::Unreachable {
+            node: node.into(),
+            why: "Connection refused".into(),
+        }
+    }
+
+    fn quarantined(node: &str, millis: u64) -> NodeFailure {
+        NodeFailure::Quarantined {
+            node: node.into(),
+            left: Duration::from_millis(millis),
+        }
+    }
+
+    #[test]
+    fn unavailable_names_the_part_of_every_node() {
+        let is_down = |node| {
+            format!(
+                "{node} is unreachable (Connection refused); check that it runs and that its URL is right"
+            )
+        };
+        let (b, c) = (is_down("redis-b:6379"), is_down("redis-c:6379"));
+        let both = || vec![down("redis-b:6379"), down("redis-c:6379")];
+        assert_eq!(
+            unavailable(1, both()).to_string(),
+            format!("no quorum: 1 node voted on the lock (redis-a:6379), 2 are needed; {b}; {c}")
+        );
+        let mut nodes = both();
+        let node = "redis-a:6379".into();
+        nodes.insert(0, NodeFailure::Unanswered { node });
+        assert_eq!(
+            unavailable(0, nodes).to_string(),
+            format!(
+                "no quorum: 0 nodes voted on the lock, 2 are needed; redis-a:6379 had not answered when the other \
+                 nodes decided; {b}; {c}"
+            )
+        );
+    }
+
+    #[test]
+    fn quarantined_is_when_a_majority_may_vote() {
+        let unanswered = || NodeFailure::Unanswered { node: "a".into() };
+        let left = |reached, nodes| {
+            let error = unavailable(reached, nodes);
+            let left = error.quarantined();
+            let expected = if left.is_some() {
+                "quarantined"
+            } else {
+                "unavailable"
+            };
+            assert_eq!(error.outcome(), expected);
+            left.map(|left| left.as_millis())
+        };
+        let (a, b, c) = (
+            || quarantined("a", 30_000),
+            || quarantined("b", 7_000),
+            || quarantined("c", 5_000),
+        );
+        assert_eq!(left(0, vec![a(), b(), c()]), Some(7_000));
+        assert_eq!(left(0, vec![down("a"), b(), c()]), Some(7_000));
+        assert_eq!(left(1, vec![b(), c()]), Some(5_000));
+        assert_eq!(left(1, vec![down("b"), c()]), Some(5_000));
+        // A node that is up, but was slower than the failures of the others.
+        assert_eq!(left(0, vec![unanswered(), down("b"), c()]), Some(5_000));
+        assert_eq!(left(0, vec![down("a"), down("b"), c()]), None);
+        assert_eq!(left(1, vec![down("a"), down("b")]), None);
+        assert_eq!(LockError::Closed.quarantined(), None);
+    }
+
+    #[test]
+    fn unavailable_says_when_a_quarantine_ends() {
+        let nodes = vec![quarantined("b", 11_001), quarantined("c", 15_000)];
+        assert_eq!(
+            unavailable(1, nodes).to_string(),
+            "no quorum: 1 node voted on the lock (redis-a:6379), 2 are needed; enough may vote in 12 s, after \
+             their quarantine; b was restarted or flushed recently; quarantined for another 12 s (see restart_guard); c was \
+             restarted or flushed recently; quarantined for another 15 s (see restart_guard)"
+        );
+    }
+}

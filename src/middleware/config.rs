@@ -9,6 +9,7 @@ use crate::lock::{LockError, LockOptions, Redlock, WaiterCap};
 use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::Refusals;
+use crate::middleware::retry::RetryAfter;
 use crate::middleware::routed::matched_no_route;
 use crate::node::telemetry;
 use crate::protocol::LockKeys;
@@ -28,6 +29,7 @@ pub(super) struct Config {
     pub(super) await_release: bool,
     pub(super) on_lost: OnLost,
     pub(super) contended_status: StatusCode,
+    pub(super) retry_after: RetryAfter,
     pub(super) refusals: Refusals,
     pub(super) forward_token: Option<HeaderName>,
     pub(super) expose_token: Option<HeaderName>,

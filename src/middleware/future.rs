@@ -155,7 +155,11 @@ where
                     let outcome = ready!(Pin::new(lock).poll(context));
                     let mut call = take(call);
                     let held = match outcome {
-                        Ok(guard) => Some(HeldLock::new(guard, call.config.on_lost)),
+                        Ok(guard) => {
+                            let measured = call.config.retry_after.measure(Some(guard.handle()));
+                            let held = HeldLock::new(guard, call.config.on_lost);
+                            Some(held.measured(measured))
+                        }
                         Err(error) if call.config.is_served_without_lock(&error) => {
                             let extensions = call.request.extensions_mut();
                             extensions.insert(Unprotected);
@@ -322,8 +326,9 @@ where
 
 impl<S, ReqBody> Call<S, ReqBody> {
     fn refuse<B>(self, error: LockError) -> Response<LockBody<B>> {
-        let status = self.config.contended_status;
-        self.reject(Rejection::from_lock_error(error, status))
+        let rejection = Rejection::from_lock_error(error, self.config.contended_status);
+        let rejection = self.config.retry_after.applied_to(rejection);
+        self.reject(rejection)
     }
 
     fn reject<B>(self, rejection: Rejection) -> Response<LockBody<B>> {

@@ -127,6 +127,7 @@ mod tests {
         let unavailable = LockError::Unavailable {
             reached: 0,
             needed: 2,
+            voted: Vec::new(),
             nodes: Vec::new(),
         };
         let closed = Rejection::Failed(LockError::Closed);

@@ -21,6 +21,7 @@ use crate::lock::{
     LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock, WaiterCap,
 };
 use crate::middleware::config::OnLost;
+use crate::middleware::retry::MeasuredHold;
 use crate::node::Mutex;
 use crate::protocol::{LockKey, LockKeys};
 
@@ -38,6 +39,8 @@ pub(crate) struct HeldLock {
     pub(crate) guard: LockGuard,
     pub(crate) on_lost: OnLost,
     lost: Lost,
+    /// Dropped after the guard, because a hold with further shares does not count.
+    measured: Option<MeasuredHold>,
 }
 
 impl LockHandles {
@@ -124,7 +127,14 @@ impl HeldLock {
             lost: guard.lost(),
             guard,
             on_lost,
+            measured: None,
         }
+    }
+
+    /// Adds the measurement of the hold.
+    pub(super) fn measured(mut self, measured: MeasuredHold) -> Self {
+        self.measured = Some(measured);
+        self
     }
 
     /// Returns why the lock was lost if its lease has reported that; else registers the task to be woken then.
@@ -146,12 +156,20 @@ impl HeldLock {
 
     /// Releases this share; the future is ready once a majority has confirmed the release.
     pub(super) fn release(self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
-        let guard = self.guard;
+        let Self {
+            guard,
+            mut measured,
+            ..
+        } = self;
+        if let Some(measured) = &mut measured {
+            measured.end();
+        }
         Box::pin(async move {
             // The lock ends by its ttl at the latest.
             if let Err(error) = guard.release().await {
                 tracing::debug!(%error, "redlock lock released without confirmation");
             }
+            drop(measured);
         })
     }
 }

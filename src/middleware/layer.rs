@@ -14,6 +14,7 @@ use crate::middleware::disconnect::{CancelOnDisconnect, RunToCompletion, RunToCo
 use crate::middleware::key::KeyExtractor;
 use crate::middleware::macros::layer_setters;
 use crate::middleware::response::Refusals;
+use crate::middleware::retry::RetryAfter;
 use crate::middleware::service::RedlockService;
 use crate::node::telemetry;
 
@@ -32,6 +33,14 @@ use crate::node::telemetry;
 ///     .route("/accounts/{id}/withdraw", post(withdraw))
 ///     .route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))));
 /// ```
+///
+/// A handler under the layer holds the lock, and must not request it from the [`Redlock`] again: locks are not
+/// re-entrant. It gets a share from [`LockHandle::upgrade`](crate::LockHandle::upgrade). A
+/// [`Locked`](crate::Locked) extractor of the handler shares the lock by itself.
+///
+/// # Panics
+///
+/// The future of a locked request panics outside of a tokio runtime with a timer.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct RedlockLayer<D = CancelOnDisconnect> {
@@ -69,6 +78,7 @@ impl RedlockLayer {
                 await_release: true,
                 on_lost: OnLost::Abort,
                 contended_status: StatusCode::LOCKED,
+                retry_after: RetryAfter::default(),
                 refusals: Refusals::new(),
                 forward_token: None,
                 expose_token: None,
@@ -100,6 +110,15 @@ impl<D> RedlockLayer<D> {
         /// Sets the time after which a lock is not renewed any more. Default: the builder's, or 60 s if the
         /// builder has none.
         max_hold;
+
+        /// Sets the `Retry-After` of refusals because of contention: whole seconds, rounded up, between one second
+        /// and a minute. Default: how long the locks of this layer are typically held, but at most the remaining ttl
+        /// of the lock.
+        ///
+        /// The typical hold is a moving average over the locks of this layer, with all its clones, in this process.
+        /// Before the first lock has ended, the remaining ttl is sent. Set a fixed time if the holds of this layer
+        /// differ much, or if the locks are held by other programs.
+        retry_after;
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
         rejection;

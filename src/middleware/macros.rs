@@ -22,7 +22,7 @@ macro_rules! inner_accessors {
 
 /// Defines setters of a layer, each with the documentation in front of its name.
 ///
-/// The layer has a `config` with `redlock`, `options`, `waiters` and `refusals`.
+/// The layer has a `config` with `redlock`, `options`, `waiters`, `retry_after` and `refusals`.
 macro_rules! layer_setters {
     ($($(#[$doc:meta])+ $setter:ident;)+) => {
         $($crate::middleware::macros::layer_setters! { @$setter $(#[$doc])+ })+
@@ -53,6 +53,13 @@ macro_rules! layer_setters {
         $(#[$doc])+
         pub fn max_waiters(mut self, max_waiters: usize) -> Self {
             self.config.waiters = Some($crate::lock::WaiterCap::new(max_waiters));
+            self
+        }
+    };
+    (@retry_after $(#[$doc:meta])+) => {
+        $(#[$doc])+
+        pub fn retry_after(mut self, retry_after: std::time::Duration) -> Self {
+            self.config.retry_after.set_fixed(retry_after);
             self
         }
     };

@@ -44,6 +44,7 @@ mod layer;
 pub(crate) mod macros;
 mod rejection;
 mod response;
+mod retry;
 mod routed;
 mod service;
 mod token_header;
@@ -66,8 +67,6 @@ pub use key::{IntoKeys, KeyExtractor};
 pub use layer::RedlockLayer;
 pub use rejection::Rejection;
 pub use response::{RejectionResponse, RequestKind};
-#[cfg(feature = "axum")]
-pub(crate) use response::{escape_json, refusal};
 pub use service::RedlockService;
 #[cfg(feature = "idempotency")]
 pub(crate) use {
@@ -77,5 +76,8 @@ pub(crate) use {
     held::HeldLock,
     key::present,
     response::Refusals,
+    retry::RetryAfter,
     routed::matched_no_route,
 };
+#[cfg(feature = "axum")]
+pub(crate) use response::{escape_json, refusal};

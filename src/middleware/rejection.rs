@@ -7,7 +7,7 @@ use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
 
 use crate::lock::{LockError, LostReason};
-use crate::node::NodeFailure;
+use crate::node::whole_seconds;
 use crate::protocol::KeyError;
 
 /// Why a request was not served, or not to its end.
@@ -21,11 +21,15 @@ pub enum Rejection {
     Contended {
         /// The status that the layer is configured to answer.
         status: StatusCode,
-        /// When the lock expires unless its holder renews it, if known.
+        /// When a retry makes sense, if known. A layer sets the typical hold of its locks, at most the remaining ttl,
+        /// or its fixed [`retry_after`](crate::RedlockLayer::retry_after). An extractor sets the remaining ttl.
         retry_after: Option<Duration>,
     },
-    /// No majority of the nodes could be reached, it answered too late, too many requests wait, or the
-    /// process is shutting down.
+    /// No majority of the nodes could be reached or may vote, it answered too late, too many requests wait, or
+    /// the process is shutting down.
+    ///
+    /// [`LockError::quarantined`] tells nodes that were restarted recently, `lock-quarantined`, from nodes that
+    /// cannot be reached, `lock-unavailable`.
     Failed(LockError),
     /// The lock was lost while the handler ran, and the handler was stopped.
     Lost(LostReason),
@@ -94,6 +98,7 @@ impl Rejection {
             Self::Failed(LockError::Expired { .. }) => "lock-expired",
             Self::Failed(LockError::Overloaded { .. }) => "lock-overloaded",
             Self::Failed(LockError::Closed) => "shutting-down",
+            Self::Failed(error) if error.quarantined().is_some() => "lock-quarantined",
             Self::Failed(_) => "lock-unavailable",
             Self::Lost(_) => "lock-lost",
             Self::KeyMissing => "key-missing",
@@ -111,21 +116,16 @@ impl Rejection {
 
     /// Returns when a retry makes sense, if it does: whole seconds, rounded up, at least one.
     ///
-    /// For contention this is the rest of the holder's ttl, but at most a minute: most holders release
-    /// earlier, and another Redlock client may have chosen the ttl. Clients should add jitter, so that they
-    /// do not all retry at once.
+    /// For contention it is at most a minute, because another Redlock client may have chosen the ttl; see
+    /// [`RedlockLayer::retry_after`](crate::RedlockLayer::retry_after). After a restart of nodes it is the rest of
+    /// their quarantine. Clients should add jitter, so that they do not all retry at once.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let left = match self {
             Self::Contended { retry_after, .. } => {
                 retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)
             }
-            Self::Failed(LockError::Unavailable {
-                reached,
-                needed,
-                nodes,
-            }) => until_majority(*reached, *needed, nodes),
-            Self::Failed(_) => Duration::ZERO,
+            Self::Failed(error) => error.quarantined().unwrap_or_default(),
             Self::Lost(_)
             | Self::KeyMissing
             | Self::KeyInvalid(_)
@@ -138,8 +138,7 @@ impl Rejection {
             | Self::ResultNotKept
             | Self::ConflictingOutcomes => return None,
         };
-        let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-        Some(Duration::from_secs(seconds.max(1)))
+        Some(Duration::from_secs(whole_seconds(left).max(1)))
     }
 
     /// Converts an error of the lock, with the status for contention.
@@ -179,9 +178,15 @@ impl Rejection {
                 "too many requests are waiting for locks".into()
             }
             Self::Failed(LockError::Closed) => "the service is shutting down".into(),
-            Self::Failed(_) => {
-                "the lock service is unreachable; whether the lock is held is unknown".into()
-            }
+            Self::Failed(error) => match error.quarantined() {
+                Some(left) => format!(
+                    "the lock service restarted recently and grants no locks for another {} s",
+                    whole_seconds(left).max(1)
+                ),
+                None => {
+                    "the lock service is unreachable; whether the lock is held is unknown".into()
+                }
+            },
             Self::Lost(_) => "the lock was lost while the request was being served".into(),
             Self::KeyMissing => "the request lacks a required key".into(),
             Self::KeyInvalid(error) => key_detail(error),
@@ -208,6 +213,7 @@ impl Rejection {
         match self {
             Self::Contended { .. } => "Resource is locked",
             Self::Failed(LockError::Closed) => "Service is shutting down",
+            Self::Failed(error) if error.quarantined().is_some() => "Lock service restarted",
             Self::Failed(_) => "Lock unavailable",
             Self::Lost(_) => "Lock lost",
             Self::KeyMissing | Self::KeyInvalid(_) => "Key missing or invalid",
@@ -236,20 +242,6 @@ fn key_detail(error: &KeyError) -> String {
     }
 }
 
-/// Returns when enough quarantined nodes may vote again; zero if unknown.
-fn until_majority(reached: usize, needed: usize, nodes: &[NodeFailure]) -> Duration {
-    let mut left: Vec<Duration> = nodes
-        .iter()
-        .filter_map(|node| match node {
-            NodeFailure::Quarantined { left, .. } => Some(*left),
-            _ => None,
-        })
-        .collect();
-    left.sort_unstable();
-    let missing = needed.saturating_sub(reached).max(1);
-    left.get(missing - 1).copied().unwrap_or_default()
-}
-
 pub(super) fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection) {
     if let Some(retry_after) = rejection.retry_after() {
         headers.insert(RETRY_AFTER, retry_after.as_secs().into());
@@ -262,6 +254,7 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::NodeFailure;
 
     fn contended(retry_after: Option<Duration>) -> Rejection {
         let status = StatusCode::LOCKED;
@@ -291,9 +284,17 @@ mod tests {
         let rejection = Rejection::Failed(LockError::Unavailable {
             reached: 0,
             needed: 2,
+            voted: Vec::new(),
             nodes: vec![quarantined(30), quarantined(7), quarantined(5)],
         });
         assert_eq!(rejection.retry_after(), Some(Duration::from_secs(7)));
+        assert_eq!(rejection.code(), "lock-quarantined");
+        assert_eq!(rejection.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(rejection.title(), "Lock service restarted");
+        assert_eq!(
+            rejection.to_string(),
+            "the lock service restarted recently and grants no locks for another 7 s"
+        );
     }
 
     /// Also not through `Display`, which a service may use in its own responses.
@@ -316,6 +317,7 @@ mod tests {
             LockError::Unavailable {
                 reached: 0,
                 needed: 2,
+                voted: Vec::new(),
                 nodes: vec![quarantined],
             },
             LockError::TtlTooLong {

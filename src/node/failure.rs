@@ -45,6 +45,11 @@ pub enum NodeFailure {
         /// The remaining time of the quarantine.
         left: Duration,
     },
+    /// The node had not answered when the answers of the other nodes decided. It may be up.
+    Unanswered {
+        /// The node.
+        node: Arc<str>,
+    },
 }
 
 impl NodeFailure {
@@ -56,7 +61,8 @@ impl NodeFailure {
             | Self::Disconnected { node, .. }
             | Self::TimedOut { node, .. }
             | Self::Refused { node, .. }
-            | Self::Quarantined { node, .. } => node,
+            | Self::Quarantined { node, .. }
+            | Self::Unanswered { node } => node,
         }
     }
 
@@ -81,6 +87,9 @@ impl NodeFailure {
 impl fmt::Display for NodeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Unreachable { node, why } if has_remedy(why) => {
+                write!(f, "{node} gives no votes: {why}")
+            }
             Self::Unreachable { node, why } => write!(
                 f,
                 "{node} is unreachable ({why}); check that it runs and that its URL is right"
@@ -96,14 +105,57 @@ impl fmt::Display for NodeFailure {
             ),
             Self::Refused { node, why } => write!(f, "{node} answered with an error: {why}"),
             Self::Quarantined { node, left } => {
-                let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+                let seconds = whole_seconds(*left);
                 write!(
                     f,
                     "{node} was restarted or flushed recently; quarantined for another {seconds} s (see restart_guard)"
                 )
+            }
+            Self::Unanswered { node } => {
+                write!(f, "{node} had not answered when the other nodes decided")
             }
         }
     }
 }
 
 impl std::error::Error for NodeFailure {}
+
+/// Returns a time in whole seconds, rounded up.
+pub(crate) fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+/// Returns whether a reason names its own remedy, behind a semicolon. Advice for servers that do not run would
+/// contradict it.
+fn has_remedy(why: &str) -> bool {
+    why.contains("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreachable_adds_a_remedy_only_to_a_reason_without_one() {
+        let text = |why: &str| {
+            let (node, why) = ("redis-a:6379".into(), why.into());
+            NodeFailure::Unreachable { node, why }.to_string()
+        };
+        assert_eq!(
+            text("Connection refused (os error 111)"),
+            "redis-a:6379 is unreachable (Connection refused (os error 111)); check that it runs and that its URL \
+             is right"
+        );
+        let twin = "it is the same server as redis-b:6379, or a copy; list every server once";
+        assert_eq!(text(twin), format!("redis-a:6379 gives no votes: {twin}"));
+    }
+
+    #[test]
+    fn unanswered_names_the_node() {
+        let node = "redis-a:6379".into();
+        assert_eq!(
+            NodeFailure::Unanswered { node }.to_string(),
+            "redis-a:6379 had not answered when the other nodes decided"
+        );
+    }
+}

@@ -223,6 +223,7 @@ fn unread(nodes: Vec<NodeFailure>) -> LockError {
     LockError::Unavailable {
         reached,
         needed,
+        voted: Vec::new(),
         nodes,
     }
 }

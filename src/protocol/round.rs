@@ -195,6 +195,12 @@ impl AcquireRound {
             .map(|(index, _)| index)
     }
 
+    /// Returns whether `node` gave a vote, for this attempt or for another owner.
+    #[must_use]
+    pub fn has_voted(&self, node: usize) -> bool {
+        self.nodes[node].has_voted()
+    }
+
     /// Returns whether `node` granted the lock to this attempt.
     #[must_use]
     pub fn is_granted_by(&self, node: usize) -> bool {

@@ -18,6 +18,7 @@ mod on_lost;
 mod rejections;
 mod request_bodies;
 mod response_bodies;
+mod retry_after;
 mod run_to_completion;
 mod scripted_bodies;
 mod service_contract;

@@ -103,6 +103,32 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn retry_after_of_a_duplicate_is_the_typical_time_of_an_execution() {
+    let nodes = ScriptedNodes::new(3);
+    let payments = Payments::default();
+    let apps = [
+        payments.app(layer(&nodes)),
+        payments.app(layer(&nodes).retry_after(Duration::from_millis(2_500))),
+    ];
+    for (app, expected) in apps.iter().zip([["10", "1", "2"], ["3", "3", "3"]]) {
+        for (execution, (ms, expected)) in [900, 5_000, 900].into_iter().zip(expected).enumerate() {
+            let (target, key) = (
+                format!("/payments?ms={ms}"),
+                format!("{expected}-{execution}"),
+            );
+            let duplicate = async {
+                sleep(Duration::from_millis(100)).await;
+                pay(app, &target, &key).await
+            };
+            let (first, refused) = tokio::join!(pay(app, &target, &key), duplicate);
+            assert_eq!(first.status, StatusCode::OK);
+            assert_eq!(refused.code(), "lock-contended");
+            assert_eq!(refused.headers["retry-after"], expected, "{execution}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn dropped_request_does_not_stop_its_execution() {
     let nodes = ScriptedNodes::new(3);
     let payments = Payments::default();

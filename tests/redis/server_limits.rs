@@ -58,8 +58,10 @@ pub(crate) fn refusals(refused: &LockError) -> Vec<String> {
     let LockError::Unavailable { nodes, .. } = refused else {
         panic!("not unavailable: {refused:?}");
     };
-    let words = nodes.iter().map(|node| match node {
-        NodeFailure::Refused { why, .. } => why.to_string(),
+    let words = nodes.iter().filter_map(|node| match node {
+        NodeFailure::Refused { why, .. } => Some(why.to_string()),
+        // Two refusals decide.
+        NodeFailure::Unanswered { .. } => None,
         other => panic!("not refused: {other:?}"),
     });
     words.collect()

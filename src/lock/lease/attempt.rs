@@ -15,6 +15,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -236,9 +237,12 @@ impl LeaseTask {
     /// Counts overdue nodes as failed.
     fn on_silence<R: Round>(&self, progress: &mut Progress<R>) -> Result<AcquireStep, R::Other> {
         let after = progress.began.elapsed();
-        for node in progress.late(Instant::now()) {
-            let failure = self.cluster.timed_out(node, after);
-            progress.failures.set(node, failure);
+        let late = progress.late(Instant::now());
+        for node in &late {
+            let failure = self.cluster.timed_out(*node, after);
+            progress.failures.set(*node, failure);
+        }
+        for node in late {
             let step = progress.round.on_silence(node)?;
             if step != AcquireStep::Wait {
                 return Ok(step);
@@ -289,20 +293,44 @@ impl LeaseTask {
     /// Concludes an attempt that cannot get a majority, and returns the reason.
     pub(crate) fn refused<R: Round>(
         &mut self,
-        attempt: Attempt<R>,
+        mut attempt: Attempt<R>,
         refusal: Refusal,
     ) -> AcquireError {
-        let failures = self.end_attempt(attempt).failures;
         match refusal.kind {
-            RefusalKind::Contended { expires_in } => AcquireError::Contended {
-                retry_after: expires_in,
-                is_split: refusal.is_split,
-            },
-            RefusalKind::Unavailable => AcquireError::Failed(LockError::Unavailable {
-                reached: refusal.reached,
-                needed: self.cluster.settings.quorum.majority(),
-                nodes: failures.list(),
-            }),
+            RefusalKind::Contended { expires_in } => {
+                self.end_attempt(attempt);
+                AcquireError::Contended {
+                    retry_after: expires_in,
+                    is_split: refusal.is_split,
+                }
+            }
+            RefusalKind::Unavailable => {
+                self.take_further_failures(&mut attempt);
+                let Progress {
+                    round, failures, ..
+                } = self.end_attempt(attempt);
+                let round = round.acquiring();
+                let voted = (0..self.cluster.nodes.len()).filter(|node| round.has_voted(*node));
+                let names = voted.map(|node| Arc::clone(&self.cluster.names[node]));
+                let voted: Vec<Arc<str>> = names.collect();
+                AcquireError::Failed(LockError::Unavailable {
+                    reached: voted.len(),
+                    needed: self.cluster.settings.quorum.majority(),
+                    voted,
+                    nodes: failures.list(&self.cluster, round.unanswered()),
+                })
+            }
+        }
+    }
+
+    /// Takes the votes that have arrived since the refusal, so that the error names every node.
+    ///
+    /// The round takes no further step, because its refusal is final.
+    fn take_further_failures<R: Round>(&mut self, attempt: &mut Attempt<R>) {
+        while let Some(vote) = self.votes.try_recv() {
+            if let Some(vote) = self.count_release(vote) {
+                drop(attempt.on_vote(vote));
+            }
         }
     }
 

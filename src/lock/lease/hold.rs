@@ -195,6 +195,12 @@ impl LeaseTask {
         if let Some(extension) = holding.extension.as_ref().filter(|e| e.due <= now) {
             let late: Vec<usize> = extension.round.silent().collect();
             let (phase, after) = (extension.phase, self.cluster.settings.node_timeout);
+            if let Some(extension) = &mut holding.extension {
+                for node in &late {
+                    let failure = self.cluster.timed_out(*node, after);
+                    extension.failures.set(*node, failure);
+                }
+            }
             for node in late {
                 let failure = self.cluster.timed_out(node, after);
                 self.on_extension_vote(holding, node, phase, Err(failure));
@@ -284,7 +290,10 @@ impl LeaseTask {
                 Err(ExtendError::Unavailable {
                     reached,
                     needed: self.cluster.settings.quorum.majority(),
-                    nodes: extension.failures.list(),
+                    nodes: {
+                        let silent = extension.round.silent();
+                        extension.failures.list(&self.cluster, silent)
+                    },
                 })
             }
             // Such a step does not end an extension.

@@ -120,7 +120,10 @@ impl LeaseTask {
                     return Err(ReleaseError::Unavailable {
                         reached: release.round.released(),
                         needed: quorum.majority(),
-                        nodes: release.failures.list(),
+                        nodes: {
+                            let failures = release.failures.clone();
+                            failures.list(&self.cluster, release.round.silent())
+                        },
                     });
                 }
             }

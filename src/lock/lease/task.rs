@@ -46,7 +46,7 @@ pub(super) struct Release {
 }
 
 /// The failures of nodes in one phase, by node number.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Failures(BTreeMap<usize, NodeFailure>);
 
 impl LeaseTask {
@@ -94,7 +94,17 @@ impl Failures {
         self.0.insert(node, failure);
     }
 
-    pub(crate) fn list(&self) -> Vec<NodeFailure> {
-        self.0.values().cloned().collect()
+    /// Returns the failures, and those of the nodes that had not answered when the others decided.
+    pub(crate) fn list(
+        mut self,
+        cluster: &Cluster,
+        silent: impl Iterator<Item = usize>,
+    ) -> Vec<NodeFailure> {
+        for number in silent {
+            let node = Arc::clone(&cluster.names[number]);
+            let unanswered = NodeFailure::Unanswered { node };
+            self.0.entry(number).or_insert(unanswered);
+        }
+        self.0.into_values().collect()
     }
 }
