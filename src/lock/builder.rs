@@ -466,11 +466,8 @@ impl RedlockBuilder {
                 #[cfg(feature = "redis")]
                 Source::Url(url) => {
                     let endpoint = Endpoint::from_url(url, self.connect_timeout);
-                    let endpoint = endpoint.map_err(|why| {
-                        let remedy =
-                            format!("{why}; expected redis://[user:password@]host[:port][/db]");
-                        BuildError::new("url", without_credentials(url), remedy)
-                    });
+                    let endpoint = endpoint
+                        .map_err(|why| BuildError::new("url", without_credentials(url), why));
                     self.add_redis_node(&mut nodes, "url", endpoint?, guard.as_ref())?;
                 }
                 #[cfg(feature = "redis")]
@@ -539,7 +536,7 @@ impl RedlockBuilder {
         guard: Option<&Arc<crate::node::redis::Guard>>,
     ) -> Result<(), BuildError> {
         if nodes.iter().any(|node| *node.name() == endpoint.name) {
-            let remedy = "this server is listed twice; a majority must be of independent servers";
+            let remedy = "it is listed twice; list it once, because a majority must be of independent servers";
             return Err(BuildError::new(setting, &endpoint.name, remedy));
         }
         let timeouts = crate::node::redis::Timeouts {

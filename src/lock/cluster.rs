@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::lock::error::LockError;
 use crate::lock::queue::WaiterCap;
 use crate::lock::time::whole_millis;
-use crate::node::{Node, NodeFailure};
+use crate::node::{Node, NodeFailure, Peers};
 use crate::protocol::{Namespace, Quorum, Retry, validity};
 
 /// The nodes of a lock service, their names, and the settings.
@@ -40,6 +40,8 @@ pub(crate) struct Settings {
 
 impl Cluster {
     pub(crate) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Arc<Self> {
+        let peers = Arc::new(Peers::new(settings.quorum));
+        nodes.iter().for_each(|node| node.join(&peers));
         Arc::new(Self {
             names: nodes.iter().map(|node| Arc::clone(node.name())).collect(),
             nodes,

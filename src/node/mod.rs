@@ -11,6 +11,11 @@ mod failure;
 mod job;
 mod mutex;
 mod packet;
+#[cfg_attr(
+    not(feature = "redis"),
+    expect(dead_code, reason = "nodes of this process are always up")
+)]
+mod peers;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod release_signal;
@@ -32,6 +37,7 @@ pub(crate) use failure::whole_seconds;
 pub(crate) use job::{Job, Request};
 pub(crate) use mutex::Mutex;
 pub(crate) use packet::{Packet, Trail, transit, transit_of};
+pub(crate) use peers::Peers;
 pub(crate) use release_signal::{ReleaseSignal, Subscription};
 pub use state::NodeState;
 pub(crate) use system::{next_proposal, random_u64, sha256, unguessable};

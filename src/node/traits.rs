@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::node::job::Job;
+use crate::node::peers::Peers;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::state::NodeState;
 
@@ -47,6 +48,9 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         signal: &Arc<ReleaseSignal>,
         node: usize,
     ) -> Option<Subscription>;
+
+    /// Makes the node count itself among the nodes of its lock service. Called once, before the first job.
+    fn join(&self, _: &Arc<Peers>) {}
 
     /// Returns what is known about the node, without asking it.
     fn state(&self) -> NodeState {

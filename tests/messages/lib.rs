@@ -1,7 +1,10 @@
-//! What the compiler says to a user of `Locked` who forgot something.
+//! What the compiler says to a user of `Locked` who forgot something, and the builder to one who forgot a feature.
 
 #![cfg(test)]
-#![allow(clippy::print_stdout, reason = "what is not checked must not go unsaid")]
+#![allow(
+    clippy::print_stdout,
+    reason = "what is not checked must not go unsaid"
+)]
 
 use std::process::Command;
 
@@ -18,4 +21,14 @@ fn compiler_errors_name_the_missing_impl() {
         return;
     }
     trybuild::TestCases::new().compile_fail("cases/*.rs");
+}
+
+/// The tests of the crate itself have all of its features.
+#[test]
+fn rediss_url_without_the_feature_names_the_feature() {
+    let refused = tower_redlock::Redlock::builder().url("rediss://app:hunter2@10.0.0.1");
+    assert_eq!(
+        refused.build().unwrap_err().to_string(),
+        "`url` is rediss://***@10.0.0.1: TLS needs the feature `tls-rustls` of tower-redlock; add it to the dependency"
+    );
 }

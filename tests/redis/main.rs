@@ -16,6 +16,7 @@ mod idle_runtimes;
 mod locks;
 mod metrics_endpoint;
 mod node_faults;
+mod node_messages;
 mod operating;
 mod other_clients;
 mod patient;

@@ -27,7 +27,7 @@ pub(super) fn describe_auth(reply: &Value) -> Option<Arc<str>> {
     let code = error.code();
     match ["WRONGPASS", "NOPERM", "NOAUTH"].contains(&code) {
         true => describe_refusal(reply),
-        false => Some(format!("AUTH was refused ({code}); check the user and the password").into()),
+        false => Some(format!("AUTH was refused ({code}); {WRONG_LOGIN}").into()),
     }
 }
 
@@ -56,13 +56,32 @@ pub(super) fn describe_panic(panic: &(dyn Any + Send)) -> String {
     format!("connecting panicked: {}", words.join(" "))
 }
 
-/// Appends the remedy to an error of the server if its user lacks a permission, or if a key of this crate holds
-/// foreign data.
+/// Describes an error of a URL. Without the feature `tls-rustls`, redis-rs refuses `rediss://`.
+pub(super) fn describe_url(error: &RedisError) -> String {
+    let why = describe(error);
+    if why.contains("can't connect with TLS") {
+        return NO_TLS.into();
+    }
+    format!("{why}; expected redis://[user:password@]host[:port][/db]")
+}
+
+/// Appends the remedy to an error of the server if the login is wrong or missing, if its user lacks a permission, or
+/// if a key of this crate holds foreign data.
 ///
 /// Servers before 7.2 do not name the command that they refused within a script.
 pub(super) fn with_remedy(why: String) -> String {
     if is_denied(&why) {
         format!("{why}; its user needs {PERMISSIONS}, on all keys of the namespace")
+    } else if why.contains("WRONGPASS") {
+        format!(
+            "the server refused the login ({}); {WRONG_LOGIN}",
+            why.trim_end_matches('.')
+        )
+    } else if why.contains("NOAUTH") {
+        format!(
+            "the server requires a login ({}); {NO_LOGIN}",
+            why.trim_end_matches('.')
+        )
     } else if why.contains("WRONGTYPE") {
         format!("{why}; {FOREIGN_DATA}")
     } else {
@@ -86,9 +105,57 @@ const DENIED: [&str; 4] = [
 const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence), record (:done) or intent \
     (:intent), holds data of another application: delete it there, or choose another namespace";
 
+/// The remedy for a wrong login.
+const WRONG_LOGIN: &str = "check the user and the password in its URL";
+
+/// The remedy for a missing login.
+const NO_LOGIN: &str = "add it to the URL: redis://user:password@host";
+
+/// The remedy for TLS without its feature.
+const NO_TLS: &str =
+    "TLS needs the feature `tls-rustls` of tower-redlock; add it to the dependency";
+
 /// The permissions for publishing releases and subscribing to them.
 pub(super) const PUBLISH_PERMISSIONS: &str = "+publish +pubsub|numsub +subscribe +unsubscribe, on all channels of the namespace (&NAMESPACE:*)";
 
 /// The permissions for all commands, those within scripts included.
 const PERMISSIONS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +strlen +getrange +pttl \
     +pexpire +time";
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::{ErrorKind, parse_redis_value};
+
+    use super::*;
+
+    fn reply(error: &str) -> Value {
+        let reply = format!("-{error}\r\n");
+        parse_redis_value(reply.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn wrong_and_missing_logins_have_a_remedy() {
+        let wrong = reply("WRONGPASS invalid username-password pair or user is disabled.");
+        assert_eq!(
+            &*describe_auth(&wrong).unwrap(),
+            "the server refused the login (WRONGPASS invalid username-password pair or user is disabled); check the \
+             user and the password in its URL"
+        );
+        let none = reply("NOAUTH Authentication required.");
+        assert_eq!(
+            &*describe_refusal(&none).unwrap(),
+            "the server requires a login (NOAUTH Authentication required); add it to the URL: \
+             redis://user:password@host"
+        );
+    }
+
+    #[test]
+    fn tls_without_the_feature_names_the_feature() {
+        let why = "can't connect with TLS, the feature is not enabled";
+        let error = RedisError::from((ErrorKind::InvalidClientConfig, why));
+        assert_eq!(
+            describe_url(&error),
+            "TLS needs the feature `tls-rustls` of tower-redlock; add it to the dependency"
+        );
+    }
+}

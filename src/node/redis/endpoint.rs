@@ -9,7 +9,7 @@ use deadpool_redis::{Config, Runtime};
 
 use crate::node::redis::address::Address;
 use crate::node::redis::connector::{Connector, Origin};
-use crate::node::redis::describe::describe;
+use crate::node::redis::describe::describe_url;
 
 /// One server: its connections, and the name to show.
 pub(crate) struct Endpoint {
@@ -72,7 +72,7 @@ impl Endpoint {
         connect_timeout: Duration,
     ) -> Result<Self, String> {
         let info: Result<ConnectionInfo, RedisError> = info.into_connection_info();
-        let address = Arc::new(Address::new(&info.map_err(|error| describe(&error))?)?);
+        let address = Arc::new(Address::new(&info.map_err(|error| describe_url(&error))?)?);
         let origin = Origin::Address(Arc::clone(&address));
         Ok(Self {
             name: address.name().into(),

@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
+use crate::node::peers::Peers;
 use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
 use crate::node::redis::inbox::Posted;
@@ -113,6 +114,10 @@ impl Node for RedisNode {
             false => self.shared.timeouts.connect,
             true => Duration::ZERO,
         }
+    }
+
+    fn join(&self, peers: &Arc<Peers>) {
+        self.shared.reachability.join(peers);
     }
 
     fn state(&self) -> NodeState {

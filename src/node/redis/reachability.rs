@@ -1,12 +1,12 @@
 //! The reachability of a server: whether a request submitted now has a chance.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::node::Mutex;
+use crate::node::{Mutex, Peers};
 
 /// The reachability of a server, as its lane last observed it.
 #[derive(Debug, Clone)]
@@ -30,6 +30,8 @@ pub(super) struct CurrentReachability {
     is_open: AtomicBool,
     /// Whether it is not `Untried`.
     is_tried: AtomicBool,
+    /// Set before the first request.
+    peers: OnceLock<Arc<Peers>>,
 }
 
 impl CurrentReachability {
@@ -38,14 +40,31 @@ impl CurrentReachability {
             value: Mutex::new(Reachability::Untried),
             is_open: AtomicBool::new(true),
             is_tried: AtomicBool::new(false),
+            peers: OnceLock::new(),
         }
+    }
+
+    /// Counts this server among the nodes of its lock service.
+    pub(super) fn join(&self, peers: &Arc<Peers>) {
+        self.peers.get_or_init(|| Arc::clone(peers));
+    }
+
+    /// Returns what a server that does not vote means for locks, once it has been set.
+    pub(super) fn effect(&self) -> String {
+        self.peers
+            .get()
+            .map(|peers| peers.effect())
+            .unwrap_or_default()
     }
 
     pub(super) fn set(&self, reachability: Reachability) {
         let is_tried = !matches!(reachability, Reachability::Untried);
         let mut value = self.value.lock();
-        self.is_open
-            .store(reachability.is_open(), Ordering::Release);
+        let is_open = reachability.is_open();
+        let was_open = self.is_open.swap(is_open, Ordering::AcqRel);
+        if let Some(peers) = self.peers.get().filter(|_| is_open != was_open) {
+            peers.count(is_open);
+        }
         self.is_tried.store(is_tried, Ordering::Release);
         *value = reachability;
     }

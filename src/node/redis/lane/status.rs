@@ -69,14 +69,15 @@ impl ServerStatus {
     /// Reports that the server does not answer.
     pub(super) fn set_down(&self, why: &Arc<str>) {
         telemetry::node_up(&self.shared.name, false);
-        let since = self.shared.reachability.down_since().unwrap_or_else(|| {
-            let node = &*self.shared.name;
-            tracing::warn!(node, %why, "redlock node is down; locks proceed without its vote");
-            Instant::now()
-        });
-        self.shared.reachability.set(Reachability::Down {
+        let reachability = &self.shared.reachability;
+        let known = reachability.down_since();
+        reachability.set(Reachability::Down {
             why: Arc::clone(why),
-            since,
+            since: known.unwrap_or_else(Instant::now),
         });
+        if known.is_none() {
+            let (node, effect) = (&*self.shared.name, reachability.effect());
+            tracing::warn!(node, %why, "redlock node is down; {effect}");
+        }
     }
 }

@@ -1,0 +1,197 @@
+//! What errors, the log and refusals say of nodes that do not vote: which, why, and what to do.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{FromRef, Path};
+use axum::routing::post;
+use http::{Request, StatusCode};
+use serde::Deserialize;
+use tower_redlock::{
+    IdempotencyLayer, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
+    RestartGuard, scope,
+};
+
+use crate::support::{Answer, Cluster, Deadline, Log, RedisServer};
+
+fn unguarded(urls: impl IntoIterator<Item = String>) -> Redlock {
+    let builder = Redlock::builder().restart_guard(RestartGuard::Off);
+    builder.urls(urls).build().unwrap()
+}
+
+async fn until_up(redlock: &Redlock, count: usize) {
+    let deadline = Deadline::after(Duration::from_secs(10));
+    while redlock.health().await.up() != count {
+        assert!(!deadline.is_over(), "not {count} nodes up");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[derive(Deserialize)]
+struct OrderId(u64);
+
+impl LockResource for OrderId {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(("order", self.0.to_string())).into()
+    }
+}
+
+#[derive(Clone, FromRef)]
+struct AppState {
+    redlock: Redlock,
+}
+
+/// Routes that lock in all the ways of this crate.
+fn routes(redlock: &Redlock) -> Router {
+    let locked = async |_: Locked<Path<OrderId>>| "served";
+    let layer = RedlockLayer::new(redlock.clone(), "resource");
+    let once = IdempotencyLayer::new(redlock.clone(), scope::public());
+    let redlock = redlock.clone();
+    Router::new()
+        .route("/layer", post(async || "served").layer(layer))
+        .route("/once", post(async || "served").layer(once))
+        .route("/locked/{id}", post(locked))
+        .with_state(AppState { redlock })
+}
+
+fn request(target: &str, content_type: &str) -> Request<Body> {
+    let request = Request::post(target).header("idempotency-key", "8e03978e");
+    let request = request.header("content-type", content_type);
+    request.body(Body::empty()).unwrap()
+}
+
+#[tokio::test]
+async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
+    let cluster = Cluster::start(3);
+    let redlock = Redlock::builder().urls(cluster.urls()).build().unwrap();
+    let app = routes(&redlock);
+    for target in ["/layer", "/once", "/locked/7"] {
+        let refused = Answer::to(&app, request(target, "text/plain")).await;
+        assert_eq!(
+            (refused.status, refused.code()),
+            (StatusCode::SERVICE_UNAVAILABLE, "lock-quarantined"),
+            "{target}"
+        );
+        let retry_after = refused.headers["retry-after"].to_str().unwrap();
+        let seconds: u64 = retry_after.parse().unwrap();
+        assert!((15..=21).contains(&seconds), "{seconds}");
+        let problem: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
+        assert_eq!(problem["title"], "Lock service restarted");
+        assert_eq!(
+            problem["detail"],
+            format!(
+                "the lock service restarted recently and grants no locks for another {seconds} s"
+            )
+        );
+        let refused = Answer::to(&app, request(target, "application/grpc")).await;
+        assert_eq!(refused.headers["grpc-status"], "14", "{target}");
+        assert_eq!(refused.headers["grpc-message"], "lock-quarantined");
+    }
+    let refused = redlock.try_lock("k").await.unwrap_err();
+    assert!(
+        refused.quarantined() > Some(Duration::from_secs(10)),
+        "{refused:?}"
+    );
+    // Every node is named, although two of them decide.
+    for url in cluster.urls() {
+        let node = url.trim_start_matches("redis://");
+        let quarantined =
+            format!("{node} was restarted or flushed recently; quarantined for another");
+        assert!(refused.to_string().contains(&quarantined), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
+    let mut cluster = Cluster::start(3);
+    let redlock = unguarded(cluster.urls());
+    until_up(&redlock, 3).await;
+    let log = Log::default();
+    let _guard = log.subscribe();
+    for (server, effect) in [
+        "redlock node is down; locks proceed on the other nodes (2 of 3 vote)",
+        "redlock node is down; no locks are granted, because 1 of 3 nodes vote and 2 must",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        cluster.servers[server].kill();
+        until_up(&redlock, 2 - server).await;
+        let node = format!("node=\"{}\"", cluster.servers[server].addr());
+        let is_told = |log: &Log| {
+            let text = log.text();
+            let mut lines = text.lines();
+            lines.any(|line| line.contains(effect) && line.contains(&node))
+        };
+        // The broken connection is noticed before the attempt to open another one fails.
+        let deadline = Deadline::after(Duration::from_secs(10));
+        while !is_told(&log) {
+            assert!(!deadline.is_over(), "{}", log.text());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+    let [first, second, third] = [0, 1, 2].map(|server: usize| cluster.servers[server].addr());
+    let voted = format!("no quorum: 1 node voted on the lock ({third}), 2 are needed; ");
+    let silent = format!("{third} had not answered when the other nodes decided");
+    assert!(
+        refused.starts_with(&voted) || refused.contains(&silent),
+        "{refused}"
+    );
+    for node in [first, second] {
+        assert!(
+            refused.contains(&format!("{node} is unreachable (")),
+            "{refused}"
+        );
+    }
+    cluster.servers[0].restart();
+    until_up(&redlock, 2).await;
+    redlock
+        .try_lock("k")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    assert!(log.text().contains("redlock node is up again"));
+}
+
+#[tokio::test]
+async fn wrong_and_missing_passwords_have_their_own_remedy_in_errors_the_log_and_health() {
+    let server = RedisServer::start();
+    let (addr, rights) = (server.addr(), ["on", ">right", "~*", "&*", "+@all"]);
+    let user = [&["ACL", "SETUSER", "locker"], &rights[..]].concat();
+    server.command(&user);
+    // The user of those who do not log in.
+    server.command(&["ACL", "SETUSER", "default", "resetpass", ">right"]);
+    for (url, why) in [
+        (
+            format!("redis://locker:wrong@{addr}"),
+            "the server refused the login (WRONGPASS invalid username-password pair or user is disabled); check the \
+             user and the password in its URL",
+        ),
+        (
+            format!("redis://{addr}"),
+            "the server requires a login (NOAUTH Authentication required); add it to the URL: \
+             redis://user:password@host",
+        ),
+    ] {
+        let log = Log::default();
+        let _guard = log.subscribe();
+        let redlock = unguarded([url]);
+        let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+        let told = format!(
+            "no quorum: 0 nodes voted on the lock, 1 is needed; {addr} gives no votes: {why}"
+        );
+        assert_eq!(refused, told);
+        let health = redlock.health().await;
+        let NodeState::Unreachable { why: found, .. } = &health.nodes[0].state else {
+            panic!("{health:?}");
+        };
+        assert_eq!(&**found, why);
+        let text = log.text();
+        assert!(text.contains(why), "{text}");
+        assert!(!text.contains("wrong@"), "{text}");
+    }
+}
