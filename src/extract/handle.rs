@@ -1,13 +1,16 @@
 //! Extractors of the lock of a layer: its handle and its token.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
 use crate::lock::LockHandle;
-use crate::middleware::{LockHandles, NotLocked, Rejection, RequestKind, refusal};
+use crate::middleware::{
+    LockHandles, LoggedMistakes, NotLocked, Rejection, RequestKind, refusal, route_of,
+};
 use crate::protocol::{FencingToken, KeyError};
 
 /// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler. Rejected if that layer
@@ -23,10 +26,8 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandle {
         if let Some(handle) = parts.extensions.get::<Self>() {
             return Ok(handle.clone());
         }
-        Err(LockHandleRejection {
-            not_locked: parts.extensions.get::<NotLocked>().copied(),
-            kind: RequestKind::of(parts),
-        })
+        let not_locked = parts.extensions.get::<NotLocked>().copied();
+        Err(LockHandleRejection::new(not_locked, parts))
     }
 }
 
@@ -45,10 +46,8 @@ impl<S: Send + Sync> FromRequestParts<S> for FencingToken {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let handle = <LockHandle as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        handle.fencing_token().ok_or_else(|| LockHandleRejection {
-            not_locked: Some(NotLocked::Unfenced),
-            kind: RequestKind::of(parts),
-        })
+        let token = handle.fencing_token();
+        token.ok_or_else(|| LockHandleRejection::new(Some(NotLocked::Unfenced), parts))
     }
 }
 
@@ -71,18 +70,29 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
     }
 }
 
-/// Rejection of [`LockHandle`] and [`FencingToken`]: the router is misconfigured, 500. The message names the remedy.
+/// Rejection of [`LockHandle`] and [`FencingToken`]: the router is misconfigured, 500. The message names the route and
+/// the remedy, and is logged once for each route.
 #[derive(Debug, Clone)]
 pub struct LockHandleRejection {
     /// Why the layer served the request without a lock; `None` without a layer.
     not_locked: Option<NotLocked>,
+    /// The matched route, if an axum router has matched one.
+    route: Option<Arc<str>>,
     kind: RequestKind,
 }
 
 impl LockHandleRejection {
+    fn new(not_locked: Option<NotLocked>, parts: &Parts) -> Self {
+        Self {
+            not_locked,
+            route: route_of(parts),
+            kind: RequestKind::of(parts),
+        }
+    }
+
     fn reason(&self) -> &'static str {
         match self.not_locked {
-            None => "no RedlockLayer stands around it; apply one to its route",
+            None => "no RedlockLayer is around it; apply one with `route_layer`",
             Some(NotLocked::Method) => {
                 "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`"
             }
@@ -105,15 +115,23 @@ impl LockHandleRejection {
 impl IntoResponse for LockHandleRejection {
     fn into_response(self) -> Response {
         let error = KeyError::misconfigured(self.to_string());
-        tracing::error!(%error, "redlock handler extracts the lock of a request without one");
+        if LOGGED.is_new(&self.to_string()) {
+            tracing::error!(%error, "redlock handler extracts the lock of a request without one");
+        }
         refusal(Rejection::Misconfigured(error), self.kind).into_response()
     }
 }
 
 impl std::fmt::Display for LockHandleRejection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the handler has no lock: {}", self.reason())
+        match &self.route {
+            Some(route) => write!(f, "the handler of `{route}` has no lock: {}", self.reason()),
+            None => write!(f, "the handler has no lock: {}", self.reason()),
+        }
     }
 }
 
 impl std::error::Error for LockHandleRejection {}
+
+/// For the process, because no layer is there that could keep it.
+static LOGGED: LoggedMistakes = LoggedMistakes::new();

@@ -36,4 +36,8 @@ impl KeyExtractor for MatchedPath {
             None => unrouted(parts, "key::matched_path()"),
         }
     }
+
+    fn source(&self) -> Option<String> {
+        Some("the matched route".to_owned())
+    }
 }

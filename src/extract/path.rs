@@ -65,6 +65,10 @@ impl KeyExtractor for Path {
         }
         Ok((!value.is_empty()).then(|| LockKey::from(value).into()))
     }
+
+    fn source(&self) -> Option<String> {
+        Some(format!("path parameter `{}`", self.name))
+    }
 }
 
 /// Returns the result of an extractor that needs a route, for a request without a known one.

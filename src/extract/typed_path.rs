@@ -74,6 +74,10 @@ where
             Poll::Ready(Err(_)) | Poll::Pending => unrouted(parts, "key::typed_path()"),
         }
     }
+
+    fn source(&self) -> Option<String> {
+        Some("the path parameters".to_owned())
+    }
 }
 
 /// By hand: a derived one would require `T: Clone`.

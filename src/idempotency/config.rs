@@ -78,17 +78,29 @@ impl Config {
         }
         let key = IdempotencyKey::from_parts(parts, &self.header).map_err(Rejection::KeyInvalid)?;
         let Some(key) = key else {
-            return if self.required && !matched_no_route(parts) {
-                Err(Rejection::KeyMissing)
-            } else {
-                Ok(None)
-            };
+            if self.required && !matched_no_route(parts) {
+                let lacking = format!(
+                    "they lack the header `{}`, which `required(true)` of an IdempotencyLayer demands",
+                    self.header
+                );
+                self.refusals.log_lacking(&lacking);
+                return Err(Rejection::KeyMissing);
+            }
+            return Ok(None);
         };
         let scope = self
             .scope
             .extract(parts)
             .map_err(Rejection::from_key_error)?;
-        let scope = scope.filter(present).ok_or(Rejection::ScopeMissing)?;
+        let Some(scope) = scope.filter(present) else {
+            let source = self.scope.source();
+            let mistake = format!(
+                "the scope of an IdempotencyLayer found no caller in {}",
+                source.as_deref().unwrap_or("the result of its function")
+            );
+            self.refusals.log_misconfigured(&mistake);
+            return Err(Rejection::ScopeMissing);
+        };
         // A scope of several keys becomes one part of the key.
         let scope = LockKey::from_parts(scope.as_slice().iter().map(LockKey::as_bytes));
         let resource = LockKey::from_parts([

@@ -2,13 +2,14 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
 use crate::idempotency::header::IdempotencyKey;
-use crate::middleware::{Rejection, RequestKind, refusal};
+use crate::middleware::{LoggedMistakes, Rejection, RequestKind, refusal, route_of};
 use crate::once::ExecutionHandle;
 use crate::protocol::KeyError;
 
@@ -20,7 +21,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let key = parts.extensions.get::<Self>().cloned();
-        key.ok_or_else(|| IdempotencyKeyRejection(RequestKind::of(parts)))
+        key.ok_or_else(|| IdempotencyKeyRejection::new(parts))
     }
 }
 
@@ -39,7 +40,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ExecutionHandle {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let execution = parts.extensions.get::<Self>().cloned();
-        execution.ok_or_else(|| IdempotencyKeyRejection(RequestKind::of(parts)))
+        execution.ok_or_else(|| IdempotencyKeyRejection::new(parts))
     }
 }
 
@@ -53,20 +54,38 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
 }
 
 /// Rejection of [`IdempotencyKey`] and [`ExecutionHandle`]: the router is misconfigured, 500. The message names the
-/// remedy.
+/// route and the remedy, and is logged once for each route.
 #[derive(Debug, Clone)]
-pub struct IdempotencyKeyRejection(RequestKind);
+pub struct IdempotencyKeyRejection {
+    /// The matched route, if an axum router has matched one.
+    route: Option<Arc<str>>,
+    kind: RequestKind,
+}
+
+impl IdempotencyKeyRejection {
+    fn new(parts: &Parts) -> Self {
+        Self {
+            route: route_of(parts),
+            kind: RequestKind::of(parts),
+        }
+    }
+}
 
 impl IntoResponse for IdempotencyKeyRejection {
     fn into_response(self) -> Response {
         let error = KeyError::misconfigured(self.to_string());
-        tracing::error!(%error, "handler extracts an idempotency key from a request without one");
-        refusal(Rejection::Misconfigured(error), self.0).into_response()
+        if LOGGED.is_new(&self.to_string()) {
+            tracing::error!(%error, "handler extracts an idempotency key from a request without one");
+        }
+        refusal(Rejection::Misconfigured(error), self.kind).into_response()
     }
 }
 
 impl fmt::Display for IdempotencyKeyRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(route) = &self.route {
+            write!(f, "route `{route}`: ")?;
+        }
         f.write_str(
             "the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, or extract Option<IdempotencyKey>",
         )
@@ -74,3 +93,6 @@ impl fmt::Display for IdempotencyKeyRejection {
 }
 
 impl std::error::Error for IdempotencyKeyRejection {}
+
+/// For the process, because no layer is there that could keep it.
+static LOGGED: LoggedMistakes = LoggedMistakes::new();

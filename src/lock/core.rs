@@ -3,6 +3,7 @@
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::lock::cluster::{Cluster, Settings};
 use crate::lock::queue::LocalQueue;
@@ -16,6 +17,8 @@ pub(crate) struct Core {
     pub(crate) queue: Arc<LocalQueue>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) extensions: Extensions,
+    /// Whether a second request for a lock that its own task holds was logged.
+    has_warned: AtomicBool,
 }
 
 /// State of higher floors for a lock service: one value of each type.
@@ -29,7 +32,19 @@ impl Core {
             queue: Arc::default(),
             registry: Registry::new(),
             extensions: Extensions::default(),
+            has_warned: AtomicBool::new(false),
         })
+    }
+
+    /// Logs, once, that a task requests a lock which it holds: it would wait for itself.
+    pub(crate) fn warn_of_reentry(&self, resource: &'static str) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                resource,
+                "the task that holds a lock requests it again; redlock locks are not re-entrant, so it gets the lock \
+                 only after its release"
+            );
+        }
     }
 }
 

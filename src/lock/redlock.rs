@@ -36,6 +36,14 @@ pub struct Redlock(Arc<Core>);
 
 impl Redlock {
     /// Requests a lock, and waits for up to the builder's `wait` (default 5 s) while another caller holds it.
+    ///
+    /// Locks are not re-entrant: a caller that holds the lock and requests it again waits for itself, and is
+    /// refused as if another caller held it. The first such request of a task is logged as a warning. A handler under
+    /// a [`RedlockLayer`](crate::RedlockLayer) gets a share of its lock from [`LockHandle::upgrade`].
+    ///
+    /// # Panics
+    ///
+    /// Awaiting the request panics outside of a tokio runtime with a timer.
     pub fn lock(&self, key: impl Into<LockKey>) -> LockRequest {
         LockRequest::new(Arc::clone(&self.0), LockKeys::from(key.into()))
     }
@@ -44,6 +52,10 @@ impl Redlock {
     ///
     /// Makes one attempt, and another only after a split vote, in which several callers got some nodes each and
     /// none a majority.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](Self::lock).
     pub fn try_lock(&self, key: impl Into<LockKey>) -> LockRequest {
         self.lock(key).wait(Duration::ZERO)
     }
@@ -52,6 +64,10 @@ impl Redlock {
     ///
     /// The keys are sorted and deduplicated; at most [`LockKeys::MAX`] may remain. The lock has one fencing token,
     /// which is above the earlier tokens of all its keys. If one key is lost, the whole lock is.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](Self::lock).
     pub fn lock_all<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> LockRequest {
         LockRequest::new(Arc::clone(&self.0), keys.into_iter().collect())
     }
@@ -66,6 +82,10 @@ impl Redlock {
     /// Takes as long as the slowest node: at most the node timeout, and before the first connection the connect
     /// timeout too.
     ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime with a timer.
+    ///
     /// # Cancel safety
     ///
     /// May be dropped at any point.
@@ -78,6 +98,10 @@ impl Redlock {
     /// New requests and waiting callers are refused with [`LockError::Closed`](crate::LockError::Closed). At the
     /// timeout, the locks that are still held are no longer renewed, but a lock is never released under its
     /// holder. If all holders ended in time and the nodes answered, no key of this process is left.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime with a timer.
     ///
     /// # Cancel safety
     ///

@@ -101,6 +101,8 @@ impl LockOptions {
 
 /// Request for a lock; await it to acquire the [`LockGuard`].
 ///
+/// Awaiting it panics outside of a tokio runtime with a timer; see [`LockFuture`].
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_redlock::Redlock;
@@ -181,7 +183,7 @@ impl IntoFuture for LockRequest {
 ///
 /// # Panics
 ///
-/// Panics if it is polled outside of a tokio runtime, like `tokio::spawn`.
+/// Panics if it is polled outside of a tokio runtime with a timer (`enable_time`).
 ///
 /// # Cancel safety
 ///
@@ -258,7 +260,11 @@ async fn lock_in(
     if core.registry.stage() != DrainStage::Open {
         return Err(LockError::Closed);
     }
-    let permit = match core.queue.try_acquire(&keys) {
+    let permit = core.queue.try_acquire(&keys);
+    if permit.as_ref().is_err_and(|busy| busy.is_own) {
+        core.warn_of_reentry(span.label());
+    }
+    let permit = match permit {
         Ok(permit) => permit,
         // Boxed, because most calls do not wait, and would reserve its space all the same.
         Err(busy) if wait.is_zero() => Box::pin(wait_for_release(&core, &keys, &busy)).await?,

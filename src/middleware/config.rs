@@ -127,7 +127,10 @@ impl Config {
             OnMissingKey::Reject if matched_no_route(parts) => {
                 Ok(LockDecision::Pass(NotLocked::NoKey))
             }
-            OnMissingKey::Reject | OnMissingKey::RejectAlways => Err(Rejection::KeyMissing),
+            OnMissingKey::Reject | OnMissingKey::RejectAlways => {
+                self.refusals.log_lacking(&self.lacking_key());
+                Err(Rejection::KeyMissing)
+            }
         }
     }
 
@@ -139,6 +142,16 @@ impl Config {
     /// Returns the kind of resource in metrics.
     fn label(&self) -> &'static str {
         self.options.label.unwrap_or(telemetry::UNNAMED)
+    }
+
+    /// Describes, for the log, requests that name no resource.
+    fn lacking_key(&self) -> String {
+        let source = self.key.source();
+        format!(
+            "they name no resource of `{}`, whose key comes from {}; set `missing_key` or `skip` if they need no lock",
+            self.label(),
+            source.as_deref().unwrap_or("a function"),
+        )
     }
 
     /// Returns whether requests wait for a lock that is held elsewhere.

@@ -41,6 +41,7 @@ mod grpc;
 mod held;
 pub(crate) mod key;
 mod layer;
+mod logged;
 pub(crate) mod macros;
 mod rejection;
 mod response;
@@ -80,4 +81,8 @@ pub(crate) use {
     routed::matched_no_route,
 };
 #[cfg(feature = "axum")]
-pub(crate) use response::{escape_json, refusal};
+pub(crate) use {
+    logged::LoggedMistakes,
+    response::{escape_json, refusal},
+    routed::route_of,
+};

@@ -1,6 +1,5 @@
 //! How refusals look: as HTTP or gRPC responses.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,8 +9,8 @@ use http::{HeaderValue, Response};
 use http_body_util::Full;
 
 use crate::middleware::grpc;
+use crate::middleware::logged::LoggedMistakes;
 use crate::middleware::rejection::{Rejection, insert_retry_after};
-use crate::node::Mutex;
 use crate::protocol::KeyError;
 
 /// What kind of client a refusal is for.
@@ -58,7 +57,7 @@ where
 pub(crate) struct Refusals {
     response: Arc<dyn RejectionResponse>,
     /// Mistakes that were logged.
-    logged: Arc<Mutex<BTreeSet<String>>>,
+    logged: Arc<LoggedMistakes>,
 }
 
 impl Refusals {
@@ -66,7 +65,7 @@ impl Refusals {
         let response = |rejection: &Rejection, to: &RequestKind| default_response(rejection, *to);
         Self {
             response: Arc::new(response),
-            logged: Arc::default(),
+            logged: Arc::new(LoggedMistakes::new()),
         }
     }
 
@@ -89,17 +88,23 @@ impl Refusals {
     fn log_mistake(&self, rejection: &Rejection) {
         let mistake = match rejection {
             Rejection::Misconfigured(error) => error.to_string(),
-            Rejection::ScopeMissing => {
-                "the scope of an IdempotencyLayer found no caller".to_owned()
-            }
-            Rejection::KeyInvalid(error) => {
-                self.log_limit(error);
-                return;
-            }
+            Rejection::KeyInvalid(error) => return self.log_limit(error),
             _ => return,
         };
-        if self.is_new(mistake.clone()) {
+        self.log_misconfigured(&mistake);
+    }
+
+    /// Logs, once, a mistake because of which no such request can be served.
+    pub(crate) fn log_misconfigured(&self, mistake: &str) {
+        if self.logged.is_new(mistake) {
             tracing::error!(error = %mistake, "redlock layer refuses requests because it is misconfigured");
+        }
+    }
+
+    /// Logs, once, that a request lacked what it must have. The response does not name it.
+    pub(crate) fn log_lacking(&self, lacking: &str) {
+        if self.logged.is_new(lacking) {
+            tracing::warn!("redlock layer refuses requests: {lacking}");
         }
     }
 
@@ -112,14 +117,9 @@ impl Refusals {
             KeyError::Reserved => "a key is reserved",
             _ => return,
         };
-        if self.is_new(limit.to_owned()) {
+        if self.logged.is_new(limit) {
             tracing::warn!(%error, "redlock layer refuses a key");
         }
-    }
-
-    fn is_new(&self, mistake: String) -> bool {
-        let mut logged = self.logged.lock();
-        logged.len() < MAX_LOGGED && logged.insert(mistake)
     }
 }
 
@@ -193,10 +193,6 @@ pub(crate) fn escape_json(text: &str) -> String {
 }
 
 const GRPC: &[u8] = b"application/grpc";
-
-/// How many mistakes one layer logs. Keeps an extractor that puts the request into its error from filling the
-/// log.
-const MAX_LOGGED: usize = 32;
 
 #[cfg(test)]
 mod tests {

@@ -51,6 +51,13 @@ fn is_in_nested_service(parts: &Parts) -> bool {
     }
 }
 
+/// Returns the route that an axum router has matched, for the log.
+#[cfg(feature = "axum")]
+pub(crate) fn route_of(parts: &Parts) -> Option<std::sync::Arc<str>> {
+    let matched = parts.extensions.get::<axum::extract::MatchedPath>()?;
+    Some(matched.as_str().into())
+}
+
 #[cfg(not(feature = "axum"))]
 pub(crate) fn matched_no_route(_: &Parts) -> bool {
     false

@@ -483,8 +483,11 @@ async fn scope_from_a_missing_extension_is_misconfigured_unless_optional() {
     }
     assert_eq!(executed.count(), 1);
     let log = log.text();
-    assert_eq!(log.matches("hostile_requests::Caller").count(), 1, "{log}");
-    assert_eq!(log.matches("found no caller").count(), 2, "{log}");
+    let caller = "extension `http::hostile_requests::Caller`";
+    let missing = format!("the request has no {caller}");
+    assert_eq!(log.matches(&missing).count(), 1, "{log}");
+    let no_caller = format!("found no caller in {caller}");
+    assert_eq!(log.matches(&no_caller).count(), 2, "{log}");
 }
 
 /// What a server behind reads as one header is one here, too.

@@ -13,6 +13,7 @@ mod key_combinators;
 mod key_extractors;
 mod key_service;
 mod keys;
+mod log_texts;
 mod many_requests;
 mod on_lost;
 mod rejections;

@@ -91,7 +91,7 @@ impl LeaseTask {
             purpose,
             valid_until,
         );
-        permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>));
+        permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>), self.task);
         permit.unsubscribe();
         self.ticket.set_held();
         cleanup.lease = Some(Arc::clone(&lease));

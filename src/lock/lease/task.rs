@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task;
 use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
@@ -27,6 +28,8 @@ pub(crate) struct LeaseTask {
     /// The releases under way, of failed attempts and of the lock itself.
     pub(super) releases: Vec<Release>,
     pub(crate) ticket: Ticket,
+    /// The task that requested the lock, which is not the one that owns it from the grant on.
+    pub(super) task: Option<task::Id>,
     /// The label of the lock in spans and metrics.
     pub(super) label: &'static str,
     /// The slots of the keys, which know the processes that wait for each key.
@@ -68,6 +71,7 @@ impl LeaseTask {
             is_fenced,
             releases: Vec::new(),
             ticket,
+            task: task::try_id(),
             label,
             slots: Slots::default(),
             timer: Timer::default(),

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
+use tokio::task;
 use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
@@ -81,6 +82,8 @@ pub(crate) struct Busy {
     /// Whether every busy key is about to be released and no other caller waits for it. Such a call need not
     /// be refused: on every node, its requests follow the release.
     pub(crate) is_ending: bool,
+    /// Whether the task of this call requested the lock that holds the first busy key, so that it waits for itself.
+    pub(crate) is_own: bool,
 }
 
 #[derive(Debug)]
@@ -102,6 +105,8 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Held {
     by: Option<Arc<dyn HeldLease>>,
+    /// The task that requested the lock; `None` if that was not in a task.
+    task: Option<task::Id>,
     /// Present once a caller has asked for the holder, which is rare.
     watched: Option<watch::Sender<Option<Arc<dyn HeldLease>>>>,
 }
@@ -134,6 +139,7 @@ impl LocalQueue {
                 retry_after: slot.retry_after(),
                 holder: slot.holder(),
                 is_ending,
+                is_own: slot.is_own(),
             });
         }
         Ok(permit)
@@ -271,10 +277,10 @@ impl Permit {
         }
     }
 
-    /// Sets the lease that is held with this permit.
-    pub(crate) fn set_holder(&self, holder: &Arc<dyn HeldLease>) {
+    /// Sets the lease that is held with this permit, and the task that requested it.
+    pub(crate) fn set_holder(&self, holder: &Arc<dyn HeldLease>, task: Option<task::Id>) {
         for slot in self.slots.0.iter() {
-            slot.set_holder(Some(Arc::clone(holder)));
+            slot.set_holder(Some(Arc::clone(holder)), task);
         }
     }
 
@@ -298,7 +304,7 @@ impl Drop for Permit {
             return;
         };
         for slot in &self.slots.0[..self.acquired] {
-            slot.set_holder(None);
+            slot.set_holder(None, None);
             if !slot.is_waited_for() {
                 // Callers that have entered the slot may wait for another key for long.
                 slot.unsubscribe();
@@ -349,7 +355,7 @@ impl Slot {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    fn set_holder(&self, holder: Option<Arc<dyn HeldLease>>) {
+    fn set_holder(&self, holder: Option<Arc<dyn HeldLease>>, task: Option<task::Id>) {
         let mut held = self.held.lock();
         if let Some(watched) = &held.watched
             // A caller that requested the key in vain changes nothing for its watchers.
@@ -358,13 +364,21 @@ impl Slot {
             watched.send_replace(holder.clone());
         }
         held.by = holder;
+        held.task = task;
     }
 
     fn holder(&self) -> watch::Receiver<Option<Arc<dyn HeldLease>>> {
         let mut held = self.held.lock();
-        let Held { by, watched } = &mut *held;
+        let Held { by, watched, .. } = &mut *held;
         let watched = watched.get_or_insert_with(|| watch::Sender::new(by.clone()));
         watched.subscribe()
+    }
+
+    /// Returns whether the present task requested the lock that holds the key, and has not released it.
+    fn is_own(&self) -> bool {
+        let held = self.held.lock();
+        let is_held = held.by.as_ref().is_some_and(|lease| !lease.is_ending());
+        is_held && held.task.is_some() && held.task == task::try_id()
     }
 
     /// Returns whether the holder is about to release the key, and no other caller waits for it.
@@ -488,7 +502,7 @@ mod tests {
         let z = queue.try_acquire(&keys(&["z"])).unwrap();
         let second = Duration::from_secs(1);
         let holder: Arc<dyn HeldLease> = Arc::new(ValidUntil(Instant::now() + second));
-        z.set_holder(&holder);
+        z.set_holder(&holder, None);
         assert_eq!(queue.retry_after(&keys(&["y", "z"])), Some(second));
         for _ in 0..2 {
             let y = queue.try_acquire(&keys(&["y"])).unwrap();

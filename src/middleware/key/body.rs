@@ -45,6 +45,10 @@ impl KeyExtractor for FormField {
         let form = form.map_err(|_| KeyError::malformed("the form is not UTF-8"))?;
         form_value(form, self.name, "form field")
     }
+
+    fn source(&self) -> Option<String> {
+        Some(format!("form field `{}`", self.name))
+    }
 }
 
 /// Takes the key from the value at a JSON pointer (RFC 6901) in the body: a string, or an
@@ -116,6 +120,10 @@ impl KeyExtractor for JsonPointer {
             }
         };
         Ok((!key.is_empty()).then(|| LockKey::from(key).into()))
+    }
+
+    fn source(&self) -> Option<String> {
+        Some(format!("JSON pointer `{}`", self.pointer))
     }
 }
 

@@ -4,7 +4,9 @@ use std::fmt;
 
 use http::request::Parts;
 
-use crate::middleware::key::extractor::{Hashed, IntoKeys, KeyExtractor, Map, Or, When, present};
+use crate::middleware::key::extractor::{
+    Hashed, IntoKeys, KeyExtractor, Map, Or, When, join, present,
+};
 use crate::node::sha256;
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
@@ -35,6 +37,10 @@ where
     fn is_constant(&self) -> bool {
         self.inner.is_constant()
     }
+
+    fn source(&self) -> Option<String> {
+        self.inner.source()
+    }
 }
 
 /// By hand: a closure has no `Debug`.
@@ -64,6 +70,10 @@ impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
     fn is_constant(&self) -> bool {
         self.0.is_constant()
     }
+
+    fn source(&self) -> Option<String> {
+        self.0.source()
+    }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
@@ -81,6 +91,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn is_constant(&self) -> bool {
         // Then the alternative is never used.
         self.0.is_constant()
+    }
+
+    fn source(&self) -> Option<String> {
+        join([self.0.source(), self.1.source()], " or ")
     }
 }
 
@@ -104,6 +118,10 @@ where
     fn is_constant(&self) -> bool {
         // Other requests have no key, or that of an alternative.
         false
+    }
+
+    fn source(&self) -> Option<String> {
+        self.inner.source()
     }
 }
 

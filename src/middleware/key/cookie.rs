@@ -58,6 +58,10 @@ impl KeyExtractor for Cookie {
         let text = quoted.unwrap_or(&text);
         Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
     }
+
+    fn source(&self) -> Option<String> {
+        Some(format!("cookie `{}`", self.name))
+    }
 }
 
 #[cfg(test)]

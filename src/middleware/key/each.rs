@@ -3,7 +3,7 @@
 use http::request::Parts;
 
 use crate::middleware::key::KeyExtractor;
-use crate::middleware::key::extractor::present;
+use crate::middleware::key::extractor::{join, present};
 use crate::protocol::{KeyError, LockKeys};
 
 /// Takes the keys of both extractors and locks them together, all or nothing, as for a transfer from
@@ -43,6 +43,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Each<A, B> {
 
     fn is_constant(&self) -> bool {
         self.0.is_constant() && self.1.is_constant()
+    }
+
+    fn source(&self) -> Option<String> {
+        join([self.0.source(), self.1.source()], " and ")
     }
 }
 

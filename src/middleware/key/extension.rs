@@ -93,6 +93,10 @@ impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
         });
         Ok(key)
     }
+
+    fn source(&self) -> Option<String> {
+        Some(format!("extension `{}`", type_name::<T>()))
+    }
 }
 
 /// By hand: a derived one would require `T: Clone`.

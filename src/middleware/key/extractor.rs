@@ -46,6 +46,12 @@ pub trait KeyExtractor: Send + Sync + 'static {
         false
     }
 
+    /// Returns the part of a request that the key comes from, such as ``header `x-tenant` ``. A layer logs it when it
+    /// refuses requests that name no resource. Default: `None`.
+    fn source(&self) -> Option<String> {
+        None
+    }
+
     /// Puts a literal part in front: the same as the tuple `(literal, self)`.
     fn prefix(self, literal: &'static str) -> (&'static str, Self)
     where
@@ -132,6 +138,15 @@ pub struct When<E, F> {
 pub(crate) fn present(keys: &LockKeys) -> bool {
     let keys = keys.as_slice();
     !keys.is_empty() && !keys.iter().any(LockKey::is_empty)
+}
+
+/// Joins the sources of the parts of a key; `None` if no part has one.
+pub(super) fn join(
+    sources: impl IntoIterator<Item = Option<String>>,
+    between: &str,
+) -> Option<String> {
+    let sources: Vec<String> = sources.into_iter().flatten().collect();
+    (!sources.is_empty()).then(|| sources.join(between))
 }
 
 /// Conversion of the value that a closure returns as the key of a request: a key, a `String`, several keys, or
@@ -234,6 +249,10 @@ impl KeyExtractor for Arc<dyn KeyExtractor> {
     fn is_constant(&self) -> bool {
         (**self).is_constant()
     }
+
+    fn source(&self) -> Option<String> {
+        (**self).source()
+    }
 }
 
 macro_rules! composite {
@@ -261,6 +280,12 @@ macro_rules! composite {
             fn is_constant(&self) -> bool {
                 let ($($part,)+) = self;
                 $($part.is_constant())&&+
+            }
+
+            #[allow(non_snake_case, reason = "the type parameters name the values too")]
+            fn source(&self) -> Option<String> {
+                let ($($part,)+) = self;
+                join([$($part.source()),+], " and ")
             }
         }
     };
@@ -344,6 +369,30 @@ mod tests {
         let missing = |_: &Parts| None::<String>;
         assert_eq!(("account", missing).extract(&parts()), Ok(None));
         assert_eq!(("account", "").extract(&parts()), Ok(None));
+    }
+
+    #[test]
+    fn source_names_every_part_that_reads_the_request() {
+        use crate::middleware::key::{each, extension, form_field, header, host, query};
+
+        let source = |extractor: &dyn KeyExtractor| extractor.source().unwrap();
+        let tenant = || header("x-tenant");
+        assert_eq!(
+            source(&("account", tenant(), query("id"))),
+            "header `x-tenant` and query parameter `id`"
+        );
+        assert_eq!(
+            source(&tenant().hashed().or(host())),
+            "header `x-tenant` or header `host`"
+        );
+        assert_eq!(
+            source(&each(form_field("from"), form_field("to")).when(|_| true)),
+            "form field `from` and form field `to`"
+        );
+        let user: Arc<dyn KeyExtractor> = Arc::new(extension::<String>(String::as_str));
+        assert_eq!(source(&user), "extension `alloc::string::String`");
+        let closure = |_: &Parts| "7".to_owned();
+        assert_eq!(("account", closure).source(), None);
     }
 
     #[test]

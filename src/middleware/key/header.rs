@@ -64,6 +64,10 @@ impl KeyExtractor for Header {
         };
         Ok((!key.is_empty()).then(|| LockKey::from(key).into()))
     }
+
+    fn source(&self) -> Option<String> {
+        Some(format!("header `{}`", self.name))
+    }
 }
 
 /// Reads a structured-field string behind its first quote.

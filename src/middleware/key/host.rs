@@ -65,6 +65,10 @@ impl KeyExtractor for Host {
             .or(header)
             .map(|(host, _)| LockKey::from(host).into()))
     }
+
+    fn source(&self) -> Option<String> {
+        Some("header `host`".to_owned())
+    }
 }
 
 /// Returns the normalized host of an authority, and its port.

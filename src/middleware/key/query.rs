@@ -36,6 +36,10 @@ impl KeyExtractor for Query {
         let query = parts.uri.query().unwrap_or_default();
         form_value(query, self.name, "query parameter")
     }
+
+    fn source(&self) -> Option<String> {
+        Some(format!("query parameter `{}`", self.name))
+    }
 }
 
 /// Finds the value of a name in `application/x-www-form-urlencoded` data.

@@ -1,0 +1,207 @@
+//! What the log says of mistakes in the set-up of layers and handlers: the place, the remedy, and only once.
+
+use std::panic::AssertUnwindSafe;
+
+use axum::body::Body;
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use futures_util::FutureExt;
+use http::{Request, StatusCode};
+use tower::ServiceExt;
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{
+    FencingToken, IdempotencyKey, IdempotencyLayer, KeyExtractor, LockError, LockHandle, Redlock,
+    RedlockLayer, key,
+};
+
+use crate::shop::shop;
+use crate::support::{Answer, Log, once, redlock, secs};
+
+fn request(method: &str, target: &str) -> Request<Body> {
+    let request = Request::builder().method(method).uri(target);
+    request.body(Body::empty()).unwrap()
+}
+
+/// Sends a request twice, and returns the code of the refusals and the lines of the log.
+async fn refused_twice(app: &Router, target: &str) -> (&'static str, Vec<String>) {
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let mut code = "";
+    for _ in 0..2 {
+        let answer = Answer::to(app, request("POST", target)).await;
+        assert!(answer.status.is_client_error() || answer.status.is_server_error());
+        code = answer.code();
+    }
+    (code, log.text().lines().map(str::to_owned).collect())
+}
+
+#[track_caller]
+fn assert_logged_once(lines: &[String], text: &str) {
+    let [line] = lines else {
+        panic!("not one line: {lines:?}");
+    };
+    assert!(line.ends_with(text), "{line}\nis not\n{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_key_is_logged_once_with_the_part_that_was_looked_for() {
+    let nodes = ScriptedNodes::new(3);
+    let layers = [
+        (
+            RedlockLayer::new(redlock(&nodes), ("upload", key::header("x-upload-id"))),
+            "`upload`, whose key comes from header `x-upload-id`",
+        ),
+        (
+            RedlockLayer::new(redlock(&nodes), ("tenant", key::query("t").or(key::host()))),
+            "`tenant`, whose key comes from query parameter `t` or header `host`",
+        ),
+        (
+            RedlockLayer::new(redlock(&nodes), |_: &http::request::Parts| None::<String>),
+            "`unnamed`, whose key comes from a function",
+        ),
+    ];
+    for (layer, named) in layers {
+        let app = Router::new().route("/", post(async || "served").layer(layer));
+        let (code, lines) = refused_twice(&app, "/").await;
+        assert_eq!(code, "key-missing");
+        let text = format!(
+            "WARN tower_redlock::middleware::response: redlock layer refuses requests: they name no resource of \
+             {named}; set `missing_key` or `skip` if they need no lock"
+        );
+        assert_logged_once(&lines, &text);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_idempotency_key_is_logged_once_with_its_header() {
+    let nodes = ScriptedNodes::new(3);
+    let layer = once(&redlock(&nodes)).required(true);
+    let app = Router::new().route("/", post(async || "served").layer(layer));
+    let (code, lines) = refused_twice(&app, "/").await;
+    assert_eq!(code, "key-missing");
+    assert_logged_once(
+        &lines,
+        "redlock layer refuses requests: they lack the header `idempotency-key`, which `required(true)` of an \
+         IdempotencyLayer demands",
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_scope_is_logged_once_with_the_part_that_was_looked_for() {
+    let nodes = ScriptedNodes::new(3);
+    let layer = IdempotencyLayer::new(redlock(&nodes), key::header("x-caller"));
+    let app = Router::new().route("/", post(async || "served").layer(layer));
+    let log = Log::default();
+    let _guard = log.subscribe();
+    for _ in 0..2 {
+        let mut request = request("POST", "/");
+        let key = "8e03978e".parse().unwrap();
+        request.headers_mut().insert("idempotency-key", key);
+        assert_eq!(Answer::to(&app, request).await.code(), "scope-missing");
+    }
+    let lines: Vec<String> = log.text().lines().map(str::to_owned).collect();
+    assert_logged_once(
+        &lines,
+        "redlock layer refuses requests because it is misconfigured error=the scope of an IdempotencyLayer found no \
+         caller in header `x-caller`",
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn extractor_without_its_layer_names_the_route_and_is_logged_once() {
+    async fn handle(_: LockHandle) {}
+    async fn token(_: FencingToken) {}
+    async fn idempotent(_: IdempotencyKey) {}
+    let app: Router = Router::new()
+        .route("/log-texts/{id}/handle", post(handle))
+        .route("/log-texts/{id}/token", post(token))
+        .route("/log-texts/{id}/once", post(idempotent));
+    for (target, route, text) in [
+        (
+            "/log-texts/7/handle",
+            "/log-texts/{id}/handle",
+            "the handler of `ROUTE` has no lock: no RedlockLayer is around it; apply one with `route_layer`",
+        ),
+        (
+            "/log-texts/7/token",
+            "/log-texts/{id}/token",
+            "the handler of `ROUTE` has no lock: no RedlockLayer is around it; apply one with `route_layer`",
+        ),
+        (
+            "/log-texts/7/once",
+            "/log-texts/{id}/once",
+            "route `ROUTE`: the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, or \
+             extract Option<IdempotencyKey>",
+        ),
+    ] {
+        let (code, lines) = refused_twice(&app, target).await;
+        assert_eq!(code, "misconfigured");
+        assert_logged_once(&lines, &text.replace("ROUTE", route));
+    }
+}
+
+/// The handler runs in the task that took the lock for it.
+#[tokio::test]
+async fn lock_that_is_requested_again_by_its_own_task_is_logged_as_not_re_entrant() {
+    async fn again(redlock: Extension<Redlock>) -> String {
+        let refused = redlock.try_lock(("order", "7")).await.unwrap_err();
+        assert!(matches!(refused, LockError::Contended { .. }));
+        refused.to_string()
+    }
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
+    let app = Router::new()
+        .route("/orders/{id}", post(again).layer(layer))
+        .layer(Extension(redlock.clone()));
+    let log = Log::default();
+    let _guard = log.subscribe();
+    for _ in 0..2 {
+        let app = app.clone();
+        let served =
+            tokio::spawn(async move { Answer::to(&app, request("POST", "/orders/7")).await });
+        assert_eq!(served.await.unwrap().status, StatusCode::OK);
+    }
+    // Another task that meets the lock does nothing wrong.
+    let guard = redlock.try_lock(("order", "7")).await.unwrap();
+    let other = redlock.clone();
+    let contended = tokio::spawn(async move { other.try_lock(("order", "7")).await.is_err() });
+    assert!(contended.await.unwrap());
+    drop(guard);
+    let text = log.text();
+    let reentry = "the task that holds a lock requests it again; redlock locks are not re-entrant, so it gets the \
+                   lock only after its release";
+    assert_eq!(text.matches(reentry).count(), 1, "{text}");
+    // `Locked` under a layer of the same key shares the lock.
+    let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));
+    let app = shop(&redlock).layer(layer);
+    let shared = Answer::to(&app, request("POST", "/orders/7/ship")).await;
+    assert_eq!(shared.status, StatusCode::OK);
+}
+
+#[test]
+fn futures_panic_outside_of_a_runtime() {
+    let redlock = Redlock::in_memory(3);
+    let layer = RedlockLayer::new(Redlock::in_memory(3), "resource");
+    let served = Router::new().route("/", get(async || "served").post(async || "served"));
+    let served = served.layer(layer);
+    let panics = |polled: Box<dyn FnOnce() + '_>| {
+        let panic = std::panic::catch_unwind(AssertUnwindSafe(polled)).expect_err("a panic");
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        let text = text.expect("a text");
+        assert!(
+            text.contains("must be called from the context of a Tokio 1.x runtime"),
+            "{text}"
+        );
+    };
+    panics(Box::new(|| {
+        drop(redlock.try_lock("k").into_future().now_or_never())
+    }));
+    panics(Box::new(|| drop(redlock.health().now_or_never())));
+    panics(Box::new(|| drop(redlock.drain(secs(1)).now_or_never())));
+    let call = served.clone().oneshot(request("POST", "/"));
+    panics(Box::new(move || drop(call.now_or_never())));
+    // A request that is not locked needs none.
+    let passing = served.oneshot(request("GET", "/")).now_or_never();
+    assert_eq!(passing.unwrap().unwrap().status(), StatusCode::OK);
+}
