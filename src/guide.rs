@@ -1,16 +1,51 @@
-//! Chapters on what no signature says: from the first locked route to the measurements.
+//! Chapters on what no signature says: from the first locked route to the proofs.
+//!
+//! | to | read |
+//! |---|---|
+//! | lock a first route, from `cargo new` on | [Getting started](getting_started) |
+//! | name what a lock protects | [Choosing keys](choosing_keys) |
+//! | know what a lock can promise, and what the token adds | [What is this lock for?](what_is_this_lock_for) |
+//! | set waits, react to a lost lock, stop a process cleanly | [Waiting, losing, shutting down](waiting_and_losing) |
+//! | execute a retried request once | [Idempotency](mod@idempotency) |
+//! | run the Redis servers | [Operating the nodes](operating_the_nodes) |
+//! | see locks in logs, metrics and alerts | [Observability](observability) |
+//! | test a handler that locks | [Testing your handlers](testing_your_handlers) |
+//! | solve a common problem | [Recipes](recipes) |
+//! | look up a setting and its default | [Settings](settings) |
+//! | understand the protocol, with pictures | [How it works](how_it_works) |
+//! | judge the evidence | [Proofs](proofs) |
+//! | compare libraries and other kinds of locks | [Comparison](comparison) |
+//! | replace another Redlock library | [Migrating](migrating) |
+//! | know what a lock costs | [Speed](speed) |
+//! | look up a status, a code or a message | [Troubleshooting](troubleshooting) |
+//!
+//! The chapters are the files of the folder `docs` of the repository, and can be read there too.
+#![cfg_attr(
+    not(all(
+        feature = "axum",
+        feature = "redis",
+        feature = "idempotency",
+        feature = "json",
+        feature = "metrics",
+        feature = "test-util"
+    )),
+    allow(
+        rustdoc::broken_intra_doc_links,
+        reason = "the chapters also name items of features that are off"
+    )
+)]
 
 #[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/getting_started.md")]
-pub mod getting_started {}
+#[doc = include_str!("../docs/choosing_keys.md")]
+pub mod choosing_keys {}
 
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/what_is_this_lock_for.md")]
 pub mod what_is_this_lock_for {}
 
 #[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/operating_the_nodes.md")]
-pub mod operating_the_nodes {}
+#[doc = include_str!("../docs/waiting_and_losing.md")]
+pub mod waiting_and_losing {}
 
 #[cfg(feature = "idempotency")]
 #[doc = include_str!("guide/links.md")]
@@ -18,43 +53,67 @@ pub mod operating_the_nodes {}
 pub mod idempotency {}
 
 #[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/operating_the_nodes.md")]
+pub mod operating_the_nodes {}
+
+#[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/observability.md")]
 pub mod observability {}
 
 #[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/settings.md")]
-pub mod settings {}
+#[doc = include_str!("../docs/testing_your_handlers.md")]
+pub mod testing_your_handlers {}
 
 #[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/recipes.md")]
+#[doc = include_str!("guide/images/lock_life.md")]
+#[doc = include_str!("guide/images/split_votes.md")]
+#[doc = include_str!("guide/images/tokens.md")]
+#[doc = include_str!("guide/images/quarantine.md")]
+#[doc = include_str!("../docs/how_it_works.md")]
+pub mod how_it_works {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/proofs.md")]
+pub mod proofs {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/comparison.md")]
+pub mod comparison {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/migrating.md")]
+pub mod migrating {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/troubleshooting.md")]
+pub mod troubleshooting {}
+
+/// From `cargo new` to a locked route.
+pub mod getting_started {}
+
+/// Common problems, a page each.
 pub mod recipes {
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/one_withdrawal_at_a_time.md")]
+    /// Two withdrawals from one account.
     pub mod one_withdrawal_at_a_time {}
 
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/nightly_job_once.md")]
+    /// A job that several servers start.
     pub mod nightly_job_once {}
 
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/webhook_delivered_twice.md")]
+    /// A webhook that is delivered twice.
     pub mod webhook_delivered_twice {}
 
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/limit_per_tenant.md")]
+    /// A limit per tenant.
     pub mod limit_per_tenant {}
 
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/websocket_editor.md")]
+    /// A document with one editor.
     pub mod websocket_editor {}
 
-    #[doc = include_str!("guide/links.md")]
-    #[doc = include_str!("../docs/recipes/fenced_writes_in_postgres.md")]
+    /// Fenced writes in PostgreSQL.
     pub mod fenced_writes_in_postgres {}
 }
 
-// The picture first: its name is that of the chapter, too.
-#[doc = include_str!("guide/images/speed.md")]
-#[doc = include_str!("guide/links.md")]
-#[doc = include_str!("../docs/speed.md")]
+/// All settings.
+pub mod settings {}
+
+/// Measurements.
 pub mod speed {}

@@ -1,7 +1,5 @@
 //! Settings of `IdempotencyLayer`: scopes, keys, fingerprints, headers, methods and rejections.
 
-use std::fs;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -282,29 +280,4 @@ async fn header_replay_header_methods_and_rejection_are_configurable() {
     assert_eq!(reused.status, StatusCode::IM_A_TEAPOT);
     assert_eq!(reused.body, "idempotency-key-reused");
     assert_eq!(payments.executed(), 1);
-}
-
-#[test]
-fn idempotency_chapter_names_existing_tests() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut folders = vec![root.join("tests"), root.join("src/idempotency")];
-    let mut sources = String::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                sources.push_str(&fs::read_to_string(path).unwrap());
-            }
-        }
-    }
-    let names = include_str!("../../docs/idempotency.md").split('`');
-    // No setting has such a long name.
-    let is_test = |name: &&str| name.matches('_').count() > 3 && !name.contains(' ');
-    let tests: Vec<_> = names.filter(is_test).collect();
-    assert!(tests.len() > 10, "{tests:?}");
-    for test in tests {
-        assert!(sources.contains(&format!("fn {test}(")), "{test}");
-    }
 }

@@ -1,0 +1,173 @@
+//! The chapters of the guide: their pictures, links, messages, codes and named tests exist as they say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// `tests/images.sh` writes these files.
+#[test]
+fn pictures_of_rustdoc_are_those_of_the_repository() {
+    let pictures = files("docs/images", &["svg", "png"]);
+    assert!(pictures.len() > 3, "{pictures:?}");
+    for picture in pictures {
+        let name = picture.file_stem().unwrap().to_str().unwrap();
+        let is_svg = picture.extension().is_some_and(|kind| kind == "svg");
+        let kind = if is_svg { "svg+xml" } else { "png" };
+        let data = base64(&fs::read(&picture).unwrap());
+        let expected = format!("[{name}]: data:image/{kind};base64,{data}\n");
+        let written = read(&format!("src/guide/images/{name}.md"));
+        assert!(written == expected, "run tests/images.sh: {name} differs");
+    }
+}
+
+/// In rustdoc the definitions of `links.md` come first, and the first definition wins. A link that it does not
+/// define would lead to a file of the repository.
+#[test]
+fn links_md_defines_every_link_of_a_chapter() {
+    let known = definitions(&read("src/guide/links.md"));
+    let mut missing = BTreeSet::new();
+    for path in files("docs", &["md"]) {
+        for (name, target) in definitions(&fs::read_to_string(&path).unwrap()) {
+            let is_picture = target.contains("images/");
+            if !target.starts_with("https://") && !is_picture && !known.contains_key(&name) {
+                missing.insert(format!("{}: [{name}]", path.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn chapters_show_all_lines_of_their_snippets() {
+    for path in files("docs", &["md"]) {
+        let text = fs::read_to_string(&path).unwrap();
+        let mut language = None;
+        for line in text.lines() {
+            match (line.strip_prefix("```"), language) {
+                (Some(opened), None) => language = Some(opened),
+                (Some(_), Some(_)) => language = None,
+                (None, Some(language)) if language.starts_with("rust") => {
+                    let is_hidden = line == "#" || line.starts_with("# ");
+                    assert!(!is_hidden, "{}: {line}", path.display());
+                }
+                (None, _) => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_of_the_troubleshooting_chapter_are_those_of_the_source() {
+    let source = unwrapped(&sources("src"));
+    let chapter = read("docs/troubleshooting.md");
+    let messages = chapter
+        .split("\n# ")
+        .find(|part| part.starts_with("By message"));
+    let rows = messages
+        .unwrap()
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"));
+    let mut found = 0;
+    for row in rows {
+        let (message, _) = row.split_once("` |").unwrap();
+        assert!(source.contains(message), "{message:?} is not in the source");
+        found += 1;
+    }
+    assert!(found > 50, "{found}");
+}
+
+#[test]
+fn codes_of_the_troubleshooting_chapter_are_all_codes_of_rejections() {
+    let source = read("src/middleware/rejection.rs");
+    let (_, code) = source.split_once("pub fn code(").unwrap();
+    let (code, _) = code.split_once("\n    }\n").unwrap();
+    let codes: Vec<&str> = code.split('"').skip(1).step_by(2).collect();
+    assert!(codes.len() > 10, "{codes:?}");
+    let chapter = read("docs/troubleshooting.md");
+    for code in codes {
+        let is_row = |line: &str| line.split(" | ").nth(1) == Some(&format!("`{code}`"));
+        assert!(chapter.lines().any(is_row), "{code} has no row");
+    }
+}
+
+#[test]
+fn tests_that_the_proofs_chapter_names_exist() {
+    let sources = sources("tests") + &sources("src");
+    let chapter = read("docs/proofs.md");
+    // No setting has such a long name.
+    let is_test = |name: &&str| name.matches('_').count() > 3 && !name.contains(' ');
+    let tests: Vec<&str> = chapter.split('`').filter(is_test).collect();
+    assert!(tests.len() > 60, "{tests:?}");
+    for test in tests {
+        assert!(sources.contains(&format!("fn {test}(")), "{test}");
+    }
+}
+
+/// The definitions of reference links, by name.
+fn definitions(text: &str) -> BTreeMap<String, String> {
+    let definitions = text.lines().filter_map(|line| {
+        let (name, target) = line.strip_prefix('[')?.split_once("]: ")?;
+        Some((name.to_owned(), target.to_owned()))
+    });
+    definitions.collect()
+}
+
+/// String literals that go on in the next line, as the compiler reads them.
+fn unwrapped(source: &str) -> String {
+    let mut pieces = source.split("\\\n");
+    let first = pieces.next().unwrap_or_default().to_owned();
+    pieces.fold(first, |text, piece| text + piece.trim_start())
+}
+
+fn sources(folder: &str) -> String {
+    let texts = files(folder, &["rs"]).into_iter();
+    texts
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect()
+}
+
+fn files(folder: &str, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut folders = vec![root().join(folder)];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path
+                .extension()
+                .is_some_and(|kind| extensions.iter().any(|e| kind == *e))
+            {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or_default());
+        let group = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for at in 0..4 {
+            let digit = DIGITS[(group >> (18 - 6 * at)) as usize & 63];
+            text.push(if at > chunk.len() {
+                '='
+            } else {
+                char::from(digit)
+            });
+        }
+    }
+    text
+}
