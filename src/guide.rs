@@ -21,14 +21,7 @@
 //!
 //! The chapters are the files of the folder `docs` of the repository, and can be read there too.
 #![cfg_attr(
-    not(all(
-        feature = "axum",
-        feature = "redis",
-        feature = "idempotency",
-        feature = "json",
-        feature = "metrics",
-        feature = "test-util"
-    )),
+    not(all(feature = "axum", feature = "redis", feature = "idempotency")),
     allow(
         rustdoc::broken_intra_doc_links,
         reason = "the chapters also name items of features that are off"
