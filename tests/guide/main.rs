@@ -1,5 +1,7 @@
 //! The chapters of the guide: their pictures, links, messages, codes and named tests exist as they say.
 
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
