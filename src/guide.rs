@@ -81,32 +81,44 @@ pub mod migrating {}
 #[doc = include_str!("../docs/troubleshooting.md")]
 pub mod troubleshooting {}
 
-/// From `cargo new` to a locked route.
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/getting_started.md")]
 pub mod getting_started {}
 
-/// Common problems, a page each.
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/recipes.md")]
 pub mod recipes {
-    /// Two withdrawals from one account.
+    #[doc = include_str!("guide/links.md")]
+    #[doc = include_str!("../docs/recipes/one_withdrawal_at_a_time.md")]
     pub mod one_withdrawal_at_a_time {}
 
-    /// A job that several servers start.
+    #[doc = include_str!("guide/links.md")]
+    #[doc = include_str!("../docs/recipes/nightly_job_once.md")]
     pub mod nightly_job_once {}
 
-    /// A webhook that is delivered twice.
+    #[doc = include_str!("guide/links.md")]
+    #[doc = include_str!("../docs/recipes/webhook_delivered_twice.md")]
     pub mod webhook_delivered_twice {}
 
-    /// A limit per tenant.
+    #[doc = include_str!("guide/links.md")]
+    #[doc = include_str!("../docs/recipes/limit_per_tenant.md")]
     pub mod limit_per_tenant {}
 
-    /// A document with one editor.
+    #[doc = include_str!("guide/links.md")]
+    #[doc = include_str!("../docs/recipes/websocket_editor.md")]
     pub mod websocket_editor {}
 
-    /// Fenced writes in PostgreSQL.
+    #[doc = include_str!("guide/links.md")]
+    #[doc = include_str!("../docs/recipes/fenced_writes_in_postgres.md")]
     pub mod fenced_writes_in_postgres {}
 }
 
-/// All settings.
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/settings.md")]
 pub mod settings {}
 
-/// Measurements.
+// The picture first: its name is that of the chapter, too.
+#[doc = include_str!("guide/images/speed.md")]
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/speed.md")]
 pub mod speed {}
