@@ -6,6 +6,8 @@ const LEDGER_ROWS = 100;
 const MOST_DOTS = 160;
 // A vote takes less than a millisecond: its dot is shown slower than it was.
 const DOT_MS = 300;
+// The requests of one round begin within this time.
+const ROUND_MS = 60;
 // Without news for this long the clocks of the page stand still, as they would be guesses.
 const STALE_MS = 500;
 
@@ -27,6 +29,9 @@ const CODES = {
   "lock-expired": "Expired: the lock ran out before the response",
   "lock-lost": "Lost: a majority no longer knows the lock",
   "lock-overloaded": "Overloaded: too many requests wait for this lock",
+  "stale-token": "Stale token: the storage has seen a newer one",
+  "idempotency-replayed": "replayed: the recorded response",
+  ok: "served",
 };
 
 const INVARIANTS = ["two_holders", "token_regressions", "lost_updates"];
@@ -299,7 +304,7 @@ function showCaller(caller, { item, parts }, elapsed) {
   setText(parts.state, caller.state);
   setToken(parts.token, caller.token);
   const { status, code } = caller.last ?? {};
-  const words = code ? `${status} · ${CODES[code] ?? code}` : `${status} · served`;
+  const words = `${status} · ${CODES[code ?? "ok"] ?? code}`;
   setText(parts.last, caller.last ? words : "no request yet");
   setAttribute(parts.last, "data-code", code ?? "");
   setAttribute(parts.last, "data-kind", !caller.last ? "none" : status < 400 ? "served" : "refused");
@@ -454,14 +459,14 @@ function showVote(vote) {
   dots.add({ wire, circle, answer, back, began: performance.now() });
 }
 
-// A round's requests begin together; the clock of "at" is in whole milliseconds.
+// A server asks each node once in a round, and all of them together.
 function countVote(vote) {
   if (vote.kind !== "acquire") return;
   const began = vote.at - vote.ms;
   let round = view.rounds.get(vote.server);
-  if (!round || round.answers.has(vote.node) || began > round.began + 10) {
+  if (!round || round.answers.has(vote.node) || began > round.began + ROUND_MS) {
     // Late answers of an older round do not open another one.
-    if (round && began < round.began - 10) return;
+    if (round && began < round.began - ROUND_MS) return;
     round = { began, answers: new Map() };
     view.rounds.set(vote.server, round);
   }
@@ -726,6 +731,7 @@ function showTour() {
     setAttribute(item, "aria-current", isRunning ? "step" : null);
     if (isRunning && !wasRunning) {
       openStep(number);
+      keepInView(item);
       announce(`Step ${number}, ${title}, runs.`);
     }
     const run = item.querySelector(".run");
@@ -738,6 +744,14 @@ function showTour() {
     setText(line, showsResult ? `${result.ok ? "✓" : "✕"} ${result.text}` : "");
     if (showsResult && wasRunning) announce(`Step ${number}, ${title}: ${result.text}`);
   }
+}
+
+// Scrolls the tour's own box, and never the page.
+function keepInView(item) {
+  const box = item.closest(".tour");
+  if (box.scrollHeight <= box.clientHeight) return;
+  const [inner, outer] = [item.getBoundingClientRect(), box.getBoundingClientRect()];
+  if (inner.top < outer.top || inner.bottom > outer.bottom) box.scrollTop += inner.top - outer.top - 60;
 }
 
 const announce = (text) => setText(byId("announcement"), text);

@@ -1,0 +1,364 @@
+//! The page without its tour: what is there, how it looks, and how it is used.
+
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
+use std::time::Duration;
+
+use browser::{Page, Scheme, Size};
+use serde_json::json;
+use tokio::time::sleep;
+
+const SCHEMES: [Scheme; 2] = [Scheme::Light, Scheme::Dark];
+
+/// What the page is made of.
+const PARTS: [(&str, usize); 17] = [
+    ("h1", 1),
+    (".node", 5),
+    (".node button", 5 * 6),
+    (".server", 2),
+    (".caller", 5),
+    (".caller button", 5 * 2),
+    (".votes > i", 2 * 5),
+    (".votes > .past-quorum", 2),
+    ("#wires > .wire", 2 * 5),
+    ("#timeline-chart .row-name", 5),
+    ("#ledger thead th", 6),
+    ("[data-invariant]", 3),
+    ("[data-counter]", 3 + 4 + 6),
+    ("#tour > li", 8),
+    ("#tour .run", 8),
+    ("#banner[hidden]", 1),
+    ("[data-action=reset]", 1),
+];
+
+#[tokio::test]
+async fn the_page_has_all_its_parts_and_logs_no_errors() {
+    let Some(page) = Page::open(&[]).await else {
+        return;
+    };
+    for (selector, count) in PARTS {
+        let found = page
+            .run(&format!(
+                "return document.querySelectorAll('{selector}').length"
+            ))
+            .await;
+        assert_eq!(found, json!(count), "{selector}");
+    }
+    turn_load_on(&page).await;
+    page.wait_for("a write", "document.querySelector('[data-write=accepted]')")
+        .await;
+    page.wait_for(
+        "a holder on a node",
+        "document.querySelector('.node:not([data-holder=\"\"])')",
+    )
+    .await;
+    page.wait_for(
+        "a caller that holds the lock, with its token and its time",
+        HOLDS,
+    )
+    .await;
+    page.wait_for("a vote on its way", "document.querySelector('circle.vote')")
+        .await;
+    page.wait_for("a lock in the timeline", "document.querySelector('.hold')")
+        .await;
+    page.wait_for("a refusal in words", REFUSED).await;
+    page.click("[data-action=more-callers]").await;
+    page.wait_for(
+        "six callers",
+        "document.querySelectorAll('.caller').length === 6",
+    )
+    .await;
+    page.click("[data-action=fewer-callers]").await;
+    page.wait_for(
+        "five callers",
+        "document.querySelectorAll('.caller').length === 5",
+    )
+    .await;
+    page.click("[data-caller=Ann][data-action=pause]").await;
+    page.wait_for(
+        "Ann's server to stand still",
+        "document.querySelector('[data-server=A][data-state=paused]')",
+    )
+    .await;
+    assert_eq!(page.console_problems().await, NONE);
+}
+
+#[tokio::test]
+async fn node_buttons_work_by_keyboard() {
+    let Some(page) = Page::open(&[]).await else {
+        return;
+    };
+    let button = |action: &str| format!("button[data-node=\"1\"][data-action={action}]");
+    let state = |state: &str| {
+        format!("document.querySelector('.node[data-node=\"1\"][data-state={state}]')")
+    };
+    page.press_by_keyboard(&button("kill")).await;
+    page.wait_for("a killed node", &state("down")).await;
+    // The button stays where it is, and so does the focus.
+    page.press_by_keyboard(&button("restart")).await;
+    page.wait_for("a node without its memory", &state("quarantined"))
+        .await;
+    page.wait_for(
+        "its time",
+        "/quarantined [0-9.]+ s/.test(document.querySelector('[data-node=\"1\"] .node-state').textContent)",
+    )
+    .await;
+    page.wait_for("a node that votes again", &state("up")).await;
+    page.press_by_keyboard(&button("hang")).await;
+    page.wait_for("a node that hangs", &state("hung")).await;
+    page.press_by_keyboard(&button("resume")).await;
+    page.wait_for("a node that goes on", &state("up")).await;
+    page.press_by_keyboard(&button("delay")).await;
+    page.wait_for(
+        "a slow node",
+        "document.querySelector('.node[data-node=\"1\"][data-delay=\"100\"]')",
+    )
+    .await;
+    page.press_by_keyboard(&format!("{}[data-server=B]", button("cut")))
+        .await;
+    page.wait_for(
+        "a cut wire",
+        "document.querySelector('.wire[data-node=\"1\"][data-server=B][data-state=cut]')",
+    )
+    .await;
+    page.press_by_keyboard(&button("wipe")).await;
+    page.wait_for("a wiped node", &state("quarantined")).await;
+    page.press_by_keyboard("[data-action=reset]").await;
+    page.wait_for("a fresh node", &state("up")).await;
+    assert_eq!(page.console_problems().await, NONE);
+}
+
+#[tokio::test]
+async fn no_width_or_theme_scrolls_sideways() {
+    let Some(page) = Page::open(&[]).await else {
+        return;
+    };
+    for scheme in SCHEMES {
+        for size in [Size::DESKTOP, Size::PHONE] {
+            page.emulate(size, scheme, false).await;
+            // A frame to lay the page out.
+            sleep(Duration::from_millis(300)).await;
+            let width = page
+                .run("return document.documentElement.scrollWidth")
+                .await;
+            assert!(
+                width.as_u64().unwrap() <= u64::from(size.width),
+                "{size:?}: {width}"
+            );
+            let outside = page.run(OUTSIDE).await;
+            assert_eq!(outside, json!([]), "{size:?}");
+            let colour = page
+                .run("return getComputedStyle(document.body).backgroundColor")
+                .await;
+            let is_dark = colour == "rgb(14, 19, 25)";
+            assert_eq!(is_dark, scheme == Scheme::Dark, "{colour}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn controls_have_names_and_text_has_contrast() {
+    let Some(page) = Page::open(&[]).await else {
+        return;
+    };
+    turn_load_on(&page).await;
+    page.wait_for("a write", "document.querySelector('[data-write=accepted]')")
+        .await;
+    // As many colours as possible: a node of each state, and a step that runs in a weak instance.
+    page.click("[data-node=\"0\"][data-action=kill]").await;
+    page.click("[data-node=\"1\"][data-action=hang]").await;
+    page.click("[data-node=\"2\"][data-action=wipe]").await;
+    page.wait_for(
+        "a quarantined node",
+        "document.querySelector('[data-state=quarantined]')",
+    )
+    .await;
+    check_names_and_contrast(&page).await;
+    page.click("#tour [data-step=\"4\"].run").await;
+    page.wait_for("the weak instance", "document.body.dataset.weak !== ''")
+        .await;
+    check_names_and_contrast(&page).await;
+    page.wait_longer_for(
+        "a lost update",
+        "document.querySelector('[data-write=lost-update]')",
+        Duration::from_secs(60),
+    )
+    .await;
+    check_names_and_contrast(&page).await;
+}
+
+async fn check_names_and_contrast(page: &Page) {
+    for scheme in SCHEMES {
+        for size in [Size::DESKTOP, Size::PHONE] {
+            page.emulate(size, scheme, true).await;
+            sleep(Duration::from_millis(300)).await;
+            assert_eq!(page.run(NAMELESS).await, json!([]));
+            let weak = page.run(CONTRAST).await;
+            assert_eq!(weak["below"], json!([]), "{scheme:?} {size:?}");
+            assert!(weak["checked"].as_u64().unwrap() > 100, "{weak}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn reduced_motion_shows_votes_without_dots() {
+    let Some(page) = Page::blank(&[]).await else {
+        return;
+    };
+    page.emulate(Size::DESKTOP, Scheme::Light, true).await;
+    page.visit().await;
+    page.run(WATCH_MOTION).await;
+    turn_load_on(&page).await;
+    page.wait_for("lit wires", "window.lit > 20").await;
+    assert_eq!(page.run("return window.dots").await, json!(0));
+    let animations = page.run("return document.getAnimations().length").await;
+    assert_eq!(animations, json!(0));
+    // The same page counts dots once motion is wanted.
+    page.emulate(Size::DESKTOP, Scheme::Light, false).await;
+    page.wait_for("dots", "window.dots > 20").await;
+}
+
+#[tokio::test]
+async fn the_page_asks_nothing_but_its_own_server() {
+    let Some(page) = Page::blank(&[]).await else {
+        return;
+    };
+    page.requests().await;
+    page.visit().await;
+    page.click("[data-action=load]").await;
+    page.click("[data-action=reset]").await;
+    sleep(Duration::from_secs(1)).await;
+    let requests = page.requests().await;
+    let origin = page.origin();
+    let inside = requests.iter().filter(|url| url.starts_with(&origin));
+    assert!(inside.count() >= 6, "{requests:?}");
+    // The icon is part of the page.
+    let elsewhere = requests
+        .iter()
+        .filter(|url| !url.starts_with(&origin) && !url.starts_with("data:"));
+    assert_eq!(elsewhere.collect::<Vec<_>>(), Vec::<&String>::new());
+}
+
+#[tokio::test]
+async fn the_page_reconnects_and_says_so() {
+    let Some(mut page) = Page::open(&[]).await else {
+        return;
+    };
+    page.end_playground();
+    page.wait_for(
+        "that the connection is lost",
+        "document.querySelector('#connection').innerText.includes('reconnecting')",
+    )
+    .await;
+    page.restart_playground();
+    page.wait_for(
+        "a live page",
+        "document.querySelector('#connection').innerText === 'Live'",
+    )
+    .await;
+    page.wait_for("its first state", "document.body.dataset.instance")
+        .await;
+}
+
+async fn turn_load_on(page: &Page) {
+    page.run(
+        "if (document.querySelector('#load').getAttribute('aria-pressed') === 'false') \
+             document.querySelector('#load').click()",
+    )
+    .await;
+    page.wait_for(
+        "the load",
+        "document.querySelector('#load').getAttribute('aria-pressed') === 'true'",
+    )
+    .await;
+}
+
+const NONE: [String; 0] = [];
+
+const HOLDS: &str = "[...document.querySelectorAll('.caller[data-state=holding]')].some(caller => \
+     /^[0-9.]+ s$/.test(caller.querySelector('.left').textContent) \
+     && /^…\\d{6}$/.test(caller.querySelector('.token').textContent) \
+     && caller.querySelector('.token').title.length >= 6 \
+     && caller.querySelector('.validity i').getBoundingClientRect().width > 1)";
+
+const REFUSED: &str = "[...document.querySelectorAll('.last[data-code=lock-contended]')] \
+     .some(last => last.textContent === '423 · Busy: another caller holds the lock')";
+
+/// Elements that stand out of the window.
+const OUTSIDE: &str = "
+return [...document.querySelectorAll('body *')]
+    .filter(e => e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 0.5)
+    .filter(e => !e.closest('svg') && !e.closest('.unseen'))
+    .map(e => e.outerHTML.slice(0, 120));
+";
+
+/// Controls, pictures and lists of rows without a name.
+const NAMELESS: &str = "
+const named = e => (e.getAttribute('aria-label') || '').trim()
+    || (e.getAttribute('aria-labelledby') || '').split(' ').map(id => document.getElementById(id)?.textContent ?? '').join('').trim()
+    || (['BUTTON', 'A'].includes(e.tagName) && e.textContent.trim());
+const wanted = 'button, a, [role=img], [role=group], [role=region], section, aside, ul.nodes, ul.servers, ul.callers';
+const wrong = [...document.querySelectorAll(wanted)].filter(e => !named(e)).map(e => e.outerHTML.slice(0, 120));
+// A label that a user speaks begins with what stands on the button.
+for (const button of document.querySelectorAll('button[aria-label]')) {
+    const seen = button.textContent.trim().replace('…', '');
+    if (/[a-z]/i.test(seen) && !button.getAttribute('aria-label').startsWith(seen)) wrong.push(button.outerHTML.slice(0, 160));
+}
+if (!document.documentElement.lang) wrong.push('html without a language');
+if (!document.title) wrong.push('page without a title');
+if (!document.querySelector('#announcement[aria-live=polite]')) wrong.push('no live region');
+if (!document.querySelector('table caption')) wrong.push('no caption');
+const ids = [...document.querySelectorAll('[id]')].map(e => e.id);
+if (new Set(ids).size !== ids.length) wrong.push('an id stands twice');
+return wrong;
+";
+
+/// The contrast of each text with what is behind it: WCAG's formula, at least 4.5.
+const CONTRAST: &str = "
+const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+const rgba = colour => {
+    paint.clearRect(0, 0, 1, 1);
+    paint.fillStyle = colour;
+    paint.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = paint.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+};
+const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+const backdrop = e => {
+    const layers = [];
+    for (let at = e; at; at = at.parentElement) layers.unshift(rgba(getComputedStyle(at).backgroundColor));
+    return layers.reduce((below, top) => over(top, below), [255, 255, 255, 1]);
+};
+const opacity = e => { let all = 1; for (let at = e; at; at = at.parentElement) all *= getComputedStyle(at).opacity; return all; };
+const light = colour => {
+    const [r, g, b] = colour.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const below = [];
+let checked = 0;
+for (const e of document.querySelectorAll('body *')) {
+    const text = [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join('');
+    if (!text || !e.getClientRects().length || e.closest('.unseen, script, noscript, title')) continue;
+    const style = getComputedStyle(e);
+    const behind = backdrop(e);
+    const ink = rgba(e.ownerSVGElement ? style.fill : style.color);
+    ink[3] *= opacity(e);
+    const [one, other] = [light(over(ink, behind)), light(behind)].sort((a, b) => b - a);
+    const ratio = (one + 0.05) / (other + 0.05);
+    checked += 1;
+    if (ratio < 4.5) below.push(`${ratio.toFixed(2)} ${text.slice(0, 40)} <${e.className.baseVal ?? e.className}>`);
+}
+return { checked, below };
+";
+
+/// Counts the dots and the lit wires that appear.
+const WATCH_MOTION: &str = "
+window.dots = 0;
+window.lit = 0;
+new MutationObserver(changes => {
+    for (const change of changes) {
+        if (change.type === 'attributes' && change.target.dataset.answer) window.lit += 1;
+        for (const added of change.addedNodes) if (added.matches?.('circle')) window.dots += 1;
+    }
+}).observe(document.querySelector('#wires'), { childList: true, attributes: true, subtree: true, attributeFilter: ['data-answer'] });
+";
