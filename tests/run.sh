@@ -2,8 +2,8 @@
 # Runs all tests on a fresh Debian, Ubuntu or macOS with Rust; arguments go to `cargo test`.
 #
 # The tests start their own redis-server processes on ports of their own; what is missing for that
-# is installed first, and curl, if it can be. REDIS_SERVER may name another binary. Tests that could
-# not run are named at the end.
+# is installed first, and curl and Chromium, if they can be. REDIS_SERVER and CHROMEDRIVER may name
+# other binaries. Tests that could not run are named at the end.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,6 +15,7 @@ main() {
     export TOWER_REDLOCK_NOT_RUN
     provide_redis
     provide_curl
+    provide_browser
     provide_other_clients
     say "running: cargo test --all-features --no-fail-fast${*:+ $*}"
     cargo test --all-features --no-fail-fast "$@"
@@ -23,9 +24,14 @@ main() {
         say "running: cargo test --release --all-features --test model --test simulation"
         cargo test --release --all-features --test model --test simulation
         say "running: cargo test --manifest-path tests/messages/Cargo.toml"
-        # Absolute, because its test runs cargo again from another folder.
-        CARGO_TARGET_DIR="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)/messages" \
-            cargo test --manifest-path tests/messages/Cargo.toml
+        # Absolute, because the tests of packages of their own run elsewhere.
+        local target
+        target="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
+        CARGO_TARGET_DIR="$target/messages" cargo test --manifest-path tests/messages/Cargo.toml
+        say "running: cargo test --manifest-path tests/browser/Cargo.toml"
+        cargo build --all-features --example playground
+        TOWER_REDLOCK_PLAYGROUND="$target/debug/examples/playground" CARGO_TARGET_DIR="$target/browser" \
+            cargo test --manifest-path tests/browser/Cargo.toml
         say "running: tests/getting_started.sh"
         tests/getting_started.sh
     fi
@@ -55,7 +61,7 @@ provide_redis() {
 # a policy script, which is ours only while there is no other.
 install_with_apt() {
     local installed=yes
-    say "installing $1 with apt-get"
+    say "installing $* with apt-get"
     as_root apt-get update -qq </dev/null || say "apt-get update failed, going on with the old lists"
     if [ ! -e "$POLICY" ]; then
         policy_is_ours=yes
@@ -63,7 +69,7 @@ install_with_apt() {
         as_root chmod 755 "$POLICY"
     fi
     as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends "$1" </dev/null >/dev/null || installed=no
+        apt-get install -y -qq --no-install-recommends "$@" </dev/null >/dev/null || installed=no
     remove_policy
     [ "$installed" = yes ]
 }
@@ -87,6 +93,23 @@ provide_curl() {
         install_with_apt curl || say "apt-get could not install curl"
     else
         say "curl is missing"
+    fi
+}
+
+# The playground's page is tested in Chromium. Without it those tests say that they did not run.
+provide_browser() {
+    command -v "${CHROMEDRIVER:-chromedriver}" >/dev/null && return
+    if [ -n "${CHROMEDRIVER:-}" ]; then
+        say "CHROMEDRIVER names $CHROMEDRIVER, which is not there"
+    elif command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null; }; then
+        install_with_apt chromium chromium-driver || say "apt-get could not install chromium"
+    elif command -v brew >/dev/null; then
+        say "installing chromedriver with brew"
+        [ -d "/Applications/Google Chrome.app" ] || brew install --quiet --cask google-chrome </dev/null \
+            || say "brew could not install google-chrome"
+        brew install --quiet --cask chromedriver </dev/null || say "brew could not install chromedriver"
+    else
+        say "chromedriver is missing"
     fi
 }
 

@@ -263,6 +263,8 @@ function showServer(server, { item, parts }, elapsed) {
   setAttribute(parts.state, "title", server.url);
 }
 
+const RANKS = ["granted", "held", "quarantined", "failed", "silent"];
+
 // The votes of a server's latest round, granted ones first: they make a lock once they pass the line.
 function showRound(server, { parts }) {
   const { nodes, quorum } = view.state;
@@ -271,7 +273,7 @@ function showRound(server, { parts }) {
   }
   const answers = [...(view.rounds.get(server.name)?.answers.values() ?? [])];
   const granted = answers.filter((answer) => answer === "granted").length;
-  answers.sort((one, other) => (other === "granted") - (one === "granted"));
+  answers.sort((one, other) => RANKS.indexOf(one) - RANKS.indexOf(other));
   [...parts.votes.children].forEach((slot, at) => setAttribute(slot, "data-answer", answers[at] ?? ""));
   setText(parts.count, `${granted} of ${nodes.length}, quorum ${quorum}`);
   setAttribute(parts.count, "data-quorum", granted >= quorum ? "reached" : "missed");
@@ -687,6 +689,7 @@ async function loadTour() {
     if (view.tourSteps.length > 0) return;
     view.tourSteps = steps;
     byId("tour").replaceChildren(...view.tourSteps.map(makeStep));
+    openStep(1);
     if (view.state) showTour();
   } catch {
     setTimeout(loadTour, 1000);
