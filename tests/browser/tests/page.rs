@@ -304,6 +304,9 @@ for (const button of document.querySelectorAll('button[aria-label]')) {
     const seen = button.textContent.trim().replace('…', '');
     if (/[a-z]/i.test(seen) && !button.getAttribute('aria-label').startsWith(seen)) wrong.push(button.outerHTML.slice(0, 160));
 }
+// Of many buttons with the same text, each says what it belongs to.
+const names = [...document.querySelectorAll('button')].map(e => e.getAttribute('aria-label') ?? e.textContent);
+if (new Set(names).size !== names.length) wrong.push('two buttons have one name');
 if (!document.documentElement.lang) wrong.push('html without a language');
 if (!document.title) wrong.push('page without a title');
 if (!document.querySelector('#announcement[aria-live=polite]')) wrong.push('no live region');
