@@ -745,7 +745,10 @@ function showTour() {
     const showsResult = result !== undefined && !isRunning;
     setHidden(line, !showsResult);
     setText(line, showsResult ? `${result.ok ? "✓" : "✕"} ${result.text}` : "");
-    if (showsResult && wasRunning) announce(`Step ${number}, ${title}: ${result.text}`);
+    if (showsResult && wasRunning) {
+      keepInView(item);
+      announce(`Step ${number}, ${title}: ${result.text}`);
+    }
   }
 }
 
