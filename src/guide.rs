@@ -33,6 +33,7 @@
 pub mod choosing_keys {}
 
 #[doc = include_str!("guide/links.md")]
+#[doc = include_str!("guide/images/playground_fencing.md")]
 #[doc = include_str!("../docs/what_is_this_lock_for.md")]
 pub mod what_is_this_lock_for {}
 

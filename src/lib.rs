@@ -1,6 +1,7 @@
 //! A lock per resource on a quorum of Redis nodes: a tower layer, axum extractors and a plain async lock.
 //!
 #![doc = include_str!("guide/links.md")]
+#![doc = include_str!("guide/images/playground.md")]
 #![doc = include_str!("../README.md")]
 //!
 //! # Map of the crate

@@ -1,6 +1,7 @@
 //! The stream of events that the page shows.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use tokio::time::Instant;
 pub(crate) struct Events {
     began: Instant,
     sender: broadcast::Sender<Arc<str>>,
+    /// The number of the next event.
+    serial: AtomicU64,
     /// What a page that connects later needs for its timeline and its ledger.
     kept: Mutex<VecDeque<Kept>>,
 }
@@ -36,6 +39,7 @@ impl Events {
         Arc::new(Self {
             began: Instant::now(),
             sender: broadcast::channel(BUFFER).0,
+            serial: AtomicU64::new(1),
             kept: Mutex::default(),
         })
     }
@@ -52,16 +56,16 @@ impl Events {
         self.began.elapsed().as_millis()
     }
 
-    /// Subscribes to all events from now on, and returns the recent ones of one instance.
-    pub(crate) fn subscribe(
-        &self,
-        instance: u64,
-    ) -> (Vec<Arc<str>>, broadcast::Receiver<Arc<str>>) {
+    /// Subscribes to all events from now on.
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Arc<str>> {
+        self.sender.subscribe()
+    }
+
+    /// Returns the recent holds and writes of one instance.
+    pub(crate) fn recent(&self, instance: u64) -> Vec<Arc<str>> {
         let kept = lock(&self.kept);
         let recent = kept.iter().filter(|event| event.instance == instance);
-        let recent = recent.map(|event| Arc::clone(&event.text)).collect();
-        // While the past is locked, so that no event is missed or comes twice.
-        (recent, self.sender.subscribe())
+        recent.map(|event| Arc::clone(&event.text)).collect()
     }
 
     pub(crate) fn send(&self, event: &Value) {
@@ -106,6 +110,8 @@ impl Feed {
         event["type"] = json!(kind);
         event["instance"] = json!(self.instance);
         event["at"] = json!(self.now());
+        // A page may get an event as news and as a part of the past.
+        event["serial"] = json!(self.events.serial.fetch_add(1, Ordering::Relaxed));
     }
 }
 

@@ -135,12 +135,7 @@ async fn state(State(playground): State<Arc<Playground>>) -> Json<Value> {
 async fn events(
     State(playground): State<Arc<Playground>>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let first = playground.view();
-    let (recent, receiver) = playground
-        .events
-        .subscribe(playground.shown().feed.instance());
-    let recent = recent.into_iter().map(|text| text.to_string());
-    let past = stream::iter([first.to_string()].into_iter().chain(recent));
+    let receiver = playground.events.subscribe();
     let news = stream::unfold(receiver, |mut receiver| async {
         loop {
             match receiver.recv().await {
@@ -151,14 +146,26 @@ async fn events(
             }
         }
     });
-    let views = stream::unfold(interval(instance::TICK), move |mut ticks| {
-        let playground = Arc::clone(&playground);
-        async move {
-            ticks.tick().await;
-            Some((playground.view().to_string(), ticks))
-        }
-    });
-    let all = past.chain(stream::select(news, views));
+    let views = stream::unfold(
+        (interval(instance::TICK), None),
+        move |(mut ticks, shown)| {
+            let playground = Arc::clone(&playground);
+            async move {
+                ticks.tick().await;
+                let view = playground.view();
+                let instance = view["instance"].as_u64();
+                // A page forgets the past when it is shown another instance.
+                let past = match instance {
+                    Some(instance) if Some(instance) != shown => playground.events.recent(instance),
+                    _ => Vec::new(),
+                };
+                let past = past.into_iter().map(|text| text.to_string());
+                let texts: Vec<_> = [view.to_string()].into_iter().chain(past).collect();
+                Some((stream::iter(texts), (ticks, instance)))
+            }
+        },
+    );
+    let all = stream::select(news, views.flatten());
     Sse::new(all.map(|text| Ok(Event::default().data(text)))).keep_alive(KeepAlive::default())
 }
 

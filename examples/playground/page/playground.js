@@ -628,6 +628,7 @@ function forgetOld() {
 // ---------------------------------------------------------------- ledger and counters
 
 function showWrite(write) {
+  if (view.writes.some(({ serial }) => serial === write.serial)) return;
   view.writes.push(write);
   if (view.writes.length > LEDGER_ROWS) view.writes.shift();
   markWrite(write);
