@@ -132,9 +132,9 @@ async fn node_with_a_key_of_another_type_does_not_vote() {
         let LockError::Unavailable { nodes, .. } = &refused else {
             panic!("{refused:?}");
         };
-        assert_eq!(nodes.len(), 2, "{refused}");
-        let is_refusal = |node: &NodeFailure| matches!(node, NodeFailure::Refused { .. });
-        assert!(nodes.iter().all(is_refusal), "{refused}");
+        // The third may not have answered when the two decided.
+        let is_refusal = |node: &&NodeFailure| matches!(node, NodeFailure::Refused { .. });
+        assert_eq!(nodes.iter().filter(is_refusal).count(), 2, "{refused}");
         for server in &cluster.servers[..2] {
             assert_eq!(
                 server.command(&["LLEN", taken]).as_int(),
