@@ -20,7 +20,7 @@ use crate::node::{NodeState, whole_seconds};
 /// use tower_redlock::{Redlock, health_router};
 ///
 /// let redlock = Redlock::in_memory(3);
-/// let app: Router = Router::new().nest("/healthz", health_router(redlock));
+/// let app: Router = Router::new().nest("/readyz", health_router(redlock));
 /// ```
 pub fn health_router(redlock: Redlock) -> Router {
     let health = move || {
