@@ -121,10 +121,12 @@ impl Board {
     pub(crate) fn observed(&self, node: usize, state: &NodeState) {
         let row = &mut lock(&self.nodes)[node];
         row.is_starting &= matches!(state, NodeState::Unreachable { .. });
-        row.quarantined_until = match state {
-            NodeState::Quarantined { left } => Some(Instant::now() + *left),
-            _ => None,
-        };
+        match state {
+            NodeState::Quarantined { left } => row.quarantined_until = Some(Instant::now() + *left),
+            NodeState::Up => row.quarantined_until = None,
+            // A server that is only connecting knows nothing of a quarantine.
+            _ => {}
+        }
     }
 
     /// Shows that a node has just started, until a server reaches it.
@@ -135,7 +137,8 @@ impl Board {
     }
 
     pub(crate) fn is_quarantined(&self, node: usize) -> bool {
-        lock(&self.nodes)[node].quarantined_until.is_some()
+        let until = lock(&self.nodes)[node].quarantined_until;
+        until.is_some_and(|until| until > Instant::now())
     }
 
     /// Shows that a node granted the account's lock, or confirmed it.

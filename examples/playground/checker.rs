@@ -40,6 +40,8 @@ struct Active {
     server: usize,
     lock: LockHandle,
     from: u128,
+    /// When its validity ends, as of the last look.
+    valid_until: Instant,
     /// Whether the page knows that its validity is over.
     is_over: bool,
 }
@@ -62,7 +64,13 @@ pub(crate) struct Counters {
     pub(crate) replayed: u64,
     pub(crate) two_holders: u64,
     pub(crate) token_regressions: u64,
-    pub(crate) deposited: u64,
+}
+
+impl Counters {
+    /// Returns how many requests were refused or stopped for want of a quorum.
+    pub(crate) fn without_quorum(self) -> u64 {
+        self.unavailable + self.quarantined + self.expired + self.lost
+    }
 }
 
 /// A handler's stay in the critical section, which ends when this is dropped.
@@ -92,7 +100,9 @@ impl Checker {
         let others = state.holds.values().filter(|other| other.lock.is_valid());
         state.counters.two_holders += u64::from(others.count() > 0 && handle.is_valid());
         let token = handle.fencing_token();
-        let is_regression = token.is_some() && token <= state.last_token;
+        // A server that was paused since it was granted the lock enters late, and knows it.
+        let is_late = !handle.is_valid();
+        let is_regression = !is_late && token.is_some() && token <= state.last_token;
         state.counters.token_regressions += u64::from(is_regression);
         state.last_token = state.last_token.max(token);
         state.counters.acquired += 1;
@@ -107,6 +117,7 @@ impl Checker {
         let active = Active {
             caller,
             server,
+            valid_until: Instant::now() + handle.valid_for(),
             lock: handle,
             from,
             is_over: false,
@@ -123,9 +134,11 @@ impl Checker {
     pub(crate) fn tick(&self) {
         let mut state = lock(&self.state);
         for (id, active) in &mut state.holds {
-            if !active.is_over && !active.lock.is_valid() {
+            if active.lock.is_valid() {
+                active.valid_until = Instant::now() + active.lock.valid_for();
+            } else if !active.is_over {
                 active.is_over = true;
-                self.show(*id, active, Some("expired"));
+                self.show(*id, active, Some(active.end()));
             }
         }
     }
@@ -141,7 +154,7 @@ impl Checker {
     }
 
     /// Counts the answer to a caller.
-    pub(crate) fn answered(&self, caller: usize, status: u16, code: &str, amount: u64) {
+    pub(crate) fn answered(&self, caller: usize, status: u16, code: &str) {
         let mut state = lock(&self.state);
         let row = &mut state.callers[caller];
         row.asked = None;
@@ -154,7 +167,6 @@ impl Checker {
             "lock-expired" => counters.expired += 1,
             "lock-lost" => counters.lost += 1,
             "replayed" => counters.replayed += 1,
-            "ok" => counters.deposited += amount,
             _ => {}
         }
     }
@@ -168,6 +180,11 @@ impl Checker {
 
     pub(crate) fn counters(&self) -> Counters {
         lock(&self.state).counters
+    }
+
+    /// Returns whether a caller waits for an answer.
+    pub(crate) fn is_asking(&self, caller: usize) -> bool {
+        lock(&self.state).callers[caller].asked.is_some()
     }
 
     /// Returns whether a caller's handler runs under its lock.
@@ -230,11 +247,7 @@ impl Checker {
     fn leave(&self, id: u64) {
         let active = lock(&self.state).holds.remove(&id);
         if let Some(active) = active.filter(|active| !active.is_over) {
-            let end = if active.lock.is_valid() {
-                "released"
-            } else {
-                "lost"
-            };
+            let end = active.end();
             self.show(id, &active, Some(end));
         }
     }
@@ -250,6 +263,19 @@ impl Checker {
             "end": end,
         });
         self.feed.send_and_keep("hold", hold);
+    }
+}
+
+impl Active {
+    /// Returns how it ends now: released, expired, or lost before its validity was over.
+    fn end(&self) -> &'static str {
+        if self.lock.is_valid() {
+            "released"
+        } else if Instant::now() < self.valid_until {
+            "lost"
+        } else {
+            "expired"
+        }
     }
 }
 

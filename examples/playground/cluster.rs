@@ -15,6 +15,8 @@ use crate::redis::RedisNodes;
 pub(crate) struct Cluster {
     board: Arc<Board>,
     nodes: Nodes,
+    /// Held while a node starts, so that none is started twice.
+    starting: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -37,6 +39,7 @@ impl Cluster {
         Ok(Self {
             board: Arc::clone(board),
             nodes,
+            starting: tokio::sync::Mutex::default(),
         })
     }
 
@@ -57,12 +60,29 @@ impl Cluster {
     }
 
     pub(crate) async fn restart(&self, node: usize) -> io::Result<()> {
+        let _starting = self.starting.lock().await;
+        if self.board.power(node) != Power::Down {
+            return Ok(());
+        }
         match &self.nodes {
             Nodes::Embedded(nodes) => nodes.restart(node),
             Nodes::Redis(nodes) => nodes.restart(node).await?,
         }
         self.board.started(node);
         Ok(())
+    }
+
+    /// Shows the servers that ended by themselves, or by another hand, as down.
+    pub(crate) fn notice_ends(&self) {
+        let Nodes::Redis(nodes) = &self.nodes else {
+            return;
+        };
+        for node in 0..NODES {
+            if self.board.power(node) != Power::Down && nodes.has_ended(node) {
+                self.board.set_power(node, Power::Down);
+                self.board.forgot(node);
+            }
+        }
     }
 
     pub(crate) fn hang(&self, node: usize) -> io::Result<()> {

@@ -38,12 +38,21 @@ struct Memory {
     started: Duration,
 }
 
+/// A request on its way.
+#[derive(Debug)]
+struct Transit {
+    request: SimRequest,
+    arrives: Instant,
+    /// Whether the page has shown already that no answer comes.
+    is_shown: bool,
+}
+
 /// The connections of one client to all nodes.
 #[derive(Debug)]
 struct Line {
     server: usize,
     board: Arc<Board>,
-    links: Vec<mpsc::UnboundedSender<(Instant, SimRequest)>>,
+    links: Vec<mpsc::UnboundedSender<Transit>>,
 }
 
 /// The connection of one client to one node, which delivers requests in order.
@@ -133,50 +142,58 @@ impl Drop for EmbeddedNodes {
 
 impl SimNetwork for Line {
     fn carry(&self, node: usize, request: SimRequest) {
+        let is_silent = self.board.reach(node, self.server) == Reach::Silent;
         if let Some(command) = request.command()
-            && self.board.reach(node, self.server) == Reach::Silent
+            && is_silent
         {
             let kind = kind_of(&command.op);
             self.board
                 .vote(self.server, node, kind, "silent", Duration::ZERO);
         }
-        let arrives = Instant::now() + self.board.delay(node);
         // Fails when the instance ends; the dropped request is answered as disconnected.
-        drop(self.links[node].send((arrives, request)));
+        drop(self.links[node].send(Transit {
+            request,
+            arrives: Instant::now() + self.board.delay(node),
+            is_shown: is_silent,
+        }));
     }
 }
 
 impl Link {
-    async fn run(mut self, mut requests: mpsc::UnboundedReceiver<(Instant, SimRequest)>) {
-        while let Some((arrives, request)) = requests.recv().await {
-            sleep_until(arrives).await;
-            self.deliver(request).await;
+    async fn run(mut self, mut requests: mpsc::UnboundedReceiver<Transit>) {
+        while let Some(transit) = requests.recv().await {
+            sleep_until(transit.arrives).await;
+            self.deliver(transit.request, transit.is_shown).await;
         }
     }
 
-    async fn deliver(&mut self, request: SimRequest) {
+    async fn deliver(&mut self, request: SimRequest, mut is_shown: bool) {
         let began = Instant::now();
-        let mut was_silent = false;
         loop {
-            match self.board.reach(self.node, self.server) {
+            let (is_broken, why) = match self.board.reach(self.node, self.server) {
                 Reach::Open => break,
-                Reach::Silent => was_silent = true,
-                Reach::Broken(why) => {
-                    self.admitted = None;
-                    // A release is sent again while its key may be there.
-                    if !request.is_release() || !request.is_wanted(Instant::now()) {
-                        self.show(&request, "failed", began);
-                        return request.answer(Err(NodeFailure::Unreachable {
-                            node: Arc::clone(&self.name),
-                            why: why.into(),
-                        }));
-                    }
-                }
+                Reach::Silent => (false, "it is paused"),
+                Reach::Broken(why) => (true, why),
+            };
+            if is_broken {
+                self.admitted = None;
             }
+            let is_wanted = request.is_wanted(Instant::now());
+            // A release is sent again while its key may be there. A paused node executes later what is still wanted.
+            if !is_wanted || is_broken && !request.is_release() {
+                if !is_shown {
+                    self.show(&request, "failed", began);
+                }
+                return request.answer(Err(NodeFailure::Unreachable {
+                    node: Arc::clone(&self.name),
+                    why: why.into(),
+                }));
+            }
+            is_shown |= !is_broken;
             sleep(PROBE).await;
         }
         let outcome = self.execute(request.command());
-        if !was_silent {
+        if !is_shown {
             self.show(&request, answer_of(&outcome), began);
         }
         request.answer(outcome);

@@ -28,7 +28,7 @@ pub(crate) struct Instance {
     pub(crate) feed: Feed,
     pub(crate) weakness: Option<Weakness>,
     pub(crate) board: Arc<Board>,
-    pub(crate) cluster: Cluster,
+    pub(crate) cluster: Arc<Cluster>,
     pub(crate) storage: Arc<Storage>,
     checker: Arc<Checker>,
     servers: Arc<[Server; SERVERS.len()]>,
@@ -62,7 +62,7 @@ impl Instance {
     ) -> Result<Arc<Self>, Box<dyn Error + Send + Sync>> {
         let board = Board::new(feed.clone());
         let is_guarded = weakness != Some(Weakness::NoRestartGuard);
-        let cluster = Cluster::start(&board, is_guarded, with_redis).await?;
+        let cluster = Arc::new(Cluster::start(&board, is_guarded, with_redis).await?);
         let builder = || {
             let builder = Redlock::builder().ttl(TTL).node_timeout(NODE_TIMEOUT);
             match weakness {
@@ -101,11 +101,12 @@ impl Instance {
 
     fn spawn_tasks(&self) -> Vec<AbortHandle> {
         let observer = tokio::spawn(observe(Arc::clone(&self.servers), Arc::clone(&self.board)));
-        let checker = Arc::clone(&self.checker);
+        let (checker, cluster) = (Arc::clone(&self.checker), Arc::clone(&self.cluster));
         let ticker = tokio::spawn(async move {
             loop {
                 sleep(TICK).await;
                 checker.tick();
+                cluster.notice_ends();
             }
         });
         let callers = (0..CALLERS.len()).map(|caller| {
@@ -169,10 +170,10 @@ impl Instance {
     /// Waits until the callers' requests are answered, after the load was switched off.
     pub(crate) async fn settle(&self) {
         self.set_load(false);
-        let deadline = Instant::now() + 2 * TTL;
-        let is_busy = || (0..CALLERS.len()).any(|caller| self.is_holding(caller));
+        let deadline = Instant::now() + PAUSE + 2 * TTL;
+        let is_busy = |caller| self.checker.is_asking(caller) || self.is_holding(caller);
         sleep(5 * TICK).await;
-        while is_busy() && Instant::now() < deadline {
+        while (0..CALLERS.len()).any(is_busy) && Instant::now() < deadline {
             sleep(TICK).await;
         }
     }
@@ -227,7 +228,7 @@ impl Instance {
             "servers": servers.collect::<Value>(),
             "callers": self.checker.view_callers(count, paused.map(|paused| paused.is_some())),
             "load": self.load.load(Ordering::Relaxed),
-            "account": self.storage.view(self.counters().deposited),
+            "account": self.storage.view(),
             "counters": self.checker.view_counters(&self.storage),
         })
     }
@@ -255,13 +256,13 @@ impl Caller {
     /// Deposits into the shared account; returns `None` if the caller disconnects.
     pub(crate) async fn deposit(&self, amount: u64, parameters: &str) -> Option<Answer> {
         let path = format!("/accounts/joint/deposit?amount={amount}&{parameters}");
-        self.post(&path, None, amount).await
+        self.post(&path, None).await
     }
 
     /// Pays once per key.
     pub(crate) async fn pay(&self, amount: u64, idempotency_key: &str) -> Option<Answer> {
         let path = format!("/payments?amount={amount}");
-        self.post(&path, Some(idempotency_key), amount).await
+        self.post(&path, Some(idempotency_key)).await
     }
 
     /// Sends this caller's requests to the other server.
@@ -274,7 +275,7 @@ impl Caller {
         }
     }
 
-    async fn post(&self, path: &str, idempotency_key: Option<&str>, amount: u64) -> Option<Answer> {
+    async fn post(&self, path: &str, idempotency_key: Option<&str>) -> Option<Answer> {
         self.checker.ask(self.number);
         let answer = tokio::select! {
             answer = client::post(self.address, path, self.number, idempotency_key) => answer,
@@ -289,8 +290,7 @@ impl Caller {
         } else {
             &answer.code
         };
-        self.checker
-            .answered(self.number, answer.status, code, amount);
+        self.checker.answered(self.number, answer.status, code);
         if answer.status >= 400 {
             self.checker
                 .refused(self.number, self.server, answer.status, code);

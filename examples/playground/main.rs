@@ -18,6 +18,7 @@
 use std::convert::Infallible;
 use std::env;
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::interval;
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::playground::{Order, Playground, Refused};
 
@@ -69,7 +70,17 @@ const TTL: Duration = Duration::from_secs(2);
 const RESTART_GUARD: Duration = Duration::from_secs(7);
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     tracing_subscriber::fmt()
         .with_env_filter(env::var("RUST_LOG").unwrap_or_else(|_| "error".into()))
         .init();
@@ -146,25 +157,25 @@ async fn events(
             }
         }
     });
-    let views = stream::unfold(
-        (interval(instance::TICK), None),
-        move |(mut ticks, shown)| {
-            let playground = Arc::clone(&playground);
-            async move {
-                ticks.tick().await;
-                let view = playground.view();
-                let instance = view["instance"].as_u64();
-                // A page forgets the past when it is shown another instance.
-                let past = match instance {
-                    Some(instance) if Some(instance) != shown => playground.events.recent(instance),
-                    _ => Vec::new(),
-                };
-                let past = past.into_iter().map(|text| text.to_string());
-                let texts: Vec<_> = [view.to_string()].into_iter().chain(past).collect();
-                Some((stream::iter(texts), (ticks, instance)))
-            }
-        },
-    );
+    let mut ticks = interval(instance::TICK);
+    // A reader that was slow gets the present, and not all that it missed.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let views = stream::unfold((ticks, None), move |(mut ticks, shown)| {
+        let playground = Arc::clone(&playground);
+        async move {
+            ticks.tick().await;
+            let view = playground.view();
+            let instance = view["instance"].as_u64();
+            // A page forgets the past when it is shown another instance.
+            let past = match instance {
+                Some(instance) if Some(instance) != shown => playground.events.recent(instance),
+                _ => Vec::new(),
+            };
+            let past = past.into_iter().map(|text| text.to_string());
+            let texts: Vec<_> = [view.to_string()].into_iter().chain(past).collect();
+            Some((stream::iter(texts), (ticks, instance)))
+        }
+    });
     let all = stream::select(news, views.flatten());
     Sse::new(all.map(|text| Ok(Event::default().data(text)))).keep_alive(KeepAlive::default())
 }
@@ -181,16 +192,21 @@ async fn execute(State(playground): State<Arc<Playground>>, Json(order): Json<Va
     }
 }
 
-/// Resolves at Ctrl-C or SIGTERM.
+/// Resolves at Ctrl-C, at SIGTERM, and when the terminal is closed.
 async fn stop_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
 
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+        let signals = (
+            signal(SignalKind::terminate()),
+            signal(SignalKind::hangup()),
+        );
+        if let (Ok(mut terminate), Ok(mut hangup)) = signals {
             tokio::select! {
                 _ = tokio::signal::ctrl_c() => {}
                 _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
             }
             return;
         }

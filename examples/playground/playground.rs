@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use crate::board::Power;
 use crate::events::{Events, lock};
@@ -19,6 +19,8 @@ use crate::{CALLERS, NODES, SERVERS};
 pub(crate) struct Playground {
     pub(crate) events: Arc<Events>,
     with_redis: bool,
+    /// Held while a step starts, and while all is reset: a step must not start in between.
+    switch: tokio::sync::Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -34,7 +36,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Tour {
     step: Option<usize>,
-    running: Option<AbortHandle>,
+    running: Option<JoinHandle<()>>,
     results: Vec<Value>,
 }
 
@@ -101,6 +103,7 @@ impl Playground {
         Ok(Arc::new(Self {
             events,
             with_redis,
+            switch: tokio::sync::Mutex::default(),
             state: Mutex::new(State {
                 main,
                 weak: None,
@@ -204,7 +207,7 @@ impl Playground {
                 shown.disconnect(number(&CALLERS, &caller)?);
                 Ok(())
             }
-            Order::Tour { step } => return self.start_step(step),
+            Order::Tour { step } => return self.start_step(step).await,
             Order::Reset => return self.reset().await,
         };
         done.map_err(|error| Refused::Conflict(error.to_string()))
@@ -221,10 +224,11 @@ impl Playground {
         }
     }
 
-    fn start_step(self: &Arc<Self>, step: usize) -> Result<(), Refused> {
+    async fn start_step(self: &Arc<Self>, step: usize) -> Result<(), Refused> {
         if !(1..=STEPS.len()).contains(&step) {
             return Err(Refused::Invalid(format!("the tour has no step {step}")));
         }
+        let _switch = self.switch.lock().await;
         let mut state = lock(&self.state);
         if state.tour.running.is_some() {
             return Err(Refused::Conflict("a step of the tour is running".into()));
@@ -234,19 +238,23 @@ impl Playground {
             let result = tour::run(&playground, step).await;
             let (is_as_promised, text) = result.unwrap_or_else(|error| (false, error.to_string()));
             let mut state = lock(&playground.state);
+            state.tour.running = None;
             state.tour.results.retain(|result| result["step"] != step);
             let result = json!({"step": step, "ok": is_as_promised, "text": text});
             state.tour.results.push(result);
-            state.tour.running = None;
         });
         state.tour.step = Some(step);
-        state.tour.running = Some(task.abort_handle());
+        state.tour.running = Some(task);
         Ok(())
     }
 
     async fn reset(&self) -> Result<(), Refused> {
-        if let Some(step) = lock(&self.state).tour.running.take() {
+        let _switch = self.switch.lock().await;
+        let step = lock(&self.state).tour.running.take();
+        if let Some(step) = step {
             step.abort();
+            // To its end: it must not change anything later. It was aborted, so it ends with an error.
+            drop(step.await);
         }
         let main = self.instance(None).await;
         let main = main.map_err(|error| Refused::Conflict(error.to_string()))?;

@@ -49,8 +49,13 @@ impl Proxy {
         };
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
-            while let Ok((client, _)) = listener.accept().await {
-                connections.spawn(route.clone().serve(client));
+            loop {
+                // Forgets the connections that have ended.
+                while connections.try_join_next().is_some() {}
+                match listener.accept().await {
+                    Ok((client, _)) => drop(connections.spawn(route.clone().serve(client))),
+                    Err(_) => sleep(PROBE).await,
+                }
             }
         });
         Ok(Self {

@@ -79,6 +79,11 @@ impl RedisNodes {
         drop(lock(&self.nodes[node].child).take());
     }
 
+    /// Returns whether a server is gone.
+    pub(crate) fn has_ended(&self, node: usize) -> bool {
+        self.nodes[node].has_ended()
+    }
+
     pub(crate) async fn restart(&self, node: usize) -> io::Result<()> {
         self.kill(node);
         let server = &self.nodes[node];
@@ -121,11 +126,14 @@ impl Drop for RedisNodes {
         for monitor in &self.monitors {
             monitor.abort();
         }
-        for node in &self.nodes {
-            drop(lock(&node.child).take());
-            // What a temporary directory keeps does no harm.
-            drop(std::fs::remove_dir_all(&node.directory));
-        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        drop(lock(&self.child).take());
+        // What a temporary directory keeps does no harm.
+        drop(std::fs::remove_dir_all(&self.directory));
     }
 }
 
@@ -140,12 +148,15 @@ impl Node {
         );
         let directory = env::temp_dir().join(name);
         std::fs::create_dir_all(&directory)?;
-        let child = spawn(port, &directory)?;
-        Ok(Self {
+        // Before the server starts, so that the directory is removed if it does not.
+        let node = Self {
             address: port,
             directory,
-            child: Mutex::new(Some(child)),
-        })
+            child: Mutex::default(),
+        };
+        let child = spawn(port, &node.directory)?;
+        *lock(&node.child) = Some(child);
+        Ok(node)
     }
 
     async fn wait_until_ready(&self) -> io::Result<()> {

@@ -167,7 +167,10 @@ impl Bank {
 
     /// Does what takes a while between the read and the write.
     async fn work(&self, parameters: &HashMap<String, u64>) {
-        let of = |name| parameters.get(name).copied().map(Duration::from_millis);
+        let of = |name| {
+            let millis = parameters.get(name)?.min(&LONGEST_WORK);
+            Some(Duration::from_millis(*millis))
+        };
         if let Some(pause) = of("pause_ms") {
             // Not in a future: Kleppmann's pause is between the last check of the lock and the write.
             self.clock.block(pause);
@@ -190,7 +193,7 @@ async fn deposit(
     let caller = caller_of(&headers);
     let token = lock.fencing_token();
     let hold = bank.checker.enter(bank.server, caller, lock);
-    let amount = parameters.get("amount").copied().unwrap_or(5);
+    let amount = amount_of(&parameters);
     let Ok(read) = bank.storage.read(token) else {
         return stale_token();
     };
@@ -209,10 +212,15 @@ async fn pay(
     Query(parameters): Query<HashMap<String, u64>>,
     headers: HeaderMap,
 ) -> Response {
-    let amount = parameters.get("amount").copied().unwrap_or(5);
+    let amount = amount_of(&parameters);
     let balance = bank.storage.pay(caller_of(&headers), amount);
     let payment = format!("{:08x}", fastrand::u32(..));
     Json(json!({"code": "ok", "payment": payment, "balance": balance})).into_response()
+}
+
+fn amount_of(parameters: &HashMap<String, u64>) -> u64 {
+    let amount = parameters.get("amount").copied();
+    amount.unwrap_or(5).min(LARGEST_AMOUNT)
 }
 
 fn stale_token() -> Response {
@@ -242,3 +250,8 @@ const STEP: Duration = Duration::from_millis(20);
 
 /// Longer than a health check takes, unless the server is paused during it.
 const HEALTH: Duration = Duration::from_secs(2);
+
+/// The longest pause of a handler, in milliseconds.
+const LONGEST_WORK: u64 = 10_000;
+
+const LARGEST_AMOUNT: u64 = 1_000_000;

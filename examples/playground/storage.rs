@@ -20,8 +20,12 @@ struct Account {
     balance: u64,
     /// The highest token that it has seen.
     fence: Option<FencingToken>,
-    /// The number of writes so far.
+    /// The number of deposits so far.
     version: u64,
+    /// What was paid in. Payments have a column of their own, because no lock orders them with deposits.
+    paid: u64,
+    /// The sum of all accepted writes.
+    accepted: u64,
     lost_updates: u64,
     refused_writes: u64,
 }
@@ -45,6 +49,8 @@ impl Storage {
                 balance: OPENING_BALANCE,
                 fence: None,
                 version: 0,
+                paid: 0,
+                accepted: 0,
                 lost_updates: 0,
                 refused_writes: 0,
             }),
@@ -76,6 +82,7 @@ impl Storage {
             is_lost_update = account.version != read.version;
             account.version += 1;
             account.balance = read.balance + amount;
+            account.accepted += amount;
             account.lost_updates += u64::from(is_lost_update);
         } else {
             account.refused_writes += 1;
@@ -88,16 +95,16 @@ impl Storage {
             accepted.is_ok(),
             is_lost_update,
         );
-        accepted.map(|()| account.balance)
+        accepted.map(|()| account.total())
     }
 
     /// Adds a payment in one step, without a lock.
     pub(crate) fn pay(&self, caller: usize, amount: u64) -> u64 {
         let mut account = lock(&self.account);
-        account.version += 1;
-        account.balance += amount;
+        account.paid += amount;
+        account.accepted += amount;
         self.show(caller, amount, None, &account, true, false);
-        account.balance
+        account.total()
     }
 
     pub(crate) fn lost_updates(&self) -> u64 {
@@ -109,14 +116,15 @@ impl Storage {
     }
 
     pub(crate) fn balance(&self) -> u64 {
-        lock(&self.account).balance
+        lock(&self.account).total()
     }
 
-    pub(crate) fn view(&self, deposited: u64) -> Value {
+    /// Shows the balance, and what it would be if no update had been lost.
+    pub(crate) fn view(&self) -> Value {
         let account = lock(&self.account);
         json!({
-            "balance": account.balance,
-            "expected": OPENING_BALANCE + deposited,
+            "balance": account.total(),
+            "expected": OPENING_BALANCE + account.accepted,
             "fence": account.fence.map(|fence| fence.to_string()),
         })
     }
@@ -134,7 +142,7 @@ impl Storage {
             "caller": CALLERS[caller],
             "token": token.map(|token| token.to_string()),
             "amount": amount,
-            "balance": account.balance,
+            "balance": account.total(),
             "accepted": accepted,
             "lost_update": lost_update,
         });
@@ -143,6 +151,10 @@ impl Storage {
 }
 
 impl Account {
+    fn total(&self) -> u64 {
+        self.balance + self.paid
+    }
+
     fn raise(&mut self, token: Option<FencingToken>) -> Result<(), StaleToken> {
         match token {
             Some(token) if self.fence.is_some_and(|fence| token < fence) => Err(StaleToken),

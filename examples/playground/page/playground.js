@@ -10,6 +10,8 @@ const DOT_MS = 300;
 const ROUND_MS = 60;
 // Without news for this long the clocks of the page stand still, as they would be guesses.
 const STALE_MS = 500;
+// A round is shown for this long, unless another one replaces it.
+const ROUND_SHOWN_MS = 2_000;
 
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -30,7 +32,7 @@ const CODES = {
   "lock-lost": "Lost: a majority no longer knows the lock",
   "lock-overloaded": "Overloaded: too many requests wait for this lock",
   "stale-token": "Stale token: the storage has seen a newer one",
-  "idempotency-replayed": "replayed: the recorded response",
+  replayed: "replayed: the recorded response",
   ok: "served",
 };
 
@@ -225,7 +227,8 @@ function showNode({ item, parts }, node, elapsed) {
   showChoice(parts.life, isDown ? "restart" : "kill", isDown ? "Restart" : "Kill", node.name);
   const isHung = node.state === "hung";
   showChoice(parts.pause, isHung ? "resume" : "hang", isHung ? "Resume" : "Pause", node.name);
-  for (const button of [parts.pause, parts.wipe]) setAttribute(button, "aria-disabled", isDown ? "true" : null);
+  setAttribute(parts.pause, "aria-disabled", isDown ? "true" : null);
+  setAttribute(parts.wipe, "aria-disabled", isDown || isHung ? "true" : null);
   setAttribute(parts.delay, "aria-pressed", node.delay_ms > 0);
   for (const button of parts.cuts) setAttribute(button, "aria-pressed", node.cut_off.includes(button.dataset.server));
 }
@@ -271,7 +274,9 @@ function showRound(server, { parts }) {
   if (parts.votes.childElementCount !== nodes.length) {
     parts.votes.replaceChildren(...nodes.map((_, at) => element("i", at === quorum ? { class: "past-quorum" } : {})));
   }
-  const answers = [...(view.rounds.get(server.name)?.answers.values() ?? [])];
+  const round = view.rounds.get(server.name);
+  // Without any node in reach, there are no answers that would replace the last ones.
+  const answers = round && now() - round.began < ROUND_SHOWN_MS ? [...round.answers.values()] : [];
   const granted = answers.filter((answer) => answer === "granted").length;
   answers.sort((one, other) => RANKS.indexOf(one) - RANKS.indexOf(other));
   [...parts.votes.children].forEach((slot, at) => setAttribute(slot, "data-answer", answers[at] ?? ""));
@@ -825,6 +830,8 @@ function showEvent(event) {
   if (event.type === "vote") showVote(event);
   else if (event.type === "write") showWrite(event);
   else if (event.type === "hold") {
+    // The past of an instance can come after its news.
+    if ((view.holds.get(event.id)?.serial ?? 0) > event.serial) return;
     view.holds.set(event.id, event);
     showHold(event);
   }
