@@ -72,6 +72,8 @@ struct Memory {
 /// The admission of a server on one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Admission {
+    /// The run id of its process; `None` if the guard is off and the server does not tell it.
+    pub(super) run_id: Option<Arc<str>>,
     /// Its generation, which every request for a vote on this connection names; `None` if the guard is off.
     pub(super) generation: Option<Generation>,
     /// The remaining time of the quarantine, or zero.
@@ -130,9 +132,7 @@ impl Guard {
         attempt: Duration,
     ) -> Result<Admission, Arc<str>> {
         let Some(generation_key) = &self.generation_key else {
-            let left = self.identify(node, link, attempt).await?;
-            let generation = None;
-            return Ok(Admission { generation, left });
+            return self.identify(node, link, attempt).await;
         };
         let info = link.call(cmd("INFO")).await;
         let info = info.map_err(|why| refused("INFO", &why))?;
@@ -152,26 +152,30 @@ impl Guard {
                 "redlock node may evict locks and fences; set its maxmemory-policy to noeviction"
             );
         }
+        let run_id: Arc<str> = info.run_id.into();
         let introduction = Introduction {
-            run_id: info.run_id.into(),
+            run_id: Arc::clone(&run_id),
             replication_id: info.replication_id.into(),
             uptime: info.uptime,
             generation: generation.clone(),
             now,
         };
         let left = self.introduce(&mut observed, node, introduction, attempt);
-        let generation = Some(generation);
-        Ok(Admission { generation, left })
+        Ok(Admission {
+            run_id: Some(run_id),
+            generation: Some(generation),
+            left,
+        })
     }
 
-    /// Asks a server which one it is, without any restart guard. Returns how long it must not vote because another
-    /// name led to it before.
+    /// Asks a server which one it is, without any restart guard. It must not vote for a while if another name led to
+    /// it before.
     async fn identify(
         &self,
         node: &Arc<str>,
         link: &mut Link,
         attempt: Duration,
-    ) -> Result<Duration, Arc<str>> {
+    ) -> Result<Admission, Arc<str>> {
         let mut info = Pipeline::new();
         info.cmd("INFO").arg("server");
         link.send_pipeline(&info);
@@ -190,18 +194,29 @@ impl Guard {
                      permit INFO, or make sure that every server is listed once"
                 );
             }
-            return Ok(Duration::ZERO);
+            return Ok(Admission {
+                run_id: None,
+                generation: None,
+                left: Duration::ZERO,
+            });
         };
+        let generation = Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, run_id);
+        let run_id: Arc<str> = run_id.into();
         let introduction = Introduction {
-            run_id: run_id.into(),
-            replication_id: run_id.into(),
+            run_id: Arc::clone(&run_id),
+            replication_id: Arc::clone(&run_id),
             // Never quarantined.
             uptime: Duration::MAX,
-            generation: Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, run_id),
+            generation,
             now: Duration::ZERO,
         };
         let mut observed = self.observed.lock();
-        Ok(self.introduce(&mut observed, node, introduction, attempt))
+        let left = self.introduce(&mut observed, node, introduction, attempt);
+        Ok(Admission {
+            run_id: Some(run_id),
+            generation: None,
+            left,
+        })
     }
 
     /// Stores the introduction of a server, and returns for how long it must not vote.

@@ -78,6 +78,8 @@ enum State {
 
 struct Live {
     link: Link,
+    /// The run id of its process, if it was asked and told.
+    run_id: Option<Arc<str>>,
     check: GenerationCheck,
     since: Instant,
     /// Whether any job was sent on it.
@@ -262,11 +264,16 @@ impl Connection {
         self.last_took = Some(candidate.started.elapsed());
         self.attempts = 0;
         let now = Instant::now();
+        let (run_id, generation) = match admission {
+            Some(admission) => (admission.run_id, admission.generation),
+            None => (None, None),
+        };
         self.state = State::Live(Live {
             link,
+            run_id,
             check: GenerationCheck {
                 key: guard.and_then(|guard| guard.generation_key.clone()),
-                generation: admission.and_then(|admission| admission.generation),
+                generation,
             },
             since: now,
             shares_from: now,
@@ -342,7 +349,11 @@ impl Connection {
             Probe::Standby(candidate, _) => {
                 let admission = candidate.opened.admission.as_ref();
                 let generation = admission.and_then(|admission| admission.generation.as_ref());
-                (generation != live.check.generation.as_ref()).then_some(candidate)
+                // With the restart guard off, only the run id tells servers apart.
+                let run_id = admission.and_then(|admission| admission.run_id.as_ref());
+                let is_same =
+                    generation == live.check.generation.as_ref() && run_id == live.run_id.as_ref();
+                (!is_same).then_some(candidate)
             }
             _ => None,
         }
@@ -495,13 +506,25 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_recovered_connection_drops_a_standby_to_the_same_memory_only() {
-        for (generation, is_used) in [(None, false), (Generation::parse("r:1:1:run"), true)] {
-            let mut connection = live().await;
+        let admission = |run_id: &str, generation: Option<Generation>| Admission {
+            run_id: Some(run_id.into()),
+            generation,
+            left: Duration::ZERO,
+        };
+        let first = || admission("run", None);
+        let other_memory = admission("run", Generation::parse("r:1:1:run"));
+        for (standby_admission, is_used) in [
+            (first(), false),
+            (other_memory, true),
+            // With the restart guard off.
+            (admission("other", None), true),
+        ] {
+            let mut connection = Connection::new(&shared());
+            let mut live = candidate().await.0;
+            live.opened.admission = Some(first());
+            connection.replace(live);
             let mut standby = candidate().await.0;
-            standby.opened.admission = generation.map(|generation| Admission {
-                generation: Some(generation),
-                left: Duration::ZERO,
-            });
+            standby.opened.admission = Some(standby_admission);
             connection.stand_by(standby, Instant::now());
             assert_eq!(connection.on_recovered().is_some(), is_used);
             assert!(connection.is_live() && !connection.is_probing());
