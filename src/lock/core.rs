@@ -17,7 +17,7 @@ pub(crate) struct Core {
     pub(crate) queue: Arc<LocalQueue>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) extensions: Extensions,
-    /// Whether a second request for a lock that its own task holds was logged.
+    /// Whether a second request of one task for a lock that is still held was logged.
     has_warned: AtomicBool,
 }
 
@@ -36,13 +36,14 @@ impl Core {
         })
     }
 
-    /// Logs, once, that a task requests a lock which it holds: it would wait for itself.
+    /// Logs, once, that a task requests a lock which it requested before and which is still held: it may wait for
+    /// itself.
     pub(crate) fn warn_of_reentry(&self, resource: &'static str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 resource,
-                "the task that holds a lock requests it again; redlock locks are not re-entrant, so it gets the lock \
-                 only after its release"
+                "a task requests a lock again that it acquired and that is still held; redlock locks are not re-entrant, \
+                 so it gets the lock only after its release"
             );
         }
     }

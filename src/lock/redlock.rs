@@ -38,7 +38,8 @@ impl Redlock {
     /// Requests a lock, and waits for up to the builder's `wait` (default 5 s) while another caller holds it.
     ///
     /// Locks are not re-entrant: a caller that holds the lock and requests it again waits for itself, and is
-    /// refused as if another caller held it. The first such request of a task is logged as a warning. A handler under
+    /// refused as if another caller held it. The first request of a task for a lock that the same task acquired, and
+    /// that is still held, is logged as a warning, once for each lock service. A handler under
     /// a [`RedlockLayer`](crate::RedlockLayer) gets a share of its lock from [`LockHandle::upgrade`].
     ///
     /// # Panics

@@ -168,8 +168,8 @@ async fn lock_that_is_requested_again_by_its_own_task_is_logged_as_not_re_entran
     assert!(contended.await.unwrap());
     drop(guard);
     let text = log.text();
-    let reentry = "the task that holds a lock requests it again; redlock locks are not re-entrant, so it gets the \
-                   lock only after its release";
+    let reentry = "a task requests a lock again that it acquired and that is still held; redlock locks are not \
+                   re-entrant, so it gets the lock only after its release";
     assert_eq!(text.matches(reentry).count(), 1, "{text}");
     // `Locked` under a layer of the same key shares the lock.
     let layer = RedlockLayer::new(redlock.clone(), ("order", key::path("id")));

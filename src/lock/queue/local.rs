@@ -82,7 +82,7 @@ pub(crate) struct Busy {
     /// Whether every busy key is about to be released and no other caller waits for it. Such a call need not
     /// be refused: on every node, its requests follow the release.
     pub(crate) is_ending: bool,
-    /// Whether the task of this call requested the lock that holds the first busy key, so that it waits for itself.
+    /// Whether the task of this call requested the lock that holds the first busy key, so that it may wait for itself.
     pub(crate) is_own: bool,
 }
 
