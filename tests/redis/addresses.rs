@@ -99,6 +99,8 @@ async fn restart_guard_off_server_under_several_addresses_gets_no_vote() {
     let other = server.url().replace("127.0.0.1", "localhost");
     let dead = format!("redis://127.0.0.1:{}", free_port());
     for number in 0..10 {
+        let log = Log::default();
+        let _subscribed = log.subscribe();
         let urls = [server.url(), other.clone(), dead.clone()];
         let redlock = builder(urls).build().unwrap();
         let key = number.to_string();
@@ -120,6 +122,13 @@ async fn restart_guard_off_server_under_several_addresses_gets_no_vote() {
         ];
         // A majority without votes is enough to know.
         assert!(each.iter().any(|why| refused.contains(why)), "{refused}");
+        let log = log.text();
+        assert!(!log.contains("restarted or flushed"), "{log}");
+        let is_logged = |why: &String| {
+            log.lines()
+                .any(|line| line.contains("gives no votes") && line.contains(why))
+        };
+        assert!(each.iter().any(is_logged), "{log}");
     }
 }
 

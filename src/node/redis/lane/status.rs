@@ -54,11 +54,15 @@ impl ServerStatus {
     /// Reports that the server answers and must not vote until this instant.
     pub(super) fn set_quarantined(&mut self, until: Instant) {
         if self.quarantined_until.replace(until).is_none() {
-            tracing::warn!(
-                node = &*self.shared.name,
-                seconds_left = time_until(until).as_secs() + 1,
-                "redlock node was restarted or flushed recently and is quarantined; see restart_guard"
-            );
+            let node = &*self.shared.name;
+            match self.shared.duplicate() {
+                Some(why) => tracing::warn!(node, %why, "redlock node gives no votes"),
+                None => tracing::warn!(
+                    node,
+                    seconds_left = time_until(until).as_secs() + 1,
+                    "redlock node was restarted or flushed recently and is quarantined; see restart_guard"
+                ),
+            }
         }
         telemetry::node_up(&self.shared.name, false);
         self.shared
