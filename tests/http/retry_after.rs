@@ -9,7 +9,7 @@ use axum::{Extension, Router};
 use http::{Request, StatusCode};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
-use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockGuard, LockHandle, RedlockLayer, ReleaseAt, key};
 
 use crate::shop::{shop, until_free};
@@ -92,6 +92,21 @@ async fn retry_after_counts_holds_that_end_with_a_disconnect_or_without_waiting_
         let expected = if ending == 0 { "3" } else { "4" };
         assert_eq!(retry_after(&app, ms(300)).await, expected, "{ending}");
     }
+}
+
+/// The handler is done with the resource by then.
+#[tokio::test(start_paused = true)]
+async fn retry_after_does_not_count_the_wait_for_the_release() {
+    let nodes = ScriptedNodes::new(3);
+    let app = orders(layer(&nodes));
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Release, Gate::Mute);
+    }
+    let began = Instant::now();
+    let answer = Answer::to(&app, request("/orders/8/4000")).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert!(began.elapsed() > secs(4), "no wait");
+    assert_eq!(retry_after(&app, ms(300)).await, "4");
 }
 
 /// The layer does not see when such a hold ends.

@@ -217,10 +217,14 @@ fn counters_are_registered_before_they_count() {
         let redlock = redlock(&ScriptedNodes::new(3));
         let layer = RedlockLayer::new(redlock.clone(), ("shelf", key::query("id")));
         drop(layer.layer(()));
-        let layer = IdempotencyLayer::new(redlock, scope::public());
+        let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
         drop(layer.layer(()));
+        let guard = redlock.lock(("parcel", "7")).await.unwrap();
+        guard.release().await.unwrap();
     });
     for name in [
+        "redlock_acquire_total{parcel,contended}",
+        "redlock_wait_seconds{parcel}",
         "redlock_acquire_total{unnamed,granted}",
         "redlock_acquire_total{shelf,contended}",
         "redlock_acquire_total{shelf,quarantined}",

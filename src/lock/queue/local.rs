@@ -475,6 +475,46 @@ mod tests {
     }
 
     #[derive(Debug)]
+    struct Ending(bool);
+
+    impl HeldLease for Ending {
+        fn is_ending(&self) -> bool {
+            self.0
+        }
+
+        fn valid_until(&self) -> Instant {
+            Instant::now()
+        }
+
+        fn purpose(&self) -> Option<&Memo> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn busy_is_own_in_the_task_of_a_holder_that_is_not_about_to_release() {
+        let queue = Arc::new(LocalQueue::default());
+        let permit = queue.try_acquire(&keys(&["k"])).unwrap();
+        let is_own = |queue: &Arc<LocalQueue>| {
+            let busy = queue.try_acquire(&keys(&["k"]));
+            busy.unwrap_err().is_own
+        };
+        let task = tokio::spawn(async move {
+            let mut found = Vec::new();
+            for is_ending in [false, true] {
+                let holder: Arc<dyn HeldLease> = Arc::new(Ending(is_ending));
+                permit.set_holder(&holder, task::try_id());
+                found.push(is_own(&queue));
+                let queue = Arc::clone(&queue);
+                let other = tokio::spawn(async move { is_own(&queue) });
+                found.push(other.await.unwrap());
+            }
+            found
+        });
+        assert_eq!(task.await.unwrap(), [true, false, false, false]);
+    }
+
+    #[derive(Debug)]
     struct ValidUntil(Instant);
 
     impl HeldLease for ValidUntil {

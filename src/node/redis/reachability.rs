@@ -100,3 +100,35 @@ impl Reachability {
 pub(super) fn time_until(instant: Instant) -> Duration {
     instant.saturating_duration_since(Instant::now())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Quorum;
+
+    #[tokio::test]
+    async fn a_server_that_stays_down_or_up_is_counted_once() {
+        let peers = Arc::new(Peers::new(Quorum::new(3).unwrap()));
+        let server = CurrentReachability::new();
+        server.join(&peers);
+        let (why, since) = ("Connection refused".into(), Instant::now());
+        let down = Reachability::Down { why, since };
+        let quarantined = Reachability::Quarantined { until: since };
+        for (reachability, voting) in [
+            (Reachability::Up, 3),
+            (down.clone(), 2),
+            (down.clone(), 2),
+            (quarantined, 2),
+            (Reachability::Up, 3),
+            (Reachability::Up, 3),
+            (down, 2),
+        ] {
+            server.set(reachability);
+            let effect = server.effect();
+            assert!(
+                effect.contains(&format!("({voting} of 3 vote)")),
+                "{effect}"
+            );
+        }
+    }
+}
