@@ -28,12 +28,17 @@ main() {
         local target
         target="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
         CARGO_TARGET_DIR="$target/messages" cargo test --manifest-path tests/messages/Cargo.toml
-        say "running: cargo test --manifest-path tests/browser/Cargo.toml"
         cargo build --all-features --example playground
+        # Both wait for most of their time.
+        say "running: cargo test --manifest-path tests/browser/Cargo.toml, and tests/getting_started.sh"
+        guide_log="$(mktemp)"
+        tests/getting_started.sh >"$guide_log" 2>&1 &
+        guide=$!
         TOWER_REDLOCK_PLAYGROUND="$target/debug/examples/playground" CARGO_TARGET_DIR="$target/browser" \
             cargo test --manifest-path tests/browser/Cargo.toml
-        say "running: tests/getting_started.sh"
-        tests/getting_started.sh
+        wait "$guide" || fail "$(cat "$guide_log")"
+        guide=
+        cat "$guide_log"
     fi
     say "all tests passed$([ ! -s "$TOWER_REDLOCK_NOT_RUN" ] || echo ", but for those that are named below")"
 }
@@ -145,6 +150,8 @@ provide_other_clients() {
 # one that passed.
 clean_up() {
     remove_policy
+    [ -z "$guide" ] || kill "$guide" 2>/dev/null || true
+    [ -z "$guide_log" ] || rm -f "$guide_log"
     [ -f "${TOWER_REDLOCK_NOT_RUN:-}" ] || return 0
     sort -u "$TOWER_REDLOCK_NOT_RUN" | while IFS= read -r line; do
         say "$line"
@@ -172,6 +179,6 @@ fail() {
 }
 
 readonly SMALLEST=6.2 POLICY=/usr/sbin/policy-rc.d
-policy_is_ours=
+policy_is_ours= guide= guide_log=
 
 main "$@"
