@@ -79,11 +79,12 @@ impl Config {
         let key = IdempotencyKey::from_parts(parts, &self.header).map_err(Rejection::KeyInvalid)?;
         let Some(key) = key else {
             if self.required && !matched_no_route(parts) {
-                let lacking = format!(
-                    "they lack the header `{}`, which `required(true)` of an IdempotencyLayer demands",
-                    self.header
-                );
-                self.refusals.log_lacking(&lacking);
+                self.refusals.log_lacking(|| {
+                    format!(
+                        "they lack the header `{}`, which `required(true)` of an IdempotencyLayer demands",
+                        self.header
+                    )
+                });
                 return Err(Rejection::KeyMissing);
             }
             return Ok(None);

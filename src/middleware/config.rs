@@ -128,7 +128,7 @@ impl Config {
                 Ok(LockDecision::Pass(NotLocked::NoKey))
             }
             OnMissingKey::Reject | OnMissingKey::RejectAlways => {
-                self.refusals.log_lacking(&self.lacking_key());
+                self.refusals.log_lacking(|| self.lacking_key());
                 Err(Rejection::KeyMissing)
             }
         }

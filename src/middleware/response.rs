@@ -1,6 +1,6 @@
 //! How refusals look: as HTTP or gRPC responses.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -58,6 +58,8 @@ pub(crate) struct Refusals {
     response: Arc<dyn RejectionResponse>,
     /// Mistakes that were logged.
     logged: Arc<LoggedMistakes>,
+    /// Whether it was logged that requests lack what they must have.
+    lacking: Arc<Once>,
 }
 
 impl Refusals {
@@ -66,6 +68,7 @@ impl Refusals {
         Self {
             response: Arc::new(response),
             logged: Arc::new(LoggedMistakes::new()),
+            lacking: Arc::new(Once::new()),
         }
     }
 
@@ -102,10 +105,12 @@ impl Refusals {
     }
 
     /// Logs, once, that a request lacked what it must have. The response does not name it.
-    pub(crate) fn log_lacking(&self, lacking: &str) {
-        if self.logged.is_new(lacking) {
-            tracing::warn!("redlock layer refuses requests: {lacking}");
-        }
+    ///
+    /// Clients choose how often that happens, so the text is only built to be logged.
+    pub(crate) fn log_lacking(&self, lacking: impl FnOnce() -> String) {
+        self.lacking.call_once(|| {
+            tracing::warn!("redlock layer refuses requests: {}", lacking());
+        });
     }
 
     /// Logs a key that another set-up would accept.
