@@ -93,13 +93,17 @@ async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
         refused.quarantined() > Some(Duration::from_secs(10)),
         "{refused:?}"
     );
-    // Every node is named, although two of them decide.
-    for url in cluster.urls() {
-        let node = url.trim_start_matches("redis://");
-        let quarantined =
-            format!("{node} was restarted or flushed recently; quarantined for another");
-        assert!(refused.to_string().contains(&quarantined), "{refused}");
-    }
+    // Every node is named, although two of them decide, perhaps before the third has answered.
+    let refused = refused.to_string();
+    let told = cluster.urls().into_iter().map(|url| {
+        let node = url.trim_start_matches("redis://").to_owned();
+        let quarantined = format!("{node} was restarted or flushed recently; quarantined for");
+        let silent = format!("{node} had not answered when the other nodes decided");
+        let is_quarantined = refused.contains(&quarantined);
+        assert!(is_quarantined || refused.contains(&silent), "{refused}");
+        is_quarantined
+    });
+    assert!(told.filter(|told| *told).count() >= 2, "{refused}");
 }
 
 #[tokio::test]
