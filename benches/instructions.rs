@@ -8,7 +8,7 @@ use tower_redlock::Redlock;
 fn main() {
     let args: Vec<String> = env::args().collect();
     let [_, fencing, locks, ..] = args.as_slice() else {
-        // `cargo test --benches` only starts it.
+        // `cargo test -p benches --benches` only starts it.
         return;
     };
     let Ok(locks) = locks.parse::<u32>() else {

@@ -9,7 +9,7 @@ few=500 many=1500
 
 main() {
     local program fencing
-    program="$(cargo bench --all-features --bench instructions --no-run 2>&1 | tee /dev/stderr |
+    program="$(cargo bench -p benches --bench instructions --no-run 2>&1 | tee /dev/stderr |
         sed -n 's/^ *Executable.*(\(.*\))$/\1/p')"
     for fencing in off on; do
         # The difference of two runs, so that the start of the program does not count.

@@ -1,7 +1,7 @@
 //! Acquiring and releasing an uncontended lock on five real local nodes, next to `rslock`.
 //!
 //! ```not_rust
-//! cargo bench --bench lock
+//! cargo bench -p benches --bench lock
 //! ```
 //!
 //! starts the servers itself. After criterion's groups it prints a table of medians and ratios. The
@@ -18,14 +18,10 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput};
 use futures_util::future::join_all;
 use rslock::LockManager;
+use support::Cluster;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 use tower_redlock::{Redlock, RestartGuard};
-
-#[path = "../tests/support/mod.rs"]
-mod support;
-
-use support::Cluster;
 
 const NODES: usize = 5;
 const CONCURRENCIES: [usize; 2] = [1, 64];
@@ -201,7 +197,7 @@ fn ratio(of: u128, by: u128) -> String {
 }
 
 fn main() {
-    // `cargo test --benches` only starts it.
+    // `cargo test -p benches --benches` only starts it.
     let is_bench = env::args().any(|arg| arg == "--bench");
     let rounds = env::var("REDLOCK_BENCH_ROUNDS").ok();
     let rounds = rounds.and_then(|rounds| rounds.parse().ok()).unwrap_or(7);

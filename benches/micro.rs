@@ -1,7 +1,7 @@
 //! The parts of a lock that need no server: a round, a key and its names, and the layer.
 //!
 //! ```not_rust
-//! cargo bench --bench micro
+//! cargo bench -p benches --bench micro
 //! ```
 
 use std::convert::Infallible;

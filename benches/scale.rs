@@ -1,7 +1,7 @@
 //! The memory of a held lock and of a waiter, and the time of a lock beside many others.
 //!
 //! ```not_rust
-//! cargo bench --bench scale
+//! cargo bench -p benches --bench scale
 //! ```
 //!
 //! runs on embedded nodes, so that it measures this process and no servers. Each time is the best of several;

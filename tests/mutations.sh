@@ -16,11 +16,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 use_group() {
     case "$1" in
         model)
-            command=(cargo test --release --all-features --test model)
+            command=(cargo test --release -p model --test model)
             evidence=': violated: '
             ;;
         simulation)
-            command=(cargo test --release --all-features --test simulation)
+            command=(cargo test --release -p simulation --test simulation)
             evidence=': violated: '
             ;;
         *) fail "tests/mutations.sh does not say what group $1 runs" ;;

@@ -17,30 +17,35 @@ main() {
     provide_curl
     provide_browser
     provide_other_clients
-    say "running: cargo test --all-features --no-fail-fast${*:+ $*}"
-    cargo test --all-features --no-fail-fast "$@"
+    # Most tests wait for servers for most of their time.
+    export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
+    test_workspace --no-fail-fast "$@"
     if [ "$#" -eq 0 ]; then
+        # Without the features that the other tests need.
+        run cargo test -p messages
         # Optimised: they walk through millions of states.
-        say "running: cargo test --release --all-features --test model --test simulation"
-        cargo test --release --all-features --test model --test simulation
-        say "running: cargo test --manifest-path tests/messages/Cargo.toml"
-        # Absolute, because the tests of packages of their own run elsewhere.
-        local target
-        target="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
-        CARGO_TARGET_DIR="$target/messages" cargo test --manifest-path tests/messages/Cargo.toml
-        cargo build --all-features --example playground
+        run cargo test --release -p model -p simulation --test model --test simulation
         # Both wait for most of their time.
-        say "running: cargo test --manifest-path tests/browser/Cargo.toml, and tests/getting_started.sh"
+        say "running beside each other: the tests of the playground in a browser, and tests/getting_started.sh"
         guide_log="$(mktemp)"
         tests/getting_started.sh >"$guide_log" 2>&1 &
         guide=$!
-        TOWER_REDLOCK_PLAYGROUND="$target/debug/examples/playground" CARGO_TARGET_DIR="$target/browser" \
-            cargo test --manifest-path tests/browser/Cargo.toml
+        RUST_TEST_THREADS=2 test_workspace --test page --test tour
         wait "$guide" || fail "$(cat "$guide_log")"
         guide=
         cat "$guide_log"
     fi
     say "all tests passed$([ ! -s "$TOWER_REDLOCK_NOT_RUN" ] || echo ", but for those that are named below")"
+}
+
+# Always with the same packages and features, because cargo would build their dependencies anew for others.
+test_workspace() {
+    run cargo test --workspace --exclude messages --all-features "$@"
+}
+
+run() {
+    say "running: $*"
+    "$@"
 }
 
 provide_redis() {

@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use futures_util::future::poll_fn;
+use support::Connection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use crate::by_hand::{ACQUIRE_FENCED, RELEASE_FENCED, RETENTION_MS, millis, next_proposal};
-use crate::support::Connection;
 use crate::uncontended::NODES;
 
 /// A hand-written lock service with batches.

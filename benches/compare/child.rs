@@ -5,13 +5,13 @@ use std::io::stdin;
 use std::process::ChildStdin;
 use std::time::Duration;
 
+use support::ChildProcess;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::contended::{Hold, Waiters, burst, storm};
 use crate::http_load;
 use crate::memory;
 use crate::participants::Who;
-use crate::support::ChildProcess;
 use crate::uncontended::warm_up;
 
 /// The first argument of a child process.

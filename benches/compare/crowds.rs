@@ -4,6 +4,8 @@ use std::io::Write;
 use std::process::ChildStdin;
 use std::time::Duration;
 
+use support::{ChildProcess, Cluster};
+
 use crate::by_hand::micros_since_epoch;
 use crate::child;
 use crate::contended::{Burst, Waiters, millis, most_at_once, settled_commands, summary};
@@ -11,7 +13,6 @@ use crate::figures::{Figures, Metric, Samples, percentile, quotients};
 use crate::options::Options;
 use crate::participants::Who;
 use crate::report::{Line, Target, print_figures};
-use crate::support::{ChildProcess, Cluster};
 use crate::uncontended::{NODES, reset_counts};
 
 pub(crate) async fn w3b(options: &Options, samples: &mut Samples) -> Vec<Line> {

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use support::{Cluster, RedisServer};
 use tokio::time::sleep;
 
 use crate::figures::{Metric, Samples, quotients};
 use crate::options::Options;
 use crate::participants::Who;
 use crate::report::{Line, Target, print_figures};
-use crate::support::{Cluster, RedisServer};
 use crate::uncontended::{NODES, measure, warm_up};
 
 pub(crate) async fn w4(options: &Options, samples: &mut Samples) -> Vec<Line> {

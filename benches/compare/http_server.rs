@@ -8,6 +8,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::serve::ListenerExt;
+use support::Cluster;
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
 use tower_redlock::{RedlockLayer, key};
@@ -18,7 +19,6 @@ use crate::figures::{Figures, Metric, Samples};
 use crate::options::Options;
 use crate::participants::{Participant, Who};
 use crate::report::{Line, Target, print_figures};
-use crate::support::Cluster;
 use crate::uncontended::NODES;
 
 pub(crate) async fn w7(options: &Options, samples: &mut Samples) -> Vec<Line> {

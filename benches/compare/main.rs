@@ -2,9 +2,9 @@
 //! nodes.
 //!
 //! ```not_rust
-//! cargo bench --bench compare                  # everything, a few minutes
-//! cargo bench --bench compare -- w1 w2         # some of the workloads
-//! cargo bench --bench compare -- --list
+//! cargo bench -p benches --bench compare                  # everything, a few minutes
+//! cargo bench -p benches --bench compare -- w1 w2         # some of the workloads
+//! cargo bench -p benches --bench compare -- --list
 //! ```
 //!
 //! starts the servers itself. The participants run one after the other in rounds, in a shuffled order, and
@@ -21,9 +21,6 @@
 use std::env;
 
 use tokio::runtime::Runtime;
-
-#[path = "../../tests/support/mod.rs"]
-mod support;
 
 mod batched;
 mod by_hand;

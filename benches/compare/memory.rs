@@ -4,6 +4,7 @@ use std::fs;
 use std::process::ChildStdin;
 use std::time::Duration;
 
+use support::{ChildProcess, Cluster, Deadline};
 use tokio::runtime::Runtime;
 
 use crate::child;
@@ -12,7 +13,6 @@ use crate::figures::{Figures, Metric, Samples};
 use crate::options::Options;
 use crate::participants::Who;
 use crate::report::{Line, Target, print_figures};
-use crate::support::{ChildProcess, Cluster, Deadline};
 use crate::uncontended::{NODES, measure, warm_up};
 
 /// Watches all processes at the same time, because their speed does not matter.

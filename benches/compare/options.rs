@@ -34,7 +34,7 @@ impl Options {
         let mut is_bench = false;
         while let Some(arg) = args.next() {
             match arg.as_str() {
-                // Cargo's own argument, which `cargo test --benches` does not give.
+                // Cargo's own argument, which `cargo test -p benches --benches` does not give.
                 "--bench" => is_bench = true,
                 "--list" | "--help" => return Err(help()),
                 "--quick" => {
@@ -143,7 +143,7 @@ impl FromStr for Workload {
 }
 
 fn help() -> String {
-    let mut help = "cargo bench --bench compare -- [WORKLOAD...] [--quick] [--rounds N] [--seconds S] [--chart FILE.svg]\n\
+    let mut help = "cargo bench -p benches --bench compare -- [WORKLOAD...] [--quick] [--rounds N] [--seconds S] [--chart FILE.svg]\n\
         --quick    fewer and shorter rounds\n\
         --rounds   number of rounds (default 7)\n\
         --seconds  duration of each participant in a round (default 0.6)\n\

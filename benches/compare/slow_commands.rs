@@ -4,12 +4,13 @@
 //! the server was suspended. A script as `REDIS_SERVER` that runs `exec chrt -f 1 redis-server "$@"` gives the
 //! servers precedence, and leaves the commands that take long themselves.
 
+use support::{Cluster, Reply};
+
 use crate::faults::flush;
 use crate::figures::{Metric, Samples};
 use crate::options::Options;
 use crate::participants::Who;
 use crate::report::{Line, Target, print_figures};
-use crate::support::{Cluster, Reply};
 use crate::uncontended::{NODES, measure, warm_up};
 
 pub(crate) async fn slowlog(options: &Options, samples: &mut Samples) -> Vec<Line> {

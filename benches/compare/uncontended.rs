@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use nix::sys::resource::{UsageWho, getrusage};
+use support::{Cluster, Proxy, RedisServer};
 use tokio::time::{Instant, sleep};
 
 use crate::figures::{Figures, Metric, Samples, micros, percentile};
 use crate::options::Options;
 use crate::participants::{Participant, Who};
 use crate::report::{Line, Target, print_figures};
-use crate::support::{Cluster, Proxy, RedisServer};
 
 pub(crate) async fn w1(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let name = at_once(1);

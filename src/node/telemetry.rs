@@ -275,19 +275,9 @@ pub(crate) use nothing::*;
 /// held for a minute.
 ///
 /// An exporter for Prometheus needs them, because it otherwise makes summaries, which cannot be added up over
-/// servers and which the Grafana dashboard of this crate does not draw:
-///
-/// ```
-/// use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
-/// use tower_redlock::LATENCY_BUCKETS;
-///
-/// # fn main() -> Result<(), metrics_exporter_prometheus::BuildError> {
-/// let locks = Matcher::Prefix("redlock_".into());
-/// let builder = PrometheusBuilder::new().set_buckets_for_metric(locks, LATENCY_BUCKETS)?;
-/// # drop(builder);
-/// # Ok(())
-/// # }
-/// ```
+/// servers and which the Grafana dashboard of this crate does not draw. With `metrics-exporter-prometheus`, call
+/// `set_buckets_for_metric(Matcher::Prefix("redlock_".into()), LATENCY_BUCKETS)` on the builder; the example `metrics`
+/// does.
 #[cfg(feature = "metrics")]
 pub const LATENCY_BUCKETS: &[f64] = &[
     0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,

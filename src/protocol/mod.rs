@@ -34,7 +34,7 @@
 //! and nothing about longer ones. A hash of 64 bits identifies a state. Runs have three nodes unless they
 //! name another number; `1..2` are the numbers that an acquisition may propose.
 //!
-//! These runs belong to every change, by `cargo test --release --all-features --test model`:
+//! These runs belong to every change, by `cargo test --release -p model --test model`:
 //!
 //! | without time: tokens | | states | depth |
 //! |---|---|---|---|

@@ -1,7 +1,7 @@
 //! Commands in blocks of code and in the text: programs, tests, features and scripts that they name.
 
 use crate::markdown::{Page, Place};
-use crate::{exists, files, read};
+use crate::{exists, files, packages, read};
 
 /// The commands of a page that name what does not exist.
 pub(crate) fn missing(page: &Page) -> Vec<String> {
@@ -58,6 +58,8 @@ fn is_script(word: &str) -> bool {
 /// What a command names that does not exist.
 fn missing_names(command: &str) -> impl Iterator<Item = String> {
     let words: Vec<&str> = command.split_whitespace().collect();
+    let packages = packages::selected(&words);
+    let is_target = |kind, name| packages.iter().any(|package| package.has(kind, name));
     let mut missing = Vec::new();
     let mut expect = |is_there: bool, what: String| {
         if !is_there {
@@ -68,10 +70,14 @@ fn missing_names(command: &str) -> impl Iterator<Item = String> {
     for pair in words.windows(2) {
         let name = pair[1].trim_matches(|c: char| !c.is_alphanumeric());
         match pair[0] {
-            "--example" => expect(is_target("examples", name), format!("example {name}")),
-            "--bench" => expect(is_target("benches", name), format!("benchmark {name}")),
+            "-p" => expect(
+                packages.iter().any(|package| package.is_named(name)),
+                format!("package {name}"),
+            ),
+            "--example" => expect(is_target("example", name), format!("example {name}")),
+            "--bench" => expect(is_target("bench", name), format!("benchmark {name}")),
             "--test" => {
-                expect(is_target("tests", name), format!("test program {name}"));
+                expect(is_target("test", name), format!("test program {name}"));
                 tests.push(name);
             }
             "--manifest-path" => expect(exists(pair[1]), format!("file {}", pair[1])),
@@ -96,13 +102,6 @@ fn missing_names(command: &str) -> impl Iterator<Item = String> {
         }
     }
     missing.into_iter()
-}
-
-fn is_target(folder: &str, name: &str) -> bool {
-    // The playground and others are folders.
-    exists(&format!("{folder}/{name}.rs"))
-        || exists(&format!("{folder}/{name}/main.rs"))
-        || read("Cargo.toml").contains(&format!("name = \"{name}\"\npath = \"{folder}/"))
 }
 
 fn is_feature(name: &str) -> bool {
@@ -163,12 +162,14 @@ fn planted_missing_names_are_found() {
     let text = "\
 `cargo run --example quickstart` `cargo run -q --example gone` `tests/run.sh` `tests/gone.sh --all`
 ```sh
-cargo test --all-features --test http rejections   # --example comment
-cargo test --all-features --test http no_such_test
+cargo test -p tests --test http rejections   # --example comment
+cargo test -p tests --test http no_such_test
 cargo test \\
     --test gone -- --nocapture
 cargo check --no-default-features --features redis,gone
+cargo bench -p benches --bench compare -- w1
 cargo bench --bench compare -- w1
+cargo test -p gone
 ```
 ```rust
 // cargo run --example in_rust
@@ -185,6 +186,8 @@ cargo bench --bench compare -- w1
         "p.md:4: no test no_such_test in http",
         "p.md:5: no test program gone",
         "p.md:7: no feature gone",
+        "p.md:9: no benchmark compare",
+        "p.md:10: no package gone",
     ];
     assert_eq!(found, expected);
 }

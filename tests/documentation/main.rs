@@ -8,6 +8,7 @@ mod commands;
 mod links;
 mod markdown;
 mod mentions;
+mod packages;
 mod settings;
 
 use std::fs;
@@ -139,5 +140,5 @@ fn exists(path: &str) -> bool {
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

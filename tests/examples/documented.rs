@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
+use support::{ChildProcess, example_path, free_port};
 
-use crate::support::{ChildProcess, example_path, free_port};
 use crate::{PATIENCE, has_curl, paste, paste_printed};
 
 /// A server that an example runs.

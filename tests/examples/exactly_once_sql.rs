@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rusqlite::Connection;
+use support::http::{Client, Response, request};
+use support::{Cluster, Deadline};
 use tokio::time::sleep;
 
 use crate::PATIENCE;
 use crate::documented::Example;
-use crate::support::http::{Client, Response, request};
-use crate::support::{Cluster, Deadline};
 
 #[test]
 fn the_curl_lines_of_exactly_once_sql_book_once() {
     let example = Example::start("exactly_once_sql", &[]);
-    example.answers_as_documented(include_str!("../../examples/exactly_once_sql.rs"));
+    example.answers_as_documented(include_str!("../../examples/database/exactly_once_sql.rs"));
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! `grpc`: two clients of which one waits as it is told, and what is on the wire.
 
+use support::{ChildProcess, example_path};
+
 use crate::documented::Example;
-use crate::support::{ChildProcess, example_path};
 use crate::{PATIENCE, has_curl, try_paste};
 
 #[test]
@@ -55,6 +56,6 @@ fn the_curl_line_of_grpc_shows_what_is_on_the_wire() {
 }
 
 fn header() -> impl Iterator<Item = &'static str> {
-    let source = include_str!("../../examples/grpc/main.rs");
+    let source = include_str!("../../examples/grpc/grpc.rs");
     source.lines().filter_map(|line| line.strip_prefix("//! "))
 }

@@ -1,7 +1,8 @@
 //! `hyper_server`: the layer without axum, over real sockets.
 
+use support::http::Client;
+
 use crate::documented::Example;
-use crate::support::http::Client;
 
 #[test]
 fn the_curl_lines_of_the_hyper_server_answer_as_documented() {

@@ -6,9 +6,6 @@
     reason = "what a line printed explains its failure"
 )]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod documented;
 mod exactly_once_sql;
 mod grpc;
@@ -18,6 +15,7 @@ mod playground;
 mod queue_consumer;
 mod recipes;
 mod reverse_proxy;
+mod statements;
 mod testing_your_handlers;
 mod websocket;
 
@@ -170,7 +168,7 @@ fn the_curl_lines_of_fenced_writes_show_a_stale_token_refused() {
     let said = server.stdout();
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let source = include_str!("../../examples/fenced_writes.rs");
+    let source = include_str!("../../examples/database/fenced_writes.rs");
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
 
@@ -266,7 +264,7 @@ fn the_curl_lines_of_metrics_show_the_outcome_of_every_request() {
     let said = server.stdout();
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| line.starts_with("curl ")).collect();
-    let source = include_str!("../../examples/metrics.rs");
+    let source = include_str!("../../examples/metrics/metrics.rs");
     let (documented, promised) = documented_curl_lines(source, &listen);
     assert_eq!(lines, documented);
     let answers: Vec<String> = lines.iter().map(|line| paste_printed(line)).collect();

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use support::http::{Response, request};
+use support::{ChildProcess, example_path, free_port};
 use tokio::time::{sleep, timeout};
 
 use crate::PATIENCE;
-use crate::support::http::{Response, request};
-use crate::support::{ChildProcess, example_path, free_port};
 
 struct Playground {
     process: ChildProcess,

@@ -1,7 +1,8 @@
 //! The queue consumer prints the lines that its header shows.
 
+use support::{ChildProcess, example_path};
+
 use crate::PATIENCE;
-use crate::support::{ChildProcess, example_path};
 
 #[test]
 fn queue_consumer_prints_the_lines_of_its_header() {

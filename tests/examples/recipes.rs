@@ -33,7 +33,7 @@ fn the_curl_lines_of_the_websocket_recipe_answer_as_documented() {
 }
 
 /// The contents of the blocks of code in one language.
-fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
+pub(crate) fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
     let behind = page.split(fence.as_str()).skip(1);
     behind

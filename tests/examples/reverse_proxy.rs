@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
+use support::http::{Client, request};
 use tokio::time::{sleep, timeout};
 
 use crate::PATIENCE;
 use crate::documented::Example;
-use crate::support::http::{Client, request};
 
 const ACCOUNT: &str = "/accounts/alice";
 

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 
 use http::Request;
 use http_body_util::BodyExt;
+use support::ms;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
@@ -13,7 +14,6 @@ use crate::scripted_bodies::Step::{Data, Trailers, Wait};
 use crate::scripted_bodies::{
     NODE_TIMEOUT, RELEASE, TICK, TTL, is_free, layer, ok, poll_times, post, redlock, stream,
 };
-use crate::support::ms;
 
 /// Drops a request at every poll of its head and body, over all kinds of nodes.
 async fn drop_the_request_everywhere(configure: fn(RedlockLayer) -> RedlockLayer) {

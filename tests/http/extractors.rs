@@ -6,6 +6,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router, debug_handler};
 use http::{Request, StatusCode};
 use serde::Deserialize;
+use support::{redlock, secs};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -15,7 +16,6 @@ use tower_redlock::{
 };
 
 use crate::shop::{AppState, OrderId, Transfer, send, ship, shop, until_free};
-use crate::support::{redlock, secs};
 
 #[tokio::test(start_paused = true)]
 async fn locked_calls_the_handler_under_the_lock_of_its_path() {

@@ -15,6 +15,7 @@ use axum::routing::{any, post};
 use futures_util::{StreamExt, stream};
 use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use support::{Answer, Executed, Log, keyed_request, redlock, users};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
@@ -22,8 +23,6 @@ use tower_redlock::{
     BufferBodyLayer, IdempotencyLayer, KeyExtractor, LockHandle, LockKeys, Redlock, RedlockLayer,
     key, scope,
 };
-
-use crate::support::{Answer, Executed, Log, keyed_request, redlock, users};
 
 fn once(nodes: &ScriptedNodes) -> IdempotencyLayer {
     IdempotencyLayer::new(redlock(nodes), scope::public())

@@ -6,6 +6,7 @@ use axum::Router;
 use axum::body::Body;
 use http::header::{COOKIE, HOST};
 use http::{HeaderValue, Request, StatusCode};
+use support::Log;
 use tower::{Layer, ServiceExt};
 use tower_redlock::{KeyExtractor, OnMissingKey, RedlockLayer, Rejection, key};
 
@@ -13,7 +14,6 @@ use crate::key_service::Treatment::NotFound;
 use crate::key_service::{
     INVALID, MISCONFIGURED, MISSING, Service, Treatment, User, locked, router, to, with_headers,
 };
-use crate::support::Log;
 
 #[tokio::test(start_paused = true)]
 async fn key_header_locks_one_value_and_refuses_the_rest() {

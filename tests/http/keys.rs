@@ -10,6 +10,7 @@ use axum::routing::{get, post};
 use http::header::COOKIE;
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use proptest::prelude::*;
+use support::{Log, subscribe};
 use tower::{Layer, ServiceExt};
 use tower_redlock::{
     IdempotencyLayer, KeyError, KeyExtractor, LockKey, LockKeys, OnMissingKey, key, scope,
@@ -20,7 +21,6 @@ use crate::key_service::{
     INVALID, MISCONFIGURED, MISSING, Service, Treatment, copy_of, handler, locked, router, to,
     with_headers,
 };
-use crate::support::{Log, subscribe};
 
 #[tokio::test(start_paused = true)]
 async fn methods_with_get_include_head() {

@@ -7,6 +7,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use futures_util::FutureExt;
 use http::{Request, StatusCode};
+use support::{Answer, Log, once, redlock, secs};
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
@@ -15,7 +16,6 @@ use tower_redlock::{
 };
 
 use crate::shop::shop;
-use crate::support::{Answer, Log, once, redlock, secs};
 
 fn request(method: &str, target: &str) -> Request<Body> {
     let request = Request::builder().method(method).uri(target);

@@ -2,12 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod dropped_requests;
 mod extractors;
-mod grpc;
 mod hostile_requests;
 mod key_combinators;
 mod key_extractors;

@@ -11,14 +11,13 @@ use futures_util::stream;
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
+use support::ms;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{Redlock, RedlockLayer, Rejection, ReleaseAt, RunToCompletion, key};
-
-use crate::support::ms;
 
 fn post(target: &str) -> Request<()> {
     Request::post(target).body(()).unwrap()

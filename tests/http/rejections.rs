@@ -11,6 +11,7 @@ use http::header::RETRY_AFTER;
 use http::request::Parts;
 use http::{HeaderName, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
+use support::ms;
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
@@ -20,7 +21,6 @@ use tower_redlock::{
 };
 
 use crate::scripted_bodies::{Flag, TTL, code, layer, lose, ok, post, redlock, working};
-use crate::support::ms;
 
 /// What the handler saw of the request.
 type Seen = Arc<Mutex<Option<Parts>>>;

@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, Limited, StreamBody};
 use proptest::prelude::*;
+use support::redlock;
 use tokio::sync::mpsc;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_redlock::middleware::BufferedRequestBody;
@@ -22,8 +23,6 @@ use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
     BufferBodyLayer, BufferedBody, LockHandle, LockKey, RedlockLayer, Rejection, key,
 };
-
-use crate::support::redlock;
 
 const LIMIT: usize = 64;
 

@@ -16,6 +16,7 @@ use http::header::RETRY_AFTER;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Empty, Full};
+use support::ms;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -27,7 +28,6 @@ use crate::scripted_bodies::{
     Broken, Flag, NODE_TIMEOUT, RELEASE, Script, TICK, TTL, answered, code, is_free, layer, lose,
     ok, pieces, post, redlock, set_release, slow_to_release, stream, with_length, working,
 };
-use crate::support::ms;
 
 #[tokio::test(start_paused = true)]
 async fn last_frame_of_a_body_that_reports_its_end_is_held() {

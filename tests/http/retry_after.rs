@@ -7,13 +7,13 @@ use axum::extract::Path;
 use axum::routing::post;
 use axum::{Extension, Router};
 use http::{Request, StatusCode};
+use support::{Answer, ms, redlock, secs};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockGuard, LockHandle, RedlockLayer, ReleaseAt, key};
 
 use crate::shop::{shop, until_free};
-use crate::support::{Answer, ms, redlock, secs};
 
 /// Orders whose requests hold their lock for as many milliseconds as the path says.
 fn orders(layer: RedlockLayer) -> Router {

@@ -15,6 +15,7 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
+use support::ms;
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
@@ -22,7 +23,6 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockBody, Redlock, RedlockLayer, Rejection};
 
 use crate::scripted_bodies::Step::{Data, Error, Panic, Trailers, Wait};
-use crate::support::ms;
 
 pub(crate) const TTL: Duration = ms(3_000);
 

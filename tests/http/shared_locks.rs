@@ -10,6 +10,7 @@ use axum::{Router, debug_handler};
 use http::request::Parts;
 use http::{Method, StatusCode};
 use serde::Deserialize;
+use support::{redlock, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
@@ -18,7 +19,6 @@ use tower_redlock::{
 };
 
 use crate::shop::{AppState, OrderId, Transfer, send, until_free};
-use crate::support::{redlock, secs};
 
 #[tokio::test(start_paused = true)]
 async fn locked_shares_the_lock_of_a_layer_with_the_same_key() {

@@ -10,12 +10,11 @@ use axum::{Router, debug_handler};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde::Deserialize;
+use support::secs;
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock};
-
-use crate::support::secs;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct OrderId(pub(crate) u64);

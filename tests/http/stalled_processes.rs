@@ -19,12 +19,11 @@ use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use nix::sys::signal::Signal;
+use support::{ChildProcess, http};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::{OnLost, Redlock, RedlockLayer, Rejection, RunToCompletion};
-
-use crate::support::{ChildProcess, http};
 
 const TTL: Duration = Duration::from_millis(200);
 

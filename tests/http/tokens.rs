@@ -5,10 +5,9 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderName, Method};
 use axum::routing::any;
+use support::{Answer, redlock};
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{RedlockLayer, key};
-
-use crate::support::{Answer, redlock};
 
 #[tokio::test(start_paused = true)]
 async fn methods_can_lock_head_alone() {

@@ -8,12 +8,11 @@ use axum::Router;
 use axum::body::Body;
 use axum::routing::post;
 use http::{Request, StatusCode};
+use support::{Cluster, Proxy};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt;
 use tower_redlock::test_util::{SimNetwork, SimRequest};
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
-
-use crate::support::{Cluster, Proxy};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -107,7 +106,7 @@ async fn request_that_ends_before_its_execution_leaves_no_intent_on_unreachable_
         .build()
         .expect("the settings are valid");
     let app = app(&redlock, true);
-    let deadline = crate::support::Deadline::after(Duration::from_secs(10));
+    let deadline = support::Deadline::after(Duration::from_secs(10));
     while redlock.health().await.up() < 3 {
         assert!(!deadline.is_over(), "the nodes are not reached");
     }
@@ -134,7 +133,7 @@ async fn request_that_ends_before_its_execution_leaves_no_intent_on_unreachable_
     sleep(3 * ttl).await;
     assert_eq!(intents(), 3);
     wires.iter().for_each(Proxy::pass);
-    let deadline = crate::support::Deadline::after(Duration::from_secs(10));
+    let deadline = support::Deadline::after(Duration::from_secs(10));
     while intents() > 0 {
         assert!(!deadline.is_over(), "the intents are left for a day");
         sleep(Duration::from_millis(20)).await;

@@ -10,13 +10,12 @@ use axum::extract::Query;
 use axum::response::IntoResponse;
 use axum::routing::post;
 use axum::serve::ListenerExt;
+use support::http::{Response, request};
+use support::{Cluster, Deadline, RedisServer, wait_until};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
-
-use crate::support::http::{Response, request};
-use crate::support::{Cluster, Deadline, RedisServer, wait_until};
 
 /// What happens once per key, counted over all servers of a test.
 #[derive(Debug, Clone, Default)]

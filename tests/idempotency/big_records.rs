@@ -10,12 +10,11 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
 use futures_util::future::join_all;
+use support::{Answer, Cluster, Deadline, MonitorLog, Proxy};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
-
-use crate::support::{Answer, Cluster, Deadline, MonitorLog, Proxy};
 
 /// What is paid for, with a long receipt.
 #[derive(Clone, Default)]

@@ -10,11 +10,10 @@ use axum::extract::{Query, Request};
 use axum::http::StatusCode;
 use axum::routing::any;
 use http_body_util::BodyExt;
+use support::{Answer, redlock};
 use tokio::time::sleep;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{ExecutionHandle, IdempotencyKey, IdempotencyLayer, key};
-
-use crate::support::{Answer, redlock};
 
 /// A handler that counts, and answers how many executions there were.
 #[derive(Clone, Default)]

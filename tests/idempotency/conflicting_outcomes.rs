@@ -10,6 +10,7 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use axum::routing::post;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use support::subscribe;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::ServiceExt;
@@ -18,8 +19,6 @@ use tower_redlock::{IdempotencyLayer, Redlock, Rejection, scope};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 use tracing_subscriber::layer::{Context, SubscriberExt};
-
-use crate::support::subscribe;
 
 /// What was counted and what was said while a test ran.
 struct Told {

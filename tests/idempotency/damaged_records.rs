@@ -11,12 +11,11 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
+use support::{Answer, Cluster, Connection, Deadline, Reply};
 use tokio::time::sleep;
 use tower_redlock::idempotency::RecordKeys;
 use tower_redlock::protocol::Record;
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
-
-use crate::support::{Answer, Cluster, Connection, Deadline, Reply};
 
 /// A service that paid once, and what its nodes kept of it.
 struct Scene {

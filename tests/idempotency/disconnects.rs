@@ -12,6 +12,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
+use support::{Executed, SlowReadiness, ms, once, redlock, secs};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
@@ -19,7 +20,6 @@ use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{Redlock, RedlockLayer, RunToCompletion, key};
 
 use crate::payments::{counts_begun, pay, per_account, request};
-use crate::support::{Executed, SlowReadiness, ms, once, redlock, secs};
 
 /// Polls a request as often as `polls`, with time going on in between, and drops it then. Returns whether it
 /// had ended.

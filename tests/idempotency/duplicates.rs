@@ -6,12 +6,12 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
+use support::{Answer, redlock};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, RedlockLayer, scope};
 
 use crate::callers::{Payments, layer, pay, request};
-use crate::support::{Answer, redlock};
 
 #[tokio::test(start_paused = true)]
 async fn duplicate_gets_the_recorded_response_from_any_server() {

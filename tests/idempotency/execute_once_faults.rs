@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use support::{Log, ms, secs};
 use tokio::runtime::Builder;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
@@ -17,7 +18,6 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
 
 use crate::execute_once::Counter;
-use crate::support::{Log, ms, secs};
 
 type Ran = Result<Outcome<usize>, OnceError<&'static str, usize>>;
 

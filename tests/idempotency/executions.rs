@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::post;
+use support::{Executed, SlowReadiness, ms, once, redlock, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -22,7 +23,6 @@ use tower_redlock::{
 use crate::payments::{
     Account, AppState, cloneable, counts_ended, pay, per_account, rebuilt, request,
 };
-use crate::support::{Executed, SlowReadiness, ms, once, redlock, secs};
 
 #[derive(Debug, PartialEq)]
 struct BankIsGone;

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
+use support::http::{Client, Response, request};
+use support::{ChildProcess, Cluster, Deadline, example_path, free_port, wait_until};
 use tokio::time::sleep;
 
 use crate::bank::{
     KEY, PATIENCE, POLL, RETRIES, as_recorded, is_contended, is_executed, is_replayed, pttl, said,
 };
-use crate::support::http::{Client, Response, request};
-use crate::support::{ChildProcess, Cluster, Deadline, example_path, free_port, wait_until};
 
 /// A server that can be killed.
 fn quickstart(cluster: &Cluster) -> (ChildProcess, SocketAddr) {

@@ -7,13 +7,13 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
+use support::{Executed, SlowReadiness, ms, once, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecutionHandle, Redlock, RedlockBuilder};
 
 use crate::payments::{pay, request};
-use crate::support::{Executed, SlowReadiness, ms, once, secs};
 
 /// Counts an execution when the handler begins, and answers with the validity that is left.
 fn validity_left(executed: &Executed) -> Router {

@@ -11,12 +11,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use axum::{Router, http};
 use http_body_util::Full;
+use support::Answer;
 use tokio::time::sleep;
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, Redlock, Rejection, RequestKind, RestartGuard, key, scope};
 
 use crate::callers::{Payments, layer, pay, request};
-use crate::support::Answer;
 
 #[tokio::test(start_paused = true)]
 async fn idempotency_keys_are_scoped_by_caller_method_and_path() {

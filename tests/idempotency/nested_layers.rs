@@ -10,6 +10,7 @@ use axum::middleware::map_response;
 use axum::response::IntoResponse;
 use axum::routing::post;
 use http_body_util::Full;
+use support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs, set_all};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -19,7 +20,6 @@ use tower_redlock::{
 };
 
 use crate::payments::{Account, AppState, counts_begun, pay, per_account, rebuilt, request};
-use crate::support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs, set_all};
 
 /// An app whose handler pays, and then makes a request of its own, with its extensions, to `within`.
 fn calling(executed: &Executed, within: &Router, key: &'static str) -> Router {

@@ -18,6 +18,7 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::{BodyExt, Full};
+use support::{Executed, ms, once, redlock, secs, set_all};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -25,7 +26,6 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, LockKey, Locked, RedlockLayer, Rejection, RequestKind};
 
 use crate::payments::{Account, AppState, cloneable, counts_begun, pay, per_account};
-use crate::support::{Executed, ms, once, redlock, secs, set_all};
 
 #[derive(Clone)]
 struct PanicsIn(&'static str);

@@ -10,11 +10,10 @@ use axum::extract::{FromRef, Query, Request};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use support::{Answer, Executed, ms};
 use tokio::time::sleep;
 use tower::retry::Policy;
 use tower_redlock::{LockKey, LockKeys, LockResource, Redlock, RedlockLayer, key};
-
-use crate::support::{Answer, Executed, ms};
 
 /// Locks the account that the query names.
 pub(crate) fn per_account(redlock: &Redlock) -> RedlockLayer {

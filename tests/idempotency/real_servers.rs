@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use support::http::{Client, Response};
+use support::{Cluster, Deadline, MonitorLog, Proxy, wait_until};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{IdempotencyLayer, RedlockLayer, key, scope};
 
@@ -10,8 +12,6 @@ use crate::bank::{
     Bank, KEY, NODE_TIMEOUT, PATIENCE, POLL, RETRIES, Server, as_recorded, is_contended,
     is_executed, is_replayed, pay, pttl, record, redlock, said, wait_until_recorded,
 };
-use crate::support::http::{Client, Response};
-use crate::support::{Cluster, Deadline, MonitorLog, Proxy, wait_until};
 
 /// A hundred clients of two servers, which send the same at once.
 struct Crowd {

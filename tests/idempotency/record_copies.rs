@@ -6,10 +6,9 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
+use support::Cluster;
 use tower::ServiceExt;
 use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, scope};
-
-use crate::support::Cluster;
 
 const LONGEST: Duration = Duration::from_secs(5);
 

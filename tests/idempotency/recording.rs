@@ -7,6 +7,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
+use support::redlock;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::idempotency::RecordKeys;
@@ -14,7 +15,6 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{IdempotencyLayer, OnUnrecorded, RedlockLayer, key};
 
 use crate::callers::{Payments, layer, pay, request};
-use crate::support::redlock;
 
 #[tokio::test(start_paused = true)]
 async fn failed_response_is_executed_again_unless_at_most_once() {

@@ -13,10 +13,10 @@ use futures_util::stream;
 use http::HeaderMap;
 use http_body::Frame;
 use http_body_util::StreamBody;
+use support::{Answer, Executed, keyed_request, once, redlock, users};
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 
 use crate::payments::pay;
-use crate::support::{Answer, Executed, keyed_request, once, redlock, users};
 
 #[tokio::test(start_paused = true)]
 async fn idempotency_key_executes_once_for_all_encodings_of_a_path() {

@@ -14,11 +14,11 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
+use support::Executed;
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 
 use crate::stack_payments::{answering, layer, pay, payment};
-use crate::support::Executed;
 
 /// A body of some frames, which says how long it is.
 struct Sized {

@@ -7,6 +7,7 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
+use support::{Executed, ms, once, redlock, secs};
 use tokio::time::sleep;
 use tower::retry::RetryLayer;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -14,7 +15,6 @@ use tower_redlock::Redlock;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 
 use crate::payments::{Again, cloneable, pay, per_account};
-use crate::support::{Executed, ms, once, redlock, secs};
 
 /// A service that gives its answers one after the other, and the last for ever.
 fn answering(

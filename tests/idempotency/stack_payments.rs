@@ -8,11 +8,10 @@ use axum::extract::Request;
 use axum::http::request::Builder;
 use axum::response::IntoResponse;
 use axum::routing::{any, post};
+use support::{Answer, Executed, redlock};
 use tokio::time::sleep;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{IdempotencyLayer, scope};
-
-use crate::support::{Answer, Executed, redlock};
 
 pub(crate) fn layer(nodes: &ScriptedNodes) -> IdempotencyLayer {
     IdempotencyLayer::new(redlock(nodes), scope::public())

@@ -12,6 +12,8 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
+use support::http::Client;
+use support::{Answer, Deadline, Executed, redlock, subscribe};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -25,8 +27,6 @@ use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, key, scope};
 use tracing::Instrument;
 
 use crate::stack_payments::{KEY, answering, layer, pay, payment, slow};
-use crate::support::http::Client;
-use crate::support::{Answer, Deadline, Executed, redlock, subscribe};
 
 #[tokio::test(start_paused = true)]
 async fn compression_outside_applies_to_replays_and_inside_prevents_the_record() {
@@ -357,8 +357,8 @@ impl Server {
         answer
     }
 
-    async fn pay(&self, key: &str, body: &[u8]) -> crate::support::http::Response {
-        crate::support::http::request(self.addr, "POST", "/", &[(KEY, key)], body).await
+    async fn pay(&self, key: &str, body: &[u8]) -> support::http::Response {
+        support::http::request(self.addr, "POST", "/", &[(KEY, key)], body).await
     }
 
     async fn wait_until_executed(&self, times: usize) {

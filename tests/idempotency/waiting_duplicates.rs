@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::{any, post};
+use support::{Executed, SlowReadiness, ms, once, redlock, secs, set_all};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tower::limit::ConcurrencyLimitLayer;
@@ -14,7 +15,6 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LostReason, Redlock, Rejection, RunToCompletion};
 
 use crate::payments::{counts_begun, pay, per_account, request};
-use crate::support::{Executed, SlowReadiness, ms, once, redlock, secs, set_all};
 
 #[tokio::test(start_paused = true)]
 async fn max_hold_below_the_ttl_stops_the_execution() {

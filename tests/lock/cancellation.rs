@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use support::ms;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
@@ -16,8 +17,6 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     ExtendError, LockError, LostReason, Redlock, RedlockBuilder, ReleaseError, Released,
 };
-
-use crate::support::ms;
 
 const TTL: Duration = ms(10_000);
 const NODE_TIMEOUT: Duration = ms(50);

@@ -4,13 +4,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use support::secs;
 use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken};
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockGuard, Redlock, RedlockBuilder};
-
-use crate::support::secs;
 
 pub(crate) fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).ttl(secs(10))

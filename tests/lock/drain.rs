@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use support::{ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::LockKeys;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError};
 
 use crate::common::builder;
-use crate::support::{ms, secs};
 
 /// Drain also reports a lock that was released before it was called.
 #[tokio::test(start_paused = true)]

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExtendError, LostReason, Redlock, Released};
 
 use crate::common::{builder, end_of};
-use crate::support::{ms, secs};
 
 #[tokio::test(start_paused = true)]
 async fn extend_that_fails_leaves_the_validity_as_it_was() {

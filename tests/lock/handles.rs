@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use support::secs;
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{AlreadyReleased, ExtendError, LostReason, Redlock, Released};
 
 use crate::common::builder;
-use crate::support::secs;
 
 #[tokio::test(start_paused = true)]
 async fn upgraded_handle_keeps_the_lock_until_it_is_dropped() {

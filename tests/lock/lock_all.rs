@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use support::ms;
 use tokio::time::{sleep, timeout};
 use tower_redlock::protocol::message::{Command, Op};
 use tower_redlock::protocol::{Namespace, OwnerToken};
@@ -12,8 +13,6 @@ use tower_redlock::{
     FencingToken, KeyError, LockError, LockGuard, LockKey, LockKeys, Redlock, RedlockBuilder,
     Released,
 };
-
-use crate::support::ms;
 
 fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).wait(ms(600_000))

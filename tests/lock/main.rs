@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod auto_traits;
 mod cancellation;
 mod common;

@@ -1,11 +1,11 @@
 //! Renewal, `max_hold` and `lost`, on a paused clock.
 
+use support::{ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError, Released};
 
 use crate::common::{builder, end_of};
-use crate::support::{ms, secs};
 
 #[tokio::test(start_paused = true)]
 async fn renewal_keeps_the_lock_beyond_its_ttl() {

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{
     BuildError, KeyError, LockError, LockKey, Redlock, RedlockBuilder, Released, RestartGuard,
 };
-
-use crate::support::{ms, secs};
 
 fn embedded() -> RedlockBuilder {
     Redlock::builder().embedded(3)
@@ -144,10 +143,8 @@ fn builder_setters_work_in_any_order() {
 }
 
 /// What must never be read in a log.
-#[cfg(feature = "redis")]
 const SECRETS: [&str; 3] = ["hunter2", "hunt", "er2"];
 
-#[cfg(feature = "redis")]
 #[track_caller]
 fn shows_no_secret(text: &str) {
     for secret in SECRETS {
@@ -155,7 +152,6 @@ fn shows_no_secret(text: &str) {
     }
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn build_names_a_malformed_url_without_its_credentials() {
     for url in [
@@ -195,7 +191,6 @@ fn build_names_a_malformed_url_without_its_credentials() {
     refused(mixed, "url", &["ftp://host"]);
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn debug_of_builder_and_redlock_shows_addresses_without_credentials() {
     let builder = Redlock::builder().urls([
@@ -212,7 +207,6 @@ fn debug_of_builder_and_redlock_shows_addresses_without_credentials() {
     }
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn build_rejects_the_same_server_twice() {
     for again in [

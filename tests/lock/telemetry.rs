@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use support::subscribe;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -17,8 +18,6 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
-
-use crate::support::subscribe;
 
 const TTL: Duration = Duration::from_secs(3);
 

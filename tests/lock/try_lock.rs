@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use support::{Executed, ms, redlock, secs, set_all};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, Redlock};
-
-use crate::support::{Executed, ms, redlock, secs, set_all};
 
 #[tokio::test(start_paused = true)]
 async fn lock_all_without_a_wait_is_contended_at_once_and_blocks_no_free_key() {

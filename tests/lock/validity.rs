@@ -1,5 +1,6 @@
 //! `valid_for`, `is_valid` and the deadline of an acquisition, on a paused clock.
 
+use support::{ms, secs};
 use tokio::task::yield_now;
 use tokio::time::{Instant, advance, sleep};
 use tower_redlock::protocol::message::Op;
@@ -8,7 +9,6 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LostReason};
 
 use crate::common::{Foreign, builder, spread_fences};
-use crate::support::{ms, secs};
 
 #[tokio::test(start_paused = true)]
 async fn valid_for_is_the_ttl_minus_elapsed_time_minus_drift() {

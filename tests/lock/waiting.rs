@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use support::{ms, secs};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::Retry;
@@ -11,7 +12,6 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, Redlock};
 
 use crate::common::{Foreign, builder, random};
-use crate::support::{ms, secs};
 
 #[tokio::test(start_paused = true)]
 async fn wait_and_max_hold_of_duration_max_do_not_overflow() {

@@ -21,14 +21,14 @@
 //!
 //! # Running it
 //!
-//! `cargo test --release --all-features --test model` explores what fits into a minute or two, and
+//! `cargo test --release -p model --test model` explores what fits into a minute or two, and
 //! says on standard error how many states that were. `TOWER_REDLOCK_MODEL=traces` also prints the
 //! steps of each defect. `TOWER_REDLOCK_MODEL=large` makes the tests named `far_more_…` do
 //! something: more acquisitions and nodes, for a quarter of an hour, two at a time because of the
 //! memory that they take:
 //!
 //! ```sh
-//! TOWER_REDLOCK_MODEL=large cargo test --release --all-features --test model far_more -- --test-threads 2
+//! TOWER_REDLOCK_MODEL=large cargo test --release -p model --test model far_more -- --test-threads 2
 //! ```
 //!
 //! *Bounded* runs stop at a number of states, nearest ones first, and prove only that no shorter

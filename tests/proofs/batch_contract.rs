@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use support::{self, Connection, Random, ScriptNode};
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::OwnerToken;
 use tower_redlock::protocol::message::{Command, Op, Reply};
@@ -12,7 +13,6 @@ use crate::node_contract::{
     Pair, STEP, TOLERANCE, acquire, age, are_same, command, confirm, decode, names, owner, send,
     start_node, text,
 };
-use crate::support::{self, Connection, Random, ScriptNode};
 
 type Answer = Result<Reply, String>;
 
@@ -301,7 +301,7 @@ impl Chooser {
     fn keys(&mut self) -> Vec<String> {
         let mut keys = BTreeMap::new();
         for number in 0..POOL {
-            keys.insert(self.random.next(), format!("key {number}"));
+            keys.insert(self.random.next_number(), format!("key {number}"));
         }
         let count = match self.random.below(3) {
             0 => 2,

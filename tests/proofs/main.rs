@@ -3,9 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 #![allow(clippy::print_stdout, reason = "the figures are part of the result")]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod acquire_round;
 mod batch_contract;
 mod chaos;

@@ -5,13 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use support::{Random, ScriptNode};
 use tokio::time::Instant;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Store};
-
-use crate::support::{Random, ScriptNode};
 
 /// All times are multiples of this, so that a difference in an expiry is no matter of speed.
 pub(crate) const STEP: Duration = Duration::from_secs(100);
@@ -84,7 +83,7 @@ pub(crate) fn send(
     Ok(decode(op, &reply))
 }
 
-pub(crate) fn decode(op: &Op, reply: &crate::support::Reply) -> Reply {
+pub(crate) fn decode(op: &Op, reply: &support::Reply) -> Reply {
     if let Some(number) = reply.as_int() {
         let fence = || u64::try_from(number).unwrap();
         return match op {
@@ -437,8 +436,7 @@ fn generation_identifies_one_memory_of_one_process() {
         let [generation, seconds, micros] = reply.as_array().unwrap() else {
             panic!("{reply:?}");
         };
-        let number =
-            |reply: &crate::support::Reply| u64::try_from(reply.as_int().unwrap()).unwrap();
+        let number = |reply: &support::Reply| u64::try_from(reply.as_int().unwrap()).unwrap();
         let now = Duration::from_secs(number(seconds)) + Duration::from_micros(number(micros));
         let theirs = Generation::parse(generation.as_str().unwrap()).unwrap();
         let began = now - theirs.age(now);

@@ -2,13 +2,11 @@
 
 use std::future::IntoFuture;
 
+use support::{Cluster, Log, Proxy, Random, RedisServer, free_port, ms, secs, until, until_all_up};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{LockError, NodeState, RestartGuard};
 
 use crate::patient::{LONGEST, builder, guarded, name_of};
-use crate::support::{
-    Cluster, Log, Proxy, Random, RedisServer, free_port, ms, secs, until, until_all_up,
-};
 
 /// What holds a lock is a majority of servers, and not of names.
 #[tokio::test]

@@ -7,12 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use support::{Cluster, Connection, Deadline, MonitorLog, RedisServer, secs, until_all_up};
 use tokio::task::yield_now;
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, Released, RestartGuard};
 
 use crate::patient::{LONGEST, name_of};
 use crate::server_limits::{fill, give_back, refusals};
-use crate::support::{Cluster, Connection, Deadline, MonitorLog, RedisServer, secs, until_all_up};
 use crate::wire::LONG_TTL;
 
 /// More than a call holds.

@@ -11,12 +11,11 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::post;
 use futures_util::future::join_all;
+use support::http::{self, Client, Response};
+use support::{ChildProcess, Cluster, alone, example_path, free_port};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tower_redlock::{Redlock, RedlockLayer, RestartGuard, key};
-
-use crate::support::http::{self, Client, Response};
-use crate::support::{ChildProcess, Cluster, alone, example_path, free_port};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a withdrawal thinks; longer than eight requests are apart on a busy machine.

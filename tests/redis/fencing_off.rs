@@ -3,11 +3,11 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use support::{Cluster, Proxy, RedisServer, ms, secs, until_all_up};
 use tokio::time::sleep;
 use tower_redlock::LockError;
 
 use crate::patient::{LONGEST, guarded, name_of};
-use crate::support::{Cluster, Proxy, RedisServer, ms, secs, until_all_up};
 
 #[tokio::test]
 async fn fencing_off_respects_locks_of_plain_clients_and_foreign_keys() {

@@ -4,13 +4,12 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use support::{
+    ChildProcess, Cluster, Deadline, MonitorLog, Proxy, RedisServer, Reply, free_port, http,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
-
-use crate::support::{
-    ChildProcess, Cluster, Deadline, MonitorLog, Proxy, RedisServer, Reply, free_port, http,
-};
 
 #[test]
 fn redis_server_loses_its_memory_on_restart() {

@@ -5,12 +5,12 @@ use std::future::IntoFuture;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
+use support::{Cluster, Proxy, RedisServer, ms, once, secs, until};
 use tokio::time::{sleep, timeout};
 use tower_redlock::Redlock;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 
 use crate::patient::{LONGEST, builder, many_threads, name_of, one_thread, pay};
-use crate::support::{Cluster, Proxy, RedisServer, ms, once, secs, until};
 
 /// A runtime that was asked last before the lane's own ended, and that rests since then, is alive all the
 /// same.

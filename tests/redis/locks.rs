@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use support::{Cluster, Proxy, RedisServer};
 use tower_redlock::{
     LockError, LockKey, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
 };
-
-use crate::support::{Cluster, Proxy, RedisServer};
 
 fn builder(cluster: &Cluster) -> RedlockBuilder {
     Redlock::builder()

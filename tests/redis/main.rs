@@ -3,11 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 #![allow(clippy::print_stdout, reason = "the figures are part of the result")]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod addresses;
-mod authority;
 mod batches;
 mod contention;
 mod fencing_off;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex as StdMutex};
 use futures_util::future::join_all;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use serde_json::Value;
+use support::http::{Client, Response};
+use support::{Cluster, alone};
 use tower_redlock::Redlock;
 
 use crate::scrape::{Labels, PARTS, PATIENCE, POLL, Scrape, Server};
-use crate::support::http::{Client, Response};
-use crate::support::{Cluster, alone};
 
 /// What a client knows of its requests.
 #[derive(Default)]

@@ -13,13 +13,12 @@ use axum::Router;
 use axum::middleware::map_response;
 use axum::routing::post;
 use axum::serve::ListenerExt;
+use support::http::{Client, Response};
+use support::{Cluster, Connection, Deadline, Proxy, RedisServer, alone};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{Redlock, RedlockLayer, Rejection, RestartGuard, key};
-
-use crate::support::http::{Client, Response};
-use crate::support::{Cluster, Connection, Deadline, Proxy, RedisServer, alone};
 
 /// The node timeouts to try, the next only if the machine stood still: then healthy nodes are late,
 /// too, and a lock that is not given is right.

@@ -8,12 +8,11 @@ use axum::extract::{FromRef, Path};
 use axum::routing::post;
 use http::{Request, StatusCode};
 use serde::Deserialize;
+use support::{Answer, Cluster, Deadline, Log, RedisServer};
 use tower_redlock::{
     IdempotencyLayer, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
     RestartGuard, scope,
 };
-
-use crate::support::{Answer, Cluster, Deadline, Log, RedisServer};
 
 fn unguarded(urls: impl IntoIterator<Item = String>) -> Redlock {
     let builder = Redlock::builder().restart_guard(RestartGuard::Off);

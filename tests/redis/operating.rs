@@ -1,22 +1,10 @@
 //! The statements of the chapter on operating the nodes, on real servers: rights, TLS, one node, memory.
 
-use std::future::IntoFuture;
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::Body;
-use axum::http::Request;
-use axum::routing::post;
-use tower::ServiceExt;
-use tower_redlock::deadpool_redis::redis::{Client, ClientTlsConfig, TlsCertificates};
+use support::{Deadline, RedisServer, Reply, TTL, use_all};
 use tower_redlock::deadpool_redis::{Hook, Manager, Pool};
-use tower_redlock::{
-    IdempotencyLayer, LockError, NodeState, Redlock, RedlockBuilder, Rejection, Released,
-    RestartGuard, scope,
-};
-
-use crate::authority::Authority;
-use crate::support::{ChildProcess, Deadline, RedisServer, Reply, example_path};
+use tower_redlock::{LockError, Redlock, RedlockBuilder, Released, RestartGuard};
 
 fn unguarded() -> RedlockBuilder {
     patient().restart_guard(RestartGuard::Off)
@@ -190,84 +178,6 @@ async fn fence_takes_about_two_hundred_bytes_of_a_node() {
     assert!((120..=260).contains(&bytes), "{bytes} bytes");
 }
 
-/// A server asks for a client certificate unless it is told not to, so there is one.
-#[tokio::test]
-async fn tls_server_of_a_private_authority_grants_locks() {
-    let server = RedisServer::start();
-    let authority = Authority::new("we");
-    let Some(url) = authority.serve_tls(&server, "yes") else {
-        return;
-    };
-    let client = Some(authority.certify("client"));
-    let redlock = unguarded()
-        .pool(tls_pool(&url, &authority, client))
-        .build()
-        .unwrap();
-    let guard = redlock.try_lock("k").await.unwrap();
-    assert!(server.exists("redlock:{k}"));
-    guard.extend(Duration::from_secs(10)).await.unwrap();
-    assert_eq!(guard.release().await, Ok(Released::Freed));
-    assert!(!server.exists("redlock:{k}"));
-
-    let anonymous = unguarded()
-        .pool(tls_pool(&url, &authority, None))
-        .build()
-        .unwrap();
-    let refused = anonymous.try_lock("k").await.unwrap_err().to_string();
-    assert!(refused.contains("pool-0"), "{refused}");
-    println!("without a client certificate: {refused}");
-}
-
-#[tokio::test]
-async fn tls_server_of_an_unknown_authority_is_refused_by_name_and_reason() {
-    let server = RedisServer::start();
-    let authority = Authority::new("we");
-    let Some(url) = authority.serve_tls(&server, "no") else {
-        return;
-    };
-    let by_pool = unguarded().pool(tls_pool(&url, &Authority::new("another authority"), None));
-    // The system's roots.
-    let by_url = unguarded().url(&url);
-    let address = url.trim_start_matches("rediss://");
-    for (builder, node) in [(by_pool, "pool-0"), (by_url, address)] {
-        let refused = builder
-            .build()
-            .unwrap()
-            .try_lock("k")
-            .await
-            .unwrap_err()
-            .to_string();
-        println!("{refused}");
-        assert!(
-            refused.contains(&format!("{node} is unreachable")),
-            "{refused}"
-        );
-        assert!(
-            refused.contains("invalid peer certificate: UnknownIssuer"),
-            "{refused}"
-        );
-    }
-}
-
-/// In a process of its own, as the variable is the process's.
-#[tokio::test]
-async fn ssl_cert_file_adds_a_private_authority() {
-    let server = RedisServer::start();
-    let authority = Authority::new("we");
-    let Some(url) = authority.serve_tls(&server, "no") else {
-        return;
-    };
-    let file = Authority::file(&server);
-    let envs = [
-        ("REDLOCK_URLS", url.as_str()),
-        ("REDLOCK_RESTART_GUARD", "off"),
-        ("SSL_CERT_FILE", file.to_str().unwrap()),
-    ];
-    let mut process = ChildProcess::start(example_path("lock_without_http"), &["k", "1"], &envs);
-    let status = process.wait(Duration::from_secs(20));
-    assert_eq!(status.code(), Some(0), "{}", process.stderr());
-}
-
 /// As rustls does when no crypto provider is installed.
 #[tokio::test]
 async fn panic_while_connecting_is_a_node_error_with_its_reason() {
@@ -346,75 +256,6 @@ async fn use_everything(server: &RedisServer, user: &str) -> Vec<String> {
     use_all(|| as_user(guarded(), server, user), user).await
 }
 
-pub(crate) async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
-    for fencing in [true, false] {
-        let redlock = builder().fencing(fencing).ttl(TTL).build().unwrap();
-        for node in redlock.health().await.nodes {
-            if let NodeState::Unreachable { why, .. } = node.state {
-                complaints.push(format!("health: {}: {why}", node.node));
-            }
-        }
-        for keys in [
-            vec![format!("{key}1")],
-            vec![format!("{key}2"), format!("{key}3")],
-        ] {
-            let keys = keys.into_iter().map(|key| format!("{key}{fencing}"));
-            let guard = match redlock.lock_all(keys).wait(Duration::ZERO).await {
-                Ok(guard) => guard,
-                Err(error) => {
-                    complaints.push(format!("lock: {error}"));
-                    continue;
-                }
-            };
-            let key = guard.key().clone();
-            if let Err(error) = redlock.try_lock(key).await
-                && !matches!(error, LockError::Contended { .. })
-            {
-                complaints.push(format!("contend: {error}"));
-            }
-            if let Err(error) = guard.extend(TTL).await {
-                complaints.push(format!("extend: {error}"));
-            }
-            if let Err(error) = guard.release().await {
-                complaints.push(format!("release: {error}"));
-            }
-        }
-    }
-    let [ours, theirs] = [(); 2].map(|()| builder().ttl(TTL).build().unwrap());
-    if let Ok(guard) = ours.try_lock(format!("{key}4")).await {
-        let waiting = tokio::spawn(theirs.lock(format!("{key}4")).wait(TTL).into_future());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        drop(guard);
-        if let Err(error) = waiting.await.unwrap() {
-            complaints.push(format!("wait: {error}"));
-        }
-    }
-    // Records that come with every answer of a node, and that do not.
-    for size in [1, 20_000] {
-        let redlock = builder().ttl(TTL).build().unwrap();
-        let layer = IdempotencyLayer::new(redlock, scope::public());
-        let pay = post(async move || "x".repeat(size));
-        let app = Router::new().route("/", pay).route_layer(layer);
-        for replayed in [false, true] {
-            let request = Request::post("/").header("idempotency-key", format!("{key}-{size}"));
-            let request = request.body(Body::empty()).unwrap();
-            let Ok(answer) = app.clone().oneshot(request).await;
-            match answer.extensions().get() {
-                Some(Rejection::Failed(error)) => complaints.push(format!("pay: {error}")),
-                Some(refused) => complaints.push(format!("pay: {refused:?}")),
-                None => {
-                    let has = |name| answer.headers().contains_key(name);
-                    if has("idempotency-replayed") != replayed || has("idempotency-recorded") {
-                        complaints.push(format!("pay: {answer:?}"));
-                    }
-                }
-            }
-        }
-    }
-    complaints
-}
-
 fn used_memory(server: &RedisServer) -> u64 {
     let info = server.command(&["INFO", "memory"]);
     let mut lines = info.as_str().unwrap().lines();
@@ -422,22 +263,7 @@ fn used_memory(server: &RedisServer) -> u64 {
     used.unwrap().parse().unwrap()
 }
 
-/// As the chapter has it.
-fn tls_pool(url: &str, authority: &Authority, client_tls: Option<ClientTlsConfig>) -> Pool {
-    let root_cert = Some(authority.certificate().into_bytes());
-    let certificates = TlsCertificates {
-        client_tls,
-        root_cert,
-    };
-    let client = Client::build_with_tls(url, certificates).unwrap();
-    let manager = Manager::new(client.get_connection_info().clone()).unwrap();
-    Pool::builder(manager).max_size(1).build().unwrap()
-}
-
 /// The chapter, so that it and these tests cannot drift apart.
 const CHAPTER: &str = include_str!("../../docs/operating_the_nodes.md");
-
-/// Longer than any step, and short enough for a restart guard that a test can wait for.
-const TTL: Duration = Duration::from_millis(1500);
 
 const FENCES: u64 = 10_000;

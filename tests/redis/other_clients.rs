@@ -5,12 +5,11 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use support::{Cluster, Connection, not_run};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
-
-use crate::support::{Cluster, Connection, not_run};
 
 const TTL: Duration = Duration::from_secs(10);
 /// The other client does not give back what it got in a split vote, and waits for its ttl then.
@@ -26,7 +25,7 @@ struct Other {
 impl Other {
     /// Starts the client; returns `None`, having said why, if its runtime or packages are missing.
     fn start(cluster: &Cluster) -> Option<Self> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/other_clients");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("other_clients");
         let packages = folder.join("node_modules");
         if !packages.join("redlock").is_dir() || !packages.join("ioredis").is_dir() {
             not_run("a Redlock client in JavaScript: its npm packages are missing");

@@ -6,10 +6,9 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::routing::post;
+use support::{Answer, Executed, ms, secs};
 use tokio::runtime::{Builder, Runtime};
 use tower_redlock::{ExecutionHandle, Redlock, RedlockBuilder, RestartGuard};
-
-use crate::support::{Answer, Executed, ms, secs};
 
 pub(crate) const LONGEST: Duration = Duration::from_secs(15);
 

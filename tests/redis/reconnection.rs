@@ -6,11 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use support::{Connection, Deadline, Proxy, RedisServer, Reply, until_all_up};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Connection, Deadline, Proxy, RedisServer, Reply, until_all_up};
 use crate::wire::{BOTH, By, LONG_TTL, PATIENCE, builder};
 
 /// Reads commands and answers `OK` to each of a connection's first ones; closes it after so many.

@@ -2,14 +2,12 @@
 
 use std::future::IntoFuture;
 
+use support::{Cluster, Executed, Proxy, RedisServer, SlowReadiness, alone, ms, once, secs, until};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::LockError;
 
 use crate::patient::{LONGEST, app_of, builder, many_threads, name_of, request};
-use crate::support::{
-    Cluster, Executed, Proxy, RedisServer, SlowReadiness, alone, ms, once, secs, until,
-};
 
 /// Servers that refuse every write, as with too few replicas.
 fn refuse_writes(server: &RedisServer, refuse: bool) {

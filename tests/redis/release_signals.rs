@@ -3,6 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use support::{Cluster, MonitorLog, RedisServer, hard_of_hearing, wait_until};
 use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -10,14 +11,6 @@ use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{Namespace, OwnerToken};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
-
-use crate::support::{Cluster, MonitorLog, RedisServer, wait_until};
-
-/// Polls so rarely that a waiter that is granted in time was notified.
-pub(crate) fn hard_of_hearing(builder: RedlockBuilder) -> RedlockBuilder {
-    let retry = Retry::new(Duration::from_millis(10), HOUR);
-    builder.retry(retry).poll_interval(HOUR)
-}
 
 fn scripted(nodes: &ScriptedNodes) -> Redlock {
     hard_of_hearing(Redlock::builder().scripted(nodes))

@@ -9,13 +9,12 @@ use axum::routing::post;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
+use support::{Cluster, Proxy, RedisServer};
 use tower::ServiceExt;
 use tower_redlock::{
     Health, IdempotencyLayer, LockError, NodeFailure, NodeHealth, NodeState, Redlock,
     RedlockBuilder, RestartGuard, health_router, scope,
 };
-
-use crate::support::{Cluster, Proxy, RedisServer};
 
 /// Short, so that the tests are; servers tell their uptime in whole seconds, so it takes one more.
 const TTL: Duration = Duration::from_secs(1);
@@ -365,7 +364,7 @@ async fn new_client_gets_no_lock_from_one_server_under_two_addresses() {
     with_quorum(&aged).await;
     for i in 0..10 {
         let twin = server.url().replace("127.0.0.1", "localhost");
-        let dead = format!("redis://127.0.0.1:{}", crate::support::free_port());
+        let dead = format!("redis://127.0.0.1:{}", support::free_port());
         let redlock = builder([server.url(), twin, dead]).build().unwrap();
         let refused = redlock.try_lock(i.to_string()).await.unwrap_err();
         assert!(
@@ -439,7 +438,7 @@ async fn server_votes_again_after_its_second_address_is_gone() {
     .map(Clone::clone);
     let redlock = builder(urls).build().unwrap();
     twins(&redlock).await;
-    name.lead_to(([127, 0, 0, 1], crate::support::free_port()).into());
+    name.lead_to(([127, 0, 0, 1], support::free_port()).into());
     let two = async {
         while redlock.health().await.up() < 2 {
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -5,10 +5,9 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use axum::BoxError;
+use support::{Proxy, RedisServer, until};
 use tokio::runtime::{Builder, Runtime};
 use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard};
-
-use crate::support::{Proxy, RedisServer, until};
 
 const LONGEST: Duration = Duration::from_secs(15);
 

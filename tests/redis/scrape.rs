@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use support::http::{Response, request};
+use support::{ChildProcess, Cluster, example_path, free_port};
 use tokio::task::JoinHandle;
-
-use crate::support::http::{Response, request};
-use crate::support::{ChildProcess, Cluster, example_path, free_port};
 
 /// A running `metrics` example.
 pub(crate) struct Server {

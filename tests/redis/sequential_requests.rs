@@ -13,15 +13,14 @@ use futures_util::stream;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use serde_json::Value;
+use support::Cluster;
+use support::http::Client;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 use tower::ServiceBuilder;
 use tower::timeout::TimeoutLayer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::{Redlock, RedlockLayer, ReleaseAt, RestartGuard};
-
-use crate::support::Cluster;
-use crate::support::http::Client;
 
 /// Requests for each form of response and moment of release: over a thousand for each moment.
 const REQUESTS: usize = 180;

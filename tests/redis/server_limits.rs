@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use support::{Cluster, Deadline, RedisServer};
 use tower_redlock::{
     FencingToken, LockError, NodeFailure, Redlock, RedlockBuilder, Released, RestartGuard,
 };
-
-use crate::support::{Cluster, Deadline, RedisServer};
 
 /// With patience: a server that is late on a busy machine would give another reason than its limit.
 fn builder(cluster: &Cluster) -> RedlockBuilder {

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-
-use crate::support::http::request;
-use crate::support::{ChildProcess, Cluster, example_path, free_port};
+use support::http::request;
+use support::{ChildProcess, Cluster, example_path, free_port};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -58,7 +57,7 @@ async fn sigterm_reports_a_handler_that_does_not_end_and_keeps_its_lock() {
     let (mut server, addr) = start("graceful_shutdown", &cluster, "300");
     let job = tokio::spawn(async move {
         // The process ends under it.
-        let mut client = crate::support::http::Client::connect(addr).await;
+        let mut client = support::http::Client::connect(addr).await;
         client
             .try_request("POST", "/jobs/7?ms=60000", &[], b"")
             .await

@@ -1,7 +1,5 @@
 //! The ways to a server: TCP, TLS, Unix sockets, and what fails on each.
 
-use std::env;
-use std::future::IntoFuture;
 use std::time::Duration;
 
 use axum::Router;
@@ -9,55 +7,17 @@ use axum::body::Body;
 use axum::http::Request;
 use axum::routing::post;
 use futures_util::future::join_all;
+use support::{RedisServer, free_port, use_every_connection, wait_until, why_unreachable};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt;
-use tower_redlock::deadpool_redis::redis::{Client, cmd};
 use tower_redlock::deadpool_redis::{Config, ConnectionAddr, ConnectionInfo, PoolConfig};
-use tower_redlock::{IdempotencyLayer, LockError, Redlock, RedlockBuilder, RestartGuard, scope};
-
-use crate::authority::Authority;
-use crate::operating::use_all;
-use crate::release_signals::hard_of_hearing;
-use crate::support::{ChildProcess, RedisServer, free_port, wait_until};
+use tower_redlock::{IdempotencyLayer, Redlock, RedlockBuilder, RestartGuard, scope};
 
 fn builder() -> RedlockBuilder {
     let builder = Redlock::builder().node_timeout(Duration::from_millis(500));
     builder.restart_guard(RestartGuard::Off)
-}
-
-/// Uses every connection of a node: that for locks, that for subscriptions, and those that read records.
-async fn use_every_connection(url: &str, builder: impl Fn() -> RedlockBuilder) {
-    let complaints = use_all(&builder, "k").await;
-    assert!(complaints.is_empty(), "{complaints:#?}");
-    let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(builder()).build().unwrap());
-    let held = ours.lock("waited-for").await.unwrap();
-    let waiting = tokio::spawn(theirs.lock("waited-for").wait(2 * PATIENCE).into_future());
-    wait_until("subscribed", PATIENCE, || channels(url) == 1).await;
-    held.release().await.unwrap();
-    let granted = timeout(PATIENCE, waiting).await;
-    assert!(granted.unwrap().unwrap().unwrap().is_valid());
-}
-
-/// Returns how many locks of a server are subscribed to.
-fn channels(url: &str) -> usize {
-    let mut connection = Client::open(url).unwrap().get_connection().unwrap();
-    let channels = cmd("PUBSUB").arg("CHANNELS").query(&mut connection);
-    channels
-        .map(|channels: Vec<String>| channels.len())
-        .unwrap()
-}
-
-/// Returns why the only node does not answer.
-async fn why_unreachable(builder: RedlockBuilder) -> String {
-    let refused = builder.build().unwrap().try_lock("k").await.unwrap_err();
-    assert!(
-        matches!(refused, LockError::Unavailable { .. }),
-        "{refused:?}"
-    );
-    println!("{refused}");
-    refused.to_string()
 }
 
 #[tokio::test]
@@ -159,50 +119,6 @@ fn certificates_cannot_be_left_unverified() {
     );
 }
 
-/// The servers of a private authority, which only a process of its own can trust.
-#[tokio::test]
-async fn tls_carries_locks_subscriptions_and_records() {
-    let server = RedisServer::start();
-    let Some(url) = Authority::new("we").serve_tls(&server, "no") else {
-        return;
-    };
-    let file = Authority::file(&server);
-    let plain = server.url();
-    let envs = [
-        (URL, url.as_str()),
-        (PLAIN_URL, plain.as_str()),
-        ("SSL_CERT_FILE", file.to_str().unwrap()),
-    ];
-    let test = [
-        "--exact",
-        "transports::process_that_trusts_the_authority",
-        "--nocapture",
-    ];
-    let mut process = ChildProcess::start(env::current_exe().unwrap(), &test, &envs);
-    let status = process.wait(4 * PATIENCE);
-    assert!(status.success(), "{}", process.stderr());
-}
-
-/// Does nothing but in the process of the test above.
-#[tokio::test]
-async fn process_that_trusts_the_authority() {
-    let Ok(url) = env::var(URL) else { return };
-    let plain = env::var(PLAIN_URL).unwrap();
-    use_every_connection(&plain, || builder().url(&url)).await;
-
-    let by_name = url.replace("127.0.0.1", "localhost");
-    let why = why_unreachable(builder().url(by_name)).await;
-    assert!(
-        why.contains("TLS handshake failed: invalid peer certificate"),
-        "{why}"
-    );
-    // The server takes what it reads for the beginning of a long command, and waits for the rest.
-    let why = why_unreachable(builder().url(plain.replace("redis://", "rediss://"))).await;
-    assert!(why.contains("no connection within 1s"), "{why}");
-    // The server closes the connection, sooner or later.
-    why_unreachable(builder().url(url.replace("rediss://", "redis://"))).await;
-}
-
 #[tokio::test]
 async fn server_that_closes_during_the_handshake_is_unreachable() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -290,7 +206,5 @@ async fn connections_that_read_records_are_counted_and_closed_when_idle() {
     wait_until("closed", PATIENCE, || readers() == 0).await;
 }
 
-const URL: &str = "REDLOCK_TEST_TLS_URL";
-const PLAIN_URL: &str = "REDLOCK_TEST_PLAIN_URL";
 const SOON: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -10,12 +10,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::poll;
+use support::{Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer, Reply, until_all_up};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{LockError, LockRequest, Redlock};
 
-use crate::support::{
-    Cluster, Connection, Deadline, MonitorLog, Proxy, RedisServer, Reply, until_all_up,
-};
 use crate::wire::{BOTH, By, LONG_TTL, PATIENCE, SHORT_TTL, builder};
 
 /// How long servers are disturbed.

@@ -32,7 +32,7 @@
 //!
 //! # Running it
 //!
-//! `cargo test --release --all-features --test simulation` runs 10,000 seeds.
+//! `cargo test --release -p simulation --test simulation` runs 10,000 seeds.
 //! `TOWER_REDLOCK_SEEDS=40000..50000` runs others, and `TOWER_REDLOCK_SEEDS=17` one, of which it
 //! tells the story.
 //!

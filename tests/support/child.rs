@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::support::deadline::Deadline;
-use crate::support::redis_server::as_pid;
+use crate::deadline::Deadline;
+use crate::redis_server::as_pid;
 
 /// A child process whose output is collected; killed when dropped.
 #[derive(Debug)]
@@ -164,7 +164,7 @@ pub fn example_path(name: &str) -> PathBuf {
     let example = profile.join("examples").join(name);
     assert!(
         example.is_file(),
-        "{} is missing: `cargo test --all-features` builds the examples, a single `--test` does not",
+        "{} is missing: `cargo build --workspace --examples` builds it",
         example.display()
     );
     example

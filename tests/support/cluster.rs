@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::support::deadline::{Deadline, POLL};
-use crate::support::redis_server::RedisServer;
+use crate::deadline::{Deadline, POLL};
+use crate::redis_server::RedisServer;
 
 /// Independent servers, all of them empty at first.
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 /// How long a polling loop rests between two looks.
-pub const POLL: Duration = Duration::from_millis(5);
+pub(crate) const POLL: Duration = Duration::from_millis(5);
 
 /// A point in real time until which something must have happened.
 #[derive(Debug, Clone, Copy)]

@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Method};
 use axum::routing::any;
 use tower_redlock::{IdempotencyLayer, Redlock, scope};
 
-use crate::support::executed::Executed;
+use crate::executed::Executed;
 
 /// Returns a layer whose scope is shared by all callers.
 pub fn once(redlock: &Redlock) -> IdempotencyLayer {

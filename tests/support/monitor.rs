@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::support::deadline::Deadline;
-use crate::support::redis_server::RedisServer;
-use crate::support::resp::{Closer, Connection};
+use crate::deadline::Deadline;
+use crate::redis_server::RedisServer;
+use crate::resp::{Closer, Connection};
 
 /// Collects the commands that a server runs from now on, until dropped.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// Returns 64 random bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,7 +18,7 @@ impl Random {
 
     /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.next_number() % end
     }
 
     /// Returns a position in a list of `len` items.

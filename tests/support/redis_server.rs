@@ -12,9 +12,9 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::deadline::Deadline;
-use crate::support::ports::free_port;
-use crate::support::resp::{Connection, Reply};
+use crate::deadline::Deadline;
+use crate::ports::free_port;
+use crate::resp::{Connection, Reply};
 
 /// A `redis-server` child process with an empty memory and a directory of its own.
 #[derive(Debug)]
@@ -325,7 +325,7 @@ impl Drop for RedisServer {
 }
 
 /// Returns the process id in the form that nix wants.
-pub fn as_pid(id: u32) -> Pid {
+pub(crate) fn as_pid(id: u32) -> Pid {
     Pid::from_raw(id.try_into().expect("process ids are small"))
 }
 

@@ -1,7 +1,7 @@
 //! A real server that runs scripts as the Redis node sends them.
 
-use crate::support::redis_server::RedisServer;
-use crate::support::resp::{Connection, Reply};
+use crate::redis_server::RedisServer;
+use crate::resp::{Connection, Reply};
 
 /// A server, one connection to it, and the scripts that were loaded there.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tower_redlock::Redlock;
 
-use crate::support::deadline::POLL;
+use crate::deadline::POLL;
 
 /// Waits until a condition holds; panics after `longest`.
 pub async fn wait_until(what: &str, longest: Duration, holds: impl Fn() -> bool) {

@@ -13,8 +13,8 @@ use fantoccini::error::NewSessionError;
 use fantoccini::{Client, ClientBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Map, json};
+use support::not_run;
 
-use crate::not_run::not_run;
 use crate::process::Process;
 
 /// A driver with one browser, both of which end when this is dropped.

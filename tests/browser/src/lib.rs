@@ -1,9 +1,14 @@
 //! Drives the page of `examples/playground` in a headless Chromium, by WebDriver.
 
+#![allow(
+    missing_docs,
+    clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    reason = "only tests use it"
+)]
+
 mod chromedriver;
 mod commands;
-#[path = "../../support/not_run.rs"]
-mod not_run;
 mod page;
 mod picture;
 mod playground;

@@ -1,7 +1,7 @@
 //! The example as a child process.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::process::Process;
@@ -19,12 +19,7 @@ impl Playground {
         let mut command = Command::new(&program);
         command.args(arguments).env("LISTEN", listen);
         let started = Process::start(&mut command, "Open http://");
-        let (process, line) = started.unwrap_or_else(|| {
-            panic!(
-                "{} is missing: run `cargo build --all-features --example playground` first",
-                program.display()
-            )
-        });
+        let (process, line) = started.expect("the playground starts");
         let url = line
             .split_whitespace()
             .find(|word| word.starts_with("http://"));
@@ -52,14 +47,10 @@ impl Playground {
     }
 }
 
-/// `TOWER_REDLOCK_PLAYGROUND`, or where cargo puts the example of the root package.
+/// Returns the example, which cargo puts beside the programs that it tests.
 fn program() -> PathBuf {
-    env::var_os("TOWER_REDLOCK_PLAYGROUND").map_or_else(
-        || {
-            let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
-            let root = root.expect("the package lies in tests/browser");
-            root.join("target/debug/examples/playground")
-        },
-        PathBuf::from,
-    )
+    let this = env::current_exe().expect("a program knows its own path");
+    let mut places = this.ancestors().map(|dir| dir.join("examples/playground"));
+    let found = places.find(|place| place.is_file());
+    found.expect("`cargo build --workspace --all-features --examples` builds the playground")
 }

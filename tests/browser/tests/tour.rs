@@ -10,9 +10,6 @@ use std::time::Duration;
 use browser::{Page, Scheme, Size};
 use serde_json::Value;
 
-#[path = "../../support/not_run.rs"]
-mod not_run;
-
 /// The longest steps wait for two quarantines.
 const STEP: Duration = Duration::from_secs(90);
 
@@ -25,7 +22,7 @@ async fn the_tour_shows_what_it_promises_on_embedded_nodes() {
 async fn the_tour_shows_what_it_promises_on_real_servers() {
     let server = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
     if Command::new(server).arg("--version").output().is_err() {
-        not_run::not_run("the playground's tour on real servers, because redis-server is missing");
+        support::not_run("the playground's tour on real servers, because redis-server is missing");
         return;
     }
     whole_tour(&["--redis"], "redis").await;

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use h2::Reason;
 use http_body_util::BodyExt;
+use support::http::Client;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Semaphore;
 use tower_redlock::test_util::ScriptedNodes;
@@ -19,7 +20,6 @@ use tower_redlock::{LockHandle, RunToCompletion};
 
 use crate::sockets::http2_client::Http2Client;
 use crate::sockets::server::{KEY, REQUEST, Server, TTL, lock_service, send};
-use crate::support::http::Client;
 
 #[tokio::test]
 async fn disconnect_during_the_handler_releases_the_lock() {

@@ -11,6 +11,7 @@ use axum::extract::RawQuery;
 use axum::routing::post;
 use bytes::Bytes;
 use futures_util::stream;
+use support::http::Client;
 use tokio::io::AsyncReadExt;
 use tokio::sync::Semaphore;
 use tokio::task::yield_now;
@@ -18,7 +19,6 @@ use tokio::time::timeout;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 
 use crate::sockets::server::{Counted, KEY, PATIENCE, REQUEST, Server, lock_service, send};
-use crate::support::http::Client;
 
 #[tokio::test]
 async fn panic_in_the_handler_closes_the_connection_and_releases_the_lock() {

@@ -13,12 +13,12 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body::Frame;
 use http_body_util::StreamBody;
+use support::http::Client;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{RedlockLayer, ReleaseAt};
 
 use crate::sockets::http2_client::Http2Client;
 use crate::sockets::server::{KEY, Server, lock_service};
-use crate::support::http::Client;
 
 /// Every form that the end of a response can have on the wire: its name, the request's method, the
 /// response's status, and the body that the client gets.

@@ -11,6 +11,7 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::routing::post;
 use axum::serve::ListenerExt;
+use support::http;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -18,8 +19,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{LockGuard, Redlock, RedlockLayer};
-
-use crate::support::http;
 
 /// Until when a lock must be free, unless a test says otherwise.
 pub(crate) const SOON: Duration = Duration::from_secs(1);

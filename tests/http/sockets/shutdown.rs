@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::post;
+use support::http::{Client, Response, request};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -11,7 +12,6 @@ use tokio::time::timeout;
 use tower_redlock::test_util::ScriptedNodes;
 
 use crate::sockets::server::{SOON, Server, TTL};
-use crate::support::http::{Client, Response, request};
 
 #[tokio::test]
 async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use support::http::Client;
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 use tower_redlock::test_util::ScriptedNodes;
@@ -19,7 +20,6 @@ use tower_redlock::{OnLost, RedlockLayer};
 
 use crate::sockets::http2_client::Http2Client;
 use crate::sockets::server::{REQUEST, SOON, Server, send};
-use crate::support::http::Client;
 
 #[tokio::test]
 async fn lock_lost_during_the_body_truncates_the_chunked_response() {

@@ -9,13 +9,13 @@ use axum::Router;
 use axum::error_handling::HandleErrorLayer;
 use axum::http::StatusCode;
 use axum::routing::post;
+use support::http::Client;
 use tower::BoxError;
 use tower::timeout::TimeoutLayer;
 use tower_redlock::RedlockLayer;
 use tower_redlock::test_util::ScriptedNodes;
 
 use crate::sockets::server::{Counted, Server, TTL};
-use crate::support::http::Client;
 
 /// Of the timeout layer. Who is to be served, is served at once.
 const LIMIT: Duration = Duration::from_millis(500);

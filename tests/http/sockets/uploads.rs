@@ -10,13 +10,13 @@ use axum::middleware::map_request;
 use axum::routing::post;
 use bytes::Bytes;
 use http_body_util::BodyExt;
+use support::http;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
 use tower_redlock::{BufferBodyLayer, RedlockLayer};
 
 use crate::sockets::server::{PATIENCE, REQUEST, SOON, Server, send};
-use crate::support::http;
 
 #[tokio::test]
 async fn rejection_is_sent_before_the_request_body_is_read() {

@@ -8,13 +8,13 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream;
+use support::Cluster;
+use support::http::Client;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::crashes::KEY;
 use crate::crashes::server::{Effects, Setup, Survivor, Told, Victim};
-use crate::support::Cluster;
-use crate::support::http::Client;
 
 /// How many payments ended how.
 #[derive(Debug, Clone, Copy, Default)]

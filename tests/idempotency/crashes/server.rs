@@ -18,6 +18,8 @@ use axum::routing::post;
 use axum::serve::ListenerExt;
 use http_body_util::BodyExt;
 use nix::sys::signal::Signal;
+use support::http::Response;
+use support::{ChildProcess, Deadline};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::runtime;
@@ -27,8 +29,6 @@ use tower::ServiceExt;
 use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, RestartGuard, Retry, scope};
 
 use crate::crashes::{KEY, PATIENCE, POLL};
-use crate::support::http::Response;
-use crate::support::{ChildProcess, Deadline};
 
 /// What servers of the same payments have in common.
 #[derive(Debug, Clone)]

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use support::http::{Client, Response};
+use support::{Cluster, Proxy, wait_until};
 use tokio::task::JoinHandle;
 
 use crate::crashes::server::{Effects, Setup, Survivor, Told, Victim};
 use crate::crashes::{KEY, PATIENCE};
-use crate::support::http::{Client, Response};
-use crate::support::{Cluster, Proxy, wait_until};
 
 /// Three nodes, a server that is to be killed, and another.
 struct Scene {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use support::Random;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{
     ExtendError, LockError, LockGuard, LockHandle, LostReason, Redlock, ReleaseError,
@@ -11,7 +12,6 @@ use tower_redlock::{
 
 use crate::chaos::faults::{INSTANCES, NOISE, SETS, TTL, World};
 use crate::chaos::history::{Record, unpoisoned};
-use crate::support::Random;
 
 /// Takes locks, writes while it holds them, and lets go of them in all ways there are.
 pub(crate) struct Client {
@@ -30,7 +30,7 @@ pub(crate) struct Held {
 impl Client {
     pub(crate) fn new(world: &Arc<World>, seed: u64, number: u64) -> Self {
         let mut random = Random(seed ^ (number + 1));
-        random.next();
+        random.next_number();
         let instance = usize::try_from(number).expect("a few") % INSTANCES;
         Self {
             world: Arc::clone(world),

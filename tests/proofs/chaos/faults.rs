@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use support::{Cluster, Proxy, Random, RedisServer};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::deadpool_redis::Config;
@@ -16,7 +17,6 @@ use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard, Retry};
 
 use crate::chaos::clients::Client;
 use crate::chaos::history::{History, check, check_storage, unpoisoned};
-use crate::support::{Cluster, Proxy, Random, RedisServer};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn faults_of_a_minority_break_neither_mutual_exclusion_nor_tokens() {

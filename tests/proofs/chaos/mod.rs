@@ -6,7 +6,7 @@
 //! minute and prints what happened. For longer:
 //!
 //! ```sh
-//! CHAOS_SECONDS=3600 cargo test --all-features --test proofs chaos
+//! CHAOS_SECONDS=3600 cargo test -p tests --test proofs chaos
 //! ```
 //!
 //! `CHAOS_SEED`, which is printed first, repeats the faults: which, in which order, on which server

@@ -12,13 +12,13 @@ use std::process::ChildStdin;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use support::ChildProcess;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::runtime;
 use tokio::time::{Instant, sleep};
 use tower_redlock::{LockError, LockGuard, Redlock, RestartGuard, Retry};
 
 use crate::kleppmann::storage::{Access, Storage};
-use crate::support::ChildProcess;
 
 /// What a client is started with.
 #[derive(Debug, Clone, Copy)]

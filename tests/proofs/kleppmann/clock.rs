@@ -69,7 +69,7 @@ impl Drop for Clock {
 fn library() -> &'static str {
     static LIBRARY: OnceLock<String> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/clock_shim.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("support/clock_shim.c");
         let (new, library) = (
             folder().join(format!("clock_shim-{}.so", process::id())),
             folder().join("clock_shim.so"),

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use support::{Cluster, MonitorLog, Proxy, secs};
+
 use crate::kleppmann::client::Client;
 #[cfg(target_os = "linux")]
 use crate::kleppmann::clock::Clock;
 use crate::kleppmann::scene::{A, LONG_TTL, SKEW, unguarded};
 use crate::kleppmann::storage::Storage;
-use crate::support::{Cluster, MonitorLog, Proxy, secs};
 
 /// What two clients that share the key cost the servers, over all three of them.
 #[derive(Debug)]

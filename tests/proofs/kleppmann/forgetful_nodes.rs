@@ -1,5 +1,7 @@
 //! Nodes that restart, are flushed or were replicas, with the restart guard and without.
 
+use support::{Cluster, Deadline, Proxy, ms, secs};
+
 use crate::kleppmann::client::{Acquired, Client, Setup};
 #[cfg(target_os = "linux")]
 use crate::kleppmann::clock::Clock;
@@ -9,7 +11,6 @@ use crate::kleppmann::scene::{
     wait_for_the_end_of_a_second,
 };
 use crate::kleppmann::storage::Storage;
-use crate::support::{Cluster, Deadline, Proxy, ms, secs};
 
 /// What makes a node forget the locks it has granted. `tests/redis/restart_guard.rs` shows what the guard
 /// does about it; here is what comes of it at a storage.

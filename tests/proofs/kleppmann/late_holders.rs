@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
+use support::{Cluster, Connection, Deadline, Proxy, RedisServer, ms, secs};
 use tower_redlock::LockError;
 
 use crate::kleppmann::client::{Client, KEY};
@@ -13,7 +14,6 @@ use crate::kleppmann::scene::{
     micros, unguarded, unguarded_redlock,
 };
 use crate::kleppmann::storage::Storage;
-use crate::support::{Cluster, Connection, Deadline, Proxy, RedisServer, ms, secs};
 
 #[test]
 fn client_paused_beyond_its_ttl_is_refused_by_the_storage_and_not_valid() {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use support::{Deadline, RedisServer, ms, secs};
 use tower_redlock::{Redlock, RestartGuard};
 
 use crate::kleppmann::client::{Acquired, Setup, Written};
 use crate::kleppmann::storage::Storage;
-use crate::support::{Deadline, RedisServer, ms, secs};
 
 pub(crate) const fn unguarded(ttl: Duration) -> Setup {
     Setup { ttl, guard: None }

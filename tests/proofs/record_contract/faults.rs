@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use support::{Deadline, MonitorLog, ScriptNode};
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{OwnerToken, Record};
@@ -12,7 +13,6 @@ use crate::record_contract::wire::{
     GENERATION, INTENTS, ROLES, STEP, acquire, all_ops, command, confirm, keep, kind, name_of,
     named, owner, record, send, start_node,
 };
-use crate::support::{Deadline, MonitorLog, ScriptNode};
 
 /// An error, or an answer that is no vote; and an error means that nothing was written at all.
 #[test]

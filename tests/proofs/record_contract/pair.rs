@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use support::ScriptNode;
 use tokio::time::Instant;
 use tower_redlock::protocol::Store;
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Reply};
 
 use crate::record_contract::wire::{ROLES, name_of, send, start_node};
-use crate::support::ScriptNode;
 
 /// The two nodes side by side. Time passes on both by as much as a test says.
 pub(crate) struct Pair {

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use support::Random;
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::Record;
 use tower_redlock::protocol::message::{Op, Reply};
 
 use crate::record_contract::pair::Pair;
 use crate::record_contract::wire::{PLAIN, STEP, command, kind, record};
-use crate::support::Random;
 
 #[test]
 fn random_requests_without_intents_match_the_reference() {

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use support::{self, ScriptNode};
 use tower_redlock::protocol::admission::Generation;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, KeyNames, LockKey, Namespace, OwnerToken, Record,
 };
-
-use crate::support::{self, ScriptNode};
 
 /// Names the kind of an answer, as finely as the protocol tells them apart.
 pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {

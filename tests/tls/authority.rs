@@ -4,9 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use support::{RedisServer, free_port, not_run};
 use tower_redlock::deadpool_redis::redis::ClientTlsConfig;
-
-use crate::support::{RedisServer, free_port, not_run};
 
 /// An authority that certifies servers and clients.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);

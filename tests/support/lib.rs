@@ -5,11 +5,15 @@
 //! ends when it is dropped, also when the test panics; so keep helpers in locals, never in statics.
 
 #![allow(
-    dead_code,
-    unused_imports,
-    reason = "each test binary uses a part of the harness"
+    missing_docs,
+    missing_debug_implementations,
+    unnameable_types,
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    reason = "only tests use it"
 )]
-#![allow(unreachable_pub, reason = "a test binary exports nothing")]
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
 pub mod http;
 
@@ -33,6 +37,7 @@ mod script_node;
 mod scripted;
 mod slow_readiness;
 mod subscribe;
+mod uses;
 mod waiting;
 
 pub use alone::alone;
@@ -55,4 +60,5 @@ pub use script_node::ScriptNode;
 pub use scripted::{redlock, set_all};
 pub use slow_readiness::SlowReadiness;
 pub use subscribe::subscribe;
+pub use uses::{TTL, hard_of_hearing, use_all, use_every_connection, why_unreachable};
 pub use waiting::{until, until_all_up, wait_until};

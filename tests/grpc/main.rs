@@ -1,9 +1,12 @@
 //! The layer on a tonic server: what a gRPC client reads, and when the lock is free.
 
+#![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::HeaderMap;
+use support::ms;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 use tonic::transport::server::TcpIncoming;
@@ -13,10 +16,9 @@ use tonic_types::StatusExt;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{KeyExtractor, LockHandle, Redlock, RedlockLayer, key};
 
-use crate::grpc::bank::bank_client::BankClient;
-use crate::grpc::bank::bank_server::{Bank, BankServer};
-use crate::grpc::bank::{Balance, WithdrawRequest};
-use crate::support::ms;
+use crate::bank::bank_client::BankClient;
+use crate::bank::bank_server::{Bank, BankServer};
+use crate::bank::{Balance, WithdrawRequest};
 
 /// Answers after as many milliseconds as are withdrawn.
 struct Slow;
