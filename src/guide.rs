@@ -18,8 +18,11 @@
 //! | replace another Redlock library | [Migrating](migrating) |
 //! | know what a lock costs | [Speed](speed) |
 //! | look up a status, a code or a message | [Troubleshooting](troubleshooting) |
+//! | know what a release changed | [Changelog](changelog) |
+//! | report a vulnerability | [Security](security) |
 //!
-//! The chapters are the files of the folder `docs` of the repository, and can be read there too.
+//! The chapters are the files of the folder `docs` of the repository, and can be read there too. The last two are
+//! `CHANGELOG.md` and `SECURITY.md` in the root of the repository.
 #![cfg_attr(
     not(all(feature = "axum", feature = "redis", feature = "idempotency")),
     allow(
@@ -123,3 +126,11 @@ pub mod settings {}
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/speed.md")]
 pub mod speed {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../CHANGELOG.md")]
+pub mod changelog {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../SECURITY.md")]
+pub mod security {}

@@ -102,9 +102,10 @@ fn pages() -> Vec<Page> {
     pages
 }
 
-/// The README and the chapters, which rustdoc shows as well.
+/// The README, the pages beside it and the chapters, which rustdoc shows as well.
 fn guide_pages() -> Vec<Page> {
-    let mut pages = vec![Page::new("README.md", &read("README.md"))];
+    let beside = ["README.md", "CHANGELOG.md", "SECURITY.md"];
+    let mut pages: Vec<Page> = beside.map(|path| Page::new(path, &read(path))).into();
     let chapters = files("docs");
     let chapters = chapters.iter().filter(|path| path.ends_with(".md"));
     pages.extend(chapters.map(|path| Page::new(path, &read(path))));
