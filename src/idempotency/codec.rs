@@ -62,8 +62,8 @@ pub(super) enum Unreadable {
 /// Keys that encrypt recorded responses (XChaCha20-Poly1305), with their ids.
 ///
 /// The execution's id, the fingerprint and the expiry stay in clear, because nodes and other servers read them.
-/// The ciphertext is bound to them, and to the idempotency key, scope, method and path, so that one record
-/// cannot replace another. Encryption protects the content of responses, not their existence.
+/// The ciphertext is bound to the id and the fingerprint, and to the idempotency key, scope, method and path, so
+/// that one record cannot replace another. Encryption protects the content of responses, not their existence.
 ///
 /// Use different keys for each namespace. To rotate the key, first let all servers read with the new key,
 /// then let them write with it, and keep the old key for `retention`:
