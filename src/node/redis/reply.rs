@@ -34,7 +34,8 @@ impl ReplyEnd {
             if !b":+-$*".contains(kind) {
                 return Err(INVALID.into());
             }
-            let Some(line) = rest.iter().position(|byte| *byte == b'\n') else {
+            // A line that is too long is refused however many pieces it arrives in.
+            let Some(line) = rest.iter().take(MAX_LINE).position(|byte| *byte == b'\n') else {
                 return match rest.len() <= MAX_LINE {
                     true => Ok(None),
                     false => Err(INVALID.into()),
@@ -101,7 +102,7 @@ fn parse_number(line: &[u8]) -> Option<i64> {
 
 const INVALID: &str = "the reply is not RESP2; check that the URL names a Redis server";
 
-/// The maximum length of a line.
+/// The maximum length of a line, with its end.
 const MAX_LINE: usize = 64 << 10;
 /// The depth of nested arrays; the scripts nest two.
 const MAX_DEPTH: usize = 8;

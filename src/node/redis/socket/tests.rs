@@ -252,6 +252,19 @@ fn poll_replies_refuses_what_is_no_reply() {
 }
 
 #[test]
+fn poll_replies_refuses_a_line_over_64_kibibytes_wherever_it_is_cut() {
+    let line = |length: usize| format!("+{}\r\n", "a".repeat(length - 3));
+    let (longest, longer) = (line(64 << 10), line((64 << 10) + 1));
+    for size in [1024, 16 << 10, 64 << 10, longer.len()] {
+        assert_eq!(
+            read_all(longest.as_bytes().chunks(size)).map(|read| read.len()),
+            Ok(1)
+        );
+        assert!(read_all(longer.as_bytes().chunks(size)).is_err(), "{size}");
+    }
+}
+
+#[test]
 fn poll_replies_reads_the_replies_of_a_batch_as_one_array() {
     let parts = 4096;
     let reply = format!("*{parts}\r\n") + &"*2\r\n:0\r\n:100\r\n".repeat(parts);
