@@ -154,7 +154,8 @@ impl Fingerprint {
     #[must_use]
     pub fn from_hex(digits: &[u8]) -> Option<Self> {
         let mut bytes = [0; 16];
-        if digits.len() != 2 * bytes.len() {
+        // The standard library also reads a sign.
+        if digits.len() != 2 * bytes.len() || !digits.iter().all(u8::is_ascii_hexdigit) {
             return None;
         }
         for (byte, digits) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
@@ -251,7 +252,8 @@ mod tests {
         let fingerprint = Fingerprint::from_digest([0xa7; 32]);
         let digits = fingerprint.to_hex();
         assert_eq!(Fingerprint::from_hex(digits.as_bytes()), Some(fingerprint));
-        for broken in [&digits.as_bytes()[1..], b"zz", b""] {
+        let signed = b"0a0a0a0a0a0a0a0a0a0a0a0a+a0a0a0a";
+        for broken in [&digits.as_bytes()[1..], b"zz", b"", signed] {
             assert_eq!(Fingerprint::from_hex(broken), None);
         }
     }
