@@ -112,7 +112,10 @@ impl<B: Body> LockBody<B> {
 /// Returns the length that a head declares for its body.
 pub(super) fn declared_length(headers: &HeaderMap) -> Option<u64> {
     let value = headers.get(header::CONTENT_LENGTH)?;
-    value.to_str().ok()?.parse().ok()
+    let digits = value.to_str().ok()?;
+    // The standard library also reads a sign, and hyper does not.
+    let is_length = digits.bytes().all(|digit| digit.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_length)
 }
 
 impl LockGuard {
@@ -254,3 +257,25 @@ impl fmt::Display for LockLostError {
 }
 
 impl std::error::Error for LockLostError {}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn declared_length_is_a_number_without_a_sign() {
+        let declared = |length: &'static str| {
+            let mut headers = HeaderMap::new();
+            let length = HeaderValue::from_static(length);
+            headers.insert(header::CONTENT_LENGTH, length);
+            declared_length(&headers)
+        };
+        assert_eq!(declared("17"), Some(17));
+        for other in ["+17", "-17", "17, 17", "0x11", ""] {
+            assert_eq!(declared(other), None, "{other}");
+        }
+        assert_eq!(declared_length(&HeaderMap::new()), None);
+    }
+}
