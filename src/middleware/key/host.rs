@@ -81,6 +81,12 @@ fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
     if host.is_empty() || host.ends_with('.') {
         return Err(KeyError::malformed("the host has no name"));
     }
+    // `a[::1]` has no host that readers agree on.
+    let address = host.strip_prefix('[');
+    let address = address.and_then(|address| address.strip_suffix(']'));
+    if address.unwrap_or(host).contains(['[', ']']) {
+        return Err(KeyError::malformed("the host has misplaced brackets"));
+    }
     // A proxy has joined two headers; no host name has a comma.
     if host.contains(',') {
         return Err(KeyError::malformed("the request has several hosts"));
@@ -115,7 +121,7 @@ mod tests {
 
     #[test]
     fn an_ambiguous_or_unreadable_host_is_malformed() {
-        for headers in [["a", "a"].as_slice(), &["a b"]] {
+        for headers in [["a", "a"].as_slice(), &["a b"], &["QQQQ.Q[::0]:80"]] {
             assert!(matches!(
                 extract("/x", headers),
                 Err(KeyError::Malformed(_))
