@@ -41,8 +41,8 @@ impl KeyExtractor for Cookie {
         let mut values = pairs.filter_map(|pair| {
             let sign = pair.iter().position(|byte| *byte == b'=')?;
             let (name, value) = (&pair[..sign], &pair[sign + 1..]);
-            let is_ours = percent_decode(name.trim_ascii()).eq(self.name.bytes());
-            is_ours.then(|| percent_decode(value.trim_ascii()))
+            let is_ours = percent_decode(trimmed(name)).eq(self.name.bytes());
+            is_ours.then(|| percent_decode(trimmed(value)))
         });
         let Some(value) = values.next() else {
             return Ok(None);
@@ -64,6 +64,14 @@ impl KeyExtractor for Cookie {
     }
 }
 
+/// Removes the white space that a `CookieJar` removes: that of Unicode, in a header that is UTF-8.
+fn trimmed(text: &[u8]) -> &[u8] {
+    match str::from_utf8(text) {
+        Ok(text) => text.trim().as_bytes(),
+        Err(_) => text.trim_ascii(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +87,8 @@ mod tests {
         assert_eq!(extract(&[b"a=1; id=7; b=2"]), key("7"));
         assert_eq!(extract(&[b"a=1", b"id=a=b"]), key("a=b"));
         assert_eq!(extract(&[b"id=\"7\""]), key("7"));
+        // A no-break space.
+        assert_eq!(extract(&[b"\xc2\xa0id=\xc2\xa07"]), key("7"));
     }
 
     #[test]
