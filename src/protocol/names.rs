@@ -61,7 +61,8 @@ pub struct IntentName {
 /// The common prefix of the keys of clients that exclude each other.
 ///
 /// The braces in the names are a Redis Cluster hash tag, so that a lock and its fence would share
-/// a slot. They also mark the end of the key, so that different keys have different names.
+/// a slot, unless the key begins with `}`. They also mark the end of the key, so that different keys have different
+/// names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace(Arc<str>);
 
