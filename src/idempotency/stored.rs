@@ -1,6 +1,7 @@
 //! Responses in the form in which they are recorded.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use bytes::Bytes;
 use http::header::{
@@ -9,7 +10,8 @@ use http::header::{
 };
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::{Codec, RecordContext, Unreadable};
@@ -31,12 +33,19 @@ struct StoredResult<'a> {
 struct StoredResponse<'a> {
     status: u16,
     #[serde(borrow)]
-    headers: Vec<(&'a str, &'a [u8])>,
+    headers: StoredFields<'a>,
     #[serde(borrow)]
     body: &'a [u8],
     #[serde(borrow)]
-    trailers: Option<Vec<(&'a str, &'a [u8])>>,
+    trailers: Option<StoredFields<'a>>,
 }
+
+/// Headers or trailers.
+#[derive(Debug, Serialize)]
+struct StoredFields<'a>(Vec<(&'a str, &'a [u8])>);
+
+/// Reads at most as many fields as are kept.
+struct FieldsVisitor;
 
 /// A response whose body was read.
 pub(super) struct CompleteResponse<'a> {
@@ -70,7 +79,8 @@ pub(super) fn with_response(
     });
     let headers = fields(headers);
     let trailers = response.trailers.map(|trailers| fields(trailers.iter()));
-    let all = headers.iter().chain(trailers.iter().flatten());
+    let all = headers.0.iter();
+    let all = all.chain(trailers.iter().flat_map(|trailers| &trailers.0));
     // With the overhead of a field, which many small ones add up to.
     let size: usize = all.map(|(name, value)| name.len() + value.len() + 4).sum();
     let stored = StoredResponse {
@@ -140,22 +150,21 @@ fn record(
 
 fn response<B>(stored: &StoredResponse<'_>, body: Bytes) -> Option<Response<IdempotencyBody<B>>> {
     let trailers = match &stored.trailers {
-        Some(trailers) => Some(header_map(trailers)?),
+        Some(trailers) => Some(header_map(&trailers.0)?),
         None => None,
     };
     let body = IdempotencyBody::whole(body, trailers);
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(stored.status).ok()?;
-    *response.headers_mut() = header_map(&stored.headers)?;
+    *response.headers_mut() = header_map(&stored.headers.0)?;
     Some(response)
 }
 
 fn fields<'a>(
     headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
-) -> Vec<(&'a str, &'a [u8])> {
-    headers
-        .map(|(name, value)| (name.as_str(), value.as_bytes()))
-        .collect()
+) -> StoredFields<'a> {
+    let fields = headers.map(|(name, value)| (name.as_str(), value.as_bytes()));
+    StoredFields(fields.collect())
 }
 
 fn header_map(fields: &[(&str, &[u8])]) -> Option<HeaderMap> {
@@ -175,6 +184,33 @@ fn connection_options(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = values.filter_map(|value| value.to_str().ok());
     let names = values.flat_map(|value| value.split(','));
     names.filter_map(|name| name.trim().parse().ok()).collect()
+}
+
+/// By hand: a forged record of 16 KiB, decompressed, may have two million fields, which would take 100 MiB.
+impl<'de: 'a, 'a> Deserialize<'de> for StoredFields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(FieldsVisitor).map(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Vec<(&'de str, &'de [u8])>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("headers or trailers")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
+        let mut fields = Vec::new();
+        while let Some(field) = sequence.next_element()? {
+            // Each field counts for four bytes and its own.
+            if fields.len() == MAX_FIELDS / 4 {
+                return Err(A::Error::custom("too many fields"));
+            }
+            fields.push(field);
+        }
+        Ok(fields)
+    }
 }
 
 /// Most bytes of headers and trailers together that are kept. Not a setting: larger ones come from a
@@ -216,6 +252,7 @@ mod tests {
         let forged = [
             (200, vec![("", &b""[..]); 40_000]),
             (200, many),
+            (200, vec![("a", &b""[..]); MAX_FIELDS / 4 + 1]),
             (200, vec![("a b", b"")]),
             (200, vec![("a", b"\n")]),
             (0, vec![]),
@@ -223,7 +260,7 @@ mod tests {
         for (status, headers) in forged {
             let stored = StoredResponse {
                 status,
-                headers,
+                headers: StoredFields(headers),
                 body: b"",
                 trailers: None,
             };
