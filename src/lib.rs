@@ -31,6 +31,9 @@
 
 #[cfg(feature = "axum")]
 mod extract;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod guide;
 #[cfg(feature = "idempotency")]
 pub mod idempotency;

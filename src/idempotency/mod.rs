@@ -20,6 +20,8 @@ mod config;
 #[cfg(feature = "axum")]
 mod extract;
 mod fingerprint;
+#[cfg(all(fuzzing, feature = "compression", feature = "encryption"))]
+pub(crate) mod fuzzing;
 mod header;
 mod layer;
 mod service;

@@ -37,6 +37,8 @@ mod calls;
 mod config;
 mod disconnect;
 mod future;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod grpc;
 mod held;
 pub(crate) mod key;

@@ -28,6 +28,8 @@ mod command;
 mod error;
 mod execution;
 mod fetch;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod lifecycle;
 mod limits;
 mod pending;

@@ -264,11 +264,11 @@ impl ListenerTask {
     }
 
     fn notify(&self, message: &Msg) {
-        let Ok(lock) = message.get_channel::<Vec<u8>>() else {
+        let Some((lock, subscribers)) = read_release(message) else {
             return;
         };
         if let Some((signal, node)) = self.signals.get(lock.as_slice()) {
-            signal.notify(*node, message.get_payload().unwrap_or(1));
+            signal.notify(*node, subscribers);
         }
     }
 
@@ -307,6 +307,12 @@ impl Drop for ListenerTask {
     fn drop(&mut self) {
         self.unsubscribe_all();
     }
+}
+
+/// Reads the lock that was released, and the number of subscribers that the message was published to.
+pub(super) fn read_release(message: &Msg) -> Option<(Vec<u8>, usize)> {
+    let lock = message.get_channel().ok()?;
+    Some((lock, message.get_payload().unwrap_or(1)))
 }
 
 /// Waits for the next event on the connection; forever if there is none.

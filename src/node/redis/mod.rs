@@ -15,6 +15,8 @@ mod decode;
 mod describe;
 mod encode;
 mod endpoint;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod guard;
 mod inbox;
 mod lane;

@@ -1,0 +1,16 @@
+//! What the fuzz targets call that is not public. Exists with `--cfg fuzzing` only, which cargo-fuzz sets.
+
+#[cfg(all(
+    feature = "idempotency",
+    feature = "compression",
+    feature = "encryption"
+))]
+pub use crate::idempotency::fuzzing::{
+    ResponseCodec, fingerprint_bytes, idempotency_key, resource_path,
+};
+pub use crate::middleware::fuzzing::{clear_token_header, declared_length, refusal};
+#[cfg(feature = "redis")]
+pub use crate::node::redis::fuzzing::{
+    AdmissionGuard, NodeRequest, ReplyStream, RequestCheck, deal, node_name, read_release,
+};
+pub use crate::once::fuzzing::{decode_result, encode_result};

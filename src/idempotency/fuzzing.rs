@@ -1,0 +1,88 @@
+//! What fuzz targets call of the idempotency layer.
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, Response, response};
+use http_body_util::Full;
+
+use crate::idempotency::body::IdempotencyBody;
+use crate::idempotency::codec::{Codec, RecordContext};
+use crate::idempotency::header::IdempotencyKey;
+use crate::idempotency::stored::{self, CompleteResponse};
+use crate::idempotency::{RecordKeys, fingerprint};
+use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
+
+/// Writes and reads recorded responses.
+#[derive(Debug)]
+pub struct ResponseCodec(Codec);
+
+impl ResponseCodec {
+    /// Creates a codec.
+    #[must_use]
+    pub fn new(compress_above: Option<usize>, keys: Option<RecordKeys>) -> Self {
+        Self(Codec {
+            compress_above,
+            keys,
+        })
+    }
+
+    /// Creates the record of a response, with its cookies.
+    #[must_use]
+    pub fn record(
+        &self,
+        (resource, execution, fingerprint): (&LockKey, ExecutionId, Fingerprint),
+        head: &response::Parts,
+        body: &[u8],
+        trailers: Option<&HeaderMap>,
+    ) -> Record {
+        let context = RecordContext {
+            resource,
+            execution,
+            fingerprint,
+        };
+        let response = CompleteResponse {
+            head,
+            body,
+            trailers,
+            keep_cookies: true,
+        };
+        stored::with_response(context, None, &response, &self.0)
+    }
+
+    /// Reads a whole record; `None` if its response was not kept.
+    ///
+    /// # Errors
+    ///
+    /// The reason for which it cannot be read.
+    pub fn replay(
+        &self,
+        record: &Record,
+        resource: &LockKey,
+    ) -> Result<Option<Response<IdempotencyBody<Full<Bytes>>>>, String> {
+        stored::replay(record, resource, &self.0).map_err(|why| why.to_string())
+    }
+}
+
+/// Reads the idempotency key of a request.
+///
+/// # Errors
+///
+/// The header is malformed.
+pub fn idempotency_key(
+    parts: &Parts,
+    name: &HeaderName,
+) -> Result<Option<IdempotencyKey>, KeyError> {
+    IdempotencyKey::from_parts(parts, name)
+}
+
+/// Returns the bytes of the default fingerprint.
+#[must_use]
+pub fn fingerprint_bytes(parts: &Parts, body: &[u8]) -> Vec<u8> {
+    fingerprint::of_request(parts, body)
+}
+
+/// Returns the path as a part of the key.
+#[must_use]
+pub fn resource_path(parts: &Parts) -> String {
+    fingerprint::resource_path(parts)
+}

@@ -1,0 +1,164 @@
+//! What fuzz targets call of Redis nodes.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use deadpool_redis::redis::{Msg, Value};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::node::failure::NodeFailure;
+use crate::node::job::Request;
+use crate::node::packet::{Packet, Trail};
+use crate::node::redis::call::{CallKind, CallReply, encode_call_into};
+use crate::node::redis::decode::decode;
+use crate::node::redis::encode::GenerationCheck;
+use crate::node::redis::endpoint::Endpoint;
+use crate::node::redis::guard::Guard;
+use crate::node::redis::link::Link;
+use crate::node::redis::listener;
+use crate::node::redis::socket::Socket;
+use crate::protocol::admission::Generation;
+use crate::protocol::message::{Command, Reply};
+
+/// The replies that arrive on a stream.
+#[expect(missing_debug_implementations, reason = "only fuzz targets use it")]
+pub struct ReplyStream(Socket);
+
+impl ReplyStream {
+    /// Takes over a stream.
+    pub fn new(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self(Socket::new(Box::new(stream)))
+    }
+
+    /// Expects one more group with this many replies.
+    pub fn expect_group(&mut self, replies: usize) {
+        self.0.send(replies, |_| {});
+    }
+
+    /// Reads the next group.
+    pub fn poll_group(
+        &mut self,
+        context: &mut Context<'_>,
+        replies: &mut Vec<Value>,
+    ) -> Poll<Result<(), Arc<str>>> {
+        self.0.poll_replies(context, replies)
+    }
+}
+
+/// A request to a node.
+#[derive(Debug)]
+pub struct NodeRequest(Request);
+
+impl NodeRequest {
+    /// Creates the request of a health check.
+    #[must_use]
+    pub fn ping() -> Self {
+        Self(Request::Ping)
+    }
+
+    /// Creates the request that has this command.
+    #[must_use]
+    pub fn new(command: Command, notifies: bool) -> Self {
+        let packet = Packet::of_attempt(command, notifies, Trail::default());
+        Self(Request::Command(packet))
+    }
+
+    /// Decodes the reply to it.
+    ///
+    /// # Errors
+    ///
+    /// The reply is no vote.
+    pub fn decode(&self, reply: &Value) -> Result<Reply, NodeFailure> {
+        decode(&self.0, reply, &"node".into())
+    }
+}
+
+/// The check of the generation that requests carry.
+#[derive(Debug)]
+pub struct RequestCheck(GenerationCheck);
+
+impl RequestCheck {
+    /// Creates the check of a server.
+    #[must_use]
+    pub fn new(key: Option<Arc<[u8]>>, generation: Option<Generation>) -> Self {
+        Self(GenerationCheck { key, generation })
+    }
+
+    /// Returns whether two requests may share a call.
+    #[must_use]
+    pub fn share_a_call(&self, one: &NodeRequest, other: &NodeRequest) -> bool {
+        let [one, other] = [one, other].map(|request| CallKind::of(&request.0, &self.0));
+        one.is_some() && one == other
+    }
+
+    /// Encodes requests as one call.
+    #[must_use]
+    pub fn encode(&self, requests: &[NodeRequest]) -> Vec<u8> {
+        let mut written = Vec::new();
+        let requests = requests.iter().map(|request| &request.0);
+        encode_call_into(requests, &self.0, &mut written);
+        written
+    }
+}
+
+/// Deals the reply to a call out to its requests.
+#[must_use]
+pub fn deal(reply: Value, requests: &[NodeRequest]) -> Vec<Value> {
+    let mut dealt = CallReply::new(reply, requests.len());
+    let requests = requests.iter();
+    requests.map(|request| dealt.next(&request.0)).collect()
+}
+
+/// The restart guard of a lock service.
+#[derive(Debug)]
+pub struct AdmissionGuard(Arc<Guard>);
+
+impl AdmissionGuard {
+    /// Creates a guard; without a window it is off.
+    #[must_use]
+    pub fn new(window: Option<Duration>) -> Self {
+        Self(match window {
+            Some(window) => Guard::new(window, b"redlock:generation"[..].into()),
+            None => Guard::off(),
+        })
+    }
+
+    /// Admits the server behind a stream, and returns for how long it must not vote.
+    ///
+    /// # Errors
+    ///
+    /// The server must never vote.
+    pub async fn admit(
+        &self,
+        node: &Arc<str>,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        attempt: Duration,
+    ) -> Result<Duration, Arc<str>> {
+        let mut link = Link::new(Box::new(stream));
+        let admission = self.0.admit(node, &mut link, attempt).await?;
+        Ok(admission.left)
+    }
+
+    /// Returns another name of the same server.
+    #[must_use]
+    pub fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
+        self.0.duplicate_of(node)
+    }
+}
+
+/// Reads the URL of a node, and returns the name to show.
+///
+/// # Errors
+///
+/// The URL is not usable.
+pub fn node_name(url: &str) -> Result<Arc<str>, String> {
+    let endpoint = Endpoint::from_url(url, Duration::from_secs(1));
+    endpoint.map(|endpoint| endpoint.name)
+}
+
+/// Reads a message: the lock that was released, and the number of subscribers.
+#[must_use]
+pub fn read_release(message: &Msg) -> Option<(Vec<u8>, usize)> {
+    listener::read_release(message)
+}
