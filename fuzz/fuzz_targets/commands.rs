@@ -1,0 +1,143 @@
+//! Requests on any keys as they go over the wire. The first line chooses the requests, and keys follow, each with its
+//! length in front.
+//!
+//! Whatever bytes the keys have, a server reads one command, which has exactly the names, owners and numbers of
+//! the requests as its arguments.
+
+#![no_main]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use tower_redlock::deadpool_redis::redis::{Parser, Value};
+use tower_redlock::fuzzing::{NodeRequest, RequestCheck};
+use tower_redlock::protocol::admission::Generation;
+use tower_redlock::protocol::message::{Command, Op};
+use tower_redlock::protocol::{
+    ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace, OwnerToken, Record,
+};
+use tower_redlock_fuzz::{first_line, parts_of, sha256};
+
+const GENERATION: &str = "r:100:999999:run";
+
+fuzz_target!(|data: &[u8]| {
+    let (choices, keys) = first_line(data);
+    let [op, form, number] = [0, 1, 2].map(|at| choices.get(at).copied().unwrap_or_default());
+    let parts = parts_of(keys);
+    let op = op_of(
+        op,
+        u64::from(number) << (number % 47),
+        parts.concat().as_slice(),
+    );
+    let generation = (form & 1 == 1).then(|| GENERATION.to_owned());
+    let key = (form & 2 == 2).then(|| b"redlock:generation"[..].into());
+    let generation = generation.and_then(|generation| Generation::parse(&generation));
+    let check = RequestCheck::new(key, generation);
+    let namespace = Namespace::default();
+
+    // One request on all keys.
+    let all: LockKeys = parts.iter().map(|part| LockKey::from(*part)).collect();
+    if let Ok(names) = namespace.names(&all, sha256) {
+        let names: Arc<[KeyNames]> = names.into();
+        let arguments = arguments(&check.encode(&[request(&names, &op, 1)]));
+        for name in names.iter() {
+            assert!(arguments.contains(&name.lock.to_vec()));
+        }
+        assert!(arguments.contains(&owner(1)));
+    }
+
+    // One request for each key, in one call if they may share it.
+    let intent = (form & 4 == 4).then_some(Duration::from_secs(9));
+    let names = |key: &LockKey| match form & 8 {
+        8 => namespace.names_with_record(key, intent, sha256).ok(),
+        _ => namespace.names(&key.clone().into(), sha256).ok()?.pop(),
+    };
+    let names: Vec<KeyNames> = all.as_slice().iter().filter_map(names).collect();
+    let requests: Vec<NodeRequest> = names
+        .iter()
+        .zip(0..)
+        .map(|(name, number)| request(&[name.clone()].into(), &op, number))
+        .collect();
+    for ((name, request), number) in names.iter().zip(&requests).zip(0..) {
+        let alone = arguments(&check.encode(std::slice::from_ref(request)));
+        let is_about_record = matches!(op, Op::TopUp { .. } | Op::Look | Op::Fetch);
+        if name.record.is_none() || !is_about_record {
+            assert!(alone.contains(&name.lock.to_vec()));
+            assert!(alone.contains(&owner(number)));
+        }
+    }
+    let may_share = requests
+        .windows(2)
+        .all(|pair| check.share_a_call(&pair[0], &pair[1]));
+    if requests.len() > 1 && may_share {
+        let arguments = arguments(&check.encode(&requests));
+        for (name, number) in names.iter().zip(0..) {
+            for expected in [name.lock.to_vec(), owner(number)] {
+                let found = arguments.iter().filter(|argument| **argument == expected);
+                assert_eq!(found.count(), 1);
+            }
+        }
+    }
+});
+
+/// Reads a command as a server does.
+fn arguments(written: &[u8]) -> Vec<Vec<u8>> {
+    let (mut parser, mut rest) = (Parser::new(), written);
+    let Ok(Value::Array(arguments)) = parser.parse_value(&mut rest) else {
+        panic!("it is no command: {}", written.escape_ascii());
+    };
+    assert!(rest.is_empty(), "it is more than one command");
+    let bytes = |argument| match argument {
+        Value::BulkString(bytes) => bytes,
+        other => panic!("it is no argument: {other:?}"),
+    };
+    let arguments: Vec<Vec<u8>> = arguments.into_iter().map(bytes).collect();
+    // The number of keys fits the arguments.
+    if arguments[0] == b"EVALSHA" {
+        let keys = std::str::from_utf8(&arguments[2]).ok();
+        let keys: usize = keys
+            .and_then(|keys| keys.parse().ok())
+            .expect("it is a number");
+        assert!(arguments.len() >= 3 + keys);
+    }
+    arguments
+}
+
+fn request(names: &Arc<[KeyNames]>, op: &Op, number: u8) -> NodeRequest {
+    let command = Command {
+        names: Arc::clone(names),
+        owner: OwnerToken::from_random([number; 16]),
+        op: op.clone(),
+    };
+    NodeRequest::new(command, number & 1 == 1 && matches!(op, Op::Record { .. }))
+}
+
+fn owner(number: u8) -> Vec<u8> {
+    OwnerToken::from_random([number; 16]).as_str().into()
+}
+
+fn op_of(choice: u8, number: u64, rest: &[u8]) -> Op {
+    let (ttl, retention) = (Duration::from_millis(number), Duration::from_millis(1_500));
+    let number = (choice & 16 == 0).then_some(number);
+    let id = ExecutionId::from_random([1; 16]);
+    let record = Record::new(id, Fingerprint::from_digest([2; 32]), sha256(rest), rest);
+    match choice % 8 {
+        0 => Op::Acquire {
+            proposal: number,
+            ttl,
+            retention,
+        },
+        1 => Op::Confirm {
+            token: number,
+            ttl,
+            retention,
+        },
+        2 => Op::Release,
+        3 => Op::ReleaseExecuted,
+        4 => Op::Record { record, retention },
+        5 => Op::TopUp { record, retention },
+        6 => Op::Look,
+        _ => Op::Fetch,
+    }
+}

@@ -1,0 +1,174 @@
+//! Replies to requests, as votes of three nodes, and replies to calls that several requests share.
+//!
+//! No reply makes the decoding or a round panic. Each kind of request has its own kinds of votes, an error of the
+//! server is no vote, numbers are tokens, and a token is granted only by a majority that answered exactly it.
+
+#![no_main]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use tower_redlock::FencingToken;
+use tower_redlock::deadpool_redis::redis::{Parser, Value};
+use tower_redlock::fuzzing::{NodeRequest, deal};
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::once::{LookRound, OnceRound, RecordRound};
+use tower_redlock::protocol::round::{
+    AcquireRound, AcquireStep, Answer, ExtendRound, ReleaseRound,
+};
+use tower_redlock::protocol::{
+    ExecutionId, Fingerprint, LockKey, Namespace, OwnerToken, Quorum, Record,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fuzz_target!(|data: &[u8]| {
+    let (mut parser, mut rest, mut values) = (Parser::new(), data, Vec::new());
+    while let Ok(value) = parser.parse_value(&mut rest) {
+        values.push(value);
+    }
+    for op in ops() {
+        let votes: Vec<Answer> = values.iter().map(|value| vote(&op, value)).collect();
+        count(&op, &votes);
+        share(&op, &values);
+    }
+    let ping = NodeRequest::ping();
+    for value in &values {
+        let is_error = matches!(value, Value::ServerError(_));
+        assert_eq!(ping.decode(value).is_err(), is_error);
+    }
+});
+
+fn vote(op: &Op, value: &Value) -> Answer {
+    let decoded = request(op, "k").decode(value);
+    if matches!(value, Value::ServerError(_)) {
+        assert!(decoded.is_err(), "{value:?}");
+    }
+    let Ok(reply) = decoded else {
+        return Answer::Failed;
+    };
+    let (is_acquire, is_confirm) = (
+        matches!(op, Op::Acquire { .. }),
+        matches!(op, Op::Confirm { .. }),
+    );
+    let is_fitting = match &reply {
+        Reply::Granted(number) => is_acquire && FencingToken::try_from(*number).is_ok(),
+        Reply::At(number) => is_confirm && FencingToken::try_from(*number).is_ok(),
+        Reply::Held { .. } | Reply::Intended => is_acquire,
+        Reply::Amnesia => is_acquire || is_confirm,
+        Reply::Lost => is_confirm || matches!(op, Op::Record { .. }),
+        Reply::Released => matches!(op, Op::Release | Op::ReleaseExecuted),
+        Reply::Done { record, .. } => {
+            record.as_bytes().len() >= Record::HEAD
+                && !matches!(op, Op::Release | Op::ReleaseExecuted | Op::Fetch)
+        }
+        Reply::Whole(record) => record.as_bytes().len() >= Record::HEAD && *op == Op::Fetch,
+        Reply::NotDone => matches!(op, Op::Look | Op::Fetch),
+        // It is a failure.
+        Reply::Overflow => false,
+    };
+    assert!(is_fitting, "{reply:?} to {op:?}");
+    Answer::Replied(reply)
+}
+
+/// Feeds the votes of three nodes to the rounds.
+fn count(op: &Op, votes: &[Answer]) {
+    let quorum = Quorum::new(3).expect("there are three nodes");
+    let mut acquire = AcquireRound::new(quorum);
+    let mut once = OnceRound::new(quorum, Fingerprint::from_digest([2; 32]));
+    let mut extend = ExtendRound::new(quorum, 5);
+    let mut release = ReleaseRound::new(quorum);
+    let mut record = RecordRound::new(quorum, ExecutionId::from_random([1; 16]));
+    let mut look = LookRound::new(quorum);
+    for (node, vote) in votes.iter().enumerate().take(6) {
+        let (node, again) = (node % 3, node >= 3);
+        match op {
+            Op::Acquire { .. } if !again => {
+                if let AcquireStep::Granted(token) = acquire.on_acquire(node, vote) {
+                    assert!(acquire.acknowledged(token) >= quorum.majority());
+                }
+                once.on_acquire(node, vote);
+            }
+            Op::Confirm { .. } => {
+                let step = acquire.step();
+                if let AcquireStep::Granted(token) = acquire.on_confirm(node, step, vote) {
+                    assert!(acquire.acknowledged(token) >= quorum.majority());
+                }
+                once.on_confirm(node, once.step(), vote);
+                once.on_extension(node, vote);
+                extend.on_confirm(node, vote);
+            }
+            Op::Release | Op::ReleaseExecuted => {
+                release.on_release(node, vote);
+            }
+            Op::Record { .. } | Op::TopUp { .. } => {
+                record.on_record(node, vote);
+                once.on_record(node, vote);
+            }
+            Op::Look => {
+                look.on_look(node, vote);
+            }
+            Op::Acquire { .. } | Op::Fetch => {}
+        }
+    }
+}
+
+/// A call that several requests share deals each of them its own part of an array, in order.
+fn share(op: &Op, values: &[Value]) {
+    let requests: Vec<NodeRequest> = ["a", "b", "c"].map(|key| request(op, key)).into();
+    for value in values {
+        for count in 1..=requests.len() {
+            let dealt = deal(value.clone(), &requests[..count]);
+            assert_eq!(dealt.len(), count);
+            match value {
+                Value::Array(parts) if count > 1 && parts.len() == count => {
+                    assert_eq!(dealt, *parts);
+                }
+                single if count == 1 => assert_eq!(dealt, [single.clone()]),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn request(op: &Op, key: &str) -> NodeRequest {
+    let names = Namespace::default().names_with_record(&LockKey::from(key), None, |_| [0; 32]);
+    let command = Command {
+        names: Arc::new([names.expect("the key is valid")]),
+        owner: OwnerToken::from_random([7; 16]),
+        op: op.clone(),
+    };
+    NodeRequest::new(command, false)
+}
+
+fn ops() -> [Op; 10] {
+    let (ttl, retention) = (SECOND, SECOND);
+    let id = ExecutionId::from_random([1; 16]);
+    let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest");
+    let acquire = |proposal| Op::Acquire {
+        proposal,
+        ttl,
+        retention,
+    };
+    let confirm = |token| Op::Confirm {
+        token,
+        ttl,
+        retention,
+    };
+    [
+        acquire(None),
+        acquire(Some(5)),
+        confirm(None),
+        confirm(Some(5)),
+        Op::Release,
+        Op::ReleaseExecuted,
+        Op::Record {
+            record: record.clone(),
+            retention,
+        },
+        Op::TopUp { record, retention },
+        Op::Look,
+        Op::Fetch,
+    ]
+}
