@@ -1,0 +1,57 @@
+# Sourced by .ci/run and .ci/weekly, in the root of the repository: steps with names, and tools of pinned versions.
+
+export CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never
+mkdir -p "${CARGO_TARGET_DIR:-target}"
+TARGET="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
+TOOLS="${TOWER_REDLOCK_TOOLS:-$TARGET/tools}"
+known=
+
+# `step NAME COMMAND…` runs the command, unless the script was called with the names of other steps. Steps may share a
+# name.
+step() {
+    local name="$1"
+    shift
+    known+=" $name"
+    [ "${#wanted[@]}" -eq 0 ] || [[ " ${wanted[*]} " == *" $name "* ]] || return 0
+    printf '\n==> %s: %s\n' "$name" "$*"
+    "$@"
+}
+
+# After the last step. A name that no step has would otherwise count as passed.
+passed() {
+    local name
+    for name in ${wanted[@]+"${wanted[@]}"}; do
+        [[ "$known " == *" $name "* ]] || fail "there is no step $name, only:$known"
+    done
+    printf '\n%s: %s passed\n' "$0" "$([ "${#wanted[@]}" -eq 0 ] && echo "all checks" || echo "${wanted[*]}")"
+}
+
+# `tool NAME VERSION` installs a tool into the target folder, unless this version is there. Without optimisation and
+# debug information, because each runs for seconds and compiles for minutes. Cargo builds it in a temporary folder.
+tool() {
+    env -u CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG=0 \
+        cargo install --quiet --locked --debug --root "$TOOLS" --bins "$1@=$2" \
+        || fail "$1 $2 cannot be installed"
+}
+
+# cargo-hack compiles the library with sets of features.
+hack() {
+    tool cargo-hack 0.6.46
+    "$TOOLS/bin/cargo-hack" hack "$@"
+}
+
+# `nightly CHECK` fails unless a nightly tool chain is there, and says that the check does not run.
+nightly() {
+    cargo +nightly --version >/dev/null 2>&1 && return
+    not_run "$1: no nightly tool chain is installed"
+    return 1
+}
+
+not_run() {
+    printf 'NOT RUN: %s\n' "$*"
+}
+
+fail() {
+    printf '%s: %s\n' "$0" "$*" >&2
+    exit 1
+}
