@@ -21,8 +21,6 @@ main() {
     export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
     test_workspace --no-fail-fast "$@"
     if [ "$#" -eq 0 ]; then
-        # Without the features that the other tests need.
-        run cargo test -p messages
         # Optimised: they walk through millions of states.
         run cargo test --release -p model -p simulation --test model --test simulation
         # Both wait for most of their time.
