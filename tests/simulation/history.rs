@@ -60,6 +60,8 @@ struct Lease {
     ended: Option<Duration>,
     killed: bool,
     lost: Option<(Duration, LostReason)>,
+    /// Until when the nodes keep it for an extension that failed.
+    kept_until: Duration,
     handle: LockHandle,
 }
 
@@ -71,8 +73,6 @@ struct Wait {
     answered: Duration,
     /// How long it was willing to wait.
     wait: Duration,
-    /// Whether the answer was that others have it.
-    refused: bool,
 }
 
 impl Counts {
@@ -116,6 +116,7 @@ impl History {
             ended: None,
             killed: false,
             lost: None,
+            kept_until: now,
             handle: guard.handle(),
         });
         id
@@ -128,14 +129,12 @@ impl History {
         asked: Duration,
         wait: Duration,
         answered: Duration,
-        refused: bool,
     ) {
         self.book().waits.push(Wait {
             process,
             asked,
             answered,
             wait,
-            refused,
         });
     }
 
@@ -164,6 +163,10 @@ impl History {
     ) {
         let mut book = self.book();
         book.counts.extended += usize::from(outcome.is_ok());
+        if outcome.is_err() {
+            let lease = &mut book.leases[lease];
+            lease.kept_until = lease.kept_until.max(now + ttl);
+        }
         let process = book.leases[lease].process;
         book.note(
             now,
@@ -344,11 +347,15 @@ impl Wait {
         (self.answered > due).then(|| format!("an answer was due at {due:?}: {self:?}"))
     }
 
-    /// Whether it was refused although no lock was held for this long before.
+    /// Whether it waited although no lock was held for this long before its answer. A lock that it was
+    /// granted then does not count.
     fn is_vain(&self, idle: Duration, leases: &[Lease]) -> bool {
         let since = self.answered.saturating_sub(idle);
-        let had = |lease: &Lease| lease.began <= self.answered && lease.end() >= since;
-        self.refused && since >= self.asked && !leases.iter().any(had)
+        let had = |lease: &Lease| {
+            let is_granted = (lease.process, lease.granted) == (self.process, self.answered);
+            lease.began <= self.answered && lease.held_until() >= since && !is_granted
+        };
+        since >= self.asked && !leases.iter().any(had)
     }
 }
 
@@ -358,6 +365,16 @@ impl Lease {
         let ends = [self.ended, self.lost.map(|(at, _)| at)];
         let ends = ends.into_iter().flatten();
         ends.fold(self.valid_until, Duration::min)
+    }
+
+    /// Returns until when nodes may refuse others because of it.
+    ///
+    /// An extension that a node carries out renews the lock there also if its answer comes after the end of
+    /// the validity. A lost lock stays on the nodes as long as its guard lives: it is not released under
+    /// its holder.
+    fn held_until(&self) -> Duration {
+        let kept_until = self.ended.unwrap_or(Duration::MAX).min(self.kept_until);
+        self.end().max(kept_until)
     }
 
     fn intersects(&self, other: &Self) -> bool {

@@ -65,7 +65,7 @@ const SEEDS: u64 = 10_000;
 
 #[test]
 fn seeds_keep_exclusion_and_token_order_and_leave_no_lock() {
-    let seeds = seeds();
+    let seeds = asked_seeds().unwrap_or(0..SEEDS);
     let (began, single) = (Instant::now(), seeds.end - seeds.start == 1);
     let next = AtomicU64::new(seeds.start);
     let threads = available_parallelism().map_or(1, NonZero::get);
@@ -108,11 +108,25 @@ fn seeds_keep_exclusion_and_token_order_and_leave_no_lock() {
 
 #[test]
 fn lost_release_signals_never_keep_a_waiter_from_a_free_lock() {
-    for seed in 0..300 {
-        let outcome = simulate(seed, &Plan::from_seed(seed).calmed());
-        if let Some(violation) = outcome.violations.first() {
-            panic!("seed {seed}: violated: {violation}");
-        }
+    for seed in asked_seeds().unwrap_or(0..300) {
+        check(seed, &Plan::from_seed(seed).calmed());
+    }
+}
+
+#[test]
+fn seeds_that_failed_once_pass() {
+    // Acquisitions that are carried out again behind their releases hold a majority of the nodes.
+    check(109_871, &Plan::from_seed(109_871));
+    // Extensions reach the nodes in time, and their answers come after the end of the validity.
+    for seed in [5_044, 9_974, 10_885, 23_646] {
+        check(seed, &Plan::from_seed(seed).calmed());
+    }
+}
+
+fn check(seed: u64, plan: &Plan) {
+    let outcome = simulate(seed, plan);
+    if let Some(violation) = outcome.violations.first() {
+        panic!("seed {seed}: violated: {violation}");
     }
 }
 
@@ -129,8 +143,7 @@ fn orders_are_recorded_when_only_connections_break() {
 
 /// Runs seeds of customers; what they come to must not be too tame.
 fn run_orders(name: &str, seeds: u64, plan: fn(u64) -> Plan) {
-    let asked = std::env::var_os("TOWER_REDLOCK_SEEDS").map(|_| crate::seeds());
-    let range = asked.unwrap_or(0..seeds);
+    let range = asked_seeds().unwrap_or(0..seeds);
     let single = range.end - range.start == 1;
     let (mut orders, mut told_late) = (OrderCounts::default(), 0);
     let mut found: BTreeMap<String, (u64, usize)> = BTreeMap::new();
@@ -240,18 +253,16 @@ fn run(next: &AtomicU64, end: u64, single: bool) -> Total {
     total
 }
 
-fn seeds() -> Range<u64> {
-    let Ok(asked) = std::env::var("TOWER_REDLOCK_SEEDS") else {
-        return 0..SEEDS;
-    };
+fn asked_seeds() -> Option<Range<u64>> {
+    let asked = std::env::var("TOWER_REDLOCK_SEEDS").ok()?;
     let number = |text: &str| {
         text.parse()
             .expect("TOWER_REDLOCK_SEEDS is SEED or FROM..TO")
     };
-    match asked.split_once("..") {
+    Some(match asked.split_once("..") {
         Some((from, to)) => number(from)..number(to),
         None => number(&asked)..number(&asked) + 1,
-    }
+    })
 }
 
 /// Says something past the capture of the test harness: the numbers are part of the result.

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tower_redlock::protocol::{LockKeys, Namespace};
 use tower_redlock::test_util::SimEnv;
-use tower_redlock::{Drained, LockError, LockGuard, Redlock, RestartGuard};
+use tower_redlock::{Drained, LockGuard, Redlock, RestartGuard};
 
 use crate::history::{History, LeaseId};
 use crate::network::{Line, Network};
@@ -242,9 +242,8 @@ impl User {
         let asked = self.now();
         let locked = timeout(patience, request.ttl(ttl).wait(wait)).await;
         let now = self.now();
-        let refused = matches!(&locked, Ok(Err(LockError::Contended { .. })));
         self.history
-            .waited(self.process, asked, wait.min(patience), now, refused);
+            .waited(self.process, asked, wait.min(patience), now);
         match locked {
             Ok(Ok(guard)) => self.hold(guard, &keys, now).await,
             Ok(Err(error)) => self.history.refused(self.process, now, &error),
