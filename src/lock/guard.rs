@@ -170,6 +170,9 @@ macro_rules! view {
             /// majority confirmed the extension. A lock that is not lost is then exactly as valid as before. Locks
             /// that this one shares may have been extended already.
             ///
+            /// An extension that the nodes carry out after the validity has ended does not bring the lock back. It
+            /// keeps other callers out for at most `ttl`, or until the guard is dropped.
+            ///
             /// # Cancel safety
             ///
             /// If the future is dropped, the extension may or may not take effect. It never shortens the lock.
