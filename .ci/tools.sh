@@ -17,6 +17,21 @@ step() {
     "$@"
 }
 
+# Runs checks beside those that follow, until `join`, which prints what they printed and fails if one of them did.
+beside() {
+    "$@" >"$TARGET/beside.log" 2>&1 &
+    beside=$!
+    trap 'kill "$beside" 2>/dev/null || true' EXIT
+}
+
+join() {
+    local passed=yes
+    wait "$beside" || passed=no
+    trap - EXIT
+    cat "$TARGET/beside.log"
+    [ "$passed" = yes ] || exit 1
+}
+
 # After the last step. A name that no step has would otherwise count as passed.
 passed() {
     local name

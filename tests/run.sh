@@ -19,19 +19,17 @@ main() {
     provide_other_clients
     # Most tests wait for servers for most of their time.
     export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
-    test_workspace --no-fail-fast "$@"
-    if [ "$#" -eq 0 ]; then
-        # Optimised: they walk through millions of states.
-        run cargo test --release -p model -p simulation --test model --test simulation
-        # Both wait for most of their time.
-        say "running beside each other: the tests of the playground in a browser, and tests/getting_started.sh"
-        guide_log="$(mktemp)"
-        tests/getting_started.sh >"$guide_log" 2>&1 &
-        guide=$!
+    if [ "$#" -gt 0 ]; then
+        test_workspace --no-fail-fast "$@"
+    else
+        test_workspace --no-run
+        # Optimised, because they walk through millions of states, in the time that other tests leave.
+        beside env -u RUST_TEST_THREADS nice -n 19 cargo test --release -p model -p simulation --test model --test simulation
+        test_workspace --no-fail-fast
+        join
+        beside tests/getting_started.sh
         RUST_TEST_THREADS=2 test_workspace --test page --test tour
-        wait "$guide" || fail "$(cat "$guide_log")"
-        guide=
-        cat "$guide_log"
+        join
     fi
     say "all tests passed$([ ! -s "$TOWER_REDLOCK_NOT_RUN" ] || echo ", but for those that are named below")"
 }
@@ -44,6 +42,21 @@ test_workspace() {
 run() {
     say "running: $*"
     "$@"
+}
+
+# Runs a command beside those that follow, until `join`, which prints what it printed.
+beside() {
+    say "running beside the next: $*"
+    beside_log="$(mktemp)"
+    "$@" >"$beside_log" 2>&1 &
+    beside=$!
+}
+
+join() {
+    wait "$beside" || fail "$(cat "$beside_log")"
+    beside=
+    cat "$beside_log"
+    rm -f "$beside_log"
 }
 
 provide_redis() {
@@ -153,8 +166,7 @@ provide_other_clients() {
 # one that passed.
 clean_up() {
     remove_policy
-    [ -z "$guide" ] || kill "$guide" 2>/dev/null || true
-    [ -z "$guide_log" ] || rm -f "$guide_log"
+    [ -z "$beside" ] || kill "$beside" 2>/dev/null || true
     [ -f "${TOWER_REDLOCK_NOT_RUN:-}" ] || return 0
     sort -u "$TOWER_REDLOCK_NOT_RUN" | while IFS= read -r line; do
         say "$line"
@@ -182,6 +194,6 @@ fail() {
 }
 
 readonly SMALLEST=6.2 POLICY=/usr/sbin/policy-rc.d
-policy_is_ours= guide= guide_log=
+policy_is_ours= beside= beside_log=
 
 main "$@"
