@@ -4,6 +4,7 @@ export CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never
 mkdir -p "${CARGO_TARGET_DIR:-target}"
 TARGET="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
 TOOLS="${TOWER_REDLOCK_TOOLS:-$TARGET/tools}"
+PUBLIC_API=tests/public_api.txt
 known=
 
 # `step NAME COMMAND…` runs the command, unless the script was called with the names of other steps. Steps may share a
@@ -15,21 +16,6 @@ step() {
     [ "${#wanted[@]}" -eq 0 ] || [[ " ${wanted[*]} " == *" $name "* ]] || return 0
     printf '\n==> %s: %s\n' "$name" "$*"
     "$@"
-}
-
-# Runs checks beside those that follow, until `join`, which prints what they printed and fails if one of them did.
-beside() {
-    "$@" >"$TARGET/beside.log" 2>&1 &
-    beside=$!
-    trap 'kill "$beside" 2>/dev/null || true' EXIT
-}
-
-join() {
-    local passed=yes
-    wait "$beside" || passed=no
-    trap - EXIT
-    cat "$TARGET/beside.log"
-    [ "$passed" = yes ] || exit 1
 }
 
 # After the last step. A name that no step has would otherwise count as passed.
