@@ -1,4 +1,5 @@
-# Sourced by .ci/run and .ci/weekly, in the root of the repository: steps with names, and tools of pinned versions.
+# Sourced by the scripts of this folder, in the root of the repository: steps with names, and tools of pinned versions.
+# `TOWER_REDLOCK_TOOLS` may name another folder for the tools.
 
 export CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never
 mkdir -p "${CARGO_TARGET_DIR:-target}"

@@ -1,4 +1,5 @@
-//! What the fuzz targets call that is not public. Exists with `--cfg fuzzing` only, which cargo-fuzz sets.
+//! Exposes private functions to the fuzz targets, with `--cfg fuzzing`, which cargo-fuzz sets. They may change in any
+//! release.
 
 #[cfg(all(
     feature = "idempotency",

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests on a fresh Debian, Ubuntu or macOS with Rust; arguments go to `cargo test`.
+# Runs the tests on a fresh Debian, Ubuntu or macOS with Rust; arguments go to `cargo test`. With `--provide` it only
+# installs what they need.
 #
 # The tests start their own redis-server processes on ports of their own; what is missing for that
 # is installed first, and curl and Chromium, if they can be. REDIS_SERVER and CHROMEDRIVER may name
@@ -17,6 +18,7 @@ main() {
     provide_curl
     provide_browser
     provide_other_clients
+    [ "$*" != --provide ] || return 0
     # Most tests wait for servers for most of their time.
     export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
     if [ "$#" -gt 0 ]; then
@@ -48,8 +50,11 @@ run() {
 beside() {
     say "running beside the next: $*"
     beside_log="$(mktemp)"
-    "$@" >"$beside_log" 2>&1 &
+    # With a process group of its own, so that its children end with it.
+    set -m
+    "$@" >"$beside_log" 2>&1 </dev/null &
     beside=$!
+    set +m
 }
 
 join() {
@@ -166,7 +171,10 @@ provide_other_clients() {
 # one that passed.
 clean_up() {
     remove_policy
-    [ -z "$beside" ] || kill "$beside" 2>/dev/null || true
+    if [ -n "$beside" ]; then
+        kill -- "-$beside" 2>/dev/null || true
+        cat "$beside_log"
+    fi
     [ -f "${TOWER_REDLOCK_NOT_RUN:-}" ] || return 0
     sort -u "$TOWER_REDLOCK_NOT_RUN" | while IFS= read -r line; do
         say "$line"

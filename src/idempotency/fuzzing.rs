@@ -1,4 +1,4 @@
-//! What fuzz targets call of the idempotency layer.
+//! Exposes the codec and the readers of the idempotency layer to fuzz targets.
 
 use bytes::Bytes;
 use http::request::Parts;

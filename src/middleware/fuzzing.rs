@@ -1,4 +1,4 @@
-//! What fuzz targets call of the middleware.
+//! Exposes readers of request heads and the default response to fuzz targets.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Response};

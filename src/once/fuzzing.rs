@@ -1,4 +1,4 @@
-//! What fuzz targets call of executions.
+//! Exposes the encoder of results to fuzz targets.
 
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::{Cluster, MonitorLog, RedisServer, hard_of_hearing, wait_until};
+use support::{Cluster, MonitorLog, RedisServer, polls_rarely, wait_until};
 use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -13,7 +13,7 @@ use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, RestartGuard, Retry};
 
 fn scripted(nodes: &ScriptedNodes) -> Redlock {
-    hard_of_hearing(Redlock::builder().scripted(nodes))
+    polls_rarely(Redlock::builder().scripted(nodes))
         .build()
         .unwrap()
 }
@@ -181,7 +181,7 @@ async fn processes_under_full_contention_get_fair_shares() {
 #[tokio::test]
 async fn redis_nodes_have_subscribers_only_while_callers_wait() {
     let cluster = Cluster::start(3);
-    let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(over(&cluster)).build().unwrap());
+    let [ours, theirs] = [(); 2].map(|()| polls_rarely(over(&cluster)).build().unwrap());
     let mut held = Vec::new();
     for key in ["a", "b", "c", "d", "e"] {
         held.push(ours.lock(key).await.unwrap());
@@ -211,7 +211,7 @@ async fn redis_nodes_have_subscribers_only_while_callers_wait() {
 #[tokio::test]
 async fn listener_subscribes_again_after_its_connection_is_killed() {
     let cluster = Cluster::start(3);
-    let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(over(&cluster)).build().unwrap());
+    let [ours, theirs] = [(); 2].map(|()| polls_rarely(over(&cluster)).build().unwrap());
     let held = ours.lock("k").await.unwrap();
     let waiting = tokio::spawn(theirs.lock("k").wait(HOUR).into_future());
     for server in &cluster.servers {

@@ -16,7 +16,7 @@ use tower_redlock::{
 
 use crate::waiting::wait_until;
 
-/// Does all that there is to do with locks and records, and returns what went wrong.
+/// Locks, waits, contends, extends, releases and records, and returns what went wrong.
 pub async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     for fencing in [true, false] {
@@ -90,7 +90,7 @@ pub async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<Str
 pub async fn use_every_connection(url: &str, builder: impl Fn() -> RedlockBuilder) {
     let complaints = use_all(&builder, "k").await;
     assert!(complaints.is_empty(), "{complaints:#?}");
-    let [ours, theirs] = [(); 2].map(|()| hard_of_hearing(builder()).build().unwrap());
+    let [ours, theirs] = [(); 2].map(|()| polls_rarely(builder()).build().unwrap());
     let held = ours.lock("waited-for").await.unwrap();
     let waiting = tokio::spawn(theirs.lock("waited-for").wait(2 * PATIENCE).into_future());
     wait_until("subscribed", PATIENCE, || channels(url) == 1).await;
@@ -119,7 +119,7 @@ pub async fn why_unreachable(builder: RedlockBuilder) -> String {
 }
 
 /// Polls so rarely that a waiter that is granted in time was notified.
-pub fn hard_of_hearing(builder: RedlockBuilder) -> RedlockBuilder {
+pub fn polls_rarely(builder: RedlockBuilder) -> RedlockBuilder {
     let retry = Retry::new(Duration::from_millis(10), HOUR);
     builder.retry(retry).poll_interval(HOUR)
 }

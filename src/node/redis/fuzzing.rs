@@ -1,4 +1,4 @@
-//! What fuzz targets call of Redis nodes.
+//! Exposes the encoder and the decoder of Redis nodes to fuzz targets.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
