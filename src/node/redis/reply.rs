@@ -41,6 +41,10 @@ impl ReplyEnd {
                     false => Err(INVALID.into()),
                 };
             };
+            // The parser would take a lone line feed for a part of the line, and end the reply elsewhere.
+            if !rest[..line].ends_with(b"\r") {
+                return Err(INVALID.into());
+            }
             let mut length = line + 1;
             let mut elements = 0;
             if matches!(kind, b'$' | b'*') {
