@@ -11,7 +11,7 @@ mod authority;
 use std::env;
 use std::time::Duration;
 
-use support::{ChildProcess, RedisServer, use_every_connection, why_unreachable};
+use support::{ChildProcess, RedisServer, example_path, use_every_connection, why_unreachable};
 use tower_redlock::deadpool_redis::redis::{Client, ClientTlsConfig, TlsCertificates};
 use tower_redlock::deadpool_redis::{Manager, Pool};
 use tower_redlock::{Redlock, RedlockBuilder, Released, RestartGuard};
@@ -80,6 +80,26 @@ async fn tls_server_of_an_unknown_authority_is_refused_by_name_and_reason() {
             "{refused}"
         );
     }
+}
+
+/// A program that knows nothing of this authority. It has a crypto provider, because a build of the workspace gives it
+/// that of these tests.
+#[tokio::test]
+async fn ssl_cert_file_adds_a_private_authority() {
+    let server = RedisServer::start();
+    let authority = Authority::new("we");
+    let Some(url) = authority.serve_tls(&server, "no") else {
+        return;
+    };
+    let file = Authority::file(&server);
+    let envs = [
+        ("REDLOCK_URLS", url.as_str()),
+        ("REDLOCK_RESTART_GUARD", "off"),
+        ("SSL_CERT_FILE", file.to_str().unwrap()),
+    ];
+    let mut process = ChildProcess::start(example_path("lock_without_http"), &["k", "1"], &envs);
+    let status = process.wait(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{}", process.stderr());
 }
 
 /// The servers of a private authority, which only a process of its own can trust.
