@@ -29,7 +29,7 @@ main() {
         beside env -u RUST_TEST_THREADS nice -n 19 cargo test --release -p model -p simulation --test model --test simulation
         test_workspace --no-fail-fast
         join
-        beside tests/getting_started.sh
+        beside nice -n 10 tests/getting_started.sh
         RUST_TEST_THREADS=2 test_workspace --test page --test tour
         join
     fi
