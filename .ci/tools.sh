@@ -6,17 +6,25 @@ mkdir -p "${CARGO_TARGET_DIR:-target}"
 TARGET="$(cd "${CARGO_TARGET_DIR:-target}" && pwd)"
 TOOLS="${TOWER_REDLOCK_TOOLS:-$TARGET/tools}"
 PUBLIC_API=tests/public_api.txt
-known=
+known= red= goes_on=
 
 # `step NAME COMMAND…` runs the command, unless the script was called with the names of other steps. Steps may share a
-# name.
+# name. The first one that fails ends a script that does not set `goes_on`.
 step() {
     local name="$1"
     shift
     known+=" $name"
     [ "${#wanted[@]}" -eq 0 ] || [[ " ${wanted[*]} " == *" $name "* ]] || return 0
     printf '\n==> %s: %s\n' "$name" "$*"
-    "$@"
+    # `set -e` would not hold within a command whose status is looked at in an `if`.
+    set +e
+    (
+        set -e
+        "$@"
+    )
+    [ "$?" -eq 0 ] || red+=" $name"
+    set -e
+    [ -z "$red" ] || [ -n "$goes_on" ] || fail "failed:$red"
 }
 
 # After the last step. A name that no step has would otherwise count as passed.
@@ -25,6 +33,7 @@ passed() {
     for name in ${wanted[@]+"${wanted[@]}"}; do
         [[ "$known " == *" $name "* ]] || fail "there is no step $name, only:$known"
     done
+    [ -z "$red" ] || fail "failed:$red"
     printf '\n%s: %s passed\n' "$0" "$([ "${#wanted[@]}" -eq 0 ] && echo "all checks" || echo "${wanted[*]}")"
 }
 

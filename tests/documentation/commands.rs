@@ -52,7 +52,12 @@ fn is_script(word: &str) -> bool {
     let is_below = ["tests/", "benches/", "./tests/"]
         .iter()
         .any(|folder| word.starts_with(folder));
-    word == ".ci/run" || is_below && word.ends_with(".sh")
+    is_check(word) || is_below && word.ends_with(".sh")
+}
+
+/// The scripts whose arguments are names of their steps.
+fn is_check(word: &str) -> bool {
+    [".ci/run", ".ci/weekly"].contains(&word)
 }
 
 /// What a command names that does not exist.
@@ -80,6 +85,13 @@ fn missing_names(command: &str) -> impl Iterator<Item = String> {
                 expect(is_target("test", name), format!("test program {name}"));
                 tests.push(name);
             }
+            script if is_check(script) && exists(script) && is_name(pair[1]) => {
+                let steps = words.iter().skip_while(|word| **word != script).skip(1);
+                for step in steps.take_while(|word| is_name(word)) {
+                    let is_there = read(script).contains(&format!("    step {step} "));
+                    expect(is_there, format!("step {step} in {script}"));
+                }
+            }
             "--manifest-path" => expect(exists(pair[1]), format!("file {}", pair[1])),
             "--features" => {
                 for feature in pair[1].split(',') {
@@ -102,6 +114,10 @@ fn missing_names(command: &str) -> impl Iterator<Item = String> {
         }
     }
     missing.into_iter()
+}
+
+fn is_name(word: &str) -> bool {
+    word.chars().all(|c| c.is_ascii_lowercase())
 }
 
 fn is_feature(name: &str) -> bool {
@@ -161,6 +177,7 @@ fn has_test(program: &str, filter: &str) -> bool {
 fn planted_missing_names_are_found() {
     let text = "\
 `cargo run --example quickstart` `cargo run -q --example gone` `tests/run.sh` `tests/gone.sh --all`
+`.ci/run docs gone` `.ci/weekly typos`
 ```sh
 cargo test -p tests --test http rejections   # --example comment
 cargo test -p tests --test http no_such_test
@@ -183,11 +200,12 @@ cargo test -p gone
     let expected = [
         "p.md:1: no example gone",
         "p.md:1: no script tests/gone.sh",
-        "p.md:4: no test no_such_test in http",
-        "p.md:5: no test program gone",
-        "p.md:7: no feature gone",
-        "p.md:9: no benchmark compare",
-        "p.md:10: no package gone",
+        "p.md:2: no step gone in .ci/run",
+        "p.md:5: no test no_such_test in http",
+        "p.md:6: no test program gone",
+        "p.md:8: no feature gone",
+        "p.md:10: no benchmark compare",
+        "p.md:11: no package gone",
     ];
     assert_eq!(found, expected);
 }

@@ -54,6 +54,17 @@ fn commands_of_all_pages_name_existing_programs_tests_and_features() {
 }
 
 #[test]
+fn commands_of_all_scripts_name_existing_programs_tests_and_features() {
+    let scripts = [".ci", "benches", "tests"].map(files).concat();
+    let scripts = scripts.iter().filter(|path| is_script(path));
+    let scripts: Vec<Page> = scripts
+        .map(|path| Page::new(path, &as_page(&read(path))))
+        .collect();
+    let found = check(&scripts, commands::missing);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
 fn snippets_have_no_hidden_lines() {
     let found = check(&guide_pages(), mentions::hidden_lines);
     assert!(found.is_empty(), "\n{}", found.join("\n"));
@@ -88,6 +99,24 @@ fn every_file_of_the_guide_is_a_chapter_and_a_followed_recipe() {
 fn the_chapter_on_settings_lists_every_setter_and_nothing_else() {
     let found = settings::differences(&read("docs/settings.md"), &read);
     assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+fn is_script(path: &str) -> bool {
+    path.starts_with(".ci/") || path.ends_with(".sh") && !path.contains("node_modules")
+}
+
+/// The commands of a script: its lines, and of its comments those that are indented, up to their explanations.
+fn as_page(script: &str) -> String {
+    let commands = script.lines().map(|line| match line.split_once('#') {
+        Some(("", comment)) => {
+            let example = comment.strip_prefix("   ").unwrap_or_default();
+            example.split("  ").next().unwrap_or_default()
+        }
+        // What the shell computes is no name.
+        _ if line.contains(['*', '$']) && line.contains('/') => "",
+        _ => line,
+    });
+    format!("```sh\n{}\n```\n", commands.collect::<Vec<_>>().join("\n"))
 }
 
 /// Runs a check over all pages.
