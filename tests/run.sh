@@ -14,6 +14,7 @@ main() {
     trap clean_up EXIT
     TOWER_REDLOCK_NOT_RUN="$(mktemp)"
     export TOWER_REDLOCK_NOT_RUN
+    logs="$(mktemp -d)"
     provide_redis
     provide_curl
     provide_browser
@@ -27,7 +28,9 @@ main() {
         test_workspace --no-run
         # Optimised, because they walk through millions of states, in the time that other tests leave.
         beside env -u RUST_TEST_THREADS nice -n 19 cargo test --release -p model -p simulation --test model --test simulation
-        test_workspace --no-fail-fast
+        # A minute of faults is a minute, whatever runs meanwhile.
+        beside test_workspace --test proofs "$FAULTS"
+        test_workspace --no-fail-fast -- --skip "$FAULTS"
         join
         beside nice -n 10 tests/getting_started.sh
         RUST_TEST_THREADS=2 test_workspace --test page --test tour
@@ -46,22 +49,24 @@ run() {
     "$@"
 }
 
-# Runs a command beside those that follow, until `join`, which prints what it printed.
+# Runs a command beside those that follow, until `join`, which prints what all of them printed.
 beside() {
     say "running beside the next: $*"
-    beside_log="$(mktemp)"
     # With a process group of its own, so that its children end with it.
     set -m
-    "$@" >"$beside_log" 2>&1 </dev/null &
-    beside=$!
+    "$@" >"$logs/${#beside[@]}" 2>&1 </dev/null &
+    beside+=("$!")
     set +m
 }
 
 join() {
-    wait "$beside" || fail "$(cat "$beside_log")"
-    beside=
-    cat "$beside_log"
-    rm -f "$beside_log"
+    local number red=
+    for number in "${!beside[@]}"; do
+        wait "${beside[$number]}" || red=yes
+        cat "$logs/$number"
+    done
+    beside=()
+    [ -z "$red" ] || fail "a test failed; what it printed is above"
 }
 
 provide_redis() {
@@ -170,11 +175,13 @@ provide_other_clients() {
 # At the end, also of a run that fails: what a test said that could not run, so that it is not taken for
 # one that passed.
 clean_up() {
+    local number
     remove_policy
-    if [ -n "$beside" ]; then
-        kill -- "-$beside" 2>/dev/null || true
-        cat "$beside_log"
-    fi
+    for number in ${beside[@]+"${!beside[@]}"}; do
+        kill -- "-${beside[$number]}" 2>/dev/null || true
+        cat "$logs/$number"
+    done
+    [ -z "$logs" ] || rm -rf "$logs"
     [ -f "${TOWER_REDLOCK_NOT_RUN:-}" ] || return 0
     sort -u "$TOWER_REDLOCK_NOT_RUN" | while IFS= read -r line; do
         say "$line"
@@ -202,6 +209,7 @@ fail() {
 }
 
 readonly SMALLEST=6.2 POLICY=/usr/sbin/policy-rc.d
-policy_is_ours= beside= beside_log=
+readonly FAULTS=chaos::faults::
+policy_is_ours= logs= beside=()
 
 main "$@"
