@@ -26,13 +26,12 @@ main() {
         test_workspace --no-fail-fast "$@"
     else
         test_workspace --no-run
-        # Optimised, because they walk through millions of states, in the time that other tests leave.
+        # In the time that other tests leave, and none of them waits for it. Model and simulation are optimised, because
+        # they walk through millions of states. A minute of faults is a minute, whatever runs meanwhile.
         beside env -u RUST_TEST_THREADS nice -n 19 cargo test --release -p model -p simulation --test model --test simulation
-        # A minute of faults is a minute, whatever runs meanwhile.
+        beside nice -n 10 tests/getting_started.sh
         beside test_workspace --test proofs "$FAULTS"
         test_workspace --no-fail-fast -- --skip "$FAULTS"
-        join
-        beside nice -n 10 tests/getting_started.sh
         RUST_TEST_THREADS=2 test_workspace --test page --test tour
         join
     fi
