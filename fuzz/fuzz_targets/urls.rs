@@ -18,7 +18,9 @@ fuzz_target!(|data: &[u8]| {
     let url = format!("redis://{before}:{PASSWORD}@{after}");
     // The password begins at the first colon, and ends at the last `@` in front of the host.
     let is_user = !before.contains([':', '/', '?', '#', '\\', '@', '\t', '\r']);
-    let [password, rest] = [PASSWORD, &*format!("{before}{after}")].map(str::to_lowercase);
+    // As a URL is read: without regard to these characters.
+    let rest = format!("{before}{after}").replace(['\t', '\n', '\r'], "");
+    let [password, rest] = [PASSWORD, &*rest].map(str::to_lowercase);
     if is_user && !rest.contains(&password) {
         let shown = match node_name(&url) {
             Ok(name) => name.to_string(),
