@@ -100,6 +100,15 @@ fn explore<M: Explored>(name: &str, model: M, bound: Option<NonZero<usize>>) {
         checker.max_depth(),
         began,
     );
+    let row = format!(
+        "| {extent} | {} | {} |",
+        with_commas(checker.unique_state_count()),
+        checker.max_depth()
+    );
+    assert!(
+        PAGE.contains(&row),
+        "{name}: the documentation of `protocol` does not have: {row}"
+    );
     let discoveries = checker.discoveries();
     let (reached, forbidden): (Vec<_>, Vec<_>) = checker
         .model()
@@ -142,6 +151,16 @@ fn breaks<M: Explored>(name: &str, model: M, properties: &[&'static str]) {
     if mode("traces") {
         say(&format!("{name}: {steps:#?}"));
     }
+}
+
+/// Says what was explored; a run has no random choices, so the figures are always the same.
+const PAGE: &str = include_str!("../../src/protocol/mod.rs");
+
+fn with_commas(number: usize) -> String {
+    let digits = number.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev();
+    let groups = groups.map(|group| String::from_utf8_lossy(group));
+    groups.collect::<Vec<_>>().join(",")
 }
 
 fn report(name: &str, extent: &str, states: usize, depth: usize, began: Instant) {
