@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 
@@ -168,33 +168,21 @@ pub fn example_path(name: &str) -> PathBuf {
         "{} is missing: `cargo build --workspace --examples` builds it",
         example.display()
     );
-    // With `--test`, cargo builds the tests of a package and no examples.
-    let built = modified(&example);
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let examples = root.join("examples");
-    let mut sources = vec![
-        root.join("src"),
-        examples.join(name),
-        examples.join(format!("{name}.rs")),
-    ];
-    while let Some(source) = sources.pop() {
-        if let Ok(folder) = fs::read_dir(&source) {
-            sources.extend(folder.map(|entry| entry.expect("the folder can be read").path()));
-        } else if source.is_file() {
-            assert!(
-                modified(&source) <= built,
-                "{} is older than {}: `cargo build --workspace --examples --all-features` builds it anew",
-                example.display(),
-                source.display()
-            );
-        }
-    }
+    // With `--test`, cargo builds the tests of a package and no examples. Beside each one it lists its sources.
+    let modified = |file: &Path| fs::metadata(file).and_then(|data| data.modified()).ok();
+    let sources = fs::read_to_string(example.with_extension("d")).expect("cargo wrote it");
+    let (_, sources) = sources.split_once(": ").expect("it lists sources");
+    let newer = sources.replace("\\ ", "\0");
+    let newer = newer
+        .split_whitespace()
+        .map(|source| source.replace('\0', " "))
+        .find(|source| modified(Path::new(source)) > modified(&example));
+    assert!(
+        newer.is_none(),
+        "{} is older than {newer:?}: `cargo build --workspace --examples --all-features` builds it anew",
+        example.display()
+    );
     example
-}
-
-fn modified(file: &Path) -> SystemTime {
-    let modified = fs::metadata(file).and_then(|data| data.modified());
-    modified.unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
 /// The lines of one pipe, collected by a thread that ends with the pipe.
