@@ -100,15 +100,6 @@ fn explore<M: Explored>(name: &str, model: M, bound: Option<NonZero<usize>>) {
         checker.max_depth(),
         began,
     );
-    let row = format!(
-        "| {extent} | {} | {} |",
-        with_commas(checker.unique_state_count()),
-        checker.max_depth()
-    );
-    assert!(
-        PAGE.contains(&row),
-        "{name}: the documentation of `protocol` does not have: {row}"
-    );
     let discoveries = checker.discoveries();
     let (reached, forbidden): (Vec<_>, Vec<_>) = checker
         .model()
@@ -125,6 +116,15 @@ fn explore<M: Explored>(name: &str, model: M, bound: Option<NonZero<usize>>) {
         let found = discoveries.contains_key(property.name);
         assert!(found, "{name}: never: {}", property.name);
     }
+    let row = format!(
+        "| {extent} | {} | {} |",
+        with_commas(checker.unique_state_count()),
+        checker.max_depth()
+    );
+    assert!(
+        PAGE.contains(&row),
+        "{name}: the documentation of `protocol` does not have: {row}"
+    );
 }
 
 /// Explores until one of the properties is violated; panics if none is.
