@@ -60,7 +60,7 @@ async fn handle(
 ) -> Result<Outcome<Receipt>, OnceError<Infallible, Receipt>> {
     let amount = message.amount;
     redlock
-        .once(("charge", message.id.to_string()))
+        .once(("charge", message.id))
         .fingerprint(amount.to_be_bytes())
         .retention(Duration::from_secs(24 * 60 * 60))
         .run(move |_execution| charge(amount))

@@ -130,7 +130,7 @@ struct OrderId(u64);
 
 impl LockResource for OrderId {
     fn lock_keys(&self) -> LockKeys {
-        LockKey::from(("order", self.0.to_string())).into()
+        LockKey::from(("order", self.0)).into()
     }
 }
 

@@ -41,7 +41,7 @@ use crate::middleware::{CallToken, LockHandles, OnLost, Rejection, RequestKind, 
 ///
 /// impl LockResource for OrderId {
 ///     fn lock_keys(&self) -> LockKeys {
-///         LockKey::from(("order", self.0.to_string())).into()
+///         LockKey::from(("order", self.0)).into()
 ///     }
 /// }
 ///

@@ -22,7 +22,7 @@ use crate::protocol::LockKeys;
 ///
 /// impl LockResource for Seat {
 ///     fn lock_keys(&self) -> LockKeys {
-///         LockKey::from(("seat", self.flight.as_str(), self.row.to_string())).into()
+///         LockKey::from(("seat", self.flight.as_str(), self.row)).into()
 ///     }
 /// }
 /// ```

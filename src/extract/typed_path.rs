@@ -31,7 +31,7 @@ use crate::protocol::{KeyError, LockKeys};
 ///
 /// impl LockResource for InvoiceNumber {
 ///     fn lock_keys(&self) -> LockKeys {
-///         LockKey::from(("invoice", self.0.to_string())).into()
+///         LockKey::from(("invoice", self.0)).into()
 ///     }
 /// }
 ///

@@ -14,6 +14,7 @@
 //! * `queue`: waiting callers of this process, waiting processes beside it, and the cap on waiting calls;
 //! * `cluster`: the nodes and settings; `core`: the state that all clones of a [`Redlock`] share;
 //! * `lease`: the life of a lock, from its order to its end;
+//! * `uuid`: keys from UUIDs;
 //! * `guard`, `request`, `health`, `redlock`, `builder`: the public face.
 
 mod builder;
@@ -30,6 +31,8 @@ mod registry;
 mod request;
 mod span;
 mod time;
+#[cfg(feature = "uuid")]
+mod uuid;
 
 pub use builder::{RedlockBuilder, RestartGuard};
 pub use error::{BuildError, ExtendError, LockError, ReleaseError};

@@ -22,6 +22,12 @@ use std::sync::Arc;
 /// assert_ne!(LockKey::from(("a", "b:c")), LockKey::from(("a:b", "c")));
 /// ```
 ///
+/// An integer is its decimal text, so `("account", 7)` equals `("account", "7")`, whatever the type of the integer.
+#[cfg_attr(
+    feature = "uuid",
+    doc = "A [`Uuid`](uuid::Uuid) is its hyphenated text in lower case."
+)]
+///
 /// Two composite keys are equal only if their parts are. A *plain* key may be any bytes, so it can equal
 /// the encoding of a composite key. If clients choose a key, add a literal part
 /// (`("upload", client_chosen)`), which also keeps it distinct from all other kinds of resources.
@@ -160,6 +166,19 @@ from_bytes! {
     &[u8] => |key| key.into();
     Vec<u8> => |key| key.into();
 }
+
+macro_rules! from_integer {
+    ($($integer:ident)+) => {$(
+        /// The decimal text of the number.
+        impl From<$integer> for LockKey {
+            fn from(key: $integer) -> Self {
+                key.to_string().into()
+            }
+        }
+    )+};
+}
+
+from_integer! { u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize }
 
 impl From<&Self> for LockKey {
     fn from(key: &Self) -> Self {
@@ -437,6 +456,36 @@ mod tests {
             b"nightly-report"
         );
         assert_eq!(LockKey::from(vec![0, 255]).as_bytes(), [0, 255]);
+    }
+
+    #[test]
+    fn integer_is_encoded_as_its_decimal_text() {
+        assert_eq!(LockKey::from(("order", 17)), LockKey::from(("order", "17")));
+        let smallest = LockKey::from(i128::MIN);
+        assert_eq!(smallest.as_bytes(), i128::MIN.to_string().as_bytes());
+        for (key, text) in [
+            (LockKey::from(u8::MAX), "255"),
+            (LockKey::from(u16::MAX), "65535"),
+            (LockKey::from(u32::MAX), "4294967295"),
+            (LockKey::from(u64::MAX), "18446744073709551615"),
+            (
+                LockKey::from(u128::MAX),
+                "340282366920938463463374607431768211455",
+            ),
+            (LockKey::from(7_usize), "7"),
+            (LockKey::from(i8::MIN), "-128"),
+            (LockKey::from(i16::MIN), "-32768"),
+            (LockKey::from(i32::MIN), "-2147483648"),
+            (LockKey::from(i64::MIN), "-9223372036854775808"),
+            (LockKey::from(-7_isize), "-7"),
+            // Zero is a key like any other, not an empty one.
+            (LockKey::from(0), "0"),
+        ] {
+            assert_eq!(key.as_bytes(), text.as_bytes());
+        }
+        // An id is no kind of resource, in any position.
+        assert_eq!(LockKey::from((17, "order")).kind(), None);
+        assert_eq!(LockKey::from(("order", 17)).kind(), Some("order"));
     }
 
     #[test]

@@ -149,8 +149,8 @@ pub(super) fn join(
     (!sources.is_empty()).then(|| sources.join(between))
 }
 
-/// Conversion of the value that a closure returns as the key of a request: a key, a `String`, several keys, or
-/// any of these in an `Option` (`None`: the request names no resource) or a `Result`.
+/// Conversion of the value that a closure returns as the key of a request: a key, a `String`, an integer, several
+/// keys, or any of these in an `Option` (`None`: the request names no resource) or a `Result`.
 pub trait IntoKeys {
     /// Converts to the return type of [`KeyExtractor::extract`].
     ///
@@ -177,6 +177,9 @@ macro_rules! one_key {
 }
 
 one_key! { LockKey String &str Vec<u8> }
+one_key! { u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize }
+#[cfg(feature = "uuid")]
+one_key! { uuid::Uuid }
 
 impl<K: IntoKeys> IntoKeys for Option<K> {
     fn into_keys(self) -> Result<Option<LockKeys>, KeyError> {
@@ -198,7 +201,7 @@ impl<K: IntoKeys> IntoKeys for Result<K, KeyError> {
 /// #[derive(Clone)]
 /// struct Tenant(u64);
 ///
-/// let by_tenant = key::from_fn(|parts| Some(parts.extensions.get::<Tenant>()?.0.to_string()));
+/// let by_tenant = key::from_fn(|parts| Some(parts.extensions.get::<Tenant>()?.0));
 /// # let _: &dyn tower_redlock::KeyExtractor = &by_tenant;
 /// ```
 ///
@@ -362,6 +365,24 @@ mod tests {
         assert_eq!(one(&("account", id)), LockKey::from(("account", "7")));
         assert_eq!(one(&(("a", "b"), "c")), LockKey::from((("a", "b"), "c")));
         assert_eq!(one(&"plain"), LockKey::from("plain"));
+    }
+
+    #[test]
+    fn a_closure_returns_text_bytes_or_a_number() {
+        assert_eq!(one(&|_: &Parts| 17_u64), LockKey::from("17"));
+        assert_eq!(
+            one(&("n", |_: &Parts| Some(-1))),
+            LockKey::from(("n", "-1"))
+        );
+        assert_eq!(
+            one(&|_: &Parts| vec![0, 255]),
+            LockKey::from([0, 255].as_slice())
+        );
+        #[cfg(feature = "uuid")]
+        assert_eq!(
+            one(&|_: &Parts| uuid::Uuid::nil()),
+            LockKey::from("00000000-0000-0000-0000-000000000000")
+        );
     }
 
     #[test]
