@@ -12,6 +12,7 @@ use axum::extract::{FromRef, FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
+use crate::extract::rejection::into_rejection;
 use crate::extract::resource::LockResource;
 use crate::lock::{LockGuard, Redlock};
 use crate::middleware::{CallToken, LockHandles, OnLost, Rejection, RequestKind, refusal};
@@ -164,19 +165,11 @@ where
                 handles.add(&guard.handle(), OnLost::Notify);
                 Ok(guard)
             }
-            Err(error) => {
-                let rejection = Rejection::from(error.clone());
-                if matches!(rejection, Rejection::Misconfigured(_)) {
-                    tracing::error!(%error, "redlock handler cannot lock its resource because it is misconfigured");
-                } else if matches!(rejection, Rejection::KeyInvalid(_)) {
-                    tracing::debug!(%error, "redlock handler cannot lock its resource because the key is invalid");
-                }
-                Err(LockRefused {
-                    rejection,
-                    kind,
-                    token,
-                })
-            }
+            Err(error) => Err(LockRefused {
+                rejection: into_rejection(&error),
+                kind,
+                token,
+            }),
         }
     }
 }

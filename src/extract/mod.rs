@@ -5,6 +5,7 @@ mod health;
 mod locked;
 mod matched_path;
 mod path;
+mod rejection;
 mod resource;
 mod typed_path;
 

@@ -25,18 +25,25 @@ pub enum RequestKind {
 
 /// Builds the response for a refusal. Closures with the same signature implement it.
 ///
-/// ```
-/// use bytes::Bytes;
-/// use http::Response;
-/// use http_body_util::Full;
-/// use tower_redlock::{Rejection, RequestKind};
+/// One that changes a few cases, or adds something to all, begins with [`Rejection::default_response`]:
 ///
-/// let plain = |rejection: &Rejection, _: &RequestKind| {
-///     let mut response = Response::new(Full::new(Bytes::from_static(b"try again later\n")));
-///     *response.status_mut() = rejection.status();
+/// ```
+/// use http::{HeaderValue, StatusCode, header};
+/// use tower_redlock::{Redlock, RedlockLayer, Rejection, RequestKind, key};
+///
+/// let not_found_without_key = |rejection: &Rejection, to: &RequestKind| {
+///     let mut response = rejection.default_response(to);
+///     if matches!((rejection, to), (Rejection::KeyMissing, RequestKind::Http)) {
+///         *response.status_mut() = StatusCode::NOT_FOUND;
+///     }
+///     // A page that a user sees, also for all other cases.
+///     let link = HeaderValue::from_static("<https://example.com/errors>; rel=help");
+///     response.headers_mut().insert(header::LINK, link);
 ///     response
 /// };
-/// # let _: &dyn tower_redlock::RejectionResponse = &plain;
+/// let layer = RedlockLayer::new(Redlock::in_memory(3), ("upload", key::header("x-upload-id")))
+///     .rejection(not_found_without_key);
+/// # let _: RedlockLayer = layer;
 /// ```
 pub trait RejectionResponse: Send + Sync + 'static {
     /// Returns the response for a refusal of a request of the given kind.
@@ -64,9 +71,8 @@ pub(crate) struct Refusals {
 
 impl Refusals {
     pub(crate) fn new() -> Self {
-        let response = |rejection: &Rejection, to: &RequestKind| default_response(rejection, *to);
         Self {
-            response: Arc::new(response),
+            response: Arc::new(Rejection::default_response),
             logged: Arc::new(LoggedMistakes::new()),
             lacking: Arc::new(Once::new()),
         }
@@ -128,6 +134,21 @@ impl Refusals {
     }
 }
 
+impl Rejection {
+    /// Builds the response that layers and extractors send unless their `rejection` is set: problem+json (RFC 9457),
+    /// or a gRPC status.
+    ///
+    /// A function that is set as `rejection` calls it for the cases that it leaves as they are; see
+    /// [`RejectionResponse`].
+    #[must_use]
+    pub fn default_response(&self, to: &RequestKind) -> Response<Full<Bytes>> {
+        match to {
+            RequestKind::Http => problem_json(self),
+            RequestKind::Grpc => grpc::status(self),
+        }
+    }
+}
+
 impl RequestKind {
     /// Returns the kind of a request, by its content type.
     #[must_use]
@@ -155,16 +176,9 @@ fn is_grpc(parts: &Parts) -> bool {
 
 /// Builds the default response for a refusal, with the refusal in its extensions.
 pub(crate) fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-    let mut response = default_response(&rejection, to);
+    let mut response = rejection.default_response(&to);
     response.extensions_mut().insert(rejection);
     response
-}
-
-fn default_response(rejection: &Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-    match to {
-        RequestKind::Http => problem_json(rejection),
-        RequestKind::Grpc => grpc::status(rejection),
-    }
 }
 
 /// Builds `application/problem+json` (RFC 9457) with a stable `code` member.

@@ -1,23 +1,26 @@
 //! What a layer answers without a lock: status, headers, gRPC status, and requests that pass.
 
 use std::convert::Infallible;
+use std::fmt::Debug;
 use std::future::pending;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use axum::extract::State;
+use axum::response::IntoResponse;
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
 use http::request::Parts;
-use http::{HeaderName, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use support::ms;
+use support::{Log, ms};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
-    LockHandle, OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, RequestKind,
-    Unprotected, key,
+    LockError, LockHandle, OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection,
+    RequestKind, Unprotected, key,
 };
 
 use crate::scripted_bodies::{Flag, TTL, code, layer, lose, ok, post, redlock, working};
@@ -206,6 +209,93 @@ async fn rejection_sets_the_response_and_keeps_the_extension() {
         [RequestKind::Http, RequestKind::Grpc]
     );
     drop(guard);
+}
+
+/// Waits for the last frame, and returns what a client can compare.
+async fn seen_by_client<B: http_body::Body<Error: Debug>>(
+    response: Response<B>,
+) -> (StatusCode, HeaderMap, Bytes) {
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    (head.status, head.headers, body)
+}
+
+#[tokio::test(start_paused = true)]
+async fn default_response_answers_the_cases_that_a_custom_rejection_leaves() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let custom = |rejection: &Rejection, to: &RequestKind| {
+        if let Rejection::Contended { .. } = rejection {
+            return Response::new(Full::from("taken"));
+        }
+        rejection.default_response(to)
+    };
+    let (default, changed) = (layer(&redlock), layer(&redlock).rejection(custom));
+    let guard = redlock.lock("resource").await.unwrap();
+    let (refused, _) = call(&changed, post()).await;
+    assert_eq!(refused.body(), "taken");
+    assert_eq!(code(&refused.map(Full::new)), "lock-contended");
+    guard.release().await.unwrap();
+
+    nodes.set(0, Gate::Down);
+    nodes.set(1, Gate::Down);
+    for content_type in ["application/json", "application/grpc"] {
+        let sent = || request("POST", &[("content-type", content_type)]);
+        let (expected, _) = call(&default, sent()).await;
+        let (refused, _) = call(&changed, sent()).await;
+        assert_eq!(refused.extensions().get(), Some(&rejection_of(&expected)));
+        let (expected, refused) = (expected.map(Full::new), refused.map(Full::new));
+        let expected = seen_by_client(expected).await;
+        assert_eq!(seen_by_client(refused).await, expected);
+        assert!(!expected.1.is_empty());
+    }
+}
+
+fn rejection_of<B>(response: &Response<B>) -> Rejection {
+    response.extensions().get::<Rejection>().unwrap().clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_error_and_rejection_are_the_responses_of_the_layer() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let compare = async |expected: &str| {
+        let error = redlock.try_lock("resource").await.unwrap_err();
+        let rejection = Rejection::from(error.clone());
+        for response in [error.into_response(), rejection.clone().into_response()] {
+            assert_eq!(rejection_of(&response), rejection);
+            let (of_layer, _) = call(&layer(&redlock), post()).await;
+            assert_eq!(rejection_of(&of_layer).code(), expected);
+            let response = seen_by_client(response).await;
+            assert_eq!(response, seen_by_client(of_layer.map(Full::new)).await);
+        }
+    };
+    let guard = redlock.lock("resource").await.unwrap();
+    compare("lock-contended").await;
+    guard.release().await.unwrap();
+    nodes.set(0, Gate::Down);
+    nodes.set(1, Gate::Down);
+    compare("lock-unavailable").await;
+    redlock.drain(TTL).await;
+    compare("shutting-down").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_error_of_a_handler_that_only_the_operator_can_correct_is_logged() {
+    async fn handler(State(redlock): State<Redlock>) -> Result<&'static str, LockError> {
+        let _guard = redlock.try_lock("report").ttl(10 * TTL).await?;
+        Ok("done")
+    }
+    let app = axum::Router::new()
+        .route("/", axum::routing::post(handler))
+        .with_state(redlock(&ScriptedNodes::new(3)));
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let sent = Request::post("/").body(axum::body::Body::empty());
+    let response = app.oneshot(sent.unwrap()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(code(&response), "misconfigured");
+    assert!(log.text().contains("raise max_ttl"), "{}", log.text());
 }
 
 #[tokio::test(start_paused = true)]
