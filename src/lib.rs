@@ -48,7 +48,8 @@ pub mod protocol;
 pub use deadpool_redis;
 #[cfg(feature = "axum")]
 pub use extract::{
-    LockHandleRejection, LockRefused, LockResource, Locked, LockedRejection, health_router,
+    ExtractorRejectionLayer, LockHandleRejection, LockRefused, LockResource, Locked,
+    LockedRejection, health_router,
 };
 #[cfg(feature = "idempotency")]
 #[doc(inline)]

@@ -7,10 +7,9 @@ use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
+use crate::extract::rejection::RefusalFormat;
 use crate::lock::LockHandle;
-use crate::middleware::{
-    LockHandles, LoggedMistakes, NotLocked, Rejection, RequestKind, refusal, route_of,
-};
+use crate::middleware::{LockHandles, LoggedMistakes, NotLocked, Rejection, route_of};
 use crate::protocol::{FencingToken, KeyError};
 
 /// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler. Rejected if that layer
@@ -78,7 +77,7 @@ pub struct LockHandleRejection {
     not_locked: Option<NotLocked>,
     /// The matched route, if an axum router has matched one.
     route: Option<Arc<str>>,
-    kind: RequestKind,
+    format: RefusalFormat,
 }
 
 impl LockHandleRejection {
@@ -86,7 +85,7 @@ impl LockHandleRejection {
         Self {
             not_locked,
             route: route_of(parts),
-            kind: RequestKind::of(parts),
+            format: RefusalFormat::from_parts(parts),
         }
     }
 
@@ -118,7 +117,7 @@ impl IntoResponse for LockHandleRejection {
         if LOGGED.is_new(&self.to_string()) {
             tracing::error!(%error, "redlock handler extracts the lock of a request without one");
         }
-        refusal(Rejection::Misconfigured(error), self.kind).into_response()
+        self.format.refuse(Rejection::Misconfigured(error))
     }
 }
 

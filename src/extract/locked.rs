@@ -12,10 +12,10 @@ use axum::extract::{FromRef, FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use crate::extract::rejection::into_rejection;
+use crate::extract::rejection::{RefusalFormat, into_rejection};
 use crate::extract::resource::LockResource;
 use crate::lock::{LockGuard, Redlock};
-use crate::middleware::{CallToken, LockHandles, OnLost, Rejection, RequestKind, refusal};
+use crate::middleware::{CallToken, LockHandles, OnLost, Rejection};
 
 /// Extracts `T` and locks the resource that it names, before the handler is called.
 ///
@@ -69,6 +69,8 @@ use crate::middleware::{CallToken, LockHandles, OnLost, Rejection, RequestKind, 
 /// `Retry-After` of a refusal is the remaining ttl of the lock, at most a minute. It is not the typical hold, as for a
 /// [`RedlockLayer`](crate::RedlockLayer): extractors of different resources have no layer in common that could
 /// keep an average, and their guards may outlive the request.
+///
+/// An [`ExtractorRejectionLayer`](crate::ExtractorRejectionLayer) sets how refusals look.
 ///
 /// # Forms
 ///
@@ -153,7 +155,7 @@ where
     T: LockResource,
     Redlock: FromRef<S>,
 {
-    let (redlock, kind) = (Redlock::from_ref(state), RequestKind::of(parts));
+    let (redlock, format) = (Redlock::from_ref(state), RefusalFormat::from_parts(parts));
     let (keys, options) = (resource.lock_keys(), resource.options());
     let token = CallToken::from_extensions(&parts.extensions);
     let handles = LockHandles::from_extensions(&mut parts.extensions);
@@ -167,7 +169,7 @@ where
             }
             Err(error) => Err(LockRefused {
                 rejection: into_rejection(&error),
-                kind,
+                format,
                 token,
             }),
         }
@@ -184,11 +186,12 @@ pub enum LockedRejection<R> {
     Lock(LockRefused),
 }
 
-/// Refusal of a lock; its response is that of the layer.
+/// Refusal of a lock; its response is that of the layer, unless an
+/// [`ExtractorRejectionLayer`](crate::ExtractorRejectionLayer) sets another.
 #[derive(Debug, Clone)]
 pub struct LockRefused {
     rejection: Rejection,
-    kind: RequestKind,
+    format: RefusalFormat,
     /// Tells an idempotency layer outside that the handler was not called.
     token: Option<Arc<CallToken>>,
 }
@@ -215,7 +218,7 @@ impl IntoResponse for LockRefused {
         if let Some(token) = &self.token {
             token.refuse();
         }
-        refusal(self.rejection, self.kind).into_response()
+        self.format.refuse(self.rejection)
     }
 }
 

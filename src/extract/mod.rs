@@ -14,5 +14,7 @@ pub use health::health_router;
 pub use locked::{LockRefused, Locked, LockedRejection};
 pub use matched_path::{MatchedPath, matched_path};
 pub use path::{Path, path};
+pub use rejection::ExtractorRejectionLayer;
+pub(crate) use rejection::RefusalFormat;
 pub use resource::LockResource;
 pub use typed_path::{TypedPath, typed_path};

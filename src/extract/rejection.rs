@@ -1,9 +1,103 @@
-//! Refusals as responses of handlers.
+//! Refusals as responses of handlers and extractors.
 
+use std::fmt;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::middleware::AddExtension;
 use axum::response::{IntoResponse, Response};
+use http::request::Parts;
+use tower::Layer;
 
 use crate::lock::LockError;
-use crate::middleware::{Rejection, RequestKind, refusal};
+use crate::middleware::{Rejection, RejectionResponse, RequestKind, refusal};
+
+/// Layer that sets how the refusals of this crate's extractors look, for all handlers inside: those of
+/// [`Locked`](crate::Locked), [`LockHandle`](crate::LockHandle), [`FencingToken`](crate::FencingToken),
+/// [`IdempotencyKey`](crate::IdempotencyKey) and [`ExecutionHandle`](crate::ExecutionHandle).
+///
+/// Without it, they are those of a layer with its default `rejection`. The rejections of other extractors, such as that
+/// of the `Path` in a `Locked<Path<T>>`, are not affected. One function serves the layers and the extractors:
+///
+/// ```
+/// use axum::Router;
+/// use bytes::Bytes;
+/// use http::Response;
+/// use http_body_util::Full;
+/// use tower_redlock::{ExtractorRejectionLayer, Redlock, RedlockLayer, Rejection, RequestKind, key};
+///
+/// fn in_plain_words(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
+///     let mut response = rejection.default_response(to);
+///     if let (Rejection::Contended { .. }, RequestKind::Http) = (rejection, to) {
+///         *response.body_mut() = "This order is being changed. Try again.".into();
+///     }
+///     response
+/// }
+///
+/// let redlock = Redlock::in_memory(3);
+/// let app: Router = Router::new()
+///     // .route(..)
+///     .layer(RedlockLayer::new(redlock, ("order", key::path("id"))).rejection(in_plain_words))
+///     .layer(ExtractorRejectionLayer::new(in_plain_words));
+/// ```
+///
+/// # Design
+///
+/// An extractor has no settings of its own, so a layer passes this one through the extensions of the request, as
+/// `DefaultBodyLimit` does in axum. A single handler can take `Result<Locked<T>, LockedRejection<_>>` instead.
+#[derive(Clone)]
+#[must_use = "a layer does nothing until it is applied"]
+pub struct ExtractorRejectionLayer(Arc<dyn RejectionResponse>);
+
+impl ExtractorRejectionLayer {
+    /// Creates a layer with the function that builds the responses.
+    pub fn new(rejection: impl RejectionResponse) -> Self {
+        Self(Arc::new(rejection))
+    }
+}
+
+impl<S> Layer<S> for ExtractorRejectionLayer {
+    type Service = AddExtension<S, Self>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Extension(self.clone()).layer(inner)
+    }
+}
+
+/// By hand: a function has no `Debug`.
+impl fmt::Debug for ExtractorRejectionLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExtractorRejectionLayer")
+            .finish_non_exhaustive()
+    }
+}
+
+/// How the refusal of an extractor looks. Read from the request, which may be consumed before the refusal becomes a
+/// response.
+#[derive(Debug, Clone)]
+pub(crate) struct RefusalFormat {
+    to: RequestKind,
+    custom: Option<ExtractorRejectionLayer>,
+}
+
+impl RefusalFormat {
+    pub(crate) fn from_parts(parts: &Parts) -> Self {
+        Self {
+            to: RequestKind::of(parts),
+            custom: parts.extensions.get().cloned(),
+        }
+    }
+
+    /// Builds the response for a refusal, with the refusal in its extensions.
+    pub(crate) fn refuse(&self, rejection: Rejection) -> Response {
+        let Some(ExtractorRejectionLayer(custom)) = &self.custom else {
+            return refusal(rejection, self.to).into_response();
+        };
+        let mut response = custom.response(&rejection, &self.to);
+        response.extensions_mut().insert(rejection);
+        response.into_response()
+    }
+}
 
 /// The response of a [`RedlockLayer`](crate::RedlockLayer) with its default `rejection`, to an HTTP request. So a
 /// handler that locks by itself passes the error on:

@@ -8,8 +8,9 @@ use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
+use crate::extract::RefusalFormat;
 use crate::idempotency::header::IdempotencyKey;
-use crate::middleware::{LoggedMistakes, Rejection, RequestKind, refusal, route_of};
+use crate::middleware::{LoggedMistakes, Rejection, route_of};
 use crate::once::ExecutionHandle;
 use crate::protocol::KeyError;
 
@@ -59,14 +60,14 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
 pub struct IdempotencyKeyRejection {
     /// The matched route, if an axum router has matched one.
     route: Option<Arc<str>>,
-    kind: RequestKind,
+    format: RefusalFormat,
 }
 
 impl IdempotencyKeyRejection {
     fn new(parts: &Parts) -> Self {
         Self {
             route: route_of(parts),
-            kind: RequestKind::of(parts),
+            format: RefusalFormat::from_parts(parts),
         }
     }
 }
@@ -77,7 +78,7 @@ impl IntoResponse for IdempotencyKeyRejection {
         if LOGGED.is_new(&self.to_string()) {
             tracing::error!(%error, "handler extracts an idempotency key from a request without one");
         }
-        refusal(Rejection::Misconfigured(error), self.kind).into_response()
+        self.format.refuse(Rejection::Misconfigured(error))
     }
 }
 

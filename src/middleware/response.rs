@@ -1,5 +1,6 @@
 //! How refusals look: as HTTP or gRPC responses.
 
+use std::fmt;
 use std::sync::{Arc, Once};
 
 use bytes::Bytes;
@@ -146,6 +147,13 @@ impl Rejection {
             RequestKind::Http => problem_json(self),
             RequestKind::Grpc => grpc::status(self),
         }
+    }
+}
+
+/// By hand: a function has no `Debug`.
+impl fmt::Debug for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refusals").finish_non_exhaustive()
     }
 }
 

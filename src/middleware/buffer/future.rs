@@ -12,6 +12,7 @@ use std::future::Future;
 use std::io;
 use std::iter;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -19,16 +20,17 @@ use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::combinators::Collect;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use pin_project::pin_project;
 use tower::{BoxError, Service};
 
 use crate::middleware::body::LockBody;
 use crate::middleware::buffer::body::{BufferedBody, BufferedRequestBody};
+use crate::middleware::buffer::config::Config;
 use crate::middleware::calls::CallToken;
 use crate::middleware::future::take;
 use crate::middleware::rejection::Rejection;
-use crate::middleware::response::{RequestKind, refusal};
+use crate::middleware::response::RequestKind;
 
 /// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
 #[pin_project]
@@ -50,7 +52,7 @@ enum State<S, ReqBody, F>
 where
     ReqBody: Body<Error: Into<BoxError>>,
 {
-    Refused(Option<(Rejection, RequestKind)>),
+    Refused(Option<Response<Full<Bytes>>>),
     Reading {
         #[pin]
         body: Collect<Limited<ReqBody>>,
@@ -68,6 +70,7 @@ struct UnreadCall<S> {
     parts: Option<Parts>,
     inner: S,
     is_ready: bool,
+    config: Arc<Config>,
 }
 
 impl<S, ReqBody> BufferBodyFuture<S, ReqBody>
@@ -75,27 +78,28 @@ where
     S: Service<Request<BufferedRequestBody>>,
     ReqBody: Body<Error: Into<BoxError>>,
 {
-    pub(super) fn too_large(kind: RequestKind) -> Self {
-        Self {
-            state: State::Refused(Some((Rejection::BodyTooLarge, kind))),
-        }
+    pub(super) fn refused(refusal: Response<Full<Bytes>>) -> Self {
+        let state = State::Refused(Some(refusal));
+        Self { state }
     }
 
     pub(super) fn reading(
         body: ReqBody,
-        limit: usize,
+        config: Arc<Config>,
         parts: Parts,
         inner: S,
         is_ready: bool,
     ) -> Self {
+        let body = Limited::new(body, config.limit).collect();
         let call = UnreadCall {
             parts: Some(parts),
             inner,
             is_ready,
+            config,
         };
         Self {
             state: State::Reading {
-                body: Limited::new(body, limit).collect(),
+                body,
                 call: Some(call),
             },
         }
@@ -114,10 +118,8 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProjection::Refused(refused) => {
-                    let (rejection, kind) = take(refused);
-                    let response = refusal(rejection, kind);
-                    return Poll::Ready(Ok(response.map(LockBody::refusal)));
+                StateProjection::Refused(refusal) => {
+                    return Poll::Ready(Ok(take(refusal).map(LockBody::refusal)));
                 }
                 StateProjection::Reading { body, call } => {
                     let read = ready!(body.poll(context));
@@ -136,8 +138,10 @@ where
                         }
                         Err(error) => {
                             CallToken::refuse_request(&parts.extensions);
+                            let refusals = &call.config.refusals;
                             let rejection = read_error(&*error);
-                            State::Refused(Some((rejection, RequestKind::of(&parts))))
+                            let refusal = refusals.refuse(rejection, RequestKind::of(&parts));
+                            State::Refused(Some(refusal))
                         }
                     }
                 }

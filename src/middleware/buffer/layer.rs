@@ -1,8 +1,13 @@
 //! The layer.
 
+use std::sync::Arc;
+
 use tower::Layer;
 
+use crate::middleware::buffer::config::Config;
 use crate::middleware::buffer::service::BufferBodyService;
+use crate::middleware::macros::layer_setters;
+use crate::middleware::response::Refusals;
 
 /// Layer that applies the [`BufferBodyService`] middleware: reads each request's body before the
 /// inner service sees the request. So a lock further in is not held during a slow upload, and a
@@ -28,16 +33,24 @@ use crate::middleware::buffer::service::BufferBodyService;
 ///
 /// The whole body is read even if the lock is held. Without this layer, such a request is refused before its
 /// body is read.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct BufferBodyLayer {
-    limit: usize,
+    config: Config,
 }
 
 impl BufferBodyLayer {
     /// Creates a layer that reads bodies of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Self { limit }
+        let refusals = Refusals::new();
+        Self {
+            config: Config { limit, refusals },
+        }
+    }
+
+    layer_setters! {
+        /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
+        rejection;
     }
 }
 
@@ -45,6 +58,6 @@ impl<S> Layer<S> for BufferBodyLayer {
     type Service = BufferBodyService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        BufferBodyService::new(inner, self.limit)
+        BufferBodyService::new(inner, Arc::new(self.config.clone()))
     }
 }

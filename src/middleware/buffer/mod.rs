@@ -1,6 +1,7 @@
 //! Reads the body of a request before its lock is taken: the layer, service, future and body.
 
 mod body;
+mod config;
 mod future;
 mod layer;
 mod service;

@@ -1,6 +1,7 @@
 //! The service.
 
 use std::mem;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -10,9 +11,11 @@ use tower::{BoxError, Service};
 
 use crate::middleware::body::LockBody;
 use crate::middleware::buffer::body::BufferedRequestBody;
+use crate::middleware::buffer::config::Config;
 use crate::middleware::buffer::future::BufferBodyFuture;
 use crate::middleware::calls::CallToken;
 use crate::middleware::macros::inner_accessors;
+use crate::middleware::rejection::Rejection;
 use crate::middleware::response::RequestKind;
 
 /// Middleware that reads a request's body before it passes the request on.
@@ -21,12 +24,12 @@ use crate::middleware::response::RequestKind;
 #[derive(Debug, Clone)]
 pub struct BufferBodyService<S> {
     inner: S,
-    limit: usize,
+    config: Arc<Config>,
 }
 
 impl<S> BufferBodyService<S> {
-    pub(super) fn new(inner: S, limit: usize) -> Self {
-        Self { inner, limit }
+    pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
+        Self { inner, config }
     }
 
     inner_accessors!();
@@ -48,19 +51,22 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (parts, body) = request.into_parts();
-        if body.size_hint().lower() > self.limit as u64 {
+        if body.size_hint().lower() > self.config.limit as u64 {
             CallToken::refuse_request(&parts.extensions);
-            return BufferBodyFuture::too_large(RequestKind::of(&parts));
+            let refusals = &self.config.refusals;
+            let refusal = refusals.refuse(Rejection::BodyTooLarge, RequestKind::of(&parts));
+            return BufferBodyFuture::refused(refusal);
         }
+        let config = Arc::clone(&self.config);
         let clone = self.inner.clone();
         // Only the instance that was made ready may be called. Its clone is not ready.
         let ready = mem::replace(&mut self.inner, clone);
         if body.is_end_stream() {
-            return BufferBodyFuture::reading(body, self.limit, parts, ready, true);
+            return BufferBodyFuture::reading(body, config, parts, ready, true);
         }
         // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body
         // is complete.
         drop(ready);
-        BufferBodyFuture::reading(body, self.limit, parts, self.inner.clone(), false)
+        BufferBodyFuture::reading(body, config, parts, self.inner.clone(), false)
     }
 }

@@ -1,0 +1,132 @@
+//! Refusals of extractors and of `BufferBodyLayer` in the form that the program chooses.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::extract::Path;
+use axum::routing::post;
+use axum::{Extension, Router};
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::CONTENT_TYPE;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use support::{Answer, redlock};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_redlock::middleware::BufferedRequestBody;
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{
+    BufferBodyLayer, ExtractorRejectionLayer, FencingToken, IdempotencyKey, LockHandle, Locked,
+    LockedRejection, Redlock, Rejection, RequestKind,
+};
+
+use crate::shop::{OrderId, until_free};
+
+const TEAPOT: StatusCode = StatusCode::IM_A_TEAPOT;
+
+fn teapot(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
+    let mut response = Response::new(format!("{to:?} {}", rejection.code()).into());
+    *response.status_mut() = TEAPOT;
+    response
+}
+
+async fn send(app: &Router, target: &str, content_type: &str) -> Answer {
+    let request = Request::post(target).header(CONTENT_TYPE, content_type);
+    Answer::to(app, request.body(Body::empty()).unwrap()).await
+}
+
+fn app(redlock: &Redlock) -> Router {
+    let as_result = async |locked: Result<Locked<Path<OrderId>>, LockedRejection<_>>| match locked {
+        Ok(_) => "locked".to_owned(),
+        Err(LockedRejection::Lock(refused)) => refused.rejection().code().to_owned(),
+        Err(_) => "no order".to_owned(),
+    };
+    Router::new()
+        .route("/locked/{id}", post(async |_: Locked<Path<OrderId>>| "locked"))
+        .route("/result/{id}", post(as_result))
+        .route("/handle", post(async |_: LockHandle| "held"))
+        .route("/token", post(async |_: FencingToken| "fenced"))
+        .route("/key", post(async |_: IdempotencyKey| "keyed"))
+        .with_state(redlock.clone())
+}
+
+#[tokio::test(start_paused = true)]
+async fn extractor_rejection_layer_answers_refusals_of_all_extractors_inside() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let plain = app(&redlock);
+    let dressed = plain.clone().layer(ExtractorRejectionLayer::new(teapot));
+    assert_eq!(send(&dressed, "/locked/7", "").await.body, "locked");
+    until_free(&nodes).await;
+    let guard = redlock.try_lock(("order", 7)).await.unwrap();
+    for (target, code) in [
+        ("/locked/7", "lock-contended"),
+        ("/handle", "misconfigured"),
+        ("/token", "misconfigured"),
+        ("/key", "misconfigured"),
+    ] {
+        for (content_type, kind) in [("text/plain", "Http"), ("application/grpc", "Grpc")] {
+            let answer = send(&dressed, target, content_type).await;
+            assert_eq!(answer.status, TEAPOT, "{target}");
+            assert_eq!(answer.body, format!("{kind} {code}"), "{target}");
+            // For outer layers, as without it.
+            assert_eq!(answer.code(), code, "{target}");
+        }
+        let answer = send(&plain, target, "text/plain").await;
+        assert_ne!(answer.status, TEAPOT, "{target}");
+        assert_eq!(answer.code(), code, "{target}");
+    }
+    // The rejection of the extractor within is not one of this crate.
+    let answer = send(&dressed, "/locked/x", "").await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    // A handler that takes the rejection answers by itself.
+    let answer = send(&dressed, "/result/7", "").await;
+    assert_eq!(answer.body, "lock-contended");
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn innermost_extractor_rejection_layer_counts() {
+    let layer = |body: &'static str| {
+        ExtractorRejectionLayer::new(move |_: &Rejection, _: &RequestKind| {
+            Response::new(Full::from(body))
+        })
+    };
+    let app = app(&Redlock::in_memory(3)).layer(layer("inner"));
+    let app = app.layer(layer("outer")).layer(Extension(7_u8));
+    assert_eq!(send(&app, "/handle", "").await.body, "inner");
+}
+
+#[tokio::test(start_paused = true)]
+async fn buffer_body_layer_rejection_answers_every_body_that_it_refuses() {
+    let inner = service_fn(async |request: Request<BufferedRequestBody>| {
+        drop(request);
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+    });
+    let layer = BufferBodyLayer::new(4);
+    let declared = || Body::from("12345");
+    let piece = |piece: &'static str| Ok::<_, std::io::Error>(Bytes::from(piece));
+    let streamed = || Body::from_stream(stream::iter([piece("123"), piece("45")]));
+    let broken = || {
+        let end = Err(std::io::Error::other("reset"));
+        Body::from_stream(stream::iter([piece("1"), end]))
+    };
+    let send = async |layer: &BufferBodyLayer, body: Body| {
+        let response = layer.layer(inner).oneshot(Request::new(body)).await.unwrap();
+        let rejection = response.extensions().get::<Rejection>();
+        (response.status(), rejection.map(Rejection::code))
+    };
+    let dressed = layer.clone().rejection(teapot);
+    for (body, code) in [
+        (&declared as &dyn Fn() -> Body, "body-too-large"),
+        (&streamed, "body-too-large"),
+        (&broken, "body-unreadable"),
+    ] {
+        assert_eq!(send(&dressed, body()).await, (TEAPOT, Some(code)));
+        let (status, of_default) = send(&layer, body()).await;
+        assert!(status != TEAPOT && status.is_client_error());
+        assert_eq!(of_default, Some(code));
+    }
+    let (status, rejection) = send(&dressed, Body::from("1234")).await;
+    assert_eq!((status, rejection), (StatusCode::OK, None));
+}
