@@ -20,7 +20,8 @@ use crate::lock::time::after;
 use crate::node::sha256;
 use crate::protocol::LockKeys;
 
-/// Options of a lock; see [`LockResource::options`](crate::LockResource::options).
+/// Options of a lock; see [`LockResource::options`](crate::LockResource::options) and
+/// [`RedlockLayer::options`](crate::RedlockLayer::options).
 ///
 /// ```
 /// use std::time::Duration;
@@ -94,6 +95,21 @@ the node timeout.",
 );
 
 impl LockOptions {
+    /// Takes the options that are not set from others.
+    pub(crate) fn or(self, others: Self) -> Self {
+        Self {
+            ttl: self.ttl.or(others.ttl),
+            wait: self.wait.or(others.wait),
+            max_hold: self.max_hold.or(others.max_hold),
+            label: self.label.or(others.label),
+        }
+    }
+
+    /// Returns whether a request waits for a held lock.
+    pub(crate) fn has_wait(&self) -> bool {
+        self.wait.is_some_and(|wait| !wait.is_zero())
+    }
+
     fn options_mut(&mut self) -> &mut Self {
         self
     }

@@ -22,6 +22,7 @@ pub(super) struct Config {
     pub(super) methods: Option<Arc<[Method]>>,
     pub(super) skip: Option<Arc<dyn Fn(&Parts) -> bool + Send + Sync>>,
     pub(super) options: LockOptions,
+    pub(super) options_of: Option<Arc<dyn Fn(&Parts) -> LockOptions + Send + Sync>>,
     pub(super) waiters: Option<Arc<WaiterCap>>,
     pub(super) missing_key: OnMissingKey,
     pub(super) on_unavailable: OnUnavailable,
@@ -139,6 +140,14 @@ impl Config {
         telemetry::register(self.label());
     }
 
+    /// Returns the options of the lock of a request.
+    pub(super) fn options(&self, parts: &Parts) -> LockOptions {
+        match &self.options_of {
+            Some(options_of) => options_of(parts).or(self.options),
+            None => self.options,
+        }
+    }
+
     /// Returns the kind of resource in metrics.
     fn label(&self) -> &'static str {
         self.options.label.unwrap_or(telemetry::UNNAMED)
@@ -154,18 +163,18 @@ impl Config {
         )
     }
 
-    /// Returns whether requests wait for a lock that is held elsewhere.
-    pub(super) fn has_wait(&self) -> bool {
-        self.options.wait.is_some_and(|wait| !wait.is_zero())
-    }
-
-    /// Returns whether a request is served although its lock was not acquired; logs and counts it.
-    pub(super) fn is_served_without_lock(&self, error: &LockError) -> bool {
+    /// Returns whether a request for a kind of resource is served although its lock was not acquired; logs and counts
+    /// it.
+    pub(super) fn is_served_without_lock(
+        &self,
+        error: &LockError,
+        label: Option<&'static str>,
+    ) -> bool {
         let is_served = self.on_unavailable == OnUnavailable::Proceed
             && matches!(error, LockError::Unavailable { .. });
         if is_served {
             tracing::warn!(%error, "redlock request served WITHOUT its lock");
-            telemetry::unprotected(self.label());
+            telemetry::unprotected(label.unwrap_or(telemetry::UNNAMED));
         }
         is_served
     }

@@ -96,6 +96,8 @@ pub(super) struct Call<S, ReqBody> {
     pub(super) inner: S,
     /// Whether `inner` was made ready before the wait.
     pub(super) is_ready: bool,
+    /// The kind of resource.
+    pub(super) label: Option<&'static str>,
     pub(super) request: Request<ReqBody>,
     /// Of an idempotency layer outside.
     pub(super) tracker: Option<Arc<CallTracker>>,
@@ -160,7 +162,7 @@ where
                             let held = HeldLock::new(guard, call.config.on_lost);
                             Some(held.measured(measured))
                         }
-                        Err(error) if call.config.is_served_without_lock(&error) => {
+                        Err(error) if call.config.is_served_without_lock(&error, call.label) => {
                             let extensions = call.request.extensions_mut();
                             extensions.insert(Unprotected);
                             extensions.insert(NotLocked::Unavailable);

@@ -68,6 +68,7 @@ impl RedlockLayer {
                     label: key.label(),
                     ..LockOptions::default()
                 },
+                options_of: None,
                 key: Arc::new(key),
                 methods: None,
                 skip: None,
@@ -136,6 +137,41 @@ impl<D> RedlockLayer<D> {
     /// Sets which other requests pass through unlocked. Default: none.
     pub fn skip(mut self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.config.skip = Some(Arc::new(skip));
+        self
+    }
+
+    /// Sets the options of the lock for each request. Default: those of the layer, for all requests.
+    ///
+    /// An option that the function does not set is that of the layer. The function is called for requests that are
+    /// locked. Choose among few values, because clients make the requests:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::request::Parts;
+    /// use tower_redlock::{LockOptions, Redlock, RedlockLayer, key};
+    ///
+    /// /// Imports take longer, and wait for each other.
+    /// fn options(parts: &Parts) -> LockOptions {
+    ///     let options = LockOptions::default();
+    ///     if parts.uri.path().ends_with("/import") {
+    ///         return options.wait(Duration::from_secs(30)).max_hold(Duration::from_secs(600));
+    ///     }
+    ///     options
+    /// }
+    ///
+    /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("catalogue", key::path("id")))
+    ///     .max_hold(Duration::from_secs(10))
+    ///     .options(options);
+    /// # let _: RedlockLayer = layer;
+    /// ```
+    ///
+    /// A request whose ttl exceeds the `max_ttl` of the [`Redlock`], or is used up by clock drift, is refused with 500
+    /// `misconfigured`. A lock that the request holds already keeps the options with which it was acquired.
+    pub fn options(
+        mut self,
+        options: impl Fn(&Parts) -> LockOptions + Send + Sync + 'static,
+    ) -> Self {
+        self.config.options_of = Some(Arc::new(options));
         self
     }
 

@@ -149,9 +149,9 @@ impl Rejection {
                 retry_after,
             },
             LockError::Key(error) => Self::from_key_error(error),
-            // Layers check their ttl when they are built; this one is of an extractor.
+            // Layers check their ttl when they are built; this one is of an extractor, or of a single request.
             LockError::TtlTooLong { .. } | LockError::TtlTooShort { .. } => {
-                Self::Misconfigured(KeyError::misconfigured("the ttl of the lock is invalid"))
+                Self::Misconfigured(KeyError::misconfigured(error.to_string()))
             }
             error => Self::Failed(error),
         }

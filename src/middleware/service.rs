@@ -75,11 +75,12 @@ where
                 let tracker = CallToken::take(&mut parts.extensions);
                 let handles = LockHandles::from_extensions(&mut parts.extensions);
                 let waiters = config.waiters.as_ref();
-                let lock = handles.lock(&config.redlock, keys, &config.options, waiters);
+                let options = config.options(&parts);
+                let lock = handles.lock(&config.redlock, keys, &options, waiters);
                 // Only the instance that was made ready may be called. Its clone is not ready.
                 let clone = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, clone);
-                let (inner, is_ready) = if config.has_wait() {
+                let (inner, is_ready) = if options.has_wait() {
                     // The wait may be long: give up readiness, such as a permit, and ask for it again
                     // once the lock is held.
                     drop(ready);
@@ -90,6 +91,7 @@ where
                 let call = Call {
                     inner,
                     is_ready,
+                    label: options.label,
                     request: Request::from_parts(parts, body),
                     tracker,
                     config,

@@ -42,7 +42,10 @@ fn app(redlock: &Redlock) -> Router {
         Err(_) => "no order".to_owned(),
     };
     Router::new()
-        .route("/locked/{id}", post(async |_: Locked<Path<OrderId>>| "locked"))
+        .route(
+            "/locked/{id}",
+            post(async |_: Locked<Path<OrderId>>| "locked"),
+        )
         .route("/result/{id}", post(as_result))
         .route("/handle", post(async |_: LockHandle| "held"))
         .route("/token", post(async |_: FencingToken| "fenced"))
@@ -112,7 +115,11 @@ async fn buffer_body_layer_rejection_answers_every_body_that_it_refuses() {
         Body::from_stream(stream::iter([piece("1"), end]))
     };
     let send = async |layer: &BufferBodyLayer, body: Body| {
-        let response = layer.layer(inner).oneshot(Request::new(body)).await.unwrap();
+        let response = layer
+            .layer(inner)
+            .oneshot(Request::new(body))
+            .await
+            .unwrap();
         let rejection = response.extensions().get::<Rejection>();
         (response.status(), rejection.map(Rejection::code))
     };

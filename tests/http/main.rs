@@ -15,6 +15,7 @@ mod many_requests;
 mod on_lost;
 mod rejections;
 mod request_bodies;
+mod request_options;
 mod response_bodies;
 mod retry_after;
 mod run_to_completion;

@@ -1,0 +1,162 @@
+//! `RedlockLayer::options`: options of the lock for each request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::any;
+use http::request::Parts;
+use http::{Request, StatusCode};
+use support::{Answer, Log, ms, redlock, secs};
+use tokio::time::{Instant, sleep};
+use tower::ServiceBuilder;
+use tower::limit::GlobalConcurrencyLimitLayer;
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{LockHandle, LockOptions, Redlock, RedlockLayer, key};
+
+/// Options as the query string spells them, such as `wait=2`, in seconds.
+fn options(parts: &Parts) -> LockOptions {
+    let query = parts.uri.query().unwrap_or_default();
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.fold(LockOptions::default(), |options, (name, seconds)| {
+        let time = |seconds: &str| secs(seconds.parse().unwrap());
+        match name {
+            "ttl" => options.ttl(time(seconds)),
+            "wait" => options.wait(time(seconds)),
+            "max_hold" => options.max_hold(time(seconds)),
+            _ => options,
+        }
+    })
+}
+
+fn layer(redlock: &Redlock) -> RedlockLayer {
+    RedlockLayer::new(redlock.clone(), ("thing", key::path("id")))
+}
+
+/// Answers with the validity of the lock, in seconds rounded up.
+async fn validity(handle: LockHandle) -> String {
+    handle.valid_for().as_secs_f32().ceil().to_string()
+}
+
+fn app(layer: RedlockLayer) -> Router {
+    Router::new().route("/things/{id}", any(validity).layer(layer))
+}
+
+async fn send(app: &Router, method: &str, target: &str) -> Answer {
+    let request = Request::builder().method(method).uri(target);
+    Answer::to(app, request.body(Body::empty()).unwrap()).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_set_the_wait_of_one_request() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let app = app(layer(&redlock).options(options));
+    let guard = redlock.try_lock(("thing", 7)).await.unwrap();
+    let began = Instant::now();
+    let refused = send(&app, "POST", "/things/7").await;
+    assert_eq!(refused.status, StatusCode::LOCKED);
+    let refused = send(&app, "POST", "/things/7?wait=0").await;
+    assert_eq!(refused.status, StatusCode::LOCKED);
+    assert!(began.elapsed() < ms(10));
+    tokio::spawn(async move {
+        sleep(secs(1)).await;
+        drop(guard);
+    });
+    let served = send(&app, "POST", "/things/7?wait=2").await;
+    assert_eq!(served.status, StatusCode::OK);
+    assert!(began.elapsed() >= secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_that_a_request_does_not_set_are_those_of_the_layer() {
+    let redlock = Redlock::builder()
+        .scripted(&ScriptedNodes::new(3))
+        .max_ttl(secs(60))
+        .build()
+        .unwrap();
+    let layer = layer(&redlock).ttl(secs(20)).unwrap().wait(secs(2));
+    let app = app(layer.max_hold(secs(4)).options(options));
+    assert_eq!(send(&app, "POST", "/things/7").await.body, "20");
+    assert_eq!(send(&app, "POST", "/things/7?ttl=40").await.body, "40");
+    let guard = redlock.try_lock(("thing", 7)).await.unwrap();
+    let began = Instant::now();
+    let refused = send(&app, "POST", "/things/7?ttl=40").await;
+    assert_eq!(refused.status, StatusCode::LOCKED);
+    assert!(began.elapsed() >= secs(2));
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_set_the_max_hold_of_one_request() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let slow = async || sleep(secs(40)).await;
+    let layer = layer(&redlock).options(options);
+    let app = Router::new().route("/things/{id}", any(slow).layer(layer));
+    let began = Instant::now();
+    let lost = send(&app, "POST", "/things/7?max_hold=5").await;
+    assert_eq!(lost.code(), "lock-lost");
+    assert!(began.elapsed() < secs(30));
+    let served = send(&app, "POST", "/things/8").await;
+    assert_eq!(served.status, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_with_a_ttl_over_max_ttl_are_misconfigured_and_logged_once() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let app = app(layer(&redlock).options(options));
+    let log = Log::default();
+    let _guard = log.subscribe();
+    for _ in 0..2 {
+        let refused = send(&app, "POST", "/things/7?ttl=999").await;
+        assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(refused.code(), "misconfigured");
+        assert!(!String::from_utf8_lossy(&refused.body).contains("ttl"));
+    }
+    let log = log.text();
+    assert_eq!(log.matches("raise max_ttl").count(), 1, "{log}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_are_asked_for_locked_requests_only() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let options = move |_: &Parts| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        LockOptions::default()
+    };
+    let layer = RedlockLayer::new(redlock, ("thing", key::query("id")));
+    let layer = layer
+        .options(options)
+        .skip(|parts| parts.uri.path() == "/skip");
+    let app = Router::new().fallback(any(async || "served").layer(layer));
+    for (method, target) in [("GET", "/?id=7"), ("POST", "/skip?id=7"), ("POST", "/")] {
+        send(&app, method, target).await;
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
+    send(&app, "POST", "/?id=7").await;
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_with_a_wait_of_its_own_keeps_no_readiness_of_the_inner_service() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    // One permit for all requests; only the one that is served may have it.
+    let stack = ServiceBuilder::new()
+        .layer(layer(&redlock).options(options))
+        .layer(GlobalConcurrencyLimitLayer::new(1));
+    let app = Router::new().route("/things/{id}", any(validity).layer(stack));
+    let guard = redlock.try_lock(("thing", 7)).await.unwrap();
+    let waiting = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, "POST", "/things/7?wait=2").await.status }
+    });
+    sleep(ms(100)).await;
+    let began = Instant::now();
+    let served = send(&app, "POST", "/things/8").await;
+    assert_eq!(served.status, StatusCode::OK);
+    assert!(began.elapsed() < ms(500));
+    drop(guard);
+    assert_eq!(waiting.await.unwrap(), StatusCode::OK);
+}
