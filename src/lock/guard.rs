@@ -1,12 +1,15 @@
 //! Held locks: the guard, which holds a share of the lease, and the handle, which only shows it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lease::{Lease, Share};
-use crate::lock::lost::Lost;
+use crate::lock::lost::{Lost, LostReason};
+use crate::node::Mutex;
 use crate::protocol::{FencingToken, LockKey};
 
 /// A held lock, or one share of it. The lock is released when its last share is dropped.
@@ -48,7 +51,8 @@ pub struct LockGuard {
 /// A view of a lock that holds no share of it. Cheap to clone.
 ///
 /// A [`RedlockLayer`](crate::RedlockLayer) puts one into the extensions of each request that it locks. A handle
-/// does not keep the lock from being released; [`upgrade`](Self::upgrade) takes a share.
+/// does not keep the lock from being released; [`upgrade`](Self::upgrade) takes a share. [`release`](Self::release)
+/// gives up the share of the layer before the response is complete.
 ///
 /// ```
 /// use tower_redlock::{LockHandle, Redlock};
@@ -74,6 +78,25 @@ pub struct LockHandle {
     lease: Arc<Lease>,
     /// Other locks of the same request; see [`LockGuard::keys`].
     others: Vec<Arc<Lease>>,
+    /// The share of the layer that made the handle; dangling if a guard made it.
+    request_share: Weak<RequestShare>,
+}
+
+/// The share that a layer holds while it serves a request. The handler may give it up through its handle.
+#[derive(Debug)]
+pub(crate) struct RequestShare(Mutex<RequestShareState>);
+
+#[derive(Debug)]
+enum RequestShareState {
+    Held(LockGuard),
+    GivenUp(GivenUp),
+}
+
+/// When a share was given up, and whether the lock was still valid.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GivenUp {
+    pub(crate) at: Instant,
+    pub(crate) lost: Option<LostReason>,
 }
 
 /// Outcome of [`LockGuard::release`].
@@ -229,19 +252,9 @@ impl LockGuard {
         let Self { share, others } = self;
         // All shares are given up before the first await, because this future may be dropped.
         let others = others.into_iter().map(|guard| guard.share.leave());
-        let (others, this): (Vec<_>, _) = (others.collect(), share.leave());
-        let mut outcome = Ok(Released::Freed);
-        for (lease, was_last) in others.into_iter().chain([this]) {
-            let released = if was_last {
-                lease.released().await.map(|()| Released::Freed)
-            } else {
-                Ok(Released::Shared)
-            };
-            if released != Ok(Released::Freed) && outcome.is_ok() {
-                outcome = released;
-            }
-        }
-        outcome
+        let (mut left, this): (Vec<_>, _) = (others.collect(), share.leave());
+        left.push(this);
+        released(left).await
     }
 
     /// Returns a handle, which shows the lock and holds no share of it.
@@ -251,6 +264,7 @@ impl LockGuard {
         LockHandle {
             lease: Arc::clone(self.lease()),
             others: others.collect(),
+            request_share: Weak::new(),
         }
     }
 
@@ -278,11 +292,68 @@ impl LockHandle {
         Ok(share(&self.lease)?.with_others(others?))
     }
 
+    /// Gives up the share of the layer, for a handler that is done with the resource before its response is complete.
+    /// If it was the last share, waits until a majority of the nodes has released the lock.
+    ///
+    /// From then on, the layer serves the request as one without a lock: nothing stops the handler, and the response is
+    /// not delayed. After [`Released::Freed`], [`lost`](Self::lost) resolves and [`is_valid`](Self::is_valid) is false,
+    /// as after any release. A second call returns the outcome again.
+    ///
+    /// The lock stays, with [`Released::Shared`], as long as there is another share of it: that of a
+    /// [`Locked`](crate::Locked) extractor, of a guard from [`upgrade`](Self::upgrade), of another layer with the same
+    /// key, or of an execution of an [`IdempotencyLayer`](crate::IdempotencyLayer) inside of the layer. A handle that
+    /// [`LockGuard::handle`] made belongs to no layer and gives up nothing.
+    ///
+    /// ```
+    /// use tower_redlock::{LockHandle, ReleaseError};
+    ///
+    /// async fn withdraw(lock: LockHandle) -> Result<&'static str, ReleaseError> {
+    ///     // Reads and writes the balance; then others may.
+    ///     lock.release().await?;
+    ///     // Sends an e-mail.
+    ///     Ok("withdrawn")
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`LockGuard::release`]. If the lock was lost before, and the layer has
+    /// [`OnLost::Abort`](crate::OnLost::Abort), the client gets 503 `lock-lost`.
+    ///
+    /// # Cancel safety
+    ///
+    /// The share is given up when the future is first polled. Dropping it then ends only the wait.
+    pub async fn release(&self) -> Result<Released, ReleaseError> {
+        let share = self.request_share.upgrade();
+        match share.and_then(|share| share.give_up()) {
+            Some(guard) => guard.release().await,
+            None => self.released().await,
+        }
+    }
+
+    /// Waits until a majority has confirmed the release, if the lock has no holder any more.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(crate) async fn released(&self) -> Result<Released, ReleaseError> {
+        let leases = self
+            .leases()
+            .map(|lease| (Arc::clone(lease), !lease.is_shared()));
+        released(leases.collect()).await
+    }
+
+    /// Returns the share of the layer that made the handle, if the layer still serves the request.
+    pub(crate) fn request_share(&self) -> Option<Arc<RequestShare>> {
+        self.request_share.upgrade()
+    }
+
     /// Returns a handle of the lock itself, without the other locks.
     pub(crate) fn alone(&self) -> Self {
         Self {
             lease: Arc::clone(&self.lease),
             others: Vec::new(),
+            request_share: Weak::clone(&self.request_share),
         }
     }
 
@@ -303,6 +374,61 @@ impl LockHandle {
     fn leases(&self) -> impl Iterator<Item = &Arc<Lease>> {
         std::iter::once(&self.lease).chain(&self.others)
     }
+}
+
+impl RequestShare {
+    /// Makes the guard of a layer a share that its handler may give up. Returns it with the handle for the handler.
+    pub(crate) fn new(guard: LockGuard) -> (Arc<Self>, LockHandle) {
+        let handle = guard.handle();
+        let share = Arc::new(Self(Mutex::new(RequestShareState::Held(guard))));
+        let request_share = Arc::downgrade(&share);
+        let handle = LockHandle {
+            request_share,
+            ..handle
+        };
+        (share, handle)
+    }
+
+    /// Returns when the share was given up, if it was.
+    pub(crate) fn given_up(&self) -> Option<GivenUp> {
+        match &*self.0.lock() {
+            RequestShareState::Held(_) => None,
+            RequestShareState::GivenUp(given_up) => Some(*given_up),
+        }
+    }
+
+    /// Takes the guard out, unless that has happened before.
+    pub(crate) fn give_up(&self) -> Option<LockGuard> {
+        let mut state = self.0.lock();
+        let RequestShareState::Held(guard) = &*state else {
+            return None;
+        };
+        let reason = guard.leases().find_map(|lease| lease.lost_reason());
+        let given_up = GivenUp {
+            at: Instant::now(),
+            lost: reason.or_else(|| (!guard.is_valid()).then_some(LostReason::Expired)),
+        };
+        match std::mem::replace(&mut *state, RequestShareState::GivenUp(given_up)) {
+            RequestShareState::Held(guard) => Some(guard),
+            RequestShareState::GivenUp(_) => None,
+        }
+    }
+}
+
+/// Waits for the release of those leases whose last share is gone.
+async fn released(left: Vec<(Arc<Lease>, bool)>) -> Result<Released, ReleaseError> {
+    let mut outcome = Ok(Released::Freed);
+    for (lease, is_last) in left {
+        let released = if is_last {
+            lease.released().await.map(|()| Released::Freed)
+        } else {
+            Ok(Released::Shared)
+        };
+        if released != Ok(Released::Freed) && outcome.is_ok() {
+            outcome = released;
+        }
+    }
+    outcome
 }
 
 impl fmt::Display for AlreadyReleased {

@@ -45,6 +45,7 @@ pub use request::{LockFuture, LockOptions, LockRequest};
 
 pub(crate) use self::core::Core;
 pub(crate) use cluster::Cluster;
+pub(crate) use guard::RequestShare;
 pub(crate) use lease::{
     AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Failures, GrantedLock, Handoff,
     Holding, Inline, LeaseTask, Progress, Round,

@@ -3,12 +3,12 @@
 //! # Implementation details
 //!
 //! With [`RunToCompletion`], the layer puts a [`SpawnHandler`] into the extensions of each locked request. The
-//! service inside takes it out again, and runs the handler in a task with a share of the lock. The task checks
-//! the validity before it first polls the handler, because it may have waited for a thread. It drops its share
+//! service inside takes it out again, and runs the handler in a task, which holds the share of the layer too. The task
+//! checks the validity before it first polls the handler, because it may have waited for a thread. It drops the share
 //! before it returns the output, so that the layer outside holds the last one and releases the lock in order.
 
 use std::fmt;
-use std::future::{self, Future};
+use std::future::{Future, poll_fn};
 use std::panic;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,8 +21,9 @@ use tokio::task::JoinHandle;
 use tower::Service;
 use tracing::Instrument;
 
-use crate::lock::{LockGuard, LockHandle};
+use crate::lock::LockHandle;
 use crate::middleware::config::OnLost;
+use crate::middleware::held::HeldLock;
 use crate::middleware::macros::inner_accessors;
 
 /// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
@@ -80,10 +81,13 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let spawn = request.extensions_mut().remove::<SpawnHandler>();
         let inner = self.inner.call(request);
-        let share = spawn.and_then(|spawn| Some((spawn.lock.upgrade().ok()?, spawn)));
-        let state = match share {
-            Some((guard, spawn)) => {
-                let running = run(inner, guard, spawn.on_lost, spawn.is_not_started);
+        let held = spawn.and_then(|spawn| {
+            let held = HeldLock::from_handle(spawn.lock, spawn.on_lost)?;
+            Some((held, spawn.is_not_started))
+        });
+        let state = match held {
+            Some((held, is_not_started)) => {
+                let running = run(inner, held, is_not_started);
                 State::Spawned(tokio::spawn(running.in_current_span()))
             }
             None => State::Inline(inner),
@@ -95,29 +99,24 @@ where
 /// Runs a handler until it completes; `None` if its lock ends first.
 async fn run<F: Future>(
     handler: F,
-    guard: LockGuard,
-    on_lost: OnLost,
+    mut held: HeldLock,
     is_not_started: Arc<AtomicBool>,
 ) -> Option<F::Output> {
-    if !guard.is_valid() {
+    if held.check_expired().is_some() {
         is_not_started.store(true, Ordering::Release);
         return None;
     }
-    let aborted = async {
-        match on_lost {
-            OnLost::Abort => {
-                guard.lost().await;
-            }
-            OnLost::Notify => future::pending().await,
-        }
-    };
+    let aborted = poll_fn(|context| match held.on_lost {
+        OnLost::Abort => held.check_lost(context).map_or(Poll::Pending, Poll::Ready),
+        OnLost::Notify => Poll::Pending,
+    });
     let output = tokio::select! {
         biased;
-        () = aborted => None,
+        _ = aborted => None,
         output = handler => Some(output),
     };
     // Before the output is returned: the layer outside releases the last share.
-    drop(guard);
+    drop(held);
     output
 }
 

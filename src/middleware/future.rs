@@ -36,7 +36,7 @@ use pin_project::pin_project;
 use tokio::sync::Mutex;
 use tower::{BoxError, Service};
 
-use crate::lock::{LockError, LockFuture, LockGuard, LockHandle, LostReason};
+use crate::lock::{LockError, LockFuture, LockHandle, LostReason};
 use crate::middleware::body::{LockBody, declared_length};
 use crate::middleware::calls::CallTracker;
 use crate::middleware::config::{Config, NotLocked, OnLost, ReleaseAt, Unprotected};
@@ -158,8 +158,9 @@ where
                     let mut call = take(call);
                     let held = match outcome {
                         Ok(guard) => {
-                            let measured = call.config.retry_after.measure(Some(guard.handle()));
                             let held = HeldLock::new(guard, call.config.on_lost);
+                            let lock = held.handle().clone();
+                            let measured = call.config.retry_after.measure(Some(lock));
                             Some(held.measured(measured))
                         }
                         Err(error) if call.config.is_served_without_lock(&error, call.label) => {
@@ -236,7 +237,7 @@ where
                         }
                         (Completion::Response(mut response), Some(held)) => {
                             if let Some(name) = &config.expose_token
-                                && let Some(token) = token_of(&held.guard)
+                                && let Some(token) = token_of(held.handle())
                             {
                                 response.headers_mut().insert(name, token);
                             }
@@ -292,13 +293,13 @@ where
             tracker.pass_on(&mut parts.extensions);
         }
         let mut is_not_started = None;
-        if let Some(HeldLock { guard, .. }) = &held {
+        if let Some(handle) = held.as_ref().map(HeldLock::handle) {
             let handles = LockHandles::from_extensions(&mut parts.extensions);
-            handles.add(&guard.handle(), config.on_lost);
-            parts.extensions.insert(guard.handle());
+            handles.add(handle, config.on_lost);
+            parts.extensions.insert(handle.clone());
             if config.runs_to_completion {
                 let spawn = SpawnHandler {
-                    lock: guard.handle(),
+                    lock: handle.clone(),
                     on_lost: config.on_lost,
                     is_not_started: Arc::default(),
                 };
@@ -306,7 +307,7 @@ where
                 parts.extensions.insert(spawn);
             }
             if let Some(name) = &config.forward_token
-                && let Some(token) = token_of(guard)
+                && let Some(token) = token_of(handle)
             {
                 parts.headers.insert(name, token);
             }
@@ -385,8 +386,8 @@ fn releasing<S, ReqBody, F, R, E>(
     }
 }
 
-fn token_of(guard: &LockGuard) -> Option<HeaderValue> {
-    let token = guard.fencing_token()?;
+fn token_of(handle: &LockHandle) -> Option<HeaderValue> {
+    let token = handle.fencing_token()?;
     Some(token.as_u64().into())
 }
 

@@ -18,7 +18,8 @@ use std::time::Duration;
 use http::Extensions;
 
 use crate::lock::{
-    LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock, WaiterCap,
+    LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock, RequestShare,
+    WaiterCap,
 };
 use crate::middleware::config::OnLost;
 use crate::middleware::retry::MeasuredHold;
@@ -35,11 +36,14 @@ use crate::protocol::{LockKey, LockKeys};
 pub struct LockHandles(Arc<Mutex<Vec<(LockHandle, OnLost)>>>);
 
 /// A share of a lock that a request holds, with the effect of its loss.
+///
+/// The handler may give the share up by [`LockHandle::release`]. From then on the lock cannot be lost any more.
 pub(crate) struct HeldLock {
-    pub(crate) guard: LockGuard,
+    share: Arc<RequestShare>,
+    handle: LockHandle,
     pub(crate) on_lost: OnLost,
     lost: Lost,
-    /// Dropped after the guard, because a hold with further shares does not count.
+    /// Dropped after the share, because a hold with further shares does not count.
     measured: Option<MeasuredHold>,
 }
 
@@ -123,12 +127,29 @@ impl LockHandles {
 
 impl HeldLock {
     pub(crate) fn new(guard: LockGuard, on_lost: OnLost) -> Self {
+        let (share, handle) = RequestShare::new(guard);
+        Self::from_share(share, handle, on_lost)
+    }
+
+    /// Returns the same share for the task of the handler; `None` if the layer does not serve the request any more.
+    pub(super) fn from_handle(handle: LockHandle, on_lost: OnLost) -> Option<Self> {
+        let share = handle.request_share()?;
+        Some(Self::from_share(share, handle, on_lost))
+    }
+
+    fn from_share(share: Arc<RequestShare>, handle: LockHandle, on_lost: OnLost) -> Self {
         Self {
-            lost: guard.lost(),
-            guard,
+            share,
+            lost: handle.lost(),
+            handle,
             on_lost,
             measured: None,
         }
+    }
+
+    /// Returns the handle of the lock, by which the handler may give up the share.
+    pub(super) fn handle(&self) -> &LockHandle {
+        &self.handle
     }
 
     /// Adds the measurement of the hold.
@@ -141,8 +162,15 @@ impl HeldLock {
     ///
     /// Must not be called again after it returned a reason.
     pub(crate) fn check_lost(&mut self, context: &mut Context<'_>) -> Option<LostReason> {
+        if let Some(given_up) = self.share.given_up() {
+            return given_up.lost;
+        }
         match Pin::new(&mut self.lost).poll(context) {
-            Poll::Ready(reason) => Some(reason),
+            Poll::Ready(reason) => match self.share.given_up() {
+                // Given up since, by another thread.
+                Some(given_up) => given_up.lost,
+                None => Some(reason),
+            },
             Poll::Pending => None,
         }
     }
@@ -151,25 +179,71 @@ impl HeldLock {
     ///
     /// The report of the lease is late if its thread was busy or the process was stopped.
     pub(crate) fn check_expired(&self) -> Option<LostReason> {
-        (!self.guard.is_valid()).then_some(LostReason::Expired)
+        match self.share.given_up() {
+            Some(given_up) => given_up.lost,
+            None => (!self.handle.is_valid()).then_some(LostReason::Expired),
+        }
     }
 
     /// Releases this share; the future is ready once a majority has confirmed the release.
-    pub(super) fn release(self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
-        let Self {
-            guard,
-            mut measured,
-            ..
-        } = self;
-        if let Some(measured) = &mut measured {
-            measured.end();
-        }
+    pub(super) fn release(mut self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
+        let guard = self.share.give_up();
+        self.end_measurement();
+        let (handle, measured) = (self.handle.clone(), self.measured.take());
         Box::pin(async move {
+            let released = match guard {
+                Some(guard) => guard.release().await,
+                // The handler may not have waited for the confirmation.
+                None => handle.released().await,
+            };
             // The lock ends by its ttl at the latest.
-            if let Err(error) = guard.release().await {
+            if let Err(error) = released {
                 tracing::debug!(%error, "redlock lock released without confirmation");
             }
             drop(measured);
         })
+    }
+
+    /// Ends the measured hold when the share was given up.
+    fn end_measurement(&mut self) {
+        if let (Some(measured), Some(given_up)) = (&mut self.measured, self.share.given_up()) {
+            measured.end(given_up.at);
+        }
+    }
+}
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        self.end_measurement();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Both checks of a lock that its handler gives up after a time.
+    async fn checked_after(held_for: Duration) -> [Option<LostReason>; 2] {
+        let redlock = Redlock::builder().embedded(3).renew(false);
+        let redlock = redlock.ttl(Duration::from_secs(1)).build().unwrap();
+        let guard = redlock.lock("report").await.unwrap();
+        let mut held = HeldLock::new(guard, OnLost::Abort);
+        let mut context = Context::from_waker(Waker::noop());
+        assert_eq!(held.check_lost(&mut context), None);
+        tokio::time::advance(held_for).await;
+        let released = held.handle().release().await;
+        assert_eq!(released.is_ok(), held_for < Duration::from_secs(1));
+        // The lock would have expired by now.
+        tokio::time::advance(Duration::from_secs(1)).await;
+        [held.check_lost(&mut context), held.check_expired()]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lock_that_was_given_up_is_lost_only_if_it_was_so_before() {
+        assert_eq!(checked_after(Duration::from_millis(500)).await, [None; 2]);
+        let expired = Some(LostReason::Expired);
+        assert_eq!(checked_after(Duration::from_secs(2)).await, [expired; 2]);
     }
 }

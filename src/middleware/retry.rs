@@ -96,8 +96,8 @@ impl TypicalHold {
 
 impl MeasuredHold {
     /// Ends the hold before this value is dropped.
-    pub(crate) fn end(&mut self) {
-        self.ended = Some(Instant::now());
+    pub(crate) fn end(&mut self, at: Instant) {
+        self.ended = Some(at);
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod custom_rejections;
 mod dropped_requests;
+mod early_release;
 mod extractors;
 mod hostile_requests;
 mod key_combinators;
