@@ -8,7 +8,9 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRef, FromRequestParts, OptionalFromRequestParts};
+use axum::extract::{
+    FromRef, FromRequest, FromRequestParts, OptionalFromRequest, OptionalFromRequestParts, Request,
+};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
@@ -24,7 +26,8 @@ use crate::middleware::{CallToken, LockHandles, OnLost, Rejection};
 /// shared with the options that it was taken with; those of the resource do not apply to it.
 ///
 /// The lock is held from here on, also while a later extractor reads the body: put a
-/// [`BufferBodyLayer`](crate::BufferBodyLayer) outside if uploads may be slow.
+/// [`BufferBodyLayer`](crate::BufferBodyLayer) outside if uploads may be slow. If the resource is in the body, as with
+/// `Locked<Json<T>>`, the body is read before the lock is taken.
 ///
 /// ```
 /// use axum::extract::{FromRef, Path};
@@ -119,7 +122,7 @@ where
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let resource = T::from_request_parts(parts, state).await;
         let resource = resource.map_err(LockedRejection::Inner)?;
-        let guard = lock(parts, state, &resource).await;
+        let guard = RequestLocks::from_parts(parts, state).lock(&resource).await;
         Ok(Self(guard.map_err(LockedRejection::Lock)?, resource))
     }
 }
@@ -140,38 +143,98 @@ where
         let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
             return Ok(None);
         };
-        let guard = lock(parts, state, &resource).await;
+        let guard = RequestLocks::from_parts(parts, state).lock(&resource).await;
         Ok(Some(Self(guard.map_err(LockedRejection::Lock)?, resource)))
     }
 }
 
-/// Takes the lock on a resource for a request.
-fn lock<S, T>(
-    parts: &mut Parts,
-    state: &S,
-    resource: &T,
-) -> impl Future<Output = Result<LockGuard, LockRefused>> + Send + use<S, T>
+impl<S, T> FromRequest<S> for Locked<T>
 where
-    T: LockResource,
+    S: Send + Sync,
+    T: FromRequest<S> + LockResource + Send,
     Redlock: FromRef<S>,
 {
-    let (redlock, format) = (Redlock::from_ref(state), RefusalFormat::from_parts(parts));
-    let (keys, options) = (resource.lock_keys(), resource.options());
-    let token = CallToken::from_extensions(&parts.extensions);
-    let handles = LockHandles::from_extensions(&mut parts.extensions);
-    let locking = handles.lock(&redlock, keys, &options, None);
-    async move {
-        match locking.await {
-            Ok(guard) => {
-                // The loss of the lock does not stop the handler.
-                handles.add(&guard.handle(), OnLost::Notify);
-                Ok(guard)
+    type Rejection = LockedRejection<T::Rejection>;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Self::Rejection> {
+        let (request, locks) = RequestLocks::from_request(request, state);
+        let resource = T::from_request(request, state).await;
+        let resource = resource.map_err(LockedRejection::Inner)?;
+        let guard = locks.lock(&resource).await;
+        Ok(Self(guard.map_err(LockedRejection::Lock)?, resource))
+    }
+}
+
+impl<S, T> OptionalFromRequest<S> for Locked<T>
+where
+    S: Send + Sync,
+    T: OptionalFromRequest<S> + LockResource + Send,
+    Redlock: FromRef<S>,
+{
+    type Rejection = LockedRejection<T::Rejection>;
+
+    async fn from_request(request: Request, state: &S) -> Result<Option<Self>, Self::Rejection> {
+        let (request, locks) = RequestLocks::from_request(request, state);
+        let resource = T::from_request(request, state).await;
+        let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
+            return Ok(None);
+        };
+        let guard = locks.lock(&resource).await;
+        Ok(Some(Self(guard.map_err(LockedRejection::Lock)?, resource)))
+    }
+}
+
+/// The parts of a request that its locks need. Kept apart, because the extractor of the resource may consume the
+/// request.
+struct RequestLocks {
+    redlock: Redlock,
+    format: RefusalFormat,
+    token: Option<Arc<CallToken>>,
+    handles: LockHandles,
+}
+
+impl RequestLocks {
+    fn from_parts<S>(parts: &mut Parts, state: &S) -> Self
+    where
+        Redlock: FromRef<S>,
+    {
+        Self {
+            redlock: Redlock::from_ref(state),
+            format: RefusalFormat::from_parts(parts),
+            token: CallToken::from_extensions(&parts.extensions),
+            handles: LockHandles::from_extensions(&mut parts.extensions),
+        }
+    }
+
+    fn from_request<S>(request: Request, state: &S) -> (Request, Self)
+    where
+        Redlock: FromRef<S>,
+    {
+        let (mut parts, body) = request.into_parts();
+        let locks = Self::from_parts(&mut parts, state);
+        (Request::from_parts(parts, body), locks)
+    }
+
+    /// Takes the lock on a resource.
+    fn lock<T: LockResource>(
+        self,
+        resource: &T,
+    ) -> impl Future<Output = Result<LockGuard, LockRefused>> + Send + use<T> {
+        let (keys, options) = (resource.lock_keys(), resource.options());
+        let locking = self.handles.lock(&self.redlock, keys, &options, None);
+        async move {
+            match locking.await {
+                Ok(guard) => {
+                    // The loss of the lock does not stop the handler.
+                    self.handles.add(&guard.handle(), OnLost::Notify);
+                    Ok(guard)
+                }
+                Err(error) => Err(LockRefused {
+                    rejection: into_rejection(&error),
+                    format: self.format,
+                    token: self.token,
+                }),
             }
-            Err(error) => Err(LockRefused {
-                rejection: into_rejection(&error),
-                format,
-                token,
-            }),
         }
     }
 }

@@ -1,14 +1,15 @@
 //! Types that name the resource to lock.
 
 use axum::extract::{Extension, Path, Query, State};
+use axum::{Form, Json};
 
 use crate::lock::LockOptions;
 use crate::protocol::LockKeys;
 
 /// Type that names a resource to lock, such as an id from the path; used by [`Locked`].
 ///
-/// The crate implements it for axum's [`Path`], [`Query`], [`Extension`] and [`State`] of anything
-/// that implements it.
+/// The crate implements it for axum's [`Path`], [`Query`], [`Extension`], [`State`], [`Json`] and [`Form`] of anything
+/// that implements it. Implement it for an extractor of your own to use that with [`Locked`].
 ///
 /// ```
 /// use serde::Deserialize;
@@ -31,7 +32,7 @@ use crate::protocol::LockKeys;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say which resource to lock",
     label = "`Locked` needs `LockResource` for this",
-    note = "implement `tower_redlock::LockResource` for the type inside of `Path`, `Query`, `Extension` or `State`"
+    note = "implement `tower_redlock::LockResource` for the type inside of `Path`, `Query`, `Json`, `Form`, `Extension` or `State`"
 )]
 pub trait LockResource {
     /// Returns the keys to lock, all or nothing.
@@ -60,4 +61,4 @@ macro_rules! delegate {
     )+};
 }
 
-delegate! { Path Query Extension State }
+delegate! { Path Query Extension State Json Form }

@@ -11,6 +11,7 @@ mod key_combinators;
 mod key_extractors;
 mod key_service;
 mod keys;
+mod locked_bodies;
 mod log_texts;
 mod many_requests;
 mod on_lost;
