@@ -46,6 +46,11 @@ pub enum RequestKind {
 ///     .rejection(not_found_without_key);
 /// # let _: RedlockLayer = layer;
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not build responses for refusals",
+    label = "this is not a `RejectionResponse`",
+    note = "use a function, or a closure with the types of its arguments: `|rejection: &Rejection, to: &RequestKind| ..`; it returns a `Response<Full<Bytes>>`, such as `rejection.default_response(to)`"
+)]
 pub trait RejectionResponse: Send + Sync + 'static {
     /// Returns the response for a refusal of a request of the given kind.
     fn response(&self, rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>>;

@@ -23,6 +23,12 @@ use crate::protocol::{KeyError, LockKey, LockKeys};
 /// let by_host = |parts: &Parts| parts.uri.host().map(str::to_owned);
 /// let erased: Vec<Arc<dyn KeyExtractor>> = vec![Arc::new(by_tenant), Arc::new(by_host)];
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not find a lock key in requests",
+    label = "this is not a `KeyExtractor`",
+    note = "use a `&'static str`, a function of `tower_redlock::key`, a tuple of up to eight of these, or a closure `|parts: &http::request::Parts| ..` that returns a key",
+    note = "for text that is known only at start-up, use `tower_redlock::key::literal`"
+)]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns the keys to lock for a request; `None` if it names no resource.
     ///
@@ -151,6 +157,11 @@ pub(super) fn join(
 
 /// Conversion of the value that a closure returns as the key of a request: a key, a `String`, an integer, several
 /// keys, or any of these in an `Option` (`None`: the request names no resource) or a `Result`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a lock key",
+    label = "the function must return a lock key",
+    note = "return a `LockKey`, `LockKeys`, a `String`, an integer, or any of these in an `Option` or in a `Result` with `KeyError`"
+)]
 pub trait IntoKeys {
     /// Converts to the return type of [`KeyExtractor::extract`].
     ///
