@@ -54,6 +54,8 @@ pub use extract::{
 #[cfg(feature = "idempotency")]
 #[doc(inline)]
 pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
+#[cfg(feature = "redis")]
+pub use lock::RedlockConfig;
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
     LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness, Redlock,

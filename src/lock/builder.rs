@@ -584,7 +584,7 @@ impl fmt::Debug for Source {
 
 /// Removes credentials from a URL that could not be parsed.
 #[cfg(feature = "redis")]
-fn without_credentials(url: &str) -> String {
+pub(super) fn without_credentials(url: &str) -> String {
     let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
     let rest = &url[scheme.len()..];
     match (rest.rfind('@'), rest.find('?')) {

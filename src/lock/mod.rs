@@ -15,10 +15,12 @@
 //! * `cluster`: the nodes and settings; `core`: the state that all clones of a [`Redlock`] share;
 //! * `lease`: the life of a lock, from its order to its end;
 //! * `uuid`: keys from UUIDs;
-//! * `guard`, `request`, `health`, `redlock`, `builder`: the public face.
+//! * `guard`, `request`, `health`, `redlock`, `builder`, `config`: the public face.
 
 mod builder;
 mod cluster;
+#[cfg(feature = "redis")]
+mod config;
 mod core;
 mod error;
 mod guard;
@@ -35,6 +37,8 @@ mod time;
 mod uuid;
 
 pub use builder::{RedlockBuilder, RestartGuard};
+#[cfg(feature = "redis")]
+pub use config::RedlockConfig;
 pub use error::{BuildError, ExtendError, LockError, ReleaseError};
 pub use guard::{AlreadyReleased, LockGuard, LockHandle, Released};
 pub use health::{Health, NodeHealth, Readiness};
