@@ -294,6 +294,7 @@ fn kind_of(op: &Op) -> &'static str {
         Op::Acquire { .. } => "acquire",
         Op::Confirm { .. } => "confirm",
         Op::Release | Op::ReleaseExecuted => "release",
+        Op::Shared(_) => "shared",
         Op::Record { .. } | Op::TopUp { .. } | Op::Look | Op::Fetch => "record",
     }
 }
@@ -301,7 +302,7 @@ fn kind_of(op: &Op) -> &'static str {
 fn answer_of(outcome: &Result<Reply, NodeFailure>) -> &'static str {
     match outcome {
         Ok(Reply::Granted(_) | Reply::At(_)) => "granted",
-        Ok(Reply::Held { .. } | Reply::Lost) => "held",
+        Ok(Reply::Held { .. } | Reply::HeldShared { .. } | Reply::Lost) => "held",
         Ok(Reply::Released) => "released",
         Ok(Reply::Done { .. } | Reply::Whole(_)) => "stored",
         Err(NodeFailure::Quarantined { .. }) => "quarantined",

@@ -10,13 +10,14 @@
 //!
 //! # Map, from the ground up
 //!
-//! * `error`, `lost`, `time`: errors, the loss of a lock, timers; `span`: telemetry; `registry`: the lease tasks;
+//! * `access`, `error`, `lost`, `time`: how keys are held, errors, the loss of a lock, timers; `span`: telemetry; `registry`: the lease tasks;
 //! * `queue`: waiting callers of this process, waiting processes beside it, and the cap on waiting calls;
 //! * `cluster`: the nodes and settings; `core`: the state that all clones of a [`Redlock`] share;
 //! * `lease`: the life of a lock, from its order to its end;
 //! * `uuid`: keys from UUIDs;
 //! * `guard`, `request`, `health`, `redlock`, `builder`, `config`: the public face.
 
+mod access;
 mod builder;
 mod cluster;
 #[cfg(feature = "redis")]
@@ -48,6 +49,7 @@ pub use registry::{Drained, Unconfirmed};
 pub use request::{LockFuture, LockOptions, LockRequest};
 
 pub(crate) use self::core::Core;
+pub(crate) use access::Access;
 pub(crate) use cluster::Cluster;
 pub(crate) use guard::RequestShare;
 pub(crate) use lease::{

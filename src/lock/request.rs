@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::lock::access::Access;
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
@@ -37,6 +38,7 @@ pub struct LockOptions {
     pub(crate) wait: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) label: Option<&'static str>,
+    pub(crate) access: Option<Access>,
 }
 
 /// Implements the setters of a type with [`LockOptions`], which its `options_mut()` returns.
@@ -95,6 +97,12 @@ the node timeout.",
 );
 
 impl LockOptions {
+    /// Shares the lock with other callers that do the same; see [`LockRequest::shared`]. Default: it is held alone.
+    pub fn shared(mut self) -> Self {
+        self.access = Some(Access::Shared);
+        self
+    }
+
     /// Takes the options that are not set from others.
     pub(crate) fn or(self, others: Self) -> Self {
         Self {
@@ -102,6 +110,7 @@ impl LockOptions {
             wait: self.wait.or(others.wait),
             max_hold: self.max_hold.or(others.max_hold),
             label: self.label.or(others.label),
+            access: self.access.or(others.access),
         }
     }
 
@@ -152,6 +161,33 @@ impl LockRequest {
             options: LockOptions::default(),
             cap: None,
         }
+    }
+
+    /// Shares the lock with other callers that do the same: any number of readers hold a key together, or
+    /// one caller alone. Default: one caller alone.
+    ///
+    /// A reader is sure that nobody who locks the key alone is granted it while the reader's lock is valid. It
+    /// gets no fencing token, because a reader writes nothing that a token could protect. A caller that waits
+    /// to hold the key alone keeps new readers out, so that readers who come and go do not starve it.
+    ///
+    /// A reader cannot become the only holder, nor the reverse: release the lock, and lock again.
+    ///
+    /// ```
+    /// use tower_redlock::Redlock;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_redlock::LockError> {
+    /// let redlock = Redlock::in_memory(3);
+    /// let one = redlock.try_lock("catalogue").shared().await?;
+    /// let other = redlock.try_lock("catalogue").shared().await?;
+    /// assert!(redlock.try_lock("catalogue").await.is_err());
+    /// # drop((one, other));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shared(mut self) -> Self {
+        self.options.access = Some(Access::Shared);
+        self
     }
 
     fn options_mut(&mut self) -> &mut LockOptions {
@@ -267,7 +303,14 @@ async fn lock_in(
         cap,
     } = request;
     let settings = &core.cluster.settings;
-    let names = settings.namespace.names(&keys, sha256)?;
+    let mut names = settings.namespace.names(&keys, sha256)?;
+    let access = options.access.unwrap_or_default();
+    if access == Access::Shared {
+        let shared = names.into_iter();
+        names = shared
+            .map(|name| settings.namespace.with_shared(name))
+            .collect();
+    }
     let ttl = settings.ttl(options.ttl)?;
     let wait = options.wait.unwrap_or(settings.wait);
     let deadline = after(span.began(), wait);
@@ -276,15 +319,17 @@ async fn lock_in(
     if core.registry.stage() != DrainStage::Open {
         return Err(LockError::Closed);
     }
-    let permit = core.queue.try_acquire(&keys);
+    let permit = core.queue.try_acquire(&keys, access);
     if permit.as_ref().is_err_and(|busy| busy.is_own) {
         core.warn_of_reentry(span.label());
     }
     let permit = match permit {
         Ok(permit) => permit,
         // Boxed, because most calls do not wait, and would reserve its space all the same.
-        Err(busy) if wait.is_zero() => Box::pin(wait_for_release(&core, &keys, &busy)).await?,
-        Err(_) => Box::pin(wait_for_permit(&core, &keys, deadline, &mut slots)).await?,
+        Err(busy) if wait.is_zero() => {
+            Box::pin(wait_for_release(&core, &keys, access, &busy)).await?
+        }
+        Err(_) => Box::pin(wait_for_permit(&core, &keys, access, deadline, &mut slots)).await?,
     };
     let ticket = core.registry.enter(&keys).ok_or(LockError::Closed)?;
     let task = LeaseTask::new(
@@ -293,6 +338,7 @@ async fn lock_in(
         names.into(),
         ttl,
         settings.fencing,
+        access,
         ticket,
         span.label(),
     );
@@ -306,7 +352,12 @@ async fn lock_in(
 /// Dropping a guard, a response body or a future only wakes the lease task. A caller that continues at once, such
 /// as `tower::retry` after it has dropped a response, would meet the lock of its own last request. The task sends
 /// the release within moments, so this waits for it, for at most the node timeout.
-async fn wait_for_release(core: &Core, keys: &LockKeys, busy: &Busy) -> Result<Permit, LockError> {
+async fn wait_for_release(
+    core: &Core,
+    keys: &LockKeys,
+    access: Access,
+    busy: &Busy,
+) -> Result<Permit, LockError> {
     let contended = LockError::Contended {
         retry_after: busy.retry_after,
     };
@@ -314,7 +365,7 @@ async fn wait_for_release(core: &Core, keys: &LockKeys, busy: &Busy) -> Result<P
         return Err(contended);
     }
     let node_timeout = core.cluster.settings.node_timeout;
-    let permit = timeout(node_timeout, core.queue.acquire(keys)).await;
+    let permit = timeout(node_timeout, core.queue.acquire(keys, access)).await;
     permit.map_err(|_| contended)
 }
 
@@ -322,13 +373,14 @@ async fn wait_for_release(core: &Core, keys: &LockKeys, busy: &Busy) -> Result<P
 async fn wait_for_permit(
     core: &Core,
     keys: &LockKeys,
+    access: Access,
     deadline: Instant,
     slots: &mut WaiterSlots,
 ) -> Result<Permit, LockError> {
     slots.occupy()?;
     tokio::select! {
         biased;
-        permit = core.queue.acquire(keys) => Ok(permit),
+        permit = core.queue.acquire(keys, access) => Ok(permit),
         () = sleep_until(deadline) => Err(LockError::Contended {
             retry_after: core.queue.retry_after(keys),
         }),

@@ -10,8 +10,8 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::release_signal::{ReleaseSignal, Subscribers, Subscription};
 use crate::node::traits::Node;
-use crate::protocol::Store;
-use crate::protocol::message::{Command, Reply};
+use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::{KeyNames, Store};
 
 /// A [`Store`] behind a mutex, on tokio's clock, which tests can pause.
 #[derive(Debug)]
@@ -37,6 +37,11 @@ impl EmbeddedNode {
     pub(crate) fn apply(&self, command: &Command) -> Reply {
         let now = self.now();
         self.store.lock().apply(command, now)
+    }
+
+    fn is_free(&self, name: &KeyNames) -> bool {
+        let now = self.now();
+        self.store.lock().is_free(name, now)
     }
 
     #[cfg(feature = "test-util")]
@@ -66,7 +71,11 @@ impl Node for EmbeddedNode {
             Request::Command(packet) => {
                 let reply = self.apply(&packet.command);
                 if packet.notifies {
-                    let names = packet.command.names.iter();
+                    let Command { names, op, .. } = &packet.command;
+                    // A reader that leaves frees nothing while others stay.
+                    let is_free =
+                        |name: &&KeyNames| !matches!(op, Op::Shared(_)) || self.is_free(name);
+                    let names = names.iter().filter(is_free);
                     let counts = names.map(|name| self.subscribers.publish(&name.lock));
                     job.sender.set_subscribers(counts.max().unwrap_or(0));
                 }

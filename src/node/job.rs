@@ -12,10 +12,10 @@ use crate::node::packet::Packet;
 #[cfg(feature = "redis")]
 use crate::node::packet::transit_of;
 use crate::node::votes::VoteSender;
-#[cfg(any(feature = "redis", feature = "test-util"))]
-use crate::protocol::message::Op;
 #[cfg(feature = "redis")]
 use crate::protocol::message::{Command, Reply};
+#[cfg(any(feature = "redis", feature = "test-util"))]
+use crate::protocol::message::{Op, SharedOp};
 
 /// A request on its way to one node.
 #[derive(Debug)]
@@ -58,6 +58,11 @@ impl Request {
                 Op::Acquire { .. } => "acquire",
                 Op::Confirm { .. } => "confirm",
                 Op::Release | Op::ReleaseExecuted => "release",
+                Op::Shared(SharedOp::Acquire { .. }) => "acquire_shared",
+                Op::Shared(SharedOp::Confirm { .. }) => "confirm_shared",
+                Op::Shared(SharedOp::Release) => "release_shared",
+                Op::Shared(SharedOp::Announce { .. }) => "announce",
+                Op::Shared(SharedOp::Withdraw) => "withdraw",
                 Op::Record { .. } => "record",
                 Op::TopUp { .. } => "top_up",
                 Op::Look => "look",
@@ -75,7 +80,7 @@ impl Job {
     pub(crate) fn is_release(&self) -> bool {
         matches!(
             &self.request,
-            Request::Command(packet) if matches!(packet.command.op, Op::Release | Op::ReleaseExecuted)
+            Request::Command(packet) if packet.command.op.is_release()
         )
     }
 

@@ -14,7 +14,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::traits::Node;
-use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::message::{Command, Op, Reply, SharedOp};
 
 /// How a scripted node treats the requests that reach it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,10 @@ pub enum OpKind {
     Confirm,
     /// The release.
     Release,
+    /// A writer that waits keeps new readers out.
+    Announce,
+    /// A writer no longer waits.
+    Withdraw,
     /// The writing of a record.
     Record,
     /// The reading of a record's head.
@@ -295,9 +299,11 @@ fn kind_of(job: &Job) -> OpKind {
     match &job.request {
         Request::Ping => OpKind::Ping,
         Request::Command(packet) => match packet.command.op {
-            Op::Acquire { .. } => OpKind::Acquire,
-            Op::Confirm { .. } => OpKind::Confirm,
-            Op::Release | Op::ReleaseExecuted => OpKind::Release,
+            Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }) => OpKind::Acquire,
+            Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }) => OpKind::Confirm,
+            Op::Release | Op::ReleaseExecuted | Op::Shared(SharedOp::Release) => OpKind::Release,
+            Op::Shared(SharedOp::Announce { .. }) => OpKind::Announce,
+            Op::Shared(SharedOp::Withdraw) => OpKind::Withdraw,
             Op::Record { .. } | Op::TopUp { .. } => OpKind::Record,
             Op::Look => OpKind::Look,
             Op::Fetch => OpKind::Fetch,

@@ -131,6 +131,7 @@ impl OnceTask {
                 Err(AttemptError::Undecided) if backoff.is_in_time() => AcquireError::Contended {
                     retry_after: None,
                     is_split: false,
+                    is_shared: false,
                 },
                 ended => return ended,
             };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::{
-    Core, DrainStage, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock, Waited,
+    Access, Core, DrainStage, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock, Waited,
     WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
@@ -229,6 +229,7 @@ impl ExecuteOnce {
             // Fenced in any case: by the fence, a node accepts a record only from the last owner that it granted
             // the key.
             true,
+            Access::Exclusive,
             ticket,
             span.label(),
         );
@@ -262,7 +263,7 @@ impl ExecuteOnce {
             if registry.stage() != DrainStage::Open {
                 return Err(LockError::Closed.into());
             }
-            let mut busy = match queue.try_acquire(keys) {
+            let mut busy = match queue.try_acquire(keys, Access::Exclusive) {
                 Ok(permit) => return Ok(permit),
                 Err(busy) => busy,
             };
@@ -296,7 +297,7 @@ impl ExecuteOnce {
             }
             tokio::select! {
                 biased;
-                permit = timeout_at(look_again, queue.acquire(keys)) => {
+                permit = timeout_at(look_again, queue.acquire(keys, Access::Exclusive)) => {
                     if let Ok(permit) = permit {
                         return Ok(permit);
                     }

@@ -44,6 +44,8 @@ pub enum Op {
         /// The remaining lifetime of the fence.
         retention: Duration,
     },
+    /// A request on keys that readers share.
+    Shared(SharedOp),
     /// Delete the keys that belong to this owner, and its intent. The fence stays.
     Release,
     /// The same, but keep the intent: the owner may have executed, and has not recorded.
@@ -69,6 +71,44 @@ pub enum Op {
     Fetch,
 }
 
+impl Op {
+    /// Returns whether this takes back what earlier requests of its owner did. It must reach every node that may have
+    /// executed one of them.
+    #[must_use]
+    pub fn is_release(&self) -> bool {
+        matches!(
+            self,
+            Self::Release
+                | Self::ReleaseExecuted
+                | Self::Shared(SharedOp::Release | SharedOp::Withdraw)
+        )
+    }
+}
+
+/// The operations on keys that readers share, which need [`KeyNames::shared`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SharedOp {
+    /// Lock the keys as one reader of several, if no owner holds any of them alone and no writer waits.
+    Acquire {
+        /// The lifetime of a lock that nothing renews.
+        ttl: Duration,
+    },
+    /// Extend the lock of this reader, if it still has one.
+    Confirm {
+        /// The lower bound of the expiry afterwards.
+        ttl: Duration,
+    },
+    /// Take this reader away; the last one frees the keys.
+    Release,
+    /// Keep new readers out for a while, because this owner waits to hold the keys alone. Only where readers hold them.
+    Announce {
+        /// How long new readers are kept out.
+        patience: Duration,
+    },
+    /// Let readers in again: this owner no longer waits.
+    Withdraw,
+}
+
 /// The reply of a node. With fencing off the numbers are zero.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Reply {
@@ -81,12 +121,17 @@ pub enum Reply {
         /// The fingerprint of the holder's request, if its owner token has one.
         fingerprint: Option<Fingerprint>,
     },
+    /// To acquire: readers hold one of the keys.
+    HeldShared {
+        /// The time until the last of them expires, if the node reported it.
+        expires_in: Option<Duration>,
+    },
     /// To confirm: the keys still belong to this owner, and this is the fence *after* the write.
     At(u64),
     /// To confirm: one of the keys no longer belongs to this owner. To record: another owner was granted
     /// the key here since, or the node has forgotten the last owner.
     Lost,
-    /// To release: none of the keys belongs to this owner now.
+    /// To release: none of the keys belongs to this owner now. To announce and to withdraw: it is done.
     Released,
     /// There is a record; in the reply to a request to store one, that one or another.
     Done {

@@ -17,6 +17,12 @@ const BARE_DONE: &[u8] = b"redlock:done:";
 /// The prefix of intents in the empty namespace.
 const BARE_INTENT: &[u8] = b"redlock:intent:";
 
+/// The prefix of readers in the empty namespace.
+const BARE_READERS: &[u8] = b"redlock:readers:";
+
+/// The prefix of waiting writers in the empty namespace.
+const BARE_WRITER: &[u8] = b"redlock:writer:";
+
 /// The key of the generation in the empty namespace.
 const BARE_GENERATION: &str = "redlock:generation";
 
@@ -29,6 +35,8 @@ pub struct KeyNames {
     pub fence: Arc<[u8]>,
     /// The further keys of a key that keeps records.
     pub record: Option<RecordNames>,
+    /// The further keys of a key that readers share.
+    pub shared: Option<SharedNames>,
 }
 
 impl KeyNames {
@@ -47,6 +55,15 @@ pub struct RecordNames {
     pub done: Arc<[u8]>,
     /// Holds the owner that may have executed and left no record, if intents are enabled.
     pub intent: Option<IntentName>,
+}
+
+/// The Redis keys beside a lock that readers share.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SharedNames {
+    /// Holds the readers, each with the end of its lock.
+    pub readers: Arc<[u8]>,
+    /// Holds the owner that waits to hold the lock alone, which keeps new readers out.
+    pub writer: Arc<[u8]>,
 }
 
 /// The Redis key of an intent.
@@ -125,17 +142,10 @@ impl Namespace {
     ) -> Result<KeyNames, KeyError> {
         LockKeys::from(key.clone()).check()?;
         let names = self.name(key, digest)?;
-        let beside = |bare: &[u8], suffix: &[u8]| -> Arc<[u8]> {
-            if self.0.is_empty() {
-                [bare, b"{", &names.lock, b"}"].concat().into()
-            } else {
-                [&names.lock, suffix].concat().into()
-            }
-        };
         let record = RecordNames {
-            done: beside(BARE_DONE, b":done"),
+            done: self.beside(&names, BARE_DONE, b":done"),
             intent: intents.map(|retention| IntentName {
-                name: beside(BARE_INTENT, b":intent"),
+                name: self.beside(&names, BARE_INTENT, b":intent"),
                 retention,
             }),
         };
@@ -143,6 +153,28 @@ impl Namespace {
             record: Some(record),
             ..names
         })
+    }
+
+    /// Returns the names with those that readers need.
+    #[must_use]
+    pub fn with_shared(&self, names: KeyNames) -> KeyNames {
+        let shared = SharedNames {
+            readers: self.beside(&names, BARE_READERS, b":readers"),
+            writer: self.beside(&names, BARE_WRITER, b":writer"),
+        };
+        KeyNames {
+            shared: Some(shared),
+            ..names
+        }
+    }
+
+    /// Returns the name of a key beside a lock.
+    fn beside(&self, names: &KeyNames, bare: &[u8], suffix: &[u8]) -> Arc<[u8]> {
+        if self.0.is_empty() {
+            [bare, b"{", &names.lock, b"}"].concat().into()
+        } else {
+            [&names.lock, suffix].concat().into()
+        }
     }
 
     fn name(
@@ -167,6 +199,7 @@ impl Namespace {
             lock: lock.into(),
             fence: fence.as_slice().into(),
             record: None,
+            shared: None,
         })
     }
 }
@@ -185,7 +218,13 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
             max: MAX_CLEAR_KEY,
         });
     }
-    let ours = [BARE_FENCE, BARE_DONE, BARE_INTENT];
+    let ours = [
+        BARE_FENCE,
+        BARE_DONE,
+        BARE_INTENT,
+        BARE_READERS,
+        BARE_WRITER,
+    ];
     if ours.iter().any(|ours| key.starts_with(ours)) || key == BARE_GENERATION.as_bytes() {
         return Err(KeyError::Reserved);
     }
@@ -193,6 +232,7 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
         lock: key.into(),
         fence: [BARE_FENCE, b"{", key, b"}"].concat().into(),
         record: None,
+        shared: None,
     })
 }
 
@@ -259,6 +299,21 @@ mod tests {
     }
 
     #[test]
+    fn namespace_names_the_readers_and_the_waiting_writer() {
+        let named = |namespace| {
+            let namespace = Namespace::new(namespace).unwrap();
+            let names = namespace.names(&LockKey::from("a").into(), digest).unwrap();
+            let shared = namespace.with_shared(names[0].clone()).shared.unwrap();
+            [shared.readers, shared.writer].map(|name| String::from_utf8(name.to_vec()).unwrap())
+        };
+        assert_eq!(
+            named("redlock"),
+            ["redlock:{a}:readers", "redlock:{a}:writer"]
+        );
+        assert_eq!(named(""), ["redlock:readers:{a}", "redlock:writer:{a}"]);
+    }
+
+    #[test]
     fn namespace_hashes_long_keys_and_the_empty_one_refuses_them() {
         let long = "x".repeat(513);
         let (lock, _) = named("redlock", &long).unwrap();
@@ -276,6 +331,8 @@ mod tests {
         assert_eq!(named("", "redlock:generation"), Err(KeyError::Reserved));
         assert_eq!(named("", "redlock:done:{a}"), Err(KeyError::Reserved));
         assert_eq!(named("", "redlock:intent:{a}"), Err(KeyError::Reserved));
+        assert_eq!(named("", "redlock:readers:{a}"), Err(KeyError::Reserved));
+        assert_eq!(named("", "redlock:writer:{a}"), Err(KeyError::Reserved));
         assert!(named("redlock", "redlock:fence:{a}").is_ok());
     }
 

@@ -34,6 +34,8 @@ pub struct AcquireRound {
     target: u64,
     /// The highest number in any answer.
     highest: u64,
+    /// Whether readers hold the lock at some node.
+    is_shared: bool,
     nodes: Vec<Standing>,
 }
 
@@ -83,6 +85,8 @@ pub struct Refusal {
     /// Whether some node granted it: then no contender may have won, and even a caller that does not wait
     /// should retry at once.
     pub is_split: bool,
+    /// Whether readers hold it at some node, so that a caller that waits should keep new ones out.
+    pub is_shared: bool,
     /// The number of nodes with a vote.
     pub reached: usize,
 }
@@ -112,6 +116,7 @@ impl AcquireRound {
             step: 0,
             target: 0,
             highest: 0,
+            is_shared: false,
             nodes: vec![standing; quorum.nodes()],
         }
     }
@@ -134,6 +139,10 @@ impl AcquireRound {
                 Acquired::Granted(number)
             }
             Answer::Replied(Reply::Held { expires_in, .. }) => Acquired::Held(expires_in),
+            Answer::Replied(Reply::HeldShared { expires_in }) => {
+                self.is_shared = true;
+                Acquired::Held(expires_in)
+            }
             // No grant either; the round that keeps records interprets it.
             Answer::Replied(Reply::Done { .. } | Reply::Intended) => Acquired::Held(None),
             Answer::Replied(_) | Answer::Failed => Acquired::Failed,
@@ -290,6 +299,7 @@ impl AcquireRound {
                 .nodes
                 .iter()
                 .any(|node| matches!(node.acquired, Acquired::Granted(_))),
+            is_shared: self.is_shared,
             reached,
         })
     }

@@ -3,16 +3,18 @@
 //! The embedded nodes run it, the Lua scripts of the Redis nodes mirror it step by step, and the
 //! model checker drives it, so that one place defines a node.
 
+mod readers;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::admission::Generation;
 use crate::protocol::fence::FencingToken;
-use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::message::{Command, Op, Reply, SharedOp};
 use crate::protocol::names::{IntentName, KeyNames, RecordNames};
 use crate::protocol::owner::OwnerToken;
-use crate::protocol::record::Record;
+use crate::protocol::record::{Fingerprint, Record};
 
 /// The memory of one node. Every call takes the time, measured from any fixed instant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -21,7 +23,11 @@ pub struct Store {
     fences: BTreeMap<Arc<[u8]>, Fence>,
     records: BTreeMap<Arc<[u8]>, Kept>,
     /// The owners that were granted a key and may have executed.
-    intents: BTreeMap<Arc<[u8]>, Lock>,
+    intents: BTreeMap<Arc<[u8]>, Mark>,
+    /// The readers of each lock that they hold together.
+    readers: BTreeMap<Arc<[u8]>, Readers>,
+    /// The owners that wait to hold a key alone.
+    writers: BTreeMap<Arc<[u8]>, Mark>,
     /// Created for the first client that asks; nodes that cannot lose their memory need none.
     generation: Option<Generation>,
     /// The number of entries at which the next sweep drops expired ones, so that its cost is amortised.
@@ -30,8 +36,45 @@ pub struct Store {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Lock {
+    holder: Holder,
+    expires: Duration,
+}
+
+/// The value of a lock.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Holder {
+    One(OwnerToken),
+    /// A constant that is no owner's token, so that readers exclude all owners, also of other clients.
+    Readers,
+}
+
+/// An owner's mark beside a lock.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Mark {
     owner: OwnerToken,
     expires: Duration,
+}
+
+/// The readers that hold a lock together.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Readers {
+    /// When the lock of each reader ends.
+    ends: BTreeMap<OwnerToken, Duration>,
+    /// Later than that of the lock: a release must find its reader for as long as the lock is there.
+    expires: Duration,
+}
+
+impl Lock {
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        match &self.holder {
+            Holder::One(owner) => owner.fingerprint(),
+            Holder::Readers => None,
+        }
+    }
+
+    fn is_of(&self, owner: &OwnerToken) -> bool {
+        matches!(&self.holder, Holder::One(holder) if holder == owner)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -70,7 +113,12 @@ impl Store {
     /// Executes one request of a client that knows `generation`, atomically. Only locking depends on the
     /// memory: releases, reads and records are always allowed.
     pub fn apply_in(&mut self, generation: &Generation, command: &Command, now: Duration) -> Reply {
-        let locks = matches!(command.op, Op::Acquire { .. } | Op::Confirm { .. });
+        let locks = matches!(
+            command.op,
+            Op::Acquire { .. }
+                | Op::Confirm { .. }
+                | Op::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. })
+        );
         if locks && self.generation.as_ref() != Some(generation) {
             return Reply::Amnesia;
         }
@@ -97,6 +145,7 @@ impl Store {
             } => done(kept, Record::answered).unwrap_or_else(|| {
                 self.confirm(names, owner, *token, now + *ttl, now + *retention, now)
             }),
+            Op::Shared(op) => self.apply_shared(names, owner, *op, now),
             Op::Release => self.release(names, owner, false),
             Op::ReleaseExecuted => self.release(names, owner, true),
             Op::Record { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
@@ -133,10 +182,19 @@ impl Store {
             .count()
     }
 
-    /// Returns the owner of a lock at `now`, if it is held.
+    /// Returns whether nobody holds a lock at `now`.
+    #[must_use]
+    pub fn is_free(&self, name: &KeyNames, now: Duration) -> bool {
+        self.lock(name, now).is_none()
+    }
+
+    /// Returns the owner of a lock at `now`, if one holds it alone.
     #[must_use]
     pub fn holder(&self, name: &KeyNames, now: Duration) -> Option<&OwnerToken> {
-        self.lock(name, now).map(|lock| &lock.owner)
+        match &self.lock(name, now)?.holder {
+            Holder::One(owner) => Some(owner),
+            Holder::Readers => None,
+        }
     }
 
     fn acquire(
@@ -150,12 +208,17 @@ impl Store {
     ) -> Reply {
         let holders = || names.iter().filter_map(|name| self.lock(name, now));
         if let Some(last) = holders()
-            .filter(|lock| lock.owner != *owner)
+            .filter(|lock| !lock.is_of(owner))
             .max_by_key(|lock| lock.expires)
         {
+            let expires_in = Some(last.expires - now);
+            if holders().any(|lock| lock.holder == Holder::Readers) {
+                return Reply::HeldShared { expires_in };
+            }
+            let fingerprint = last.fingerprint();
             return Reply::Held {
-                expires_in: Some(last.expires - now),
-                fingerprint: last.owner.fingerprint(),
+                expires_in,
+                fingerprint,
             };
         }
         let intents = names.iter().filter_map(intent_of);
@@ -187,14 +250,15 @@ impl Store {
             if self.lock(name, now).is_none() {
                 let owner = owner.clone();
                 if let Some(IntentName { name, retention }) = intent_of(name) {
-                    let intent = Lock {
+                    let intent = Mark {
                         owner: owner.clone(),
                         expires: now + *retention,
                     };
                     self.intents.insert(Arc::clone(name), intent);
                 }
+                let holder = Holder::One(owner);
                 self.locks
-                    .insert(Arc::clone(&name.lock), Lock { owner, expires });
+                    .insert(Arc::clone(&name.lock), Lock { holder, expires });
             }
         }
         self.sweep(now);
@@ -210,10 +274,9 @@ impl Store {
         fence_expires: Duration,
         now: Duration,
     ) -> Reply {
-        let all_ours = names.iter().all(|name| {
-            self.lock(name, now)
-                .is_some_and(|lock| lock.owner == *owner)
-        });
+        let all_ours = names
+            .iter()
+            .all(|name| self.lock(name, now).is_some_and(|lock| lock.is_of(owner)));
         if !all_ours {
             return Reply::Lost;
         }
@@ -235,11 +298,10 @@ impl Store {
     }
 
     fn release(&mut self, names: &[KeyNames], owner: &OwnerToken, executed: bool) -> Reply {
-        let ours = |lock: &mut Lock| lock.owner == *owner;
         for name in names {
-            remove_if(&mut self.locks, &name.lock, ours);
+            remove_if(&mut self.locks, &name.lock, |lock| lock.is_of(owner));
             if let Some(intent) = intent_of(name).filter(|_| !executed) {
-                remove_if(&mut self.intents, &intent.name, ours);
+                remove_if(&mut self.intents, &intent.name, |mark| mark.owner == *owner);
             }
         }
         Reply::Released
@@ -310,11 +372,18 @@ impl Store {
         self.fences.retain(|_, fence| fence.expires > now);
         self.records.retain(|_, kept| kept.expires > now);
         self.intents.retain(|_, intent| intent.expires > now);
+        self.readers.retain(|_, readers| readers.expires > now);
+        self.writers.retain(|_, writer| writer.expires > now);
         self.sweep_at = 2 * self.len() + 64;
     }
 
     fn len(&self) -> usize {
-        self.locks.len() + self.fences.len() + self.records.len() + self.intents.len()
+        self.locks.len()
+            + self.fences.len()
+            + self.records.len()
+            + self.intents.len()
+            + self.readers.len()
+            + self.writers.len()
     }
 }
 
@@ -331,13 +400,13 @@ fn intent_of(name: &KeyNames) -> Option<&IntentName> {
     name.record.as_ref()?.intent.as_ref()
 }
 
-fn remove_if(
-    locks: &mut BTreeMap<Arc<[u8]>, Lock>,
+fn remove_if<T>(
+    entries: &mut BTreeMap<Arc<[u8]>, T>,
     name: &Arc<[u8]>,
-    condition: impl FnOnce(&mut Lock) -> bool,
+    condition: impl FnOnce(&T) -> bool,
 ) {
-    if locks.get_mut(name).is_some_and(condition) {
-        locks.remove(name);
+    if entries.get(name).is_some_and(condition) {
+        entries.remove(name);
     }
 }
 

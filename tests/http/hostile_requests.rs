@@ -36,7 +36,7 @@ async fn key_form_field_inside_an_idempotency_layer_needs_the_buffer_with_or_wit
     let by_field = || RedlockLayer::new(redlock(&nodes), ("account", key::form_field("id")));
     let buffer = BufferBodyLayer::new(64);
     let unbuffered = Router::new().route("/", post(echo)).layer(by_field());
-    let outside = unbuffered.clone().layer(once(&nodes)).layer(buffer);
+    let outside = unbuffered.clone().layer(once(&nodes)).layer(buffer.clone());
     let within = unbuffered.clone().layer(buffer).layer(once(&nodes));
     let without = unbuffered.layer(once(&nodes));
     let locked = (200, String::from("[LockKey(\"7:account,1:7,\")] 4"));

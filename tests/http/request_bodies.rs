@@ -38,7 +38,7 @@ fn app(nodes: &ScriptedNodes) -> Router {
     let forms = RedlockLayer::new(redlock(nodes), field);
     let buffer = BufferBodyLayer::new(LIMIT);
     Router::new()
-        .route("/transfer", post(echo).layer((buffer, transfers)))
+        .route("/transfer", post(echo).layer((buffer.clone(), transfers)))
         .route("/form", post(echo).layer((buffer, forms.clone())))
         .route("/unbuffered", post(echo).layer(forms))
 }

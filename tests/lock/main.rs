@@ -11,6 +11,7 @@ mod handles;
 mod lock_all;
 mod renewal;
 mod settings;
+mod shared;
 mod telemetry;
 mod try_lock;
 mod validity;

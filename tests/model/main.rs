@@ -44,6 +44,7 @@ use stateright::{Checker, Expectation, HasDiscoveries, Model};
 use tokio::time::Instant;
 
 use crate::asynchronous::{Async, Bounds, F1, F2, F3, F4};
+use crate::shared::{Role, Shared};
 use crate::space::Variant;
 use crate::timed::{EXCLUSION, Fault, ORDER, Timed, UNIQUE};
 
@@ -51,6 +52,7 @@ mod asynchronous;
 mod once;
 mod records;
 mod requests;
+mod shared;
 mod space;
 mod timed;
 
@@ -573,3 +575,92 @@ fn t19_a_generation_of_any_process_lets_a_copy_vote_at_once() {
 
 /// How many states the large runs explore, counting those met again.
 pub(crate) const FAR_MORE: usize = 60_000_000;
+
+const WRITER_AND_READERS: [Role; 3] = [Role::Reader, Role::Reader, Role::Writer];
+const READER_AND_WRITERS: [Role; 3] = [Role::Reader, Role::Writer, Role::Writer];
+const READER_AND_WRITER: [Role; 3] = [Role::Reader, Role::Writer, Role::Absent];
+
+fn sharing(roles: [Role; 3], change: impl FnOnce(&mut shared::Bounds)) -> Shared {
+    let mut bounds = shared::Bounds::of(roles);
+    change(&mut bounds);
+    Shared::new(bounds)
+}
+
+#[test]
+fn readers_share_and_exclude_writers() {
+    let name = "shared: 1 writer, 2 readers";
+    holds(name, sharing(WRITER_AND_READERS, |_| {}));
+    let name = "shared: 2 writers, 1 reader";
+    holds(name, sharing(READER_AND_WRITERS, |_| {}));
+    let name = "shared: readers of ttl 3 and 1, 1 writer";
+    let ttls = |bounds: &mut shared::Bounds| bounds.ttls = [3, 1, 2];
+    holds(name, sharing(WRITER_AND_READERS, ttls));
+}
+
+#[test]
+fn repeated_requests_and_extensions_of_readers_exclude_writers() {
+    let name = "shared: 1 writer, 1 reader, a repeated ACQUIRE";
+    holds(
+        name,
+        sharing(READER_AND_WRITER, |bounds| bounds.retries = 1),
+    );
+    let name = "shared: 1 writer, 1 reader that extends by 3 and 1";
+    let extends = |bounds: &mut shared::Bounds| {
+        bounds.extensions = vec![3, 1];
+        bounds.horizon = 6;
+    };
+    holds(name, sharing(READER_AND_WRITER, extends));
+    let name = "shared: 1 writer, 2 readers, one extends by 3";
+    let extends = |bounds: &mut shared::Bounds| bounds.extensions = vec![3];
+    holds_within(3_000_000, name, sharing(WRITER_AND_READERS, extends));
+}
+
+#[test]
+fn restart_guard_protects_readers() {
+    let name = "shared: 1 writer, 1 reader, a node forgets";
+    let wiped = |guard: u8| {
+        move |bounds: &mut shared::Bounds| {
+            bounds.wipes = 1;
+            bounds.guard = guard;
+        }
+    };
+    holds(name, sharing(READER_AND_WRITER, wiped(2)));
+    let name = "shared: the restart guard is a tick short";
+    breaks(
+        name,
+        sharing(READER_AND_WRITER, wiped(1)),
+        &[shared::EXCLUSION],
+    );
+    let name = "shared: the node does not compare the generation";
+    let forgetful = |bounds: &mut shared::Bounds| {
+        wiped(2)(bounds);
+        bounds.variant = Variant::NoCompare;
+    };
+    breaks(
+        name,
+        sharing(READER_AND_WRITER, forgetful),
+        &[shared::EXCLUSION],
+    );
+}
+
+#[test]
+fn answers_to_an_older_extension_of_a_reader_must_not_count() {
+    let name = "shared: an older extension counts";
+    let counts = |bounds: &mut shared::Bounds| {
+        bounds.variant = Variant::CountsOldExtension;
+        bounds.extensions = vec![1, 3];
+        bounds.horizon = 6;
+    };
+    breaks(
+        name,
+        sharing(READER_AND_WRITER, counts),
+        &[shared::EXCLUSION],
+    );
+}
+
+#[test]
+fn late_majority_must_not_count_for_a_reader() {
+    let name = "shared: a majority that comes too late counts";
+    let late = |bounds: &mut shared::Bounds| bounds.variant = Variant::IgnoresValidity;
+    breaks(name, sharing(READER_AND_WRITER, late), &[shared::EXCLUSION]);
+}

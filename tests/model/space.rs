@@ -10,7 +10,7 @@ use std::hash::Hash;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, ExtendRound, ExtendStep};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Quorum, Store};
 
@@ -58,6 +58,7 @@ pub(crate) enum Heard {
     Held,
     At(u8),
     Lost,
+    Released,
     Failed,
 }
 
@@ -68,6 +69,8 @@ impl Heard {
             Reply::Held { .. } => Self::Held,
             Reply::At(number) => Self::At(small(number)),
             Reply::Lost => Self::Lost,
+            Reply::HeldShared { .. } => Self::Held,
+            Reply::Released => Self::Released,
             reply => unreachable!("{reply:?} in the model"),
         }
     }
@@ -81,6 +84,7 @@ impl Heard {
             },
             Self::At(number) => Reply::At(number.into()),
             Self::Lost => Reply::Lost,
+            Self::Released => Reply::Released,
             Self::Failed => return Answer::Failed,
         })
     }
@@ -93,8 +97,29 @@ fn small(number: u64) -> u8 {
 /// A request of one acquisition, as the nodes of a model are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Ask {
-    Acquire { proposal: u8, ttl: u8 },
-    Confirm { token: u8, ttl: u8 },
+    Acquire {
+        proposal: u8,
+        ttl: u8,
+    },
+    Confirm {
+        token: u8,
+        ttl: u8,
+    },
+    /// Without a fence.
+    Exclude {
+        ttl: u8,
+    },
+    /// The release of what is not shared.
+    Release,
+    Shared(SharedAsk),
+}
+
+/// A request of one reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum SharedAsk {
+    Acquire { ttl: u8 },
+    Confirm { ttl: u8 },
+    Release,
 }
 
 /// The values seen so far, each with a number and a note.
@@ -170,8 +195,10 @@ impl Nodes {
     pub(crate) fn new(variant: Variant, sets: &[Vec<u8>]) -> Self {
         let name = |keys: &[u8]| -> Arc<[KeyNames]> {
             let keys: LockKeys = keys.iter().map(|key| format!("key{key}")).collect();
-            let names = Namespace::default().names(&keys, |_| [0; 32]);
-            names.expect("plain names").into()
+            let namespace = Namespace::default();
+            let names = namespace.names(&keys, |_| [0; 32]).expect("plain names");
+            let names = names.into_iter().map(|name| namespace.with_shared(name));
+            names.collect()
         };
         let owners = (0..sets.len()).map(|client| {
             OwnerToken::from_random([u8::try_from(client).expect("few clients"); 16])
@@ -227,6 +254,17 @@ impl Nodes {
                 ttl: ticks(ttl),
                 retention: RETENTION,
             },
+            Ask::Exclude { ttl } => Op::Acquire {
+                proposal: None,
+                ttl: ticks(ttl),
+                retention: RETENTION,
+            },
+            Ask::Release => Op::Release,
+            Ask::Shared(ask) => Op::Shared(match ask {
+                SharedAsk::Acquire { ttl } => SharedOp::Acquire { ttl: ticks(ttl) },
+                SharedAsk::Confirm { ttl } => SharedOp::Confirm { ttl: ticks(ttl) },
+                SharedAsk::Release => SharedOp::Release,
+            }),
         };
         match (self.variant, ask) {
             (Variant::RaisesNewFencesOnly, Ask::Acquire { ttl, .. }) => {

@@ -15,3 +15,4 @@ mod record_contract;
 mod record_rounds;
 mod round_cases;
 mod second_phase;
+mod shared_contract;

@@ -292,6 +292,7 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
             seen.insert(match reply {
                 Reply::Granted(_) => "granted",
                 Reply::Held { .. } => "held",
+                Reply::HeldShared { .. } => "held by readers",
                 Reply::At(_) => "at",
                 Reply::Lost => "lost",
                 Reply::Released => "released",

@@ -23,6 +23,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::lock::error::LockError;
+use crate::lock::lease::announce::Announcement;
 use crate::lock::lease::attempt::{AcquireError, GrantedLock};
 use crate::lock::lease::handoff::Handoff;
 use crate::lock::lease::task::LeaseTask;
@@ -66,15 +67,20 @@ impl LeaseTask {
     ) -> Result<GrantedLock, AcquireError> {
         let backoff = &mut Backoff::new(deadline, slots);
         self.let_remote_first(backoff, permit, handoff).await?;
-        loop {
+        let outcome = loop {
             backoff.begin_attempt();
             // Boxed, so that the future of the task has less to store in later steps.
             let refusal = match Box::pin(self.attempt(handoff.closed())).await {
-                Ok(granted) => return Ok(granted),
+                Ok(granted) => break Ok(granted),
                 Err(error) => error,
             };
-            self.back_off(backoff, refusal, permit, handoff).await?;
-        }
+            if let Err(error) = self.back_off(backoff, refusal, permit, handoff).await {
+                break Err(error);
+            }
+        };
+        // Readers may come again behind this caller, or in its place.
+        self.announcement = None;
+        outcome
     }
 
     /// Lets other processes try first if it is their turn.
@@ -123,6 +129,7 @@ impl LeaseTask {
         let AcquireError::Contended {
             retry_after,
             is_split,
+            is_shared,
         } = refusal
         else {
             return Err(refusal);
@@ -131,6 +138,14 @@ impl LeaseTask {
         // clock.
         backoff.round_trip = backoff.attempt_began.elapsed().max(TICK);
         let delay = self.delay(backoff, permit, retry_after, is_split)?;
+        if is_shared && Instant::now() < backoff.deadline {
+            // Until shortly after the next attempt. Should this process end, readers wait for no longer.
+            let patience = delay + self.cluster.settings.node_timeout;
+            let new = || Announcement::new(&self.cluster, &self.names);
+            self.announcement
+                .get_or_insert_with(|| Box::new(new()))
+                .renew(patience.min(self.ttl));
+        }
         if Box::pin(self.pause(backoff, delay, handoff)).await? {
             // The release woke other processes too, so the next split vote is a first one.
             backoff.splits = None;

@@ -21,12 +21,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::lease::cleanup::Cleanup;
 use crate::lock::lease::task::{Failures, LeaseTask};
 use crate::node::{NodeFailure, Threshold, Vote, next_proposal, unguessable};
-use crate::protocol::message::Op;
+use crate::protocol::message::{Op, SharedOp};
 use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal, RefusalKind};
 use crate::protocol::{FencingToken, OwnerToken, validity};
 
@@ -99,6 +100,8 @@ pub(crate) enum AcquireError {
         retry_after: Option<Duration>,
         /// Whether this attempt got some nodes, so that perhaps no caller has a majority.
         is_split: bool,
+        /// Whether readers hold the lock at some node.
+        is_shared: bool,
     },
     /// The acquisition failed; no further attempt is made.
     Failed(LockError),
@@ -169,7 +172,7 @@ impl LeaseTask {
     pub(crate) fn begin_attempt<R: Round>(&self, round: R, owner: OwnerToken) -> Attempt<R> {
         let settings = &self.cluster.settings;
         let began = Instant::now();
-        let mut cleanup = Cleanup::new(&self.cluster, &self.names, owner, began);
+        let mut cleanup = Cleanup::new(&self.cluster, &self.names, owner, self.access, began);
         let due = began + settings.node_timeout;
         let patience = self.cluster.nodes.iter().map(|node| node.extra_patience());
         let connecting = patience.enumerate().filter(|(_, extra)| !extra.is_zero());
@@ -177,10 +180,13 @@ impl LeaseTask {
             .map(|(node, extra)| (node, due + extra))
             .collect();
         let acquiring = self.votes.next_phase();
-        let acquire = Op::Acquire {
-            proposal: self.is_fenced.then(next_proposal),
-            ttl: self.ttl,
-            retention: settings.fence_retention,
+        let acquire = match self.access {
+            Access::Exclusive => Op::Acquire {
+                proposal: self.is_fenced.then(next_proposal),
+                ttl: self.ttl,
+                retention: settings.fence_retention,
+            },
+            Access::Shared => Op::Shared(SharedOp::Acquire { ttl: self.ttl }),
         };
         let nodes = 0..self.cluster.nodes.len();
         cleanup.send(acquire, self.ttl, began, &self.votes, nodes);
@@ -254,11 +260,9 @@ impl LeaseTask {
     fn confirm<R: Round>(&mut self, attempt: &mut Attempt<R>, token: u64) {
         let Attempt { cleanup, progress } = attempt;
         progress.confirming = Some(self.votes.next_phase());
-        let confirm = Op::Confirm {
-            token: self.is_fenced.then_some(token),
-            ttl: self.ttl,
-            retention: self.cluster.settings.fence_retention,
-        };
+        let token = self.is_fenced.then_some(token);
+        let retention = self.cluster.settings.fence_retention;
+        let confirm = self.access.confirm(token, self.ttl, retention);
         let nodes = progress.round.acquiring().unconfirmed();
         cleanup.send(confirm, self.ttl, Instant::now(), &self.votes, nodes);
     }
@@ -302,6 +306,7 @@ impl LeaseTask {
                 AcquireError::Contended {
                     retry_after: expires_in,
                     is_split: refusal.is_split,
+                    is_shared: refusal.is_shared,
                 }
             }
             RefusalKind::Unavailable => {

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::lease::shared::{Disposal, Lease};
 use crate::node::{Job, Packet, Request, Trail, VoteReceiver};
-use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::message::{Command, Op, Reply, SharedOp};
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{KeyNames, OwnerToken};
 
@@ -22,6 +23,7 @@ pub(crate) struct Cleanup {
     cluster: Arc<Cluster>,
     names: Arc<[KeyNames]>,
     owner: OwnerToken,
+    access: Access,
     /// By node, whether the node may hold the keys for this owner.
     may_hold: Vec<bool>,
     /// When the keys have expired on every node for certain. An intent lives longer.
@@ -39,12 +41,14 @@ impl Cleanup {
         cluster: &Arc<Cluster>,
         names: &Arc<[KeyNames]>,
         owner: OwnerToken,
+        access: Access,
         now: Instant,
     ) -> Self {
         Self {
             cluster: Arc::clone(cluster),
             names: Arc::clone(names),
             owner,
+            access,
             may_hold: vec![false; cluster.nodes.len()],
             gone_at: now,
             trail: Trail::default(),
@@ -125,9 +129,10 @@ impl Cleanup {
 
     fn send_release(&mut self, votes: &VoteReceiver, publishes: bool) -> ReleaseRound {
         self.is_armed = false;
-        let op = match self.disposal() {
-            Disposal::Release | Disposal::ReleaseUnused => Op::Release,
-            Disposal::ReleaseExecuted | Disposal::Expire => Op::ReleaseExecuted,
+        let op = match (self.access, self.disposal()) {
+            (Access::Shared, _) => Op::Shared(SharedOp::Release),
+            (_, Disposal::Release | Disposal::ReleaseUnused) => Op::Release,
+            (_, Disposal::ReleaseExecuted | Disposal::Expire) => Op::ReleaseExecuted,
         };
         let packet = self.packet(op, publishes && self.cluster.settings.wake_ups);
         let mut round = ReleaseRound::new(self.cluster.settings.quorum);

@@ -32,7 +32,7 @@ use crate::lock::registry::DrainStage;
 use crate::lock::span::HeldSpan;
 use crate::lock::time::{TICK, after, whole_millis};
 use crate::node::{NodeFailure, Threshold, Vote, telemetry};
-use crate::protocol::message::{Op, Reply};
+use crate::protocol::message::Reply;
 use crate::protocol::round::{ExtendRound, ExtendStep};
 use crate::protocol::{FencingToken, Quorum, validity};
 
@@ -225,11 +225,7 @@ impl LeaseTask {
         let began = Instant::now();
         let phase = self.votes.next_phase();
         let token = holding.lease.token.map(FencingToken::as_u64);
-        let confirm = Op::Confirm {
-            token,
-            ttl,
-            retention: settings.fence_retention,
-        };
+        let confirm = self.access.confirm(token, ttl, settings.fence_retention);
         let nodes = 0..settings.quorum.nodes();
         let (cleanup, longest) = (&mut holding.cleanup, ttl.max(self.ttl));
         cleanup.send(confirm, longest, began, &self.votes, nodes);

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `run` | the life of a lock from its order to its end |
 //! | `acquire` | attempts, and the waits between them |
+//! | `announce` | keeps new readers out while the caller waits |
 //! | `attempt` | one attempt: its requests, votes and decision |
 //! | `hold` | renewal, extension, loss |
 //! | `release` | the release and its confirmation |
@@ -27,6 +28,7 @@
 //! * The caller's future, the guards and the handles only share the lease. Dropping them does no I/O.
 
 mod acquire;
+mod announce;
 mod attempt;
 mod cleanup;
 mod handoff;

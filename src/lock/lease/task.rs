@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::task;
 use tokio::time::Instant;
 
+use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
+use crate::lock::lease::announce::Announcement;
 use crate::lock::queue::Slots;
 use crate::lock::registry::Ticket;
 use crate::lock::time::Timer;
@@ -24,6 +26,7 @@ pub(crate) struct LeaseTask {
     pub(crate) ttl: Duration,
     /// Whether the lock comes with a fencing token.
     pub(crate) is_fenced: bool,
+    pub(crate) access: Access,
     pub(crate) votes: VoteReceiver,
     /// The releases under way, of failed attempts and of the lock itself.
     pub(super) releases: Vec<Release>,
@@ -35,6 +38,8 @@ pub(crate) struct LeaseTask {
     /// The slots of the keys, which know the processes that wait for each key.
     pub(super) slots: Slots,
     pub(crate) timer: Timer,
+    /// Present while the caller waits for readers to leave.
+    pub(super) announcement: Option<Box<Announcement>>,
 }
 
 /// A release under way.
@@ -59,6 +64,7 @@ impl LeaseTask {
         names: Arc<[KeyNames]>,
         ttl: Duration,
         is_fenced: bool,
+        access: Access,
         ticket: Ticket,
         label: &'static str,
     ) -> Self {
@@ -68,13 +74,16 @@ impl LeaseTask {
             keys,
             names,
             ttl,
-            is_fenced,
+            // A token would be no use to a reader, who must not write.
+            is_fenced: is_fenced && access == Access::Exclusive,
+            access,
             releases: Vec::new(),
             ticket,
             task: task::try_id(),
             label,
             slots: Slots::default(),
             timer: Timer::default(),
+            announcement: None,
         }
     }
 }

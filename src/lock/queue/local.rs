@@ -5,8 +5,9 @@
 //! A process sends no second request for a key that it holds or requests already. Only the caller with the
 //! [`Permit`] of the key asks the nodes; the next caller is refused, or waits for the permit.
 //!
-//! Each key that is held, requested or waited for has a slot with one permit, a semaphore of tokio: it is fair, and
-//! a dropped waiter leaves it. A caller enters the slots of all its keys at once, under the map's mutex, and its
+//! Each key that is held, requested or waited for has a slot with a semaphore of tokio: it is fair, and a dropped
+//! waiter leaves it. A caller that wants the key for itself takes all its permits, and a reader takes one. As the
+//! semaphore is fair, readers that come after a writer wait for it. A caller enters the slots of all its keys at once, under the map's mutex, and its
 //! [`Permit`] leaves them. The map counts the callers of each slot, and the last one removes it.
 //!
 //! A set of keys takes its permits in ascending order, so two sets cannot wait for each other.
@@ -16,13 +17,14 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 use tokio::task;
 use tokio::time::Instant;
 
+use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::queue::remote::RemoteWaiters;
 use crate::node::{Mutex, ReleaseSignal, Subscription};
@@ -32,6 +34,8 @@ use crate::protocol::{KeyNames, LockKey, LockKeys};
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
     slots: Mutex<HashMap<LockKey, Entered>>,
+    /// The number of readers so far.
+    readers: AtomicU64,
 }
 
 /// A slot in the map, and the number of callers that have entered it.
@@ -56,6 +60,9 @@ pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
     fn purpose(&self) -> Option<&Memo>;
 }
 
+/// The permits of a slot: the number of readers at a time.
+const PERMITS: u32 = 1 << 24;
+
 /// The right to request some keys from the nodes; dropping it admits the next waiters.
 ///
 /// While its caller still waits, it holds the caller's place in the queue, and the permits of the first keys only.
@@ -66,6 +73,9 @@ pub(crate) struct Permit {
     slots: Slots,
     /// How many slots, counted from the first, it has the permits of.
     acquired: usize,
+    access: Access,
+    /// Tells it from other readers of the same keys.
+    reader: u64,
 }
 
 /// The slots of some keys, in the order of the keys.
@@ -89,7 +99,7 @@ pub(crate) struct Busy {
 #[derive(Debug)]
 struct Slot {
     key: LockKey,
-    permit: Semaphore,
+    permits: Semaphore,
     /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
     held: Mutex<Held>,
@@ -105,10 +115,20 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Held {
     by: Option<Arc<dyn HeldLease>>,
+    readers: Vec<Reader>,
     /// The task that requested the lock; `None` if that was not in a task.
     task: Option<task::Id>,
     /// Present once a caller has asked for the holder, which is rare.
     watched: Option<watch::Sender<Option<Arc<dyn HeldLease>>>>,
+}
+
+/// One of the readers that hold the key of a slot together.
+#[derive(Debug)]
+struct Reader {
+    number: u64,
+    lease: Arc<dyn HeldLease>,
+    /// The task that requested the lock; `None` if that was not in a task.
+    task: Option<task::Id>,
 }
 
 /// The subscription to the releases of a key, at every node that publishes them.
@@ -123,10 +143,14 @@ struct CountedWaiter<'a>(&'a Slot);
 
 impl LocalQueue {
     /// Acquires the permits of all keys, or none if one of them is busy.
-    pub(crate) fn try_acquire(self: &Arc<Self>, keys: &LockKeys) -> Result<Permit, Busy> {
-        let mut permit = self.enter(keys);
+    pub(crate) fn try_acquire(
+        self: &Arc<Self>,
+        keys: &LockKeys,
+        access: Access,
+    ) -> Result<Permit, Busy> {
+        let mut permit = self.enter(keys, access);
         while let Some(slot) = permit.slots.0.get(permit.acquired) {
-            if let Ok(acquired) = slot.permit.try_acquire() {
+            if let Ok(acquired) = slot.permits.try_acquire_many(permits(access)) {
                 acquired.forget();
                 permit.acquired += 1;
                 continue;
@@ -134,7 +158,7 @@ impl LocalQueue {
             // If a later key is not about to be released, a wait for this one is in vain, and would keep it from
             // other callers.
             let rest = &permit.slots.0[permit.acquired + 1..];
-            let is_ending = slot.is_ending() && !rest.iter().any(|slot| slot.is_blocked());
+            let is_ending = slot.is_ending() && !rest.iter().any(|slot| slot.is_blocked(access));
             return Err(Busy {
                 retry_after: slot.retry_after(),
                 holder: slot.holder(),
@@ -150,11 +174,11 @@ impl LocalQueue {
     /// # Cancel safety
     ///
     /// May be dropped at any point: its place in the queue is given up.
-    pub(crate) async fn acquire(self: &Arc<Self>, keys: &LockKeys) -> Permit {
-        let mut permit = self.enter(keys);
+    pub(crate) async fn acquire(self: &Arc<Self>, keys: &LockKeys, access: Access) -> Permit {
+        let mut permit = self.enter(keys, access);
         while let Some(slot) = permit.slots.0.get(permit.acquired) {
             let waiting = CountedWaiter::new(slot);
-            if let Ok(acquired) = slot.permit.acquire().await {
+            if let Ok(acquired) = slot.permits.acquire_many(permits(access)).await {
                 acquired.forget();
             }
             drop(waiting);
@@ -179,7 +203,7 @@ impl LocalQueue {
     }
 
     /// Enters the slots of all keys, without acquiring their permits.
-    fn enter(self: &Arc<Self>, keys: &LockKeys) -> Permit {
+    fn enter(self: &Arc<Self>, keys: &LockKeys, access: Access) -> Permit {
         let mut slots = self.slots.lock();
         let mut enter = |key: &LockKey| {
             let entered = slots.entry(key.clone()).or_insert_with(|| Entered {
@@ -194,6 +218,11 @@ impl LocalQueue {
             queue: Some(Arc::clone(self)),
             slots: Slots(slots),
             acquired: 0,
+            access,
+            reader: match access {
+                Access::Exclusive => 0,
+                Access::Shared => self.readers.fetch_add(1, Ordering::Relaxed),
+            },
         }
     }
 
@@ -216,6 +245,8 @@ impl Permit {
     /// [`RemoteWaiters`].
     pub(crate) fn publishes(&self) -> bool {
         match &*self.slots.0 {
+            // A node publishes only the release of the last reader, whose next caller is not known.
+            _ if self.access == Access::Shared => true,
             [slot] => !slot.remote.keep(slot.is_waited_for()),
             // The next caller of several keys is not known.
             _ => true,
@@ -280,7 +311,14 @@ impl Permit {
     /// Sets the lease that is held with this permit, and the task that requested it.
     pub(crate) fn set_holder(&self, holder: &Arc<dyn HeldLease>, task: Option<task::Id>) {
         for slot in self.slots.0.iter() {
-            slot.set_holder(Some(Arc::clone(holder)), task);
+            match self.access {
+                Access::Exclusive => slot.set_holder(Some(Arc::clone(holder)), task),
+                Access::Shared => slot.held.lock().readers.push(Reader {
+                    number: self.reader,
+                    lease: Arc::clone(holder),
+                    task,
+                }),
+            }
         }
     }
 
@@ -304,13 +342,16 @@ impl Drop for Permit {
             return;
         };
         for slot in &self.slots.0[..self.acquired] {
-            slot.set_holder(None, None);
+            match self.access {
+                Access::Exclusive => slot.set_holder(None, None),
+                Access::Shared => slot.remove_reader(self.reader),
+            }
             if !slot.is_waited_for() {
                 // Callers that have entered the slot may wait for another key for long.
                 slot.unsubscribe();
                 *slot.run_began.lock() = None;
             }
-            slot.permit.add_permits(1);
+            slot.permits.add_permits(permits(self.access) as usize);
         }
         queue.leave(&self.slots);
     }
@@ -335,7 +376,7 @@ impl Slot {
     fn new(key: LockKey) -> Self {
         Self {
             key,
-            permit: Semaphore::new(1),
+            permits: Semaphore::new(PERMITS as usize),
             waiting: AtomicUsize::new(0),
             held: Mutex::default(),
             memo: Mutex::default(),
@@ -367,6 +408,11 @@ impl Slot {
         held.task = task;
     }
 
+    fn remove_reader(&self, number: u64) {
+        let mut held = self.held.lock();
+        held.readers.retain(|reader| reader.number != number);
+    }
+
     fn holder(&self) -> watch::Receiver<Option<Arc<dyn HeldLease>>> {
         let mut held = self.held.lock();
         let Held { by, watched, .. } = &mut *held;
@@ -377,26 +423,48 @@ impl Slot {
     /// Returns whether the present task requested the lock that holds the key, and has not released it.
     fn is_own(&self) -> bool {
         let held = self.held.lock();
-        let is_held = held.by.as_ref().is_some_and(|lease| !lease.is_ending());
-        is_held && held.task.is_some() && held.task == task::try_id()
+        let Some(own) = task::try_id() else {
+            return false;
+        };
+        let by = held.by.iter().map(|lease| (lease, held.task));
+        let readers = held.readers.iter();
+        let readers = readers.map(|reader| (&reader.lease, reader.task));
+        by.chain(readers)
+            .any(|(lease, task)| task == Some(own) && !lease.is_ending())
     }
 
-    /// Returns whether the holder is about to release the key, and no other caller waits for it.
+    /// Returns whether all holders are about to release the key, and no other caller waits for it.
     fn is_ending(&self) -> bool {
         let held = self.held.lock();
-        let is_ending = held.by.as_ref().is_some_and(|lease| lease.is_ending());
-        is_ending && !self.is_waited_for()
+        let mut leases = held.leases().peekable();
+        let is_held = leases.peek().is_some();
+        is_held && leases.all(|lease| lease.is_ending()) && !self.is_waited_for()
     }
 
-    /// Returns whether the permit is taken and not about to be given to the next caller.
-    fn is_blocked(&self) -> bool {
-        self.permit.available_permits() == 0 && !self.is_ending()
+    /// Returns whether too few permits are left for this access, and not about to be given to the next caller.
+    fn is_blocked(&self, access: Access) -> bool {
+        self.permits.available_permits() < permits(access) as usize && !self.is_ending()
     }
 
     fn retry_after(&self) -> Option<Duration> {
         let held = self.held.lock();
-        let valid_until = held.by.as_ref()?.valid_until();
+        let valid_until = held.leases().map(|lease| lease.valid_until()).max()?;
         valid_until.checked_duration_since(Instant::now())
+    }
+}
+
+impl Held {
+    fn leases(&self) -> impl Iterator<Item = &Arc<dyn HeldLease>> {
+        let readers = self.readers.iter().map(|reader| &reader.lease);
+        self.by.iter().chain(readers)
+    }
+}
+
+/// Returns how many permits of a slot a caller takes.
+fn permits(access: Access) -> u32 {
+    match access {
+        Access::Exclusive => PERMITS,
+        Access::Shared => 1,
     }
 }
 
@@ -414,160 +482,4 @@ impl Drop for CountedWaiter<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn keys(names: &[&str]) -> LockKeys {
-        names.iter().map(|name| LockKey::from(*name)).collect()
-    }
-
-    #[tokio::test]
-    async fn acquire_admits_waiters_in_order() {
-        let queue = Arc::new(LocalQueue::default());
-        let first = queue.acquire(&keys(&["k"])).await;
-        let (one, other) = (keys(&["k"]), keys(&["k"]));
-        let mut second = tokio_test::task::spawn(queue.acquire(&one));
-        let mut third = tokio_test::task::spawn(queue.acquire(&other));
-        tokio_test::assert_pending!(second.poll());
-        tokio_test::assert_pending!(third.poll());
-        drop(first);
-        tokio_test::assert_pending!(third.poll());
-        drop(tokio_test::assert_ready!(second.poll()));
-        tokio_test::assert_ready!(third.poll());
-    }
-
-    #[tokio::test]
-    async fn a_dropped_waiter_leaves_the_queue_and_removes_the_slot() {
-        let queue = Arc::new(LocalQueue::default());
-        let first = queue.acquire(&keys(&["k"])).await;
-        let wanted = keys(&["k"]);
-        let mut second = tokio_test::task::spawn(queue.acquire(&wanted));
-        tokio_test::assert_pending!(second.poll());
-        drop(first);
-        // The permit was assigned to the waiter, which was never polled again.
-        drop(second);
-        assert!(queue.is_empty());
-        assert!(queue.try_acquire(&keys(&["k"])).is_ok());
-    }
-
-    #[test]
-    fn waiters_dropped_at_the_same_time_remove_the_slot() {
-        let queue = Arc::new(LocalQueue::default());
-        for _ in 0..2_000 {
-            let places = [(), ()].map(|()| queue.enter(&keys(&["k"])));
-            std::thread::scope(|scope| {
-                for place in places {
-                    scope.spawn(move || drop(place));
-                }
-            });
-            assert!(queue.is_empty());
-        }
-    }
-
-    #[tokio::test]
-    async fn try_acquire_takes_all_keys_of_a_set_or_none() {
-        let queue = Arc::new(LocalQueue::default());
-        let y = queue.try_acquire(&keys(&["y"])).unwrap();
-        assert!(queue.try_acquire(&keys(&["x", "y"])).is_err());
-        assert!(queue.try_acquire(&keys(&["x"])).is_ok());
-        drop(y);
-        assert!(queue.is_empty());
-    }
-
-    #[derive(Debug)]
-    struct Ending(bool);
-
-    impl HeldLease for Ending {
-        fn is_ending(&self) -> bool {
-            self.0
-        }
-
-        fn valid_until(&self) -> Instant {
-            Instant::now()
-        }
-
-        fn purpose(&self) -> Option<&Memo> {
-            None
-        }
-    }
-
-    #[tokio::test]
-    async fn busy_is_own_in_the_task_of_a_holder_that_is_not_about_to_release() {
-        let queue = Arc::new(LocalQueue::default());
-        let permit = queue.try_acquire(&keys(&["k"])).unwrap();
-        let is_own = |queue: &Arc<LocalQueue>| {
-            let busy = queue.try_acquire(&keys(&["k"]));
-            busy.unwrap_err().is_own
-        };
-        let task = tokio::spawn(async move {
-            let mut found = Vec::new();
-            for is_ending in [false, true] {
-                let holder: Arc<dyn HeldLease> = Arc::new(Ending(is_ending));
-                permit.set_holder(&holder, task::try_id());
-                found.push(is_own(&queue));
-                let queue = Arc::clone(&queue);
-                let other = tokio::spawn(async move { is_own(&queue) });
-                found.push(other.await.unwrap());
-            }
-            found
-        });
-        assert_eq!(task.await.unwrap(), [true, false, false, false]);
-    }
-
-    #[derive(Debug)]
-    struct ValidUntil(Instant);
-
-    impl HeldLease for ValidUntil {
-        fn is_ending(&self) -> bool {
-            false
-        }
-
-        fn valid_until(&self) -> Instant {
-            self.0
-        }
-
-        fn purpose(&self) -> Option<&Memo> {
-            None
-        }
-    }
-
-    /// A caller of `x` and `y` waits for `x`, and has only entered the slot of `y`.
-    #[tokio::test(start_paused = true)]
-    async fn slot_that_a_caller_has_only_entered_is_as_if_there_were_none() {
-        let queue = Arc::new(LocalQueue::default());
-        let _x = queue.try_acquire(&keys(&["x"])).unwrap();
-        let both = keys(&["x", "y"]);
-        let mut waiting = tokio_test::task::spawn(queue.acquire(&both));
-        tokio_test::assert_pending!(waiting.poll());
-        let z = queue.try_acquire(&keys(&["z"])).unwrap();
-        let second = Duration::from_secs(1);
-        let holder: Arc<dyn HeldLease> = Arc::new(ValidUntil(Instant::now() + second));
-        z.set_holder(&holder, None);
-        assert_eq!(queue.retry_after(&keys(&["y", "z"])), Some(second));
-        for _ in 0..2 {
-            let y = queue.try_acquire(&keys(&["y"])).unwrap();
-            assert_eq!(y.run(), Duration::ZERO, "a run of an earlier caller");
-            tokio::time::advance(second).await;
-        }
-    }
-
-    #[tokio::test]
-    async fn publishes_is_false_for_three_local_waiters_in_a_row() {
-        let queue = Arc::new(LocalQueue::default());
-        let permit = queue.acquire(&keys(&["k"])).await;
-        let wanted = keys(&["k"]);
-        let mut waiting = tokio_test::task::spawn(queue.acquire(&wanted));
-        tokio_test::assert_pending!(waiting.poll());
-        // No other process is known.
-        assert!(permit.publishes());
-        permit.slots().set_subscribers(1);
-        assert_eq!(
-            [(); 8].map(|()| permit.publishes()),
-            [false, false, false, true, false, false, false, true]
-        );
-        // A refused caller does not count as waiting.
-        drop(waiting);
-        assert!(queue.try_acquire(&wanted).is_err());
-        assert!(permit.publishes());
-    }
-}
+mod tests;

@@ -67,6 +67,7 @@ impl CallKind {
             }),
             Op::Acquire { .. }
             | Op::Confirm { .. }
+            | Op::Shared(_)
             | Op::Record { .. }
             | Op::TopUp { .. }
             | Op::Look

@@ -9,7 +9,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Request;
 use crate::node::packet::Packet;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
-use crate::protocol::message::{Op, Reply};
+use crate::protocol::message::{Op, Reply, SharedOp};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
 /// Decodes a server's reply to `request`.
@@ -110,12 +110,25 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
         (Op::Acquire { .. }, Value::Int(fence)) => Some(Reply::Granted(number(*fence)?)),
         (Op::Confirm { .. }, Value::Int(fence)) => Some(Reply::At(number(*fence)?)),
         (Op::Release | Op::ReleaseExecuted, Value::Int(_)) => Some(Reply::Released),
+        (Op::Shared(op), Value::Int(_)) => Some(match op {
+            SharedOp::Acquire { .. } => Reply::Granted(0),
+            SharedOp::Confirm { .. } => Reply::At(0),
+            SharedOp::Release | SharedOp::Announce { .. } | SharedOp::Withdraw => Reply::Released,
+        }),
         (op, Value::Array(parts)) => match (op, parts.as_slice()) {
-            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl)]) => Some(Reply::Held {
+            (
+                Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }),
+                [Value::Int(0), Value::Int(pttl)],
+            ) => Some(Reply::Held {
                 // Negative if the key never expires.
                 expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
                 fingerprint: None,
             }),
+            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::Int(1)]) => {
+                Some(Reply::HeldShared {
+                    expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                })
+            }
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(asked)]) => {
                 Some(Reply::Held {
                     expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
@@ -138,8 +151,15 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
             (Op::Record { .. }, [Value::Int(0)]) => Some(Reply::Lost),
             (Op::Look, [Value::Int(0)]) => Some(Reply::NotDone),
             (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
-            (Op::Acquire { .. } | Op::Confirm { .. }, [Value::Int(3)]) => Some(Reply::Amnesia),
-            (Op::Confirm { .. }, [Value::Int(0)]) => Some(Reply::Lost),
+            (
+                Op::Acquire { .. }
+                | Op::Confirm { .. }
+                | Op::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. }),
+                [Value::Int(3)],
+            ) => Some(Reply::Amnesia),
+            (Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }), [Value::Int(0)]) => {
+                Some(Reply::Lost)
+            }
             _ => None,
         },
         _ => None,

@@ -10,7 +10,7 @@ use crate::node::job::Request;
 use crate::node::packet::{EncodedCommand, Packet};
 use crate::node::redis::scripts::{Lua, SCRIPTS};
 use crate::protocol::admission::Generation;
-use crate::protocol::message::{Command, Op};
+use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::{KeyNames, OwnerToken, RecordNames};
 
 /// The generation that a request for a vote names, so that it counts only in the memory that was admitted.
@@ -132,8 +132,11 @@ impl Decimal {
 pub(super) fn ends_with_generation(request: &Request) -> bool {
     match request {
         Request::Command(packet) => match packet.command.op {
-            Op::Acquire { .. } | Op::Confirm { .. } => true,
-            Op::Release
+            Op::Acquire { .. }
+            | Op::Confirm { .. }
+            | Op::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. }) => true,
+            Op::Shared(_)
+            | Op::Release
             | Op::ReleaseExecuted
             | Op::Record { .. }
             | Op::TopUp { .. }
@@ -185,6 +188,9 @@ fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> E
             ttl,
             retention,
         } => (&scripts.confirm_all, token, ttl, retention),
+        Op::Shared(op) => {
+            return encode_shared(names, &command.owner, op, notifies, generation_key);
+        }
         // Only keys with records have something to write or read.
         Op::Release
         | Op::ReleaseExecuted
@@ -215,16 +221,63 @@ fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> E
     eval
 }
 
+/// Encodes a command on keys that readers share.
+fn encode_shared(
+    names: &[KeyNames],
+    owner: &OwnerToken,
+    op: SharedOp,
+    notifies: bool,
+    generation_key: Option<&[u8]>,
+) -> EncodedCommand {
+    let scripts = &*SCRIPTS;
+    let shared = || names.iter().filter_map(|name| name.shared.as_ref());
+    let locks = || names.iter().map(|name| &*name.lock);
+    let readers = || shared().map(|shared| &*shared.readers);
+    let writers = || shared().map(|shared| &*shared.writer);
+    let (script, keys): (_, Vec<&[u8]>) = match op {
+        SharedOp::Acquire { .. } => {
+            let keys = locks().chain(readers()).chain(writers());
+            (
+                &scripts.acquire_shared,
+                keys.chain(generation_key).collect(),
+            )
+        }
+        SharedOp::Confirm { .. } => {
+            let keys = locks().chain(readers()).chain(generation_key);
+            (&scripts.confirm_shared, keys.collect())
+        }
+        SharedOp::Release => (&scripts.release_shared, locks().chain(readers()).collect()),
+        SharedOp::Announce { .. } => (&scripts.announce, locks().chain(writers()).collect()),
+        SharedOp::Withdraw => (&scripts.withdraw, writers().collect()),
+    };
+    let mut eval = EncodedCommand::new();
+    eval.put(b"EVALSHA").put(script.hash.as_bytes());
+    eval.put_number(keys.len() as u64);
+    for key in keys {
+        eval.put(key);
+    }
+    eval.put(owner.as_str().as_bytes());
+    match op {
+        SharedOp::Acquire { ttl } | SharedOp::Confirm { ttl } => {
+            eval.put_millis(ttl).put_number(names.len() as u64)
+        }
+        SharedOp::Release => eval.put_notifies(notifies),
+        SharedOp::Announce { patience } => eval.put_millis(patience),
+        SharedOp::Withdraw => &mut eval,
+    };
+    eval
+}
+
 /// Encodes a command on a key with records.
 fn encode_once(
     name: &KeyNames,
     record: &RecordNames,
-    owner: &OwnerToken,
+    owner_token: &OwnerToken,
     op: &Op,
     notifies: bool,
     generation_key: Option<&[u8]>,
 ) -> EncodedCommand {
-    let (scripts, owner) = (&*SCRIPTS, owner.as_str().as_bytes());
+    let (scripts, owner) = (&*SCRIPTS, owner_token.as_str().as_bytes());
     let (lock, fence, done) = (&*name.lock, &*name.fence, &*record.done);
     let intent = record.intent.as_ref();
     let intent_name = intent.map(|intent| &*intent.name);
@@ -296,6 +349,14 @@ fn encode_once(
             eval
         }
         Op::Look => eval(&scripts.look, &[Some(done)]),
+        // No record is looked at.
+        Op::Shared(op) => encode_shared(
+            std::slice::from_ref(name),
+            owner_token,
+            *op,
+            notifies,
+            generation_key,
+        ),
         // Not a script, which would copy the record twice more while it blocks the server.
         Op::Fetch => {
             let mut get = EncodedCommand::new();

@@ -28,6 +28,11 @@ pub(super) struct Scripts {
     pub(super) acquire_batch_unfenced: Lua,
     pub(super) confirm_batch: Lua,
     pub(super) release_batch: Lua,
+    pub(super) acquire_shared: Lua,
+    pub(super) confirm_shared: Lua,
+    pub(super) release_shared: Lua,
+    pub(super) announce: Lua,
+    pub(super) withdraw: Lua,
     pub(super) admit: Lua,
 }
 
@@ -75,6 +80,24 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
         include_str!("scripts/confirm_batch.lua")
     )),
     release_batch: Lua::new(include_str!("scripts/release_batch.lua")),
+    acquire_shared: Lua::new(concat!(
+        include_str!("scripts/shared.lua"),
+        include_str!("scripts/acquire_shared.lua")
+    )),
+    confirm_shared: Lua::new(concat!(
+        include_str!("scripts/shared.lua"),
+        include_str!("scripts/confirm_shared.lua")
+    )),
+    release_shared: Lua::new(concat!(
+        include_str!("scripts/shared.lua"),
+        include_str!("scripts/notify.lua"),
+        include_str!("scripts/release_shared.lua")
+    )),
+    announce: Lua::new(concat!(
+        include_str!("scripts/shared.lua"),
+        include_str!("scripts/announce.lua")
+    )),
+    withdraw: Lua::new(include_str!("scripts/withdraw.lua")),
     admit: Lua::new(include_str!("scripts/admit.lua")),
 });
 
@@ -109,6 +132,11 @@ pub(super) fn load_all() -> Pipeline {
         &scripts.acquire_batch_unfenced,
         &scripts.confirm_batch,
         &scripts.release_batch,
+        &scripts.acquire_shared,
+        &scripts.confirm_shared,
+        &scripts.release_shared,
+        &scripts.announce,
+        &scripts.withdraw,
         &scripts.admit,
     ] {
         pipeline.cmd("SCRIPT").arg("LOAD").arg(script.code).ignore();

@@ -17,6 +17,7 @@ pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
             Some(_) => "held for an owner",
             None => "held",
         },
+        (_, Reply::HeldShared { .. }) => "held by readers",
         (_, Reply::At(_)) => "at",
         (Op::Confirm { .. }, Reply::Lost) => "lost to confirm",
         (_, Reply::Lost) => "lost to record",
@@ -102,6 +103,7 @@ pub(crate) fn send_raw(
             let args = vec![record.as_bytes().to_vec(), millis(retention)];
             (5, [Some(done), None, None, None, None], args)
         }
+        Op::Shared(op) => panic!("{op:?} is no request on a record"),
         Op::Look => (6, [Some(done), None, None, None, None], vec![]),
         Op::Fetch => {
             let done = std::str::from_utf8(done).unwrap();

@@ -4,11 +4,11 @@
 -- generation.
 -- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks, and with the restart
 -- guard the generation read.
--- Returns the fence if granted, {0, longest pttl} if another owner holds any of them, {2} if a fence is at its
--- maximum, {3} if this server has lost its memory since its generation was read.
+-- Returns the fence if granted, {0, longest pttl} if another owner holds any of them, {0, longest pttl, 1} if readers
+-- do, {2} if a fence is at its maximum, {3} if this server has lost its memory since its generation was read.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local owner, count = ARGV[1], tonumber(ARGV[5])
-local held, free = nil, {}
+local held, shared, free = nil, nil, {}
 for i = 1, count do
   local holder = redis.call('GET', KEYS[i])
   if not holder then
@@ -17,9 +17,10 @@ for i = 1, count do
     local pttl = redis.call('PTTL', KEYS[i])
     -- A lock without expiry lasts longest.
     if pttl < 0 or held == -1 then held = -1 else held = math.max(held or 0, pttl) end
+    if holder == 'shared' then shared = 1 end
   end
 end
-if held then return {0, held} end
+if held then return {0, held, shared} end
 local fence = 0
 if ARGV[2] ~= '' then
   for i = count + 1, 2 * count do

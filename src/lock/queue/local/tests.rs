@@ -1,0 +1,159 @@
+use super::*;
+
+fn keys(names: &[&str]) -> LockKeys {
+    names.iter().map(|name| LockKey::from(*name)).collect()
+}
+
+#[tokio::test]
+async fn acquire_admits_waiters_in_order() {
+    let queue = Arc::new(LocalQueue::default());
+    let first = queue.acquire(&keys(&["k"]), Access::Exclusive).await;
+    let (one, other) = (keys(&["k"]), keys(&["k"]));
+    let mut second = tokio_test::task::spawn(queue.acquire(&one, Access::Exclusive));
+    let mut third = tokio_test::task::spawn(queue.acquire(&other, Access::Exclusive));
+    tokio_test::assert_pending!(second.poll());
+    tokio_test::assert_pending!(third.poll());
+    drop(first);
+    tokio_test::assert_pending!(third.poll());
+    drop(tokio_test::assert_ready!(second.poll()));
+    tokio_test::assert_ready!(third.poll());
+}
+
+#[tokio::test]
+async fn a_dropped_waiter_leaves_the_queue_and_removes_the_slot() {
+    let queue = Arc::new(LocalQueue::default());
+    let first = queue.acquire(&keys(&["k"]), Access::Exclusive).await;
+    let wanted = keys(&["k"]);
+    let mut second = tokio_test::task::spawn(queue.acquire(&wanted, Access::Exclusive));
+    tokio_test::assert_pending!(second.poll());
+    drop(first);
+    // The permit was assigned to the waiter, which was never polled again.
+    drop(second);
+    assert!(queue.is_empty());
+    assert!(queue.try_acquire(&keys(&["k"]), Access::Exclusive).is_ok());
+}
+
+#[test]
+fn waiters_dropped_at_the_same_time_remove_the_slot() {
+    let queue = Arc::new(LocalQueue::default());
+    for _ in 0..2_000 {
+        let places = [(), ()].map(|()| queue.enter(&keys(&["k"]), Access::Exclusive));
+        std::thread::scope(|scope| {
+            for place in places {
+                scope.spawn(move || drop(place));
+            }
+        });
+        assert!(queue.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn try_acquire_takes_all_keys_of_a_set_or_none() {
+    let queue = Arc::new(LocalQueue::default());
+    let y = queue.try_acquire(&keys(&["y"]), Access::Exclusive).unwrap();
+    assert!(
+        queue
+            .try_acquire(&keys(&["x", "y"]), Access::Exclusive)
+            .is_err()
+    );
+    assert!(queue.try_acquire(&keys(&["x"]), Access::Exclusive).is_ok());
+    drop(y);
+    assert!(queue.is_empty());
+}
+
+#[derive(Debug)]
+struct Ending(bool);
+
+impl HeldLease for Ending {
+    fn is_ending(&self) -> bool {
+        self.0
+    }
+
+    fn valid_until(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn purpose(&self) -> Option<&Memo> {
+        None
+    }
+}
+
+#[tokio::test]
+async fn busy_is_own_in_the_task_of_a_holder_that_is_not_about_to_release() {
+    let queue = Arc::new(LocalQueue::default());
+    let permit = queue.try_acquire(&keys(&["k"]), Access::Exclusive).unwrap();
+    let is_own = |queue: &Arc<LocalQueue>| {
+        let busy = queue.try_acquire(&keys(&["k"]), Access::Exclusive);
+        busy.unwrap_err().is_own
+    };
+    let task = tokio::spawn(async move {
+        let mut found = Vec::new();
+        for is_ending in [false, true] {
+            let holder: Arc<dyn HeldLease> = Arc::new(Ending(is_ending));
+            permit.set_holder(&holder, task::try_id());
+            found.push(is_own(&queue));
+            let queue = Arc::clone(&queue);
+            let other = tokio::spawn(async move { is_own(&queue) });
+            found.push(other.await.unwrap());
+        }
+        found
+    });
+    assert_eq!(task.await.unwrap(), [true, false, false, false]);
+}
+
+#[derive(Debug)]
+struct ValidUntil(Instant);
+
+impl HeldLease for ValidUntil {
+    fn is_ending(&self) -> bool {
+        false
+    }
+
+    fn valid_until(&self) -> Instant {
+        self.0
+    }
+
+    fn purpose(&self) -> Option<&Memo> {
+        None
+    }
+}
+
+/// A caller of `x` and `y` waits for `x`, and has only entered the slot of `y`.
+#[tokio::test(start_paused = true)]
+async fn slot_that_a_caller_has_only_entered_is_as_if_there_were_none() {
+    let queue = Arc::new(LocalQueue::default());
+    let _x = queue.try_acquire(&keys(&["x"]), Access::Exclusive).unwrap();
+    let both = keys(&["x", "y"]);
+    let mut waiting = tokio_test::task::spawn(queue.acquire(&both, Access::Exclusive));
+    tokio_test::assert_pending!(waiting.poll());
+    let z = queue.try_acquire(&keys(&["z"]), Access::Exclusive).unwrap();
+    let second = Duration::from_secs(1);
+    let holder: Arc<dyn HeldLease> = Arc::new(ValidUntil(Instant::now() + second));
+    z.set_holder(&holder, None);
+    assert_eq!(queue.retry_after(&keys(&["y", "z"])), Some(second));
+    for _ in 0..2 {
+        let y = queue.try_acquire(&keys(&["y"]), Access::Exclusive).unwrap();
+        assert_eq!(y.run(), Duration::ZERO, "a run of an earlier caller");
+        tokio::time::advance(second).await;
+    }
+}
+
+#[tokio::test]
+async fn publishes_is_false_for_three_local_waiters_in_a_row() {
+    let queue = Arc::new(LocalQueue::default());
+    let permit = queue.acquire(&keys(&["k"]), Access::Exclusive).await;
+    let wanted = keys(&["k"]);
+    let mut waiting = tokio_test::task::spawn(queue.acquire(&wanted, Access::Exclusive));
+    tokio_test::assert_pending!(waiting.poll());
+    // No other process is known.
+    assert!(permit.publishes());
+    permit.slots().set_subscribers(1);
+    assert_eq!(
+        [(); 8].map(|()| permit.publishes()),
+        [false, false, false, true, false, false, false, true]
+    );
+    // A refused caller does not count as waiting.
+    drop(waiting);
+    assert!(queue.try_acquire(&wanted, Access::Exclusive).is_err());
+    assert!(permit.publishes());
+}

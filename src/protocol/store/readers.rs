@@ -1,0 +1,210 @@
+//! Locks that several readers hold together.
+//!
+//! While they do, the lock has a constant as its value, which keeps every other owner out, and ends no earlier than
+//! the lock of any of its readers. Only a reader's own release, or time, takes the reader away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Holder, Lock, Mark, Store, remove_if};
+use crate::protocol::message::{Reply, SharedOp};
+use crate::protocol::names::{KeyNames, SharedNames};
+use crate::protocol::owner::OwnerToken;
+
+/// How much longer than its lock a node knows the readers. A release that finds its reader no more must not free a
+/// lock that others still read under.
+const READERS_OUTLIVE: Duration = Duration::from_secs(1);
+
+impl Store {
+    /// Executes a request on keys that readers share.
+    pub(super) fn apply_shared(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        op: SharedOp,
+        now: Duration,
+    ) -> Reply {
+        match op {
+            SharedOp::Acquire { ttl } => self.acquire_shared(names, owner, now + ttl, now),
+            SharedOp::Confirm { ttl } => self.confirm_shared(names, owner, now + ttl, now),
+            SharedOp::Release => self.release_shared(names, owner, now),
+            SharedOp::Announce { patience } => self.announce(names, owner, now + patience, now),
+            SharedOp::Withdraw => self.withdraw(names, owner),
+        }
+    }
+
+    fn acquire_shared(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        expires: Duration,
+        now: Duration,
+    ) -> Reply {
+        let refusals = names
+            .iter()
+            .filter_map(|name| self.refusal(name, owner, now));
+        if let Some(longest) = refusals.max() {
+            return Reply::Held {
+                expires_in: Some(longest),
+                fingerprint: None,
+            };
+        }
+        for name in names {
+            let Some(shared) = &name.shared else {
+                return Reply::Lost;
+            };
+            if self.lock(name, now).is_none() {
+                // Left behind by a lock that went away by other means than its readers' releases.
+                self.readers.remove(&shared.readers);
+                let holder = Holder::Readers;
+                self.locks
+                    .insert(Arc::clone(&name.lock), Lock { holder, expires });
+            }
+            self.prolong(shared, owner, expires, now);
+            self.end_with_the_last(name, shared);
+        }
+        self.sweep(now);
+        Reply::Granted(0)
+    }
+
+    fn confirm_shared(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        expires: Duration,
+        now: Duration,
+    ) -> Reply {
+        let is_ours = |name: &KeyNames| {
+            let shared = name.shared.as_ref();
+            self.is_shared(name, now)
+                && shared.is_some_and(|shared| self.end_of(shared, owner, now) > Some(now))
+        };
+        if !names.iter().all(is_ours) {
+            return Reply::Lost;
+        }
+        for (name, shared) in with_shared(names) {
+            self.prolong(shared, owner, expires, now);
+            self.end_with_the_last(name, shared);
+        }
+        Reply::At(0)
+    }
+
+    fn release_shared(&mut self, names: &[KeyNames], owner: &OwnerToken, now: Duration) -> Reply {
+        for (name, shared) in with_shared(names) {
+            let readers = self.readers.get_mut(&shared.readers);
+            let readers = readers.filter(|readers| readers.expires > now);
+            let was_reader = readers.is_some_and(|readers| readers.ends.remove(owner).is_some());
+            // The release of an owner that is no reader touches nothing.
+            if was_reader && self.is_shared(name, now) {
+                self.forget_ended(shared, now);
+                self.end_with_the_last(name, shared);
+            }
+        }
+        Reply::Released
+    }
+
+    /// Keeps new readers out of the keys that readers hold.
+    fn announce(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        expires: Duration,
+        now: Duration,
+    ) -> Reply {
+        for (name, shared) in with_shared(names) {
+            if self.is_shared(name, now) {
+                let owner = owner.clone();
+                self.writers
+                    .insert(Arc::clone(&shared.writer), Mark { owner, expires });
+            }
+        }
+        self.sweep(now);
+        Reply::Released
+    }
+
+    fn withdraw(&mut self, names: &[KeyNames], owner: &OwnerToken) -> Reply {
+        for (_, shared) in with_shared(names) {
+            remove_if(&mut self.writers, &shared.writer, |mark| {
+                mark.owner == *owner
+            });
+        }
+        Reply::Released
+    }
+
+    /// Returns for how long a key refuses a reader, if it does.
+    fn refusal(&self, name: &KeyNames, owner: &OwnerToken, now: Duration) -> Option<Duration> {
+        if let Some(lock) = self.lock(name, now)
+            && lock.holder != Holder::Readers
+        {
+            return Some(lock.expires - now);
+        }
+        let shared = name.shared.as_ref()?;
+        // Also where nobody holds the key: otherwise readers would overtake the writer at the nodes that the last
+        // readers have left first.
+        let waiting = self.writers.get(&shared.writer)?.expires;
+        let is_new = self.end_of(shared, owner, now) <= Some(now);
+        (is_new && waiting > now).then(|| waiting - now)
+    }
+
+    fn is_shared(&self, name: &KeyNames, now: Duration) -> bool {
+        self.lock(name, now)
+            .is_some_and(|lock| lock.holder == Holder::Readers)
+    }
+
+    fn end_of(&self, shared: &SharedNames, owner: &OwnerToken, now: Duration) -> Option<Duration> {
+        let readers = self.readers.get(&shared.readers)?;
+        readers
+            .ends
+            .get(owner)
+            .copied()
+            .filter(|_| readers.expires > now)
+    }
+
+    /// Adds a reader, or moves its end. Never to an earlier one: the reader may rely on the later.
+    fn prolong(
+        &mut self,
+        shared: &SharedNames,
+        owner: &OwnerToken,
+        expires: Duration,
+        now: Duration,
+    ) {
+        self.forget_ended(shared, now);
+        let readers = self.readers.entry(Arc::clone(&shared.readers)).or_default();
+        let end = readers.ends.entry(owner.clone()).or_insert(expires);
+        *end = expires.max(*end);
+    }
+
+    fn forget_ended(&mut self, shared: &SharedNames, now: Duration) {
+        if let Some(readers) = self.readers.get_mut(&shared.readers) {
+            let is_over = readers.expires <= now;
+            readers.ends.retain(|_, end| !is_over && *end > now);
+        }
+    }
+
+    /// Ends a lock with the last of its readers, or now if there is none.
+    fn end_with_the_last(&mut self, name: &KeyNames, shared: &SharedNames) {
+        let readers = self.readers.get_mut(&shared.readers);
+        let last = readers.and_then(|readers| {
+            let last = readers.ends.values().copied().max()?;
+            readers.expires = last + READERS_OUTLIVE;
+            Some(last)
+        });
+        if let Some(last) = last {
+            if let Some(lock) = self.locks.get_mut(&name.lock) {
+                lock.expires = last;
+            }
+        } else {
+            self.locks.remove(&name.lock);
+            self.readers.remove(&shared.readers);
+        }
+    }
+}
+
+fn with_shared(names: &[KeyNames]) -> impl Iterator<Item = (&KeyNames, &SharedNames)> {
+    names
+        .iter()
+        .filter_map(|name| name.shared.as_ref().map(|shared| (name, shared)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! Locks that readers share, with embedded nodes on a paused clock.
+
+use std::future::IntoFuture;
+use std::sync::{Arc, Mutex};
+
+use support::{ms, secs};
+use tokio::time::{Instant, sleep};
+use tower_redlock::LockError;
+use tower_redlock::test_util::{OpKind, ScriptedNodes};
+
+use crate::common::builder;
+
+#[tokio::test(start_paused = true)]
+async fn readers_of_one_and_of_several_processes_share_a_key() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let first = one.try_lock("k").shared().await.unwrap();
+    let second = one.try_lock("k").shared().await.unwrap();
+    let third = other.try_lock("k").shared().await.unwrap();
+    for guard in [&first, &second, &third] {
+        assert!(guard.is_valid());
+        assert_eq!(guard.fencing_token(), None);
+    }
+    for redlock in [&one, &other] {
+        let refused = redlock.try_lock("k").await.unwrap_err();
+        assert!(matches!(refused, LockError::Contended { .. }), "{refused}");
+    }
+    for guard in [first, second, third] {
+        assert!(other.try_lock("k").await.is_err());
+        guard.release().await.unwrap();
+    }
+    let alone = one.try_lock("k").await.unwrap();
+    assert!(alone.fencing_token().is_some());
+    for redlock in [&one, &other] {
+        assert!(redlock.try_lock("k").shared().await.is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_are_renewed_and_end_when_they_are_dropped() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let reader = one.try_lock("k").shared().await.unwrap();
+    sleep(secs(45)).await;
+    assert!(reader.is_valid());
+    assert!(other.try_lock("k").await.is_err());
+    drop(reader);
+    let waited = Instant::now();
+    drop(other.lock("k").wait(secs(5)).await.unwrap());
+    assert!(waited.elapsed() < ms(50), "{:?}", waited.elapsed());
+    sleep(ms(20)).await;
+    assert_eq!(nodes.locks(), [0; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reader_that_lost_its_keys_is_told_so() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let reader = redlock.try_lock("k").shared().await.unwrap();
+    for node in 0..2 {
+        nodes.wipe(node);
+    }
+    reader.lost().await;
+    assert!(!reader.is_valid());
+}
+
+/// Not only where the writer waits, but at every process that asks the nodes.
+#[tokio::test(start_paused = true)]
+async fn writer_that_waits_keeps_new_readers_out_and_is_next() {
+    let nodes = ScriptedNodes::new(3);
+    let [readers, writers, others] = [(), (), ()].map(|()| builder(&nodes).build().unwrap());
+    let reader = readers.try_lock("k").shared().await.unwrap();
+    let writer = tokio::spawn(writers.lock("k").wait(secs(60)).into_future());
+    sleep(ms(20)).await;
+    for redlock in [&others, &readers] {
+        let refused = redlock.try_lock("k").shared().await;
+        assert!(
+            matches!(refused, Err(LockError::Contended { .. })),
+            "{refused:?}"
+        );
+    }
+    assert!(reader.is_valid());
+    let left = Instant::now();
+    drop(reader);
+    let writer = writer.await.unwrap().unwrap();
+    assert!(left.elapsed() < ms(50), "{:?}", left.elapsed());
+    drop(writer);
+    // It does not wait any more, so readers may come.
+    sleep(ms(20)).await;
+    assert!(others.try_lock("k").shared().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_that_gives_up_lets_readers_in_again() {
+    let nodes = ScriptedNodes::new(3);
+    let [readers, writers] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let reader = readers.try_lock("k").shared().await.unwrap();
+    let refused = writers.lock("k").wait(ms(300)).await;
+    assert!(
+        matches!(refused, Err(LockError::Contended { .. })),
+        "{refused:?}"
+    );
+    sleep(ms(20)).await;
+    assert!(readers.try_lock("k").shared().await.is_ok());
+    let waiting = tokio::spawn(writers.lock("k").wait(secs(60)).into_future());
+    sleep(ms(20)).await;
+    assert!(readers.try_lock("k").shared().await.is_err());
+    waiting.abort();
+    sleep(ms(20)).await;
+    assert!(readers.try_lock("k").shared().await.is_ok());
+    drop(reader);
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_that_come_and_go_do_not_starve_a_writer() {
+    let nodes = ScriptedNodes::new(3);
+    let hold = ms(100);
+    let running = Arc::new(Mutex::new(true));
+    for reader in 0..32 {
+        let redlock = builder(&nodes).build().unwrap();
+        let running = Arc::clone(&running);
+        tokio::spawn(async move {
+            sleep(hold * reader / 32).await;
+            while *running.lock().unwrap() {
+                if let Ok(guard) = redlock.lock("k").shared().wait(secs(60)).await {
+                    sleep(hold).await;
+                    drop(guard);
+                }
+            }
+        });
+    }
+    let writers = builder(&nodes).build().unwrap();
+    let mut waits = Vec::new();
+    for _ in 0..50 {
+        sleep(hold).await;
+        let asked = Instant::now();
+        let guard = writers.lock("k").wait(secs(60)).await.unwrap();
+        waits.push(asked.elapsed());
+        drop(guard);
+    }
+    *running.lock().unwrap() = false;
+    waits.sort();
+    assert!(waits[25] <= 3 * hold, "{waits:?}");
+}
+
+/// By a client that reads and then writes, as a page that is shown and then saved.
+#[tokio::test(start_paused = true)]
+async fn sequential_client_does_not_meet_its_own_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    for _ in 0..3 {
+        drop(redlock.try_lock("k").shared().await.unwrap());
+        drop(redlock.try_lock("k").await.unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sets_are_shared_all_or_nothing() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let alone = other.try_lock("b").await.unwrap();
+    assert!(one.lock_all(["a", "b"]).shared().wait(ms(0)).await.is_err());
+    assert!(other.try_lock("a").await.is_ok());
+    drop(alone);
+    let set = one
+        .lock_all(["a", "b"])
+        .shared()
+        .wait(secs(5))
+        .await
+        .unwrap();
+    assert!(other.try_lock("a").shared().await.is_ok());
+    assert!(other.try_lock("b").await.is_err());
+    drop(set);
+    assert!(other.lock_all(["a", "b"]).wait(secs(5)).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn exclusive_locks_send_what_they_sent_without_readers() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+    let guard = one.try_lock("k").await.unwrap();
+    let waiting = tokio::spawn(other.lock("k").wait(secs(60)).into_future());
+    sleep(secs(5)).await;
+    drop(guard);
+    drop(waiting.await.unwrap().unwrap());
+    for node in 0..3 {
+        assert_eq!(nodes.sent(node, OpKind::Announce), 0);
+        assert_eq!(nodes.sent(node, OpKind::Withdraw), 0);
+    }
+}

@@ -1,0 +1,293 @@
+//! The scripts for locks that readers share mirror the reference node: the same requests, sent to a real server and
+//! applied to `protocol::Store`, get the same answers and leave the same behind.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use support::{Random, ScriptNode};
+use tokio::time::Instant;
+use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
+use tower_redlock::protocol::{KeyNames, Namespace, Store};
+
+use crate::node_contract::{STEP, age, are_same, names, owner, text};
+
+const SCRIPTS: [&str; 9] = [
+    include_str!("../../src/node/redis/scripts/acquire.lua"),
+    include_str!("../../src/node/redis/scripts/acquire_all.lua"),
+    include_str!("../../src/node/redis/scripts/release.lua"),
+    concat!(
+        include_str!("../../src/node/redis/scripts/shared.lua"),
+        include_str!("../../src/node/redis/scripts/acquire_shared.lua")
+    ),
+    concat!(
+        include_str!("../../src/node/redis/scripts/shared.lua"),
+        include_str!("../../src/node/redis/scripts/confirm_shared.lua")
+    ),
+    concat!(
+        include_str!("../../src/node/redis/scripts/shared.lua"),
+        include_str!("../../src/node/redis/scripts/notify.lua"),
+        include_str!("../../src/node/redis/scripts/release_shared.lua")
+    ),
+    concat!(
+        include_str!("../../src/node/redis/scripts/shared.lua"),
+        include_str!("../../src/node/redis/scripts/announce.lua")
+    ),
+    include_str!("../../src/node/redis/scripts/withdraw.lua"),
+    include_str!("../../src/node/redis/scripts/release_all.lua"),
+];
+
+const RETENTION: Duration = Duration::from_secs(100_000);
+
+fn shared_names(keys: &[&str]) -> Arc<[KeyNames]> {
+    let namespace = Namespace::default();
+    let names = names(keys);
+    let shared = names.iter().cloned();
+    shared.map(|name| namespace.with_shared(name)).collect()
+}
+
+/// Sends a request as the headers of the scripts say.
+fn send(node: &mut ScriptNode, command: &Command) -> Reply {
+    let Command { names, owner, op } = command;
+    let locks = || names.iter().map(|name| &*name.lock);
+    let fences = names.iter().map(|name| &*name.fence);
+    let shared = || names.iter().map(|name| name.shared.as_ref().unwrap());
+    let readers = shared().map(|shared| &*shared.readers);
+    let writers = shared().map(|shared| &*shared.writer);
+    let millis = |time: Duration| time.as_millis().to_string();
+    let count = names.len().to_string();
+    let mut args = vec![owner.as_str().to_owned()];
+    let (script, keys): (_, Vec<&[u8]>) = match *op {
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } => {
+            args.extend([
+                proposal.unwrap().to_string(),
+                millis(ttl),
+                millis(retention),
+            ]);
+            if names.len() > 1 {
+                args.push(count);
+            }
+            (
+                usize::from(names.len() > 1),
+                locks().chain(fences).collect(),
+            )
+        }
+        Op::Release => (if names.len() > 1 { 8 } else { 2 }, locks().collect()),
+        Op::Shared(SharedOp::Acquire { ttl }) => {
+            args.extend([millis(ttl), count]);
+            (3, locks().chain(readers).chain(writers).collect())
+        }
+        Op::Shared(SharedOp::Confirm { ttl }) => {
+            args.extend([millis(ttl), count]);
+            (4, locks().chain(readers).collect())
+        }
+        Op::Shared(SharedOp::Release) => (5, locks().chain(readers).collect()),
+        Op::Shared(SharedOp::Announce { patience }) => {
+            args.push(millis(patience));
+            (6, locks().chain(writers).collect())
+        }
+        Op::Shared(SharedOp::Withdraw) => (7, writers.collect()),
+        ref op => panic!("{op:?} is not sent here"),
+    };
+    let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
+    let reply = node.eval(script, &keys, &args).unwrap();
+    let left = |pttl: i64| u64::try_from(pttl).ok().map(Duration::from_millis);
+    let parts = reply.as_array().map(|parts| {
+        let numbers = parts.iter().map(|part| part.as_int().unwrap());
+        numbers.collect::<Vec<_>>()
+    });
+    match (op, reply.as_int(), parts.as_deref()) {
+        (Op::Acquire { .. }, Some(fence), _) => Reply::Granted(u64::try_from(fence).unwrap()),
+        (Op::Shared(SharedOp::Acquire { .. }), Some(0), _) => Reply::Granted(0),
+        (Op::Shared(SharedOp::Confirm { .. }), Some(0), _) => Reply::At(0),
+        (Op::Release | Op::Shared(_), Some(_), _) => Reply::Released,
+        (Op::Shared(SharedOp::Confirm { .. }), _, Some([0])) => Reply::Lost,
+        (_, _, Some([0, pttl])) => Reply::Held {
+            expires_in: left(*pttl),
+            fingerprint: None,
+        },
+        (Op::Acquire { .. }, _, Some([0, pttl, 1])) => Reply::HeldShared {
+            expires_in: left(*pttl),
+        },
+        _ => panic!("{op:?} is answered {reply:?}"),
+    }
+}
+
+/// Lets time pass at a server, also for the readers, which have no expiry of their own.
+fn age_all(node: &mut ScriptNode, time: Duration) {
+    let back = format!("-{}", time.as_millis());
+    for readers in node.server.keys("*:readers") {
+        let members = node.call(&["ZRANGE", &readers, "0", "-1"]);
+        for member in members.as_array().unwrap() {
+            node.call(&["ZINCRBY", &readers, &back, member.as_str().unwrap()]);
+        }
+    }
+    age(node, time);
+}
+
+fn are_alike(ours: &Reply, theirs: &Reply) -> bool {
+    let as_held = |reply: &Reply| match reply {
+        Reply::HeldShared { expires_in } => Reply::Held {
+            expires_in: *expires_in,
+            fingerprint: None,
+        },
+        other => other.clone(),
+    };
+    let is_shared = |reply: &Reply| matches!(reply, Reply::HeldShared { .. });
+    is_shared(ours) == is_shared(theirs) && are_same(&as_held(ours), &as_held(theirs))
+}
+
+/// The two nodes side by side.
+struct Pair {
+    node: ScriptNode,
+    store: Store,
+    epoch: Instant,
+    passed: Duration,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self {
+            node: ScriptNode::start(&SCRIPTS),
+            store: Store::new(),
+            epoch: Instant::now(),
+            passed: Duration::ZERO,
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        age_all(&mut self.node, time);
+        self.passed += time;
+    }
+
+    #[track_caller]
+    fn ask(&mut self, keys: &[&str], id: u8, op: Op, what: &str) -> Reply {
+        let command = Command {
+            names: shared_names(keys),
+            owner: owner(id),
+            op,
+        };
+        let theirs = send(&mut self.node, &command);
+        let now = self.epoch.elapsed() + self.passed;
+        let ours = self.store.apply(&command, now);
+        assert!(
+            are_alike(&ours, &theirs),
+            "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
+        );
+        self.check_ends(what);
+        theirs
+    }
+
+    /// The lock of readers ends with the last of them, and the server knows them for longer.
+    #[track_caller]
+    fn check_ends(&mut self, what: &str) {
+        for key in ["x", "y"] {
+            let name = &shared_names(&[key])[0];
+            let (lock, readers) = (text(&name.lock), name.shared.as_ref().unwrap());
+            let readers = text(&readers.readers);
+            if self.node.call(&["GET", &lock]).as_str() != Some("shared") {
+                continue;
+            }
+            let last = self
+                .node
+                .call(&["ZRANGE", &readers, "-1", "-1", "WITHSCORES"]);
+            let last: i64 = last.as_array().unwrap()[1]
+                .as_str()
+                .unwrap()
+                .parse()
+                .unwrap();
+            let time = self.node.call(&["TIME"]);
+            let time = time.as_array().unwrap();
+            let now = time[0].as_int().unwrap() * 1_000 + time[1].as_int().unwrap() / 1_000;
+            let mut left = |key: &str| self.node.call(&["PTTL", key]).as_int().unwrap();
+            let (lock, readers) = (left(&lock), left(&readers));
+            // Ageing takes a moment between the two keys.
+            assert!(
+                (lock - (last - now)).abs() < 20_000,
+                "{what}: {lock} {last}"
+            );
+            assert!(readers > lock, "{what}: {readers} {lock}");
+        }
+    }
+}
+
+#[test]
+fn random_requests_of_readers_and_writers_match_the_reference() {
+    let mut pair = Pair::new();
+    let mut random = Random(1);
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    for step in 0..1_500 {
+        let what = format!("step {step}");
+        let id = u8::try_from(random.below(4)).unwrap();
+        let keys = random.one_of::<&[&str]>(&[&["x"], &["x"], &["y"], &["x", "y"]]);
+        let ttl = STEP * u32::try_from(1 + random.below(6)).unwrap();
+        let op = match random.below(20) {
+            0..6 => Op::Shared(SharedOp::Acquire { ttl }),
+            6..9 => Op::Shared(SharedOp::Confirm { ttl }),
+            9..12 => Op::Shared(SharedOp::Release),
+            12..13 => Op::Shared(SharedOp::Announce { patience: STEP * 2 }),
+            13..14 => Op::Shared(SharedOp::Withdraw),
+            14..16 => Op::Acquire {
+                proposal: Some(step),
+                ttl,
+                retention: RETENTION,
+            },
+            16..18 => Op::Release,
+            _ => {
+                pair.pass(STEP * u32::try_from(1 + random.below(3)).unwrap());
+                continue;
+            }
+        };
+        let kind = match (&op, pair.ask(keys, id, op.clone(), &what)) {
+            (Op::Shared(_), Reply::Granted(_)) => "reader granted",
+            (_, Reply::Granted(_)) => "writer granted",
+            (Op::Shared(_), Reply::Held { .. }) => "reader refused",
+            (_, Reply::Held { .. }) => "writer refused by a writer",
+            (_, Reply::HeldShared { .. }) => "writer refused by readers",
+            (_, Reply::At(_)) => "extended",
+            (_, Reply::Lost) => "lost",
+            (_, Reply::Released) => "released",
+            (_, other) => panic!("{what}: {other:?}"),
+        };
+        *seen.entry(kind).or_default() += 1;
+    }
+    assert!(
+        seen.len() == 8 && seen.values().all(|times| *times > 10),
+        "{seen:?}"
+    );
+}
+
+#[test]
+fn reader_excludes_the_plain_set_of_other_redlock_clients_and_is_excluded_by_it() {
+    let mut pair = Pair::new();
+    let ttl = STEP * 2;
+    let lock = text(&shared_names(&["x"])[0].lock);
+    pair.ask(&["x"], 1, Op::Shared(SharedOp::Acquire { ttl }), "a reader");
+    let set = pair
+        .node
+        .call(&["SET", &lock, "another client's", "NX", "PX", "1000"]);
+    assert_eq!(set.as_str(), None, "{set:?}");
+    pair.ask(
+        &["x"],
+        1,
+        Op::Shared(SharedOp::Release),
+        "the reader leaves",
+    );
+    let set = pair
+        .node
+        .call(&["SET", &lock, "another client's", "NX", "PX", "1000"]);
+    assert_eq!(set.as_str(), Some("OK"), "{set:?}");
+    let refused = send(
+        &mut pair.node,
+        &Command {
+            names: shared_names(&["x"]),
+            owner: owner(1),
+            op: Op::Shared(SharedOp::Acquire { ttl }),
+        },
+    );
+    assert!(matches!(refused, Reply::Held { .. }), "{refused:?}");
+}
