@@ -54,7 +54,7 @@ pub(crate) use cluster::Cluster;
 pub(crate) use guard::RequestShare;
 pub(crate) use lease::{
     AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Failures, GrantedLock, Handoff,
-    Holding, Inline, LeaseTask, Progress, Round,
+    Holding, Inline, LeaseTask, Progress, Round, Terms,
 };
 pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::DrainStage;

@@ -13,7 +13,7 @@ use crate::lock::access::Access;
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
-use crate::lock::lease::{LeaseTask, acquire};
+use crate::lock::lease::{LeaseTask, Terms, acquire};
 use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
 use crate::lock::span::LockSpan;
@@ -166,7 +166,7 @@ impl LockRequest {
     /// Shares the lock with other callers that do the same: any number of readers hold a key together, or
     /// one caller alone. Default: one caller alone.
     ///
-    /// A reader is sure that nobody who locks the key alone is granted it while the reader's lock is valid. It
+    /// A reader is sure that no caller who locks the key alone is granted it while the reader's lock is valid. It
     /// gets no fencing token, because a reader writes nothing that a token could protect. A caller that waits
     /// to hold the key alone keeps new readers out, so that readers who come and go do not starve it.
     ///
@@ -332,16 +332,13 @@ async fn lock_in(
         Err(_) => Box::pin(wait_for_permit(&core, &keys, access, deadline, &mut slots)).await?,
     };
     let ticket = core.registry.enter(&keys).ok_or(LockError::Closed)?;
-    let task = LeaseTask::new(
-        &core.cluster,
-        keys,
-        names.into(),
+    let terms = Terms {
+        names: names.into(),
         ttl,
-        settings.fencing,
+        is_fenced: settings.fencing,
         access,
-        ticket,
-        span.label(),
-    );
+    };
+    let task = LeaseTask::new(&core.cluster, keys, terms, ticket, span.label());
     let max_hold = options.max_hold.or(settings.max_hold);
     let share = acquire(task, permit, slots, deadline, max_hold, span.span()).await?;
     Ok(LockGuard::new(share))

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::{
-    Access, Core, DrainStage, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock, Waited,
-    WaiterCap, WaiterSlots, after, option_setters, whole_millis,
+    Access, Core, DrainStage, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock, Terms,
+    Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
@@ -221,18 +221,15 @@ impl ExecuteOnce {
             });
         }
         let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
-        let lease = LeaseTask::new(
-            &core.cluster,
-            keys.clone(),
-            [names].into(),
+        let terms = Terms {
+            names: [names].into(),
             ttl,
             // Fenced in any case: by the fence, a node accepts a record only from the last owner that it granted
             // the key.
-            true,
-            Access::Exclusive,
-            ticket,
-            span.label(),
-        );
+            is_fenced: true,
+            access: Access::Exclusive,
+        };
+        let lease = LeaseTask::new(&core.cluster, keys.clone(), terms, ticket, span.label());
         let task = OnceTask {
             lease,
             fingerprint: self.fingerprint,

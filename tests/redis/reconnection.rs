@@ -103,7 +103,7 @@ async fn wait_until_free(server: &RedisServer) {
 }
 
 /// The scripts.
-const INTRODUCTION: usize = 13;
+const INTRODUCTION: usize = 18;
 
 #[tokio::test]
 async fn server_that_closes_every_connection_is_reconnected_with_a_pause() {

@@ -18,7 +18,7 @@ pub(super) struct Announcement {
     cluster: Arc<Cluster>,
     names: Arc<[KeyNames]>,
     owner: OwnerToken,
-    /// Receives the answers, which nobody reads. While it is there, the requests are sent.
+    /// Receives the answers, which are not read. While it is there, the requests are sent.
     votes: VoteReceiver,
     trail: Trail,
     /// When it has lapsed on every node for certain.

@@ -42,6 +42,15 @@ pub(crate) struct LeaseTask {
     pub(super) announcement: Option<Box<Announcement>>,
 }
 
+/// What a caller asked for.
+pub(crate) struct Terms {
+    pub(crate) names: Arc<[KeyNames]>,
+    pub(crate) ttl: Duration,
+    /// Whether a lock that is held alone comes with a fencing token.
+    pub(crate) is_fenced: bool,
+    pub(crate) access: Access,
+}
+
 /// A release under way.
 pub(super) struct Release {
     pub(super) phase: u32,
@@ -61,13 +70,16 @@ impl LeaseTask {
     pub(crate) fn new(
         cluster: &Arc<Cluster>,
         keys: LockKeys,
-        names: Arc<[KeyNames]>,
-        ttl: Duration,
-        is_fenced: bool,
-        access: Access,
+        terms: Terms,
         ticket: Ticket,
         label: &'static str,
     ) -> Self {
+        let Terms {
+            names,
+            ttl,
+            is_fenced,
+            access,
+        } = terms;
         Self {
             votes: VoteReceiver::new(&cluster.names),
             cluster: Arc::clone(cluster),

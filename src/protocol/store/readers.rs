@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Holder, Lock, Mark, Store, remove_if};
 use crate::protocol::message::{Reply, SharedOp};
 use crate::protocol::names::{KeyNames, SharedNames};
 use crate::protocol::owner::OwnerToken;
+use crate::protocol::store::memory::{Holder, Lock, Mark, Store, remove_if};
 
 /// How much longer than its lock a node knows the readers. A release that finds its reader no more must not free a
 /// lock that others still read under.
@@ -139,7 +139,7 @@ impl Store {
             return Some(lock.expires - now);
         }
         let shared = name.shared.as_ref()?;
-        // Also where nobody holds the key: otherwise readers would overtake the writer at the nodes that the last
+        // Also where the key is free: otherwise readers would overtake the writer at the nodes that the last
         // readers have left first.
         let waiting = self.writers.get(&shared.writer)?.expires;
         let is_new = self.end_of(shared, owner, now) <= Some(now);

@@ -1,3 +1,5 @@
+//! Tests of the queues of this process.
+
 use super::*;
 
 fn keys(names: &[&str]) -> LockKeys {

@@ -14,7 +14,7 @@ for i = 1, count do
   if holder and holder ~= MARKER then
     refused_by = KEYS[i]
   elseif end_of(KEYS[count + i], owner) <= now and redis.call('EXISTS', KEYS[2 * count + i]) == 1 then
-    -- Also where nobody holds the key: otherwise readers would overtake the writer at the servers that the last
+    -- Also where the key is free: otherwise readers would overtake the writer at the servers that the last
     -- readers have left first.
     refused_by = KEYS[2 * count + i]
   end

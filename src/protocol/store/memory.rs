@@ -1,0 +1,153 @@
+//! The memory of a node: what it keeps, and until when.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::protocol::admission::Generation;
+use crate::protocol::names::KeyNames;
+use crate::protocol::owner::OwnerToken;
+use crate::protocol::record::{Fingerprint, Record};
+
+/// The memory of one node. Every call takes the time, measured from any fixed instant.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Store {
+    pub(super) locks: BTreeMap<Arc<[u8]>, Lock>,
+    pub(super) fences: BTreeMap<Arc<[u8]>, Fence>,
+    pub(super) records: BTreeMap<Arc<[u8]>, Kept>,
+    /// The owners that were granted a key and may have executed.
+    pub(super) intents: BTreeMap<Arc<[u8]>, Mark>,
+    /// The readers of each lock that they hold together.
+    pub(super) readers: BTreeMap<Arc<[u8]>, Readers>,
+    /// The owners that wait to hold a key alone.
+    pub(super) writers: BTreeMap<Arc<[u8]>, Mark>,
+    /// Created for the first client that asks; nodes that cannot lose their memory need none.
+    pub(super) generation: Option<Generation>,
+    /// The number of entries at which the next sweep drops expired ones, so that its cost is amortised.
+    pub(super) sweep_at: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Lock {
+    pub(super) holder: Holder,
+    pub(super) expires: Duration,
+}
+
+/// The value of a lock.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Holder {
+    One(OwnerToken),
+    /// A constant that is no owner's token, so that readers exclude all owners, also of other clients.
+    Readers,
+}
+
+/// An owner's mark beside a lock.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Mark {
+    pub(super) owner: OwnerToken,
+    pub(super) expires: Duration,
+}
+
+/// The readers that hold a lock together.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Readers {
+    /// When the lock of each reader ends.
+    pub(super) ends: BTreeMap<OwnerToken, Duration>,
+    /// Later than that of the lock: a release must find its reader for as long as the lock is there.
+    pub(super) expires: Duration,
+}
+
+impl Lock {
+    pub(super) fn fingerprint(&self) -> Option<Fingerprint> {
+        match &self.holder {
+            Holder::One(owner) => owner.fingerprint(),
+            Holder::Readers => None,
+        }
+    }
+
+    pub(super) fn is_of(&self, owner: &OwnerToken) -> bool {
+        matches!(&self.holder, Holder::One(holder) if holder == owner)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Fence {
+    pub(super) number: u64,
+    /// The last owner that was granted the key here; only this owner may record.
+    pub(super) grantee: OwnerToken,
+    pub(super) expires: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Kept {
+    pub(super) record: Record,
+    pub(super) expires: Duration,
+}
+
+impl Store {
+    /// Creates an empty node.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns the number of locks that are held at `now`.
+    #[must_use]
+    pub fn held(&self, now: Duration) -> usize {
+        self.locks
+            .values()
+            .filter(|lock| lock.expires > now)
+            .count()
+    }
+
+    /// Returns whether nobody holds a lock at `now`.
+    #[must_use]
+    pub fn is_free(&self, name: &KeyNames, now: Duration) -> bool {
+        self.lock(name, now).is_none()
+    }
+
+    /// Returns the owner of a lock at `now`, if one holds it alone.
+    #[must_use]
+    pub fn holder(&self, name: &KeyNames, now: Duration) -> Option<&OwnerToken> {
+        match &self.lock(name, now)?.holder {
+            Holder::One(owner) => Some(owner),
+            Holder::Readers => None,
+        }
+    }
+
+    pub(super) fn lock(&self, name: &KeyNames, now: Duration) -> Option<&Lock> {
+        self.locks.get(&name.lock).filter(|lock| lock.expires > now)
+    }
+
+    pub(super) fn sweep(&mut self, now: Duration) {
+        if self.len() < self.sweep_at {
+            return;
+        }
+        self.locks.retain(|_, lock| lock.expires > now);
+        self.fences.retain(|_, fence| fence.expires > now);
+        self.records.retain(|_, kept| kept.expires > now);
+        self.intents.retain(|_, intent| intent.expires > now);
+        self.readers.retain(|_, readers| readers.expires > now);
+        self.writers.retain(|_, writer| writer.expires > now);
+        self.sweep_at = 2 * self.len() + 64;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.locks.len()
+            + self.fences.len()
+            + self.records.len()
+            + self.intents.len()
+            + self.readers.len()
+            + self.writers.len()
+    }
+}
+
+pub(super) fn remove_if<T>(
+    entries: &mut BTreeMap<Arc<[u8]>, T>,
+    name: &Arc<[u8]>,
+    condition: impl FnOnce(&T) -> bool,
+) {
+    if entries.get(name).is_some_and(condition) {
+        entries.remove(name);
+    }
+}
