@@ -24,7 +24,10 @@ use crate::shop::{OrderId, until_free};
 
 const TEAPOT: StatusCode = StatusCode::IM_A_TEAPOT;
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the layer passes references")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the layer passes references"
+)]
 fn teapot(rejection: &Rejection, to: &RequestKind) -> Response<Full<Bytes>> {
     let mut response = Response::new(format!("{to:?} {}", rejection.code()).into());
     *response.status_mut() = TEAPOT;
