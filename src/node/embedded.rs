@@ -73,10 +73,10 @@ impl Node for EmbeddedNode {
                 if packet.notifies {
                     let Command { names, op, .. } = &packet.command;
                     // A reader that leaves frees nothing while others stay.
-                    let is_free =
-                        |name: &&KeyNames| !matches!(op, Op::Shared(_)) || self.is_free(name);
+                    let may_stay = matches!(op, Op::Shared(_) | Op::ReleaseAfter { .. });
+                    let is_free = |name: &&KeyNames| !may_stay || self.is_free(name);
                     let names = names.iter().filter(is_free);
-                    let counts = names.map(|name| self.subscribers.publish(&name.lock));
+                    let counts = names.map(|name| self.subscribers.publish(name.channel()));
                     job.sender.set_subscribers(counts.max().unwrap_or(0));
                 }
                 reply

@@ -57,7 +57,9 @@ impl Request {
             Self::Command(packet) => match packet.command.op {
                 Op::Acquire { .. } => "acquire",
                 Op::Confirm { .. } => "confirm",
-                Op::Release | Op::ReleaseExecuted => "release",
+                Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => "release",
+                Op::Inspect => "inspect",
+                Op::Revoke { .. } => "revoke",
                 Op::Shared(SharedOp::Acquire { .. }) => "acquire_shared",
                 Op::Shared(SharedOp::Confirm { .. }) => "confirm_shared",
                 Op::Shared(SharedOp::Release) => "release_shared",
@@ -192,7 +194,9 @@ impl Job {
             let Command { names, owner, op } = &packet.command;
             let is_recorded = names.iter().any(|name| name.record.is_some());
             match op {
-                Op::Record { .. } | Op::TopUp { .. } | Op::Look => return Some(self),
+                Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
+                    return Some(self);
+                }
                 Op::Acquire { .. } if is_recorded => {
                     let look = Command {
                         names: Arc::clone(names),

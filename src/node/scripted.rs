@@ -49,6 +49,10 @@ pub enum OpKind {
     Announce,
     /// A writer no longer waits.
     Withdraw,
+    /// The reading of what the node knows of a key.
+    Inspect,
+    /// The deletion of a lock of any owner.
+    Revoke,
     /// The writing of a record.
     Record,
     /// The reading of a record's head.
@@ -301,7 +305,12 @@ fn kind_of(job: &Job) -> OpKind {
         Request::Command(packet) => match packet.command.op {
             Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }) => OpKind::Acquire,
             Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }) => OpKind::Confirm,
-            Op::Release | Op::ReleaseExecuted | Op::Shared(SharedOp::Release) => OpKind::Release,
+            Op::Release
+            | Op::ReleaseExecuted
+            | Op::ReleaseAfter { .. }
+            | Op::Shared(SharedOp::Release) => OpKind::Release,
+            Op::Inspect => OpKind::Inspect,
+            Op::Revoke { .. } => OpKind::Revoke,
             Op::Shared(SharedOp::Announce { .. }) => OpKind::Announce,
             Op::Shared(SharedOp::Withdraw) => OpKind::Withdraw,
             Op::Record { .. } | Op::TopUp { .. } => OpKind::Record,

@@ -50,6 +50,18 @@ pub enum Op {
     Release,
     /// The same, but keep the intent: the owner may have executed, and has not recorded.
     ReleaseExecuted,
+    /// Let the keys that belong to this owner expire after a while: they are released, and stay taken until then.
+    ReleaseAfter {
+        /// The expiry of the keys from now on.
+        left: Duration,
+    },
+    /// Return what the node knows of the key, which needs [`KeyNames::shared`] and [`KeyNames::record`].
+    Inspect,
+    /// Delete the lock of the key, of any owner; the fence stays. It needs [`KeyNames::shared`].
+    Revoke {
+        /// The time of this node until which to do it. A late request could free the key of a later holder.
+        until: Duration,
+    },
     /// Store the record if there is none and no other owner was granted the key here since, and release the
     /// key.
     Record {
@@ -80,6 +92,7 @@ impl Op {
             self,
             Self::Release
                 | Self::ReleaseExecuted
+                | Self::ReleaseAfter { .. }
                 | Self::Shared(SharedOp::Release | SharedOp::Withdraw)
         )
     }
@@ -126,6 +139,13 @@ pub enum Reply {
         /// The time until the last of them expires, if the node reported it.
         expires_in: Option<Duration>,
     },
+    /// To acquire a slot: another owner holds it.
+    HeldSlot {
+        /// The time until the first slot expires, zero if one is free; `None` if none expires.
+        expires_in: Option<Duration>,
+        /// The free slots, one bit for each.
+        free: u64,
+    },
     /// To confirm: the keys still belong to this owner, and this is the fence *after* the write.
     At(u64),
     /// To confirm: one of the keys no longer belongs to this owner. To record: another owner was granted
@@ -133,6 +153,15 @@ pub enum Reply {
     Lost,
     /// To release: none of the keys belongs to this owner now. To announce and to withdraw: it is done.
     Released,
+    /// To inspect: what the node knows of the key.
+    Seen(Seen),
+    /// To revoke: the lock is gone now.
+    Revoked {
+        /// Whether it was held.
+        was_held: bool,
+    },
+    /// To revoke: the request came too late.
+    TooLate,
     /// There is a record; in the reply to a request to store one, that one or another.
     Done {
         /// The record; only its head if the rest is big.
@@ -150,4 +179,36 @@ pub enum Reply {
     Amnesia,
     /// To acquire: the fence has reached [`FencingToken::MAX`](crate::FencingToken::MAX).
     Overflow,
+}
+
+/// What one node knows of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Seen {
+    /// Whether the key is locked.
+    pub state: KeyState,
+    /// The fence: the number of the last grant, if the node remembers it.
+    pub fence: Option<u64>,
+    /// Whether the key has a record.
+    pub is_recorded: bool,
+    /// The time of the node.
+    pub at: Duration,
+}
+
+/// Whether a key is locked on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeyState {
+    /// The key is free.
+    Free,
+    /// One caller holds the key.
+    Held {
+        /// The time until the lock expires if its holder does not renew it; `None` if it never does.
+        left: Option<Duration>,
+    },
+    /// Readers hold the key together.
+    Shared {
+        /// The number of readers.
+        readers: usize,
+        /// The time until the last of them expires if it does not renew its lock; `None` if it never does.
+        left: Option<Duration>,
+    },
 }

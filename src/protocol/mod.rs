@@ -129,7 +129,9 @@ pub mod validity;
 
 pub use fence::{FencingToken, ParseFencingTokenError};
 pub use key::{KeyError, LockKey, LockKeys};
-pub use names::{IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames, SharedNames};
+pub use names::{
+    IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames, SharedNames, SlotNames,
+};
 pub use owner::OwnerToken;
 pub use quorum::Quorum;
 pub use record::{ExecutionId, Fingerprint, Record};

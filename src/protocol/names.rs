@@ -37,9 +37,19 @@ pub struct KeyNames {
     pub record: Option<RecordNames>,
     /// The further keys of a key that readers share.
     pub shared: Option<SharedNames>,
+    /// The further keys of a lock that is one slot of several.
+    pub slots: Option<Arc<SlotNames>>,
 }
 
 impl KeyNames {
+    /// Returns the channel on which a node publishes that the lock is free.
+    #[must_use]
+    pub fn channel(&self) -> &Arc<[u8]> {
+        self.slots
+            .as_ref()
+            .map_or(&self.lock, |slots| &slots.channel)
+    }
+
     /// Returns how long the intent of an execution lives, if one is kept.
     #[must_use]
     pub fn intent_retention(&self) -> Option<Duration> {
@@ -64,6 +74,15 @@ pub struct SharedNames {
     pub readers: Arc<[u8]>,
     /// Holds the owner that waits to hold the lock alone, which keeps new readers out.
     pub writer: Arc<[u8]>,
+}
+
+/// The Redis keys of all slots of a key that several owners may hold, each with a slot of its own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotNames {
+    /// The locks of the slots.
+    pub locks: Vec<Arc<[u8]>>,
+    /// The channel of all slots: a caller that waits can take any of them.
+    pub channel: Arc<[u8]>,
 }
 
 /// The Redis key of an intent.
@@ -168,6 +187,41 @@ impl Namespace {
         }
     }
 
+    /// Returns the names of each of `count` slots of a set of keys, in the set's order.
+    ///
+    /// Slot `i` of a key is the lock of the key `(key, "slot", i)`, counted from zero.
+    ///
+    /// # Errors
+    ///
+    /// As [`Namespace::names`].
+    pub fn slot_names(
+        &self,
+        keys: &LockKeys,
+        count: usize,
+        digest: impl Fn(&[u8]) -> [u8; 32],
+    ) -> Result<Vec<Arc<[KeyNames]>>, KeyError> {
+        keys.check()?;
+        let mut slots = vec![Vec::new(); count];
+        for key in keys.as_slice() {
+            let channel = self.name(&(key, "slot").into(), &digest)?.lock;
+            let names: Result<Vec<_>, _> = (0..count)
+                .map(|slot| self.name(&(key, "slot", slot).into(), &digest))
+                .collect();
+            let names = names?;
+            let all = Arc::new(SlotNames {
+                locks: names.iter().map(|name| Arc::clone(&name.lock)).collect(),
+                channel,
+            });
+            for (slot, name) in slots.iter_mut().zip(names) {
+                slot.push(KeyNames {
+                    slots: Some(Arc::clone(&all)),
+                    ..name
+                });
+            }
+        }
+        Ok(slots.into_iter().map(Arc::from).collect())
+    }
+
     /// Returns the name of a key beside a lock.
     fn beside(&self, names: &KeyNames, bare: &[u8], suffix: &[u8]) -> Arc<[u8]> {
         if self.0.is_empty() {
@@ -200,6 +254,7 @@ impl Namespace {
             fence: fence.as_slice().into(),
             record: None,
             shared: None,
+            slots: None,
         })
     }
 }
@@ -233,6 +288,7 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
         fence: [BARE_FENCE, b"{", key, b"}"].concat().into(),
         record: None,
         shared: None,
+        slots: None,
     })
 }
 
@@ -311,6 +367,29 @@ mod tests {
             ["redlock:{a}:readers", "redlock:{a}:writer"]
         );
         assert_eq!(named(""), ["redlock:readers:{a}", "redlock:writer:{a}"]);
+    }
+
+    #[test]
+    fn slot_is_the_lock_of_a_key_with_its_number() {
+        let namespace = Namespace::default();
+        let keys = [LockKey::from("a"), LockKey::from(("b", "c"))];
+        let slots = namespace
+            .slot_names(&keys.iter().collect(), 3, digest)
+            .unwrap();
+        assert_eq!(slots.len(), 3);
+        for (number, slot) in slots.iter().enumerate() {
+            for key in &keys {
+                let own = LockKey::from((key, "slot", number));
+                let own = &namespace.names(&own.into(), digest).unwrap()[0];
+                let found = slot.iter().find(|name| name.lock == own.lock).unwrap();
+                assert_eq!(found.fence, own.fence);
+                let all = found.slots.as_ref().unwrap();
+                assert_eq!(all.locks[number], own.lock);
+                let channel = LockKey::from((key, "slot"));
+                let channel = &namespace.names(&channel.into(), digest).unwrap()[0].lock;
+                assert_eq!(found.channel(), channel);
+            }
+        }
     }
 
     #[test]

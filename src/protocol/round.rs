@@ -36,6 +36,8 @@ pub struct AcquireRound {
     highest: u64,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
+    /// The free slots that nodes named with their refusals.
+    free: Vec<u64>,
     nodes: Vec<Standing>,
 }
 
@@ -87,6 +89,8 @@ pub struct Refusal {
     pub is_split: bool,
     /// Whether readers hold it at some node, so that a caller that waits should keep new ones out.
     pub is_shared: bool,
+    /// The slots that are free at a majority of the nodes that refused this one, one bit for each.
+    pub free: u64,
     /// The number of nodes with a vote.
     pub reached: usize,
 }
@@ -117,6 +121,7 @@ impl AcquireRound {
             target: 0,
             highest: 0,
             is_shared: false,
+            free: Vec::new(),
             nodes: vec![standing; quorum.nodes()],
         }
     }
@@ -141,6 +146,10 @@ impl AcquireRound {
             Answer::Replied(Reply::Held { expires_in, .. }) => Acquired::Held(expires_in),
             Answer::Replied(Reply::HeldShared { expires_in }) => {
                 self.is_shared = true;
+                Acquired::Held(expires_in)
+            }
+            Answer::Replied(Reply::HeldSlot { expires_in, free }) => {
+                self.free.push(free);
                 Acquired::Held(expires_in)
             }
             // No grant either; the round that keeps records interprets it.
@@ -300,8 +309,18 @@ impl AcquireRound {
                 .iter()
                 .any(|node| matches!(node.acquired, Acquired::Granted(_))),
             is_shared: self.is_shared,
+            free: self.free_slots(),
             reached,
         })
+    }
+
+    fn free_slots(&self) -> u64 {
+        let is_free = |slot: &u32| {
+            let saying_so = self.free.iter().filter(|free| **free >> slot & 1 == 1);
+            2 * saying_so.count() > self.free.len()
+        };
+        let slots = (0..u64::BITS).filter(|_| !self.free.is_empty());
+        slots.filter(is_free).fold(0, |free, slot| free | 1 << slot)
     }
 
     /// Returns the time until a majority is free, if the holders do not renew.

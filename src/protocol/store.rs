@@ -12,8 +12,8 @@ use std::time::Duration;
 use self::memory::{Fence, Holder, Kept, Lock, Mark, remove_if};
 use crate::protocol::admission::Generation;
 use crate::protocol::fence::FencingToken;
-use crate::protocol::message::{Command, Op, Reply, SharedOp};
-use crate::protocol::names::{IntentName, KeyNames, RecordNames};
+use crate::protocol::message::{Command, Op, Reply, Seen, SharedOp};
+use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
 use crate::protocol::owner::OwnerToken;
 use crate::protocol::record::Record;
 
@@ -70,6 +70,11 @@ impl Store {
             Op::Shared(op) => self.apply_shared(names, owner, *op, now),
             Op::Release => self.release(names, owner, false),
             Op::ReleaseExecuted => self.release(names, owner, true),
+            Op::ReleaseAfter { left } => self.release_after(names, owner, now + *left, now),
+            Op::Inspect => names
+                .first()
+                .map_or(Reply::Lost, |name| Reply::Seen(self.see(name, now))),
+            Op::Revoke { until } => self.revoke(names, *until, now),
             Op::Record { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
                 let Some(name) = names.first() else {
                     return Reply::Lost;
@@ -110,6 +115,9 @@ impl Store {
             .max_by_key(|lock| lock.expires)
         {
             let expires_in = Some(last.expires - now);
+            if let Some(refusal) = self.slots(names, now) {
+                return refusal;
+            }
             if holders().any(|lock| lock.holder == Holder::Readers) {
                 return Reply::HeldShared { expires_in };
             }
@@ -203,6 +211,75 @@ impl Store {
             }
         }
         Reply::Released
+    }
+
+    fn release_after(
+        &mut self,
+        names: &[KeyNames],
+        owner: &OwnerToken,
+        expires: Duration,
+        now: Duration,
+    ) -> Reply {
+        for name in names {
+            let lock = self.locks.get_mut(&name.lock);
+            // One that has expired does not come back.
+            if let Some(lock) = lock.filter(|lock| lock.is_of(owner) && lock.expires > now) {
+                lock.expires = expires;
+            }
+        }
+        Reply::Released
+    }
+
+    /// Returns the refusal of a slot; `None` if the locks are no slots.
+    ///
+    /// Of several keys, a slot is free if it is for each key.
+    fn slots(&self, names: &[KeyNames], now: Duration) -> Option<Reply> {
+        let slots: Vec<&SlotNames> = names
+            .iter()
+            .filter_map(|name| name.slots.as_deref())
+            .collect();
+        let count = slots.iter().map(|slots| slots.locks.len()).min()?;
+        let left = |slot: usize| {
+            let locks = slots
+                .iter()
+                .filter_map(|slots| self.locks.get(&slots.locks[slot]));
+            let left = locks.map(|lock| lock.expires.saturating_sub(now));
+            left.max().unwrap_or_default()
+        };
+        let left: Vec<Duration> = (0..count).map(left).collect();
+        let free = left.iter().enumerate().filter(|(_, left)| left.is_zero());
+        Some(Reply::HeldSlot {
+            expires_in: left.iter().copied().min(),
+            free: free.fold(0, |free, (slot, _)| free | 1 << slot),
+        })
+    }
+
+    /// Returns what is known of a key.
+    fn see(&self, name: &KeyNames, now: Duration) -> Seen {
+        let fence = self.fences.get(&name.fence);
+        let record = name.record.as_ref();
+        Seen {
+            state: self.state(name, now),
+            fence: fence
+                .filter(|fence| fence.expires > now)
+                .map(|fence| fence.number),
+            is_recorded: record.is_some_and(|record| self.kept(record, now).is_some()),
+            at: now,
+        }
+    }
+
+    fn revoke(&mut self, names: &[KeyNames], until: Duration, now: Duration) -> Reply {
+        if now > until {
+            return Reply::TooLate;
+        }
+        let was_held = names.iter().any(|name| self.lock(name, now).is_some());
+        for name in names {
+            self.locks.remove(&name.lock);
+            if let Some(shared) = &name.shared {
+                self.readers.remove(&shared.readers);
+            }
+        }
+        Reply::Revoked { was_held }
     }
 
     /// Returns the record and the time until it expires, if there is one.

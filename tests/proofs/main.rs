@@ -16,3 +16,4 @@ mod record_rounds;
 mod round_cases;
 mod second_phase;
 mod shared_contract;
+mod slot_contract;

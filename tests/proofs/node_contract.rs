@@ -77,6 +77,9 @@ pub(crate) fn send(
     args.extend(times.iter().map(|time| time.as_millis().to_string()));
     if as_set && number.is_some() {
         args.push(names.len().to_string());
+        if matches!(op, Op::Acquire { .. }) {
+            args.push("0".into());
+        }
     }
     let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
     let reply = node.eval(script + if as_set { 3 } else { 0 }, &keys, &args)?;
@@ -298,9 +301,7 @@ fn compare(seed: u64, first_number: u64, fencing: bool) {
                 Reply::Released => "released",
                 Reply::Overflow => "overflow",
                 Reply::Amnesia => "amnesia",
-                Reply::Done { .. } | Reply::Whole(_) | Reply::NotDone | Reply::Intended => {
-                    "a record"
-                }
+                reply => panic!("{reply:?} is not an answer to these requests"),
             });
         }
     }

@@ -69,7 +69,7 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
                 millis(retention),
             ]);
             if names.len() > 1 {
-                args.push(count);
+                args.extend([count, "0".into()]);
             }
             (
                 usize::from(names.len() > 1),
@@ -118,7 +118,7 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
 }
 
 /// Lets time pass at a server, also for the readers, which have no expiry of their own.
-fn age_all(node: &mut ScriptNode, time: Duration) {
+pub(crate) fn age_all(node: &mut ScriptNode, time: Duration) {
     let back = format!("-{}", time.as_millis());
     for readers in node.server.keys("*:readers") {
         let members = node.call(&["ZRANGE", &readers, "0", "-1"]);

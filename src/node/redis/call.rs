@@ -46,6 +46,9 @@ impl CallKind {
     pub(super) fn of(request: &Request, check: &GenerationCheck) -> Option<Self> {
         let (name, packet) = single(request)?;
         let record = name.record.as_ref();
+        if name.slots.is_some() && !matches!(packet.command.op, Op::Confirm { .. }) {
+            return None;
+        }
         match packet.command.op {
             Op::Acquire {
                 proposal,
@@ -68,6 +71,9 @@ impl CallKind {
             Op::Acquire { .. }
             | Op::Confirm { .. }
             | Op::Shared(_)
+            | Op::ReleaseAfter { .. }
+            | Op::Inspect
+            | Op::Revoke { .. }
             | Op::Record { .. }
             | Op::TopUp { .. }
             | Op::Look

@@ -9,7 +9,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Request;
 use crate::node::packet::Packet;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
-use crate::protocol::message::{Op, Reply, SharedOp};
+use crate::protocol::message::{KeyState, Op, Reply, Seen, SharedOp};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
 /// Decodes a server's reply to `request`.
@@ -109,7 +109,9 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
         (Op::Fetch, Value::Nil) => Some(Reply::NotDone),
         (Op::Acquire { .. }, Value::Int(fence)) => Some(Reply::Granted(number(*fence)?)),
         (Op::Confirm { .. }, Value::Int(fence)) => Some(Reply::At(number(*fence)?)),
-        (Op::Release | Op::ReleaseExecuted, Value::Int(_)) => Some(Reply::Released),
+        (Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }, Value::Int(_)) => {
+            Some(Reply::Released)
+        }
         (Op::Shared(op), Value::Int(_)) => Some(match op {
             SharedOp::Acquire { .. } => Reply::Granted(0),
             SharedOp::Confirm { .. } => Reply::At(0),
@@ -127,6 +129,14 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::Int(1)]) => {
                 Some(Reply::HeldShared {
                     expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                })
+            }
+            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(free)])
+                if packet.command.names.iter().any(|name| name.slots.is_some()) =>
+            {
+                Some(Reply::HeldSlot {
+                    expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                    free: free_slots(free),
                 })
             }
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(asked)]) => {
@@ -150,6 +160,26 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
             }),
             (Op::Record { .. }, [Value::Int(0)]) => Some(Reply::Lost),
             (Op::Look, [Value::Int(0)]) => Some(Reply::NotDone),
+            (Op::Revoke { .. }, [Value::Int(-1)]) => Some(Reply::TooLate),
+            (Op::Revoke { .. }, [Value::Int(was_held)]) => Some(Reply::Revoked {
+                was_held: *was_held != 0,
+            }),
+            (
+                Op::Inspect,
+                [
+                    Value::Int(is_held),
+                    Value::Int(pttl),
+                    Value::Int(readers),
+                    Value::Int(fence),
+                    Value::Int(records),
+                    Value::Int(at),
+                ],
+            ) => Some(Reply::Seen(Seen {
+                state: state(*is_held, *pttl, *readers),
+                fence: number(*fence),
+                is_recorded: *records > 0,
+                at: Duration::from_millis(u64::try_from(*at).ok()?),
+            })),
             (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
             (
                 Op::Acquire { .. }
@@ -163,6 +193,22 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
             _ => None,
         },
         _ => None,
+    }
+}
+
+/// Reads one digit for each slot, which is not 0 if the slot is free.
+fn free_slots(digits: &[u8]) -> u64 {
+    let digits = digits.iter().take(u64::BITS as usize).enumerate();
+    let free = digits.filter(|(_, digit)| **digit != b'0');
+    free.fold(0, |free, (slot, _)| free | 1 << slot)
+}
+
+fn state(is_held: i64, pttl: i64, readers: i64) -> KeyState {
+    let left = u64::try_from(pttl).ok().map(Duration::from_millis);
+    match usize::try_from(readers) {
+        _ if is_held == 0 => KeyState::Free,
+        Ok(readers) => KeyState::Shared { readers, left },
+        Err(_) => KeyState::Held { left },
     }
 }
 

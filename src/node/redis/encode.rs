@@ -138,6 +138,9 @@ pub(super) fn ends_with_generation(request: &Request) -> bool {
             Op::Shared(_)
             | Op::Release
             | Op::ReleaseExecuted
+            | Op::ReleaseAfter { .. }
+            | Op::Inspect
+            | Op::Revoke { .. }
             | Op::Record { .. }
             | Op::TopUp { .. }
             | Op::Look
@@ -155,14 +158,17 @@ fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> E
     {
         return encode_once(name, record, owner, op, notifies, generation_key);
     }
-    let (scripts, owner, single) = (&*SCRIPTS, owner.as_str().as_bytes(), names.len() == 1);
+    let (scripts, owner) = (&*SCRIPTS, owner.as_str().as_bytes());
+    let slots = names.first().and_then(|name| name.slots.as_deref());
+    let slots = slots.map_or(0, |slots| slots.locks.len());
+    let single = names.len() == 1;
     let (script, number, ttl, retention) = match *op {
         // The plain command of the Redlock description, which needs no script.
         Op::Acquire {
             proposal: None,
             ttl,
             ..
-        } if single && generation_key.is_none() => {
+        } if single && slots == 0 && generation_key.is_none() => {
             let mut set = EncodedCommand::new();
             set.put(b"SET").put(&names[0].lock).put(owner);
             set.put(b"NX").put(b"PX").put_millis(ttl);
@@ -172,7 +178,7 @@ fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> E
             proposal: number @ Some(_),
             ttl,
             retention,
-        } if single => (&scripts.acquire, number, ttl, retention),
+        } if single && slots == 0 => (&scripts.acquire, number, ttl, retention),
         Op::Acquire {
             proposal,
             ttl,
@@ -191,6 +197,11 @@ fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> E
         Op::Shared(op) => {
             return encode_shared(names, &command.owner, op, notifies, generation_key);
         }
+        Op::Release | Op::ReleaseExecuted if slots > 0 => {
+            return encode_release_after(names, owner, Duration::ZERO, notifies);
+        }
+        Op::ReleaseAfter { left } => return encode_release_after(names, owner, left, notifies),
+        Op::Inspect | Op::Revoke { .. } => return encode_for_operators(names, op, notifies),
         // Only keys with records have something to write or read.
         Op::Release
         | Op::ReleaseExecuted
@@ -217,6 +228,53 @@ fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> E
     eval.put_millis(ttl).put_millis(retention);
     if !std::ptr::eq(script, &scripts.acquire) && !std::ptr::eq(script, &scripts.confirm) {
         eval.put_number(names.len() as u64);
+    }
+    if std::ptr::eq(script, &scripts.acquire_all) {
+        eval.put_number(slots as u64);
+    }
+    eval
+}
+
+/// Encodes the release of locks that stay taken for a while, or of slots, whose releases have a channel of their own.
+fn encode_release_after(
+    names: &[KeyNames],
+    owner: &[u8],
+    left: Duration,
+    notifies: bool,
+) -> EncodedCommand {
+    let mut eval = evalsha(&SCRIPTS.release_after, names, false, None);
+    eval.put(owner).put_millis(left);
+    for name in names.iter().filter(|_| notifies) {
+        eval.put(name.channel());
+    }
+    eval
+}
+
+/// Encodes a command that looks at a key, or frees it whatever its owner is.
+fn encode_for_operators(names: &[KeyNames], op: &Op, notifies: bool) -> EncodedCommand {
+    let scripts = &*SCRIPTS;
+    let shared = names.iter().filter_map(|name| name.shared.as_ref());
+    let records = names.iter().filter_map(|name| name.record.as_ref());
+    let locks = names.iter().map(|name| &*name.lock);
+    let keys = locks.chain(shared.map(|shared| &*shared.readers));
+    if let Op::Revoke { until } = op {
+        let mut eval = eval_keys(&scripts.revoke, keys);
+        eval.put_millis(*until).put_notifies(notifies);
+        eval
+    } else {
+        let fences = names.iter().map(|name| &*name.fence);
+        let records = records.map(|record| &*record.done);
+        eval_keys(&scripts.inspect, keys.chain(fences).chain(records))
+    }
+}
+
+fn eval_keys<'a>(script: &Lua, keys: impl Iterator<Item = &'a [u8]>) -> EncodedCommand {
+    let keys: Vec<&[u8]> = keys.collect();
+    let mut eval = EncodedCommand::new();
+    eval.put(b"EVALSHA").put(script.hash.as_bytes());
+    eval.put_number(keys.len() as u64);
+    for key in keys {
+        eval.put(key);
     }
     eval
 }
@@ -250,12 +308,7 @@ fn encode_shared(
         SharedOp::Announce { .. } => (&scripts.announce, locks().chain(writers()).collect()),
         SharedOp::Withdraw => (&scripts.withdraw, writers().collect()),
     };
-    let mut eval = EncodedCommand::new();
-    eval.put(b"EVALSHA").put(script.hash.as_bytes());
-    eval.put_number(keys.len() as u64);
-    for key in keys {
-        eval.put(key);
-    }
+    let mut eval = eval_keys(script, keys.into_iter());
     eval.put(owner.as_str().as_bytes());
     match op {
         SharedOp::Acquire { ttl } | SharedOp::Confirm { ttl } => {
@@ -281,16 +334,7 @@ fn encode_once(
     let (lock, fence, done) = (&*name.lock, &*name.fence, &*record.done);
     let intent = record.intent.as_ref();
     let intent_name = intent.map(|intent| &*intent.name);
-    let eval = |script: &Lua, keys: &[Option<&[u8]>]| {
-        let keys: Vec<&[u8]> = keys.iter().copied().flatten().collect();
-        let mut eval = EncodedCommand::new();
-        eval.put(b"EVALSHA").put(script.hash.as_bytes());
-        eval.put_number(keys.len() as u64);
-        for key in keys {
-            eval.put(key);
-        }
-        eval
-    };
+    let eval = |script, keys: &[Option<&[u8]>]| eval_keys(script, keys.iter().copied().flatten());
     match op {
         Op::Acquire {
             proposal,
@@ -357,6 +401,12 @@ fn encode_once(
             notifies,
             generation_key,
         ),
+        Op::ReleaseAfter { left } => {
+            encode_release_after(std::slice::from_ref(name), owner, *left, notifies)
+        }
+        Op::Inspect | Op::Revoke { .. } => {
+            encode_for_operators(std::slice::from_ref(name), op, notifies)
+        }
         // Not a script, which would copy the record twice more while it blocks the server.
         Op::Fetch => {
             let mut get = EncodedCommand::new();
@@ -374,6 +424,15 @@ fn evalsha(
 ) -> EncodedCommand {
     let mut eval = EncodedCommand::new();
     let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
+    // A slot that is held is answered with the free ones.
+    let slots = || {
+        let names = names
+            .iter()
+            .filter(|_| std::ptr::eq(script, &SCRIPTS.acquire_all));
+        let slots = names.filter_map(|name| name.slots.as_deref());
+        slots.flat_map(|slots| &slots.locks)
+    };
+    let keys = keys + slots().count();
     eval.put(b"EVALSHA").put(script.hash.as_bytes());
     eval.put_number(keys as u64);
     for name in names {
@@ -381,6 +440,9 @@ fn evalsha(
     }
     for name in names.iter().filter(|_| fences) {
         eval.put(&name.fence);
+    }
+    for slot in slots() {
+        eval.put(slot);
     }
     if let Some(generation) = generation {
         eval.put(generation);

@@ -33,6 +33,9 @@ pub(super) struct Scripts {
     pub(super) release_shared: Lua,
     pub(super) announce: Lua,
     pub(super) withdraw: Lua,
+    pub(super) release_after: Lua,
+    pub(super) inspect: Lua,
+    pub(super) revoke: Lua,
     pub(super) admit: Lua,
 }
 
@@ -98,6 +101,15 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
         include_str!("scripts/announce.lua")
     )),
     withdraw: Lua::new(include_str!("scripts/withdraw.lua")),
+    release_after: Lua::new(concat!(
+        include_str!("scripts/notify.lua"),
+        include_str!("scripts/release_after.lua")
+    )),
+    inspect: Lua::new(include_str!("scripts/inspect.lua")),
+    revoke: Lua::new(concat!(
+        include_str!("scripts/notify.lua"),
+        include_str!("scripts/revoke.lua")
+    )),
     admit: Lua::new(include_str!("scripts/admit.lua")),
 });
 
@@ -137,6 +149,9 @@ pub(super) fn load_all() -> Pipeline {
         &scripts.release_shared,
         &scripts.announce,
         &scripts.withdraw,
+        &scripts.release_after,
+        &scripts.inspect,
+        &scripts.revoke,
         &scripts.admit,
     ] {
         pipeline.cmd("SCRIPT").arg("LOAD").arg(script.code).ignore();

@@ -100,7 +100,7 @@ impl Store {
             .count()
     }
 
-    /// Returns whether nobody holds a lock at `now`.
+    /// Returns whether a lock is free at `now`.
     #[must_use]
     pub fn is_free(&self, name: &KeyNames, now: Duration) -> bool {
         self.lock(name, now).is_none()

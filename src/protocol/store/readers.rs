@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::protocol::message::{Reply, SharedOp};
+use crate::protocol::message::{KeyState, Reply, SharedOp};
 use crate::protocol::names::{KeyNames, SharedNames};
 use crate::protocol::owner::OwnerToken;
 use crate::protocol::store::memory::{Holder, Lock, Mark, Store, remove_if};
@@ -144,6 +144,28 @@ impl Store {
         let waiting = self.writers.get(&shared.writer)?.expires;
         let is_new = self.end_of(shared, owner, now) <= Some(now);
         (is_new && waiting > now).then(|| waiting - now)
+    }
+
+    /// Returns whether a key is locked, and how.
+    pub(super) fn state(&self, name: &KeyNames, now: Duration) -> KeyState {
+        let Some(lock) = self.lock(name, now) else {
+            return KeyState::Free;
+        };
+        let left = Some(lock.expires - now);
+        match lock.holder {
+            Holder::One(_) => KeyState::Held { left },
+            Holder::Readers => {
+                let readers = name
+                    .shared
+                    .as_ref()
+                    .and_then(|shared| self.readers.get(&shared.readers));
+                let ends = readers.iter().flat_map(|readers| readers.ends.values());
+                KeyState::Shared {
+                    readers: ends.filter(|end| **end > now).count(),
+                    left,
+                }
+            }
+        }
     }
 
     fn is_shared(&self, name: &KeyNames, now: Duration) -> bool {

@@ -29,6 +29,9 @@ pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
         (_, Reply::Intended) => "intended",
         (_, Reply::Overflow) => "overflow",
         (_, Reply::Amnesia) => "amnesia",
+        (_, Reply::HeldSlot { .. } | Reply::Seen(_) | Reply::Revoked { .. }) => {
+            panic!("{reply:?} is not an answer to {op:?}")
+        }
     }
 }
 
@@ -103,7 +106,9 @@ pub(crate) fn send_raw(
             let args = vec![record.as_bytes().to_vec(), millis(retention)];
             (5, [Some(done), None, None, None, None], args)
         }
-        Op::Shared(op) => panic!("{op:?} is no request on a record"),
+        op @ (Op::Shared(_) | Op::ReleaseAfter { .. } | Op::Inspect | Op::Revoke { .. }) => {
+            panic!("{op:?} is no request on a record")
+        }
         Op::Look => (6, [Some(done), None, None, None, None], vec![]),
         Op::Fetch => {
             let done = std::str::from_utf8(done).unwrap();

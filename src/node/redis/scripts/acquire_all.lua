@@ -1,13 +1,14 @@
 -- Locks several keys, all or none, and raises all their fences to one number. One script, because a partly
 -- acquired set would block other clients without being granted.
 -- KEYS: the locks, then, with fencing, their fences in the same order, then, with the restart guard, the
--- generation.
--- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks, and with the restart
--- guard the generation read.
+-- generation. The locks may be one slot of several: then all slots of each key come before the generation.
+-- ARGV: owner, proposal ('' without fencing), ttl ms, fence retention ms, number of locks, number of slots of each
+-- key, and with the restart guard the generation read.
 -- Returns the fence if granted, {0, longest pttl} if another owner holds any of them, {0, longest pttl, 1} if readers
--- do, {2} if a fence is at its maximum, {3} if this server has lost its memory since its generation was read.
-if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
-local owner, count = ARGV[1], tonumber(ARGV[5])
+-- do, {2} if a fence is at its maximum, {3} if this server has lost its memory since its generation was read. A slot
+-- that is held is answered {0, pttl of the slot that ends first, '1' for each free slot and '0' for the others}.
+if ARGV[7] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[7] then return {3} end
+local owner, count, slots = ARGV[1], tonumber(ARGV[5]), tonumber(ARGV[6])
 local held, shared, free = nil, nil, {}
 for i = 1, count do
   local holder = redis.call('GET', KEYS[i])
@@ -19,6 +20,20 @@ for i = 1, count do
     if pttl < 0 or held == -1 then held = -1 else held = math.max(held or 0, pttl) end
     if holder == 'shared' then shared = 1 end
   end
+end
+if held and slots > 0 then
+  local before, free_slots, soonest = #KEYS - count * slots - (ARGV[7] and 1 or 0), {}, math.huge
+  for slot = 1, slots do
+    -- Of several keys, a slot is free if it is for each key.
+    local last = 0
+    for key = 0, count - 1 do
+      local pttl = redis.call('PTTL', KEYS[before + key * slots + slot])
+      if pttl == -1 then last = math.huge elseif pttl ~= -2 then last = math.max(last, pttl, 1) end
+    end
+    free_slots[slot] = last == 0 and '1' or '0'
+    soonest = math.min(soonest, last)
+  end
+  return {0, soonest == math.huge and -1 or soonest, table.concat(free_slots)}
 end
 if held then return {0, held, shared} end
 local fence = 0

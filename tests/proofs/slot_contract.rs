@@ -1,0 +1,322 @@
+//! The scripts for slots, for locks that stay taken, and for operators mirror the reference node: the same requests,
+//! sent to a real server and applied to `protocol::Store`, get the same answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use support::{Random, ScriptNode};
+use tokio::time::Instant;
+use tower_redlock::protocol::message::{Command, KeyState, Op, Reply, Seen, SharedOp};
+use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Store};
+
+use crate::node_contract::{STEP, names, owner};
+use crate::shared_contract::age_all;
+
+const SCRIPTS: [&str; 6] = [
+    include_str!("../../src/node/redis/scripts/acquire_all.lua"),
+    concat!(
+        include_str!("../../src/node/redis/scripts/notify.lua"),
+        include_str!("../../src/node/redis/scripts/release_after.lua")
+    ),
+    include_str!("../../src/node/redis/scripts/inspect.lua"),
+    concat!(
+        include_str!("../../src/node/redis/scripts/notify.lua"),
+        include_str!("../../src/node/redis/scripts/revoke.lua")
+    ),
+    concat!(
+        include_str!("../../src/node/redis/scripts/shared.lua"),
+        include_str!("../../src/node/redis/scripts/acquire_shared.lua")
+    ),
+    concat!(
+        include_str!("../../src/node/redis/scripts/shared.lua"),
+        include_str!("../../src/node/redis/scripts/notify.lua"),
+        include_str!("../../src/node/redis/scripts/release_shared.lua")
+    ),
+];
+
+const RETENTION: Duration = Duration::from_secs(100_000);
+const SLOTS: usize = 3;
+
+/// The names of a plain lock, with all that may be beside it.
+fn plain(key: &str) -> Arc<[KeyNames]> {
+    let namespace = Namespace::default();
+    let names = namespace.names_with_record(&key.into(), None, |_| [0; 32]);
+    [namespace.with_shared(names.unwrap())].into()
+}
+
+fn slots(keys: &[&str]) -> Vec<Arc<[KeyNames]>> {
+    let keys = LockKeys::from_iter(keys.iter().copied());
+    let names = Namespace::default().slot_names(&keys, SLOTS, |_| [0; 32]);
+    names.unwrap()
+}
+
+/// Sends a request as the headers of the scripts say.
+fn send(node: &mut ScriptNode, command: &Command) -> Reply {
+    let Command { names, owner, op } = command;
+    let owner = owner.as_str().to_owned();
+    let millis = |time: Duration| time.as_millis().to_string();
+    let locks = names.iter().map(|name| &*name.lock);
+    let fences = names.iter().map(|name| &*name.fence);
+    let shared = || names.iter().filter_map(|name| name.shared.as_ref());
+    let readers = shared().map(|shared| &*shared.readers);
+    let writers = shared().map(|shared| &*shared.writer);
+    let all_slots = names.iter().filter_map(|name| name.slots.as_deref());
+    let records = names.iter().filter_map(|name| name.record.as_ref());
+    let (script, keys, args): (_, Vec<&[u8]>, Vec<String>) = match *op {
+        Op::Acquire {
+            proposal,
+            ttl,
+            retention,
+        } => (
+            0,
+            locks
+                .chain(fences)
+                .chain(
+                    all_slots
+                        .clone()
+                        .flat_map(|slots| &slots.locks)
+                        .map(|slot| &**slot),
+                )
+                .collect(),
+            vec![
+                owner,
+                proposal.unwrap().to_string(),
+                millis(ttl),
+                millis(retention),
+                names.len().to_string(),
+                all_slots
+                    .map(|slots| slots.locks.len())
+                    .max()
+                    .unwrap_or(0)
+                    .to_string(),
+            ],
+        ),
+        Op::Release => (1, locks.collect(), vec![owner, "0".into()]),
+        Op::ReleaseAfter { left } => (1, locks.collect(), vec![owner, millis(left)]),
+        Op::Inspect => (
+            2,
+            locks
+                .chain(readers)
+                .chain(fences)
+                .chain(records.map(|record| &*record.done))
+                .collect(),
+            vec![],
+        ),
+        Op::Revoke { until } => (3, locks.chain(readers).collect(), vec![millis(until)]),
+        Op::Shared(SharedOp::Acquire { ttl }) => (
+            4,
+            locks.chain(readers).chain(writers).collect(),
+            vec![owner, millis(ttl), names.len().to_string()],
+        ),
+        Op::Shared(SharedOp::Release) => (5, locks.chain(readers).collect(), vec![owner]),
+        ref op => panic!("{op:?} is not sent here"),
+    };
+    let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
+    let reply = node.eval(script, &keys, &args).unwrap();
+    decode(op, &reply)
+}
+
+fn decode(op: &Op, reply: &support::Reply) -> Reply {
+    let left = |pttl: i64| u64::try_from(pttl).ok().map(Duration::from_millis);
+    if let Some(number) = reply.as_int() {
+        return match op {
+            Op::Acquire { .. } => Reply::Granted(u64::try_from(number).unwrap()),
+            Op::Shared(SharedOp::Acquire { .. }) => Reply::Granted(0),
+            _ => Reply::Released,
+        };
+    }
+    let parts = reply.as_array().unwrap();
+    let number = |part: usize| parts[part].as_int().unwrap();
+    match (op, parts.len()) {
+        (Op::Acquire { .. }, 3) if matches!(parts[2], support::Reply::Int(_)) => {
+            Reply::HeldShared {
+                expires_in: left(number(1)),
+            }
+        }
+        (Op::Acquire { .. }, 3) => {
+            let digits = parts[2].as_str().unwrap().chars().rev();
+            Reply::HeldSlot {
+                expires_in: left(number(1)),
+                free: digits.fold(0, |free, digit| 2 * free + u64::from(digit == '1')),
+            }
+        }
+        (Op::Acquire { .. } | Op::Shared(_), 2) => Reply::Held {
+            expires_in: left(number(1)),
+            fingerprint: None,
+        },
+        (Op::Revoke { .. }, 1) if number(0) == -1 => Reply::TooLate,
+        (Op::Revoke { .. }, 1) => Reply::Revoked {
+            was_held: number(0) == 1,
+        },
+        (Op::Inspect, 6) => Reply::Seen(Seen {
+            state: match (number(0), usize::try_from(number(2))) {
+                (0, _) => KeyState::Free,
+                (_, Ok(readers)) => KeyState::Shared {
+                    readers,
+                    left: left(number(1)),
+                },
+                _ => KeyState::Held {
+                    left: left(number(1)),
+                },
+            },
+            fence: u64::try_from(number(3)).ok(),
+            is_recorded: number(4) == 1,
+            at: Duration::from_millis(u64::try_from(number(5)).unwrap()),
+        }),
+        _ => panic!("{op:?} is answered {reply:?}"),
+    }
+}
+
+/// Rounds the times in an answer, which differ by the time that the requests take.
+fn rounded(reply: &Reply) -> Reply {
+    let round =
+        |left: Option<Duration>| left.map(|left| (left + STEP / 2).as_secs() / STEP.as_secs());
+    let round = |left| round(left).map(|steps| STEP * u32::try_from(steps).unwrap());
+    match *reply {
+        Reply::Held { expires_in, .. } => Reply::Held {
+            expires_in: round(expires_in),
+            fingerprint: None,
+        },
+        Reply::HeldShared { expires_in } => Reply::HeldShared {
+            expires_in: round(expires_in),
+        },
+        Reply::HeldSlot { expires_in, free } => Reply::HeldSlot {
+            expires_in: round(expires_in),
+            free,
+        },
+        Reply::Seen(seen) => Reply::Seen(Seen {
+            state: match seen.state {
+                KeyState::Free => KeyState::Free,
+                KeyState::Held { left } => KeyState::Held { left: round(left) },
+                KeyState::Shared { readers, left } => KeyState::Shared {
+                    readers,
+                    left: round(left),
+                },
+            },
+            // Each node has a clock of its own.
+            at: Duration::ZERO,
+            ..seen
+        }),
+        ref other => other.clone(),
+    }
+}
+
+/// The names and the kind of a request that is made often enough to meet every answer.
+fn request(random: &mut Random, step: u64) -> (Arc<[KeyNames]>, Op) {
+    let steps = |random: &mut Random| STEP * u32::try_from(1 + random.below(6)).unwrap();
+    let ttl = steps(random);
+    let acquire = Op::Acquire {
+        proposal: Some(step),
+        ttl,
+        retention: RETENTION,
+    };
+    let key = random.one_of(&["x", "y"]);
+    match random.below(22) {
+        0..8 => {
+            let keys = random.one_of::<&[&str]>(&[&["x"], &["y"], &["x", "y"]]);
+            let slot = usize::try_from(random.below(SLOTS as u64)).unwrap();
+            let op = match random.below(8) {
+                0..5 => acquire,
+                5..7 => Op::Release,
+                _ => Op::ReleaseAfter {
+                    left: steps(random),
+                },
+            };
+            (Arc::clone(&slots(keys)[slot]), op)
+        }
+        8..11 => (plain(key), acquire),
+        11..13 => (plain(key), Op::Release),
+        13..14 => (
+            plain(key),
+            Op::ReleaseAfter {
+                left: steps(random),
+            },
+        ),
+        14..16 => (plain(key), Op::Shared(SharedOp::Acquire { ttl })),
+        16..17 => (plain(key), Op::Shared(SharedOp::Release)),
+        17..18 => {
+            // Both clocks are far between these.
+            let until = random.one_of(&[Duration::ZERO, Duration::MAX / 1_000_000]);
+            (plain(key), Op::Revoke { until })
+        }
+        _ => (plain(key), Op::Inspect),
+    }
+}
+
+#[test]
+fn random_requests_for_slots_and_of_operators_match_the_reference() {
+    let (mut node, mut store) = (ScriptNode::start(&SCRIPTS), Store::new());
+    let (epoch, mut passed) = (Instant::now(), Duration::ZERO);
+    let mut random = Random(3);
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    for step in 1..2_500 {
+        if random.below(8) == 0 {
+            let time = STEP * u32::try_from(1 + random.below(3)).unwrap();
+            age_all(&mut node, time);
+            passed += time;
+            continue;
+        }
+        let (names, op) = request(&mut random, step);
+        let command = Command {
+            names,
+            owner: owner(u8::try_from(random.below(4)).unwrap()),
+            op,
+        };
+        let theirs = send(&mut node, &command);
+        let ours = store.apply(&command, epoch.elapsed() + passed);
+        assert_eq!(rounded(&ours), rounded(&theirs), "{step}: {command:?}");
+        let kind = match (&command.op, theirs) {
+            (_, Reply::Granted(_)) => "granted",
+            (_, Reply::HeldSlot { free: 0, .. }) => "no free slot",
+            (_, Reply::HeldSlot { .. }) => "another slot is free",
+            (_, Reply::Held { .. }) => "held",
+            (_, Reply::HeldShared { .. }) => "held by readers",
+            (Op::ReleaseAfter { .. }, _) => "released after a while",
+            (_, Reply::Released) => "released",
+            (_, Reply::TooLate) => "too late to revoke",
+            (_, Reply::Revoked { was_held: true }) => "revoked",
+            (_, Reply::Revoked { was_held: false }) => "nothing to revoke",
+            (_, Reply::Seen(seen)) => match seen.state {
+                KeyState::Free if seen.fence.is_none() => "never held",
+                KeyState::Free => "free",
+                KeyState::Held { .. } => "seen held",
+                KeyState::Shared { readers: 1, .. } => "seen with a reader",
+                KeyState::Shared { .. } => "seen with readers",
+            },
+            (op, other) => panic!("{op:?} is answered {other:?}"),
+        };
+        *seen.entry(kind).or_default() += 1;
+    }
+    let rare = seen
+        .iter()
+        .filter(|(kind, times)| **kind != "never held" && **times < 8);
+    assert_eq!(rare.collect::<Vec<_>>(), [], "{seen:?}");
+    assert_eq!(seen.len(), 15, "{seen:?}");
+}
+
+#[test]
+fn record_of_a_key_is_seen_and_its_owner_is_not() {
+    let mut node = ScriptNode::start(&SCRIPTS);
+    let name = &plain("x")[0];
+    let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
+    node.call(&[
+        "SET",
+        &text(&name.record.as_ref().unwrap().done),
+        "a record",
+    ]);
+    node.call(&["SET", &text(&name.lock), "the owner"]);
+    let command = Command {
+        names: plain("x"),
+        owner: owner(1),
+        op: Op::Inspect,
+    };
+    let seen = Seen {
+        state: KeyState::Held { left: None },
+        fence: None,
+        is_recorded: true,
+        at: Duration::ZERO,
+    };
+    assert_eq!(rounded(&send(&mut node, &command)), Reply::Seen(seen));
+    assert_eq!(names(&["x"])[0].lock, name.lock);
+}
