@@ -49,7 +49,7 @@ pub use deadpool_redis;
 #[cfg(feature = "axum")]
 pub use extract::{
     ExtractorRejectionLayer, LockHandleRejection, LockRefused, LockResource, Locked,
-    LockedRejection, health_router,
+    LockedRejection, admin_router, health_router,
 };
 #[cfg(feature = "idempotency")]
 #[doc(inline)]
@@ -57,9 +57,9 @@ pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
 #[cfg(feature = "redis")]
 pub use lock::RedlockConfig;
 pub use lock::{
-    AlreadyReleased, BuildError, Drained, ExtendError, Health, LockError, LockFuture, LockGuard,
-    LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness, Redlock,
-    RedlockBuilder, ReleaseError, Released, RestartGuard, Unconfirmed,
+    AlreadyReleased, BuildError, Drained, ExtendError, Health, Lead, LockError, LockFuture,
+    LockGuard, LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness,
+    Redlock, RedlockBuilder, ReleaseError, Released, RestartGuard, Unconfirmed,
 };
 #[doc(inline)]
 pub use middleware::{
@@ -70,7 +70,11 @@ pub use middleware::{
 #[cfg(feature = "metrics")]
 pub use node::LATENCY_BUCKETS;
 pub use node::{NodeFailure, NodeState};
-pub use once::{ExecuteOnce, ExecutionHandle, OnceError, Outcome};
+pub use once::{
+    ExecuteOnce, ExecutionHandle, InspectedKey, Inspection, NodeInspection, OnceError, Outcome,
+    Revoked,
+};
+pub use protocol::message::KeyState;
 #[doc(inline)]
 pub use protocol::{FencingToken, KeyError, LockKey, LockKeys, ParseFencingTokenError, Retry};
 

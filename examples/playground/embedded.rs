@@ -293,7 +293,9 @@ fn kind_of(op: &Op) -> &'static str {
     match op {
         Op::Acquire { .. } => "acquire",
         Op::Confirm { .. } => "confirm",
-        Op::Release | Op::ReleaseExecuted => "release",
+        Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => "release",
+        Op::Inspect => "inspect",
+        Op::Revoke { .. } => "revoke",
         Op::Shared(_) => "shared",
         Op::Record { .. } | Op::TopUp { .. } | Op::Look | Op::Fetch => "record",
     }
@@ -302,7 +304,9 @@ fn kind_of(op: &Op) -> &'static str {
 fn answer_of(outcome: &Result<Reply, NodeFailure>) -> &'static str {
     match outcome {
         Ok(Reply::Granted(_) | Reply::At(_)) => "granted",
-        Ok(Reply::Held { .. } | Reply::HeldShared { .. } | Reply::Lost) => "held",
+        Ok(
+            Reply::Held { .. } | Reply::HeldShared { .. } | Reply::HeldSlot { .. } | Reply::Lost,
+        ) => "held",
         Ok(Reply::Released) => "released",
         Ok(Reply::Done { .. } | Reply::Whole(_)) => "stored",
         Err(NodeFailure::Quarantined { .. }) => "quarantined",

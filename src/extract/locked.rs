@@ -230,7 +230,7 @@ impl RequestLocks {
                     Ok(guard)
                 }
                 Err(error) => Err(LockRefused {
-                    rejection: into_rejection(&error),
+                    rejection: into_rejection(&error).of_slot(options.is_slot()),
                     format: self.format,
                     token: self.token,
                 }),

@@ -1,5 +1,6 @@
 //! Extractors and keys that need axum: its routes, and the arguments of its handlers.
 
+mod admin;
 mod handle;
 mod health;
 mod locked;
@@ -9,6 +10,7 @@ mod rejection;
 mod resource;
 mod typed_path;
 
+pub use admin::admin_router;
 pub use handle::LockHandleRejection;
 pub use health::health_router;
 pub use locked::{LockRefused, Locked, LockedRejection};

@@ -1,7 +1,8 @@
-//! How a caller holds its keys: alone, or together with other readers.
+//! How a caller holds its keys: alone, together with other readers, or one slot of several.
+
+use std::time::Duration;
 
 use crate::protocol::message::{Op, SharedOp};
-use std::time::Duration;
 
 /// How a caller holds its keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -11,13 +12,15 @@ pub(crate) enum Access {
     Exclusive,
     /// Together with other callers that do the same.
     Shared,
+    /// One of so many slots, alone.
+    Slot(usize),
 }
 
 impl Access {
     /// Returns the request that extends a lock.
     pub(crate) fn confirm(self, token: Option<u64>, ttl: Duration, retention: Duration) -> Op {
         match self {
-            Self::Exclusive => Op::Confirm {
+            Self::Exclusive | Self::Slot(_) => Op::Confirm {
                 token,
                 ttl,
                 retention,

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep_until};
+
 use crate::lock::error::LockError;
 use crate::lock::queue::WaiterCap;
 use crate::lock::time::whole_millis;
-use crate::node::{Node, NodeFailure, Peers};
+use crate::node::{Job, Node, NodeFailure, Peers, Request, VoteReceiver};
+use crate::protocol::message::Reply;
 use crate::protocol::{Namespace, Quorum, Retry, validity};
 
 /// The nodes of a lock service, their names, and the settings.
@@ -38,6 +41,14 @@ pub(crate) struct Settings {
     pub(crate) log_keys: bool,
 }
 
+/// The outcome of a request at one node.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    pub(crate) outcome: Result<Reply, NodeFailure>,
+    /// How long the node took to answer.
+    pub(crate) latency: Duration,
+}
+
 impl Cluster {
     pub(crate) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Arc<Self> {
         let peers = Arc::new(Peers::new(settings.quorum));
@@ -47,6 +58,44 @@ impl Cluster {
             nodes,
             settings,
         })
+    }
+
+    /// Sends each node its request, and waits until all have answered or are overdue. The outcomes are in the order of
+    /// the nodes; `None` for a node that is overdue or was not asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; a request that a node's connection has not sent yet is then not sent.
+    pub(crate) async fn ask_all(
+        &self,
+        request: impl Fn(usize) -> Option<Request>,
+    ) -> Vec<Option<Asked>> {
+        let mut votes = VoteReceiver::new(&self.names);
+        votes.next_phase();
+        let asked = Instant::now();
+        let (mut due, mut silent) = (asked, 0);
+        for (index, node) in self.nodes.iter().enumerate() {
+            if let Some(request) = request(index) {
+                due = due.max(asked + self.settings.node_timeout + node.extra_patience());
+                silent += 1;
+                node.submit(Job::new(request, votes.sender(index), asked));
+            }
+        }
+        let mut found = vec![None; self.nodes.len()];
+        while silent > 0 {
+            tokio::select! {
+                biased;
+                vote = votes.recv_any() => {
+                    found[vote.node] = Some(Asked {
+                        outcome: vote.outcome,
+                        latency: asked.elapsed(),
+                    });
+                    silent -= 1;
+                }
+                () = sleep_until(due) => break,
+            }
+        }
+        found
     }
 
     /// Returns the failure of a node that was silent for `after`.

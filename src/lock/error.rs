@@ -59,6 +59,16 @@ pub enum LockError {
         /// The requested ttl.
         asked: Duration,
     },
+    /// The number of slots is zero or too high; see [`slots`](crate::LockRequest::slots).
+    InvalidSlots {
+        /// The requested number.
+        asked: usize,
+        /// The highest number.
+        max: usize,
+    },
+    /// The same HTTP request holds the lock as a reader already, and asks to hold it alone. A reader cannot become the
+    /// only holder, so it would wait for itself.
+    HeldShared,
     /// The key, or the set of keys, is invalid.
     Key(KeyError),
     /// [`Redlock::drain`](crate::Redlock::drain) was called, or the runtime is shutting down.
@@ -111,6 +121,11 @@ impl LockError {
         left.get(missing - 1).copied()
     }
 
+    /// Returns whether the same request fails again in any case.
+    pub(crate) fn is_permanent(&self) -> bool {
+        self.outcome() == "invalid"
+    }
+
     /// Returns the name of the error in spans and metrics.
     pub(crate) fn outcome(&self) -> &'static str {
         match self {
@@ -119,7 +134,11 @@ impl LockError {
             Self::Unavailable { .. } => "unavailable",
             Self::Expired { .. } => "expired",
             Self::Overloaded { .. } => "overloaded",
-            Self::TtlTooLong { .. } | Self::TtlTooShort { .. } | Self::Key(_) => "invalid",
+            Self::TtlTooLong { .. }
+            | Self::TtlTooShort { .. }
+            | Self::InvalidSlots { .. }
+            | Self::HeldShared
+            | Self::Key(_) => "invalid",
             Self::Closed => "closed",
         }
     }
@@ -165,6 +184,13 @@ impl fmt::Display for LockError {
             Self::TtlTooShort { asked } => write!(
                 f,
                 "a ttl of {asked:?} is used up by clock drift (ttl / 100 + 2 ms); use a longer ttl"
+            ),
+            Self::InvalidSlots { asked, max } => {
+                write!(f, "a key cannot have {asked} slots; choose between 1 and {max}")
+            }
+            Self::HeldShared => f.write_str(
+                "the request holds the lock as a reader and cannot become its only holder; lock it alone from the \
+                 beginning, or share it everywhere in the request",
             ),
             Self::Key(error) => error.fmt(f),
             Self::Closed => f.write_str("the lock service of this process is shutting down"),

@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lease::{Lease, Share};
 use crate::lock::lost::{Lost, LostReason};
+use crate::lock::slots::keys_of_slot;
 use crate::node::Mutex;
-use crate::protocol::{FencingToken, LockKey};
+use crate::protocol::{FencingToken, LockKey, LockKeys};
 
 /// A held lock, or one share of it. The lock is released when its last share is dropped.
 ///
@@ -151,6 +152,13 @@ macro_rules! view {
                 lease.token
             }
 
+            /// Returns the number of the slot, counted from zero; `None` if the lock was requested without
+            /// [`slots`](crate::LockRequest::slots).
+            #[must_use]
+            pub fn slot(&self) -> Option<usize> {
+                self.lease().slot
+            }
+
             /// Returns how much longer the lock is certainly held, by the monotonic clock.
             ///
             /// This is the rest of the ttl since the acquisition or the last renewal began, less an allowance for
@@ -270,6 +278,12 @@ impl LockGuard {
 
     pub(crate) fn lease(&self) -> &Arc<Lease> {
         self.share.lease()
+    }
+
+    /// Returns whether this is one of the first `count` slots of the keys.
+    pub(crate) fn is_slot_of(&self, keys: &LockKeys, count: usize) -> bool {
+        let slot = self.slot().filter(|slot| *slot < count);
+        slot.is_some_and(|slot| self.lease().keys == keys_of_slot(keys, slot))
     }
 
     fn leases(&self) -> impl Iterator<Item = &Arc<Lease>> {

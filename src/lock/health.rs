@@ -4,10 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
-
 use crate::lock::cluster::Cluster;
-use crate::node::{Job, NodeFailure, NodeState, Request, VoteReceiver};
+use crate::node::{NodeFailure, NodeState, Request};
 
 /// Report of [`Redlock::health`](crate::Redlock::health).
 ///
@@ -106,29 +104,11 @@ impl Health {
 
 /// Pings every node, and waits until all have answered or are overdue.
 pub(crate) async fn check(cluster: &Cluster) -> Health {
-    let mut votes = VoteReceiver::new(&cluster.names);
-    votes.next_phase();
-    let asked = Instant::now();
-    let node_timeout = cluster.settings.node_timeout;
-    let mut due = asked;
-    for (index, node) in cluster.nodes.iter().enumerate() {
-        due = due.max(asked + node_timeout + node.extra_patience());
-        let sender = votes.sender(index);
-        node.submit(Job::new(Request::Ping, sender, asked));
-    }
-    let mut found: Vec<Option<Result<Duration, NodeFailure>>> = vec![None; cluster.nodes.len()];
-    while found.iter().any(Option::is_none) {
-        tokio::select! {
-            biased;
-            vote = votes.recv_any() => {
-                found[vote.node] = Some(vote.outcome.map(|_| asked.elapsed()));
-            }
-            () = sleep_until(due) => break,
-        }
-    }
+    let found = cluster.ask_all(|_| Some(Request::Ping)).await;
     let nodes = cluster.nodes.iter().zip(found).map(|(node, found)| {
-        let (state, latency) = match found {
-            Some(Ok(latency)) => (NodeState::Up, Some(latency)),
+        let latency = found.as_ref().map(|asked| asked.latency);
+        let (state, latency) = match found.map(|asked| asked.outcome) {
+            Some(Ok(_)) => (NodeState::Up, latency),
             // A node that keeps no state of its own, such as a simulated one, says so in its answer.
             Some(Err(NodeFailure::Quarantined { left, .. })) => {
                 (NodeState::Quarantined { left }, None)

@@ -21,6 +21,9 @@ pub enum LostReason {
     MaxHold,
     /// The lock was released. Only a handle or a [`Lost`] future that outlives the guards resolves to this.
     Released,
+    /// The lock was revoked by [`Redlock::revoke`](crate::Redlock::revoke) in this process. A revocation in another
+    /// process is reported as [`Gone`](Self::Gone).
+    Revoked,
     /// The lease task is gone: the runtime shut down, or the task panicked. The key expires by its ttl.
     Abandoned,
 }
@@ -33,6 +36,7 @@ impl LostReason {
             Self::Expired => "expired",
             Self::MaxHold => "max_hold",
             Self::Released => "released",
+            Self::Revoked => "revoked",
             Self::Abandoned => "abandoned",
         }
     }
@@ -45,6 +49,7 @@ impl fmt::Display for LostReason {
             Self::Expired => "its validity ended before a majority of the nodes renewed it",
             Self::MaxHold => "it was held for as long as max_hold allows",
             Self::Released => "it was released",
+            Self::Revoked => "it was revoked",
             Self::Abandoned => "the task that renewed it is gone",
         })
     }

@@ -26,12 +26,14 @@ mod core;
 mod error;
 mod guard;
 mod health;
+mod lead;
 mod lease;
 mod lost;
 mod queue;
 mod redlock;
 mod registry;
 mod request;
+mod slots;
 mod span;
 mod time;
 #[cfg(feature = "uuid")]
@@ -43,6 +45,7 @@ pub use config::RedlockConfig;
 pub use error::{BuildError, ExtendError, LockError, ReleaseError};
 pub use guard::{AlreadyReleased, LockGuard, LockHandle, Released};
 pub use health::{Health, NodeHealth, Readiness};
+pub use lead::Lead;
 pub use lost::{Lost, LostReason};
 pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};
@@ -50,7 +53,7 @@ pub use request::{LockFuture, LockOptions, LockRequest};
 
 pub(crate) use self::core::Core;
 pub(crate) use access::Access;
-pub(crate) use cluster::Cluster;
+pub(crate) use cluster::{Asked, Cluster};
 pub(crate) use guard::RequestShare;
 pub(crate) use lease::{
     AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Failures, GrantedLock, Handoff,
@@ -59,5 +62,6 @@ pub(crate) use lease::{
 pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::DrainStage;
 pub(crate) use request::option_setters;
+pub(crate) use slots::queue_keys;
 pub(crate) use span::LockSpan;
 pub(crate) use time::{after, whole_millis};

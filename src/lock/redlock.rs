@@ -1,14 +1,16 @@
 //! The lock service over a set of nodes, and the entry to its API.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::cluster::Settings;
 use crate::lock::core::Core;
 use crate::lock::error::BuildError;
-use crate::lock::guard::LockHandle;
+use crate::lock::guard::{LockGuard, LockHandle};
 use crate::lock::health::{self, Health};
+use crate::lock::lead::Lead;
 use crate::lock::registry::Drained;
 use crate::lock::request::{LockOptions, LockRequest};
 use crate::node::{Node, telemetry};
@@ -76,6 +78,54 @@ impl Redlock {
     /// Requests a set of keys as one lock; see [`lock_all`](Self::lock_all).
     pub(crate) fn lock_keys(&self, keys: LockKeys) -> LockRequest {
         LockRequest::new(Arc::clone(&self.0), keys)
+    }
+
+    /// Does work in one process at a time: campaigns for a key, calls `work` with the lock, and campaigns again when the
+    /// lock is lost or the work returns.
+    ///
+    /// The lock is held until the future that `work` returned ends, whether it keeps the guard or not. While another
+    /// process holds the key, this one waits. When the lock is lost, or the process is drained, the future
+    /// that `work` returned is dropped at its next `.await`, and the key is released. After a crash, another process
+    /// leads when the ttl is over.
+    ///
+    /// At most one process leads with a *valid* lock. A deposed leader may not know yet that it is one: its process
+    /// may be paused, or its last write may still be under way. So its writes carry
+    /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token), and the storage refuses a token that is lower than
+    /// one it has seen. Work that blocks its thread is not cancelled.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_redlock::{LockGuard, Redlock};
+    ///
+    /// async fn dispatch(guard: LockGuard) {
+    ///     println!("leading with token {:?}", guard.fencing_token());
+    ///     loop {
+    ///         // One step of the work; writes carry the token.
+    ///         tokio::time::sleep(Duration::from_secs(1)).await;
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let redlock = Redlock::in_memory(3);
+    /// let leading = tokio::spawn(redlock.lead("dispatcher", dispatch));
+    /// # tokio::time::sleep(Duration::from_millis(10)).await;
+    /// // At shutdown: another process may lead at once.
+    /// redlock.drain(Duration::from_secs(5)).await;
+    /// leading.await??;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// The future panics if it is polled outside of a tokio runtime with a timer.
+    pub fn lead<F, W>(&self, key: impl Into<LockKey>, work: F) -> Lead
+    where
+        F: Fn(LockGuard) -> W + Send + Sync + 'static,
+        W: Future<Output = ()> + Send + 'static,
+    {
+        Lead::new(Arc::clone(&self.0), LockKeys::from(key.into()), work)
     }
 
     /// Asks every node whether it answers, and reports which of them may vote.

@@ -211,10 +211,13 @@ impl Ticket {
         &self.registry
     }
 
-    /// Notes that a guard is handed out.
-    pub(crate) fn set_held(&self) {
+    /// Notes that a guard is handed out, for these keys if they are not known yet.
+    pub(crate) fn set_held(&self, keys: Option<&LockKeys>) {
         if let Some(running) = self.registry.leases.lock().running.get_mut(&self.id) {
             running.is_held = true;
+            if let Some(keys) = keys {
+                running.keys = keys.clone();
+            }
         }
     }
 }

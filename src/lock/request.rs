@@ -16,6 +16,7 @@ use crate::lock::guard::LockGuard;
 use crate::lock::lease::{LeaseTask, Terms, acquire};
 use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
+use crate::lock::slots::{SlotTable, queue_keys};
 use crate::lock::span::LockSpan;
 use crate::lock::time::after;
 use crate::node::sha256;
@@ -39,6 +40,7 @@ pub struct LockOptions {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) label: Option<&'static str>,
     pub(crate) access: Option<Access>,
+    pub(crate) hold_at_least: Option<Duration>,
 }
 
 /// Implements the setters of a type with [`LockOptions`], which its `options_mut()` returns.
@@ -74,6 +76,106 @@ macro_rules! option_setters {
                 self.options_mut().label = Some(label);
                 self
             }
+
+            /// Shares the lock with other callers that do the same: any number of readers hold a key together, or one
+            /// caller alone. Default: one caller alone.
+            ///
+            /// A reader is sure that no caller who locks the key alone is granted it while the reader's lock is valid. It
+            /// gets no fencing token, because a reader writes nothing that a token could protect. A caller that waits to
+            /// hold the key alone keeps new readers out, so that readers who come and go do not starve it.
+            ///
+            /// A reader cannot become the only holder, nor the reverse: release the lock, and lock again. Of `shared`
+            /// and [`slots`](Self::slots), the last one that is called applies.
+            ///
+            /// ```
+            /// use tower_redlock::Redlock;
+            ///
+            /// # #[tokio::main(flavor = "current_thread")]
+            /// # async fn main() -> Result<(), tower_redlock::LockError> {
+            /// let redlock = Redlock::in_memory(3);
+            /// let one = redlock.try_lock("catalogue").shared().await?;
+            /// let other = redlock.try_lock("catalogue").shared().await?;
+            /// assert!(redlock.try_lock("catalogue").await.is_err());
+            /// # drop((one, other));
+            /// # Ok(())
+            /// # }
+            /// ```
+            pub fn shared(mut self) -> Self {
+                self.options_mut().access = Some(Access::Shared);
+                self
+            }
+
+            /// Lets up to `n` callers hold the key at a time, each with a slot of its own. `n` is between 1 and 64.
+            /// Default: one caller, without slots.
+            ///
+            /// Slot `i`, counted from zero, is the lock of the key `(key, "slot", i)`; [`LockGuard::slot`] says which
+            /// one it is. At most one caller holds a slot and there are `n` of them, so at most `n` callers hold a slot, as
+            /// surely as a lock has one holder. All callers must use the same `n`: the highest applies. A slot and the
+            /// lock of the key itself do not exclude each other.
+            ///
+            /// The nodes that refuse a slot name the free ones, so a caller asks them twice at most when a slot is free and
+            /// no other caller takes it first. A fencing token orders the holders of one slot, not those of different
+            /// ones.
+            ///
+            /// ```
+            /// use tower_redlock::{LockError, Redlock};
+            ///
+            /// # #[tokio::main(flavor = "current_thread")]
+            /// # async fn main() -> Result<(), LockError> {
+            /// let redlock = Redlock::in_memory(3);
+            /// let one = redlock.try_lock("converter").slots(2).await?;
+            /// let other = redlock.try_lock("converter").slots(2).await?;
+            /// assert_ne!(one.slot(), other.slot());
+            /// let third = redlock.try_lock("converter").slots(2).await;
+            /// assert!(matches!(third, Err(LockError::Contended { .. })));
+            /// # Ok(())
+            /// # }
+            /// ```
+            ///
+            /// [`LockGuard::slot`]: crate::LockGuard::slot
+            pub fn slots(mut self, n: usize) -> Self {
+                self.options_mut().access = Some(Access::Slot(n));
+                self
+            }
+
+            /// Keeps the key taken for at least this long from the grant on, even if the lock is released earlier.
+            /// Default: a released key is free at once.
+            ///
+            /// For jobs that the clocks of several processes start: without it, a process whose clock is late would run a
+            /// short job a second time. The release shortens the time that the key stays taken on the nodes, instead
+            /// of deleting it. Choose a time that is longer than the clocks differ and shorter than the period, and do
+            /// not wait for the lock.
+            ///
+            /// If the process dies, or the lock is lost, the key is free after its ttl, so that another process does
+            /// the job. A node that restarts without its data forgets the rest of the time. It has no effect on a
+            /// [`shared`](Self::shared) lock.
+            ///
+            /// ```
+            /// use std::time::Duration;
+            /// use tower_redlock::{LockError, Redlock};
+            ///
+            /// /// Runs in every process, each minute.
+            /// async fn every_minute(redlock: &Redlock) -> Result<(), LockError> {
+            ///     let lock = redlock.try_lock(("job", "report"));
+            ///     match lock.hold_at_least(Duration::from_secs(30)).await {
+            ///         Ok(_guard) => println!("writing the report"),
+            ///         Err(LockError::Contended { .. }) => println!("another process has written it"),
+            ///         Err(error) => return Err(error),
+            ///     }
+            ///     Ok(())
+            /// }
+            /// # #[tokio::main(flavor = "current_thread")]
+            /// # async fn main() -> Result<(), LockError> {
+            /// # let redlock = Redlock::in_memory(3);
+            /// # every_minute(&redlock).await?;
+            /// # assert!(redlock.try_lock(("job", "report")).await.is_err());
+            /// # Ok(())
+            /// # }
+            /// ```
+            pub fn hold_at_least(mut self, least: Duration) -> Self {
+                self.options_mut().hold_at_least = Some(least);
+                self
+            }
         }
     };
 }
@@ -97,12 +199,6 @@ the node timeout.",
 );
 
 impl LockOptions {
-    /// Shares the lock with other callers that do the same; see [`LockRequest::shared`]. Default: it is held alone.
-    pub fn shared(mut self) -> Self {
-        self.access = Some(Access::Shared);
-        self
-    }
-
     /// Takes the options that are not set from others.
     pub(crate) fn or(self, others: Self) -> Self {
         Self {
@@ -111,7 +207,13 @@ impl LockOptions {
             max_hold: self.max_hold.or(others.max_hold),
             label: self.label.or(others.label),
             access: self.access.or(others.access),
+            hold_at_least: self.hold_at_least.or(others.hold_at_least),
         }
+    }
+
+    /// Returns whether a request takes one slot of several.
+    pub(crate) fn is_slot(&self) -> bool {
+        matches!(self.access, Some(Access::Slot(_)))
     }
 
     /// Returns whether a request waits for a held lock.
@@ -161,33 +263,6 @@ impl LockRequest {
             options: LockOptions::default(),
             cap: None,
         }
-    }
-
-    /// Shares the lock with other callers that do the same: any number of readers hold a key together, or
-    /// one caller alone. Default: one caller alone.
-    ///
-    /// A reader is sure that no caller who locks the key alone is granted it while the reader's lock is valid. It
-    /// gets no fencing token, because a reader writes nothing that a token could protect. A caller that waits
-    /// to hold the key alone keeps new readers out, so that readers who come and go do not starve it.
-    ///
-    /// A reader cannot become the only holder, nor the reverse: release the lock, and lock again.
-    ///
-    /// ```
-    /// use tower_redlock::Redlock;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_redlock::LockError> {
-    /// let redlock = Redlock::in_memory(3);
-    /// let one = redlock.try_lock("catalogue").shared().await?;
-    /// let other = redlock.try_lock("catalogue").shared().await?;
-    /// assert!(redlock.try_lock("catalogue").await.is_err());
-    /// # drop((one, other));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn shared(mut self) -> Self {
-        self.options.access = Some(Access::Shared);
-        self
     }
 
     fn options_mut(&mut self) -> &mut LockOptions {
@@ -251,6 +326,11 @@ impl LockFuture {
         Self(Box::pin(std::future::ready(Ok(guard))))
     }
 
+    /// Returns a future that is ready with an error.
+    pub(crate) fn failed(error: LockError) -> Self {
+        Self(Box::pin(std::future::ready(Err(error))))
+    }
+
     /// Adds other locks to the guard; see [`LockGuard::with_others`].
     pub(crate) fn with_others(self, others: Vec<LockGuard>) -> Self {
         if others.is_empty() {
@@ -303,14 +383,26 @@ async fn lock_in(
         cap,
     } = request;
     let settings = &core.cluster.settings;
-    let mut names = settings.namespace.names(&keys, sha256)?;
-    let access = options.access.unwrap_or_default();
-    if access == Access::Shared {
-        let shared = names.into_iter();
-        names = shared
-            .map(|name| settings.namespace.with_shared(name))
-            .collect();
-    }
+    let (namespace, access) = (&settings.namespace, options.access.unwrap_or_default());
+    let mut slot_table = None;
+    let (keys, names) = match access {
+        Access::Exclusive => {
+            let names = namespace.names(&keys, sha256)?;
+            (keys, names.into())
+        }
+        Access::Shared => {
+            let names = namespace.names(&keys, sha256)?.into_iter();
+            (
+                keys,
+                names.map(|name| namespace.with_shared(name)).collect(),
+            )
+        }
+        Access::Slot(count) => {
+            let table = slot_table.insert(SlotTable::new(namespace, &keys, count)?);
+            // The task chooses one of the slots.
+            (queue_keys(&keys), table.get(0).1)
+        }
+    };
     let ttl = settings.ttl(options.ttl)?;
     let wait = options.wait.unwrap_or(settings.wait);
     let deadline = after(span.began(), wait);
@@ -333,10 +425,12 @@ async fn lock_in(
     };
     let ticket = core.registry.enter(&keys).ok_or(LockError::Closed)?;
     let terms = Terms {
-        names: names.into(),
+        names,
         ttl,
         is_fenced: settings.fencing,
         access,
+        slot_table,
+        hold_at_least: options.hold_at_least,
     };
     let task = LeaseTask::new(&core.cluster, keys, terms, ticket, span.label());
     let max_hold = options.max_hold.or(settings.max_hold);

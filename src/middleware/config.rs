@@ -20,6 +20,7 @@ pub(super) struct Config {
     pub(super) redlock: Redlock,
     pub(super) key: Arc<dyn KeyExtractor>,
     pub(super) methods: Option<Arc<[Method]>>,
+    pub(super) shared_methods: Option<Arc<[Method]>>,
     pub(super) skip: Option<Arc<dyn Fn(&Parts) -> bool + Send + Sync>>,
     pub(super) options: LockOptions,
     pub(super) options_of: Option<Arc<dyn Fn(&Parts) -> LockOptions + Send + Sync>>,
@@ -113,7 +114,7 @@ impl Config {
             Some(methods) => has_method(methods, &parts.method),
             None => !is_safe(&parts.method),
         };
-        if !is_locked {
+        if !is_locked && !self.is_shared(&parts.method) {
             return Ok(LockDecision::Pass(NotLocked::Method));
         }
         if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
@@ -142,10 +143,19 @@ impl Config {
 
     /// Returns the options of the lock of a request.
     pub(super) fn options(&self, parts: &Parts) -> LockOptions {
-        match &self.options_of {
+        let options = match &self.options_of {
             Some(options_of) => options_of(parts).or(self.options),
             None => self.options,
+        };
+        if self.is_shared(&parts.method) {
+            return options.shared();
         }
+        options
+    }
+
+    fn is_shared(&self, method: &Method) -> bool {
+        let methods = self.shared_methods.as_ref();
+        methods.is_some_and(|methods| has_method(methods, method))
     }
 
     /// Returns the kind of resource in metrics.

@@ -98,6 +98,8 @@ pub(super) struct Call<S, ReqBody> {
     pub(super) is_ready: bool,
     /// The kind of resource.
     pub(super) label: Option<&'static str>,
+    /// Whether the lock is one slot of several.
+    pub(super) is_slot: bool,
     pub(super) request: Request<ReqBody>,
     /// Of an idempotency layer outside.
     pub(super) tracker: Option<Arc<CallTracker>>,
@@ -330,6 +332,7 @@ where
 impl<S, ReqBody> Call<S, ReqBody> {
     fn refuse<B>(self, error: LockError) -> Response<LockBody<B>> {
         let rejection = Rejection::from_lock_error(error, self.config.contended_status);
+        let rejection = rejection.of_slot(self.is_slot);
         let rejection = self.config.retry_after.applied_to(rejection);
         self.reject(rejection)
     }

@@ -29,7 +29,7 @@ fn code(rejection: &Rejection) -> u16 {
         | Rejection::ConflictingOutcomes => ABORTED,
         Rejection::Failed(_) => UNAVAILABLE,
         Rejection::KeyMissing | Rejection::KeyInvalid(_) | Rejection::KeyReused => INVALID_ARGUMENT,
-        Rejection::BodyTooLarge => RESOURCE_EXHAUSTED,
+        Rejection::BodyTooLarge | Rejection::TooManyConcurrent { .. } => RESOURCE_EXHAUSTED,
         // The client cancelled its request body.
         Rejection::BodyUnreadable { timed_out: false } => CANCELLED,
         Rejection::BodyUnreadable { timed_out: true } => DEADLINE_EXCEEDED,

@@ -18,8 +18,8 @@ use std::time::Duration;
 use http::Extensions;
 
 use crate::lock::{
-    LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock, RequestShare,
-    WaiterCap,
+    Access, LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
+    RequestShare, WaiterCap, queue_keys,
 };
 use crate::middleware::config::OnLost;
 use crate::middleware::retry::MeasuredHold;
@@ -92,9 +92,14 @@ impl LockHandles {
         waiters: Option<&Arc<WaiterCap>>,
     ) -> LockFuture {
         let options = redlock.request_options(*options);
-        let request = |keys| {
+        let request = |keys, may_wait| {
             let request = redlock.lock_keys(keys).options(options);
-            request.cap(waiters.cloned())
+            let request = request.cap(waiters.cloned());
+            if may_wait {
+                request
+            } else {
+                request.wait(Duration::ZERO)
+            }
         };
         let handles = self.to_vec();
         // With a share of a lost lock, a handler would start without a lock.
@@ -102,26 +107,42 @@ impl LockHandles {
         let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
         let (ours, others): (Vec<_>, Vec<_>) = shares.partition(|(handle, _)| redlock.owns(handle));
         if ours.is_empty() && others.is_empty() {
-            return request(keys).into_future();
+            return request(keys, true).into_future();
         }
         let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
-        let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
-        let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
-        let last_held = held.iter().flat_map(LockGuard::keys).max();
+        let last_held = held.iter().flat_map(LockGuard::keys).max().cloned();
         // Locks of different services have no order.
-        let is_in_order = others.is_empty() && last_held < missing.as_slice().first();
+        let comes_after =
+            |keys: &LockKeys| others.is_empty() && last_held.as_ref() < keys.as_slice().first();
+        let access = options.access.unwrap_or_default();
+        if let Access::Slot(count) = access {
+            // The keys of a slot are others than these.
+            let mut slots = held
+                .into_iter()
+                .filter(|guard| guard.is_slot_of(&keys, count));
+            if let Some(slot) = slots.next() {
+                return LockFuture::ready(slot);
+            }
+            let is_in_order = comes_after(&queue_keys(&keys));
+            return request(keys, is_in_order).into_future();
+        }
         let is_wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
+        let is_of_reader = |guard: &&LockGuard| guard.lease().access == Access::Shared;
+        if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
+            return LockFuture::failed(LockError::HeldShared);
+        }
+        let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
+        let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
         let mut shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
         if missing.as_slice().is_empty() && !shared.is_empty() {
             let first = shared.remove(0);
             return LockFuture::ready(first.with_others(shared));
         }
-        let mut request = request(missing);
-        if !is_in_order {
-            request = request.wait(Duration::ZERO);
-        }
-        request.into_future().with_others(shared)
+        let is_in_order = comes_after(&missing);
+        request(missing, is_in_order)
+            .into_future()
+            .with_others(shared)
     }
 }
 

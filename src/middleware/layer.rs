@@ -71,6 +71,7 @@ impl RedlockLayer {
                 options_of: None,
                 key: Arc::new(key),
                 methods: None,
+                shared_methods: None,
                 skip: None,
                 waiters: None,
                 missing_key: OnMissingKey::Reject,
@@ -131,6 +132,52 @@ impl<D> RedlockLayer<D> {
     /// GET stands for HEAD too, for which routers run the handler of GET.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.config.methods = Some(methods.into_iter().collect());
+        self
+    }
+
+    /// Sets the methods that take the lock as readers: their requests run beside each other, but not beside one of
+    /// the other locked methods. Default: none. They are locked, whether [`methods`](Self::methods) names them or not.
+    ///
+    /// GET stands for HEAD too. A request that waits to hold the lock alone keeps new readers out. Readers have no
+    /// fencing token; see [`LockRequest::shared`](crate::LockRequest::shared) for what they are protected from.
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use http::Method;
+    /// use tower_redlock::{Redlock, RedlockLayer, key};
+    ///
+    /// # async fn read() {}
+    /// # async fn write() {}
+    /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("page", key::path("id")));
+    /// let app: Router = Router::new()
+    ///     .route("/pages/{id}", get(read).put(write))
+    ///     .route_layer(layer.shared_methods([Method::GET]));
+    /// ```
+    pub fn shared_methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.config.shared_methods = Some(methods.into_iter().collect());
+        self
+    }
+
+    /// Lets up to `n` requests for a resource run at a time, between 1 and 64. Default: one.
+    ///
+    /// One more is answered 429 `too-many-concurrent` with `Retry-After`, or waits with [`wait`](Self::wait). Each
+    /// request holds one of `n` slots; see [`LockRequest::slots`](crate::LockRequest::slots). All layers for a resource
+    /// must use the same `n`. Without a part of the request in the key, `n` bounds all requests of all processes:
+    ///
+    /// ```
+    /// use axum::{Router, routing::post};
+    /// use tower_redlock::{Redlock, RedlockLayer, key};
+    ///
+    /// # async fn convert() {}
+    /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("converter", key::header("x-tenant")));
+    /// let app: Router = Router::new()
+    ///     .route("/convert", post(convert))
+    ///     .route_layer(layer.max_concurrent(5));
+    /// ```
+    ///
+    /// With another `n`, each request is answered 500 `misconfigured`.
+    pub fn max_concurrent(mut self, n: usize) -> Self {
+        self.config.options = self.config.options.slots(n);
         self
     }
 

@@ -25,6 +25,12 @@ pub enum Rejection {
         /// or its fixed [`retry_after`](crate::RedlockLayer::retry_after). An extractor sets the remaining ttl.
         retry_after: Option<Duration>,
     },
+    /// So many requests hold a slot of the resource as there are; see
+    /// [`max_concurrent`](crate::RedlockLayer::max_concurrent).
+    TooManyConcurrent {
+        /// When a retry makes sense, if known; as for [`Contended`](Self::Contended).
+        retry_after: Option<Duration>,
+    },
     /// No majority of the nodes could be reached or may vote, it answered too late, too many requests wait, or
     /// the process is shutting down.
     ///
@@ -77,6 +83,7 @@ impl Rejection {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Contended { status, .. } => *status,
+            Self::TooManyConcurrent { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Failed(_) | Self::Lost(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::KeyMissing | Self::KeyInvalid(_) => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -95,6 +102,7 @@ impl Rejection {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Contended { .. } => "lock-contended",
+            Self::TooManyConcurrent { .. } => "too-many-concurrent",
             Self::Failed(LockError::Expired { .. }) => "lock-expired",
             Self::Failed(LockError::Overloaded { .. }) => "lock-overloaded",
             Self::Failed(LockError::Closed) => "shutting-down",
@@ -122,7 +130,7 @@ impl Rejection {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let left = match self {
-            Self::Contended { retry_after, .. } => {
+            Self::Contended { retry_after, .. } | Self::TooManyConcurrent { retry_after } => {
                 retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)
             }
             Self::Failed(error) => error.quarantined().unwrap_or_default(),
@@ -150,10 +158,23 @@ impl Rejection {
             },
             LockError::Key(error) => Self::from_key_error(error),
             // Layers check their ttl when they are built; this one is of an extractor, or of a single request.
-            LockError::TtlTooLong { .. } | LockError::TtlTooShort { .. } => {
+            LockError::TtlTooLong { .. }
+            | LockError::TtlTooShort { .. }
+            | LockError::InvalidSlots { .. }
+            | LockError::HeldShared => {
                 Self::Misconfigured(KeyError::misconfigured(error.to_string()))
             }
             error => Self::Failed(error),
+        }
+    }
+
+    /// Converts the contention for a slot of several.
+    pub(crate) fn of_slot(self, is_slot: bool) -> Self {
+        match self {
+            Self::Contended { retry_after, .. } if is_slot => {
+                Self::TooManyConcurrent { retry_after }
+            }
+            other => other,
         }
     }
 
@@ -171,6 +192,9 @@ impl Rejection {
     pub(super) fn detail(&self) -> String {
         match self {
             Self::Contended { .. } => "another request holds the lock on this resource".into(),
+            Self::TooManyConcurrent { .. } => {
+                "as many requests as are allowed at a time use this resource".into()
+            }
             Self::Failed(LockError::Expired { .. }) => {
                 "the lock was granted too late to be used".into()
             }
@@ -212,6 +236,7 @@ impl Rejection {
     pub(super) fn title(&self) -> &'static str {
         match self {
             Self::Contended { .. } => "Resource is locked",
+            Self::TooManyConcurrent { .. } => "Too many concurrent requests",
             Self::Failed(LockError::Closed) => "Service is shutting down",
             Self::Failed(error) if error.quarantined().is_some() => "Lock service restarted",
             Self::Failed(_) => "Lock unavailable",

@@ -63,6 +63,9 @@ impl RetryAfter {
                 status,
                 retry_after: self.after(retry_after),
             },
+            Rejection::TooManyConcurrent { retry_after } => Rejection::TooManyConcurrent {
+                retry_after: self.after(retry_after),
+            },
             other => other,
         }
     }

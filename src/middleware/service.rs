@@ -92,6 +92,7 @@ where
                     inner,
                     is_ready,
                     label: options.label,
+                    is_slot: options.is_slot(),
                     request: Request::from_parts(parts, body),
                     tracker,
                     config,

@@ -132,6 +132,7 @@ impl OnceTask {
                     retry_after: None,
                     is_split: false,
                     is_shared: false,
+                    free: 0,
                 },
                 ended => return ended,
             };

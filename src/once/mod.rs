@@ -30,6 +30,7 @@ mod execution;
 mod fetch;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+mod inspect;
 mod lifecycle;
 mod limits;
 mod pending;
@@ -51,6 +52,7 @@ pub(crate) use execution::Execution;
 pub use execution::ExecutionHandle;
 #[cfg(feature = "idempotency")]
 pub(crate) use fetch::is_undamaged;
+pub use inspect::{InspectedKey, Inspection, NodeInspection, Revoked};
 #[cfg(feature = "idempotency")]
 pub(crate) use limits::{DAY, bound_body, bound_retention};
 pub use request::ExecuteOnce;

@@ -228,6 +228,8 @@ impl ExecuteOnce {
             // the key.
             is_fenced: true,
             access: Access::Exclusive,
+            slot_table: None,
+            hold_at_least: None,
         };
         let lease = LeaseTask::new(&core.cluster, keys.clone(), terms, ticket, span.label());
         let task = OnceTask {

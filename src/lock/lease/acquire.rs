@@ -37,6 +37,10 @@ use crate::protocol::{OnRelease, Retry};
 /// the longest delay between attempts.
 const RUN: u32 = 10;
 
+/// How often in a row a caller goes on to another free slot before it waits. The nodes name those that are free, so
+/// more than one move means that other callers were faster.
+const MAX_MOVES: u32 = 4;
+
 /// The waits between the attempts of one caller.
 pub(crate) struct Backoff {
     began: Instant,
@@ -67,6 +71,8 @@ impl LeaseTask {
     ) -> Result<GrantedLock, AcquireError> {
         let backoff = &mut Backoff::new(deadline, slots);
         self.let_remote_first(backoff, permit, handoff).await?;
+        self.take_any_slot(permit);
+        let mut moves = 0;
         let outcome = loop {
             backoff.begin_attempt();
             // Boxed, so that the future of the task has less to store in later steps.
@@ -74,13 +80,48 @@ impl LeaseTask {
                 Ok(granted) => break Ok(granted),
                 Err(error) => error,
             };
+            if moves < MAX_MOVES && self.take_free_slot(permit, &refusal) {
+                moves += 1;
+                continue;
+            }
             if let Err(error) = self.back_off(backoff, refusal, permit, handoff).await {
                 break Err(error);
             }
+            self.take_any_slot(permit);
+            moves = 0;
         };
+        self.slot_table = None;
         // Readers may come again behind this caller, or in its place.
         self.announcement = None;
         outcome
+    }
+
+    /// Chooses a slot at random, if the caller takes one of several. Where no free slot is known, callers of several
+    /// processes should not all ask for the same one.
+    fn take_any_slot(&mut self, permit: &Permit) {
+        if let Some(all) = self.slot_table.as_ref().map(|table| table.all()) {
+            self.take_slot(permit, all);
+        }
+    }
+
+    /// Chooses one of the slots that the nodes named as free when they refused another one.
+    fn take_free_slot(&mut self, permit: &Permit, refusal: &AcquireError) -> bool {
+        match refusal {
+            AcquireError::Contended { free, .. } => self.take_slot(permit, *free),
+            AcquireError::Failed(_) | AcquireError::Abandoned => false,
+        }
+    }
+
+    fn take_slot(&mut self, permit: &Permit, slots: u64) -> bool {
+        let Some(table) = &self.slot_table else {
+            return false;
+        };
+        let Some(slot) = permit.take_number(slots & table.all(), random_u64()) else {
+            return false;
+        };
+        (self.keys, self.names) = table.get(slot);
+        self.slot = Some(slot);
+        true
     }
 
     /// Lets other processes try first if it is their turn.
@@ -130,6 +171,7 @@ impl LeaseTask {
             retry_after,
             is_split,
             is_shared,
+            ..
         } = refusal
         else {
             return Err(refusal);

@@ -102,6 +102,8 @@ pub(crate) enum AcquireError {
         is_split: bool,
         /// Whether readers hold the lock at some node.
         is_shared: bool,
+        /// The free slots of the key, one bit for each.
+        free: u64,
     },
     /// The acquisition failed; no further attempt is made.
     Failed(LockError),
@@ -181,7 +183,7 @@ impl LeaseTask {
             .collect();
         let acquiring = self.votes.next_phase();
         let acquire = match self.access {
-            Access::Exclusive => Op::Acquire {
+            Access::Exclusive | Access::Slot(_) => Op::Acquire {
                 proposal: self.is_fenced.then(next_proposal),
                 ttl: self.ttl,
                 retention: settings.fence_retention,
@@ -307,6 +309,7 @@ impl LeaseTask {
                     retry_after: expires_in,
                     is_split: refusal.is_split,
                     is_shared: refusal.is_shared,
+                    free: refusal.free,
                 }
             }
             RefusalKind::Unavailable => {

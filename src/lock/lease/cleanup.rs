@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::lease::shared::{Disposal, Lease};
+use crate::lock::lost::LostReason;
 use crate::node::{Job, Packet, Request, Trail, VoteReceiver};
 use crate::protocol::message::{Command, Op, Reply, SharedOp};
 use crate::protocol::round::{Answer, ReleaseRound};
@@ -129,8 +130,14 @@ impl Cleanup {
 
     fn send_release(&mut self, votes: &VoteReceiver, publishes: bool) -> ReleaseRound {
         self.is_armed = false;
+        let now = Instant::now();
+        let is_in_time =
+            |lease: &&Arc<Lease>| matches!(lease.lost_reason(), None | Some(LostReason::Released));
+        let lease = self.lease.as_ref().filter(is_in_time);
+        let left = lease.map_or(Duration::ZERO, |lease| lease.stays_for(now));
         let op = match (self.access, self.disposal()) {
             (Access::Shared, _) => Op::Shared(SharedOp::Release),
+            _ if !left.is_zero() => Op::ReleaseAfter { left },
             (_, Disposal::Release | Disposal::ReleaseUnused) => Op::Release,
             (_, Disposal::ReleaseExecuted | Disposal::Expire) => Op::ReleaseExecuted,
         };

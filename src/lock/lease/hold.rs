@@ -24,14 +24,16 @@ use tokio::time::Instant;
 use crate::lock::error::ExtendError;
 use crate::lock::lease::attempt::GrantedLock;
 use crate::lock::lease::cleanup::Cleanup;
-use crate::lock::lease::shared::{Disposal, ExtendCommand, Lease, LeaseControl, Share};
+use crate::lock::lease::shared::{
+    Disposal, ExtendCommand, Lease, LeaseControl, LeaseTerms, Share, report_loss,
+};
 use crate::lock::lease::task::{Failures, LeaseTask};
 use crate::lock::lost::LostReason;
 use crate::lock::queue::{HeldLease, Memo, Permit};
 use crate::lock::registry::DrainStage;
 use crate::lock::span::HeldSpan;
 use crate::lock::time::{TICK, after, whole_millis};
-use crate::node::{NodeFailure, Threshold, Vote, telemetry};
+use crate::node::{NodeFailure, Threshold, Vote};
 use crate::protocol::message::Reply;
 use crate::protocol::round::{ExtendRound, ExtendStep};
 use crate::protocol::{FencingToken, Quorum, validity};
@@ -82,18 +84,21 @@ impl LeaseTask {
         } = acquired;
         let (keys, registry) = (self.keys.clone(), Arc::clone(self.ticket.registry()));
         let settings = &self.cluster.settings;
-        let (lease, share, control) = Lease::new(
+        let (lease, share, control) = Lease::new(LeaseTerms {
             settings,
             registry,
             keys,
             token,
+            access: self.access,
+            slot: self.slot,
+            stays_until: self.hold_at_least.map(|least| after(Instant::now(), least)),
             disposal,
             purpose,
             valid_until,
-        );
+        });
         permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>), self.task);
         permit.unsubscribe();
-        self.ticket.set_held();
+        self.ticket.set_held(self.slot.map(|_| &self.keys));
         cleanup.lease = Some(Arc::clone(&lease));
         let holding = Holding {
             lease,
@@ -205,6 +210,10 @@ impl LeaseTask {
                 let failure = self.cluster.timed_out(node, after);
                 self.on_extension_vote(holding, node, phase, Err(failure));
             }
+        }
+        if holding.lost().is_some() {
+            // Revoked, by another task.
+            holding.renew_at = None;
         }
         if holding.renew_at.is_some_and(|at| at <= now) && holding.extension.is_none() {
             let goes_on = self.ticket.registry().stage() < DrainStage::TimedOut;
@@ -350,8 +359,7 @@ impl Holding {
     fn lose(&mut self, reason: LostReason) {
         self.renew_at = None;
         self.control.lose(reason);
-        telemetry::lost(reason.name());
-        tracing::warn!(%reason, "lock lost while it was held");
+        report_loss(reason);
     }
 
     fn is_overdue(&self, now: Instant) -> bool {

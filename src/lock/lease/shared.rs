@@ -19,14 +19,15 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use crate::lock::access::Access;
 use crate::lock::cluster::Settings;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{LeaseStatus, Lost, LostReason};
 use crate::lock::queue::{HeldLease, Memo};
 use crate::lock::registry::Registry;
 use crate::lock::time::whole_millis;
-use crate::node::Mutex;
-use crate::protocol::{FencingToken, LockKeys, validity};
+use crate::node::{Mutex, telemetry};
+use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
 
 /// A held lock, as its holders see it.
 #[derive(Debug)]
@@ -35,6 +36,11 @@ pub(crate) struct Lease {
     pub(crate) registry: Arc<Registry>,
     pub(crate) keys: LockKeys,
     pub(crate) token: Option<FencingToken>,
+    pub(crate) access: Access,
+    /// The number of the slot, if it is one of several.
+    pub(crate) slot: Option<usize>,
+    /// Until when the keys stay taken, although the lock is released earlier.
+    stays_until: Option<Instant>,
     max_ttl: Duration,
     node_timeout: Duration,
     /// What the lock is held for; see [`Memo`].
@@ -48,6 +54,20 @@ pub(crate) struct Lease {
     notified: Notify,
     /// Wakes the holders when the lock is lost, when its release has an outcome, and when the task closes the lease.
     changed: Notify,
+}
+
+/// What a lease is created with.
+pub(super) struct LeaseTerms<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) registry: Arc<Registry>,
+    pub(super) keys: LockKeys,
+    pub(super) token: Option<FencingToken>,
+    pub(super) access: Access,
+    pub(super) slot: Option<usize>,
+    pub(super) stays_until: Option<Instant>,
+    pub(super) disposal: Disposal,
+    pub(super) purpose: Option<Memo>,
+    pub(super) valid_until: Instant,
 }
 
 #[derive(Debug)]
@@ -94,19 +114,26 @@ pub(crate) enum Disposal {
 pub(crate) struct Share(Arc<Lease>);
 
 impl Lease {
-    pub(super) fn new(
-        settings: &Settings,
-        registry: Arc<Registry>,
-        keys: LockKeys,
-        token: Option<FencingToken>,
-        disposal: Disposal,
-        purpose: Option<Memo>,
-        valid_until: Instant,
-    ) -> (Arc<Self>, Share, LeaseControl) {
+    pub(super) fn new(terms: LeaseTerms<'_>) -> (Arc<Self>, Share, LeaseControl) {
+        let LeaseTerms {
+            settings,
+            registry,
+            keys,
+            token,
+            access,
+            slot,
+            stays_until,
+            disposal,
+            purpose,
+            valid_until,
+        } = terms;
         let lease = Arc::new(Self {
             registry,
             keys,
             token,
+            access,
+            slot,
+            stays_until,
             max_ttl: settings.max_ttl,
             node_timeout: settings.node_timeout,
             purpose,
@@ -157,6 +184,12 @@ impl Lease {
             RELEASE_EXECUTED => Disposal::ReleaseExecuted,
             _ => Disposal::Expire,
         }
+    }
+
+    /// Returns for how long the keys are to stay taken after their release at this time; zero if not at all.
+    pub(super) fn stays_for(&self, now: Instant) -> Duration {
+        let stays_until = self.stays_until.unwrap_or(now);
+        whole_millis(stays_until.saturating_duration_since(now))
     }
 
     /// Returns how much longer the lock is certainly held.
@@ -254,6 +287,31 @@ impl HeldLease for Lease {
     fn purpose(&self) -> Option<&Memo> {
         self.purpose.as_ref()
     }
+
+    fn has(&self, key: &LockKey) -> bool {
+        self.keys.as_slice().contains(key)
+    }
+
+    fn revoke(&self) {
+        let is_lost = {
+            let status = &mut self.state.lock().status;
+            let is_lost = status.lost.is_some();
+            status.lost = status.lost.or(Some(LostReason::Revoked));
+            is_lost
+        };
+        if !is_lost {
+            report_loss(LostReason::Revoked);
+            self.changed.notify_waiters();
+            // The task gives its permit back.
+            self.notified.notify_one();
+        }
+    }
+}
+
+/// Counts and logs the loss of a lock that was held.
+pub(super) fn report_loss(reason: LostReason) {
+    telemetry::lost(reason.name());
+    tracing::warn!(%reason, "lock lost while it was held");
 }
 
 impl LeaseState {

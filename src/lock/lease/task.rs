@@ -12,6 +12,7 @@ use crate::lock::cluster::Cluster;
 use crate::lock::lease::announce::Announcement;
 use crate::lock::queue::Slots;
 use crate::lock::registry::Ticket;
+use crate::lock::slots::SlotTable;
 use crate::lock::time::Timer;
 use crate::node::{NodeFailure, VoteReceiver};
 use crate::protocol::message::Reply;
@@ -27,6 +28,12 @@ pub(crate) struct LeaseTask {
     /// Whether the lock comes with a fencing token.
     pub(crate) is_fenced: bool,
     pub(crate) access: Access,
+    /// The number of the slot, if the lock is one of several.
+    pub(super) slot: Option<usize>,
+    /// The slots of a caller that takes any of them. Dropped when it has one.
+    pub(super) slot_table: Option<Box<SlotTable>>,
+    /// How long the keys stay taken at least, counted from the grant.
+    pub(super) hold_at_least: Option<Duration>,
     pub(crate) votes: VoteReceiver,
     /// The releases under way, of failed attempts and of the lock itself.
     pub(super) releases: Vec<Release>,
@@ -49,6 +56,8 @@ pub(crate) struct Terms {
     /// Whether a lock that is held alone comes with a fencing token.
     pub(crate) is_fenced: bool,
     pub(crate) access: Access,
+    pub(crate) slot_table: Option<SlotTable>,
+    pub(crate) hold_at_least: Option<Duration>,
 }
 
 /// A release under way.
@@ -79,6 +88,8 @@ impl LeaseTask {
             ttl,
             is_fenced,
             access,
+            slot_table,
+            hold_at_least,
         } = terms;
         Self {
             votes: VoteReceiver::new(&cluster.names),
@@ -87,8 +98,11 @@ impl LeaseTask {
             names,
             ttl,
             // A token would be no use to a reader, who must not write.
-            is_fenced: is_fenced && access == Access::Exclusive,
+            is_fenced: is_fenced && access != Access::Shared,
             access,
+            slot: None,
+            slot_table: slot_table.map(Box::new),
+            hold_at_least,
             releases: Vec::new(),
             ticket,
             task: task::try_id(),

@@ -7,8 +7,10 @@
 //!
 //! Each key that is held, requested or waited for has a slot with a semaphore of tokio: it is fair, and a dropped
 //! waiter leaves it. A caller that wants the key for itself takes all its permits, and a reader takes one. As the
-//! semaphore is fair, readers that come after a writer wait for it. A caller enters the slots of all its keys at once, under the map's mutex, and its
-//! [`Permit`] leaves them. The map counts the callers of each slot, and the last one removes it.
+//! semaphore is fair, readers that come after a writer wait for it. A caller that wants one of `n` places at the nodes
+//! takes an `n`th of the permits, and a number that no other caller of this process has. A caller enters the slots of
+//! all its keys at once, under the map's mutex, and its [`Permit`] leaves them. The map counts the callers of each
+//! slot, and the last one removes it.
 //!
 //! A set of keys takes its permits in ascending order, so two sets cannot wait for each other.
 
@@ -34,8 +36,8 @@ use crate::protocol::{KeyNames, LockKey, LockKeys};
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
     slots: Mutex<HashMap<LockKey, Entered>>,
-    /// The number of readers so far.
-    readers: AtomicU64,
+    /// The number of callers so far that may hold their keys beside others.
+    holders: AtomicU64,
 }
 
 /// A slot in the map, and the number of callers that have entered it.
@@ -58,6 +60,12 @@ pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
 
     /// Returns what the lock is held for, if a higher floor said so.
     fn purpose(&self) -> Option<&Memo>;
+
+    /// Returns whether the lock has a key.
+    fn has(&self, key: &LockKey) -> bool;
+
+    /// Declares the lock lost, because it was revoked.
+    fn revoke(&self);
 }
 
 /// The permits of a slot: the number of readers at a time.
@@ -74,8 +82,10 @@ pub(crate) struct Permit {
     /// How many slots, counted from the first, it has the permits of.
     acquired: usize,
     access: Access,
-    /// Tells it from other readers of the same keys.
-    reader: u64,
+    /// Tells it from other holders of the same keys.
+    holder: u64,
+    /// The numbers that it has taken: one bit, or none.
+    number: AtomicU64,
 }
 
 /// The slots of some keys, in the order of the keys.
@@ -102,6 +112,8 @@ struct Slot {
     permits: Semaphore,
     /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
+    /// The numbers that callers of this process have taken, if the key has slots at the nodes; one bit for each.
+    numbers: AtomicU64,
     held: Mutex<Held>,
     memo: Mutex<Option<Memo>>,
     remote: RemoteWaiters,
@@ -115,16 +127,17 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Held {
     by: Option<Arc<dyn HeldLease>>,
-    readers: Vec<Reader>,
+    /// The leases that hold it beside each other.
+    beside: Vec<HeldBeside>,
     /// The task that requested the lock; `None` if that was not in a task.
     task: Option<task::Id>,
     /// Present once a caller has asked for the holder, which is rare.
     watched: Option<watch::Sender<Option<Arc<dyn HeldLease>>>>,
 }
 
-/// One of the readers that hold the key of a slot together.
+/// One of the leases that hold the key of a slot beside each other.
 #[derive(Debug)]
-struct Reader {
+struct HeldBeside {
     number: u64,
     lease: Arc<dyn HeldLease>,
     /// The task that requested the lock; `None` if that was not in a task.
@@ -196,6 +209,17 @@ impl LocalQueue {
         keys.find_map(|key| slots.get(key)?.slot.retry_after())
     }
 
+    /// Declares every lock that has a key lost, because it was revoked at the nodes.
+    pub(crate) fn revoke(&self, key: &LockKey) {
+        // All of them, because callers do not queue for a slot of a key, but for any of them.
+        let slots = self.slots.lock();
+        for entered in slots.values() {
+            let held = entered.slot.held.lock();
+            let leases = held.leases().filter(|lease| lease.has(key));
+            leases.for_each(|lease| lease.revoke());
+        }
+    }
+
     /// Returns whether no key is held, requested or waited for.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
@@ -219,10 +243,11 @@ impl LocalQueue {
             slots: Slots(slots),
             acquired: 0,
             access,
-            reader: match access {
+            holder: match access {
                 Access::Exclusive => 0,
-                Access::Shared => self.readers.fetch_add(1, Ordering::Relaxed),
+                Access::Shared | Access::Slot(_) => self.holders.fetch_add(1, Ordering::Relaxed),
             },
+            number: AtomicU64::new(0),
         }
     }
 
@@ -245,8 +270,9 @@ impl Permit {
     /// [`RemoteWaiters`].
     pub(crate) fn publishes(&self) -> bool {
         match &*self.slots.0 {
-            // A node publishes only the release of the last reader, whose next caller is not known.
-            _ if self.access == Access::Shared => true,
+            // A node publishes only the release of the last reader, whose next caller is not known. Any caller can take
+            // a slot that is free.
+            _ if self.access != Access::Exclusive => true,
             [slot] => !slot.remote.keep(slot.is_waited_for()),
             // The next caller of several keys is not known.
             _ => true,
@@ -265,7 +291,7 @@ impl Permit {
         names: &[KeyNames],
     ) -> Vec<Arc<ReleaseSignal>> {
         let signals = self.slots.0.iter().zip(names).map(|(slot, name)| {
-            let lock = &name.lock;
+            let lock = name.channel();
             let mut subscribed = slot.subscribed.lock();
             let subscribed = subscribed.get_or_insert_with(|| {
                 slot.remote.set_subscribed(true);
@@ -313,12 +339,45 @@ impl Permit {
         for slot in self.slots.0.iter() {
             match self.access {
                 Access::Exclusive => slot.set_holder(Some(Arc::clone(holder)), task),
-                Access::Shared => slot.held.lock().readers.push(Reader {
-                    number: self.reader,
+                Access::Shared | Access::Slot(_) => slot.held.lock().beside.push(HeldBeside {
+                    number: self.holder,
                     lease: Arc::clone(holder),
                     task,
                 }),
             }
+        }
+    }
+
+    /// Takes one of the numbers, one bit each, that no other caller of this process has. Gives the former number back.
+    pub(crate) fn take_number(&self, numbers: u64, random: u64) -> Option<usize> {
+        let slot = self.slots.0.first()?;
+        let number = loop {
+            let taken = slot.numbers.load(Ordering::Acquire);
+            let free = numbers & !taken;
+            let count = u64::from(free.count_ones());
+            if count == 0 {
+                return None;
+            }
+            let nth = usize::try_from(random % count).unwrap_or_default();
+            let mut ones = (0..u64::BITS).filter(|number| free >> number & 1 == 1);
+            let number = ones.nth(nth)?;
+            let with = taken | 1 << number;
+            let taken =
+                slot.numbers
+                    .compare_exchange(taken, with, Ordering::AcqRel, Ordering::Acquire);
+            if taken.is_ok() {
+                break number;
+            }
+        };
+        self.give_number_back();
+        self.number.store(1 << number, Ordering::Release);
+        usize::try_from(number).ok()
+    }
+
+    fn give_number_back(&self) {
+        let number = self.number.swap(0, Ordering::AcqRel);
+        if let Some(slot) = self.slots.0.first().filter(|_| number != 0) {
+            slot.numbers.fetch_and(!number, Ordering::AcqRel);
         }
     }
 
@@ -341,10 +400,11 @@ impl Drop for Permit {
         let Some(queue) = &self.queue else {
             return;
         };
+        self.give_number_back();
         for slot in &self.slots.0[..self.acquired] {
             match self.access {
                 Access::Exclusive => slot.set_holder(None, None),
-                Access::Shared => slot.remove_reader(self.reader),
+                Access::Shared | Access::Slot(_) => slot.remove_holder(self.holder),
             }
             if !slot.is_waited_for() {
                 // Callers that have entered the slot may wait for another key for long.
@@ -378,6 +438,7 @@ impl Slot {
             key,
             permits: Semaphore::new(PERMITS as usize),
             waiting: AtomicUsize::new(0),
+            numbers: AtomicU64::new(0),
             held: Mutex::default(),
             memo: Mutex::default(),
             remote: RemoteWaiters::default(),
@@ -408,9 +469,9 @@ impl Slot {
         held.task = task;
     }
 
-    fn remove_reader(&self, number: u64) {
+    fn remove_holder(&self, number: u64) {
         let mut held = self.held.lock();
-        held.readers.retain(|reader| reader.number != number);
+        held.beside.retain(|holder| holder.number != number);
     }
 
     fn holder(&self) -> watch::Receiver<Option<Arc<dyn HeldLease>>> {
@@ -427,9 +488,9 @@ impl Slot {
             return false;
         };
         let by = held.by.iter().map(|lease| (lease, held.task));
-        let readers = held.readers.iter();
-        let readers = readers.map(|reader| (&reader.lease, reader.task));
-        by.chain(readers)
+        let beside = held.beside.iter();
+        let beside = beside.map(|holder| (&holder.lease, holder.task));
+        by.chain(beside)
             .any(|(lease, task)| task == Some(own) && !lease.is_ending())
     }
 
@@ -455,8 +516,8 @@ impl Slot {
 
 impl Held {
     fn leases(&self) -> impl Iterator<Item = &Arc<dyn HeldLease>> {
-        let readers = self.readers.iter().map(|reader| &reader.lease);
-        self.by.iter().chain(readers)
+        let beside = self.beside.iter().map(|holder| &holder.lease);
+        self.by.iter().chain(beside)
     }
 }
 
@@ -465,6 +526,8 @@ fn permits(access: Access) -> u32 {
     match access {
         Access::Exclusive => PERMITS,
         Access::Shared => 1,
+        // So that exactly so many fit.
+        Access::Slot(count) => PERMITS / u32::try_from(count).unwrap_or(PERMITS).max(1),
     }
 }
 

@@ -67,6 +67,12 @@ async fn try_acquire_takes_all_keys_of_a_set_or_none() {
 struct Ending(bool);
 
 impl HeldLease for Ending {
+    fn has(&self, _: &LockKey) -> bool {
+        false
+    }
+
+    fn revoke(&self) {}
+
     fn is_ending(&self) -> bool {
         self.0
     }
@@ -107,6 +113,12 @@ async fn busy_is_own_in_the_task_of_a_holder_that_is_not_about_to_release() {
 struct ValidUntil(Instant);
 
 impl HeldLease for ValidUntil {
+    fn has(&self, _: &LockKey) -> bool {
+        false
+    }
+
+    fn revoke(&self) {}
+
     fn is_ending(&self) -> bool {
         false
     }
@@ -158,4 +170,40 @@ async fn publishes_is_false_for_three_local_waiters_in_a_row() {
     drop(waiting);
     assert!(queue.try_acquire(&wanted, Access::Exclusive).is_err());
     assert!(permit.publishes());
+}
+
+#[tokio::test]
+async fn so_many_callers_as_there_are_slots_are_admitted_each_with_a_number_of_its_own() {
+    let queue = Arc::new(LocalQueue::default());
+    for count in 1..=64 {
+        let access = Access::Slot(count);
+        let key = keys(&["k"]);
+        let permits: Vec<Permit> = (0..count)
+            .map(|_| queue.try_acquire(&key, access).unwrap())
+            .collect();
+        assert!(queue.try_acquire(&key, access).is_err(), "{count}");
+        let all = u64::MAX >> (64 - count);
+        let number = |permit: &Permit| permit.take_number(all, u64::try_from(7 * count).unwrap());
+        let mut numbers: Vec<usize> = permits.iter().filter_map(number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..count).collect::<Vec<_>>());
+        // Each has one, and none is left.
+        assert_eq!(permits[0].take_number(all, 0), None);
+        drop(permits);
+        assert!(queue.is_empty());
+    }
+}
+
+#[test]
+fn a_number_is_given_back_with_the_permit_and_for_another_one() {
+    let queue = Arc::new(LocalQueue::default());
+    let key = keys(&["k"]);
+    let first = queue.try_acquire(&key, Access::Slot(2)).unwrap();
+    let second = queue.try_acquire(&key, Access::Slot(2)).unwrap();
+    assert_eq!(first.take_number(0b01, 0), Some(0));
+    assert_eq!(second.take_number(0b01, 0), None);
+    assert_eq!(first.take_number(0b10, 0), Some(1));
+    assert_eq!(second.take_number(0b11, 5), Some(0));
+    drop(first);
+    assert_eq!(second.take_number(0b10, 0), Some(1));
 }

@@ -1,0 +1,134 @@
+//! A router for operators: the health of the nodes, and who holds a key.
+
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use http::StatusCode;
+use http::header::CACHE_CONTROL;
+use serde_json::{Value, json};
+
+use crate::lock::{LockError, Redlock};
+use crate::once::Inspection;
+use crate::protocol::message::KeyState;
+
+/// Creates a router for operators, which must stand behind the authentication of the application: it has none of its
+/// own, and every caller who reaches it can free every lock.
+///
+/// | request | response |
+/// |---|---|
+/// | `GET /` | the health of the nodes, as [`health_router`](crate::health_router) |
+/// | `GET /locks/{key}` | what each node, and a majority, knows of the key; see [`Redlock::inspect`] |
+/// | `DELETE /locks/{key}` | frees the key; see [`Redlock::revoke`] |
+///
+/// The key is percent-encoded into one segment of the path, as in `/locks/7%3Aaccount%2C1%3A7%2C` for the
+/// [`LockKey`](crate::LockKey) of the tuple `("account", 7)`, whose text is `7:account,1:7,`. A key that is not UTF-8
+/// has no path. The bodies are JSON, and show the addresses of the nodes but no owner values. Caches must not store
+/// them.
+///
+/// ```
+/// use axum::Router;
+/// use axum::extract::Request;
+/// use axum::http::StatusCode;
+/// use axum::middleware::{Next, from_fn};
+/// use axum::response::Response;
+/// use tower_redlock::{Redlock, admin_router};
+///
+/// /// The authentication of the application.
+/// async fn for_operators(request: Request, next: Next) -> Result<Response, StatusCode> {
+///     match request.headers().get("authorization") {
+///         Some(value) if value == "Bearer secret" => Ok(next.run(request).await),
+///         _ => Err(StatusCode::UNAUTHORIZED),
+///     }
+/// }
+///
+/// let redlock = Redlock::in_memory(3);
+/// let admin = admin_router(redlock).layer(from_fn(for_operators));
+/// let app: Router = Router::new().nest("/admin", admin);
+/// ```
+pub fn admin_router(redlock: Redlock) -> Router {
+    Router::new()
+        .route("/", get(health))
+        .route("/locks/{key}", get(inspect).delete(revoke))
+        .with_state(redlock)
+}
+
+async fn health(State(redlock): State<Redlock>) -> Response {
+    redlock.health().await.into_response()
+}
+
+async fn inspect(State(redlock): State<Redlock>, Path(key): Path<String>) -> Response {
+    let inspection = redlock.inspect(key.as_str()).await;
+    let status = match inspection.state() {
+        Some(_) => StatusCode::OK,
+        // No majority agrees, for whatever reason.
+        None => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    answer(status, &body(&key, &inspection))
+}
+
+async fn revoke(State(redlock): State<Redlock>, Path(key): Path<String>) -> Response {
+    match redlock.revoke(key.as_str()).await {
+        Ok(revoked) => {
+            let failures = revoked.failures.iter().map(ToString::to_string);
+            let body = json!({
+                "key": key,
+                "revoked": true,
+                "nodes_held": revoked.held,
+                "failures": failures.collect::<Vec<_>>(),
+            });
+            answer(StatusCode::OK, &body)
+        }
+        Err(error) => {
+            let status = match error {
+                LockError::Key(_) => StatusCode::BAD_REQUEST,
+                _ => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            let body = json!({ "key": key, "revoked": false, "error": error.to_string() });
+            answer(status, &body)
+        }
+    }
+}
+
+fn body(key: &str, inspection: &Inspection) -> Value {
+    let nodes = inspection.nodes.iter().map(|node| match &node.outcome {
+        Ok(known) => {
+            let mut entry = state(Some(known.state));
+            entry["node"] = json!(&*node.node);
+            entry["fencing_token"] = json!(known.fencing_token.map(|token| token.as_u64()));
+            entry["recorded"] = json!(known.is_recorded);
+            entry
+        }
+        Err(failure) => json!({
+            "node": &*node.node,
+            "state": "unknown",
+            "error": failure.to_string(),
+        }),
+    });
+    let nodes: Vec<Value> = nodes.collect();
+    let mut body = state(inspection.state());
+    body["key"] = json!(key);
+    body["fencing_token"] = json!(inspection.fencing_token().map(|token| token.as_u64()));
+    body["recorded"] = json!(inspection.is_recorded());
+    body["needed"] = json!(inspection.needed);
+    body["nodes"] = json!(nodes);
+    body
+}
+
+fn state(state: Option<KeyState>) -> Value {
+    let millis = |left: Option<std::time::Duration>| {
+        left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+    };
+    match state {
+        Some(KeyState::Free) => json!({ "state": "free" }),
+        Some(KeyState::Held { left }) => json!({ "state": "held", "left_ms": millis(left) }),
+        Some(KeyState::Shared { readers, left }) => {
+            json!({ "state": "shared", "readers": readers, "left_ms": millis(left) })
+        }
+        None => json!({ "state": "unknown" }),
+    }
+}
+
+fn answer(status: StatusCode, body: &Value) -> Response {
+    (status, [(CACHE_CONTROL, "no-store")], Json(body)).into_response()
+}

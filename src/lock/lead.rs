@@ -1,0 +1,178 @@
+//! Leading: work that one process at a time does, for as long as it holds a key.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use crate::lock::core::Core;
+use crate::lock::error::LockError;
+use crate::lock::guard::LockGuard;
+use crate::lock::registry::DrainStage;
+use crate::lock::request::{LockOptions, LockRequest};
+use crate::node::random_u64;
+use crate::protocol::LockKeys;
+
+type Work = Box<dyn Fn(LockGuard) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+/// Future of [`Redlock::lead`](crate::Redlock::lead): campaigns for a key, and does the work while it holds the key.
+///
+/// It does nothing until it is polled; spawn it. It ends when [`Redlock::drain`](crate::Redlock::drain) is called.
+///
+/// # Errors
+///
+/// Resolves to a [`LockError`] if the request can never succeed, because the key or the ttl is invalid. Nodes that
+/// cannot be reached are waited for.
+///
+/// # Panics
+///
+/// Panics if it is polled outside of a tokio runtime with a timer. A panic of the work is passed on, and the key is
+/// released.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point: the work is dropped, and the key is released in the background if it is held.
+#[must_use = "a process does not campaign until the future is polled"]
+pub struct Lead {
+    options: LockOptions,
+    /// `None` once it runs.
+    campaign: Option<Campaign>,
+    running: Option<Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>>,
+}
+
+/// One campaign after the other, and the work between them.
+struct Campaign {
+    core: Arc<Core>,
+    keys: LockKeys,
+    work: Work,
+}
+
+/// Why a leader stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stopped {
+    /// The service is drained.
+    Draining,
+    /// The lock is lost.
+    Lost,
+    /// The work has returned.
+    Returned,
+}
+
+impl Lead {
+    pub(crate) fn new<F, W>(core: Arc<Core>, keys: LockKeys, work: F) -> Self
+    where
+        F: Fn(LockGuard) -> W + Send + Sync + 'static,
+        W: Future<Output = ()> + Send + 'static,
+    {
+        let work: Work = Box::new(move |guard| Box::pin(work(guard)));
+        let campaign = Campaign { core, keys, work };
+        Self {
+            options: LockOptions::default()
+                .wait(Duration::MAX)
+                .max_hold(Duration::MAX),
+            campaign: Some(campaign),
+            running: None,
+        }
+    }
+
+    /// Sets how long the lock lives on the nodes without renewal, and so how soon another process leads after this
+    /// one has died. Default: the builder's ttl.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.options = self.options.ttl(ttl);
+        self
+    }
+
+    /// Sets the name of the kind of resource in spans and metrics. Default: as for
+    /// [`LockRequest::label`](crate::LockRequest::label).
+    pub fn label(mut self, label: &'static str) -> Self {
+        self.options = self.options.label(label);
+        self
+    }
+}
+
+impl Future for Lead {
+    type Output = Result<(), LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let options = self.options;
+        if let Some(campaign) = self.campaign.take() {
+            self.running = Some(Box::pin(campaign.run(options)));
+        }
+        match &mut self.running {
+            Some(running) => running.as_mut().poll(context),
+            // Polled again after its end.
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl fmt::Debug for Lead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lead")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Campaign {
+    /// Campaigns and leads by turns, until the service is drained.
+    async fn run(self, options: LockOptions) -> Result<(), LockError> {
+        let (registry, retry) = (&self.core.registry, self.core.cluster.settings.retry);
+        let mut failures = 0;
+        loop {
+            let request = LockRequest::new(Arc::clone(&self.core), self.keys.clone());
+            match request.options(options).await {
+                Ok(guard) => {
+                    failures = 0;
+                    if self.lead(guard).await == Stopped::Draining {
+                        return Ok(());
+                    }
+                }
+                Err(LockError::Closed) => return Ok(()),
+                Err(error) if error.is_permanent() => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, "redlock campaign failed");
+                    failures += 1;
+                }
+            }
+            // Other processes may lead now.
+            tokio::select! {
+                () = registry.reached(DrainStage::Draining) => return Ok(()),
+                () = sleep(retry.delay(failures, None, random_u64())) => {}
+            }
+        }
+    }
+
+    /// Does the work until it returns, the lock is lost, or the service is drained.
+    async fn lead(&self, guard: LockGuard) -> Stopped {
+        let (lost, handle) = (guard.lost(), guard.handle());
+        // The lock is held until the work ends, also if it drops its guard.
+        let share = handle.upgrade();
+        let stopped = {
+            let mut work = pin!((self.work)(guard));
+            // The lease reports the loss late if its thread was busy or the process was stopped. Work must not go on
+            // even for a moment.
+            let while_valid = poll_fn(|context| {
+                if !handle.is_valid() {
+                    return Poll::Ready(Stopped::Lost);
+                }
+                work.as_mut().poll(context).map(|()| Stopped::Returned)
+            });
+            tokio::select! {
+                biased;
+                () = self.core.registry.reached(DrainStage::Draining) => Stopped::Draining,
+                _ = lost => Stopped::Lost,
+                stopped = while_valid => stopped,
+            }
+        };
+        drop(share);
+        // A guard that the work has passed on keeps the lock.
+        let node_timeout = self.core.cluster.settings.node_timeout;
+        drop(timeout(node_timeout, handle.released()).await);
+        stopped
+    }
+}

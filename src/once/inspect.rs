@@ -1,0 +1,313 @@
+//! Looking into a key and its record, and freeing a key that another caller holds: for operators.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::lock::{Asked, Cluster, Core, LockError, Redlock};
+use crate::node::{NodeFailure, Packet, Request, Trail, sha256, unguessable};
+use crate::protocol::message::{Command, KeyState, Op, Reply, Seen};
+use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
+
+/// Report of [`Redlock::inspect`]: what the nodes know of a key.
+///
+/// ```
+/// use tower_redlock::{KeyState, Redlock};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_redlock::LockError> {
+/// let redlock = Redlock::in_memory(3);
+/// let guard = redlock.lock(("account", 7)).await?;
+/// let inspection = redlock.inspect(("account", 7)).await;
+/// assert!(matches!(inspection.state(), Some(KeyState::Held { .. })));
+/// assert_eq!(inspection.fencing_token(), guard.fencing_token());
+/// for node in &inspection.nodes {
+///     println!("{}: {:?}", node.node, node.outcome);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// One entry per node, in the order of the configuration.
+    pub nodes: Vec<NodeInspection>,
+    /// The number of nodes that make a majority.
+    pub needed: usize,
+}
+
+/// What one node knows of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeInspection {
+    /// The node's address, without credentials.
+    pub node: Arc<str>,
+    /// What it knows, or why it did not say.
+    pub outcome: Result<InspectedKey, NodeFailure>,
+}
+
+/// A key on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InspectedKey {
+    /// Whether the key is locked there.
+    pub state: KeyState,
+    /// The fencing token of the last grant there; `None` if the node does not remember one.
+    pub fencing_token: Option<FencingToken>,
+    /// Whether the outcome of an execution is recorded under the key; see [`Redlock::once`].
+    pub is_recorded: bool,
+}
+
+/// Report of [`Redlock::revoke`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Revoked {
+    /// The number of nodes on which the key was locked.
+    pub held: usize,
+    /// The failures of the nodes that did not confirm the revocation. The key may still be locked there.
+    pub failures: Vec<NodeFailure>,
+}
+
+impl Redlock {
+    /// Asks every node what it knows of a key: whether it is locked, for how long, and with which token.
+    ///
+    /// It is a look at a moment, for operators and dashboards: do not decide by it whether to do some work. Changes
+    /// nothing, and never tells the owner value, with which a lock could be released. A node that is down, silent or
+    /// quarantined is reported as such; the report of an invalid key says so for every node. Takes as long as the
+    /// slowest node, like [`health`](Self::health).
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime with a timer.
+    pub async fn inspect(&self, key: impl Into<LockKey>) -> Inspection {
+        inspect(&self.core().cluster, key.into()).await
+    }
+
+    /// Frees a key that another caller holds: for an operator who knows that the holder is stuck.
+    ///
+    /// The holder is not stopped. It learns of the revocation at its next renewal, a third of the ttl later at most:
+    /// [`lost()`](crate::LockGuard::lost) resolves. If the holder is in this process, it learns of it at once, as
+    /// [`LostReason::Revoked`](crate::LostReason::Revoked). Until then, two callers may believe that they hold the key;
+    /// only a storage that checks the fencing token keeps them apart. The next holder has a higher token.
+    ///
+    /// Frees the lock of the key itself, also of all its readers. A slot is the key `(key, "slot", i)`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LockError::Unavailable`] if no majority of the nodes confirmed: the key may be free on some of them. Call
+    /// again. A node that was stopped and goes on later does not carry out a revocation that has timed out. A
+    /// quarantined node is not asked: it grants nothing before all locks that it may have known have ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the key may be freed on some nodes.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime with a timer.
+    pub async fn revoke(&self, key: impl Into<LockKey>) -> Result<Revoked, LockError> {
+        revoke(self.core(), key.into()).await
+    }
+}
+
+impl Inspection {
+    /// Returns the state of the key as a majority of the nodes has it; `None` if no majority agrees, for example
+    /// while callers compete for the key or nodes are down.
+    ///
+    /// A key that a majority holds may have different owners on different nodes, if callers compete. The time left is
+    /// that until which a majority holds the key, if the lock is not renewed. The number of readers is the highest that
+    /// a node reports.
+    #[must_use]
+    pub fn state(&self) -> Option<KeyState> {
+        let (mut free, mut held, mut shared, mut most) = (0, Vec::new(), Vec::new(), 0);
+        for key in self.keys() {
+            match key.state {
+                KeyState::Free => free += 1,
+                KeyState::Held { left } => held.push(left),
+                KeyState::Shared { readers, left } => {
+                    shared.push(left);
+                    most = most.max(readers);
+                }
+            }
+        }
+        if free >= self.needed {
+            Some(KeyState::Free)
+        } else if held.len() >= self.needed {
+            let left = self.kept_by_a_majority(held);
+            Some(KeyState::Held { left })
+        } else if shared.len() >= self.needed {
+            let (readers, left) = (most, self.kept_by_a_majority(shared));
+            Some(KeyState::Shared { readers, left })
+        } else {
+            None
+        }
+    }
+
+    /// Returns the highest fencing token that a node remembers for the key.
+    ///
+    /// It is the token of the last holder, or higher: an acquisition that failed may have raised it.
+    #[must_use]
+    pub fn fencing_token(&self) -> Option<FencingToken> {
+        self.keys().filter_map(|key| key.fencing_token).max()
+    }
+
+    /// Returns whether a majority of the nodes has a record of an execution under the key.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        let recorded = self.keys().filter(|key| key.is_recorded);
+        recorded.count() >= self.needed
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &InspectedKey> {
+        let nodes = self.nodes.iter();
+        nodes.filter_map(|node| node.outcome.as_ref().ok())
+    }
+
+    /// Returns the time for which a majority keeps the key; `None` if that is for ever.
+    fn kept_by_a_majority(&self, mut left: Vec<Option<Duration>>) -> Option<Duration> {
+        // A key that never expires is kept for longest.
+        left.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
+        left.get(self.needed.saturating_sub(1)).copied().flatten()
+    }
+}
+
+impl Revoked {
+    /// Returns whether some node had the key locked.
+    #[must_use]
+    pub fn was_held(&self) -> bool {
+        self.held > 0
+    }
+}
+
+/// Asks every node what it knows of a key.
+async fn inspect(cluster: &Cluster, key: LockKey) -> Inspection {
+    let seen: Vec<_> = match names(cluster, &key) {
+        Ok(names) => {
+            let seen = see(cluster, &names).await.into_iter();
+            seen.map(|seen| seen.map(|(seen, _)| seen)).collect()
+        }
+        Err(error) => {
+            let why: Arc<str> = error.to_string().into();
+            let names = cluster.names.iter();
+            names.map(|node| Err(refused(node, &why))).collect()
+        }
+    };
+    let nodes = cluster.names.iter().zip(seen);
+    let nodes = nodes.map(|(node, seen)| NodeInspection {
+        node: Arc::clone(node),
+        outcome: seen.map(|seen| InspectedKey {
+            state: seen.state,
+            fencing_token: seen.fence.and_then(|fence| fence.try_into().ok()),
+            is_recorded: seen.is_recorded,
+        }),
+    });
+    Inspection {
+        nodes: nodes.collect(),
+        needed: cluster.settings.quorum.majority(),
+    }
+}
+
+/// Frees a key on every node.
+///
+/// A node that was stopped would carry out the revocation when it goes on. By then the key may belong to another
+/// holder, whose lock must not be taken away without its knowledge. So each node is told until when, by its own clock,
+/// the revocation is wanted: the time that it was asked for first, and the rest of this call. A clock that is set
+/// back meanwhile makes that longer.
+async fn revoke(core: &Core, key: LockKey) -> Result<Revoked, LockError> {
+    let cluster = &core.cluster;
+    let names = names(cluster, &key)?;
+    let asked = Instant::now();
+    let seen = see(cluster, &names).await;
+    let ends = asked.elapsed() + cluster.settings.node_timeout;
+    let freed = cluster.ask_all(|node| {
+        let (seen, latency) = seen.get(node)?.as_ref().ok()?;
+        let until = seen.at + ends.saturating_sub(*latency);
+        Some(request(
+            &names,
+            Op::Revoke { until },
+            cluster.settings.wake_ups,
+        ))
+    });
+    let freed = freed.await;
+    let (mut voted, mut held, mut failures) = (Vec::new(), 0, Vec::new());
+    for (number, (seen, freed)) in seen.into_iter().zip(freed).enumerate() {
+        let node = &cluster.names[number];
+        let outcome = match (seen, freed) {
+            (Err(failure), _) => Err(failure),
+            (Ok(_), None) => Err(cluster.timed_out(number, cluster.settings.node_timeout)),
+            (Ok(_), Some(asked)) => asked.outcome,
+        };
+        match outcome {
+            Ok(Reply::Revoked { was_held }) => {
+                voted.push(Arc::clone(node));
+                held += usize::from(was_held);
+            }
+            Ok(Reply::TooLate) => failures.push(refused(node, &TOO_LATE.into())),
+            Ok(_) => failures.push(refused(node, &UNEXPECTED.into())),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    let needed = cluster.settings.quorum.majority();
+    if voted.len() < needed {
+        return Err(LockError::Unavailable {
+            reached: voted.len(),
+            needed,
+            voted,
+            nodes: failures,
+        });
+    }
+    core.queue.revoke(&key);
+    tracing::warn!(held, "redlock lock revoked");
+    Ok(Revoked { held, failures })
+}
+
+/// Asks every node what it knows of a key, and measures how long it takes to answer.
+async fn see(
+    cluster: &Cluster,
+    names: &Arc<[KeyNames]>,
+) -> Vec<Result<(Seen, Duration), NodeFailure>> {
+    let asked = cluster.ask_all(|_| Some(request(names, Op::Inspect, false)));
+    let asked = asked.await.into_iter().enumerate();
+    let seen = |(number, asked): (usize, Option<Asked>)| {
+        let silent = || cluster.timed_out(number, cluster.settings.node_timeout);
+        let Asked { outcome, latency } = asked.ok_or_else(silent)?;
+        match outcome? {
+            Reply::Seen(seen) => Ok((seen, latency)),
+            _ => Err(refused(&cluster.names[number], &UNEXPECTED.into())),
+        }
+    };
+    asked.map(seen).collect()
+}
+
+/// Returns all the names that belong to a key.
+fn names(cluster: &Cluster, key: &LockKey) -> Result<Arc<[KeyNames]>, LockError> {
+    let namespace = &cluster.settings.namespace;
+    let names = namespace.names_with_record(key, None, sha256)?;
+    Ok([namespace.with_shared(names)].into())
+}
+
+fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Request {
+    let command = Command {
+        names: Arc::clone(names),
+        // Not looked at.
+        owner: OwnerToken::from_random(unguessable()),
+        op,
+    };
+    Request::Command(Packet::of_attempt(command, publishes, Trail::default()))
+}
+
+fn refused(node: &Arc<str>, why: &Arc<str>) -> NodeFailure {
+    NodeFailure::Refused {
+        node: Arc::clone(node),
+        why: Arc::clone(why),
+    }
+}
+
+const UNEXPECTED: &str = "unexpected reply; check that the URL names the Redis server itself";
+const TOO_LATE: &str = "the revocation came too late, so it freed nothing; call again";

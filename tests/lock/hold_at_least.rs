@@ -1,0 +1,108 @@
+//! Locks whose key stays taken after an early release, with embedded nodes on a paused clock.
+
+use support::{ms, secs};
+use tokio::time::{Instant, sleep};
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{LockError, Redlock};
+
+use crate::common::builder;
+
+fn processes(nodes: &ScriptedNodes) -> [Redlock; 2] {
+    [(); 2].map(|()| builder(nodes).build().unwrap())
+}
+
+/// Returns for how long the key is taken from now on.
+async fn taken_for(redlock: &Redlock) -> std::time::Duration {
+    let began = Instant::now();
+    while redlock.try_lock("k").await.is_err() {
+        sleep(ms(10)).await;
+    }
+    began.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_released_early_stays_taken_for_all_processes() {
+    // Shorter and longer than the ttl, released and dropped.
+    for (least, is_dropped) in [(2, false), (2, true), (45, false), (45, true)] {
+        let nodes = ScriptedNodes::new(3);
+        let [one, other] = processes(&nodes);
+        let guard = one.try_lock("k").hold_at_least(secs(least)).await.unwrap();
+        sleep(secs(1)).await;
+        if is_dropped {
+            drop(guard);
+            sleep(ms(10)).await;
+        } else {
+            guard.release().await.unwrap();
+        }
+        for redlock in [&one, &other] {
+            let Err(LockError::Contended { retry_after }) = redlock.try_lock("k").await else {
+                panic!("it is taken");
+            };
+            assert!(retry_after.unwrap() <= secs(least - 1), "{retry_after:?}");
+        }
+        let left = taken_for(&other).await;
+        let expected = secs(least - 1);
+        assert!(left <= expected && left > expected - ms(100), "{left:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_was_held_for_longer_is_free_at_once() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let guard = one.try_lock("k").hold_at_least(secs(2)).await.unwrap();
+    sleep(secs(40)).await;
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
+    assert_eq!(nodes.locks(), [0; 3]);
+    assert!(other.try_lock("k").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_waits_gets_the_key_when_the_time_is_over() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let began = Instant::now();
+    drop(one.try_lock("k").hold_at_least(secs(3)).await.unwrap());
+    drop(other.lock("k").wait(secs(20)).await.unwrap());
+    let waited = began.elapsed();
+    assert!(waited >= ms(2_999) && waited < ms(4_000), "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_caller_leaves_nothing_taken() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let guard = one.try_lock("k").await.unwrap();
+    assert!(other.try_lock("k").hold_at_least(secs(60)).await.is_err());
+    guard.release().await.unwrap();
+    assert!(other.try_lock("k").await.is_ok());
+}
+
+/// The job failed, so another process is to do it.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lock_does_not_stay_taken() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let guard = one.try_lock("k").hold_at_least(secs(60)).await.unwrap();
+    one.revoke("k").await.unwrap();
+    assert!(guard.release().await.is_err());
+    assert!(other.try_lock("k").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_stays_taken_too() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let guard = one
+        .try_lock("k")
+        .slots(2)
+        .hold_at_least(secs(5))
+        .await
+        .unwrap();
+    let slot = guard.slot();
+    guard.release().await.unwrap();
+    let second = other.try_lock("k").slots(2).await.unwrap();
+    assert_ne!(second.slot(), slot);
+    assert!(other.try_lock("k").slots(2).await.is_err());
+}

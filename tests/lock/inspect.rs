@@ -1,0 +1,201 @@
+//! Looking into a key and revoking it, with embedded nodes on a paused clock.
+
+use std::future::IntoFuture;
+
+use support::{ms, secs};
+use tokio::time::{Instant, sleep};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{KeyState, LockError, LostReason, NodeFailure, Redlock};
+
+use crate::common::builder;
+
+fn processes(nodes: &ScriptedNodes) -> [Redlock; 2] {
+    [(); 2].map(|()| builder(nodes).build().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn inspect_tells_free_held_and_shared_keys_apart_and_changes_nothing() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let free = redlock.inspect("k").await;
+    assert_eq!(free.state(), Some(KeyState::Free));
+    assert_eq!(free.fencing_token(), None);
+    assert!(!free.is_recorded());
+    assert_eq!((free.nodes.len(), free.needed), (3, 2));
+
+    let guard = other.try_lock("k").ttl(secs(10)).await.unwrap();
+    sleep(secs(1)).await;
+    let held = redlock.inspect("k").await;
+    assert_eq!(
+        held.state(),
+        Some(KeyState::Held {
+            left: Some(secs(9))
+        })
+    );
+    assert_eq!(held.fencing_token(), guard.fencing_token());
+    for node in &held.nodes {
+        let key = node.outcome.as_ref().unwrap();
+        assert_eq!(key.fencing_token, guard.fencing_token());
+    }
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
+
+    let readers = [
+        redlock.try_lock("k").shared().await.unwrap(),
+        other.try_lock("k").shared().await.unwrap(),
+    ];
+    let Some(KeyState::Shared {
+        readers: count,
+        left,
+    }) = redlock.inspect("k").await.state()
+    else {
+        panic!("readers hold it");
+    };
+    assert_eq!(count, 2);
+    assert!(left.unwrap() <= secs(30));
+    drop(readers);
+    sleep(ms(10)).await;
+    assert_eq!(other.inspect("k").await.state(), Some(KeyState::Free));
+}
+
+#[tokio::test(start_paused = true)]
+async fn inspect_sees_the_record_of_an_execution() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, _] = processes(&nodes);
+    let once = redlock.once(("invoice", 7));
+    let done = once
+        .run(|_| async { Ok::<_, std::convert::Infallible>(1) })
+        .await;
+    assert_eq!(done.unwrap().into_inner(), 1);
+    sleep(ms(10)).await;
+    let seen = redlock.inspect(("invoice", 7)).await;
+    assert!(seen.is_recorded());
+    assert_eq!(seen.state(), Some(KeyState::Free));
+    assert!(!redlock.inspect(("invoice", 8)).await.is_recorded());
+}
+
+#[tokio::test(start_paused = true)]
+async fn inspect_reports_each_node_that_is_down_silent_or_quarantined_within_the_node_timeout() {
+    let nodes = ScriptedNodes::new(5);
+    let [redlock, _] = processes(&nodes);
+    let _guard = redlock.try_lock("k").await.unwrap();
+    nodes.set(0, Gate::Failing);
+    nodes.set(1, Gate::Never);
+    let began = Instant::now();
+    let seen = redlock.inspect("k").await;
+    assert!(began.elapsed() <= ms(200), "{:?}", began.elapsed());
+    assert!(seen.nodes[0].outcome.is_err());
+    let silent = seen.nodes[1].outcome.as_ref().unwrap_err();
+    assert!(matches!(silent, NodeFailure::TimedOut { .. }), "{silent}");
+    assert!(matches!(seen.state(), Some(KeyState::Held { .. })));
+    nodes.set(2, Gate::Failing);
+    let seen = redlock.inspect("k").await;
+    assert_eq!(seen.state(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn inspect_of_an_invalid_key_says_so_for_every_node() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, _] = processes(&nodes);
+    let seen = redlock.inspect("").await;
+    for node in &seen.nodes {
+        let error = node.outcome.as_ref().unwrap_err().to_string();
+        assert!(error.contains("empty"), "{error}");
+    }
+    assert_eq!(nodes.sent(0, OpKind::Inspect), 0);
+    let refused = redlock.revoke("").await.unwrap_err();
+    assert!(matches!(refused, LockError::Key(_)), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoke_frees_a_key_and_the_holder_of_this_process_is_told_at_once() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let guard = redlock.try_lock("k").await.unwrap();
+    let waiting = tokio::spawn(redlock.lock("k").wait(secs(5)).into_future());
+    sleep(ms(10)).await;
+    let revoked = redlock.revoke("k").await.unwrap();
+    assert_eq!((revoked.held, revoked.failures.len()), (3, 0));
+    assert!(revoked.was_held());
+    assert_eq!(guard.lost().await, LostReason::Revoked);
+    assert!(!guard.is_valid());
+    // Callers of this process do not wait for the guard.
+    let next = waiting.await.unwrap().unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    // The old holder's release does not free the key of the next one.
+    assert!(guard.release().await.is_err());
+    assert!(other.try_lock("k").await.is_err());
+    assert!(next.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_holder_of_another_process_is_told_at_its_next_renewal() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let guard = other.try_lock("k").ttl(secs(9)).await.unwrap();
+    let began = Instant::now();
+    redlock.revoke("k").await.unwrap();
+    let taken = redlock.try_lock("k").await.unwrap();
+    assert_eq!(guard.lost().await, LostReason::Gone);
+    assert!(began.elapsed() <= ms(3_100), "{:?}", began.elapsed());
+    drop(guard);
+    sleep(ms(10)).await;
+    assert!(taken.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoke_frees_a_key_from_all_its_readers_and_a_single_slot() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let readers = [
+        redlock.try_lock("k").shared().await.unwrap(),
+        other.try_lock("k").shared().await.unwrap(),
+    ];
+    assert_eq!(other.revoke("k").await.unwrap().held, 3);
+    for reader in &readers {
+        reader.lost().await;
+    }
+    let alone = redlock.try_lock("k").await.unwrap();
+    drop(readers);
+    sleep(ms(10)).await;
+    assert!(alone.is_valid());
+
+    let slots = [
+        redlock.try_lock("s").slots(2).await.unwrap(),
+        redlock.try_lock("s").slots(2).await.unwrap(),
+    ];
+    redlock.revoke(("s", "slot", 1)).await.unwrap();
+    for guard in slots {
+        assert_eq!(guard.is_valid(), guard.slot() == Some(0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoke_of_a_free_key_is_no_error() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, _] = processes(&nodes);
+    let revoked = redlock.revoke("k").await.unwrap();
+    assert!(!revoked.was_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoke_needs_a_majority_and_names_the_nodes_that_failed() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let guard = redlock.try_lock("k").await.unwrap();
+    nodes.set(0, Gate::Failing);
+    let revoked = redlock.revoke("k").await.unwrap();
+    assert_eq!((revoked.held, revoked.failures.len()), (2, 1));
+    drop(guard);
+    nodes.set(1, Gate::Failing);
+    let refused = other.revoke("k").await.unwrap_err();
+    let LockError::Unavailable {
+        reached,
+        nodes: failed,
+        ..
+    } = &refused
+    else {
+        panic!("{refused}");
+    };
+    assert_eq!((*reached, failed.len()), (1, 2));
+}

@@ -1,0 +1,245 @@
+//! Leading: one process at a time does the work, with embedded nodes on a paused clock.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use support::{ms, secs};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::test_util::{Gate, ScriptedNodes};
+use tower_redlock::{FencingToken, LockError, LockGuard, Redlock};
+
+use crate::common::builder;
+
+/// The terms of all leaders, in the order in which they began.
+#[derive(Debug, Clone, Default)]
+struct Terms {
+    inside: Arc<AtomicUsize>,
+    began: Arc<Mutex<Vec<(usize, FencingToken)>>>,
+}
+
+/// Counts a leader for as long as its work is there.
+struct Inside(Arc<AtomicUsize>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Terms {
+    /// Begins the term of a process, which lasts until the returned value is dropped.
+    fn begin(&self, process: usize, guard: &LockGuard) -> Inside {
+        let before = self.inside.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(before, 0, "two leaders");
+        let token = guard.fencing_token().unwrap();
+        self.began.lock().unwrap().push((process, token));
+        Inside(Arc::clone(&self.inside))
+    }
+
+    fn leaders(&self) -> Vec<usize> {
+        let began = self.began.lock().unwrap();
+        began.iter().map(|(process, _)| *process).collect()
+    }
+}
+
+/// Leads for ever, in a process of its own.
+fn lead(
+    redlock: &Redlock,
+    process: usize,
+    terms: &Terms,
+) -> tokio::task::JoinHandle<Result<(), LockError>> {
+    let terms = terms.clone();
+    tokio::spawn(redlock.lead("k", move |guard| {
+        let terms = terms.clone();
+        async move {
+            let _inside = terms.begin(process, &guard);
+            std::future::pending::<()>().await;
+        }
+    }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_process_leads_until_it_is_drained_and_the_next_one_follows_at_once() {
+    let nodes = ScriptedNodes::new(3);
+    let processes = [(); 3].map(|()| builder(&nodes).build().unwrap());
+    let terms = Terms::default();
+    let mut leading: Vec<_> = processes
+        .iter()
+        .enumerate()
+        .map(|(number, redlock)| lead(redlock, number, &terms))
+        .collect();
+    sleep(secs(60)).await;
+    let mut left: Vec<usize> = (0..3).collect();
+    while let Some(leader) = terms.leaders().last().copied().filter(|_| !left.is_empty()) {
+        left.retain(|process| *process != leader);
+        let began = Instant::now();
+        let drained = processes[leader].drain(secs(5)).await;
+        assert!(drained.is_clean(), "{drained:?}");
+        let ended = std::mem::replace(&mut leading[leader], tokio::spawn(async { Ok(()) }));
+        ended.await.unwrap().unwrap();
+        assert!(began.elapsed() < ms(500), "{:?}", began.elapsed());
+        sleep(ms(1_000)).await;
+        let follows = usize::from(!left.is_empty());
+        assert_eq!(terms.inside.load(Ordering::SeqCst), follows);
+    }
+    assert_eq!(terms.leaders().len(), 3);
+    let tokens: Vec<_> = terms
+        .began
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|(_, token)| *token)
+        .collect();
+    assert!(
+        tokens.is_sorted_by(|earlier, later| earlier < later),
+        "{tokens:?}"
+    );
+    assert_eq!(nodes.locks(), [0; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_is_cancelled_when_the_lock_is_lost_and_begins_again_later() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let terms = Terms::default();
+    let leading = lead(&redlock, 0, &terms);
+    sleep(secs(5)).await;
+    for node in 0..2 {
+        nodes.set(node, Gate::Failing);
+    }
+    // The validity ends before the ttl.
+    sleep(secs(10)).await;
+    assert_eq!(terms.inside.load(Ordering::SeqCst), 0);
+    sleep(secs(60)).await;
+    assert!(!leading.is_finished());
+    for node in 0..2 {
+        nodes.set(node, Gate::Ready);
+    }
+    sleep(secs(15)).await;
+    assert_eq!(terms.inside.load(Ordering::SeqCst), 1);
+    assert_eq!(terms.leaders(), [0, 0]);
+    // Revoked: deposed at once, and a candidate again.
+    redlock.revoke("k").await.unwrap();
+    sleep(secs(1)).await;
+    assert_eq!(terms.leaders(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_future_resigns() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = [(); 2].map(|()| builder(&nodes).build().unwrap());
+    let terms = Terms::default();
+    let leading = lead(&one, 0, &terms);
+    sleep(secs(1)).await;
+    leading.abort();
+    assert!(leading.await.unwrap_err().is_cancelled());
+    assert_eq!(terms.inside.load(Ordering::SeqCst), 0);
+    sleep(ms(10)).await;
+    assert!(other.try_lock("k").await.is_ok());
+    sleep(ms(10)).await;
+    // A candidate that gives up leaves nothing either.
+    let guard = one.try_lock("k").await.unwrap();
+    let waiting = lead(&other, 1, &terms);
+    sleep(secs(1)).await;
+    waiting.abort();
+    guard.release().await.unwrap();
+    sleep(ms(100)).await;
+    assert_eq!(nodes.locks(), [0; 3]);
+    assert_eq!(terms.leaders(), [0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_returns_lets_others_lead_and_leads_again() {
+    let nodes = ScriptedNodes::new(3);
+    let processes = [(); 2].map(|()| builder(&nodes).build().unwrap());
+    let turns: [Arc<AtomicUsize>; 2] = [(); 2].map(|()| Arc::default());
+    for (redlock, turns) in processes.iter().zip(&turns) {
+        let turns = Arc::clone(turns);
+        tokio::spawn(redlock.lead("k", move |_guard| {
+            let turns = Arc::clone(&turns);
+            async move {
+                sleep(ms(50)).await;
+                turns.fetch_add(1, Ordering::SeqCst);
+            }
+        }));
+    }
+    sleep(secs(30)).await;
+    let turns = turns.map(|turns| turns.load(Ordering::SeqCst));
+    assert!(turns.iter().all(|turns| *turns > 20), "{turns:?}");
+}
+
+/// As in `|_| async { .. }`, where the guard is dropped before the work begins.
+#[tokio::test(start_paused = true)]
+async fn the_key_is_held_by_work_that_has_dropped_its_guard() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = [(); 2].map(|()| builder(&nodes).build().unwrap());
+    let began = Arc::new(AtomicUsize::new(0));
+    tokio::spawn(one.lead("k", {
+        let began = Arc::clone(&began);
+        move |_guard| {
+            began.fetch_add(1, Ordering::SeqCst);
+            sleep(secs(30))
+        }
+    }));
+    sleep(secs(25)).await;
+    assert!(other.try_lock("k").await.is_err());
+    assert_eq!(began.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_work_is_passed_on_and_the_key_is_free() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let leading = redlock.lead("k", |_guard| async { panic!("the work fails") });
+    assert!(tokio::spawn(leading).await.unwrap_err().is_panic());
+    sleep(ms(10)).await;
+    assert!(redlock.try_lock("k").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_can_never_succeed_are_errors_and_others_are_repeated() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let work = |_guard| async {};
+    let refused = redlock.lead("", work).await.unwrap_err();
+    assert!(matches!(refused, LockError::Key(_)), "{refused}");
+    let refused = redlock
+        .lead("k", work)
+        .ttl(secs(1_000_000))
+        .await
+        .unwrap_err();
+    assert!(matches!(refused, LockError::TtlTooLong { .. }), "{refused}");
+    for node in 0..3 {
+        nodes.set(node, Gate::Failing);
+    }
+    assert!(timeout(secs(60), redlock.lead("k", work)).await.is_err());
+    // At a drain also while nodes are down.
+    let led = Arc::new(Notify::new());
+    let leading = tokio::spawn(redlock.lead("k", {
+        let led = Arc::clone(&led);
+        move |_guard| {
+            let led = Arc::clone(&led);
+            async move { led.notify_one() }
+        }
+    }));
+    sleep(secs(3)).await;
+    redlock.drain(secs(1)).await;
+    timeout(secs(1), leading).await.unwrap().unwrap().unwrap();
+    assert!(redlock.lead("k", work).await.is_ok(), "it is drained");
+}
+
+/// The key is one of the crate's ordinary keys, so other callers see that it is held.
+#[tokio::test(start_paused = true)]
+async fn the_key_is_held_while_the_process_leads_even_beyond_the_max_hold_of_the_builder() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).max_hold(secs(20)).build().unwrap();
+    let terms = Terms::default();
+    let _leading = lead(&redlock, 0, &terms);
+    for _ in 0..10 {
+        sleep(secs(10)).await;
+        assert!(redlock.try_lock("k").await.is_err());
+    }
+    assert_eq!(terms.leaders(), [0]);
+}

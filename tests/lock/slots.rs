@@ -1,0 +1,232 @@
+//! Slots of a key, of which several callers hold one each, with embedded nodes on a paused clock.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use support::{ms, secs};
+use tokio::time::{Instant, sleep};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockError, LockKey, LostReason, Redlock};
+
+use crate::common::builder;
+
+fn processes<const N: usize>(nodes: &ScriptedNodes) -> [Redlock; N] {
+    [(); N].map(|()| builder(nodes).build().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_callers_hold_a_slot_as_there_are_in_one_and_in_several_processes() {
+    for count in [1, 2, 5, 64] {
+        let nodes = ScriptedNodes::new(3);
+        let processes = processes::<3>(&nodes);
+        let mut guards = Vec::new();
+        for number in 0..count {
+            let redlock = &processes[number % 3];
+            guards.push(redlock.try_lock("k").slots(count).await.unwrap());
+        }
+        let mut slots: Vec<_> = guards.iter().map(|guard| guard.slot().unwrap()).collect();
+        slots.sort_unstable();
+        assert_eq!(slots, (0..count).collect::<Vec<_>>());
+        for redlock in &processes {
+            let refused = redlock.try_lock("k").slots(count).await;
+            assert!(
+                matches!(refused, Err(LockError::Contended { .. })),
+                "{refused:?}"
+            );
+        }
+        let freed = guards.swap_remove(count / 2);
+        let slot = freed.slot();
+        freed.release().await.unwrap();
+        let again = processes[2].try_lock("k").slots(count).await.unwrap();
+        assert_eq!(again.slot(), slot);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_is_the_lock_of_its_own_key_and_no_other() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let first = redlock.try_lock("k").slots(2).await.unwrap();
+    let slot = first.slot().unwrap();
+    assert_eq!(first.keys(), [LockKey::from(("k", "slot", slot))]);
+    assert!(first.fencing_token().is_some());
+    assert!(other.try_lock(("k", "slot", slot)).await.is_err());
+    drop(other.try_lock(("k", "slot", 1 - slot)).await.unwrap());
+    // The key itself is another resource, and has no slot.
+    let whole = redlock.try_lock("k").await.unwrap();
+    assert_eq!(whole.slot(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_caller_gets_the_only_free_slot_with_its_second_request() {
+    for _ in 0..20 {
+        let nodes = ScriptedNodes::new(3);
+        let [holder, other] = processes(&nodes);
+        let guards: Vec<_> = {
+            let mut guards = Vec::new();
+            for _ in 0..15 {
+                guards.push(holder.try_lock("k").slots(16).await.unwrap());
+            }
+            guards
+        };
+        let before = nodes.sent(0, OpKind::Acquire);
+        let last = other.try_lock("k").slots(16).await.unwrap();
+        assert!(guards.iter().all(|guard| guard.slot() != last.slot()));
+        let rounds = nodes.sent(0, OpKind::Acquire) - before;
+        assert!((1..=2).contains(&rounds), "{rounds}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_is_free_at_a_majority_is_found_while_a_node_is_down() {
+    let nodes = ScriptedNodes::new(3);
+    let [holder, other] = processes(&nodes);
+    nodes.set(2, Gate::Failing);
+    let _first = holder.try_lock("k").slots(2).await.unwrap();
+    drop(other.try_lock("k").slots(2).await.unwrap());
+    nodes.set(1, Gate::Failing);
+    let refused = other.try_lock("k").slots(2).await;
+    assert!(
+        matches!(refused, Err(LockError::Unavailable { .. })),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_that_wait_get_each_slot_that_becomes_free() {
+    let nodes = ScriptedNodes::new(3);
+    let processes = processes::<3>(&nodes);
+    let inside = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let began = Instant::now();
+    let clients: Vec<_> = (0..30)
+        .map(|number| {
+            let redlock = processes[number % 3].clone();
+            let (inside, most) = (Arc::clone(&inside), Arc::clone(&most));
+            tokio::spawn(async move {
+                let guard = redlock.lock("k").slots(3).wait(secs(60)).await.unwrap();
+                let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                most.fetch_max(now, Ordering::SeqCst);
+                sleep(ms(100)).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+    // Ten holds of 100 ms in each slot, and the hand-overs.
+    let elapsed = began.elapsed();
+    assert!(elapsed < ms(1_500), "{elapsed:?}");
+    assert_eq!(nodes.locks(), [0; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_of_several_keys_are_taken_together() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let both = redlock.lock_all(["a", "b"]).slots(2).await.unwrap();
+    let slot = both.slot().unwrap();
+    let keys = ["a", "b"].map(|key| LockKey::from((key, "slot", slot)));
+    assert_eq!(both.keys(), keys);
+    let second = other.lock_all(["a", "b"]).slots(2).await.unwrap();
+    assert_ne!(second.slot(), both.slot());
+    assert!(
+        other
+            .lock_all(["a", "b"])
+            .slots(2)
+            .wait(ms(0))
+            .await
+            .is_err()
+    );
+    drop(second);
+    sleep(ms(20)).await;
+    // Free for one of the keys only.
+    let one = other.try_lock("b").slots(2).await.unwrap();
+    assert_ne!(one.slot(), both.slot());
+    assert!(
+        redlock
+            .lock_all(["a", "b"])
+            .slots(2)
+            .wait(ms(0))
+            .await
+            .is_err()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_that_cannot_be_are_refused_without_a_request() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock] = processes(&nodes);
+    for asked in [0, 65, usize::MAX] {
+        let refused = redlock.try_lock("k").slots(asked).await.unwrap_err();
+        assert_eq!(refused, LockError::InvalidSlots { asked, max: 64 });
+        assert!(
+            refused.to_string().contains("between 1 and 64"),
+            "{refused}"
+        );
+    }
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_is_renewed_extended_lost_and_named_by_the_drain() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let guard = redlock.try_lock("k").slots(2).await.unwrap();
+    sleep(secs(45)).await;
+    assert!(guard.is_valid());
+    guard.extend(secs(9)).await.unwrap();
+    let second = redlock.try_lock("k").slots(2).await.unwrap();
+    assert!(other.try_lock("k").slots(2).await.is_err());
+    let key = second.keys()[0].clone();
+    let held = redlock.drain(ms(10)).await.held;
+    assert!(
+        held.iter().any(|keys| keys.as_slice() == [key.clone()]),
+        "{held:?}"
+    );
+    for node in 0..3 {
+        nodes.wipe(node);
+    }
+    assert_eq!(second.lost().await, LostReason::Expired);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_refusal_says_when_the_first_slot_ends() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other, third] = processes(&nodes);
+    let _long = one.try_lock("k").slots(2).ttl(secs(10)).await.unwrap();
+    let _short = other.try_lock("k").slots(2).ttl(secs(5)).await.unwrap();
+    for redlock in [third, one, other] {
+        let Err(LockError::Contended { retry_after }) = redlock.try_lock("k").slots(2).await else {
+            panic!("both slots are held");
+        };
+        let left = retry_after.unwrap();
+        assert!(left <= secs(5), "{left:?}");
+    }
+}
+
+/// Dropped while it waits, which must not use up a slot or a number.
+#[tokio::test(start_paused = true)]
+async fn callers_that_give_up_leave_no_slot_behind() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    for _ in 0..50 {
+        let first = one.try_lock("k").slots(2).await.unwrap();
+        let second = other.try_lock("k").slots(2).await.unwrap();
+        let waiting = one.lock("k").slots(2).wait(secs(60)).into_future();
+        assert!(tokio::time::timeout(ms(7), waiting).await.is_err());
+        drop((first, second));
+        sleep(ms(30)).await;
+    }
+    let both = [
+        other.try_lock("k").slots(2).await.unwrap(),
+        one.try_lock("k").slots(2).await.unwrap(),
+    ];
+    drop(both);
+    sleep(ms(30)).await;
+    assert_eq!(nodes.locks(), [0; 3]);
+}
