@@ -102,7 +102,7 @@ impl LockHandleRejection {
                 "the request names no resource; extract Option<LockHandle>, or leave `missing_key` at Reject"
             }
             Some(NotLocked::Unfenced) => {
-                "the lock has no fencing token; leave `fencing` on, or extract Option<FencingToken>"
+                "the lock has no fencing token, because it is that of a reader or `fencing` is off; extract Option<FencingToken>"
             }
             Some(NotLocked::Unavailable) => {
                 "`on_unavailable(Proceed)` served the request without a quorum; extract Option<LockHandle>"

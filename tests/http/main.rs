@@ -11,6 +11,7 @@ mod key_combinators;
 mod key_extractors;
 mod key_service;
 mod keys;
+mod kinds_of_locks;
 mod locked_bodies;
 mod log_texts;
 mod many_requests;

@@ -199,3 +199,19 @@ async fn revoke_needs_a_majority_and_names_the_nodes_that_failed() {
     };
     assert_eq!((*reached, failed.len()), (1, 2));
 }
+
+/// Also in the process of the old holder, who still has its guard.
+#[tokio::test(start_paused = true)]
+async fn a_revoked_key_can_be_locked_at_once() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    for next in [&redlock, &other] {
+        let stuck = redlock.try_lock("k").await.unwrap();
+        redlock.revoke("k").await.unwrap();
+        let guard = next.try_lock("k").await.unwrap();
+        drop(stuck);
+        sleep(ms(10)).await;
+        assert!(guard.is_valid());
+        guard.release().await.unwrap();
+    }
+}

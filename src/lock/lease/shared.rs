@@ -277,7 +277,8 @@ impl Lease {
 
 impl HeldLease for Lease {
     fn is_ending(&self) -> bool {
-        !self.is_shared()
+        // The task of a lost lock gives its permit back at once, although there are shares.
+        !self.is_shared() || self.lost_reason().is_some()
     }
 
     fn valid_until(&self) -> Instant {

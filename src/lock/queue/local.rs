@@ -52,7 +52,7 @@ pub(crate) type Memo = Arc<dyn Any + Send + Sync>;
 
 /// The view of a lease that the waiting callers of its key have.
 pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
-    /// Returns whether the last share is gone, so that the lock is about to be released.
+    /// Returns whether the last share is gone or the lock is lost, so that the next caller is about to be admitted.
     fn is_ending(&self) -> bool;
 
     /// Returns the end of the validity.

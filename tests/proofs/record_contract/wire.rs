@@ -29,7 +29,7 @@ pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
         (_, Reply::Intended) => "intended",
         (_, Reply::Overflow) => "overflow",
         (_, Reply::Amnesia) => "amnesia",
-        (_, Reply::HeldSlot { .. } | Reply::Seen(_) | Reply::Revoked { .. }) => {
+        (_, Reply::HeldSlot { .. } | Reply::Seen(_) | Reply::Revoked { .. } | Reply::TooLate) => {
             panic!("{reply:?} is not an answer to {op:?}")
         }
     }
