@@ -89,8 +89,9 @@ use crate::middleware::{CallToken, LockHandles, OnLost, Rejection};
 ///
 /// *`OrderId` does not say which resource to lock*: implement [`LockResource`] for it, as above.
 ///
-/// *`Redlock: FromRef<AppState>` is not satisfied*: the extractor gets the [`Redlock`] from the
-/// router's state. Derive `FromRef` for the state (axum's feature `macros`), as above, or write
+/// *expected `Redlock`, found `AppState`*, or with axum's `debug_handler` *the trait `FromRequest<AppState, _>` is not
+/// implemented for `Locked<Path<OrderId>>`*: the extractor gets the [`Redlock`] from the router's state. Derive
+/// `FromRef` for the state (axum's feature `macros`), as above, or write
 ///
 /// ```
 /// # use axum::extract::FromRef;
@@ -102,9 +103,14 @@ use crate::middleware::{CallToken, LockHandles, OnLost, Rejection};
 ///     }
 /// }
 /// ```
+///
+/// # Design
+///
+/// The type itself has the bound `LockResource`. With the bound on the extractor traits alone, the compiler reports only
+/// that `Locked<T>` is no extractor, because it has several implementations to choose from.
 #[derive(Debug)]
 #[must_use = "dropping the guard releases the lock at once"]
-pub struct Locked<T>(
+pub struct Locked<T: LockResource>(
     /// The lock.
     pub LockGuard,
     /// The extracted resource.

@@ -1,4 +1,4 @@
-//! What the compiler says to a user of `Locked` who forgot something, and the builder to one who forgot a feature.
+//! What the compiler says to a user who forgot something, and the builder to one who forgot a feature.
 
 #![cfg(test)]
 #![allow(

@@ -1,8 +1,8 @@
 //! A handler locks something that does not say which resource it is.
 
+use axum::Router;
 use axum::extract::{FromRef, Path};
 use axum::routing::post;
-use axum::{Router, debug_handler};
 use serde::Deserialize;
 use tower_redlock::{Locked, Redlock};
 
@@ -14,7 +14,6 @@ struct AppState {
 #[derive(Deserialize)]
 struct OrderId(u64);
 
-#[debug_handler(state = AppState)]
 async fn ship(Locked(_guard, Path(_id)): Locked<Path<OrderId>>) -> &'static str {
     "shipped"
 }
