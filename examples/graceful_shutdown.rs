@@ -34,7 +34,7 @@ use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tower_redlock::{Redlock, RedlockLayer, RestartGuard, key};
+use tower_redlock::{BuildError, Redlock, RedlockBuilder, RedlockConfig, RedlockLayer, key};
 
 fn app(redlock: Redlock) -> Router {
     Router::new()
@@ -48,22 +48,20 @@ async fn job(Query(query): Query<HashMap<String, u64>>) -> &'static str {
     "done\n"
 }
 
+/// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
+fn redlock() -> Result<Redlock, BuildError> {
+    let config = RedlockConfig::from_env()?;
+    if config.urls().len() == 0 {
+        return Ok(Redlock::in_memory(3));
+    }
+    RedlockBuilder::from(config).build()
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let grace = env::var("GRACE_MS").ok().map(|ms| ms.parse()).transpose()?;
     let grace = Duration::from_millis(grace.unwrap_or(10_000));
-    let redlock = match env::var("REDLOCK_URLS") {
-        Ok(urls) => Redlock::builder()
-            .urls(urls.split(','))
-            // Wait for the last releases.
-            .node_timeout(Duration::from_millis(300))
-            .restart_guard(match env::var("REDLOCK_RESTART_GUARD").as_deref() {
-                Ok("off") => RestartGuard::Off,
-                _ => RestartGuard::Auto,
-            })
-            .build()?,
-        Err(_) => Redlock::in_memory(3),
-    };
+    let redlock = redlock()?;
     let listen = env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;

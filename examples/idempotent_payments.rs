@@ -23,7 +23,7 @@
 //! ```
 //!
 //! The first client gives up after half a second, while the payment takes one second; its second attempt
-//! gets the recorded response. `LISTEN`, `REDLOCK_URLS` and `REDLOCK_RESTART_GUARD` work as in
+//! gets the recorded response. `LISTEN`, `REDLOCK_URLS` and the other variables work as in
 //! `quickstart`: two processes on the same Redis nodes form one service.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
@@ -40,7 +40,7 @@ use axum::routing::post;
 use axum::serve::ListenerExt;
 use axum::{Router, http::HeaderValue};
 use tokio::net::TcpListener;
-use tower_redlock::{IdempotencyLayer, Redlock, RestartGuard, key};
+use tower_redlock::{BuildError, IdempotencyLayer, Redlock, RedlockBuilder, RedlockConfig, key};
 
 fn app(redlock: Redlock) -> Router {
     // The header names the caller here; in a real service, authentication does.
@@ -70,15 +70,12 @@ async fn pay(
 }
 
 /// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
-fn redlock() -> Result<Redlock, Box<dyn Error>> {
-    let Ok(urls) = env::var("REDLOCK_URLS") else {
+fn redlock() -> Result<Redlock, BuildError> {
+    let config = RedlockConfig::from_env()?;
+    if config.urls().len() == 0 {
         return Ok(Redlock::in_memory(3));
-    };
-    let mut builder = Redlock::builder().urls(urls.split(',').map(str::trim));
-    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
-        builder = builder.restart_guard(RestartGuard::Off);
     }
-    Ok(builder.build()?)
+    RedlockBuilder::from(config).build()
 }
 
 #[tokio::main]

@@ -14,8 +14,8 @@
 //! nodes, `unavailable` and 2; if the lock is lost while held, `lost KEY` and 3.
 //!
 //! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones, which
-//! exclude no other process. `REDLOCK_NAMESPACE` sets the namespace,
-//! `REDLOCK_RESTART_GUARD=off` turns the restart guard off.
+//! exclude no other process. Further variables set the rest, such as `REDLOCK_NAMESPACE`, or
+//! `REDLOCK_RESTART_GUARD=off`, which turns the restart guard off; `RedlockConfig` has the list.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -24,7 +24,7 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tower_redlock::{LockError, Redlock, RestartGuard};
+use tower_redlock::{BuildError, LockError, Redlock, RedlockBuilder, RedlockConfig};
 
 /// How long to wait for slow nodes at the end.
 const GRACE: Duration = Duration::from_secs(1);
@@ -91,16 +91,10 @@ async fn work(takes: Duration) {
     tokio::time::sleep(takes).await;
 }
 
-fn redlock() -> Result<Redlock, Box<dyn Error>> {
-    let mut builder = match env::var("REDLOCK_URLS") {
-        Ok(urls) => Redlock::builder().urls(urls.split(',').map(str::trim)),
-        Err(_) => Redlock::builder().embedded(3),
-    };
-    if let Ok(namespace) = env::var("REDLOCK_NAMESPACE") {
-        builder = builder.namespace(namespace);
+fn redlock() -> Result<Redlock, BuildError> {
+    let config = RedlockConfig::from_env()?;
+    if config.urls().len() == 0 {
+        return Ok(Redlock::in_memory(3));
     }
-    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
-        builder = builder.restart_guard(RestartGuard::Off);
-    }
-    Ok(builder.build()?)
+    RedlockBuilder::from(config).build()
 }

@@ -14,6 +14,7 @@
 //!     cargo run --example quickstart
 //! ```
 //!
+//! Other variables that begin with `REDLOCK_` are settings of the lock; `RedlockConfig` has the list.
 //! Start a second process with `LISTEN=127.0.0.1:3001`: the two exclude each other.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
@@ -37,8 +38,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tower_redlock::{
-    IdempotencyLayer, KeyExtractor, LockHandle, LockKey, LockKeys, LockResource, Locked, NodeState,
-    Redlock, RedlockLayer, RestartGuard, health_router, key,
+    BuildError, IdempotencyLayer, KeyExtractor, LockHandle, LockKey, LockKeys, LockResource,
+    Locked, NodeState, Redlock, RedlockBuilder, RedlockConfig, RedlockLayer, health_router, key,
 };
 
 /// How long requests may continue after Ctrl-C or SIGTERM.
@@ -186,16 +187,14 @@ fn read(balances: &Balances, account: &str) -> u64 {
 }
 
 /// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
-fn redlock() -> Result<(Redlock, String), Box<dyn Error>> {
-    let Ok(urls) = env::var("REDLOCK_URLS") else {
+fn redlock() -> Result<(Redlock, String), BuildError> {
+    let config = RedlockConfig::from_env()?;
+    let servers = config.urls().len();
+    if servers == 0 {
         return Ok((Redlock::in_memory(3), "3 embedded nodes".into()));
-    };
-    let urls: Vec<&str> = urls.split(',').map(str::trim).collect();
-    let mut builder = Redlock::builder().urls(&urls);
-    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
-        builder = builder.restart_guard(RestartGuard::Off);
     }
-    Ok((builder.build()?, format!("{} Redis nodes", urls.len())))
+    let redlock = RedlockBuilder::from(config).build()?;
+    Ok((redlock, format!("{servers} Redis nodes")))
 }
 
 #[tokio::main]

@@ -37,7 +37,9 @@ use rusqlite::{Connection, params};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tower_redlock::{IdempotencyKey, IdempotencyLayer, Redlock, RestartGuard, scope};
+use tower_redlock::{
+    BuildError, IdempotencyKey, IdempotencyLayer, Redlock, RedlockBuilder, RedlockConfig, scope,
+};
 
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS payment (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE,
@@ -83,19 +85,21 @@ fn book(database: &mut Connection, key: &str, amount: i64) -> rusqlite::Result<V
     Ok(json!({"payment": payment, "executions": executions, "balance": balance}))
 }
 
+/// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
+fn redlock() -> Result<Redlock, BuildError> {
+    let config = RedlockConfig::from_env()?;
+    if config.urls().len() == 0 {
+        return Ok(Redlock::in_memory(3));
+    }
+    RedlockBuilder::from(config).build()
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let file = env::var("DATABASE").unwrap_or_else(|_| ":memory:".into());
     let connection = Connection::open(file)?;
     connection.execute_batch(SCHEMA)?;
-    let mut redlock = match env::var("REDLOCK_URLS") {
-        Ok(urls) => Redlock::builder().urls(urls.split(',')),
-        Err(_) => Redlock::builder().embedded(3),
-    };
-    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
-        redlock = redlock.restart_guard(RestartGuard::Off);
-    }
-    let once = IdempotencyLayer::new(redlock.build()?, scope::public()).required(true);
+    let once = IdempotencyLayer::new(redlock()?, scope::public()).required(true);
     // The key alone identifies the payment; the requested outcome does not.
     let once = once.fingerprint(|_, _| Vec::new());
     let app = Router::new()

@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Import `grafana_dashboard.json` into Grafana to draw all of `/metrics`. Some metrics need Redis
-//! nodes: `LISTEN`, `REDLOCK_URLS` and `REDLOCK_RESTART_GUARD` work as in `quickstart`.
+//! nodes: `LISTEN`, `REDLOCK_URLS` and the other variables work as in `quickstart`.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
@@ -41,7 +41,8 @@ use axum::serve::ListenerExt;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 use tower_redlock::{
-    LATENCY_BUCKETS, OnUnavailable, Redlock, RedlockLayer, RestartGuard, health_router, key,
+    LATENCY_BUCKETS, OnUnavailable, Redlock, RedlockBuilder, RedlockConfig, RedlockLayer,
+    health_router, key,
 };
 
 fn app(redlock: Redlock, metrics: PrometheusHandle) -> Router {
@@ -75,16 +76,14 @@ fn recorder() -> Result<PrometheusHandle, BuildError> {
 }
 
 /// Uses the Redis servers in `REDLOCK_URLS`, or three embedded nodes.
-fn redlock() -> Result<Redlock, Box<dyn Error>> {
-    let builder = Redlock::builder().ttl(Duration::from_secs(3));
-    let Ok(urls) = env::var("REDLOCK_URLS") else {
-        return Ok(builder.embedded(3).build()?);
-    };
-    let mut builder = builder.urls(urls.split(',').map(str::trim));
-    if env::var("REDLOCK_RESTART_GUARD").is_ok_and(|guard| guard == "off") {
-        builder = builder.restart_guard(RestartGuard::Off);
+fn redlock() -> Result<Redlock, tower_redlock::BuildError> {
+    let config = RedlockConfig::from_env()?;
+    let has_servers = config.urls().len() > 0;
+    let mut builder = RedlockBuilder::from(config).ttl(Duration::from_secs(3));
+    if !has_servers {
+        builder = builder.embedded(3);
     }
-    Ok(builder.build()?)
+    builder.build()
 }
 
 #[tokio::main]

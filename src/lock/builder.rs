@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::cluster::Settings;
-use crate::lock::error::{BuildError, LONGEST_TTL};
+#[cfg(feature = "redis")]
+use crate::lock::error::without_credentials;
+use crate::lock::error::{BuildError, LONGEST_TTL, Variables};
 use crate::lock::queue::WaiterCap;
 use crate::lock::redlock::Redlock;
 use crate::lock::time::whole_millis;
@@ -63,6 +65,7 @@ pub struct RedlockBuilder {
     restart_guard: RestartGuard,
     max_waiters: Option<usize>,
     log_keys: bool,
+    pub(super) variables: Variables,
 }
 
 /// A source of nodes.
@@ -122,6 +125,7 @@ impl Default for RedlockBuilder {
             restart_guard: RestartGuard::default(),
             max_waiters: None,
             log_keys: false,
+            variables: Variables::default(),
         }
     }
 }
@@ -349,11 +353,14 @@ impl RedlockBuilder {
     /// # Errors
     ///
     /// Returns a [`BuildError`], which names the setting, its value and the remedy, if there is no node, if a URL is
-    /// malformed or listed twice, or if settings exclude each other.
+    /// malformed or listed twice, or if settings exclude each other. If the value was read from an environment variable,
+    /// the error names that.
     pub fn build(self) -> Result<Redlock, BuildError> {
-        let settings = self.settings()?;
-        let nodes = self.nodes(&settings)?;
-        Ok(Redlock::new(nodes, settings))
+        let built = self.settings().and_then(|settings| {
+            let nodes = self.nodes(&settings)?;
+            Ok(Redlock::new(nodes, settings))
+        });
+        built.map_err(|error| error.name_variable(&self.variables))
     }
 
     fn settings(&self) -> Result<Settings, BuildError> {
@@ -579,18 +586,5 @@ impl fmt::Debug for Source {
             #[cfg(feature = "test-util")]
             Self::Simulated(count, _) => write!(f, "Simulated({count})"),
         }
-    }
-}
-
-/// Removes credentials from a URL that could not be parsed.
-#[cfg(feature = "redis")]
-pub(super) fn without_credentials(url: &str) -> String {
-    let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
-    let rest = &url[scheme.len()..];
-    match (rest.rfind('@'), rest.find('?')) {
-        // Each of the two characters may be part of a password.
-        (Some(at), Some(query)) if query < at => format!("{scheme}***"),
-        (Some(at), query) => format!("{scheme}***{}", &rest[at..query.unwrap_or(rest.len())]),
-        (None, query) => format!("{scheme}{}", &rest[..query.unwrap_or(rest.len())]),
     }
 }

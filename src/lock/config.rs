@@ -6,27 +6,28 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::lock::builder::{RedlockBuilder, RestartGuard, without_credentials};
-use crate::lock::error::BuildError;
+use crate::lock::builder::{RedlockBuilder, RestartGuard};
+use crate::lock::error::{BuildError, Variables, without_credentials};
 
 /// Settings of a [`RedlockBuilder`] as data: from the environment ([`from_env`](Self::from_env)) or, with the feature
 /// `serde`, from a configuration file.
 ///
-/// A setting that is not named has the default of the builder, which checks all of them together in
-/// [`build`](RedlockBuilder::build):
+/// A setting that is not named has the default of the builder. The builder takes further settings, and checks all of them
+/// together in [`build`](RedlockBuilder::build), whose error names the variable if the value came from one:
 ///
 /// ```
-/// use tower_redlock::{RedlockBuilder, RedlockConfig};
+/// use tower_redlock::{BuildError, Redlock, RedlockBuilder, RedlockConfig};
 ///
-/// let config = RedlockConfig::from_env()?;
-/// let has_servers = config.urls().len() > 0;
-/// let mut builder = RedlockBuilder::from(config);
-/// if !has_servers {
-///     builder = builder.embedded(3); // for development
+/// /// Uses the Redis servers in `REDLOCK_URLS`; in development, nodes inside the process.
+/// fn redlock() -> Result<Redlock, BuildError> {
+///     let config = RedlockConfig::from_env()?;
+///     if config.urls().len() == 0 {
+///         return Ok(Redlock::in_memory(3));
+///     }
+///     RedlockBuilder::from(config).build()
 /// }
-/// let redlock = builder.build()?;
-/// # let _ = redlock;
-/// # Ok::<(), tower_redlock::BuildError>(())
+/// # redlock()?;
+/// # Ok::<(), BuildError>(())
 /// ```
 ///
 /// Times are whole numbers with a unit: `500ms`, `10s`, `5m`, `1h` or `7d`. The settings are those of the builder but
@@ -34,24 +35,44 @@ use crate::lock::error::BuildError;
 ///
 /// # In a configuration file
 ///
-/// With the feature `serde`, it can be deserialized, as a part of the program's own configuration. Names that are no
-/// settings are errors:
+/// With the feature `serde`, it can be deserialized, as a part of the program's own configuration. `urls` is a list, or
+/// text with commas as in the variable. Names that are no settings are errors:
 ///
 #[cfg_attr(feature = "serde", doc = "```")]
 #[cfg_attr(not(feature = "serde"), doc = "```ignore")]
-/// # use tower_redlock::RedlockConfig;
-/// let json = r#"{"urls": ["redis://10.0.0.1", "redis://10.0.0.2"], "ttl": "5s", "restart_guard": "off"}"#;
-/// let config: RedlockConfig = serde_json::from_str(json)?;
-/// # let _ = config;
-/// # Ok::<(), serde_json::Error>(())
+/// use serde::Deserialize;
+/// use tower_redlock::{Redlock, RedlockBuilder, RedlockConfig};
+///
+/// #[derive(Deserialize)]
+/// struct Config {
+///     listen: String,
+///     locks: RedlockConfig,
+/// }
+///
+/// let file = r#"{
+///     "listen": "0.0.0.0:3000",
+///     "locks": {
+///         "urls": ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"],
+///         "ttl": "5s",
+///         "restart_guard": "off"
+///     }
+/// }"#;
+/// let config: Config = serde_json::from_str(file)?;
+/// let redlock: Redlock = RedlockBuilder::from(config.locks).build()?;
+/// # let _ = config.listen;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Deserialize),
     serde(default, deny_unknown_fields)
 )]
 pub struct RedlockConfig {
+    #[cfg_attr(
+        feature = "serde",
+        serde(deserialize_with = "deserialize::server_urls")
+    )]
     urls: Vec<ServerUrl>,
     namespace: Option<String>,
     ttl: Option<Time>,
@@ -68,6 +89,8 @@ pub struct RedlockConfig {
     restart_guard: Option<GuardTime>,
     max_waiters: Option<usize>,
     log_keys: Option<bool>,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    is_from_env: bool,
 }
 
 impl RedlockConfig {
@@ -103,6 +126,7 @@ impl RedlockConfig {
             restart_guard: vars.read("REDLOCK_RESTART_GUARD", GUARD)?,
             max_waiters: vars.read("REDLOCK_MAX_WAITERS", NUMBER)?,
             log_keys: vars.read("REDLOCK_LOG_KEYS", BOOL)?,
+            is_from_env: true,
         })
     }
 
@@ -111,11 +135,37 @@ impl RedlockConfig {
     pub fn urls(&self) -> impl ExactSizeIterator<Item = &str> {
         self.urls.iter().map(|url| &*url.0)
     }
+
+    /// Returns the settings that errors of the builder may name, with the values that they show.
+    fn variables(&self) -> Variables {
+        let guard = match self.restart_guard {
+            Some(GuardTime(RestartGuard::For(time))) => Some(Time(time)),
+            _ => None,
+        };
+        let times = [
+            ("ttl", self.ttl),
+            ("max_ttl", self.max_ttl),
+            ("node_timeout", self.node_timeout),
+            ("connect_timeout", self.connect_timeout),
+            ("max_hold", self.max_hold),
+            ("fence_retention", self.fence_retention),
+            ("restart_guard", guard),
+        ];
+        let times = times.into_iter();
+        let times = times.filter_map(|(name, time)| Some((name, Some(format!("{:?}", time?.0)))));
+        let namespace = self.namespace.clone();
+        let namespace = namespace.map(|namespace| ("namespace", Some(namespace)));
+        let nodes = if self.urls.is_empty() { "nodes" } else { "url" };
+        Variables(times.chain(namespace).chain([(nodes, None)]).collect())
+    }
 }
 
 impl From<RedlockConfig> for RedlockBuilder {
     fn from(config: RedlockConfig) -> Self {
         let mut builder = Self::default().urls(config.urls());
+        if config.is_from_env {
+            builder.variables = config.variables();
+        }
         macro_rules! set {
             ($($setting:ident $(. $field:tt)?)+) => {$(
                 if let Some(value) = config.$setting {
@@ -130,8 +180,7 @@ impl From<RedlockConfig> for RedlockBuilder {
 }
 
 /// The URL of a server, which may contain credentials.
-#[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(transparent))]
+#[derive(Clone)]
 struct ServerUrl(String);
 
 /// Shows no credentials.
@@ -142,12 +191,7 @@ impl fmt::Debug for ServerUrl {
 }
 
 /// A time with a unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Deserialize),
-    serde(try_from = "String")
-)]
+#[derive(Debug, Clone, Copy)]
 struct Time(Duration);
 
 impl FromStr for Time {
@@ -171,12 +215,7 @@ impl FromStr for Time {
 }
 
 /// A [`RestartGuard`]: `auto`, `off` or a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Deserialize),
-    serde(try_from = "String")
-)]
+#[derive(Debug, Clone, Copy)]
 struct GuardTime(RestartGuard);
 
 impl FromStr for GuardTime {
@@ -193,21 +232,6 @@ impl FromStr for GuardTime {
         }))
     }
 }
-
-macro_rules! try_from_string {
-    ($($type:ty)+) => {$(
-        #[cfg(feature = "serde")]
-        impl TryFrom<String> for $type {
-            type Error = String;
-
-            fn try_from(text: String) -> Result<Self, String> {
-                text.parse().map_err(|remedy| format!("{text:?}: {remedy}"))
-            }
-        }
-    )+};
-}
-
-try_from_string! { Time GuardTime }
 
 /// The variables of an environment.
 struct Vars<F>(F);
@@ -236,14 +260,26 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
         let Some(text) = self.text(name)? else {
             return Ok(Vec::new());
         };
-        let urls = text.split(',').map(str::trim);
-        let urls: Vec<&str> = urls.filter(|url| !url.is_empty()).collect();
-        if urls.is_empty() {
-            let remedy = "list the URLs of all servers with commas between them, or unset it";
-            return Err(BuildError::new(name, shown(""), remedy));
+        if text.trim().is_empty() {
+            return Err(BuildError::new(name, "empty", URLS));
         }
-        Ok(urls.into_iter().map(|url| ServerUrl(url.into())).collect())
+        // The value may contain credentials, also in parts that are no URLs.
+        parse_urls(&text).ok_or_else(|| BuildError::new(name, "not a list of URLs", URLS))
     }
+}
+
+/// Splits a list of URLs; `None` if a part of it is not a URL.
+///
+/// A comma in a password would split it, and an error of `build` would show a part of it.
+fn parse_urls(text: &str) -> Option<Vec<ServerUrl>> {
+    let parts = text.split(',').map(str::trim);
+    let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
+    let is_url = |part: &&str| {
+        let scheme = part.split_once(":/").map(|(scheme, _)| scheme);
+        scheme.is_some_and(|scheme| scheme.chars().all(|c| c.is_ascii_alphabetic() || c == '+'))
+    };
+    let is_list = !parts.is_empty() && parts.iter().all(is_url);
+    is_list.then(|| parts.into_iter().map(|url| ServerUrl(url.into())).collect())
 }
 
 fn shown(text: &str) -> &str {
@@ -254,175 +290,76 @@ const TIME: &str = "use a whole number with a unit, such as `500ms`, `10s`, `5m`
 const GUARD: &str = "use `auto`, `off`, or a time such as `30s`";
 const BOOL: &str = "use `true` or `false`";
 const NUMBER: &str = "use a whole number";
+const URLS: &str = "list the URLs of all servers, such as `redis://10.0.0.1,redis://10.0.0.2`, and write a comma in a password as `%2C`; or unset it";
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lock::redlock::Redlock;
+/// The forms of settings in a configuration file.
+#[cfg(feature = "serde")]
+mod deserialize {
+    use std::fmt;
+    use std::marker::PhantomData;
+    use std::str::FromStr;
 
-    fn read(vars: &[(&str, &str)]) -> Result<RedlockConfig, BuildError> {
-        RedlockConfig::from_vars(|name| {
-            let found = vars.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| OsString::from(value))
-        })
-    }
+    use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
-    fn built(config: RedlockConfig) -> String {
-        format!("{:?}", RedlockBuilder::from(config))
-    }
+    use super::{GUARD, GuardTime, ServerUrl, TIME, Time, parse_urls};
 
-    #[test]
-    fn every_variable_is_the_setting_of_its_name() {
-        let secs = Duration::from_secs;
-        let cases: [(&str, &str, RedlockBuilder); 15] = [
-            (
-                "REDLOCK_NAMESPACE",
-                "shop",
-                Redlock::builder().namespace("shop"),
-            ),
-            ("REDLOCK_TTL", "5s", Redlock::builder().ttl(secs(5))),
-            (
-                "REDLOCK_MAX_TTL",
-                "1m",
-                Redlock::builder().max_ttl(secs(60)),
-            ),
-            (
-                "REDLOCK_NODE_TIMEOUT",
-                "80ms",
-                Redlock::builder().node_timeout(Duration::from_millis(80)),
-            ),
-            (
-                "REDLOCK_CONNECT_TIMEOUT",
-                "2s",
-                Redlock::builder().connect_timeout(secs(2)),
-            ),
-            ("REDLOCK_WAIT", "0s", Redlock::builder().wait(secs(0))),
-            (
-                "REDLOCK_WAKE_UPS",
-                "false",
-                Redlock::builder().wake_ups(false),
-            ),
-            (
-                "REDLOCK_POLL_INTERVAL",
-                "1s",
-                Redlock::builder().poll_interval(secs(1)),
-            ),
-            (
-                "REDLOCK_MAX_HOLD",
-                "1h",
-                Redlock::builder().max_hold(secs(3_600)),
-            ),
-            ("REDLOCK_RENEW", "false", Redlock::builder().renew(false)),
-            (
-                "REDLOCK_FENCING",
-                "false",
-                Redlock::builder().fencing(false),
-            ),
-            (
-                "REDLOCK_FENCE_RETENTION",
-                "7d",
-                Redlock::builder().fence_retention(secs(7 * 24 * 3_600)),
-            ),
-            (
-                "REDLOCK_RESTART_GUARD",
-                "off",
-                Redlock::builder().restart_guard(RestartGuard::Off),
-            ),
-            (
-                "REDLOCK_MAX_WAITERS",
-                "7",
-                Redlock::builder().max_waiters(7),
-            ),
-            (
-                "REDLOCK_LOG_KEYS",
-                "true",
-                Redlock::builder().log_keys(true),
-            ),
-        ];
-        let default = built(RedlockConfig::default());
-        for (name, value, expected) in cases {
-            let config = built(read(&[(name, value)]).unwrap());
-            assert_eq!(config, format!("{expected:?}"), "{name}");
-            assert_ne!(config, default, "{name}");
+    /// Parses text, and says what is expected also if there is a number.
+    struct Parse<T>(&'static str, PhantomData<T>);
+
+    impl<T: FromStr<Err = &'static str>> Visitor<'_> for Parse<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "text; {}", self.0)
         }
-        let guard = |text| read(&[("REDLOCK_RESTART_GUARD", text)]).map(built);
-        let for_30_s = Redlock::builder().restart_guard(RestartGuard::For(secs(30)));
-        assert_eq!(guard("30s"), Ok(format!("{for_30_s:?}")));
-        assert_eq!(guard("auto"), Ok(default));
-    }
 
-    #[test]
-    fn redlock_urls_are_listed_with_commas_and_shown_without_credentials() {
-        let urls = "redis://app:hunter2@10.0.0.1, redis://10.0.0.2,";
-        let config = read(&[("REDLOCK_URLS", urls), ("REDLOCK_PORT", "tcp://x")]).unwrap();
-        let listed: Vec<&str> = config.urls().collect();
-        assert_eq!(listed, ["redis://app:hunter2@10.0.0.1", "redis://10.0.0.2"]);
-        let shown = format!("{config:?} {}", built(config.clone()));
-        assert!(
-            shown.contains("10.0.0.1") && !shown.contains("hunter2"),
-            "{shown}"
-        );
-        let expected = Redlock::builder().urls(listed);
-        assert_eq!(built(config), format!("{expected:?}"));
-    }
-
-    #[test]
-    fn error_names_the_variable_its_value_and_the_remedy() {
-        let error = |name, value| read(&[(name, value)]).unwrap_err().to_string();
-        assert_eq!(
-            error("REDLOCK_TTL", "10"),
-            format!("`REDLOCK_TTL` is 10: {TIME}")
-        );
-        for time in ["", "s", "-1s", "1.5s", "1 s", "18446744073709551615d", "1w"] {
-            assert!(
-                error("REDLOCK_WAIT", time).contains("REDLOCK_WAIT"),
-                "{time}"
-            );
+        fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+            text.parse()
+                .map_err(|remedy| E::custom(format_args!("{text:?}: {remedy}")))
         }
-        assert!(error("REDLOCK_FENCING", "yes").ends_with(BOOL));
-        assert!(error("REDLOCK_RESTART_GUARD", "of").ends_with(GUARD));
-        assert!(error("REDLOCK_MAX_WAITERS", "-1").ends_with(NUMBER));
-        assert!(error("REDLOCK_URLS", " , ").starts_with("`REDLOCK_URLS` is empty: "));
-        assert_eq!(
-            built(read(&[("REDLOCK_NAMESPACE", "")]).unwrap()),
-            format!("{:?}", Redlock::builder().namespace(""))
-        );
     }
 
-    #[test]
-    fn build_checks_the_settings_together() {
-        let refused = |vars: &[(&str, &str)]| {
-            let built = RedlockBuilder::from(read(vars).unwrap()).build();
-            built.unwrap_err().to_string()
-        };
-        assert!(refused(&[]).contains("there is no node"));
-        let urls = ("REDLOCK_URLS", "redis://10.0.0.1");
-        assert!(refused(&[urls, ("REDLOCK_MAX_TTL", "1s")]).contains("`max_ttl`"));
-        assert!(refused(&[("REDLOCK_URLS", "10.0.0.1")]).starts_with("`url` is"));
+    impl<'de> Deserialize<'de> for Time {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            from.deserialize_str(Parse(TIME, PhantomData))
+        }
     }
 
-    #[cfg(feature = "serde")]
-    #[test]
-    fn config_is_deserialized_from_the_names_of_the_settings() {
-        let json = r#"{
-            "urls": ["redis://10.0.0.1"], "namespace": "shop", "ttl": "5s", "wake_ups": false,
-            "restart_guard": "30s", "max_waiters": 7
-        }"#;
-        let config: RedlockConfig = serde_json::from_str(json).unwrap();
-        let expected = read(&[
-            ("REDLOCK_URLS", "redis://10.0.0.1"),
-            ("REDLOCK_NAMESPACE", "shop"),
-            ("REDLOCK_TTL", "5s"),
-            ("REDLOCK_WAKE_UPS", "false"),
-            ("REDLOCK_RESTART_GUARD", "30s"),
-            ("REDLOCK_MAX_WAITERS", "7"),
-        ]);
-        assert_eq!(Ok(config), expected);
-        let error = |json| {
-            let read: Result<RedlockConfig, _> = serde_json::from_str(json);
-            read.unwrap_err().to_string()
-        };
-        assert!(error(r#"{"ttll": "5s"}"#).contains("ttll"));
-        assert!(error(r#"{"ttl": "5"}"#).contains(TIME));
+    impl<'de> Deserialize<'de> for GuardTime {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            from.deserialize_str(Parse(GUARD, PhantomData))
+        }
+    }
+
+    /// Reads a list, or text with commas. No error shows the text, which may contain credentials.
+    pub(super) fn server_urls<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<ServerUrl>, D::Error> {
+        from.deserialize_any(Urls)
+    }
+
+    struct Urls;
+
+    impl<'de> Visitor<'de> for Urls {
+        type Value = Vec<ServerUrl>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of URLs, or text with commas between them")
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+            parse_urls(text).ok_or_else(|| E::custom("`urls` is not a list of URLs"))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut urls = Vec::new();
+            while let Some(url) = list.next_element()? {
+                urls.push(ServerUrl(url));
+            }
+            Ok(urls)
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! The errors of the lock, one type per operation.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -329,7 +330,7 @@ fn write_too_long(f: &mut fmt::Formatter<'_>, asked: Duration, max: Duration) ->
 /// Error of a setting of a [`Redlock`](crate::Redlock) or a layer: its name, its value and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildError {
-    setting: &'static str,
+    setting: Cow<'static, str>,
     value: String,
     remedy: String,
 }
@@ -341,7 +342,7 @@ impl BuildError {
         remedy: impl Into<String>,
     ) -> Self {
         Self {
-            setting,
+            setting: setting.into(),
             value: value.to_string(),
             remedy: remedy.into(),
         }
@@ -355,10 +356,29 @@ impl BuildError {
         Self::new(setting, format_args!("{value:?}"), remedy)
     }
 
-    /// Returns the name of the setting, which is that of its setter.
+    /// Returns the name of the setting: that of its setter, or of the environment variable that it was read from.
     #[must_use]
     pub fn setting(&self) -> &str {
-        self.setting
+        &self.setting
+    }
+
+    /// Names the environment variable instead of the setting, if the value was read from one.
+    pub(crate) fn name_variable(mut self, variables: &Variables) -> Self {
+        let is_this = |(setting, value): &&(&str, Option<String>)| {
+            *setting == self.setting && value.as_ref().is_none_or(|value| *value == self.value)
+        };
+        let Some((setting, _)) = variables.0.iter().find(is_this) else {
+            return self;
+        };
+        self.setting = match *setting {
+            "nodes" => {
+                self.value = "not set".into();
+                "REDLOCK_URLS".into()
+            }
+            "url" => "REDLOCK_URLS".into(),
+            setting => format!("REDLOCK_{}", setting.to_ascii_uppercase()).into(),
+        };
+        self
     }
 
     /// Checks a ttl without regard to other settings.
@@ -389,6 +409,23 @@ impl fmt::Display for BuildError {
 }
 
 impl std::error::Error for BuildError {}
+
+/// The settings that were read from environment variables, each with its value in errors. `None` is any value.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Variables(pub(super) Vec<(&'static str, Option<String>)>);
+
+/// Removes credentials from a URL that could not be parsed.
+#[cfg(feature = "redis")]
+pub(super) fn without_credentials(url: &str) -> String {
+    let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
+    let rest = &url[scheme.len()..];
+    match (rest.rfind('@'), rest.find('?')) {
+        // Each of the two characters may be part of a password.
+        (Some(at), Some(query)) if query < at => format!("{scheme}***"),
+        (Some(at), query) => format!("{scheme}***{}", &rest[at..query.unwrap_or(rest.len())]),
+        (None, query) => format!("{scheme}{}", &rest[..query.unwrap_or(rest.len())]),
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! The tables of settings, compared with the setters.
+//! The tables of settings, compared with the setters, and those of variables with what is read.
 
 /// The heading of a table, and the file and the type whose setters it lists.
 const TABLES: [(&str, &str); 3] = [
@@ -9,6 +9,9 @@ const TABLES: [(&str, &str); 3] = [
 
 /// Not settings: the end of the builder, and nodes for tests.
 const NO_SETTINGS: [&str; 3] = ["build", "scripted", "simulated"];
+
+/// Settings of the builder that no environment variable can have; `urls` has one.
+const NO_VARIABLES: [&str; 5] = ["url", "pool_config", "pool", "embedded", "retry"];
 
 /// The setters that the chapter lacks, and the names in it that are no setters.
 pub(crate) fn differences(chapter: &str, read: &impl Fn(&str) -> String) -> Vec<String> {
@@ -22,7 +25,38 @@ pub(crate) fn differences(chapter: &str, read: &impl Fn(&str) -> String) -> Vec<
         let unknown = listed.iter().filter(|name| !setters.contains(name));
         found.extend(unknown.map(|name| format!("{heading} lists `{name}`, which {file} lacks")));
     }
+    found.extend(differences_of_variables(
+        &listed(chapter, "RedlockConfig"),
+        &variables(&read("src/lock/config.rs")),
+        &setters(&read("src/lock/builder.rs")),
+    ));
     found
+}
+
+/// The variables that the chapter lacks, those that are not read, and the settings of the builder without one.
+fn differences_of_variables(
+    listed: &[String],
+    variables: &[String],
+    setters: &[String],
+) -> Vec<String> {
+    let missing = variables.iter().filter(|name| !listed.contains(name));
+    let missing = missing.map(|name| format!("RedlockConfig lacks `{name}`"));
+    let unknown = listed.iter().filter(|name| !variables.contains(name));
+    let unknown = unknown.map(|name| format!("RedlockConfig lists `{name}`, which is not read"));
+    let unread = setters.iter().filter(|name| {
+        let variable = format!("REDLOCK_{}", name.to_uppercase());
+        !NO_VARIABLES.contains(&name.as_str()) && !variables.contains(&variable)
+    });
+    let unread = unread.map(|name| format!("RedlockConfig has no variable of `{name}`"));
+    missing.chain(unknown).chain(unread).collect()
+}
+
+/// The environment variables that a source reads.
+fn variables(source: &str) -> Vec<String> {
+    let source = source.split("\nmod tests").next().unwrap_or_default();
+    let names = source.split("vars.").skip(1);
+    let names = names.filter_map(|call| call.split('"').nth(1));
+    names.map(str::to_owned).collect()
 }
 
 /// The names in the first column of the table below a heading.
@@ -92,5 +126,25 @@ fn planted_differences_are_found() {
         found[5],
         "Redlock::builder() lists `gone`, which src/lock/builder.rs lacks"
     );
-    assert_eq!(found.len(), 18);
+    assert_eq!(found.len(), 24);
+}
+
+#[test]
+fn planted_differences_of_variables_are_found() {
+    let names = |names: &[&str]| Vec::from_iter(names.iter().map(|name| String::from(*name)));
+    let source = "a: vars.read(\"REDLOCK_A\", TIME)?,\nb: vars.text(\"REDLOCK_B\")?,\nmod tests { vars.x(\"C\") }";
+    assert_eq!(variables(source), ["REDLOCK_A", "REDLOCK_B"]);
+    let found = differences_of_variables(
+        &names(&["REDLOCK_A", "REDLOCK_GONE"]),
+        &variables(source),
+        &names(&["a", "b", "c", "retry"]),
+    );
+    assert_eq!(
+        found,
+        [
+            "RedlockConfig lacks `REDLOCK_B`",
+            "RedlockConfig lists `REDLOCK_GONE`, which is not read",
+            "RedlockConfig has no variable of `c`"
+        ]
+    );
 }

@@ -18,6 +18,8 @@ fn start(example: &str, cluster: &Cluster, grace_ms: &str) -> (ChildProcess, Soc
         ("LISTEN", listen.as_str()),
         ("REDLOCK_URLS", urls.as_str()),
         ("REDLOCK_RESTART_GUARD", "off"),
+        // On a busy machine the nodes may be late.
+        ("REDLOCK_NODE_TIMEOUT", "300ms"),
         ("GRACE_MS", grace_ms),
     ];
     let server = ChildProcess::start(example_path(example), &[], &envs);

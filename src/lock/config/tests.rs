@@ -1,0 +1,224 @@
+//! Tests of settings as data.
+
+use super::*;
+use crate::lock::redlock::Redlock;
+
+fn read(vars: &[(&str, &str)]) -> Result<RedlockConfig, BuildError> {
+    RedlockConfig::from_vars(|name| {
+        let found = vars.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| OsString::from(value))
+    })
+}
+
+/// The settings of the builder, regardless of where they were read from.
+fn built(config: RedlockConfig) -> String {
+    let config = RedlockConfig {
+        is_from_env: false,
+        ..config
+    };
+    format!("{:?}", RedlockBuilder::from(config))
+}
+
+#[test]
+fn every_variable_is_the_setting_of_its_name() {
+    let secs = Duration::from_secs;
+    let cases: [(&str, &str, RedlockBuilder); 15] = [
+        (
+            "REDLOCK_NAMESPACE",
+            "shop",
+            Redlock::builder().namespace("shop"),
+        ),
+        ("REDLOCK_TTL", "5s", Redlock::builder().ttl(secs(5))),
+        (
+            "REDLOCK_MAX_TTL",
+            "1m",
+            Redlock::builder().max_ttl(secs(60)),
+        ),
+        (
+            "REDLOCK_NODE_TIMEOUT",
+            "80ms",
+            Redlock::builder().node_timeout(Duration::from_millis(80)),
+        ),
+        (
+            "REDLOCK_CONNECT_TIMEOUT",
+            "2s",
+            Redlock::builder().connect_timeout(secs(2)),
+        ),
+        ("REDLOCK_WAIT", "0s", Redlock::builder().wait(secs(0))),
+        (
+            "REDLOCK_WAKE_UPS",
+            "false",
+            Redlock::builder().wake_ups(false),
+        ),
+        (
+            "REDLOCK_POLL_INTERVAL",
+            "1s",
+            Redlock::builder().poll_interval(secs(1)),
+        ),
+        (
+            "REDLOCK_MAX_HOLD",
+            "1h",
+            Redlock::builder().max_hold(secs(3_600)),
+        ),
+        ("REDLOCK_RENEW", "false", Redlock::builder().renew(false)),
+        (
+            "REDLOCK_FENCING",
+            "false",
+            Redlock::builder().fencing(false),
+        ),
+        (
+            "REDLOCK_FENCE_RETENTION",
+            "7d",
+            Redlock::builder().fence_retention(secs(7 * 24 * 3_600)),
+        ),
+        (
+            "REDLOCK_RESTART_GUARD",
+            "off",
+            Redlock::builder().restart_guard(RestartGuard::Off),
+        ),
+        (
+            "REDLOCK_MAX_WAITERS",
+            "7",
+            Redlock::builder().max_waiters(7),
+        ),
+        (
+            "REDLOCK_LOG_KEYS",
+            "true",
+            Redlock::builder().log_keys(true),
+        ),
+    ];
+    let default = built(RedlockConfig::default());
+    for (name, value, expected) in cases {
+        let config = built(read(&[(name, value)]).unwrap());
+        assert_eq!(config, format!("{expected:?}"), "{name}");
+        assert_ne!(config, default, "{name}");
+    }
+    let guard = |text| read(&[("REDLOCK_RESTART_GUARD", text)]).map(built);
+    let for_30_s = Redlock::builder().restart_guard(RestartGuard::For(secs(30)));
+    assert_eq!(guard("30s"), Ok(format!("{for_30_s:?}")));
+    assert_eq!(guard("auto"), Ok(default));
+}
+
+#[test]
+fn redlock_urls_are_listed_with_commas_and_shown_without_credentials() {
+    let urls = "redis://app:hunter2@10.0.0.1, redis://10.0.0.2,";
+    let config = read(&[("REDLOCK_URLS", urls), ("REDLOCK_PORT", "tcp://x")]).unwrap();
+    let listed: Vec<&str> = config.urls().collect();
+    assert_eq!(listed, ["redis://app:hunter2@10.0.0.1", "redis://10.0.0.2"]);
+    let shown = format!("{config:?} {}", built(config.clone()));
+    assert!(
+        shown.contains("10.0.0.1") && !shown.contains("hunter2"),
+        "{shown}"
+    );
+    let expected = Redlock::builder().urls(listed);
+    assert_eq!(built(config), format!("{expected:?}"));
+}
+
+#[test]
+fn error_names_the_variable_its_value_and_the_remedy() {
+    let error = |name, value| read(&[(name, value)]).unwrap_err().to_string();
+    assert_eq!(
+        error("REDLOCK_TTL", "10"),
+        format!("`REDLOCK_TTL` is 10: {TIME}")
+    );
+    for time in ["", "s", "-1s", "1.5s", "1 s", "18446744073709551615d", "1w"] {
+        assert!(
+            error("REDLOCK_WAIT", time).contains("REDLOCK_WAIT"),
+            "{time}"
+        );
+    }
+    assert!(error("REDLOCK_FENCING", "yes").ends_with(BOOL));
+    assert!(error("REDLOCK_RESTART_GUARD", "of").ends_with(GUARD));
+    assert!(error("REDLOCK_MAX_WAITERS", "-1").ends_with(NUMBER));
+    assert!(error("REDLOCK_URLS", " ").starts_with("`REDLOCK_URLS` is empty: "));
+    for urls in [",", "10.0.0.1", "redis://a:hunter,2@h", "redis://a,:2:/@h"] {
+        let expected = format!("`REDLOCK_URLS` is not a list of URLs: {URLS}");
+        assert_eq!(error("REDLOCK_URLS", urls), expected);
+    }
+    assert_eq!(
+        built(read(&[("REDLOCK_NAMESPACE", "")]).unwrap()),
+        format!("{:?}", Redlock::builder().namespace(""))
+    );
+}
+
+#[test]
+fn error_of_build_names_the_variable() {
+    let error = |vars: &[(&str, &str)]| RedlockBuilder::from(read(vars).unwrap()).build();
+    let error = |vars: &[(&str, &str)]| error(vars).unwrap_err().to_string();
+    let missing = "`REDLOCK_URLS` is not set: there is no node; add `url`, ";
+    assert!(error(&[]).starts_with(missing), "{}", error(&[]));
+    let url = ("REDLOCK_URLS", "redis://10.0.0.1");
+    for (name, value, shown) in [
+        ("REDLOCK_NAMESPACE", "{", "{"),
+        ("REDLOCK_TTL", "1ms", "1ms"),
+        ("REDLOCK_MAX_TTL", "9s", "9s"),
+        ("REDLOCK_NODE_TIMEOUT", "0s", "0ns"),
+        ("REDLOCK_CONNECT_TIMEOUT", "0s", "0ns"),
+        ("REDLOCK_MAX_HOLD", "0s", "0ns"),
+        ("REDLOCK_FENCE_RETENTION", "1s", "1s"),
+        ("REDLOCK_RESTART_GUARD", "10s", "10s"),
+    ] {
+        let error = error(&[url, (name, value)]);
+        assert!(
+            error.starts_with(&format!("`{name}` is {shown}: ")),
+            "{error}"
+        );
+    }
+    for urls in ["redis://a,redis://a", "http://a"] {
+        let error = error(&[("REDLOCK_URLS", urls)]);
+        assert!(error.starts_with("`REDLOCK_URLS` is "), "{error}");
+    }
+}
+
+#[test]
+fn error_of_build_names_the_setting_that_code_or_a_file_chose() {
+    let config = read(&[("REDLOCK_URLS", "redis://a"), ("REDLOCK_MAX_TTL", "9s")]).unwrap();
+    let error = |builder: RedlockBuilder| builder.build().unwrap_err().setting().to_owned();
+    let overridden = RedlockBuilder::from(config.clone()).max_ttl(Duration::from_secs(8));
+    assert_eq!(error(overridden), "max_ttl");
+    let not_set = RedlockBuilder::from(config.clone()).node_timeout(Duration::ZERO);
+    assert_eq!(
+        error(not_set.max_ttl(Duration::from_secs(10))),
+        "node_timeout"
+    );
+    let from_file = RedlockConfig {
+        is_from_env: false,
+        ..config
+    };
+    assert_eq!(error(from_file.into()), "max_ttl");
+    assert_eq!(error(RedlockConfig::default().into()), "nodes");
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn config_is_deserialized_from_the_names_of_the_settings() {
+    let json = r#"{
+        "urls": ["redis://10.0.0.1"], "namespace": "shop", "ttl": "5s", "wake_ups": false,
+        "restart_guard": "30s", "max_waiters": 7
+    }"#;
+    let parse = |json: &str| serde_json::from_str::<RedlockConfig>(json);
+    let expected = read(&[
+        ("REDLOCK_URLS", "redis://10.0.0.1"),
+        ("REDLOCK_NAMESPACE", "shop"),
+        ("REDLOCK_TTL", "5s"),
+        ("REDLOCK_WAKE_UPS", "false"),
+        ("REDLOCK_RESTART_GUARD", "30s"),
+        ("REDLOCK_MAX_WAITERS", "7"),
+    ]);
+    assert_eq!(built(parse(json).unwrap()), built(expected.unwrap()));
+    let text = parse(r#"{"urls": "redis://10.0.0.1, redis://10.0.0.2"}"#).unwrap();
+    let listed: Vec<&str> = text.urls().collect();
+    assert_eq!(listed, ["redis://10.0.0.1", "redis://10.0.0.2"]);
+
+    let error = |json| parse(json).unwrap_err().to_string();
+    assert!(error(r#"{"ttll": "5s"}"#).contains("ttll"));
+    assert!(error(r#"{"is_from_env": true}"#).contains("is_from_env"));
+    assert!(error(r#"{"ttl": "5"}"#).contains(TIME));
+    assert!(error(r#"{"ttl": 5}"#).contains(TIME));
+    assert!(error(r#"{"restart_guard": false}"#).contains(GUARD));
+    let error = error(r#"{"urls": "redis://app:hunter,2@10.0.0.1"}"#);
+    assert!(
+        error.contains("`urls`") && !error.contains("hunter"),
+        "{error}"
+    );
+}
