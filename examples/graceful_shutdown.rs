@@ -21,10 +21,12 @@
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
+#[path = "shared/stop_signal.rs"]
+mod stop_signal;
+
 use std::collections::HashMap;
 use std::env;
 use std::error::Error;
-use std::io;
 use std::time::Duration;
 
 use axum::Router;
@@ -32,9 +34,9 @@ use axum::extract::Query;
 use axum::routing::post;
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tokio::time::timeout;
 use tower_redlock::{BuildError, Redlock, RedlockBuilder, RedlockConfig, RedlockLayer, key};
+
+use crate::stop_signal::stop_signal;
 
 fn app(redlock: Redlock) -> Router {
     Router::new()
@@ -66,7 +68,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;
     // Before the address is printed: from here on a signal stops the server gracefully.
-    let stop_signal = stop_signal()?;
+    let stop = stop_signal()?;
     println!(
         "\
 Listening on http://{address}. Try:
@@ -80,44 +82,16 @@ Ctrl-C stops it."
         stream.set_nodelay(true).unwrap_or_default();
     });
 
-    let (stop, mut stopping) = watch::channel(());
-    let server = axum::serve(listener, app(redlock.clone()))
-        .with_graceful_shutdown(async move { drop(stopping.changed().await) });
-    let server = tokio::spawn(server.into_future());
-    stop_signal.await;
-
-    // First refuse new connections, then new locks; running requests continue.
-    stop.send_replace(());
-    let drained = redlock.drain(grace).await;
-    if drained.is_clean() {
-        // The server sends the last bytes of a response after the release of its lock.
-        timeout(grace, server).await???;
+    // After the signal: no new connections, then no new locks; running requests continue.
+    let app = app(redlock.clone());
+    let serve = |stopping| axum::serve(listener, app).with_graceful_shutdown(stopping);
+    let served = redlock.serve_until(stop, grace, serve).await;
+    if served.is_clean() {
         println!("drained: nothing left");
     } else {
-        println!("drained: still held {:?}", drained.held);
-        println!("drained: unconfirmed {:?}", drained.unconfirmed);
+        println!("drained: still held {:?}", served.drained.held);
+        println!("drained: unconfirmed {:?}", served.drained.unconfirmed);
     }
+    served.output.transpose()?;
     Ok(())
-}
-
-/// Resolves at the first Ctrl-C or SIGTERM after the call, also if it came before the first poll.
-#[cfg(unix)]
-fn stop_signal() -> io::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
-}
-
-/// Resolves at the first Ctrl-C after the call, also if it came before the first poll.
-#[cfg(windows)]
-fn stop_signal() -> io::Result<impl Future<Output = ()>> {
-    let mut ctrl_c = tokio::signal::windows::ctrl_c()?;
-    Ok(async move { drop(ctrl_c.recv().await) })
 }

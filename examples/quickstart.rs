@@ -19,10 +19,12 @@
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
 
+#[path = "shared/stop_signal.rs"]
+mod stop_signal;
+
 use std::collections::HashMap;
 use std::env;
 use std::error::Error;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -36,11 +38,12 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tower_redlock::{
     BuildError, IdempotencyLayer, KeyExtractor, LockHandle, LockKey, LockKeys, LockResource,
     Locked, NodeState, Redlock, RedlockBuilder, RedlockConfig, RedlockLayer, health_router, key,
 };
+
+use crate::stop_signal::stop_signal;
 
 /// How long requests may continue after Ctrl-C or SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
@@ -214,25 +217,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
         stream.set_nodelay(true).unwrap_or_default();
     });
     // Before the address is printed: from here on a signal stops the server gracefully.
-    let stop_signal = stop_signal()?;
+    let stop = stop_signal()?;
     print_what_to_try(address, &nodes);
     print_quarantine(&redlock).await;
 
-    let (stop, mut stopping) = watch::channel(());
-    let server = axum::serve(listener, app(redlock.clone()))
-        .with_graceful_shutdown(async move { drop(stopping.changed().await) });
-    let server = tokio::spawn(server.into_future());
-    stop_signal.await;
-
-    // First refuse new connections, then new locks; running requests continue.
-    stop.send_replace(());
-    let drained = redlock.drain(GRACE).await;
-    let (released, held) = (drained.released, drained.held.len());
+    let app = app(redlock.clone());
+    let serve = |stopping| axum::serve(listener, app).with_graceful_shutdown(stopping);
+    let served = redlock.serve_until(stop, GRACE, serve).await;
+    let (released, held) = (served.drained.released, served.drained.held.len());
     println!("drained: {released} released, {held} still held");
-    if drained.held.is_empty() {
-        // The server sends the last bytes of a response after the release of its lock.
-        tokio::time::timeout(GRACE, server).await???;
-    }
+    served.output.transpose()?;
     Ok(())
 }
 
@@ -249,28 +243,6 @@ async fn print_quarantine(redlock: &Redlock) {
              are refused with 503 for another {seconds} s. REDLOCK_RESTART_GUARD=off turns that off."
         );
     }
-}
-
-/// Resolves at the first Ctrl-C or SIGTERM after the call, also if it came before the first poll.
-#[cfg(unix)]
-fn stop_signal() -> io::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
-}
-
-/// Resolves at the first Ctrl-C after the call, also if it came before the first poll.
-#[cfg(windows)]
-fn stop_signal() -> io::Result<impl Future<Output = ()>> {
-    let mut ctrl_c = tokio::signal::windows::ctrl_c()?;
-    Ok(async move { drop(ctrl_c.recv().await) })
 }
 
 fn print_what_to_try(address: SocketAddr, nodes: &str) {

@@ -59,7 +59,7 @@ pub use lock::RedlockConfig;
 pub use lock::{
     AlreadyReleased, BuildError, Drained, ExtendError, Health, Lead, LockError, LockFuture,
     LockGuard, LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness,
-    Redlock, RedlockBuilder, ReleaseError, Released, RestartGuard, Unconfirmed,
+    Redlock, RedlockBuilder, ReleaseError, Released, RestartGuard, Served, Stopping, Unconfirmed,
 };
 #[doc(inline)]
 pub use middleware::{

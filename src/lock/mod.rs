@@ -15,7 +15,7 @@
 //! * `cluster`: the nodes and settings; `core`: the state that all clones of a [`Redlock`] share;
 //! * `lease`: the life of a lock, from its order to its end;
 //! * `uuid`: keys from UUIDs;
-//! * `guard`, `request`, `health`, `redlock`, `builder`, `config`: the public face.
+//! * `guard`, `request`, `health`, `redlock`, `builder`, `config`, `shutdown`: the public face.
 
 mod access;
 mod builder;
@@ -33,6 +33,7 @@ mod queue;
 mod redlock;
 mod registry;
 mod request;
+mod shutdown;
 mod slots;
 mod span;
 mod time;
@@ -50,6 +51,7 @@ pub use lost::{Lost, LostReason};
 pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};
 pub use request::{LockFuture, LockOptions, LockRequest};
+pub use shutdown::{Served, Stopping};
 
 pub(crate) use self::core::Core;
 pub(crate) use access::Access;

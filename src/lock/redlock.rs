@@ -150,6 +150,8 @@ impl Redlock {
     /// timeout, the locks that are still held are no longer renewed, but a lock is never released under its
     /// holder. If all holders ended in time and the nodes answered, no key of this process is left.
     ///
+    /// [`serve_until`](Self::serve_until) also stops a server.
+    ///
     /// # Panics
     ///
     /// Panics outside of a tokio runtime with a timer.

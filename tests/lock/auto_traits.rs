@@ -8,8 +8,8 @@ use std::time::Duration;
 use tower_redlock::{
     AlreadyReleased, BuildError, Drained, ExtendError, FencingToken, Health, KeyError, LockError,
     LockFuture, LockGuard, LockHandle, LockKey, LockKeys, LockRequest, Lost, LostReason,
-    NodeFailure, NodeHealth, NodeState, Redlock, RedlockBuilder, ReleaseError, Released,
-    RestartGuard, Retry, Unconfirmed,
+    NodeFailure, NodeHealth, NodeState, Redlock, RedlockBuilder, RedlockConfig, ReleaseError,
+    Released, RestartGuard, Retry, Served, Stopping, Unconfirmed,
 };
 
 const fn is_send<T: Send + 'static>() {}
@@ -28,6 +28,7 @@ fn is_send_future<T: Future + Send>(future: T) -> T {
 fn handles_keys_and_settings_are_send_and_sync() {
     is_shared::<Redlock>();
     is_shared::<RedlockBuilder>();
+    is_shared::<RedlockConfig>();
     is_shared::<LockRequest>();
     is_shared::<LockGuard>();
     is_shared::<LockHandle>();
@@ -39,6 +40,7 @@ fn handles_keys_and_settings_are_send_and_sync() {
     is_shared::<NodeHealth>();
     is_shared::<NodeState>();
     is_shared::<Drained>();
+    is_shared::<Served<()>>();
     is_shared::<Unconfirmed>();
     is_shared::<Released>();
     is_shared::<RestartGuard>();
@@ -49,6 +51,7 @@ fn handles_keys_and_settings_are_send_and_sync() {
 fn handles_keys_and_settings_are_clone() {
     is_clone::<Redlock>();
     is_clone::<RedlockBuilder>();
+    is_clone::<RedlockConfig>();
     is_clone::<LockHandle>();
     is_clone::<Health>();
     is_clone::<Drained>();
@@ -77,6 +80,7 @@ fn lock_futures_can_be_named_spawned_stored_and_selected_on() {
     is_send::<LockFuture>();
     is_future::<LockFuture>();
     is_future::<Lost>();
+    is_future::<Stopping>();
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,6 +96,8 @@ async fn futures_of_all_lock_operations_are_send() {
     is_send_future(guard.release()).await.unwrap();
     is_send_future(redlock.health()).await;
     is_send_future(redlock.drain(ttl)).await;
+    let serving = redlock.serve_until(async {}, ttl, |stopping| stopping);
+    let _served = is_send_future(serving).await;
 }
 
 #[tokio::test(start_paused = true)]

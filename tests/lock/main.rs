@@ -13,6 +13,7 @@ mod inspect;
 mod lead;
 mod lock_all;
 mod renewal;
+mod serve_until;
 mod settings;
 mod shared;
 mod slots;

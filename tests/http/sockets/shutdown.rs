@@ -5,13 +5,15 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::post;
 use support::http::{Client, Response, request};
-use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
+use support::{until, wait_until};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tower_redlock::RedlockLayer;
 use tower_redlock::test_util::ScriptedNodes;
 
-use crate::sockets::server::{SOON, Server, TTL};
+use crate::sockets::server::{KEY, SOON, Server, TTL, lock_service};
 
 #[tokio::test]
 async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {
@@ -67,6 +69,56 @@ async fn drain_serves_the_holder_and_refuses_waiters_and_new_requests() {
         server.wait_until_shut_down().await;
         server.ends_clean().await;
     }
+}
+
+#[tokio::test]
+async fn serve_until_ends_the_requests_under_way_and_refuses_new_connections() {
+    let (gate, nodes) = (Arc::new(Semaphore::new(0)), ScriptedNodes::new(3));
+    let redlock = lock_service(&nodes);
+    let handler = {
+        let gate = Arc::clone(&gate);
+        async move || {
+            gate.acquire().await.unwrap().forget();
+            "done"
+        }
+    };
+    let layer = RedlockLayer::new(redlock.clone(), KEY);
+    let app = Router::new().route("/", post(handler)).layer(layer);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (signal, signalled) = oneshot::channel::<()>();
+    let signal_came = async { drop(signalled.await) };
+    let serving = tokio::spawn(async move {
+        let serve = |stopping| axum::serve(listener, app).with_graceful_shutdown(stopping);
+        redlock.serve_until(signal_came, TTL, serve).await
+    });
+    // An idle connection, whose client has its response, does not keep the server.
+    let mut idle = Client::connect(addr).await;
+    gate.add_permits(1);
+    assert_eq!(idle.request("POST", "/", &[], b"").await.status, 200);
+    let holder = tokio::spawn(async move {
+        let mut client = Client::connect(addr).await;
+        client.request("POST", "/", &[], b"").await
+    });
+    wait_until("held", SOON, || nodes.locks() == [1, 1, 1]).await;
+
+    signal.send(()).unwrap();
+    let refused = || async { TcpStream::connect(addr).await.is_err() };
+    until("refused", SOON, refused).await;
+    assert_eq!(nodes.locks(), [1, 1, 1], "not released under its holder");
+    assert!(!serving.is_finished());
+
+    gate.add_permits(1);
+    let served = holder.await.unwrap();
+    assert_eq!((served.status, served.text().as_str()), (200, "done"));
+    assert_eq!(nodes.locks(), [0, 0, 0], "free with the last byte");
+    let served = timeout(SOON, serving).await;
+    let served = served.expect("nothing is waited for").unwrap();
+    assert!(
+        served.is_clean() && served.drained.released == 1,
+        "{served:?}"
+    );
+    assert!(matches!(served.output, Some(Ok(()))), "{served:?}");
 }
 
 /// A request on a connection of its own, which the server may close afterwards.
