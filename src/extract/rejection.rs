@@ -22,7 +22,8 @@ use crate::middleware::{Rejection, RejectionResponse, RequestKind, refusal};
 /// ```
 /// use axum::Router;
 /// use bytes::Bytes;
-/// use http::Response;
+/// use http::header::CONTENT_TYPE;
+/// use http::{HeaderValue, Response};
 /// use http_body_util::Full;
 /// use tower_redlock::{ExtractorRejectionLayer, Redlock, RedlockLayer, Rejection, RequestKind, key};
 ///
@@ -30,6 +31,8 @@ use crate::middleware::{Rejection, RejectionResponse, RequestKind, refusal};
 ///     let mut response = rejection.default_response(to);
 ///     if let (Rejection::Contended { .. }, RequestKind::Http) = (rejection, to) {
 ///         *response.body_mut() = "This order is being changed. Try again.".into();
+///         let text = HeaderValue::from_static("text/plain");
+///         response.headers_mut().insert(CONTENT_TYPE, text);
 ///     }
 ///     response
 /// }
