@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use axum::body::Body;
-use axum::extract::Path;
+use axum::extract::{FromRequest, OptionalFromRequest, Path};
 use axum::routing::post;
 use axum::{Extension, Router};
 use bytes::Bytes;
@@ -16,8 +16,8 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::middleware::BufferedRequestBody;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
-    BufferBodyLayer, ExtractorRejectionLayer, FencingToken, IdempotencyKey, LockHandle, Locked,
-    LockedRejection, Redlock, Rejection, RequestKind,
+    BufferBodyLayer, ExtractorRejectionLayer, FencingToken, IdempotencyKey, LockHandle, LockKey,
+    LockKeys, LockResource, Locked, LockedRejection, Redlock, Rejection, RequestKind,
 };
 
 use crate::shop::{OrderId, until_free};
@@ -39,6 +39,33 @@ async fn send(app: &Router, target: &str, content_type: &str) -> Answer {
     Answer::to(app, request.body(Body::empty()).unwrap()).await
 }
 
+/// Consumes the request, whatever its content type is.
+struct Consumed;
+
+impl<S: Send + Sync> FromRequest<S> for Consumed {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request<Body>, _: &S) -> Result<Self, Infallible> {
+        drop(request);
+        Ok(Self)
+    }
+}
+
+impl<S: Send + Sync> OptionalFromRequest<S> for Consumed {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request<Body>, _: &S) -> Result<Option<Self>, Infallible> {
+        drop(request);
+        Ok(Some(Self))
+    }
+}
+
+impl LockResource for Consumed {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(("order", 7)).into()
+    }
+}
+
 fn app(redlock: &Redlock) -> Router {
     let as_result = async |locked: Result<Locked<Path<OrderId>>, LockedRejection<_>>| match locked {
         Ok(_) => "locked".to_owned(),
@@ -49,6 +76,15 @@ fn app(redlock: &Redlock) -> Router {
         .route(
             "/locked/{id}",
             post(async |_: Locked<Path<OrderId>>| "locked"),
+        )
+        .route(
+            "/optional/{id}",
+            post(async |_: Option<Locked<Path<OrderId>>>| "locked"),
+        )
+        .route("/body", post(async |_: Locked<Consumed>| "locked"))
+        .route(
+            "/optional_body",
+            post(async |_: Option<Locked<Consumed>>| "locked"),
         )
         .route("/result/{id}", post(as_result))
         .route("/handle", post(async |_: LockHandle| "held"))
@@ -68,6 +104,9 @@ async fn extractor_rejection_layer_answers_refusals_of_all_extractors_inside() {
     let guard = redlock.try_lock(("order", 7)).await.unwrap();
     for (target, code) in [
         ("/locked/7", "lock-contended"),
+        ("/optional/7", "lock-contended"),
+        ("/body", "lock-contended"),
+        ("/optional_body", "lock-contended"),
         ("/handle", "misconfigured"),
         ("/token", "misconfigured"),
         ("/key", "misconfigured"),

@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, OnUnavailable, Redlock, RedlockLayer,
-    key, scope,
+    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockOptions, OnUnavailable, Redlock,
+    RedlockLayer, key, scope,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -144,17 +144,47 @@ fn metrics_count_lost_locks_by_reason_and_unprotected_requests_by_label() {
             nodes.set(node, Gate::Failing);
         }
         let layer = RedlockLayer::new(redlock, ("account", key::query("id")));
-        let inner = service_fn(async |_: http::Request<()>| {
-            let body = http_body_util::Full::<bytes::Bytes>::default();
-            Ok::<_, std::convert::Infallible>(http::Response::new(body))
-        });
-        let service = layer.on_unavailable(OnUnavailable::Proceed).layer(inner);
-        let request = http::Request::post("/?id=7").body(()).unwrap();
-        assert!(service.oneshot(request).await.is_ok());
+        serve(layer.on_unavailable(OnUnavailable::Proceed), "/?id=7").await;
     });
     assert_eq!(numbers["redlock_lost_total{expired}"], 1);
     assert_eq!(numbers["redlock_unprotected_total{account}"], 1);
     assert_eq!(numbers["redlock_acquire_total{account,unavailable}"], 1);
+}
+
+/// Serves one request behind the layer.
+async fn serve(layer: RedlockLayer, target: &str) {
+    let inner = service_fn(async |_: http::Request<()>| {
+        let body = http_body_util::Full::<bytes::Bytes>::default();
+        Ok::<_, std::convert::Infallible>(http::Response::new(body))
+    });
+    let request = http::Request::post(target).body(()).unwrap();
+    assert!(layer.layer(inner).oneshot(request).await.is_ok());
+}
+
+#[test]
+fn metric_label_is_that_of_the_layer_unless_the_options_of_the_request_have_one() {
+    let numbers = recorded(async {
+        let nodes = ScriptedNodes::new(3);
+        let layer = RedlockLayer::new(redlock(&nodes), ("account", key::query("id")));
+        let layer = layer.on_unavailable(OnUnavailable::Proceed);
+        let layer = layer.options(|parts| match parts.uri.path() {
+            "/audit" => LockOptions::default().label("audit"),
+            _ => LockOptions::default(),
+        });
+        for gate in [Gate::Ready, Gate::Failing] {
+            (0..3).for_each(|node| nodes.set(node, gate));
+            for target in ["/?id=7", "/audit?id=7"] {
+                serve(layer.clone(), target).await;
+            }
+        }
+    });
+    for label in ["account", "audit"] {
+        assert_eq!(
+            numbers[&format!("redlock_acquire_total{{{label},granted}}")],
+            1
+        );
+        assert_eq!(numbers[&format!("redlock_unprotected_total{{{label}}}")], 1);
+    }
 }
 
 #[test]
