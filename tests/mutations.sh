@@ -23,6 +23,14 @@ use_group() {
             command=(cargo test --release -p simulation --test simulation)
             evidence=': violated: '
             ;;
+        node)
+            command=(cargo test -p tower-redlock --all-features --lib protocol::store::)
+            evidence='panicked at '
+            ;;
+        chaos)
+            command=(env CHAOS_SECONDS=10 cargo test -p tests --all-features --test proofs chaos::)
+            evidence=': violated: '
+            ;;
         *) fail "tests/mutations.sh does not say what group $1 runs" ;;
     esac
 }

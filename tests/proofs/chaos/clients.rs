@@ -18,6 +18,8 @@ pub(crate) struct Client {
     pub(crate) world: Arc<World>,
     pub(crate) redlock: Redlock,
     pub(crate) random: Random,
+    /// Whether some of its locks are shared.
+    pub(crate) reads: bool,
 }
 
 /// A lock as its client sees it.
@@ -28,7 +30,7 @@ pub(crate) struct Held {
 }
 
 impl Client {
-    pub(crate) fn new(world: &Arc<World>, seed: u64, number: u64) -> Self {
+    pub(crate) fn new(world: &Arc<World>, seed: u64, number: u64, reads: bool) -> Self {
         let mut random = Random(seed ^ (number + 1));
         random.next_number();
         let instance = usize::try_from(number).expect("a few") % INSTANCES;
@@ -36,6 +38,7 @@ impl Client {
             world: Arc::clone(world),
             redlock: world.instances[instance].clone(),
             random,
+            reads,
         }
     }
 
@@ -52,8 +55,12 @@ impl Client {
         let keys = self.random.one_of(&SETS);
         let wait = self.random.one_of(&[0, 0, 300, 2_000]);
         let ttl = self.random.one_of(&[TTL, TTL, TTL / 3]);
+        let shares = self.reads && self.random.is_one_in(2);
         let begun = Instant::now();
         let mut request = self.redlock.lock_all(keys.iter().copied());
+        if shares {
+            request = request.shared();
+        }
         request = request.wait(Duration::from_millis(wait)).ttl(ttl);
         if self.random.is_one_in(20) {
             request = request.max_hold(TTL / 2);
@@ -71,9 +78,11 @@ impl Client {
         let granted = Instant::now();
         match outcome {
             Ok(guard) => {
+                let token = guard.fencing_token().map(|token| token.as_u64());
+                assert_eq!(token.is_none(), shares, "fencing is on");
                 let record = Record {
                     keys,
-                    token: guard.fencing_token().expect("fencing is on").as_u64(),
+                    token,
                     begun,
                     granted,
                     known_valid: None,
@@ -114,7 +123,7 @@ impl Client {
         let mut extensions = self.random.one_of(&[0, 0, 1, 3]);
         let mut was_lost = false;
         loop {
-            self.write(&mut held);
+            self.work(&mut held);
             if !was_lost && !held.handle.is_valid() {
                 was_lost = self.count_loss(&held).await;
             }
@@ -129,7 +138,7 @@ impl Client {
             }
             sleep(left.min(self.random.up_to(Duration::from_millis(10)))).await;
         }
-        self.write(&mut held);
+        self.work(&mut held);
         let Held { guard, record, .. } = held;
         // Before the release, so that the next holder finds this entry.
         unpoisoned(&self.world.history).records.push(record);
@@ -174,19 +183,24 @@ impl Client {
         true
     }
 
-    /// Writes to all keys of a lock, and notes whether it was valid.
-    pub(crate) fn write(&self, held: &mut Held) {
+    /// Writes to all keys of a lock unless it is shared, and notes whether it was valid.
+    pub(crate) fn work(&self, held: &mut Held) {
         // A lock that is valid after an instant was valid at that instant.
         let before = Instant::now();
         let was_valid = held.handle.is_valid();
         let mut history = unpoisoned(&self.world.history);
-        let accepted = history.storage.write(&held.record);
+        let writes = held.record.token.is_some();
+        let accepted = writes && history.storage.write(&held.record);
         let after = Instant::now();
         let is_valid = held.handle.is_valid();
         if is_valid {
             held.record.known_valid = Some(after);
         } else if was_valid {
             held.record.known_valid = Some(before);
+        }
+        if !writes {
+            let how = if is_valid { "valid" } else { "late" };
+            return history.count("reads", how);
         }
         let how = match (accepted, is_valid) {
             (true, true) => "accepted",

@@ -31,11 +31,15 @@ impl History {
         if !handle.is_valid() {
             return;
         }
-        for (held, _) in self.live.iter().filter(|(held, _)| held.meets(new)) {
+        for (held, _) in self.live.iter().filter(|(held, _)| held.excludes(new)) {
             self.violations
                 .push(format!("two are valid at once: {held:?} and {new:?}"));
         }
-        for key in new.keys {
+        let others = self.live.iter().filter(|(held, _)| held.meets(new));
+        if new.token.is_none() && others.count() > 0 {
+            self.count("readers", "beside another");
+        }
+        for key in new.keys.iter().filter(|_| new.token.is_some()) {
             match self.highest.get(key) {
                 Some(before) if before.token >= new.token => self.violations.push(format!(
                     "a token does not rise on {key}: {before:?}, then {new:?}"
@@ -71,11 +75,13 @@ impl History {
 impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sets = self.records.iter().filter(|record| record.keys.len() > 1);
+        let readers = self.records.iter().filter(|record| record.token.is_none());
         writeln!(
             f,
-            "chaos: {} acquisitions ({} of several keys), {} violations",
+            "chaos: {} acquisitions ({} of several keys, {} shared), {} violations",
             self.records.len(),
             sets.count(),
+            readers.count(),
             self.violations.len()
         )?;
         for (what, counts) in &self.counts {
@@ -94,7 +100,8 @@ impl fmt::Display for History {
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
     pub(crate) keys: &'static [&'static str],
-    pub(crate) token: u64,
+    /// Readers have none.
+    pub(crate) token: Option<u64>,
     /// Before it was asked for.
     pub(crate) begun: Instant,
     /// After its client had it.
@@ -106,6 +113,12 @@ pub(crate) struct Record {
 impl Record {
     pub(crate) fn meets(&self, other: &Self) -> bool {
         self.keys.iter().any(|key| other.keys.contains(key))
+    }
+
+    /// Whether the two must not be valid at once.
+    pub(crate) fn excludes(&self, other: &Self) -> bool {
+        let both_read = self.token.is_none() && other.token.is_none();
+        self.meets(other) && !both_read
     }
 }
 
@@ -125,7 +138,7 @@ impl Storage {
     /// Writes to all keys of a lock or to none: not where a higher token has been.
     pub(crate) fn write(&mut self, record: &Record) -> bool {
         let write = Write {
-            token: record.token,
+            token: record.token.expect("readers do not write"),
             begun: record.begun,
             granted: record.granted,
         };
@@ -154,7 +167,7 @@ pub(crate) fn check(records: &[Record]) -> Vec<String> {
     let mut violations = Vec::new();
     for key in KEYS {
         let of_key = || records.iter().filter(|record| record.keys.contains(&key));
-        let mut by_token: Vec<_> = of_key().collect();
+        let mut by_token: Vec<_> = of_key().filter(|record| record.token.is_some()).collect();
         by_token.sort_by_key(|record| record.token);
         for pair in by_token.windows(2) {
             if pair[0].token == pair[1].token {
@@ -167,19 +180,27 @@ pub(crate) fn check(records: &[Record]) -> Vec<String> {
             .filter(|record| record.known_valid.is_some())
             .collect();
         by_grant.sort_by_key(|record| record.granted);
-        let mut longest: Option<&Record> = None;
+        // Those that were valid for longest so far: among all, and among writers, who exclude readers too.
+        let (mut of_all, mut of_writers): (Option<&Record>, Option<&Record>) = (None, None);
         for record in by_grant {
-            let until = longest.and_then(|longest| longest.known_valid);
+            let is_writer = record.token.is_some();
+            let longest = if is_writer { of_all } else { of_writers };
             if let Some(longest) = longest
-                && until > Some(record.granted)
+                && longest.known_valid > Some(record.granted)
                 && record.known_valid > Some(record.granted)
             {
                 violations.push(format!(
                     "two were valid at once on {key}: {longest:?} and {record:?}"
                 ));
             }
-            if record.known_valid > until {
-                longest = Some(record);
+            let is_longer = |than: Option<&Record>| {
+                record.known_valid > than.and_then(|longest| longest.known_valid)
+            };
+            if is_longer(of_all) {
+                of_all = Some(record);
+            }
+            if is_writer && is_longer(of_writers) {
+                of_writers = Some(record);
             }
         }
     }
@@ -244,7 +265,7 @@ pub(crate) fn record(
     let at = |ms| epoch + Duration::from_millis(ms);
     Record {
         keys,
-        token,
+        token: Some(token),
         begun: at(begun),
         granted: at(granted),
         known_valid: Some(at(valid)),
@@ -276,6 +297,31 @@ fn checker_finds_each_broken_promise_and_none_in_a_good_history() {
             "{expected}: {found:#?}"
         );
     }
+}
+
+#[test]
+fn checker_finds_a_writer_beside_a_reader_and_lets_readers_be_many() {
+    let epoch = Instant::now();
+    let write = |token, times| record(epoch, &["a"], token, times);
+    let read = |keys, times| Record {
+        token: None,
+        ..record(epoch, keys, 0, times)
+    };
+    let found = |records: &[Record]| check(records).len();
+    let (long, short) = (read(&["a", "b"], [0, 10, 90]), read(&["a"], [0, 20, 30]));
+    let alone = write(5, [0, 91, 99]);
+    assert_eq!(found(&[long.clone(), short.clone(), alone]), 0);
+    // Both read for longer than the writer has waited, though one began before the other and ended after it.
+    let early = write(5, [0, 40, 50]);
+    assert_eq!(found(&[long.clone(), short.clone(), early.clone()]), 1);
+    let earlier = write(4, [0, 25, 26]);
+    assert_eq!(found(&[short, earlier, early]), 1);
+    // Readers that come while a writer holds, also behind one that ended before.
+    let writer = write(5, [0, 10, 90]);
+    assert_eq!(found(&[writer.clone(), read(&["b"], [0, 20, 30])]), 0);
+    let two = [read(&["a"], [0, 20, 30]), read(&["a"], [0, 40, 50])];
+    assert_eq!(found(&[&[writer][..], &two].concat()), 2);
+    assert_eq!(found(&two), 0);
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! Chaos on five real servers: under any faults of two of them, a key has one holder and tokens rise.
+//! Chaos on five real servers: under any faults of two of them, a key has one writer or readers, and tokens rise.
 //!
 //! Clients contend for overlapping sets of four keys and write to a storage with their tokens,
 //! while servers are killed, stopped, flushed, partitioned, cut off and slowed, at most two at a
 //! time. One that lost its memory counts until the restart guard has admitted it again. It takes a
-//! minute and prints what happened. For longer:
+//! minute and prints what happened. In a shorter run, half of the locks are shared by readers, whom no
+//! writer may meet. For longer:
 //!
 //! ```sh
 //! CHAOS_SECONDS=3600 cargo test -p tests --test proofs chaos
