@@ -50,7 +50,8 @@ pub(crate) struct Counts {
 struct Lease {
     process: usize,
     keys: LockKeys,
-    token: FencingToken,
+    /// Readers have none.
+    token: Option<FencingToken>,
     /// Before the first request of the attempt was sent.
     began: Duration,
     granted: Duration,
@@ -99,13 +100,10 @@ impl History {
     ) -> LeaseId {
         let mut book = self.book();
         let id = LeaseId(book.leases.len());
-        let token = guard.fencing_token().expect("fencing is on");
+        let token = guard.fencing_token();
         book.counts.granted += 1;
-        book.note(
-            now,
-            process,
-            format_args!("lock {} {keys:?} token {token}", id.0),
-        );
+        let kind = token.map_or("shared".to_owned(), |token| format!("token {token}"));
+        book.note(now, process, format_args!("lock {} {keys:?} {kind}", id.0));
         book.leases.push(Lease {
             process,
             keys: keys.clone(),
@@ -269,29 +267,38 @@ impl History {
         for (index, lease) in book.leases.iter().enumerate() {
             found.extend(lease.told_late(index, pauses));
             for (other_index, other) in book.leases.iter().enumerate().skip(index + 1) {
-                if !lease.intersects(other) {
+                if !lease.intersects(other) || lease.token.or(other.token).is_none() {
                     continue;
                 }
                 let pair = format!("locks {index} and {other_index}");
-                if lease.token == other.token {
-                    found.push(format!("{pair} have the same token {}", lease.token));
-                }
-                for (first, second) in [(lease, other), (other, lease)] {
-                    if first.granted < second.began && first.token > second.token {
-                        let tokens = (first.token, second.token);
-                        found.push(format!("{pair}: tokens in the wrong order: {tokens:?}"));
+                if let (Some(token), Some(other_token)) = (lease.token, other.token) {
+                    if token == other_token {
+                        found.push(format!("{pair} have the same token {token}"));
+                    }
+                    for (first, second) in [(lease, other), (other, lease)] {
+                        if first.granted < second.began && first.token > second.token {
+                            let tokens = (token, other_token);
+                            found.push(format!("{pair}: tokens in the wrong order: {tokens:?}"));
+                        }
                     }
                 }
-                let both_from = lease.granted.max(other.granted);
-                let both_until = lease.end().min(other.end());
-                if exclusive && both_from < both_until {
-                    found.push(format!(
-                        "{pair} are both valid from {both_from:?} to {both_until:?}"
-                    ));
+                if let Some((from, until)) = lease.both_valid(other).filter(|_| exclusive) {
+                    found.push(format!("{pair} are both valid from {from:?} to {until:?}"));
                 }
             }
         }
         found
+    }
+
+    /// Returns how many locks were shared while another shared one of their keys.
+    pub(crate) fn shared_at_once(&self) -> usize {
+        let book = self.book();
+        let readers: Vec<_> = book.leases.iter().filter(|it| it.token.is_none()).collect();
+        let meets = |(index, lease): (usize, &&Lease)| {
+            let mut others = readers[..index].iter();
+            others.any(|other| lease.intersects(other) && lease.both_valid(other).is_some())
+        };
+        readers.iter().enumerate().filter(|it| meets(*it)).count()
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
@@ -365,6 +372,13 @@ impl Lease {
         let ends = [self.ended, self.lost.map(|(at, _)| at)];
         let ends = ends.into_iter().flatten();
         ends.fold(self.valid_until, Duration::min)
+    }
+
+    /// Returns from when until when both are valid, if they are at once.
+    fn both_valid(&self, other: &Self) -> Option<(Duration, Duration)> {
+        let from = self.granted.max(other.granted);
+        let until = self.end().min(other.end());
+        (from < until).then_some((from, until))
     }
 
     /// Returns until when nodes may refuse others because of it.

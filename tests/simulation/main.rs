@@ -10,7 +10,7 @@
 //! # What must hold
 //!
 //! * Two holders of a key are never both within their validity, unless a node's clock was made to
-//!   step.
+//!   step, or both share it.
 //! * Tokens of a key are unique, and higher for a request that began after another was granted its lock.
 //! * No validity is ever cut short, and its end is reported in time.
 //! * After a drain no node that answered has a lock of the process, and no task is left.
@@ -65,13 +65,26 @@ const SEEDS: u64 = 10_000;
 
 #[test]
 fn seeds_keep_exclusion_and_token_order_and_leave_no_lock() {
+    let (total, _) = run_users("users", Plan::from_seed);
+    assert_eq!(total.shared, 0);
+}
+
+#[test]
+fn seeds_keep_readers_and_writers_apart_and_leave_no_lock() {
+    let (total, is_long) = run_users("readers and writers", Plan::of_readers);
+    let shared = total.shared;
+    assert!(!is_long || shared > 50, "too tame: {shared} at once");
+}
+
+/// Runs seeds, and returns what they came to, and whether it must not be too tame.
+fn run_users(name: &str, plan: fn(u64) -> Plan) -> (Total, bool) {
     let seeds = asked_seeds().unwrap_or(0..SEEDS);
     let (began, single) = (Instant::now(), seeds.end - seeds.start == 1);
     let next = AtomicU64::new(seeds.start);
     let threads = available_parallelism().map_or(1, NonZero::get);
     let totals = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
-            .map(|_| scope.spawn(|| run(&next, seeds.end, single)))
+            .map(|_| scope.spawn(|| run(&next, seeds.end, plan, single)))
             .collect();
         let totals = workers.into_iter().map(|worker| worker.join());
         totals.collect::<Result<Vec<_>, _>>()
@@ -82,13 +95,14 @@ fn seeds_keep_exclusion_and_token_order_and_leave_no_lock() {
     }
     let seconds = began.elapsed().as_secs_f32();
     say(&format!(
-        "simulation: {} seeds in {seconds:.1} s: {total:?}",
+        "simulation: {name}: {} seeds in {seconds:.1} s: {total:?}",
         seeds.end - seeds.start
     ));
     if let Some((seed, violation)) = total.failed.first() {
         panic!("seed {seed}: violated: {violation}");
     }
-    if seeds.end - seeds.start >= SEEDS {
+    let is_long = seeds.end - seeds.start >= SEEDS;
+    if is_long {
         let counts = total.counts;
         let all = [
             counts.granted,
@@ -104,12 +118,14 @@ fn seeds_keep_exclusion_and_token_order_and_leave_no_lock() {
         ];
         assert!(all.iter().all(|count| *count > 50), "too tame: {total:?}");
     }
+    (total, is_long)
 }
 
 #[test]
 fn lost_release_signals_never_keep_a_waiter_from_a_free_lock() {
     for seed in asked_seeds().unwrap_or(0..300) {
         check(seed, &Plan::from_seed(seed).calmed());
+        check(seed, &Plan::of_readers(seed).calmed());
     }
 }
 
@@ -186,6 +202,9 @@ fn seed_gives_the_same_run_every_time() {
         let plan = Plan::from_seed(seed);
         let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
         assert_eq!(first.story, second.story, "seed {seed}");
+        let plan = Plan::of_readers(seed);
+        let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
+        assert_eq!(first.story, second.story, "seed {seed} of readers");
         let plan = Plan::of_orders(seed);
         let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
         assert_eq!(first.story, second.story, "seed {seed} of orders");
@@ -196,6 +215,8 @@ fn seed_gives_the_same_run_every_time() {
 #[derive(Debug, Default)]
 struct Total {
     counts: Counts,
+    /// Locks that were shared while another shared one of their keys.
+    shared: usize,
     faults: usize,
     /// Of the messages that tell of releases.
     heard: usize,
@@ -207,6 +228,7 @@ struct Total {
 impl Total {
     fn add(&mut self, other: Self) {
         self.counts.add(other.counts);
+        self.shared += other.shared;
         self.faults += other.faults;
         self.heard += other.heard;
         self.missed += other.missed;
@@ -215,17 +237,18 @@ impl Total {
 }
 
 /// Runs seeds until there are none left, or some have failed.
-fn run(next: &AtomicU64, end: u64, single: bool) -> Total {
+fn run(next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bool) -> Total {
     let mut total = Total::default();
     while total.failed.len() < 3 {
         let seed = next.fetch_add(1, Ordering::Relaxed);
         if seed >= end {
             break;
         }
-        let outcome = catch_unwind(AssertUnwindSafe(|| simulate(seed, &Plan::from_seed(seed))));
+        let outcome = catch_unwind(AssertUnwindSafe(|| simulate(seed, &plan(seed))));
         let Ok(Outcome {
             story,
             counts,
+            shared,
             faults,
             heard,
             missed,
@@ -237,6 +260,7 @@ fn run(next: &AtomicU64, end: u64, single: bool) -> Total {
             continue;
         };
         total.counts.add(counts);
+        total.shared += shared;
         total.faults += faults;
         total.heard += heard;
         total.missed += missed;

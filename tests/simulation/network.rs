@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_redlock::NodeFailure;
 use tower_redlock::protocol::admission::{Admissions, Generation, Introduction};
-use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 use tower_redlock::protocol::{KeyNames, OwnerToken, Store};
 use tower_redlock::test_util::{SimNetwork, SimRequest, SimSubscriber};
 
@@ -43,8 +43,10 @@ pub(crate) struct State {
     processes: Vec<Process>,
     /// Every attempt whose first request was sent.
     attempts: BTreeMap<OwnerToken, Attempt>,
-    /// The last attempt of a process for the same locks.
-    latest: BTreeMap<(usize, Vec<Arc<[u8]>>), OwnerToken>,
+    /// The last attempt of a process for the same locks, to share them or not.
+    latest: BTreeMap<(usize, Vec<Arc<[u8]>>, bool), OwnerToken>,
+    /// What the attempts to share locks are for.
+    readers: BTreeMap<OwnerToken, Arc<[KeyNames]>>,
     /// Attempts that a request was carried out for behind their release, or later than the checks look
     /// for it: such a lock stays until it expires, which no client can prevent.
     overtaken: BTreeSet<(usize, OwnerToken)>,
@@ -228,6 +230,7 @@ impl Network {
             processes: processes.collect(),
             attempts: BTreeMap::new(),
             latest: BTreeMap::new(),
+            readers: BTreeMap::new(),
             overtaken: BTreeSet::new(),
             orders: Orders::default(),
             faults: 0,
@@ -372,7 +375,7 @@ impl State {
         link.arrives = arrives;
         link.unanswered.insert(message, parcel);
         let dead = link.dead;
-        if matches!(command.op, Op::Acquire { .. }) {
+        if let Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }) = command.op {
             self.note_attempt(process, &command, now);
         }
         let to = To {
@@ -437,7 +440,12 @@ impl State {
         self.attempts
             .entry(command.owner.clone())
             .or_insert(attempt);
-        let key = (process, lock_names(&command.names));
+        let is_shared = matches!(command.op, Op::Shared(_));
+        if is_shared {
+            let names = Arc::clone(&command.names);
+            self.readers.insert(command.owner.clone(), names);
+        }
+        let key = (process, lock_names(&command.names), is_shared);
         self.latest.insert(key, command.owner.clone());
     }
 
@@ -469,13 +477,21 @@ impl State {
             tells,
             repeated,
         } = request;
-        let given_back = self.nodes[node].held_by(&command, now);
+        let held = self.nodes[node].held_by(&command, now);
         let reply = self.nodes[node].store.apply_in(&generation, &command, now);
+        // Readers may be left.
+        let given_back = held.into_iter();
+        let given_back = given_back.filter(|name| self.nodes[node].store.is_free(name, now));
+        let given_back: Vec<_> = given_back.map(|name| Arc::clone(&name.lock)).collect();
         self.note_record(node, &command, &reply);
         let stale = !in_use || repeated;
         // A client expects that a request is not on its way for longer than the lock lives.
         let late = match command.op {
-            Op::Acquire { ttl, .. } | Op::Confirm { ttl, .. } => self.now > sent + ttl,
+            Op::Acquire { ttl, .. }
+            | Op::Confirm { ttl, .. }
+            | Op::Shared(SharedOp::Acquire { ttl } | SharedOp::Confirm { ttl }) => {
+                self.now > sent + ttl
+            }
             _ => false,
         };
         if (stale || late) && matches!(reply, Reply::Granted(_) | Reply::At(_)) {
@@ -804,8 +820,14 @@ impl State {
 /// What the checker asks.
 impl State {
     /// Returns the last attempt of a process to lock these keys.
-    pub(crate) fn latest_attempt(&self, process: usize, names: &[KeyNames]) -> Option<Attempt> {
-        let owner = self.latest.get(&(process, lock_names(names)))?;
+    pub(crate) fn latest_attempt(
+        &self,
+        process: usize,
+        names: &[KeyNames],
+        is_shared: bool,
+    ) -> Option<Attempt> {
+        let key = (process, lock_names(names), is_shared);
+        let owner = self.latest.get(&key)?;
         self.attempts.get(owner).copied()
     }
 
@@ -822,6 +844,13 @@ impl State {
                     && let Some(attempt) = self.attempts.get(owner)
                 {
                     held.push((index, attempt.process));
+                }
+            }
+            for (owner, names) in &self.readers {
+                if node.is_read_by(owner, names, self.now)
+                    && !self.overtaken.contains(&(index, owner.clone()))
+                {
+                    held.push((index, self.attempts[owner].process));
                 }
             }
         }
@@ -843,11 +872,26 @@ impl Node {
         NODE_EPOCH + Duration::from_micros(drifted.unsigned_abs()) + self.stepped
     }
 
-    /// Returns those of a command's locks that are its owner's.
-    fn held_by(&self, command: &Command, now: Duration) -> Vec<Arc<[u8]>> {
+    /// Returns those of a command's locks that are its owner's, and those that are shared if it shares them.
+    fn held_by<'a>(&self, command: &'a Command, now: Duration) -> Vec<&'a KeyNames> {
+        let shares = matches!(command.op, Op::Shared(_));
         let names = command.names.iter();
-        let held = names.filter(|name| self.store.holder(name, now) == Some(&command.owner));
-        held.map(|name| Arc::clone(&name.lock)).collect()
+        let held = names.filter(|name| match self.store.holder(name, now) {
+            Some(owner) => *owner == command.owner,
+            None => shares && !self.store.is_free(name, now),
+        });
+        held.collect()
+    }
+
+    /// Whether an owner shares these locks: whether it could extend them.
+    fn is_read_by(&self, owner: &OwnerToken, names: &Arc<[KeyNames]>, now: Duration) -> bool {
+        let extends = Command {
+            names: Arc::clone(names),
+            owner: owner.clone(),
+            op: Op::Shared(SharedOp::Confirm { ttl: ms(1) }),
+        };
+        let reply = self.store.clone().apply(&extends, self.clock(now));
+        reply == Reply::At(0)
     }
 
     fn run_id(&self, index: usize) -> String {
@@ -862,5 +906,12 @@ fn lock_names(names: &[KeyNames]) -> Vec<Arc<[u8]>> {
 /// Whether it may lock something, so that it does not wait for a connection.
 fn locks(parcel: &SimRequest) -> bool {
     let op = parcel.command().map(|command| &command.op);
-    matches!(op, None | Some(Op::Acquire { .. } | Op::Confirm { .. }))
+    matches!(
+        op,
+        None | Some(
+            Op::Acquire { .. }
+                | Op::Confirm { .. }
+                | Op::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. })
+        )
+    )
 }

@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<(Duration, Fault)>,
     /// Whether customers break nothing but connections.
     pub(crate) healthy: bool,
+    /// Whether users share half of their locks with others.
+    pub(crate) shares: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -164,6 +166,7 @@ impl Plan {
             wake_ups,
             faults,
             healthy: false,
+            shares: false,
         }
     }
 
@@ -179,6 +182,14 @@ impl Plan {
             records_again: true,
         };
         self
+    }
+
+    /// The same with readers among the users.
+    pub(crate) fn of_readers(seed: u64) -> Self {
+        Self {
+            shares: true,
+            ..Self::from_seed(seed)
+        }
     }
 
     /// Customers in the place of users, and nodes that keep their memory and their clocks: without that,

@@ -46,6 +46,7 @@ struct User {
     history: History,
     epoch: Instant,
     rng: Rng,
+    shares: bool,
 }
 
 impl Process {
@@ -92,6 +93,7 @@ impl Process {
                 history: history.clone(),
                 epoch,
                 rng: rng.fork(),
+                shares: plan.shares,
             };
             let (done, is_done) = oneshot::channel();
             let (wishes, starts) = (*wishes, plan.processes[index].starts);
@@ -238,23 +240,31 @@ impl User {
             0 => up_to(&mut self.rng, ms(100)),
             _ => Duration::from_secs(60),
         };
-        let request = self.redlock.lock_all(keys.as_slice().to_vec());
+        let mut request = self.redlock.lock_all(keys.as_slice().to_vec());
+        let is_shared = self.shares && self.rng.bool();
+        if is_shared {
+            request = request.shared();
+        }
         let asked = self.now();
         let locked = timeout(patience, request.ttl(ttl).wait(wait)).await;
         let now = self.now();
         self.history
             .waited(self.process, asked, wait.min(patience), now);
         match locked {
-            Ok(Ok(guard)) => self.hold(guard, &keys, now).await,
+            Ok(Ok(guard)) => self.hold(guard, &keys, is_shared, now).await,
             Ok(Err(error)) => self.history.refused(self.process, now, &error),
             Err(_) => self.history.abandoned(self.process, now),
         }
     }
 
-    async fn hold(&mut self, guard: LockGuard, keys: &LockKeys, now: Duration) {
+    async fn hold(&mut self, guard: LockGuard, keys: &LockKeys, is_shared: bool, now: Duration) {
+        assert_eq!(guard.fencing_token().is_none(), is_shared);
         let names = Namespace::default().names(keys, |_| [0; 32]);
         let names = names.expect("the keys are short");
-        let attempt = self.network.state().latest_attempt(self.process, &names);
+        let attempt = {
+            let state = self.network.state();
+            state.latest_attempt(self.process, &names, is_shared)
+        };
         let attempt = attempt.expect("an attempt came before the lock");
         let lease = self
             .history

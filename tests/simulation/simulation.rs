@@ -25,6 +25,8 @@ const IDLE: Duration = ms(100);
 pub(crate) struct Outcome {
     pub(crate) story: String,
     pub(crate) counts: Counts,
+    /// How many locks were shared while another shared one of their keys.
+    pub(crate) shared: usize,
     pub(crate) orders: OrderCounts,
     /// Attempts that were told of a record after they were granted the key.
     pub(crate) told_late: usize,
@@ -83,6 +85,7 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         orders: ledger.counts(),
         told_late: state.orders.told_late,
         counts: history.counts(),
+        shared: history.shared_at_once(),
         faults: state.faults,
         heard: state.wake_ups.heard,
         missed: state.wake_ups.missed,

@@ -120,7 +120,7 @@ impl State {
     fn latest_attempt_for(&self, process: usize, key: &str) -> Option<OwnerToken> {
         let is_its = |locks: &[Name]| locks.first().is_some_and(|lock| names(lock, key));
         let mut latest = self.latest.iter();
-        let found = latest.find(|((of, locks), _)| *of == process && is_its(locks));
+        let found = latest.find(|((of, locks, _), _)| *of == process && is_its(locks));
         found.map(|(_, owner)| owner.clone())
     }
 }
@@ -183,8 +183,8 @@ impl State {
     }
 
     pub(super) fn note_killed(&mut self, process: usize) {
-        let latest = self.latest.keys().filter(|(of, _)| *of == process);
-        let names = latest.filter_map(|(_, names)| names.first().cloned());
+        let latest = self.latest.keys().filter(|(of, ..)| *of == process);
+        let names = latest.filter_map(|(_, names, _)| names.first().cloned());
         self.orders.abandoned.extend(names);
     }
 
