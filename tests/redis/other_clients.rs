@@ -1,4 +1,5 @@
-//! A Redlock client of another language, and ours in the empty namespace, exclude each other.
+//! A Redlock client of another language, and ours in the empty namespace, exclude each other, as do that client and
+//! our readers.
 
 use std::io;
 use std::path::Path;
@@ -133,6 +134,71 @@ async fn lock_all_and_node_redlock_exclude_each_key_of_a_set() {
         ours.try_lock("a").await.unwrap().release().await.unwrap();
         assert_eq!(other.order("release").await, "released");
     }
+}
+
+#[tokio::test]
+async fn node_redlock_and_readers_exclude_each_other() {
+    const IN_TIME: Duration = Duration::from_secs(1);
+    let cluster = Cluster::start(5);
+    let Some(mut other) = Other::start(&cluster) else {
+        return;
+    };
+    let [one, two] = [(), ()].map(|()| ours(&cluster).build().unwrap());
+    for turn in 0..20 {
+        let what = format!("turn {turn}");
+        let first = one.try_lock("shared").shared().await.unwrap();
+        assert_eq!(other.acquire("shared").await, "contended", "{what}");
+        let second = two.try_lock("shared").shared().await.unwrap();
+        first.release().await.unwrap();
+        // The other reader is left, and excludes the client also from a set with the key.
+        for keys in ["shared", "shared free"] {
+            assert_eq!(other.acquire(keys).await, "contended", "{what}");
+        }
+        second.release().await.unwrap();
+        cluster.wait_until_free(IN_TIME).await;
+        assert_eq!(other.acquire("shared").await, "acquired", "{what}");
+        for ours in [&one, &two] {
+            assert_contended(&ours.try_lock("shared").shared().await, &what);
+            let both = ours.lock_all(["free", "shared"]).shared();
+            assert_contended(&both.wait(Duration::ZERO).await, &what);
+        }
+        assert_eq!(other.order("release").await, "released", "{what}");
+        cluster.wait_until_free(IN_TIME).await;
+    }
+}
+
+#[tokio::test]
+async fn readers_see_no_write_of_node_redlock_while_they_hold() {
+    const WRITES: i64 = 25;
+    let cluster = Cluster::start(5);
+    let Some(mut other) = Other::start(&cluster) else {
+        return;
+    };
+    let addr = cluster.servers[0].addr();
+    let mut counter = Connection::open(addr).unwrap();
+    counter.call(&["SET", "counter", "0"]).unwrap();
+    let readers = [(), ()].map(|()| {
+        let ours = ours(&cluster).build().unwrap();
+        let mut counter = Connection::open(addr).unwrap();
+        async move {
+            let mut last = Some(0);
+            while last < Some(WRITES) {
+                let guard = ours.lock("shared").shared().wait(PATIENCE).await.unwrap();
+                let before = counter.call(&["GET", "counter"]).unwrap().as_int();
+                sleep(Duration::from_millis(3)).await;
+                last = counter.call(&["GET", "counter"]).unwrap().as_int();
+                assert!(guard.is_valid());
+                assert_eq!(before, last);
+                guard.release().await.unwrap();
+                // The other client does not keep new readers out while it waits.
+                sleep(Duration::from_millis(10)).await;
+            }
+        }
+    });
+    let [one, two] = readers;
+    let order = format!("count shared 1000 {WRITES}");
+    let (answer, (), ()) = tokio::join!(other.order(&order), one, two);
+    assert_eq!(answer, "counted");
 }
 
 #[tokio::test]
