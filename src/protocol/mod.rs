@@ -61,6 +61,18 @@
 //! | restart guard, one node made a copy of another | bounded | 1,628,076 | 16 |
 //! | longer guard, one node flushed, one node's clock ahead | bounded | 2,090,863 | 17 |
 //!
+//! | with time: readers, who share a lock, and writers | | states | depth |
+//! |---|---|---|---|
+//! | 1 writer, 2 readers | all | 2,489,676 | 28 |
+//! | 2 writers, 1 reader | all | 1,188,685 | 28 |
+//! | 1 writer, readers with a ttl of 3 and of 1 | all | 622,708 | 27 |
+//! | 1 writer, 1 reader, a repeated `ACQUIRE` | all | 978,822 | 23 |
+//! | 1 writer, 1 reader, extended by 3 and by 1 | all | 539,906 | 27 |
+//! | 1 writer, 1 reader, extended by 3, a repeated `ACQUIRE` | all | 799,714 | 24 |
+//! | 1 writer, 2 readers, one extended by 3 | all | 1,709,638 | 29 |
+//! | restart guard, 1 writer, 1 reader, one node wiped | all | 268,930 | 22 |
+//! | restart guard, 1 writer, 1 reader, extended by 3, one node wiped | all | 462,801 | 24 |
+//!
 //! | records: requests for one key | | states | depth |
 //! |---|---|---|---|
 //! | 2 requests of 1..2, `TOPUP` | all | 638,830 | 35 |
@@ -81,7 +93,7 @@
 //! If all nodes had a record and one forgot it, requests that began after all nodes had it are safe. A
 //! request that a node granted the key before the last copy arrived there may still execute.
 //!
-//! These run on demand, with `TOWER_REDLOCK_MODEL=large`, in a quarter of an hour and 7 GiB on two busy cores:
+//! These run on demand, with `TOWER_REDLOCK_MODEL=large`, in half an hour and 7 GiB on two busy cores:
 //!
 //! | | | states | depth | seconds |
 //! |---|---|---|---|---|
@@ -93,6 +105,10 @@
 //! | restart guard, one node made a copy of another | all | 5,894,929 | 28 | 86 |
 //! | longer guard, one node flushed, one node's clock ahead | all | 5,957,475 | 30 | 69 |
 //! | restart guard, two of flush and both restarts | bounded | 20,310,730 | 16 | 308 |
+//! | 1 writer, 2 readers, a tick longer | all | 9,124,130 | 29 | 149 |
+//! | 1 writer, 2 readers, a repeated `ACQUIRE` | bounded | 13,095,175 | 16 | 110 |
+//! | 1 writer, 2 readers, one extended by 3, a tick longer | all | 6,374,935 | 30 | 282 |
+//! | restart guard, 1 writer, 2 readers, one node wiped | all | 8,989,480 | 28 | 451 |
 //! | 3 requests, `TOPUP` | bounded | 14,404,620 | 21 | 269 |
 //! | 2 requests of 1..2, `TOPUP`, a repair after executing | all | 4,628,670 | 52 | 44 |
 //! | at most once, 3 requests, nodes given up | all | 8,280,640 | 34 | 232 |

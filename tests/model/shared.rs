@@ -3,11 +3,15 @@
 //! Each client makes one attempt, as a reader or as a writer. Writers are unfenced, because readers have no number;
 //! tokens are the matter of the other models. A client may give up or release at any time, and its requests run late,
 //! twice or never. A node may lose its memory; it then refuses votes for as long as the restart guard says.
+//!
+//! A request that changes nothing at its node and does not help its client is not carried out, which is as if it were
+//! lost. This and a few rules like it keep three clients within some millions of states; each asks the shipped code
+//! whether a step makes a difference.
 
 use stateright::{Model, Property};
 use tower_redlock::protocol::validity;
 
-use crate::space::{Ask, Call, Heard, Nodes, Rounds, SharedAsk, Step, Told, Variant, ticks};
+use crate::space::{Ask, Call, Heard, Memo, Nodes, Rounds, SharedAsk, Step, Told, Variant, ticks};
 
 const CLIENTS: usize = 3;
 const NODES: usize = 3;
@@ -61,6 +65,8 @@ enum Stage {
     Idle,
     Acquiring,
     Holding,
+    /// Its lock is no more to be relied on, or would not be if it still came.
+    Late,
     /// It has released, or given up.
     Gone,
 }
@@ -120,9 +126,15 @@ pub(crate) struct Shared {
     bounds: Bounds,
     nodes: Nodes,
     rounds: Rounds,
+    helping: Memo<Heard, bool>,
+    orphaned: Memo<(u32, u8), bool>,
 }
 
 pub(crate) const EXCLUSION: &str = "nobody is valid beside a valid writer";
+
+const FREE: &str = "a node without a holder grants the key";
+
+const GONE: &str = "a reader that released cannot extend";
 
 impl Bounds {
     pub(crate) fn of(roles: [Role; CLIENTS]) -> Self {
@@ -144,6 +156,8 @@ impl Shared {
         Self {
             nodes: Nodes::new(bounds.variant, &vec![vec![0]; CLIENTS]),
             rounds: Rounds::new(bounds.variant, NODES),
+            helping: Memo::new(),
+            orphaned: Memo::new(),
             bounds,
         }
     }
@@ -184,6 +198,50 @@ impl Shared {
         let number = u8::try_from(client).expect("few clients");
         self.nodes
             .ask(column.store, number, self.ask(client, call), state.now)
+    }
+
+    /// Whether two nodes that answer this and one that grants are a majority for any round.
+    fn helps(&self, heard: Heard) -> bool {
+        self.helping.get_or(heard, || {
+            [(None, Heard::Granted(0)), (Some(0), Heard::At(0))]
+                .into_iter()
+                .any(|(extends, other)| {
+                    let answers = [(0, heard), (1, heard), (2, other)];
+                    let phase = 0;
+                    let told = answers.map(|(node, heard)| Told { node, phase, heard });
+                    let round = self.rounds.begin(extends);
+                    !self.rounds.decisions(round, &told).is_empty()
+                })
+        })
+    }
+
+    /// Whether a client has the lock at a node.
+    fn has(&self, store: u32, client: usize, now: u8) -> bool {
+        let ask = match self.bounds.roles[client] {
+            Role::Reader => Ask::Shared(SharedAsk::Confirm { ttl: 1 }),
+            Role::Writer => Ask::Confirm { token: 1, ttl: 1 },
+            Role::Absent => return false,
+        };
+        let number = u8::try_from(client).expect("few clients");
+        let (_, heard) = self.nodes.ask(store, number, ask, now);
+        matches!(heard, Heard::At(_))
+    }
+
+    /// Whether a node has a lock that no client has.
+    fn is_orphaned(&self, store: u32, now: u8) -> bool {
+        self.orphaned.get_or((store, now), || {
+            let is_held = self.nodes.held(store, now) > 0;
+            is_held && !(0..CLIENTS).any(|client| self.has(store, client, now))
+        })
+    }
+
+    /// Whether a released reader has the lock at a node that has carried out all that it will.
+    fn came_back(&self, state: &State, client: usize, column: &Column) -> bool {
+        let is_done = |call| column.calls[client][call] == Call::None;
+        self.bounds.roles[client] == Role::Reader
+            && state.clients[client].stage == Stage::Gone
+            && [ACQUIRE, RETRY, RELEASE].into_iter().all(is_done)
+            && self.has(column.store, client, state.now)
     }
 
     /// Sends a call to a node, unless the node may not vote.
@@ -237,15 +295,17 @@ impl Shared {
             (round, step) = self.rounds.tell(round, *told);
         }
         let (now, ttl) = (state.now, self.bounds.ttls[client]);
+        let is_wrong = self.bounds.variant == Variant::EndFromReply;
         let me = &mut state.clients[client];
         match step {
             Step::Granted(_) => {
                 me.stage = Stage::Holding;
-                me.until = Self::until(me.began, ttl);
+                me.until = Self::until(if is_wrong { now } else { me.began }, ttl);
             }
             Step::Extended => {
                 let number = usize::from(me.extensions) - 1;
-                let end = Self::until(me.extended_at, self.bounds.extensions[number]);
+                let began = if is_wrong { now } else { me.extended_at };
+                let end = Self::until(began, self.bounds.extensions[number]);
                 // A lock whose validity is over is lost, whatever is answered then.
                 if now < me.until {
                     me.until = me.until.max(end);
@@ -258,7 +318,14 @@ impl Shared {
         Self::deafen(state, client);
     }
 
-    fn sorted(&self, mut state: State) -> State {
+    /// The same state without what makes no difference any more, and with the nodes in order.
+    fn canonical(&self, mut state: State) -> State {
+        for client in 0..CLIENTS {
+            self.forget_what_is_late(&mut state, client);
+            for node in 0..NODES {
+                self.drop_in_vain(&mut state, client, node);
+            }
+        }
         let now = state.now;
         for column in &mut state.nodes {
             if column.votes_from <= now {
@@ -286,16 +353,60 @@ impl Shared {
         state
     }
 
+    /// A client whose lock is not valid any more, and will not be, can only release it.
+    fn forget_what_is_late(&self, state: &mut State, client: usize) {
+        let me = &mut state.clients[client];
+        let is_late = match me.stage {
+            Stage::Acquiring => {
+                let ends = Self::until(me.began, self.bounds.ttls[client]);
+                state.now >= ends && self.bounds.variant != Variant::EndFromReply
+            }
+            Stage::Holding => state.now >= me.until,
+            Stage::Idle | Stage::Late | Stage::Gone => false,
+        };
+        if is_late {
+            *me = Client {
+                stage: Stage::Late,
+                ..Client::default()
+            };
+            Self::deafen(state, client);
+        } else if me.stage == Stage::Holding && self.bounds.extensions.is_empty() {
+            me.began = 0;
+        }
+    }
+
+    /// Drops requests that find no lock of their client, if no other request can bring it one.
+    fn drop_in_vain(&self, state: &mut State, client: usize, node: usize) {
+        let calls = &state.nodes[node].calls[client];
+        let may_run = |call: usize| matches!(calls[call], Call::Sent | Call::Deaf);
+        let may_repeat = state.retries > 0 && calls[RETRY] == Call::None;
+        let may_begin = self.bounds.variant == Variant::ReusesOwner;
+        if may_run(ACQUIRE) || may_run(RETRY) || may_repeat || may_begin {
+            return;
+        }
+        for call in EXTEND..CALLS {
+            if state.nodes[node].calls[client][call] == Call::Deaf {
+                let (store, _) = self.run(state, client, node, call);
+                let is_lost = call == RELEASE || !self.has(store, client, state.now);
+                if store == state.nodes[node].store && is_lost {
+                    state.nodes[node].calls[client][call] = Call::None;
+                }
+            }
+        }
+    }
+
     fn of_client(&self, state: &State, client: usize, actions: &mut Vec<Action>) {
         let me = &state.clients[client];
         let number = u8::try_from(client).expect("few clients");
-        let ends = Self::until(me.began, self.bounds.ttls[client]);
         match me.stage {
             Stage::Idle if self.bounds.roles[client] != Role::Absent => {
                 actions.push(Action::Begin { client: number });
             }
-            Stage::Acquiring | Stage::Holding => {
+            Stage::Acquiring | Stage::Holding | Stage::Late => {
                 actions.push(Action::Release { client: number });
+            }
+            Stage::Gone if self.bounds.variant == Variant::ReusesOwner => {
+                actions.push(Action::Begin { client: number });
             }
             Stage::Idle | Stage::Gone => {}
         }
@@ -303,10 +414,7 @@ impl Shared {
             let found = self
                 .rounds
                 .decisions(me.round, &self.answers(state, client));
-            let is_late = me.stage == Stage::Acquiring
-                && state.now >= ends
-                && self.bounds.variant != Variant::IgnoresValidity;
-            for (told, step) in found.into_iter().filter(|_| !is_late) {
+            for (told, step) in found {
                 actions.push(Action::Decide {
                     client: number,
                     told,
@@ -333,15 +441,12 @@ impl Shared {
                 });
             }
             for (call, made) in calls.iter().enumerate() {
-                let matters = match made {
-                    Call::Sent => true,
-                    Call::Deaf => {
-                        let (store, _) = self.run(state, client, usize::from(node), call);
-                        store != column.store
-                    }
-                    Call::None | Call::Ran(_) | Call::Read(_) => false,
-                };
-                if matters {
+                if !matches!(made, Call::Sent | Call::Deaf) {
+                    continue;
+                }
+                // What changes nothing and does not help its client might as well be lost.
+                let (store, heard) = self.run(state, client, usize::from(node), call);
+                if store != column.store || *made == Call::Sent && self.helps(heard) {
                     actions.push(Action::Run {
                         client: number,
                         node,
@@ -377,10 +482,11 @@ impl Model for Shared {
             actions.push(Action::Tick);
         }
         for client in 0..CLIENTS {
-            // Clients of one role with one ttl are equal: they begin in their order.
+            // Clients of one role with one ttl are equal: they begin in their order. The first may extend.
+            let first = usize::from(!self.bounds.extensions.is_empty());
             let before = client.checked_sub(1).filter(|before| {
                 let (roles, ttls) = (&self.bounds.roles, &self.bounds.ttls);
-                *before > 0 && roles[*before] == roles[client] && ttls[*before] == ttls[client]
+                *before >= first && roles[*before] == roles[client] && ttls[*before] == ttls[client]
             });
             let waits = before.is_some_and(|before| state.clients[before].stage == Stage::Idle);
             if !waits {
@@ -430,7 +536,7 @@ impl Model for Shared {
                 column.store = store;
                 let made: &mut Call = &mut column.calls[client][call];
                 made.run(heard);
-                if call == RELEASE {
+                if call == RELEASE || !self.helps(heard) {
                     *made = Call::None;
                 }
             }
@@ -469,20 +575,30 @@ impl Model for Shared {
                 column.votes_from = state.now + self.bounds.guard;
             }
         }
-        Some(self.sorted(state))
+        Some(self.canonical(state))
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let mut properties = vec![Property::always(
-            EXCLUSION,
-            |model: &Self, state: &State| {
+        let mut properties = vec![
+            Property::always(EXCLUSION, |model: &Self, state: &State| {
                 let valid = |client: &usize| Self::is_valid(state, *client);
                 let mut writers = (0..CLIENTS)
                     .filter(valid)
                     .filter(|client| model.bounds.roles[*client] == Role::Writer);
                 writers.next().is_none() || (0..CLIENTS).filter(valid).count() == 1
-            },
-        )];
+            }),
+            Property::always(FREE, |model: &Self, state: &State| {
+                let mut nodes = state.nodes.iter();
+                !nodes.any(|column| model.is_orphaned(column.store, state.now))
+            }),
+        ];
+        // What is repeated late may bring a reader back, until its ttl is over.
+        if self.bounds.retries == 0 {
+            properties.push(Property::always(GONE, |model: &Self, state: &State| {
+                let mut nodes = state.nodes.iter();
+                !nodes.any(|node| (0..CLIENTS).any(|client| model.came_back(state, client, node)))
+            }));
+        }
         let roles = &self.bounds.roles;
         let count = |role| roles.iter().filter(|other| **other == role).count();
         if count(Role::Reader) > 1 {

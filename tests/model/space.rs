@@ -36,6 +36,10 @@ pub(crate) enum Variant {
     CountsOldExtension,
     /// A majority that answered after the ttl is as good as one that answered in time.
     IgnoresValidity,
+    /// The validity of a lock counts from when the majority was read.
+    EndFromReply,
+    /// T33: a client that has released begins again as the same owner.
+    ReusesOwner,
     /// T13: the node does not compare the generation that the client was admitted with.
     NoCompare,
     /// T14: the age of a node counts, for each client, from when that client noticed.
@@ -239,6 +243,11 @@ impl Nodes {
             self.send(&mut node, usize::from(client), names, Op::Release, ticks(0));
             self.intern(node)
         })
+    }
+
+    /// How many locks a node has.
+    pub(crate) fn held(&self, store: u32, now: u8) -> usize {
+        self.get(store).held(ticks(now))
     }
 
     fn apply(&self, node: &mut Store, client: usize, ask: Ask, now: Duration) -> Reply {
