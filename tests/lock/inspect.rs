@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{KeyState, LockError, LostReason, NodeFailure, Redlock};
 
-use crate::common::builder;
+use crate::common::{Foreign, builder};
 
 fn processes(nodes: &ScriptedNodes) -> [Redlock; 2] {
     [(); 2].map(|()| builder(nodes).build().unwrap())
@@ -214,4 +214,23 @@ async fn a_revoked_key_can_be_locked_at_once() {
         assert!(guard.is_valid());
         guard.release().await.unwrap();
     }
+}
+
+/// The key may belong to another holder when a node that was stopped goes on.
+#[tokio::test(start_paused = true)]
+async fn a_revocation_that_a_node_gets_late_frees_nothing() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let stuck = other.try_lock("k").await.unwrap();
+    nodes.set_for(2, OpKind::Revoke, Gate::Slow(secs(1)));
+    let revoked = redlock.revoke("k").await.unwrap();
+    assert_eq!((revoked.held, revoked.failures.len()), (2, 1));
+    drop(stuck);
+    sleep(ms(10)).await;
+    let next = Foreign::new("k");
+    for node in 0..3 {
+        next.acquire(&nodes, node, secs(10));
+    }
+    sleep(secs(2)).await;
+    assert_eq!(nodes.locks(), [1; 3]);
 }

@@ -313,7 +313,7 @@ fn checker_finds_a_writer_beside_a_reader_and_lets_readers_be_many() {
     assert_eq!(found(&[long.clone(), short.clone(), alone]), 0);
     // Both read for longer than the writer has waited, though one began before the other and ended after it.
     let early = write(5, [0, 40, 50]);
-    assert_eq!(found(&[long.clone(), short.clone(), early.clone()]), 1);
+    assert_eq!(found(&[long, short.clone(), early.clone()]), 1);
     let earlier = write(4, [0, 25, 26]);
     assert_eq!(found(&[short, earlier, early]), 1);
     // Readers that come while a writer holds, also behind one that ended before.

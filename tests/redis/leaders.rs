@@ -1,0 +1,160 @@
+//! Leaders on real servers: three processes, of which one leads, while they are killed, stopped and drained.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use support::{ChildProcess, Cluster, Random};
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::{LockGuard, Redlock, RestartGuard};
+
+use crate::judge::{Judge, ROLE, Witness, urls};
+
+const TTL: Duration = Duration::from_secs(2);
+
+/// How long the test runs. Longer by `LEADERS_SECONDS`.
+const DEFAULT: u64 = 12;
+
+/// One process: leads when it may, until it is told to drain or is killed.
+#[tokio::test]
+#[ignore = "it is a candidate process of the tests below, which start and kill it"]
+async fn candidate() {
+    let name = std::env::var(ROLE).unwrap();
+    let redlock = Redlock::builder()
+        .urls(urls())
+        .restart_guard(RestartGuard::Off)
+        .ttl(TTL)
+        .node_timeout(Duration::from_millis(300))
+        .build()
+        .unwrap();
+    let leading = tokio::spawn(redlock.lead("dispatcher", move |guard: LockGuard| {
+        let name = name.clone();
+        async move {
+            let mut witness = Witness::connect().await;
+            witness.tell("begin", &name).await;
+            // Until it is cancelled, which closes the connection to the judge.
+            std::future::pending::<()>().await;
+            drop(guard);
+        }
+    }));
+    let mut terminate =
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).unwrap();
+    println!("ready");
+    terminate.recv().await;
+    println!("draining");
+    let drained = redlock.drain(Duration::from_secs(5)).await;
+    leading.await.unwrap().unwrap();
+    println!("drained: {}", drained.is_clean());
+}
+
+fn candidate_process(judge: &Judge, cluster: &Cluster, number: usize) -> (String, ChildProcess) {
+    let name = format!("candidate-{number}");
+    let process = judge.start_process(&name, "leaders::candidate", &cluster.urls());
+    process.wait_for_line("ready", Duration::from_secs(20));
+    (name, process)
+}
+
+/// Waits for a leader other than the one with this name, and returns its name.
+async fn next_leader(judge: &Judge, not: &str, within: Duration) -> Option<String> {
+    let next = async {
+        loop {
+            let leader = judge.seen.lock().unwrap().inside.last().cloned();
+            if let Some(leader) = leader.filter(|leader| leader != not) {
+                return leader;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(within, next).await.ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_three_processes_leads_while_leaders_are_killed_and_drained() {
+    let cluster = Cluster::start(3);
+    let judge = Judge::start().await;
+    let seconds = std::env::var("LEADERS_SECONDS").map_or(DEFAULT, |text| text.parse().unwrap());
+    let mut random = Random(7);
+    let mut candidates: Vec<_> = (0..3)
+        .map(|number| candidate_process(&judge, &cluster, number))
+        .collect();
+    let began = Instant::now();
+    let mut leader = next_leader(&judge, "", Duration::from_secs(10))
+        .await
+        .unwrap();
+    let (mut started, mut kills, mut drains) = (3, Vec::new(), Vec::new());
+    while began.elapsed() < Duration::from_secs(seconds) {
+        sleep(Duration::from_millis(random.below(500))).await;
+        let place = candidates
+            .iter()
+            .position(|(name, _)| *name == leader)
+            .unwrap();
+        let (_, mut process) = candidates.swap_remove(place);
+        let is_kill = random.below(2) == 0;
+        let at = Instant::now();
+        process.signal(if is_kill {
+            Signal::SIGKILL
+        } else {
+            Signal::SIGTERM
+        });
+        // A busy machine may add something.
+        let patience = if is_kill {
+            TTL + Duration::from_secs(4)
+        } else {
+            Duration::from_secs(3)
+        };
+        let next = next_leader(&judge, &leader, patience).await;
+        let took = at.elapsed();
+        leader = next.unwrap_or_else(|| panic!("no leader after {took:?}, killed: {is_kill}"));
+        if is_kill { &mut kills } else { &mut drains }.push(took);
+        process.wait(Duration::from_secs(10));
+        if !is_kill {
+            assert!(
+                process.stdout().contains("drained: true"),
+                "{}",
+                process.stdout()
+            );
+        }
+        candidates.push(candidate_process(&judge, &cluster, started));
+        started += 1;
+    }
+    let seen = judge.seen.lock().unwrap();
+    println!(
+        "{} terms in {:?}; next leader after {} kills within {:?}, after {} drains within {:?}",
+        seen.turns.len(),
+        began.elapsed(),
+        kills.len(),
+        kills.iter().max(),
+        drains.len(),
+        drains.iter().max()
+    );
+    assert_eq!(seen.most, 1);
+    assert!(!kills.is_empty() && !drains.is_empty());
+}
+
+/// A stopped leader is deposed, and when it goes on it does no more work than it had begun.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_stopped_is_deposed_and_becomes_a_candidate_again() {
+    let cluster = Cluster::start(3);
+    let judge = Judge::start().await;
+    let candidates: Vec<_> = (0..2)
+        .map(|number| candidate_process(&judge, &cluster, number))
+        .collect();
+    let first = next_leader(&judge, "", Duration::from_secs(10))
+        .await
+        .unwrap();
+    let (_, stopped) = candidates.iter().find(|(name, _)| *name == first).unwrap();
+    stopped.signal(Signal::SIGSTOP);
+    let second = next_leader(&judge, &first, TTL + Duration::from_secs(4)).await;
+    let second = second.expect("the other process leads");
+    stopped.signal(Signal::SIGCONT);
+    // Its work is dropped before it is polled again, and with it the connection to the judge.
+    let is_deposed = async {
+        while judge.seen.lock().unwrap().inside != [second.clone()] {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(5), is_deposed).await.unwrap();
+    let (_, other) = candidates.iter().find(|(name, _)| *name == second).unwrap();
+    other.signal(Signal::SIGTERM);
+    let again = next_leader(&judge, &second, Duration::from_secs(5)).await;
+    assert_eq!(again.as_deref(), Some(first.as_str()));
+}

@@ -1,0 +1,110 @@
+//! Looking into a key and revoking it on real servers, some of which are dead, hang, or were restarted.
+
+use std::time::Duration;
+
+use support::{Cluster, until_all_up};
+use tokio::time::{Instant, sleep};
+use tower_redlock::{KeyState, LockError, LostReason, NodeFailure, Redlock, RestartGuard};
+
+use crate::wire::PATIENCE;
+
+const NODE_TIMEOUT: Duration = Duration::from_millis(300);
+
+fn redlock(cluster: &Cluster) -> Redlock {
+    let builder = Redlock::builder().urls(cluster.urls());
+    let builder = builder
+        .restart_guard(RestartGuard::Off)
+        .node_timeout(NODE_TIMEOUT);
+    builder.build().unwrap()
+}
+
+#[tokio::test]
+async fn inspect_and_revoke_name_dead_and_hanging_nodes_and_work_with_the_others() {
+    let mut cluster = Cluster::start(5);
+    let (redlock, other) = (redlock(&cluster), redlock(&cluster));
+    until_all_up(&redlock, PATIENCE).await;
+    let guard = other.lock("k").await.unwrap();
+    cluster.servers[0].kill();
+    cluster.servers[1].stop();
+    let began = Instant::now();
+    let seen = redlock.inspect("k").await;
+    // Twice, because a busy machine is late.
+    assert!(began.elapsed() < 2 * NODE_TIMEOUT, "{:?}", began.elapsed());
+    assert!(
+        matches!(seen.state(), Some(KeyState::Held { .. })),
+        "{seen:?}"
+    );
+    assert_eq!(seen.fencing_token(), guard.fencing_token());
+    assert!(seen.nodes[0].outcome.is_err());
+    let hanging = seen.nodes[1].outcome.as_ref().unwrap_err();
+    assert!(matches!(hanging, NodeFailure::TimedOut { .. }), "{hanging}");
+
+    let began = Instant::now();
+    let revoked = redlock.revoke("k").await.unwrap();
+    assert!(began.elapsed() < 4 * NODE_TIMEOUT, "{:?}", began.elapsed());
+    assert_eq!((revoked.held, revoked.failures.len()), (3, 2));
+    let next = redlock.try_lock("k").await.unwrap();
+    assert_eq!(guard.lost().await, LostReason::Gone);
+    assert!(next.fencing_token() > guard.fencing_token());
+
+    cluster.servers[2].stop();
+    let seen = redlock.inspect("k").await;
+    assert_eq!(seen.state(), None);
+    let refused = redlock.revoke("k").await.unwrap_err();
+    let LockError::Unavailable {
+        reached: 2, nodes, ..
+    } = &refused
+    else {
+        panic!("{refused}");
+    };
+    assert_eq!(nodes.len(), 3);
+    drop(guard);
+}
+
+#[tokio::test]
+async fn quarantined_nodes_say_so_and_are_not_asked_to_revoke() {
+    let mut cluster = Cluster::start(3);
+    let window = Duration::from_secs(4);
+    let builder = || {
+        let builder = Redlock::builder()
+            .urls(cluster.urls())
+            .node_timeout(NODE_TIMEOUT);
+        let builder = builder.ttl(Duration::from_secs(2));
+        builder
+            .restart_guard(RestartGuard::For(window))
+            .build()
+            .unwrap()
+    };
+    let redlock = builder();
+    let up = async {
+        while redlock.health().await.up() < 3 {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), up)
+        .await
+        .unwrap();
+    let guard = redlock.lock("k").await.unwrap();
+    cluster.servers[1].kill();
+    cluster.servers[1].restart();
+    let quarantined = async {
+        loop {
+            let seen = redlock.inspect("k").await;
+            if let Err(NodeFailure::Quarantined { left, .. }) = &seen.nodes[1].outcome {
+                assert!(*left <= window + Duration::from_secs(1), "{left:?}");
+                return seen;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let seen = tokio::time::timeout(Duration::from_secs(3), quarantined)
+        .await
+        .unwrap();
+    assert!(
+        matches!(seen.state(), Some(KeyState::Held { .. })),
+        "{seen:?}"
+    );
+    let revoked = redlock.revoke("k").await.unwrap();
+    assert_eq!((revoked.held, revoked.failures.len()), (2, 1));
+    assert_eq!(guard.lost().await, LostReason::Revoked);
+}

@@ -1,0 +1,120 @@
+//! Slots on real servers: many clients of two processes, and never more of them inside than there are slots.
+
+use std::time::Duration;
+
+use support::Cluster;
+use tokio::time::{Instant, sleep};
+use tower_redlock::{LockError, Redlock, RestartGuard};
+
+use crate::judge::{Judge, ROLE, Witness, urls};
+
+const SLOTS: usize = 5;
+const CLIENTS: usize = 100;
+const HOLD: Duration = Duration::from_millis(100);
+
+/// The clients of one process: each waits for a slot, holds it for a moment, and waits again, until it is killed.
+#[tokio::test]
+#[ignore = "it is a client process of the test below, which starts and ends it"]
+async fn clients() {
+    let name = std::env::var(ROLE).unwrap();
+    let redlock = Redlock::builder()
+        .urls(urls())
+        .restart_guard(RestartGuard::Off)
+        .node_timeout(Duration::from_millis(500))
+        .build()
+        .unwrap();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|number| {
+            let (redlock, name) = (redlock.clone(), format!("{name}-{number}"));
+            tokio::spawn(async move {
+                let mut witness = Witness::connect().await;
+                loop {
+                    let lock = redlock.lock("hall").slots(SLOTS);
+                    match lock.wait(Duration::from_secs(60)).await {
+                        Ok(guard) => {
+                            witness.tell("begin", &name).await;
+                            sleep(HOLD).await;
+                            witness.tell("end", &name).await;
+                            assert!(guard.is_valid());
+                            drop(guard);
+                        }
+                        Err(LockError::Contended { .. }) => {}
+                        Err(error) => eprintln!("{error}"),
+                    }
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_clients_of_two_processes_use_five_slots_and_never_six() {
+    let cluster = Cluster::start(3);
+    let judge = Judge::start().await;
+    let processes =
+        ["a", "b"].map(|name| judge.start_process(name, "slots::clients", &cluster.urls()));
+    // Each has connected to all nodes, and waits.
+    while judge.seen.lock().unwrap().turns.len() < 50 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    judge.seen.lock().unwrap().restart();
+    let calls = |cluster: &Cluster| {
+        let counts = cluster.servers.iter().map(|server| server.call_counts());
+        let acquisitions = counts.map(|counts| counts.get("evalsha").copied().unwrap_or(0));
+        acquisitions.sum::<u64>()
+    };
+    let (began, before) = (Instant::now(), calls(&cluster));
+    sleep(Duration::from_secs(10)).await;
+    let (average, after) = (judge.average(began), calls(&cluster));
+    drop(processes);
+    let seen = judge.seen.lock().unwrap();
+    let turns = seen.turns.len();
+    println!(
+        "{turns} turns of {} clients in {:?}, on average {average:.2} inside, {:.2} scripts on each node for a turn",
+        seen.begun.len(),
+        began.elapsed(),
+        (after - before) as f64 / turns as f64 / 3.0
+    );
+    assert_eq!(seen.most, SLOTS);
+    // 4.8 on an idle machine. The slots are not left free while clients wait.
+    assert!(average > 4.0, "{average}");
+    assert!(turns > 200, "{turns}");
+    for process in ["a", "b"] {
+        let of_it = seen.begun.keys().filter(|name| name.starts_with(process));
+        assert!(of_it.count() > CLIENTS / 4, "{:?}", seen.begun);
+    }
+}
+
+/// How many requests an acquisition takes while some slots are free.
+#[tokio::test]
+async fn a_free_slot_is_found_with_two_requests_to_each_node() {
+    let cluster = Cluster::start(3);
+    let builder = || {
+        Redlock::builder()
+            .urls(cluster.urls())
+            .restart_guard(RestartGuard::Off)
+    };
+    let holder = builder().build().unwrap();
+    let other = builder().build().unwrap();
+    let mut held = Vec::new();
+    for _ in 0..SLOTS - 1 {
+        held.push(holder.try_lock("hall").slots(SLOTS).await.unwrap());
+    }
+    drop(other.try_lock("warm").slots(SLOTS).await.unwrap());
+    sleep(Duration::from_millis(50)).await;
+    let mut most = 0;
+    for _ in 0..50 {
+        let server = &cluster.servers[0];
+        let before = server.call_counts()["evalsha"];
+        let guard = other.try_lock("hall").slots(SLOTS).await.unwrap();
+        let asked = usize::try_from(server.call_counts()["evalsha"] - before).unwrap();
+        guard.release().await.unwrap();
+        // The attempt that was refused is not released where it was refused.
+        most = most.max(asked);
+    }
+    println!("at most {most} requests");
+    assert!(most <= 2, "{most}");
+}
