@@ -75,11 +75,11 @@ impl Judge {
         )
     }
 
-    /// Returns how many were inside on average from `from` to now.
-    pub(crate) fn average(&self, from: Instant) -> f64 {
+    /// Returns how many were inside on average from `from` to now, in hundredths.
+    pub(crate) fn average(&self, from: Instant) -> u128 {
         let mut seen = self.seen.lock().unwrap();
         seen.count_area();
-        seen.area.as_secs_f64() / from.elapsed().as_secs_f64()
+        100 * seen.area.as_micros() / from.elapsed().as_micros()
     }
 }
 

@@ -45,9 +45,7 @@ async fn clients() {
             })
         })
         .collect();
-    for client in clients {
-        client.await.unwrap();
-    }
+    futures_util::future::join_all(clients).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -73,14 +71,14 @@ async fn two_hundred_clients_of_two_processes_use_five_slots_and_never_six() {
     let seen = judge.seen.lock().unwrap();
     let turns = seen.turns.len();
     println!(
-        "{turns} turns of {} clients in {:?}, on average {average:.2} inside, {:.2} scripts on each node for a turn",
+        "{turns} turns of {} clients in {:?}, on average {average} / 100 inside, {} scripts on each node for ten turns",
         seen.begun.len(),
         began.elapsed(),
-        (after - before) as f64 / turns as f64 / 3.0
+        10 * (after - before) / 3 / u64::try_from(turns).unwrap()
     );
     assert_eq!(seen.most, SLOTS);
     // 4.8 on an idle machine. The slots are not left free while clients wait.
-    assert!(average > 4.0, "{average}");
+    assert!(average > 400, "{average}");
     assert!(turns > 200, "{turns}");
     for process in ["a", "b"] {
         let of_it = seen.begun.keys().filter(|name| name.starts_with(process));
