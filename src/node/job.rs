@@ -13,9 +13,7 @@ use crate::node::packet::Packet;
 use crate::node::packet::transit_of;
 use crate::node::votes::VoteSender;
 #[cfg(feature = "redis")]
-use crate::protocol::message::{Command, Reply};
-#[cfg(any(feature = "redis", feature = "test-util"))]
-use crate::protocol::message::{Op, SharedOp};
+use crate::protocol::message::{Command, Op, Reply, SharedOp};
 
 /// A request on its way to one node.
 #[derive(Debug)]
