@@ -9,7 +9,7 @@
 pub use crate::idempotency::fuzzing::{
     ResponseCodec, fingerprint_bytes, idempotency_key, resource_path,
 };
-pub use crate::middleware::fuzzing::{clear_token_header, declared_length, refusal};
+pub use crate::middleware::fuzzing::{clear_token_header, declared_length};
 #[cfg(feature = "redis")]
 pub use crate::node::redis::fuzzing::{
     AdmissionGuard, NodeRequest, ReplyStream, RequestCheck, deal, node_name, read_release,

@@ -10,7 +10,6 @@ use http::Request;
 use http::header::CONTENT_TYPE;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
-use tower_redlock::fuzzing::refusal;
 use tower_redlock::{
     BufferedBody, KeyError, KeyExtractor, LockKey, LockKeys, Rejection, RequestKind, key,
 };
@@ -37,7 +36,7 @@ fuzz_target!(|data: &[u8]| {
         let error = ours.expect_err("the body is not JSON");
         for kind in [RequestKind::Http, RequestKind::Grpc] {
             let detail = Rejection::KeyInvalid(error.clone());
-            let response = refusal(detail, kind);
+            let response = detail.default_response(&kind);
             if kind == RequestKind::Http {
                 let (problem, _) = read_body(response);
                 let problem: Value = serde_json::from_slice(&problem).expect("it is JSON");

@@ -17,6 +17,7 @@ pub use locked::{LockRefused, Locked, LockedRejection};
 pub use matched_path::{MatchedPath, matched_path};
 pub use path::{Path, path};
 pub use rejection::ExtractorRejectionLayer;
+#[cfg(feature = "idempotency")]
 pub(crate) use rejection::RefusalFormat;
 pub use resource::LockResource;
 pub use typed_path::{TypedPath, typed_path};

@@ -10,7 +10,7 @@ use http::request::Parts;
 use tower::Layer;
 
 use crate::lock::LockError;
-use crate::middleware::{Rejection, RejectionResponse, RequestKind, refusal};
+use crate::middleware::{Rejection, RejectionResponse, RequestKind};
 
 /// Layer that sets how the refusals of this crate's extractors look, for all handlers inside: those of
 /// [`Locked`](crate::Locked), [`LockHandle`](crate::LockHandle), [`FencingToken`](crate::FencingToken),
@@ -93,10 +93,10 @@ impl RefusalFormat {
 
     /// Builds the response for a refusal, with the refusal in its extensions.
     pub(crate) fn refuse(&self, rejection: Rejection) -> Response {
-        let Some(ExtractorRejectionLayer(custom)) = &self.custom else {
-            return refusal(rejection, self.to).into_response();
+        let mut response = match &self.custom {
+            Some(ExtractorRejectionLayer(custom)) => custom.response(&rejection, &self.to),
+            None => rejection.default_response(&self.to),
         };
-        let mut response = custom.response(&rejection, &self.to);
         response.extensions_mut().insert(rejection);
         response.into_response()
     }
@@ -126,7 +126,11 @@ impl IntoResponse for LockError {
 /// As for a [`LockError`].
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        refusal(self, RequestKind::Http).into_response()
+        let format = RefusalFormat {
+            to: RequestKind::Http,
+            custom: None,
+        };
+        format.refuse(self)
     }
 }
 

@@ -1,11 +1,7 @@
-//! Exposes readers of request heads and the default response to fuzz targets.
+//! Exposes readers of request heads to fuzz targets.
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Response};
-use http_body_util::Full;
+use http::{HeaderMap, HeaderName};
 
-use crate::middleware::rejection::Rejection;
-use crate::middleware::response::{self, RequestKind};
 use crate::middleware::{body, token_header};
 
 /// Removes every header that could be taken for the token header.
@@ -17,10 +13,4 @@ pub fn clear_token_header(headers: &mut HeaderMap, name: &HeaderName) {
 #[must_use]
 pub fn declared_length(headers: &HeaderMap) -> Option<u64> {
     body::declared_length(headers)
-}
-
-/// Builds the default response for a refusal.
-#[must_use]
-pub fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-    response::refusal(rejection, to)
 }

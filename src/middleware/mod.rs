@@ -83,8 +83,4 @@ pub(crate) use {
     routed::matched_no_route,
 };
 #[cfg(feature = "axum")]
-pub(crate) use {
-    logged::LoggedMistakes,
-    response::{escape_json, refusal},
-    routed::route_of,
-};
+pub(crate) use {logged::LoggedMistakes, response::escape_json, routed::route_of};

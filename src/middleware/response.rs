@@ -187,13 +187,6 @@ fn is_grpc(parts: &Parts) -> bool {
     })
 }
 
-/// Builds the default response for a refusal, with the refusal in its extensions.
-pub(crate) fn refusal(rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-    let mut response = rejection.default_response(&to);
-    response.extensions_mut().insert(rejection);
-    response
-}
-
 /// Builds `application/problem+json` (RFC 9457) with a stable `code` member.
 fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
     let (code, status) = (rejection.code(), rejection.status());
