@@ -14,18 +14,19 @@ use crate::lock::registry::Drained;
 impl Redlock {
     /// Runs a server until the signal, and then shuts it down without leaving locks behind.
     ///
-    /// The closure makes the server. It gets a future that resolves when the server must stop to accept connections,
-    /// as axum's `with_graceful_shutdown` and tonic's `serve_with_shutdown` take it. After the signal, three things
-    /// happen within the grace period:
+    /// The closure makes the server. It gets a future that resolves when the server must stop accepting connections, as
+    /// axum's `with_graceful_shutdown` and tonic's `serve_with_shutdown` take it. After the signal, three things happen
+    /// within the grace period:
     ///
     /// 1. The server accepts no more connections.
     /// 2. [`drain`](Self::drain) refuses new locks and waits for the holders. A request that waits for a lock gets 503
     ///    `shutting-down`.
     /// 3. The server sends the responses of the requests that it has, and ends.
     ///
-    /// A server that has not ended by then is dropped. A lock that is still held is not renewed any more, is never
-    /// released under its holder, and ends by its ttl. If the server ends before the signal, as after an error, the
-    /// locks are drained all the same.
+    /// A server that has not ended by then is dropped; its requests run on until the program ends if they have tasks of
+    /// their own, as those of axum. A lock that is still held is not renewed any more, is never released under its
+    /// holder, and ends by its ttl. If the server ends before the signal, as after an error, the locks are drained all
+    /// the same.
     ///
     /// Choose a grace period that is longer than the longest request, and shorter than the time after which the
     /// orchestrator kills the process (30 s in Kubernetes). The rest of that time is for the program's own clean-up.
@@ -84,7 +85,7 @@ impl Redlock {
     }
 }
 
-/// Future of [`Redlock::serve_until`] that resolves when the server must stop to accept connections.
+/// Future of [`Redlock::serve_until`] that resolves when the server must stop accepting connections.
 ///
 /// # Cancel safety
 ///
