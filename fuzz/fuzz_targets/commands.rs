@@ -13,9 +13,10 @@ use libfuzzer_sys::fuzz_target;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
 use tower_redlock::fuzzing::{NodeRequest, RequestCheck};
 use tower_redlock::protocol::admission::Generation;
-use tower_redlock::protocol::message::{Command, Op};
+use tower_redlock::protocol::message::{Command, Op, SharedOp};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace, OwnerToken, Record,
+    SharedNames,
 };
 use tower_redlock_fuzz::{first_line, parts_of, sha256};
 
@@ -38,11 +39,16 @@ fuzz_target!(|data: &[u8]| {
 
     // One request on all keys.
     let all: LockKeys = parts.iter().map(|part| LockKey::from(*part)).collect();
+    let is_shared = matches!(op, Op::Shared(_));
+    let with_shared = |name| match is_shared {
+        true => namespace.with_shared(name),
+        false => name,
+    };
     if let Ok(names) = namespace.names(&all, sha256) {
-        let names: Arc<[KeyNames]> = names.into();
+        let names: Arc<[KeyNames]> = names.into_iter().map(with_shared).collect();
         let arguments = arguments(&check.encode(&[request(&names, &op, 1)]));
-        for name in names.iter() {
-            assert!(arguments.contains(&name.lock.to_vec()));
+        for expected in names.iter().flat_map(|name| named(name, &op)) {
+            assert!(arguments.contains(&expected));
         }
         assert!(arguments.contains(&owner(1)));
     }
@@ -50,10 +56,15 @@ fuzz_target!(|data: &[u8]| {
     // One request for each key, in one call if they may share it.
     let intent = (form & 4 == 4).then_some(Duration::from_secs(9));
     let names = |key: &LockKey| match form & 8 {
-        8 => namespace.names_with_record(key, intent, sha256).ok(),
+        8 if !is_shared => namespace.names_with_record(key, intent, sha256).ok(),
         _ => namespace.names(&key.clone().into(), sha256).ok()?.pop(),
     };
-    let names: Vec<KeyNames> = all.as_slice().iter().filter_map(names).collect();
+    let names: Vec<KeyNames> = all
+        .as_slice()
+        .iter()
+        .filter_map(names)
+        .map(with_shared)
+        .collect();
     let requests: Vec<NodeRequest> = names
         .iter()
         .zip(0..)
@@ -61,16 +72,17 @@ fuzz_target!(|data: &[u8]| {
         .collect();
     for ((name, request), number) in names.iter().zip(&requests).zip(0..) {
         let alone = arguments(&check.encode(std::slice::from_ref(request)));
-        let is_about_record = matches!(op, Op::TopUp { .. } | Op::Look | Op::Fetch);
-        if name.record.is_none() || !is_about_record {
-            assert!(alone.contains(&name.lock.to_vec()));
-            assert!(alone.contains(&owner(number)));
+        let expected = named(name, &op);
+        for expected in &expected {
+            assert!(alone.contains(expected));
         }
+        assert!(expected.is_empty() || alone.contains(&owner(number)));
     }
     let may_share = requests
         .windows(2)
         .all(|pair| check.share_a_call(&pair[0], &pair[1]));
     if requests.len() > 1 && may_share {
+        assert!(!is_shared);
         let arguments = arguments(&check.encode(&requests));
         for (name, number) in names.iter().zip(0..) {
             for expected in [name.lock.to_vec(), owner(number)] {
@@ -104,6 +116,27 @@ fn arguments(written: &[u8]) -> Vec<Vec<u8>> {
     arguments
 }
 
+/// Returns the names that a request has among its arguments.
+fn named(name: &KeyNames, op: &Op) -> Vec<Vec<u8>> {
+    let shared = |of: fn(&SharedNames) -> &Arc<[u8]>| {
+        let shared = name
+            .shared
+            .as_ref()
+            .expect("it is for keys that are shared");
+        of(shared).to_vec()
+    };
+    let (lock, readers) = (name.lock.to_vec(), || shared(|it| &it.readers));
+    let writer = || shared(|it| &it.writer);
+    match op {
+        Op::Shared(SharedOp::Acquire { .. }) => vec![lock, readers(), writer()],
+        Op::Shared(SharedOp::Confirm { .. } | SharedOp::Release) => vec![lock, readers()],
+        Op::Shared(SharedOp::Announce { .. }) => vec![lock, writer()],
+        Op::Shared(SharedOp::Withdraw) => vec![writer()],
+        Op::TopUp { .. } | Op::Look | Op::Fetch if name.record.is_some() => Vec::new(),
+        _ => vec![lock],
+    }
+}
+
 fn request(names: &Arc<[KeyNames]>, op: &Op, number: u8) -> NodeRequest {
     let command = Command {
         names: Arc::clone(names),
@@ -122,7 +155,7 @@ fn op_of(choice: u8, number: u64, rest: &[u8]) -> Op {
     let number = (choice & 16 == 0).then_some(number);
     let id = ExecutionId::from_random([1; 16]);
     let record = Record::new(id, Fingerprint::from_digest([2; 32]), sha256(rest), rest);
-    match choice % 8 {
+    match choice % 16 {
         0 => Op::Acquire {
             proposal: number,
             ttl,
@@ -138,6 +171,11 @@ fn op_of(choice: u8, number: u64, rest: &[u8]) -> Op {
         4 => Op::Record { record, retention },
         5 => Op::TopUp { record, retention },
         6 => Op::Look,
-        _ => Op::Fetch,
+        7 => Op::Fetch,
+        8 => Op::Shared(SharedOp::Acquire { ttl }),
+        9 => Op::Shared(SharedOp::Confirm { ttl }),
+        10 => Op::Shared(SharedOp::Release),
+        11 => Op::Shared(SharedOp::Announce { patience: ttl }),
+        _ => Op::Shared(SharedOp::Withdraw),
     }
 }

@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 use tower_redlock::FencingToken;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
 use tower_redlock::fuzzing::{NodeRequest, deal};
-use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 use tower_redlock::protocol::once::{LookRound, OnceRound, RecordRound};
 use tower_redlock::protocol::round::{
     AcquireRound, AcquireStep, Answer, ExtendRound, ReleaseRound,
@@ -48,19 +48,32 @@ fn vote(op: &Op, value: &Value) -> Answer {
     let Ok(reply) = decoded else {
         return Answer::Failed;
     };
-    let (is_acquire, is_confirm) = (
-        matches!(op, Op::Acquire { .. }),
-        matches!(op, Op::Confirm { .. }),
+    let is_alone = matches!(op, Op::Acquire { .. });
+    let is_acquire = is_alone || matches!(op, Op::Shared(SharedOp::Acquire { .. }));
+    let is_confirm = matches!(
+        op,
+        Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. })
     );
+    let is_shared = matches!(op, Op::Shared(_));
+    // Readers have no token.
+    let is_number = |number: u64| match is_shared {
+        true => number == 0,
+        false => FencingToken::try_from(number).is_ok(),
+    };
     let is_fitting = match &reply {
-        Reply::Granted(number) => is_acquire && FencingToken::try_from(*number).is_ok(),
-        Reply::At(number) => is_confirm && FencingToken::try_from(*number).is_ok(),
-        Reply::Held { .. } | Reply::Intended => is_acquire,
+        Reply::Granted(number) => is_acquire && is_number(*number),
+        Reply::At(number) => is_confirm && is_number(*number),
+        Reply::Held { fingerprint, .. } => is_acquire && !(is_shared && fingerprint.is_some()),
+        Reply::HeldShared { .. } | Reply::Intended => is_alone,
         Reply::Amnesia => is_acquire || is_confirm,
         Reply::Lost => is_confirm || matches!(op, Op::Record { .. }),
-        Reply::Released => matches!(op, Op::Release | Op::ReleaseExecuted),
+        Reply::Released => {
+            let is_release = matches!(op, Op::Release | Op::ReleaseExecuted);
+            is_release || is_shared && !is_acquire && !is_confirm
+        }
         Reply::Done { record, .. } => {
             record.as_bytes().len() >= Record::HEAD
+                && !is_shared
                 && !matches!(op, Op::Release | Op::ReleaseExecuted | Op::Fetch)
         }
         Reply::Whole(record) => record.as_bytes().len() >= Record::HEAD && *op == Op::Fetch,
@@ -99,7 +112,15 @@ fn count(op: &Op, votes: &[Answer]) {
                 once.on_extension(node, vote);
                 extend.on_confirm(node, vote);
             }
-            Op::Release | Op::ReleaseExecuted => {
+            Op::Shared(SharedOp::Acquire { .. }) if !again => {
+                if let AcquireStep::Granted(token) = acquire.on_acquire(node, vote) {
+                    assert!(acquire.acknowledged(token) >= quorum.majority());
+                }
+            }
+            Op::Shared(SharedOp::Confirm { .. }) => {
+                extend.on_confirm(node, vote);
+            }
+            Op::Release | Op::ReleaseExecuted | Op::Shared(SharedOp::Release) => {
                 release.on_release(node, vote);
             }
             Op::Record { .. } | Op::TopUp { .. } => {
@@ -109,7 +130,7 @@ fn count(op: &Op, votes: &[Answer]) {
             Op::Look => {
                 look.on_look(node, vote);
             }
-            Op::Acquire { .. } | Op::Fetch => {}
+            Op::Acquire { .. } | Op::Shared(_) | Op::Fetch => {}
         }
     }
 }
@@ -133,16 +154,23 @@ fn share(op: &Op, values: &[Value]) {
 }
 
 fn request(op: &Op, key: &str) -> NodeRequest {
-    let names = Namespace::default().names_with_record(&LockKey::from(key), None, |_| [0; 32]);
+    let (namespace, key) = (Namespace::default(), LockKey::from(key));
+    let names = namespace.names_with_record(&key, None, |_| [0; 32]);
+    let mut names = names.expect("the key is valid");
+    if matches!(op, Op::Shared(_)) {
+        // No execution shares its key.
+        names.record = None;
+        names = namespace.with_shared(names);
+    }
     let command = Command {
-        names: Arc::new([names.expect("the key is valid")]),
+        names: Arc::new([names]),
         owner: OwnerToken::from_random([7; 16]),
         op: op.clone(),
     };
     NodeRequest::new(command, false)
 }
 
-fn ops() -> [Op; 10] {
+fn ops() -> [Op; 15] {
     let (ttl, retention) = (SECOND, SECOND);
     let id = ExecutionId::from_random([1; 16]);
     let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest");
@@ -170,5 +198,10 @@ fn ops() -> [Op; 10] {
         Op::TopUp { record, retention },
         Op::Look,
         Op::Fetch,
+        Op::Shared(SharedOp::Acquire { ttl }),
+        Op::Shared(SharedOp::Confirm { ttl }),
+        Op::Shared(SharedOp::Release),
+        Op::Shared(SharedOp::Announce { patience: ttl }),
+        Op::Shared(SharedOp::Withdraw),
     ]
 }
