@@ -49,8 +49,9 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Returns the names of the lock, fence, record and intent; nothing if the namespace refuses the key.
-fn names(namespace: &Namespace, key: &[u8]) -> Option<[Arc<[u8]>; 4]> {
+/// Returns the names of the lock, fence, record, intent, readers and waiting writer; nothing if the namespace refuses the
+/// key.
+fn names(namespace: &Namespace, key: &[u8]) -> Option<[Arc<[u8]>; 6]> {
     let key = LockKey::from(key);
     let retention = Some(Duration::from_secs(1));
     let names = namespace.names_with_record(&key, retention, sha256);
@@ -58,8 +59,16 @@ fn names(namespace: &Namespace, key: &[u8]) -> Option<[Arc<[u8]>; 4]> {
     assert_eq!(names.is_ok(), alone.is_ok());
     let (names, alone) = (names.ok()?, alone.ok()?.pop()?);
     assert_eq!((&names.lock, &names.fence), (&alone.lock, &alone.fence));
-    let record = names.record?;
-    Some([names.lock, names.fence, record.done, record.intent?.name])
+    let names = namespace.with_shared(names);
+    let (record, shared) = (names.record?, names.shared?);
+    Some([
+        names.lock,
+        names.fence,
+        record.done,
+        record.intent?.name,
+        shared.readers,
+        shared.writer,
+    ])
 }
 
 fn is_digest(short: &[u8], long: &[u8]) -> bool {
