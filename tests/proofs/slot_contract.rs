@@ -161,7 +161,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
                 },
             },
             fence: u64::try_from(number(3)).ok(),
-            is_recorded: number(4) == 1,
+            is_recorded: number(4) > 0,
             at: Duration::from_millis(u64::try_from(number(5)).unwrap()),
         }),
         _ => panic!("{op:?} is answered {reply:?}"),

@@ -52,6 +52,7 @@ pub async fn use_all(builder: impl Fn() -> RedlockBuilder, key: &str) -> Vec<Str
             }
         }
     }
+    use_other_kinds(&builder, key, &mut complaints).await;
     let [ours, theirs] = [(); 2].map(|()| builder().ttl(TTL).build().unwrap());
     if let Ok(guard) = ours.try_lock(format!("{key}4")).await {
         let waiting = tokio::spawn(theirs.lock(format!("{key}4")).wait(TTL).into_future());
@@ -129,3 +130,57 @@ pub const TTL: Duration = Duration::from_millis(1500);
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
+
+/// Readers with a writer that waits for them, slots, a key that stays taken, and the requests of operators.
+async fn use_other_kinds(
+    builder: &impl Fn() -> RedlockBuilder,
+    key: &str,
+    complaints: &mut Vec<String>,
+) {
+    let [ours, theirs] = [(); 2].map(|()| builder().ttl(TTL).build().unwrap());
+    let complain = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+    match ours.try_lock(format!("{key}5")).shared().await {
+        Ok(reader) => {
+            if let Err(error) = reader.extend(TTL).await {
+                complaints.push(complain("extend a reader", &error));
+            }
+            let seen = ours.inspect(format!("{key}5")).await;
+            for error in seen
+                .nodes
+                .iter()
+                .filter_map(|node| node.outcome.as_ref().err())
+            {
+                complaints.push(complain("inspect", error));
+            }
+            let writing = theirs.lock(format!("{key}5")).wait(2 * TTL).into_future();
+            let writing = tokio::spawn(writing);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            if let Err(error) = reader.release().await {
+                complaints.push(complain("release a reader", &error));
+            }
+            if let Err(error) = writing.await.unwrap() {
+                complaints.push(complain("write after a reader", &error));
+            }
+        }
+        Err(error) => complaints.push(complain("read", &error)),
+    }
+    let slot = || ours.try_lock(format!("{key}6")).slots(2);
+    let slots = [
+        slot().await,
+        slot().hold_at_least(TTL / 2).await,
+        slot().await,
+    ];
+    match slots {
+        [Ok(one), Ok(other), Err(LockError::Contended { .. })] => {
+            for guard in [one, other] {
+                if let Err(error) = guard.release().await {
+                    complaints.push(complain("release a slot", &error));
+                }
+            }
+        }
+        slots => complaints.push(format!("slots: {slots:?}")),
+    }
+    if let Err(error) = ours.revoke(format!("{key}6")).await {
+        complaints.push(complain("revoke", &error));
+    }
+}

@@ -120,7 +120,7 @@ pub(super) const PUBLISH_PERMISSIONS: &str = "+publish +pubsub|numsub +subscribe
 
 /// The permissions for all commands, those within scripts included.
 const PERMISSIONS: &str = "+evalsha +script|load +info +ping +get +mget +set +del +strlen +getrange +pttl \
-    +pexpire +time";
+    +pexpire +pexpireat +time +zadd +zcount +zrem +zremrangebyscore +zrevrange +zscore";
 
 #[cfg(test)]
 mod tests {

@@ -13,7 +13,7 @@ for i = 1, count do
   holders[i] = holder
   if holder and holder ~= MARKER then
     refused_by = KEYS[i]
-  elseif end_of(KEYS[count + i], owner) <= now and redis.call('EXISTS', KEYS[2 * count + i]) == 1 then
+  elseif end_of(KEYS[count + i], owner) <= now and redis.call('PTTL', KEYS[2 * count + i]) ~= -2 then
     -- Also where the key is free: otherwise readers would overtake the writer at the servers that the last
     -- readers have left first.
     refused_by = KEYS[2 * count + i]
@@ -28,7 +28,7 @@ if held then return {0, held} end
 for i = 1, count do
   local lock, readers = KEYS[i], KEYS[count + i]
   -- Left behind by a lock that went away by other means than its readers' releases.
-  if not holders[i] and redis.call('EXISTS', readers) == 1 then redis.call('DEL', readers) end
+  if not holders[i] then redis.call('DEL', readers) end
   prolong(readers, owner, now, ttl)
   if not holders[i] then redis.call('SET', lock, MARKER, 'PX', ttl) end
   end_with_the_last(lock, readers)

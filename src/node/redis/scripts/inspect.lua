@@ -1,7 +1,7 @@
 -- Reads what a server knows of a key, and changes nothing. Never the owner: who knows it can release the lock.
 -- KEYS: lock, readers, fence, record.
 -- Returns whether the lock is held, its pttl, the number of readers (-1 if they do not hold it), the fence (-1 if there
--- is none), whether there is a record, and the time of this server in ms.
+-- is none), the length of the record (0 if there is none), and the time of this server in ms.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local holder, readers, number = redis.call('GET', KEYS[1]), -1, nil
@@ -13,5 +13,5 @@ if fence then
   number = tonumber(string.match(fence, '^(%d+) '))
   if not number then return redis.error_reply('WRONGTYPE the fence key holds no fence') end
 end
-local left, records = redis.call('PTTL', KEYS[1]), redis.call('EXISTS', KEYS[4])
-return {holder and 1 or 0, left, readers, number or -1, records, now}
+local left, record = redis.call('PTTL', KEYS[1]), redis.call('STRLEN', KEYS[4])
+return {holder and 1 or 0, left, readers, number or -1, record, now}
