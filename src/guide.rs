@@ -5,6 +5,7 @@
 //! | lock a first route, from `cargo new` on | [Getting started](getting_started) |
 //! | name what a lock protects | [Choosing keys](choosing_keys) |
 //! | know what a lock can promise, and what the token adds | [What is this lock for?](what_is_this_lock_for) |
+//! | share a key among readers, bound its callers, lead, free a key | [Kinds of locks](kinds_of_locks) |
 //! | set waits, react to a lost lock, stop a process cleanly | [Waiting, losing, shutting down](waiting_and_losing) |
 //! | execute a retried request once | [Idempotency](mod@idempotency) |
 //! | run the Redis servers | [Operating the nodes](operating_the_nodes) |
@@ -43,6 +44,10 @@ pub mod what_is_this_lock_for {}
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/waiting_and_losing.md")]
 pub mod waiting_and_losing {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/kinds_of_locks.md")]
+pub mod kinds_of_locks {}
 
 #[cfg(feature = "idempotency")]
 #[doc = include_str!("guide/links.md")]

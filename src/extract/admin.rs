@@ -73,7 +73,7 @@ async fn revoke(State(redlock): State<Redlock>, Path(key): Path<String>) -> Resp
             let failures = revoked.failures.iter().map(ToString::to_string);
             let body = json!({
                 "key": key,
-                "revoked": true,
+                "was_held": revoked.was_held(),
                 "nodes_held": revoked.held,
                 "failures": failures.collect::<Vec<_>>(),
             });
@@ -84,7 +84,7 @@ async fn revoke(State(redlock): State<Redlock>, Path(key): Path<String>) -> Resp
                 LockError::Key(_) => StatusCode::BAD_REQUEST,
                 _ => StatusCode::SERVICE_UNAVAILABLE,
             };
-            let body = json!({ "key": key, "revoked": false, "error": error.to_string() });
+            let body = json!({ "key": key, "error": error.to_string() });
             answer(status, &body)
         }
     }

@@ -193,7 +193,7 @@ impl Rejection {
         match self {
             Self::Contended { .. } => "another request holds the lock on this resource".into(),
             Self::TooManyConcurrent { .. } => {
-                "as many requests as are allowed at a time use this resource".into()
+                "too many requests use this resource at the moment".into()
             }
             Self::Failed(LockError::Expired { .. }) => {
                 "the lock was granted too late to be used".into()

@@ -11,6 +11,7 @@ mod exactly_once_sql;
 mod grpc;
 mod hyper_server;
 mod idempotent_payments;
+mod kinds_of_locks;
 mod playground;
 mod queue_consumer;
 mod recipes;
