@@ -76,7 +76,16 @@ macro_rules! option_setters {
                 self.options_mut().label = Some(label);
                 self
             }
+        }
+    };
+}
 
+pub(crate) use option_setters;
+
+/// Implements the setters of the kind of lock, for a type with [`LockOptions`] as above.
+macro_rules! kind_setters {
+    ($type:ty) => {
+        impl $type {
             /// Shares the lock with other callers that do the same: any number of readers hold a key together, or one
             /// caller alone. Default: one caller alone.
             ///
@@ -180,8 +189,6 @@ macro_rules! option_setters {
     };
 }
 
-pub(crate) use option_setters;
-
 option_setters!(
     LockOptions,
     ttl: "Default: the builder's ttl.",
@@ -197,6 +204,9 @@ option_setters!(
 the node timeout.",
     max_hold: "Default: the builder's."
 );
+
+kind_setters!(LockOptions);
+kind_setters!(LockRequest);
 
 impl LockOptions {
     /// Takes the options that are not set from others.
