@@ -131,11 +131,11 @@ impl LeaseTask {
         permit: &Permit,
         handoff: &mut Handoff<T>,
     ) -> Result<(), AcquireError> {
-        self.slots = permit.slots().clone();
+        self.places = permit.places().clone();
         let settings = &self.cluster.settings;
         let left = backoff.deadline.saturating_duration_since(backoff.began);
         let delay = if settings.wake_ups {
-            let Some(waiters) = self.slots.notified().filter(|_| !left.is_zero()) else {
+            let Some(waiters) = self.places.notified().filter(|_| !left.is_zero()) else {
                 return Ok(());
             };
             match Retry::on_release(waiters, 0, TICK, random_u64()) {

@@ -89,7 +89,7 @@ impl LeaseTask {
     /// Counts a vote if it is on a release, and returns it otherwise.
     pub(crate) fn count_release(&mut self, vote: Vote) -> Option<Vote> {
         if let Some(subscribers) = vote.subscribers {
-            self.slots.set_subscribers(subscribers);
+            self.places.set_subscribers(subscribers);
         }
         let Some(release) = self.releases.iter_mut().find(|r| r.phase == vote.phase) else {
             return Some(vote);

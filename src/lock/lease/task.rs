@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::lease::announce::Announcement;
-use crate::lock::queue::Slots;
+use crate::lock::queue::Places;
 use crate::lock::registry::Ticket;
 use crate::lock::slots::SlotTable;
 use crate::lock::time::Timer;
@@ -42,8 +42,8 @@ pub(crate) struct LeaseTask {
     pub(super) task: Option<task::Id>,
     /// The label of the lock in spans and metrics.
     pub(super) label: &'static str,
-    /// The slots of the keys, which know the processes that wait for each key.
-    pub(super) slots: Slots,
+    /// The places of the keys in the queue, which know the processes that wait for each key.
+    pub(super) places: Places,
     pub(crate) timer: Timer,
     /// Present while the caller waits for readers to leave.
     pub(super) announcement: Option<Box<Announcement>>,
@@ -107,7 +107,7 @@ impl LeaseTask {
             ticket,
             task: task::try_id(),
             label,
-            slots: Slots::default(),
+            places: Places::default(),
             timer: Timer::default(),
             announcement: None,
         }

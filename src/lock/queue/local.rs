@@ -5,12 +5,12 @@
 //! A process sends no second request for a key that it holds or requests already. Only the caller with the
 //! [`Permit`] of the key asks the nodes; the next caller is refused, or waits for the permit.
 //!
-//! Each key that is held, requested or waited for has a slot with a semaphore of tokio: it is fair, and a dropped
+//! Each key that is held, requested or waited for has a place with a semaphore of tokio: it is fair, and a dropped
 //! waiter leaves it. A caller that wants the key for itself takes all its permits, and a reader takes one. As the
-//! semaphore is fair, readers that come after a writer wait for it. A caller that wants one of `n` places at the nodes
-//! takes an `n`th of the permits, and a number that no other caller of this process has. A caller enters the slots of
+//! semaphore is fair, readers that come after a writer wait for it. A caller that wants one of `n` slots
+//! takes an `n`th of the permits, and the number of a slot that no other caller of this process has. A caller enters the places of
 //! all its keys at once, under the map's mutex, and its [`Permit`] leaves them. The map counts the callers of each
-//! slot, and the last one removes it.
+//! place, and the last one removes it.
 //!
 //! A set of keys takes its permits in ascending order, so two sets cannot wait for each other.
 
@@ -32,18 +32,18 @@ use crate::lock::queue::remote::RemoteWaiters;
 use crate::node::{Mutex, ReleaseSignal, Subscription};
 use crate::protocol::{KeyNames, LockKey, LockKeys};
 
-/// The slots of all keys that this process holds, requests or waits for.
+/// The places of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
-    slots: Mutex<HashMap<LockKey, Entered>>,
+    places: Mutex<HashMap<LockKey, Entered>>,
     /// The number of callers so far that may hold their keys beside others.
     holders: AtomicU64,
 }
 
-/// A slot in the map, and the number of callers that have entered it.
+/// A place in the map, and the number of callers that have entered it.
 #[derive(Debug)]
 struct Entered {
-    slot: Arc<Slot>,
+    place: Arc<Place>,
     callers: usize,
 }
 
@@ -68,7 +68,7 @@ pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
     fn revoke(&self);
 }
 
-/// The permits of a slot: the number of readers at a time.
+/// The permits of a place: the number of readers at a time.
 const PERMITS: u32 = 1 << 24;
 
 /// The right to request some keys from the nodes; dropping it admits the next waiters.
@@ -78,8 +78,8 @@ const PERMITS: u32 = 1 << 24;
 pub(crate) struct Permit {
     /// `None` if there are no keys.
     queue: Option<Arc<LocalQueue>>,
-    slots: Slots,
-    /// How many slots, counted from the first, it has the permits of.
+    places: Places,
+    /// How many places, counted from the first, it has the permits of.
     acquired: usize,
     access: Access,
     /// Tells it from other holders of the same keys.
@@ -88,9 +88,9 @@ pub(crate) struct Permit {
     number: AtomicU64,
 }
 
-/// The slots of some keys, in the order of the keys.
+/// The places of some keys, in the order of the keys.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Slots(Arc<[Arc<Slot>]>);
+pub(crate) struct Places(Arc<[Arc<Place>]>);
 
 /// Error of [`LocalQueue::try_acquire`]: this process holds or requests one of the keys already.
 #[derive(Debug)]
@@ -107,12 +107,12 @@ pub(crate) struct Busy {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct Place {
     key: LockKey,
     permits: Semaphore,
     /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
-    /// The numbers that callers of this process have taken, if the key has slots at the nodes; one bit for each.
+    /// The numbers that of the slots that callers of this process have taken, if the key has slots; one bit for each.
     numbers: AtomicU64,
     held: Mutex<Held>,
     memo: Mutex<Option<Memo>>,
@@ -123,7 +123,7 @@ struct Slot {
     subscribed: Mutex<Option<Subscribed>>,
 }
 
-/// The lease that holds the key of a slot.
+/// The lease that holds the key of a place.
 #[derive(Debug, Default)]
 struct Held {
     by: Option<Arc<dyn HeldLease>>,
@@ -135,7 +135,7 @@ struct Held {
     watched: Option<watch::Sender<Option<Arc<dyn HeldLease>>>>,
 }
 
-/// One of the leases that hold the key of a slot beside each other.
+/// One of the leases that hold the key of a place beside each other.
 #[derive(Debug)]
 struct HeldBeside {
     number: u64,
@@ -152,7 +152,7 @@ struct Subscribed {
 }
 
 /// Counts a caller as waiting for as long as it lives.
-struct CountedWaiter<'a>(&'a Slot);
+struct CountedWaiter<'a>(&'a Place);
 
 impl LocalQueue {
     /// Acquires the permits of all keys, or none if one of them is busy.
@@ -162,21 +162,21 @@ impl LocalQueue {
         access: Access,
     ) -> Result<Permit, Busy> {
         let mut permit = self.enter(keys, access);
-        while let Some(slot) = permit.slots.0.get(permit.acquired) {
-            if let Ok(acquired) = slot.permits.try_acquire_many(permits(access)) {
+        while let Some(place) = permit.places.0.get(permit.acquired) {
+            if let Ok(acquired) = place.permits.try_acquire_many(permits(access)) {
                 acquired.forget();
                 permit.acquired += 1;
                 continue;
             }
             // If a later key is not about to be released, a wait for this one is in vain, and would keep it from
             // other callers.
-            let rest = &permit.slots.0[permit.acquired + 1..];
-            let is_ending = slot.is_ending() && !rest.iter().any(|slot| slot.is_blocked(access));
+            let rest = &permit.places.0[permit.acquired + 1..];
+            let is_ending = place.is_ending() && !rest.iter().any(|place| place.is_blocked(access));
             return Err(Busy {
-                retry_after: slot.retry_after(),
-                holder: slot.holder(),
+                retry_after: place.retry_after(),
+                holder: place.holder(),
                 is_ending,
-                is_own: slot.is_own(),
+                is_own: place.is_own(),
             });
         }
         Ok(permit)
@@ -189,9 +189,9 @@ impl LocalQueue {
     /// May be dropped at any point: its place in the queue is given up.
     pub(crate) async fn acquire(self: &Arc<Self>, keys: &LockKeys, access: Access) -> Permit {
         let mut permit = self.enter(keys, access);
-        while let Some(slot) = permit.slots.0.get(permit.acquired) {
-            let waiting = CountedWaiter::new(slot);
-            if let Ok(acquired) = slot.permits.acquire_many(permits(access)).await {
+        while let Some(place) = permit.places.0.get(permit.acquired) {
+            let waiting = CountedWaiter::new(place);
+            if let Ok(acquired) = place.permits.acquire_many(permits(access)).await {
                 acquired.forget();
             }
             drop(waiting);
@@ -204,17 +204,17 @@ impl LocalQueue {
 
     /// Returns how much longer the lock of the first held key is valid.
     pub(crate) fn retry_after(&self, keys: &LockKeys) -> Option<Duration> {
-        let slots = self.slots.lock();
+        let places = self.places.lock();
         let mut keys = keys.as_slice().iter();
-        keys.find_map(|key| slots.get(key)?.slot.retry_after())
+        keys.find_map(|key| places.get(key)?.place.retry_after())
     }
 
     /// Declares every lock that has a key lost, because it was revoked at the nodes.
     pub(crate) fn revoke(&self, key: &LockKey) {
-        // All of them, because callers do not queue for a slot of a key, but for any of them.
-        let slots = self.slots.lock();
-        for entered in slots.values() {
-            let held = entered.slot.held.lock();
+        // All of them, because callers do not queue for one slot of a key, but for any of them.
+        let places = self.places.lock();
+        for entered in places.values() {
+            let held = entered.place.held.lock();
             let leases = held.leases().filter(|lease| lease.has(key));
             leases.for_each(|lease| lease.revoke());
         }
@@ -223,24 +223,24 @@ impl LocalQueue {
     /// Returns whether no key is held, requested or waited for.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.slots.lock().is_empty()
+        self.places.lock().is_empty()
     }
 
-    /// Enters the slots of all keys, without acquiring their permits.
+    /// Enters the places of all keys, without acquiring their permits.
     fn enter(self: &Arc<Self>, keys: &LockKeys, access: Access) -> Permit {
-        let mut slots = self.slots.lock();
+        let mut places = self.places.lock();
         let mut enter = |key: &LockKey| {
-            let entered = slots.entry(key.clone()).or_insert_with(|| Entered {
-                slot: Arc::new(Slot::new(key.clone())),
+            let entered = places.entry(key.clone()).or_insert_with(|| Entered {
+                place: Arc::new(Place::new(key.clone())),
                 callers: 0,
             });
             entered.callers += 1;
-            Arc::clone(&entered.slot)
+            Arc::clone(&entered.place)
         };
-        let slots = keys.as_slice().iter().map(&mut enter).collect();
+        let places = keys.as_slice().iter().map(&mut enter).collect();
         Permit {
             queue: Some(Arc::clone(self)),
-            slots: Slots(slots),
+            places: Places(places),
             acquired: 0,
             access,
             holder: match access {
@@ -251,14 +251,14 @@ impl LocalQueue {
         }
     }
 
-    fn leave(&self, left: &Slots) {
-        let mut slots = self.slots.lock();
-        for slot in left.0.iter() {
-            if let Entry::Occupied(mut entry) = slots.entry(slot.key.clone()) {
+    fn leave(&self, left: &Places) {
+        let mut places = self.places.lock();
+        for place in left.0.iter() {
+            if let Entry::Occupied(mut entry) = places.entry(place.key.clone()) {
                 entry.get_mut().callers -= 1;
                 if entry.get().callers == 0 {
-                    // The lease task of the last caller may keep the slot alive for longer.
-                    entry.remove().slot.unsubscribe();
+                    // The lease task of the last caller may keep the place alive for longer.
+                    entry.remove().place.unsubscribe();
                 }
             }
         }
@@ -269,19 +269,19 @@ impl Permit {
     /// Returns whether the release of the keys is to be published, and not kept for a local caller; see
     /// [`RemoteWaiters`].
     pub(crate) fn publishes(&self) -> bool {
-        match &*self.slots.0 {
+        match &*self.places.0 {
             // A node publishes only the release of the last reader, whose next caller is not known. Any caller can take
             // a slot that is free.
             _ if self.access != Access::Exclusive => true,
-            [slot] => !slot.remote.keep(slot.is_waited_for()),
+            [place] => !place.remote.keep(place.is_waited_for()),
             // The next caller of several keys is not known.
             _ => true,
         }
     }
 
-    /// Returns the slots of the keys, which outlive the permit.
-    pub(crate) fn slots(&self) -> &Slots {
-        &self.slots
+    /// Returns the places of the keys, which outlive the permit.
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
     }
 
     /// Subscribes this process to the releases of each key, until no local caller waits any more.
@@ -290,11 +290,11 @@ impl Permit {
         cluster: &Cluster,
         names: &[KeyNames],
     ) -> Vec<Arc<ReleaseSignal>> {
-        let signals = self.slots.0.iter().zip(names).map(|(slot, name)| {
+        let signals = self.places.0.iter().zip(names).map(|(place, name)| {
             let lock = name.channel();
-            let mut subscribed = slot.subscribed.lock();
+            let mut subscribed = place.subscribed.lock();
             let subscribed = subscribed.get_or_insert_with(|| {
-                slot.remote.set_subscribed(true);
+                place.remote.set_subscribed(true);
                 let signal = ReleaseSignal::new(cluster.settings.quorum);
                 let nodes = cluster.nodes.iter().enumerate();
                 let subscriptions =
@@ -311,17 +311,17 @@ impl Permit {
 
     /// Unsubscribes from the keys for which no local caller waits any more.
     pub(crate) fn unsubscribe(&self) {
-        for slot in self.slots.0.iter() {
-            if !slot.is_waited_for() {
-                slot.unsubscribe();
+        for place in self.places.0.iter() {
+            if !place.is_waited_for() {
+                place.unsubscribe();
             }
         }
     }
 
     /// Returns how long local callers have acquired the keys in a row; the longest time if there are several keys.
     pub(crate) fn run(&self) -> Duration {
-        let runs = self.slots.0.iter().map(|slot| {
-            let mut began = slot.run_began.lock();
+        let runs = self.places.0.iter().map(|place| {
+            let mut began = place.run_began.lock();
             began.get_or_insert_with(Instant::now).elapsed()
         });
         runs.max().unwrap_or_default()
@@ -329,17 +329,17 @@ impl Permit {
 
     /// Ends the run of local callers, because other processes go first.
     pub(crate) fn end_run(&self) {
-        for slot in self.slots.0.iter() {
-            *slot.run_began.lock() = None;
+        for place in self.places.0.iter() {
+            *place.run_began.lock() = None;
         }
     }
 
     /// Sets the lease that is held with this permit, and the task that requested it.
     pub(crate) fn set_holder(&self, holder: &Arc<dyn HeldLease>, task: Option<task::Id>) {
-        for slot in self.slots.0.iter() {
+        for place in self.places.0.iter() {
             match self.access {
-                Access::Exclusive => slot.set_holder(Some(Arc::clone(holder)), task),
-                Access::Shared | Access::Slot(_) => slot.held.lock().beside.push(HeldBeside {
+                Access::Exclusive => place.set_holder(Some(Arc::clone(holder)), task),
+                Access::Shared | Access::Slot(_) => place.held.lock().beside.push(HeldBeside {
                     number: self.holder,
                     lease: Arc::clone(holder),
                     task,
@@ -350,9 +350,9 @@ impl Permit {
 
     /// Takes one of the numbers, one bit each, that no other caller of this process has. Gives the former number back.
     pub(crate) fn take_number(&self, numbers: u64, random: u64) -> Option<usize> {
-        let slot = self.slots.0.first()?;
+        let place = self.places.0.first()?;
         let number = loop {
-            let taken = slot.numbers.load(Ordering::Acquire);
+            let taken = place.numbers.load(Ordering::Acquire);
             let free = numbers & !taken;
             let count = u64::from(free.count_ones());
             if count == 0 {
@@ -363,7 +363,8 @@ impl Permit {
             let number = ones.nth(nth)?;
             let with = taken | 1 << number;
             let taken =
-                slot.numbers
+                place
+                    .numbers
                     .compare_exchange(taken, with, Ordering::AcqRel, Ordering::Acquire);
             if taken.is_ok() {
                 break number;
@@ -376,22 +377,22 @@ impl Permit {
 
     fn give_number_back(&self) {
         let number = self.number.swap(0, Ordering::AcqRel);
-        if let Some(slot) = self.slots.0.first().filter(|_| number != 0) {
-            slot.numbers.fetch_and(!number, Ordering::AcqRel);
+        if let Some(place) = self.places.0.first().filter(|_| number != 0) {
+            place.numbers.fetch_and(!number, Ordering::AcqRel);
         }
     }
 
     /// Leaves a memo for the next callers of this process. A set of keys has it at the first key.
     pub(crate) fn set_memo(&self, memo: Memo) {
-        if let Some(slot) = self.slots.0.first() {
-            *slot.memo.lock() = Some(memo);
+        if let Some(place) = self.places.0.first() {
+            *place.memo.lock() = Some(memo);
         }
     }
 
     /// Returns the memo that an earlier caller left.
     pub(crate) fn memo(&self) -> Option<Memo> {
-        let slot = self.slots.0.first()?;
-        slot.memo.lock().clone()
+        let place = self.places.0.first()?;
+        place.memo.lock().clone()
     }
 }
 
@@ -401,38 +402,38 @@ impl Drop for Permit {
             return;
         };
         self.give_number_back();
-        for slot in &self.slots.0[..self.acquired] {
+        for place in &self.places.0[..self.acquired] {
             match self.access {
-                Access::Exclusive => slot.set_holder(None, None),
-                Access::Shared | Access::Slot(_) => slot.remove_holder(self.holder),
+                Access::Exclusive => place.set_holder(None, None),
+                Access::Shared | Access::Slot(_) => place.remove_holder(self.holder),
             }
-            if !slot.is_waited_for() {
-                // Callers that have entered the slot may wait for another key for long.
-                slot.unsubscribe();
-                *slot.run_began.lock() = None;
+            if !place.is_waited_for() {
+                // Callers that have entered the place may wait for another key for long.
+                place.unsubscribe();
+                *place.run_began.lock() = None;
             }
-            slot.permits.add_permits(permits(self.access) as usize);
+            place.permits.add_permits(permits(self.access) as usize);
         }
-        queue.leave(&self.slots);
+        queue.leave(&self.places);
     }
 }
 
-impl Slots {
+impl Places {
     /// Returns the number of processes that wait for one of the keys; see [`RemoteWaiters::notified`].
     pub(crate) fn notified(&self) -> Option<usize> {
-        let slots = self.0.iter();
-        slots.filter_map(|slot| slot.remote.notified()).max()
+        let places = self.0.iter();
+        places.filter_map(|place| place.remote.notified()).max()
     }
 
     /// Sets the number of subscribers to which a node published the release of the keys.
     pub(crate) fn set_subscribers(&self, subscribers: usize) {
-        for slot in self.0.iter() {
-            slot.remote.set_subscribers(subscribers);
+        for place in self.0.iter() {
+            place.remote.set_subscribers(subscribers);
         }
     }
 }
 
-impl Slot {
+impl Place {
     fn new(key: LockKey) -> Self {
         Self {
             key,
@@ -521,7 +522,7 @@ impl Held {
     }
 }
 
-/// Returns how many permits of a slot a caller takes.
+/// Returns how many permits of a place a caller takes.
 fn permits(access: Access) -> u32 {
     match access {
         Access::Exclusive => PERMITS,
@@ -532,9 +533,9 @@ fn permits(access: Access) -> u32 {
 }
 
 impl<'a> CountedWaiter<'a> {
-    fn new(slot: &'a Slot) -> Self {
-        slot.waiting.fetch_add(1, Ordering::AcqRel);
-        Self(slot)
+    fn new(place: &'a Place) -> Self {
+        place.waiting.fetch_add(1, Ordering::AcqRel);
+        Self(place)
     }
 }
 

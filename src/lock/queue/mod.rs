@@ -5,4 +5,4 @@ mod local;
 mod remote;
 
 pub(crate) use cap::{Waited, WaiterCap, WaiterSlots};
-pub(crate) use local::{Busy, HeldLease, LocalQueue, Memo, Permit, Slots};
+pub(crate) use local::{Busy, HeldLease, LocalQueue, Memo, Permit, Places};

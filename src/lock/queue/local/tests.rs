@@ -132,7 +132,7 @@ impl HeldLease for ValidUntil {
     }
 }
 
-/// A caller of `x` and `y` waits for `x`, and has only entered the slot of `y`.
+/// A caller of `x` and `y` waits for `x`, and has only entered the place of `y`.
 #[tokio::test(start_paused = true)]
 async fn slot_that_a_caller_has_only_entered_is_as_if_there_were_none() {
     let queue = Arc::new(LocalQueue::default());
@@ -161,7 +161,7 @@ async fn publishes_is_false_for_three_local_waiters_in_a_row() {
     tokio_test::assert_pending!(waiting.poll());
     // No other process is known.
     assert!(permit.publishes());
-    permit.slots().set_subscribers(1);
+    permit.places().set_subscribers(1);
     assert_eq!(
         [(); 8].map(|()| permit.publishes()),
         [false, false, false, true, false, false, false, true]
