@@ -7,10 +7,10 @@
 //!
 //! Each key that is held, requested or waited for has a place with a semaphore of tokio: it is fair, and a dropped
 //! waiter leaves it. A caller that wants the key for itself takes all its permits, and a reader takes one. As the
-//! semaphore is fair, readers that come after a writer wait for it. A caller that wants one of `n` slots
-//! takes an `n`th of the permits, and the number of a slot that no other caller of this process has. A caller enters the places of
-//! all its keys at once, under the map's mutex, and its [`Permit`] leaves them. The map counts the callers of each
-//! place, and the last one removes it.
+//! semaphore is fair, readers that come after a writer wait for it. A caller that wants one of `n` slots takes an
+//! `n`th of the permits, and the number of a slot that no other caller of this process has. A caller enters the
+//! places of all its keys at once, under the map's mutex, and its [`Permit`] leaves them. The map counts the
+//! callers of each place, and the last one removes it.
 //!
 //! A set of keys takes its permits in ascending order, so two sets cannot wait for each other.
 
@@ -112,7 +112,7 @@ struct Place {
     permits: Semaphore,
     /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
-    /// The numbers that of the slots that callers of this process have taken, if the key has slots; one bit for each.
+    /// The numbers of the slots that callers of this process have taken, if the key has slots; one bit for each.
     numbers: AtomicU64,
     held: Mutex<Held>,
     memo: Mutex<Option<Memo>>,
