@@ -311,7 +311,7 @@ fn checker_finds_a_writer_beside_a_reader_and_lets_readers_be_many() {
     let (long, short) = (read(&["a", "b"], [0, 10, 90]), read(&["a"], [0, 20, 30]));
     let alone = write(5, [0, 91, 99]);
     assert_eq!(found(&[long.clone(), short.clone(), alone]), 0);
-    // Both read for longer than the writer has waited, though one began before the other and ended after it.
+    // The first is still valid when the writer is; the second has ended.
     let early = write(5, [0, 40, 50]);
     assert_eq!(found(&[long, short.clone(), early.clone()]), 1);
     let earlier = write(4, [0, 25, 26]);
