@@ -291,3 +291,43 @@ fn reader_excludes_the_plain_set_of_other_redlock_clients_and_is_excluded_by_it(
     );
     assert!(matches!(refused, Reply::Held { .. }), "{refused:?}");
 }
+
+/// The lock of readers may go away by other means than their releases; the reference node knows no such means.
+#[test]
+fn readers_of_a_deleted_lock_neither_free_the_next_lock_nor_share_it() {
+    let mut node = ScriptNode::start(&SCRIPTS);
+    let [reader, next, writer] = [1, 2, 3];
+    let (names, ttl) = (shared_names(&["x"]), STEP * 6);
+    let lock = text(&names[0].lock);
+    let ask = |node: &mut ScriptNode, id, op| {
+        let command = Command {
+            names: Arc::clone(&names),
+            owner: owner(id),
+            op,
+        };
+        send(node, &command)
+    };
+    let write = Op::Acquire {
+        proposal: Some(1),
+        ttl,
+        retention: RETENTION,
+    };
+    let share = Op::Shared(SharedOp::Acquire { ttl });
+    for leaves in [true, false] {
+        assert_eq!(ask(&mut node, reader, share.clone()), Reply::Granted(0));
+        node.call(&["DEL", &lock]);
+        let written = ask(&mut node, writer, write.clone());
+        assert!(matches!(written, Reply::Granted(_)), "{written:?}");
+        if leaves {
+            ask(&mut node, reader, Op::Shared(SharedOp::Release));
+            let refused = ask(&mut node, next, share.clone());
+            assert!(matches!(refused, Reply::Held { .. }), "{refused:?}");
+        }
+        ask(&mut node, writer, Op::Release);
+        assert_eq!(ask(&mut node, next, share.clone()), Reply::Granted(0));
+        let extended = ask(&mut node, reader, Op::Shared(SharedOp::Confirm { ttl }));
+        assert_eq!(extended, Reply::Lost);
+        ask(&mut node, next, Op::Shared(SharedOp::Release));
+        assert!(!node.server.exists(&lock));
+    }
+}

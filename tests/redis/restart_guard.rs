@@ -227,6 +227,27 @@ async fn flushed_majority_is_detected_on_open_connections() {
     theirs.try_lock("k").await.unwrap().release().await.unwrap();
 }
 
+#[tokio::test]
+async fn flushed_majority_neither_grants_readers_nor_extends_them_on_open_connections() {
+    let cluster = Cluster::start(3);
+    let (ours, theirs) = (redlock(&cluster), redlock(&cluster));
+    admitted(&ours).await;
+    admitted(&theirs).await;
+    let writer = ours.lock("k").await.unwrap();
+    let reader = ours.lock("read").shared().await.unwrap();
+    for server in &cluster.servers[..2] {
+        server.command(&["FLUSHALL"]);
+    }
+    let refused = theirs.try_lock("k").shared().await.unwrap_err();
+    assert!(quarantined(&refused) >= 1, "{refused:?}");
+    assert!(writer.is_valid() && reader.is_valid());
+    reader.lost().await;
+    writer.lost().await;
+    admitted(&theirs).await;
+    let both = theirs.lock_all(["k", "read"]).shared().await.unwrap();
+    both.release().await.unwrap();
+}
+
 /// Also the single key, which needs no script if nothing is compared.
 #[tokio::test]
 async fn fencing_off_flushed_majority_is_detected_on_open_connections() {
