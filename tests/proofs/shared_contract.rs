@@ -331,3 +331,30 @@ fn readers_of_a_deleted_lock_neither_free_the_next_lock_nor_share_it() {
         assert!(!node.server.exists(&lock));
     }
 }
+
+/// A script that has written something is not refused any more, whatever it writes then.
+#[test]
+fn server_that_is_out_of_memory_grants_and_extends_no_reader() {
+    let mut node = ScriptNode::start(&SCRIPTS);
+    let names = shared_names(&["x"]);
+    let (lock, owner) = (&*names[0].lock, owner(1));
+    let shared = names[0].shared.as_ref().unwrap();
+    let (readers, writer) = (&*shared.readers, &*shared.writer);
+    let args = [owner.as_str().as_bytes(), b"10000", b"1"];
+    let acquire = |node: &mut ScriptNode| node.eval(3, &[lock, readers, writer], &args);
+    let limit = |node: &mut ScriptNode, bytes| {
+        node.call(&["CONFIG", "SET", "maxmemory", bytes]);
+    };
+    limit(&mut node, "1");
+    let refused = acquire(&mut node).unwrap_err();
+    assert!(refused.contains("OOM"), "{refused}");
+    assert!(!node.server.exists(&text(lock)));
+    limit(&mut node, "0");
+    acquire(&mut node).unwrap();
+    limit(&mut node, "1");
+    let refused = node.eval(4, &[lock, readers], &args).unwrap_err();
+    assert!(refused.contains("OOM"), "{refused}");
+    // A reader can leave.
+    node.eval(5, &[lock, readers], &args[..1]).unwrap();
+    assert!(!node.server.exists(&text(lock)));
+}

@@ -27,8 +27,9 @@ end
 if held then return {0, held} end
 for i = 1, count do
   local lock, readers = KEYS[i], KEYS[count + i]
-  -- Left behind by a lock that went away by other means than its readers' releases.
-  if not holders[i] then redis.call('DEL', readers) end
+  -- Left behind by a lock that went away by other means than its readers' releases. Not deleted in vain: a server that
+  -- is out of memory refuses nothing more to a script that has deleted something.
+  if not holders[i] and redis.call('PTTL', readers) ~= -2 then redis.call('DEL', readers) end
   prolong(readers, owner, now, ttl)
   if not holders[i] then redis.call('SET', lock, MARKER, 'PX', ttl) end
   end_with_the_last(lock, readers)
