@@ -61,6 +61,7 @@ async fn inspect(State(redlock): State<Redlock>, Path(key): Path<String>) -> Res
     let inspection = redlock.inspect(key.as_str()).await;
     let status = match inspection.state() {
         Some(_) => StatusCode::OK,
+        None if inspection.is_of_invalid_key() => StatusCode::BAD_REQUEST,
         // No majority agrees, for whatever reason.
         None => StatusCode::SERVICE_UNAVAILABLE,
     };

@@ -47,7 +47,7 @@ impl Responder {
     }
 
     pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
-        let rejection = self.config.retry_after.applied_to(rejection);
+        let rejection = self.config.retry_after.applied_to(rejection, true);
         let refusal = self.config.refusals.refuse(rejection, self.kind);
         refusal.map(IdempotencyBody::refusal)
     }

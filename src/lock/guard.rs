@@ -104,7 +104,8 @@ pub(crate) struct GivenUp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Released {
-    /// A majority of the nodes confirmed the release: other callers can acquire the lock.
+    /// A majority of the nodes confirmed the release: other callers can acquire the lock, unless
+    /// [`hold_at_least`](crate::LockRequest::hold_at_least) keeps it taken.
     Freed,
     /// The lock has other shares, and is released with the last one.
     Shared,

@@ -102,11 +102,15 @@ impl Future for Lead {
         if let Some(campaign) = self.campaign.take() {
             self.running = Some(Box::pin(campaign.run(options)));
         }
-        match &mut self.running {
-            Some(running) => running.as_mut().poll(context),
+        let Some(running) = &mut self.running else {
             // Polled again after its end.
-            None => Poll::Pending,
+            return Poll::Pending;
+        };
+        let polled = running.as_mut().poll(context);
+        if polled.is_ready() {
+            self.running = None;
         }
+        polled
     }
 }
 
@@ -125,7 +129,8 @@ impl Campaign {
         let mut failures = 0;
         loop {
             let request = LockRequest::new(Arc::clone(&self.core), self.keys.clone());
-            match request.options(options).await {
+            // A candidate waits for as long as another process leads, and must not keep other callers from waiting.
+            match request.options(options).uncapped().await {
                 Ok(guard) => {
                     failures = 0;
                     if self.lead(guard).await == Stopped::Draining {

@@ -64,6 +64,6 @@ pub(crate) use lease::{
 pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::DrainStage;
 pub(crate) use request::option_setters;
-pub(crate) use slots::queue_keys;
+pub(crate) use slots::before_slots;
 pub(crate) use span::LockSpan;
 pub(crate) use time::{after, whole_millis};

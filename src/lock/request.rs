@@ -16,7 +16,7 @@ use crate::lock::guard::LockGuard;
 use crate::lock::lease::{LeaseTask, Terms, acquire};
 use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
-use crate::lock::slots::{SlotTable, queue_keys};
+use crate::lock::slots::SlotTable;
 use crate::lock::span::LockSpan;
 use crate::lock::time::after;
 use crate::node::sha256;
@@ -91,7 +91,9 @@ macro_rules! kind_setters {
             ///
             /// A reader is sure that no caller who locks the key alone is granted it while the reader's lock is valid. It
             /// gets no fencing token, because a reader writes nothing that a token could protect. A caller that waits to
-            /// hold the key alone keeps new readers out, so that readers who come and go do not starve it.
+            /// hold the key alone keeps new readers out, so that readers who come and go do not starve it. (Not with
+            /// `fencing(false)` and `RestartGuard::Off`: such a lock is a plain `SET NX`, whose refusal does not tell readers
+            /// from another holder.)
             ///
             /// A reader cannot become the only holder, nor the reverse: release the lock, and lock again. Of `shared`
             /// and [`slots`](Self::slots), the last one that is called applies.
@@ -154,6 +156,10 @@ macro_rules! kind_setters {
             /// short job a second time. The release shortens the time that the key stays taken on the nodes, instead
             /// of deleting it. Choose a time that is longer than the clocks differ and shorter than the period, and do
             /// not wait for the lock.
+            ///
+            /// [`Released::Freed`](crate::Released::Freed) and [`Drained::is_clean`](crate::Drained::is_clean) then mean that
+            /// the nodes confirmed the release; the key is free when the time is over. A caller that is dropped before
+            /// it gets its guard frees the key at once.
             ///
             /// If the process dies, or the lock is lost, the key is free after its ttl, so that another process does
             /// the job. A node that restarts without its data forgets the rest of the time. It has no effect on a
@@ -263,6 +269,8 @@ pub struct LockRequest {
     options: LockOptions,
     /// A cap on waiting calls, in addition to that of the lock service.
     cap: Option<Arc<WaiterCap>>,
+    /// Whether the call may wait beside those that the caps count.
+    is_uncapped: bool,
 }
 
 impl LockRequest {
@@ -272,6 +280,7 @@ impl LockRequest {
             keys,
             options: LockOptions::default(),
             cap: None,
+            is_uncapped: false,
         }
     }
 
@@ -282,6 +291,12 @@ impl LockRequest {
     /// Sets all options.
     pub(crate) fn options(mut self, options: LockOptions) -> Self {
         self.options = options;
+        self
+    }
+
+    /// Makes a waiting call count against no cap.
+    pub(crate) fn uncapped(mut self) -> Self {
+        self.is_uncapped = true;
         self
     }
 
@@ -391,6 +406,7 @@ async fn lock_in(
         keys,
         options,
         cap,
+        is_uncapped,
     } = request;
     let settings = &core.cluster.settings;
     let (namespace, access) = (&settings.namespace, options.access.unwrap_or_default());
@@ -410,13 +426,14 @@ async fn lock_in(
         Access::Slot(count) => {
             let table = slot_table.insert(SlotTable::new(namespace, &keys, count)?);
             // The task chooses one of the slots.
-            (queue_keys(&keys), table.get(0).1)
+            (keys, table.get(0).1)
         }
     };
     let ttl = settings.ttl(options.ttl)?;
     let wait = options.wait.unwrap_or(settings.wait);
     let deadline = after(span.began(), wait);
     let caps = [settings.max_waiters.clone(), cap].into_iter().flatten();
+    let caps = caps.filter(|_| !is_uncapped);
     let mut slots = WaiterSlots::new(caps, waited.clone());
     if core.registry.stage() != DrainStage::Open {
         return Err(LockError::Closed);
@@ -445,6 +462,7 @@ async fn lock_in(
     let task = LeaseTask::new(&core.cluster, keys, terms, ticket, span.label());
     let max_hold = options.max_hold.or(settings.max_hold);
     let share = acquire(task, permit, slots, deadline, max_hold, span.span()).await?;
+    share.lease().set_delivered();
     Ok(LockGuard::new(share))
 }
 
@@ -483,7 +501,7 @@ async fn wait_for_permit(
         biased;
         permit = core.queue.acquire(keys, access) => Ok(permit),
         () = sleep_until(deadline) => Err(LockError::Contended {
-            retry_after: core.queue.retry_after(keys),
+            retry_after: core.queue.retry_after(keys, access),
         }),
         () = core.registry.reached(DrainStage::Draining) => Err(LockError::Closed),
     }

@@ -46,9 +46,8 @@ impl SlotTable {
     }
 }
 
-/// Returns the keys by which a process queues for any slot. They differ from the keys themselves, which may be locked
-/// by other callers at the same time.
-pub(crate) fn queue_keys(keys: &LockKeys) -> LockKeys {
+/// Returns keys that sort before those of all slots of the same keys.
+pub(crate) fn before_slots(keys: &LockKeys) -> LockKeys {
     let keys = keys.as_slice().iter();
     keys.map(|key| LockKey::from((key, "slot"))).collect()
 }

@@ -12,7 +12,7 @@ use crate::middleware::response::Refusals;
 use crate::middleware::retry::RetryAfter;
 use crate::middleware::routed::matched_no_route;
 use crate::node::telemetry;
-use crate::protocol::LockKeys;
+use crate::protocol::{KeyError, LockKeys};
 
 /// Settings of a [`RedlockLayer`](crate::RedlockLayer), shared by all clones of its service.
 #[derive(Clone)]
@@ -116,6 +116,12 @@ impl Config {
         };
         if !is_locked && !self.is_shared(&parts.method) {
             return Ok(LockDecision::Pass(NotLocked::Method));
+        }
+        if self.shared_methods.is_some() && self.options.is_slot() {
+            return Err(Rejection::Misconfigured(KeyError::misconfigured(
+                "a RedlockLayer has both `max_concurrent` and `shared_methods`, whose locks would not exclude each other; \
+                 use two layers, with a literal of its own in the key of each",
+            )));
         }
         if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
             return Ok(LockDecision::Pass(NotLocked::Skipped));

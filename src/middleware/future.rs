@@ -100,6 +100,8 @@ pub(super) struct Call<S, ReqBody> {
     pub(super) label: Option<&'static str>,
     /// Whether the lock is one slot of several.
     pub(super) is_slot: bool,
+    /// Whether locks stay taken after their release, so that their typical hold says nothing.
+    pub(super) stays_taken: bool,
     pub(super) request: Request<ReqBody>,
     /// Of an idempotency layer outside.
     pub(super) tracker: Option<Arc<CallTracker>>,
@@ -333,7 +335,10 @@ impl<S, ReqBody> Call<S, ReqBody> {
     fn refuse<B>(self, error: LockError) -> Response<LockBody<B>> {
         let rejection = Rejection::from_lock_error(error, self.config.contended_status);
         let rejection = rejection.of_slot(self.is_slot);
-        let rejection = self.config.retry_after.applied_to(rejection);
+        let rejection = self
+            .config
+            .retry_after
+            .applied_to(rejection, !self.stays_taken);
         self.reject(rejection)
     }
 

@@ -19,7 +19,7 @@ use http::Extensions;
 
 use crate::lock::{
     Access, LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
-    RequestShare, WaiterCap, queue_keys,
+    RequestShare, WaiterCap, before_slots,
 };
 use crate::middleware::config::OnLost;
 use crate::middleware::retry::MeasuredHold;
@@ -123,7 +123,7 @@ impl LockHandles {
             if let Some(slot) = slots.next() {
                 return LockFuture::ready(slot);
             }
-            let is_in_order = comes_after(&queue_keys(&keys));
+            let is_in_order = comes_after(&before_slots(&keys));
             return request(keys, is_in_order).into_future();
         }
         let is_wanted =

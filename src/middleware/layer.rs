@@ -138,7 +138,8 @@ impl<D> RedlockLayer<D> {
     /// Sets the methods that take the lock as readers: their requests run beside each other, but not beside one of
     /// the other locked methods. Default: none. They are locked, whether [`methods`](Self::methods) names them or not.
     ///
-    /// GET stands for HEAD too. A request that waits to hold the lock alone keeps new readers out. Readers have no
+    /// GET stands for HEAD too. A request that waits to hold the lock alone keeps new readers out, unless the
+    /// [`Redlock`] has `fencing(false)` and `RestartGuard::Off`. Readers have no
     /// fencing token; see [`LockRequest::shared`](crate::LockRequest::shared) for what they are protected from.
     ///
     /// ```
@@ -175,7 +176,8 @@ impl<D> RedlockLayer<D> {
     ///     .route_layer(layer.max_concurrent(5));
     /// ```
     ///
-    /// With another `n`, each request is answered 500 `misconfigured`.
+    /// With another `n`, or with [`shared_methods`](Self::shared_methods), each request is answered 500 `misconfigured`.
+    /// A kind of lock that [`options`](Self::options) chooses for a request applies to it instead.
     pub fn max_concurrent(mut self, n: usize) -> Self {
         self.config.options = self.config.options.slots(n);
         self

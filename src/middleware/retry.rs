@@ -53,30 +53,32 @@ impl RetryAfter {
         }
     }
 
-    /// Replaces the remaining ttl in a refusal by the time after which a retry makes sense.
-    pub(crate) fn applied_to(&self, rejection: Rejection) -> Rejection {
+    /// Replaces the remaining ttl in a refusal by the time after which a retry makes sense. That is the typical hold only
+    /// if `is_typical`.
+    pub(crate) fn applied_to(&self, rejection: Rejection, is_typical: bool) -> Rejection {
         match rejection {
             Rejection::Contended {
                 status,
                 retry_after,
             } => Rejection::Contended {
                 status,
-                retry_after: self.after(retry_after),
+                retry_after: self.after(retry_after, is_typical),
             },
             Rejection::TooManyConcurrent { retry_after } => Rejection::TooManyConcurrent {
-                retry_after: self.after(retry_after),
+                retry_after: self.after(retry_after, is_typical),
             },
             other => other,
         }
     }
 
     /// Returns when to retry, for a lock that expires after `left` unless it is renewed.
-    fn after(&self, left: Option<Duration>) -> Option<Duration> {
+    fn after(&self, left: Option<Duration>, is_typical: bool) -> Option<Duration> {
         if self.fixed.is_some() {
             return self.fixed;
         }
         let left = left?;
-        Some(self.typical.get().map_or(left, |typical| typical.min(left)))
+        let typical = self.typical.get().filter(|_| is_typical);
+        Some(typical.map_or(left, |typical| typical.min(left)))
     }
 }
 
@@ -123,7 +125,7 @@ mod tests {
             status: http::StatusCode::LOCKED,
             retry_after: left,
         };
-        let retry_after = retry.applied_to(rejection).retry_after();
+        let retry_after = retry.applied_to(rejection, true).retry_after();
         retry_after.expect("contention has a Retry-After")
     }
 

@@ -93,6 +93,7 @@ where
                     is_ready,
                     label: options.label,
                     is_slot: options.is_slot(),
+                    stays_taken: options.hold_at_least.is_some(),
                     request: Request::from_parts(parts, body),
                     tracker,
                     config,

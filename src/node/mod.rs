@@ -38,7 +38,7 @@ pub(crate) use job::{Job, Request};
 pub(crate) use mutex::Mutex;
 pub(crate) use packet::{Packet, Trail, transit, transit_of};
 pub(crate) use peers::Peers;
-pub(crate) use release_signal::{ReleaseSignal, Subscription};
+pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
 pub use state::NodeState;
 pub(crate) use system::{next_proposal, random_u64, sha256, unguessable};
 #[cfg(feature = "metrics")]

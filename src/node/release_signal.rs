@@ -2,13 +2,16 @@
 //!
 //! # Implementation details
 //!
-//! A [`ReleaseSignal`] is a process's subscription to the releases of one lock at all nodes. It fires when a
-//! majority of the nodes has published a release, because the lock can only be acquired at a majority then.
+//! A [`ReleaseSignal`] is a process's subscription to the releases of one lock at all nodes. Each waiter has a
+//! [`ReleaseWatch`], which fires when a majority of the nodes has published a release, because the lock can only be
+//! acquired at a majority then. The signal counts the messages of each node, and a watch remembers the counts that it
+//! has seen, so that one waiter does not take the messages of another: readers, and callers that wait for slots, wait at
+//! the same time.
 //!
-//! A signal is a hint to try again and nothing more: a message can be lost, and a lock that expires sends
-//! none. Waiters therefore poll as well, at a lower rate. The signal also fires when the number of subscribed
-//! nodes reaches a majority, or falls below one: a release may have been missed in between, and the waiter
-//! has to choose its polling rate anew.
+//! A message is a hint to try again and nothing more: it can be lost, and a lock that expires sends none. Waiters
+//! therefore poll as well, at a lower rate. The watches also fire when the number of subscribed nodes reaches a
+//! majority, or falls below one: a release may have been missed in between, and the waiter has to choose its polling
+//! rate anew.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,10 +34,18 @@ pub(crate) struct ReleaseSignal {
 struct Published {
     /// By node, whether this process is subscribed there.
     subscribed: Vec<bool>,
-    /// By node, whether it has published a release.
-    released: Vec<bool>,
+    /// By node, the number of its messages.
+    messages: Vec<u64>,
     /// The number of subscribers of the last message, this process included.
     subscribers: usize,
+}
+
+/// What one waiter has not seen yet of a signal.
+#[derive(Debug)]
+pub(crate) struct ReleaseWatch {
+    signal: Arc<ReleaseSignal>,
+    /// By node, the number of messages when the waiter last looked.
+    seen: Vec<u64>,
 }
 
 /// A subscription at one node; dropping it unsubscribes.
@@ -50,7 +61,7 @@ impl ReleaseSignal {
             majority: quorum.majority(),
             published: Mutex::new(Published {
                 subscribed: vec![false; quorum.nodes()],
-                released: vec![false; quorum.nodes()],
+                messages: vec![0; quorum.nodes()],
                 subscribers: 1,
             }),
             changed: Notify::new(),
@@ -64,29 +75,40 @@ impl ReleaseSignal {
         published.subscribed[node] = subscribed;
         if before != published.is_subscribed(self.majority) {
             // The lock may have been released without a message to this process.
-            published.released.fill(true);
-            self.changed.notify_one();
+            published.messages.iter_mut().for_each(|count| *count += 1);
+            self.changed.notify_waiters();
         }
     }
 
     /// Takes a node's message that the lock was released, sent to this many subscribers.
     pub(crate) fn notify(&self, node: usize, subscribers: usize) {
         let mut published = self.published.lock();
-        published.released[node] = true;
+        published.messages[node] += 1;
         published.subscribers = subscribers;
-        if published.is_released(self.majority) {
-            self.changed.notify_one();
+        self.changed.notify_waiters();
+    }
+}
+
+impl ReleaseWatch {
+    /// Creates a watch that has seen nothing, so that it fires at once if there was a message before.
+    pub(crate) fn new(signal: &Arc<ReleaseSignal>) -> Self {
+        let nodes = signal.published.lock().messages.len();
+        Self {
+            signal: Arc::clone(signal),
+            seen: vec![0; nodes],
         }
     }
 
     /// Discards the messages so far, because the nodes are about to be asked anyway.
-    pub(crate) fn reset(&self) {
-        self.published.lock().released.fill(false);
+    pub(crate) fn reset(&mut self) {
+        let published = self.signal.published.lock();
+        self.seen.clone_from(&published.messages);
     }
 
     /// Returns whether a majority of the nodes would publish a release to this process.
     pub(crate) fn is_subscribed(&self) -> bool {
-        self.published.lock().is_subscribed(self.majority)
+        let published = self.signal.published.lock();
+        published.is_subscribed(self.signal.majority)
     }
 
     /// Waits until a majority has published a release, and returns the number of subscribers.
@@ -94,16 +116,18 @@ impl ReleaseSignal {
     /// # Cancel safety
     ///
     /// No message is lost if the future is dropped.
-    pub(crate) async fn released(&self) -> usize {
+    pub(crate) async fn released(&mut self) -> usize {
         loop {
+            // Created before the check, so that no notification is missed.
+            let changed = self.signal.changed.notified();
             {
-                let mut published = self.published.lock();
-                if published.is_released(self.majority) {
-                    published.released.fill(false);
+                let published = self.signal.published.lock();
+                if published.has_more(&self.seen, self.signal.majority) {
+                    self.seen.clone_from(&published.messages);
                     return published.subscribers;
                 }
             }
-            self.changed.notified().await;
+            changed.await;
         }
     }
 }
@@ -113,8 +137,10 @@ impl Published {
         self.subscribed.iter().filter(|is| **is).count() >= majority
     }
 
-    fn is_released(&self, majority: usize) -> bool {
-        self.released.iter().filter(|is| **is).count() >= majority
+    /// Returns whether a majority of the nodes has sent messages since these counts.
+    fn has_more(&self, seen: &[u64], majority: usize) -> bool {
+        let counts = self.messages.iter().zip(seen);
+        counts.filter(|(count, seen)| count > seen).count() >= majority
     }
 }
 
@@ -179,10 +205,11 @@ mod tests {
     #[test]
     fn released_needs_messages_from_a_majority() {
         let signal = ReleaseSignal::new(Quorum::new(5).unwrap());
+        let mut watch = ReleaseWatch::new(&signal);
         signal.notify(0, 4);
         signal.notify(0, 4);
         signal.notify(3, 4);
-        let mut released = spawn(signal.released());
+        let mut released = spawn(watch.released());
         assert_pending!(released.poll());
         signal.notify(4, 4);
         assert!(released.is_woken());
@@ -190,33 +217,62 @@ mod tests {
         drop(released);
         signal.notify(2, 4);
         signal.notify(1, 4);
-        // The wake-up that was left over is not a message.
-        assert_pending!(spawn(signal.released()).poll());
+        assert_pending!(spawn(watch.released()).poll());
+        signal.notify(2, 4);
+        assert_pending!(spawn(watch.released()).poll());
+        signal.notify(3, 7);
+        assert_ready_eq!(spawn(watch.released()).poll(), 7);
+    }
+
+    #[test]
+    fn each_watch_sees_every_release_that_it_has_not_discarded() {
+        let signal = ReleaseSignal::new(Quorum::new(3).unwrap());
+        let mut watches = [(); 3].map(|()| ReleaseWatch::new(&signal));
+        let mut waiting = watches.each_mut().map(|watch| spawn(watch.released()));
+        waiting
+            .iter_mut()
+            .for_each(|waiting| assert_pending!(waiting.poll()));
+        signal.notify(0, 3);
+        signal.notify(1, 3);
+        for waiting in &mut waiting {
+            assert!(waiting.is_woken());
+            assert_ready_eq!(waiting.poll(), 3);
+        }
+        drop(waiting);
+        signal.notify(1, 3);
+        signal.notify(2, 3);
+        let [one, other, third] = &mut watches;
+        one.reset();
+        assert_pending!(spawn(one.released()).poll());
+        assert_ready_eq!(spawn(other.released()).poll(), 3);
+        assert_ready_eq!(spawn(third.released()).poll(), 3);
     }
 
     #[test]
     fn released_resolves_when_a_majority_becomes_subscribed() {
         let signal = ReleaseSignal::new(Quorum::new(3).unwrap());
-        let mut released = spawn(signal.released());
+        let (mut watch, other) = (ReleaseWatch::new(&signal), ReleaseWatch::new(&signal));
+        let mut released = spawn(watch.released());
         assert_pending!(released.poll());
         signal.set_subscribed(2, true);
-        assert!(!signal.is_subscribed());
+        assert!(!other.is_subscribed());
         assert!(!released.is_woken());
         signal.set_subscribed(0, true);
-        assert!(signal.is_subscribed());
+        assert!(other.is_subscribed());
         assert_ready_eq!(released.poll(), 1);
     }
 
     #[test]
     fn released_resolves_when_the_subscribed_majority_is_lost() {
         let signal = ReleaseSignal::new(Quorum::new(3).unwrap());
+        let (mut watch, other) = (ReleaseWatch::new(&signal), ReleaseWatch::new(&signal));
         (0..3).for_each(|node| signal.set_subscribed(node, true));
-        assert_ready_eq!(spawn(signal.released()).poll(), 1);
-        let mut released = spawn(signal.released());
+        assert_ready_eq!(spawn(watch.released()).poll(), 1);
+        let mut released = spawn(watch.released());
         signal.set_subscribed(0, false);
         assert_pending!(released.poll());
         signal.set_subscribed(1, false);
-        assert!(!signal.is_subscribed());
+        assert!(!other.is_subscribed());
         assert_ready_eq!(released.poll(), 1);
     }
 
@@ -231,7 +287,8 @@ mod tests {
             Subscription::new(move || from.unsubscribe(&lock, &signal))
         });
         assert_eq!(subscribers.publish(&lock), 2);
-        assert_ready_eq!(spawn(signals[1].released()).poll(), 2);
+        let mut watch = ReleaseWatch::new(&signals[1]);
+        assert_ready_eq!(spawn(watch.released()).poll(), 2);
         drop(subscriptions);
         assert_eq!(subscribers.publish(&lock), 0);
         assert!(subscribers.0.lock().is_empty());

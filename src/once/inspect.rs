@@ -1,6 +1,7 @@
 //! Looking into a key and its record, and freeing a key that another caller holds: for operators.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::lock::{Asked, Cluster, Core, LockError, Redlock};
 use crate::node::{NodeFailure, Packet, Request, Trail, sha256, unguessable};
-use crate::protocol::message::{Command, KeyState, Op, Reply, Seen};
+use crate::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen};
 use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
 
 /// Report of [`Redlock::inspect`]: what the nodes know of a key.
@@ -36,6 +37,7 @@ pub struct Inspection {
     pub nodes: Vec<NodeInspection>,
     /// The number of nodes that make a majority.
     pub needed: usize,
+    is_of_invalid_key: bool,
 }
 
 /// What one node knows of a key.
@@ -64,7 +66,7 @@ pub struct InspectedKey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Revoked {
-    /// The number of nodes on which the key was locked.
+    /// The number of nodes on which the key was locked, and is free now.
     pub held: usize,
     /// The failures of the nodes that did not confirm the revocation. The key may still be locked there.
     pub failures: Vec<NodeFailure>,
@@ -96,7 +98,8 @@ impl Redlock {
     /// [`LostReason::Revoked`](crate::LostReason::Revoked). Until then, two callers may believe that they hold the key;
     /// only a storage that checks the fencing token keeps them apart. The next holder has a higher token.
     ///
-    /// Frees the lock of the key itself, also of all its readers. A slot is the key `(key, "slot", i)`.
+    /// Frees the lock of the holder that most nodes have, or of all readers, also of those that come during the call. A
+    /// caller that is granted the key during the call keeps it. A slot is the key `(key, "slot", i)`.
     ///
     /// # Errors
     ///
@@ -164,6 +167,12 @@ impl Inspection {
         recorded.count() >= self.needed
     }
 
+    /// Returns whether no node was asked, because there is no such key.
+    #[cfg(feature = "axum")]
+    pub(crate) fn is_of_invalid_key(&self) -> bool {
+        self.is_of_invalid_key
+    }
+
     fn keys(&self) -> impl Iterator<Item = &InspectedKey> {
         let nodes = self.nodes.iter();
         nodes.filter_map(|node| node.outcome.as_ref().ok())
@@ -187,7 +196,9 @@ impl Revoked {
 
 /// Asks every node what it knows of a key.
 async fn inspect(cluster: &Cluster, key: LockKey) -> Inspection {
-    let seen: Vec<_> = match names(cluster, &key) {
+    let names = names(cluster, &key);
+    let is_of_invalid_key = names.is_err();
+    let seen: Vec<_> = match names {
         Ok(names) => {
             let seen = see(cluster, &names).await.into_iter();
             seen.map(|seen| seen.map(|(seen, _)| seen)).collect()
@@ -210,42 +221,57 @@ async fn inspect(cluster: &Cluster, key: LockKey) -> Inspection {
     Inspection {
         nodes: nodes.collect(),
         needed: cluster.settings.quorum.majority(),
+        is_of_invalid_key,
     }
 }
 
 /// Frees a key on every node.
 ///
-/// A node that was stopped would carry out the revocation when it goes on. By then the key may belong to another
-/// holder, whose lock must not be taken away without its knowledge. So each node is told until when, by its own clock,
-/// the revocation is wanted: the time that it was asked for first, and the rest of this call. A clock that is set
-/// back meanwhile makes that longer.
+/// Only the lock of the holder that most nodes have is deleted. Another caller may be granted the key during the call, and
+/// must not lose it without its knowledge. So the nodes are asked first, and then told which holder to revoke.
+///
+/// All readers have the same mark, and a node that was stopped would carry out the revocation when it goes on, perhaps
+/// with other readers. So each node is also told until when, by its own clock, the revocation is wanted: the time that
+/// it told first, and the rest of this call.
 async fn revoke(core: &Core, key: LockKey) -> Result<Revoked, LockError> {
     let cluster = &core.cluster;
     let names = names(cluster, &key)?;
+    // Before the nodes are asked: a lock that is granted later is not the one that they tell of.
+    let leases = core.queue.leases_of(&key);
     let asked = Instant::now();
     let seen = see(cluster, &names).await;
+    let holder = most_common(
+        seen.iter()
+            .flatten()
+            .filter_map(|(seen, _)| seen.holder.as_ref()),
+    );
     let ends = asked.elapsed() + cluster.settings.node_timeout;
-    let freed = cluster.ask_all(|node| {
+    let revocation_at = |node: usize| {
         let (seen, latency) = seen.get(node)?.as_ref().ok()?;
+        let holder = seen
+            .holder
+            .clone()
+            .filter(|mark| Some(mark) == holder.as_ref())?;
         let until = seen.at + ends.saturating_sub(*latency);
-        Some(request(
-            &names,
-            Op::Revoke { until },
-            cluster.settings.wake_ups,
-        ))
-    });
-    let freed = freed.await;
-    let (mut voted, mut held, mut failures) = (Vec::new(), 0, Vec::new());
-    for (number, (seen, freed)) in seen.into_iter().zip(freed).enumerate() {
+        let op = Op::Revoke { holder, until };
+        Some(request(&names, op, cluster.settings.wake_ups))
+    };
+    let freed = cluster.ask_all(&revocation_at).await;
+    let (mut confirmed, mut held, mut failures) = (Vec::new(), 0, Vec::new());
+    for (number, freed) in freed.into_iter().enumerate() {
         let node = &cluster.names[number];
-        let outcome = match (seen, freed) {
-            (Err(failure), _) => Err(failure),
-            (Ok(_), None) => Err(cluster.timed_out(number, cluster.settings.node_timeout)),
+        let outcome = match (&seen[number], freed) {
+            (Err(failure), _) => Err(failure.clone()),
             (Ok(_), Some(asked)) => asked.outcome,
+            (Ok((seen, _)), None) if seen.holder.is_some() && seen.holder == holder => {
+                Err(cluster.timed_out(number, cluster.settings.node_timeout))
+            }
+            // That holder has no lock there.
+            (Ok(_), None) => Ok(Reply::Revoked { was_held: false }),
         };
         match outcome {
             Ok(Reply::Revoked { was_held }) => {
-                voted.push(Arc::clone(node));
+                confirmed.push(Arc::clone(node));
                 held += usize::from(was_held);
             }
             Ok(Reply::TooLate) => failures.push(refused(node, &TOO_LATE.into())),
@@ -254,17 +280,28 @@ async fn revoke(core: &Core, key: LockKey) -> Result<Revoked, LockError> {
         }
     }
     let needed = cluster.settings.quorum.majority();
-    if voted.len() < needed {
+    if confirmed.len() < needed {
         return Err(LockError::Unavailable {
-            reached: voted.len(),
+            reached: confirmed.len(),
             needed,
-            voted,
+            voted: confirmed,
             nodes: failures,
         });
     }
-    core.queue.revoke(&key);
-    tracing::warn!(held, "redlock lock revoked");
+    if held > 0 {
+        leases.iter().for_each(|lease| lease.revoke());
+        tracing::warn!(held, "redlock lock revoked");
+    }
     Ok(Revoked { held, failures })
+}
+
+fn most_common<'a>(marks: impl Iterator<Item = &'a HolderMark>) -> Option<HolderMark> {
+    let mut counts: BTreeMap<&HolderMark, usize> = BTreeMap::new();
+    for mark in marks {
+        *counts.entry(mark).or_default() += 1;
+    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.map(|(mark, _)| mark.clone())
 }
 
 /// Asks every node what it knows of a key, and measures how long it takes to answer.

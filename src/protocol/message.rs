@@ -1,5 +1,6 @@
 //! The requests of a client to one node, and the replies.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,9 +58,12 @@ pub enum Op {
     },
     /// Return what the node knows of the key, which needs [`KeyNames::shared`] and [`KeyNames::record`].
     Inspect,
-    /// Delete the lock of the key, of any owner; the fence stays. It needs [`KeyNames::shared`].
+    /// Delete the lock of the key if it still has this holder, of any owner; the fence stays. It needs
+    /// [`KeyNames::shared`].
     Revoke {
-        /// The time of this node until which to do it. A late request could free the key of a later holder.
+        /// The holder that was seen. Another one may have come since.
+        holder: HolderMark,
+        /// The time of this node until which to do it: readers that came later have the same mark.
         until: Duration,
     },
     /// Store the record if there is none and no other owner was granted the key here since, and release the
@@ -155,9 +159,9 @@ pub enum Reply {
     Released,
     /// To inspect: what the node knows of the key.
     Seen(Seen),
-    /// To revoke: the lock is gone now.
+    /// To revoke: that holder does not hold the lock now.
     Revoked {
-        /// Whether it was held.
+        /// Whether it did before.
         was_held: bool,
     },
     /// To revoke: the request came too late.
@@ -182,7 +186,7 @@ pub enum Reply {
 }
 
 /// What one node knows of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Seen {
     /// Whether the key is locked.
     pub state: KeyState,
@@ -192,6 +196,33 @@ pub struct Seen {
     pub is_recorded: bool,
     /// The time of the node.
     pub at: Duration,
+    /// What holds the lock, if it is locked.
+    pub holder: Option<HolderMark>,
+}
+
+/// What holds a lock on a node, as an opaque mark. All readers have the same one.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderMark(Arc<[u8]>);
+
+impl HolderMark {
+    /// Creates a mark from the bytes of the node.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+
+    /// Returns the bytes of the node.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Not derived: who knows the value of an owner can release its lock.
+impl fmt::Debug for HolderMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HolderMark(..)")
+    }
 }
 
 /// Whether a key is locked on a node.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use self::memory::{Fence, Holder, Kept, Lock, Mark, remove_if};
 use crate::protocol::admission::Generation;
 use crate::protocol::fence::FencingToken;
-use crate::protocol::message::{Command, Op, Reply, Seen, SharedOp};
+use crate::protocol::message::{Command, HolderMark, Op, Reply, Seen, SharedOp};
 use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
 use crate::protocol::owner::OwnerToken;
 use crate::protocol::record::Record;
@@ -74,7 +74,7 @@ impl Store {
             Op::Inspect => names
                 .first()
                 .map_or(Reply::Lost, |name| Reply::Seen(self.see(name, now))),
-            Op::Revoke { until } => self.revoke(names, *until, now),
+            Op::Revoke { holder, until } => self.revoke(names, holder, *until, now),
             Op::Record { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
                 let Some(name) = names.first() else {
                     return Reply::Lost;
@@ -265,15 +265,29 @@ impl Store {
                 .map(|fence| fence.number),
             is_recorded: record.is_some_and(|record| self.kept(record, now).is_some()),
             at: now,
+            holder: self.lock(name, now).map(Lock::mark),
         }
     }
 
-    fn revoke(&mut self, names: &[KeyNames], until: Duration, now: Duration) -> Reply {
+    fn revoke(
+        &mut self,
+        names: &[KeyNames],
+        holder: &HolderMark,
+        until: Duration,
+        now: Duration,
+    ) -> Reply {
         if now > until {
             return Reply::TooLate;
         }
-        let was_held = names.iter().any(|name| self.lock(name, now).is_some());
+        let mut was_held = false;
         for name in names {
+            if self
+                .lock(name, now)
+                .is_none_or(|lock| lock.mark() != *holder)
+            {
+                continue;
+            }
+            was_held = true;
             self.locks.remove(&name.lock);
             if let Some(shared) = &name.shared {
                 self.readers.remove(&shared.readers);

@@ -446,3 +446,43 @@ async fn a_layer_around_the_router_of_operators_guards_all_of_it() {
         );
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn slots_and_readers_in_one_layer_are_misconfigured() {
+    let nodes = ScriptedNodes::new(3);
+    let layer = layer(&redlock(&nodes)).max_concurrent(1);
+    let app = app(layer.shared_methods([Method::GET]));
+    for method in ["GET", "PUT"] {
+        let refused = send(&app, method, "/pages/7").await;
+        assert_eq!(
+            (refused.status.as_u16(), refused.code()),
+            (500, "misconfigured")
+        );
+    }
+    assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_of_a_key_that_stays_taken_is_the_time_that_is_left() {
+    let nodes = ScriptedNodes::new(3);
+    let layer = layer(&redlock(&nodes));
+    let app = app(layer.options(|_| LockOptions::default().hold_at_least(secs(30))));
+    assert_eq!(send(&app, "POST", "/pages/7").await.status, StatusCode::OK);
+    let refused = send(&app, "POST", "/pages/7").await;
+    assert_eq!(refused.status, StatusCode::LOCKED);
+    assert_eq!(refused.headers["retry-after"], "29");
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_are_told_of_a_key_that_cannot_be() {
+    let redlock = Redlock::builder()
+        .scripted(&ScriptedNodes::new(3))
+        .namespace("")
+        .build()
+        .unwrap();
+    let app = admin(&redlock);
+    for method in ["GET", "DELETE"] {
+        let (status, body) = json(&app, method, "/admin/locks/redlock:fence:x").await;
+        assert_eq!(status, 400, "{body}");
+    }
+}

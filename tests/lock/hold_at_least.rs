@@ -1,5 +1,7 @@
 //! Locks whose key stays taken after an early release, with embedded nodes on a paused clock.
 
+use std::future::IntoFuture;
+
 use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::ScriptedNodes;
@@ -105,4 +107,21 @@ async fn a_slot_stays_taken_too() {
     let second = other.try_lock("k").slots(2).await.unwrap();
     assert_ne!(second.slot(), slot);
     assert!(other.try_lock("k").slots(2).await.is_err());
+}
+
+/// Its work has not begun.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_was_dropped_before_it_got_its_guard_keeps_nothing_taken() {
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let holder = other.try_lock("k").await.unwrap();
+    let lock = one.lock("k").wait(secs(5)).hold_at_least(secs(30));
+    let mut waiting = Box::pin(lock.into_future());
+    assert!(tokio::time::timeout(ms(20), &mut waiting).await.is_err());
+    holder.release().await.unwrap();
+    // Granted, while the caller is not polled.
+    sleep(ms(100)).await;
+    drop(waiting);
+    sleep(ms(100)).await;
+    assert_eq!(nodes.locks(), [0; 3]);
 }

@@ -234,3 +234,42 @@ async fn a_revocation_that_a_node_gets_late_frees_nothing() {
     sleep(secs(2)).await;
     assert_eq!(nodes.locks(), [1; 3]);
 }
+
+/// A caller that is granted the key during the call has nothing to do with it.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_is_granted_the_key_during_a_revocation_keeps_it() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, other] = processes(&nodes);
+    let stuck = other.try_lock("k").await.unwrap();
+    let waiting = tokio::spawn(redlock.lock("k").wait(secs(5)).into_future());
+    sleep(ms(20)).await;
+    nodes.set_for(2, OpKind::Revoke, Gate::Never);
+    redlock.revoke("k").await.unwrap();
+    let next = waiting.await.unwrap().unwrap();
+    assert!(next.is_valid());
+    sleep(secs(1)).await;
+    assert!(next.is_valid());
+    drop(stuck);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_revocation_takes_no_vote_of_a_later_holder() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, _] = processes(&nodes);
+    let (stuck, next) = (Foreign::new("k"), Foreign::new("k"));
+    for node in 0..2 {
+        stuck.acquire(&nodes, node, secs(10));
+    }
+    nodes.set_for(1, OpKind::Revoke, Gate::Slow(ms(40)));
+    let revoking = tokio::spawn({
+        let redlock = redlock.clone();
+        async move { redlock.revoke("k").await }
+    });
+    sleep(ms(10)).await;
+    for node in [0, 2] {
+        next.acquire(&nodes, node, secs(10));
+    }
+    assert_eq!(revoking.await.unwrap().unwrap().held, 2);
+    // The stuck holder has lost both of its nodes, and the next one has both of its own.
+    assert_eq!(nodes.locks(), [1, 0, 1]);
+}

@@ -243,3 +243,33 @@ async fn the_key_is_held_while_the_process_leads_even_beyond_the_max_hold_of_the
     }
     assert_eq!(terms.leaders(), [0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn candidates_do_not_count_against_the_cap_on_waiters() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).max_waiters(1).build().unwrap();
+    let _leader = builder(&nodes)
+        .build()
+        .unwrap()
+        .lock("leader")
+        .await
+        .unwrap();
+    let candidates: Vec<_> = (0..3)
+        .map(|_| tokio::spawn(redlock.lead("leader", |_| async {})))
+        .collect();
+    sleep(secs(1)).await;
+    let guard = redlock.try_lock("x").await.unwrap();
+    let refused = redlock.lock("x").wait(ms(100)).await.unwrap_err();
+    assert!(matches!(refused, LockError::Contended { .. }), "{refused}");
+    drop(guard);
+    candidates.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_future_that_has_ended_is_pending_when_it_is_polled_again() {
+    let redlock = builder(&ScriptedNodes::new(3)).build().unwrap();
+    redlock.drain(secs(1)).await;
+    let mut leading = redlock.lead("k", |_| async {});
+    (&mut leading).await.unwrap();
+    assert!(timeout(secs(1), &mut leading).await.is_err());
+}

@@ -188,3 +188,32 @@ async fn exclusive_locks_send_what_they_sent_without_readers() {
         assert_eq!(nodes.sent(node, OpKind::Withdraw), 0);
     }
 }
+
+/// Each of them waits at the nodes, and one message is for all.
+#[tokio::test(start_paused = true)]
+async fn readers_of_one_process_are_all_woken_by_a_release() {
+    let nodes = ScriptedNodes::new(3);
+    let rarely = |nodes| builder(nodes).poll_interval(secs(8)).build().unwrap();
+    let (readers, writers) = (rarely(&nodes), rarely(&nodes));
+    for _ in 0..5 {
+        let writer = writers.try_lock("k").await.unwrap();
+        let waiting: Vec<_> = (0..5)
+            .map(|number| {
+                // One of them gives up, and must not end the subscription of the others.
+                let wait = if number == 2 { ms(300) } else { secs(60) };
+                tokio::spawn(readers.lock("k").shared().wait(wait).into_future())
+            })
+            .collect();
+        sleep(secs(1)).await;
+        writer.release().await.unwrap();
+        let released = Instant::now();
+        let mut guards = Vec::new();
+        for waiting in waiting {
+            guards.extend(waiting.await.unwrap());
+        }
+        assert_eq!(guards.len(), 4);
+        assert!(released.elapsed() < ms(100), "{:?}", released.elapsed());
+        drop(guards);
+        sleep(ms(50)).await;
+    }
+}

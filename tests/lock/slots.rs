@@ -230,3 +230,105 @@ async fn callers_that_give_up_leave_no_slot_behind() {
     sleep(ms(30)).await;
     assert_eq!(nodes.locks(), [0; 3]);
 }
+
+/// Each of them waits at the nodes, and has no slot in mind meanwhile.
+#[tokio::test(start_paused = true)]
+async fn callers_of_one_process_take_each_slot_that_another_process_releases() {
+    let nodes = ScriptedNodes::new(3);
+    let rarely = || builder(&nodes).poll_interval(secs(8)).build().unwrap();
+    let (holder, waiter) = (rarely(), rarely());
+    for _ in 0..10 {
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            held.push(holder.try_lock("k").slots(3).await.unwrap());
+        }
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let lock = waiter.lock("k").slots(3).wait(secs(60));
+                tokio::spawn(async move {
+                    let guard = lock.await.unwrap();
+                    (guard, Instant::now())
+                })
+            })
+            .collect();
+        sleep(secs(1)).await;
+        let mut released = Vec::new();
+        for guard in held {
+            guard.release().await.unwrap();
+            released.push(Instant::now());
+            sleep(secs(1)).await;
+        }
+        let mut granted = Vec::new();
+        for waiting in waiting {
+            granted.push(waiting.await.unwrap());
+        }
+        granted.sort_by_key(|(_, at)| *at);
+        for ((_, granted), released) in granted.iter().zip(released) {
+            assert!(*granted - released < ms(300), "{:?}", *granted - released);
+        }
+        drop(granted);
+        sleep(ms(50)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_waits_for_several_keys_keeps_no_slot_from_others() {
+    for _ in 0..8 {
+        let nodes = ScriptedNodes::new(3);
+        let [holder, waiter] = processes(&nodes);
+        let mut of_b = Vec::new();
+        let mut of_c = Vec::new();
+        for _ in 0..2 {
+            of_b.push(holder.try_lock("b").slots(2).await.unwrap());
+            of_c.push(holder.try_lock("c").slots(2).await.unwrap());
+        }
+        let both = waiter.lock_all(["c", "b"]).slots(2).wait(secs(60));
+        let both = tokio::spawn(both.into_future());
+        sleep(ms(50)).await;
+        let one = tokio::spawn(waiter.lock("b").slots(2).wait(secs(60)).into_future());
+        sleep(ms(50)).await;
+        drop(of_b.pop());
+        let began = Instant::now();
+        drop(one.await.unwrap().unwrap());
+        assert!(began.elapsed() < secs(2), "{:?}", began.elapsed());
+        both.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sequential_caller_does_not_meet_its_own_slot() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock] = processes(&nodes);
+    let one = redlock.try_lock("k").slots(2).await.unwrap();
+    let _other = redlock.try_lock("k").slots(2).await.unwrap();
+    drop(one);
+    drop(redlock.try_lock("k").slots(2).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_with_different_numbers_of_slots_never_exceed_the_highest() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock] = processes(&nodes);
+    let mut guards = Vec::new();
+    for count in [2, 5, 2, 5, 5, 5, 64, 2, 5] {
+        guards.extend(redlock.try_lock("k").slots(count).await);
+    }
+    let slots: Vec<_> = guards.iter().map(|guard| guard.slot().unwrap()).collect();
+    let few = slots.iter().filter(|slot| **slot < 5).count();
+    assert!(few <= 5, "{slots:?}");
+    assert!(
+        guards
+            .iter()
+            .all(|guard| guard.keys()[0] == LockKey::from(("k", "slot", guard.slot().unwrap())))
+    );
+}
+
+/// It is another key, although it looks like the slots of this one.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_ends_with_slot_is_not_in_the_way() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock] = processes(&nodes);
+    let _slot = redlock.try_lock("k").slots(1).await.unwrap();
+    assert!(redlock.try_lock(("k", "slot")).await.is_ok());
+    assert!(redlock.try_lock("k").await.is_ok());
+}

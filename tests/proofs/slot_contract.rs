@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use support::{Random, ScriptNode};
 use tokio::time::Instant;
-use tower_redlock::protocol::message::{Command, KeyState, Op, Reply, Seen, SharedOp};
+use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Store};
 
 use crate::node_contract::{STEP, names, owner};
@@ -103,7 +103,14 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
                 .collect(),
             vec![],
         ),
-        Op::Revoke { until } => (3, locks.chain(readers).collect(), vec![millis(until)]),
+        Op::Revoke { ref holder, until } => (
+            3,
+            locks.chain(readers).collect(),
+            vec![
+                String::from_utf8(holder.as_bytes().to_vec()).unwrap(),
+                millis(until),
+            ],
+        ),
         Op::Shared(SharedOp::Acquire { ttl }) => (
             4,
             locks.chain(readers).chain(writers).collect(),
@@ -149,7 +156,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
         (Op::Revoke { .. }, 1) => Reply::Revoked {
             was_held: number(0) == 1,
         },
-        (Op::Inspect, 6) => Reply::Seen(Seen {
+        (Op::Inspect, 7) => Reply::Seen(Seen {
             state: match (number(0), usize::try_from(number(2))) {
                 (0, _) => KeyState::Free,
                 (_, Ok(readers)) => KeyState::Shared {
@@ -163,6 +170,10 @@ fn decode(op: &Op, reply: &support::Reply) -> Reply {
             fence: u64::try_from(number(3)).ok(),
             is_recorded: number(4) > 0,
             at: Duration::from_millis(u64::try_from(number(5)).unwrap()),
+            holder: {
+                let digest = parts[6].as_str().unwrap().as_bytes();
+                (!digest.is_empty()).then(|| HolderMark::from_bytes(digest))
+            },
         }),
         _ => panic!("{op:?} is answered {reply:?}"),
     }
@@ -185,7 +196,11 @@ fn rounded(reply: &Reply) -> Reply {
             expires_in: round(expires_in),
             free,
         },
-        Reply::Seen(seen) => Reply::Seen(Seen {
+        Reply::Seen(ref seen) => Reply::Seen(Seen {
+            holder: seen
+                .holder
+                .as_ref()
+                .map(|_| HolderMark::from_bytes(b"some")),
             state: match seen.state {
                 KeyState::Free => KeyState::Free,
                 KeyState::Held { left } => KeyState::Held { left: round(left) },
@@ -196,9 +211,17 @@ fn rounded(reply: &Reply) -> Reply {
             },
             // Each node has a clock of its own.
             at: Duration::ZERO,
-            ..seen
+            ..*seen
         }),
         ref other => other.clone(),
+    }
+}
+
+/// Both nodes mark holders in their own ways.
+fn mark_of(seen: &Reply) -> Option<HolderMark> {
+    match seen {
+        Reply::Seen(seen) => seen.holder.clone(),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -238,7 +261,8 @@ fn request(random: &mut Random, step: u64) -> (Arc<[KeyNames]>, Op) {
         17..18 => {
             // Both clocks are far between these.
             let until = random.one_of(&[Duration::ZERO, Duration::MAX / 1_000_000]);
-            (plain(key), Op::Revoke { until })
+            let holder = HolderMark::from_bytes(b"another");
+            (plain(key), Op::Revoke { holder, until })
         }
         _ => (plain(key), Op::Inspect),
     }
@@ -263,8 +287,26 @@ fn random_requests_for_slots_and_of_operators_match_the_reference() {
             owner: owner(u8::try_from(random.below(4)).unwrap()),
             op,
         };
-        let theirs = send(&mut node, &command);
-        let ours = store.apply(&command, epoch.elapsed() + passed);
+        let mut both = [command.clone(), command.clone()];
+        if let Op::Revoke { until, .. } = command.op
+            && random.below(3) > 0
+        {
+            let inspect = Command {
+                op: Op::Inspect,
+                ..command.clone()
+            };
+            let seen = [
+                store.apply(&inspect, epoch.elapsed() + passed),
+                send(&mut node, &inspect),
+            ];
+            for (command, seen) in both.iter_mut().zip(seen) {
+                if let Some(holder) = mark_of(&seen) {
+                    command.op = Op::Revoke { holder, until };
+                }
+            }
+        }
+        let theirs = send(&mut node, &both[1]);
+        let ours = store.apply(&both[0], epoch.elapsed() + passed);
         assert_eq!(rounded(&ours), rounded(&theirs), "{step}: {command:?}");
         let kind = match (&command.op, theirs) {
             (_, Reply::Granted(_)) => "granted",
@@ -316,7 +358,10 @@ fn record_of_a_key_is_seen_and_its_owner_is_not() {
         fence: None,
         is_recorded: true,
         at: Duration::ZERO,
+        holder: Some(HolderMark::from_bytes(b"some")),
     };
-    assert_eq!(rounded(&send(&mut node, &command)), Reply::Seen(seen));
+    let told = send(&mut node, &command);
+    assert_eq!(rounded(&told), Reply::Seen(seen));
+    assert!(mark_of(&told).unwrap().as_bytes() != b"the owner");
     assert_eq!(names(&["x"])[0].lock, name.lock);
 }

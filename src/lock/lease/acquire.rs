@@ -16,7 +16,6 @@
 //! It therefore lets remote waiters go first when it is their turn.
 
 use std::future::{Future, poll_fn};
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -27,10 +26,10 @@ use crate::lock::lease::announce::Announcement;
 use crate::lock::lease::attempt::{AcquireError, GrantedLock};
 use crate::lock::lease::handoff::Handoff;
 use crate::lock::lease::task::LeaseTask;
-use crate::lock::queue::{Permit, WaiterSlots};
+use crate::lock::queue::{Permit, WaiterSlots, Watching};
 use crate::lock::registry::DrainStage;
 use crate::lock::time::TICK;
-use crate::node::{ReleaseSignal, random_u64};
+use crate::node::random_u64;
 use crate::protocol::{OnRelease, Retry};
 
 /// The longest run of local callers that acquire a key in a row while releases are not published, in multiples of
@@ -56,8 +55,8 @@ pub(crate) struct Backoff {
     polls: u32,
     /// The number of releases that were published.
     releases: u32,
-    /// The release signals of the keys, once subscribed.
-    signals: Vec<Arc<ReleaseSignal>>,
+    /// The watches for the releases of the keys, once subscribed.
+    watching: Vec<Watching>,
 }
 
 impl LeaseTask {
@@ -84,6 +83,8 @@ impl LeaseTask {
                 moves += 1;
                 continue;
             }
+            // Another caller may take the slot meanwhile.
+            permit.give_number_back();
             if let Err(error) = self.back_off(backoff, refusal, permit, handoff).await {
                 break Err(error);
             }
@@ -91,7 +92,7 @@ impl LeaseTask {
             moves = 0;
         };
         self.slot_table = None;
-        // Readers may come again behind this caller, or in its place.
+        // Readers may come again in the place of this caller.
         self.announcement = None;
         outcome
     }
@@ -99,8 +100,13 @@ impl LeaseTask {
     /// Chooses a slot at random, if the caller takes one of several. Where no free slot is known, callers of several
     /// processes should not all ask for the same one.
     fn take_any_slot(&mut self, permit: &Permit) {
-        if let Some(all) = self.slot_table.as_ref().map(|table| table.all()) {
-            self.take_slot(permit, all);
+        let Some(all) = self.slot_table.as_ref().map(|table| table.all()) else {
+            return;
+        };
+        if !self.take_slot(permit, all) {
+            // Other callers of this process ask for all of them, with another number of slots. The nodes decide.
+            let count = u64::from(all.count_ones());
+            self.set_slot(usize::try_from(random_u64() % count).unwrap_or_default());
         }
     }
 
@@ -116,12 +122,18 @@ impl LeaseTask {
         let Some(table) = &self.slot_table else {
             return false;
         };
-        let Some(slot) = permit.take_number(slots & table.all(), random_u64()) else {
-            return false;
-        };
-        (self.keys, self.names) = table.get(slot);
-        self.slot = Some(slot);
-        true
+        let slot = permit.take_number(slots & table.all(), random_u64());
+        if let Some(slot) = slot {
+            self.set_slot(slot);
+        }
+        slot.is_some()
+    }
+
+    fn set_slot(&mut self, slot: usize) {
+        if let Some(table) = &self.slot_table {
+            (self.keys, self.names) = table.get(slot);
+            self.slot = Some(slot);
+        }
     }
 
     /// Lets other processes try first if it is their turn.
@@ -141,7 +153,7 @@ impl LeaseTask {
             match Retry::on_release(waiters, 0, TICK, random_u64()) {
                 OnRelease::Try(delay) => delay,
                 OnRelease::Rest(delay) => {
-                    backoff.signals = permit.subscribe(&self.cluster, &self.names);
+                    backoff.watching = permit.subscribe(&self.cluster, &self.names);
                     delay
                 }
             }
@@ -225,8 +237,8 @@ impl LeaseTask {
         }
         permit.end_run();
         backoff.slots.occupy()?;
-        if settings.wake_ups && backoff.signals.is_empty() {
-            backoff.signals = permit.subscribe(&self.cluster, &self.names);
+        if settings.wake_ups && backoff.watching.is_empty() {
+            backoff.watching = permit.subscribe(&self.cluster, &self.names);
         }
         let delay = if backoff.is_subscribed() {
             let bound = settings.poll_interval;
@@ -270,14 +282,14 @@ impl Backoff {
             splits: None,
             polls: 0,
             releases: 0,
-            signals: Vec::new(),
+            watching: Vec::new(),
         }
     }
 
-    /// Begins an attempt, and resets the signals of earlier releases.
+    /// Begins an attempt, and discards the signals of earlier releases.
     pub(crate) fn begin_attempt(&mut self) {
-        for signal in &self.signals {
-            signal.reset();
+        for watching in &mut self.watching {
+            watching.watch.reset();
         }
         self.attempt_began = Instant::now();
     }
@@ -289,14 +301,15 @@ impl Backoff {
 
     /// Returns whether this process is subscribed to the releases of all keys.
     fn is_subscribed(&self) -> bool {
-        !self.signals.is_empty() && self.signals.iter().all(|signal| signal.is_subscribed())
+        let mut watching = self.watching.iter();
+        !self.watching.is_empty() && watching.all(|watching| watching.watch.is_subscribed())
     }
 
     /// Waits until a release is published and this process may try.
     async fn released(&mut self) {
         let mut rest = Duration::MAX;
         loop {
-            let Ok(subscribers) = timeout(rest, first_release(&self.signals)).await else {
+            let Ok(subscribers) = timeout(rest, first_release(&mut self.watching)).await else {
                 return;
             };
             self.releases = self.releases.saturating_add(1);
@@ -310,8 +323,9 @@ impl Backoff {
 }
 
 /// Waits until the release of one of the keys is published, and returns the number of its subscribers.
-async fn first_release(signals: &[Arc<ReleaseSignal>]) -> usize {
-    let released = signals.iter().map(|signal| Box::pin(signal.released()));
+async fn first_release(watching: &mut [Watching]) -> usize {
+    let watching = watching.iter_mut();
+    let released = watching.map(|watching| Box::pin(watching.watch.released()));
     let mut released: Vec<_> = released.collect();
     poll_fn(|context| {
         let polled = released.iter_mut().map(|next| next.as_mut().poll(context));

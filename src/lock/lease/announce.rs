@@ -42,8 +42,9 @@ impl Announcement {
 
     /// Keeps new readers out for this long, at every node where readers hold the keys.
     pub(super) fn renew(&mut self, patience: Duration) {
-        // Requests of before that are not sent yet are not needed any more.
+        // Requests of before that are not sent yet are not needed any more, nor are their answers.
         self.votes.next_phase();
+        while self.votes.try_recv().is_some() {}
         // Twice, because a request may be on its way for as long.
         self.gone_at = Instant::now() + 2 * patience;
         self.send(SharedOp::Announce { patience });

@@ -98,6 +98,8 @@ impl LeaseTask {
         });
         permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>), self.task);
         permit.unsubscribe();
+        // Readers may come again behind this caller.
+        self.announcement = None;
         self.ticket.set_held(self.slot.map(|_| &self.keys));
         cleanup.lease = Some(Arc::clone(&lease));
         let holding = Holding {

@@ -77,6 +77,7 @@ impl LeaseTask {
         // Most locks have one release, and a push would reserve room for four.
         self.releases.reserve_exact(1);
         self.releases.push(Release {
+            keys: self.keys.clone(),
             phase,
             round,
             due: Some(now + self.cluster.settings.node_timeout),
@@ -174,7 +175,7 @@ impl LeaseTask {
     }
 
     fn forget_releases(&mut self, now: Instant) {
-        let (cluster, ticket, keys) = (&self.cluster, &self.ticket, &self.keys);
+        let (cluster, ticket) = (&self.cluster, &self.ticket);
         self.releases.retain(|release| {
             let is_late = release.due.is_none_or(|due| due <= now);
             let is_over = is_late || release.round.silent().next().is_none();
@@ -182,7 +183,7 @@ impl LeaseTask {
                 let nodes = release.round.unreleased();
                 let names = nodes.map(|node| Arc::clone(&cluster.names[node]));
                 let registry = ticket.registry();
-                registry.set_unconfirmed(names, keys, release.gone_at);
+                registry.set_unconfirmed(names, &release.keys, release.gone_at);
             }
             !is_over
         });

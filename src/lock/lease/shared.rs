@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
@@ -41,6 +41,8 @@ pub(crate) struct Lease {
     pub(crate) slot: Option<usize>,
     /// Until when the keys stay taken, although the lock is released earlier.
     stays_until: Option<Instant>,
+    /// Whether the caller got its guard, so that its work may have begun.
+    is_delivered: AtomicBool,
     max_ttl: Duration,
     node_timeout: Duration,
     /// What the lock is held for; see [`Memo`].
@@ -134,6 +136,7 @@ impl Lease {
             access,
             slot,
             stays_until,
+            is_delivered: AtomicBool::new(false),
             max_ttl: settings.max_ttl,
             node_timeout: settings.node_timeout,
             purpose,
@@ -186,9 +189,15 @@ impl Lease {
         }
     }
 
+    /// Notes that the caller gets its guard now.
+    pub(crate) fn set_delivered(&self) {
+        self.is_delivered.store(true, Ordering::Release);
+    }
+
     /// Returns for how long the keys are to stay taken after their release at this time; zero if not at all.
     pub(super) fn stays_for(&self, now: Instant) -> Duration {
-        let stays_until = self.stays_until.unwrap_or(now);
+        let is_delivered = self.is_delivered.load(Ordering::Acquire);
+        let stays_until = self.stays_until.filter(|_| is_delivered).unwrap_or(now);
         whole_millis(stays_until.saturating_duration_since(now))
     }
 

@@ -62,6 +62,8 @@ pub(crate) struct Terms {
 
 /// A release under way.
 pub(super) struct Release {
+    /// Those of an earlier slot may differ from those of the task.
+    pub(super) keys: LockKeys,
     pub(super) phase: u32,
     pub(super) round: ReleaseRound,
     /// When the silent nodes count as failed; `None` once they do.

@@ -29,15 +29,23 @@ use tokio::time::Instant;
 use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::queue::remote::RemoteWaiters;
-use crate::node::{Mutex, ReleaseSignal, Subscription};
+use crate::lock::queue::subscription::{PlaceSubscription, Watching};
+use crate::node::Mutex;
 use crate::protocol::{KeyNames, LockKey, LockKeys};
 
 /// The places of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
-    places: Mutex<HashMap<LockKey, Entered>>,
+    places: Mutex<HashMap<PlaceKey, Entered>>,
     /// The number of callers so far that may hold their keys beside others.
     holders: AtomicU64,
+}
+
+/// What callers queue for: a key, or one of its slots. They do not exclude each other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct PlaceKey {
+    key: LockKey,
+    has_slots: bool,
 }
 
 /// A place in the map, and the number of callers that have entered it.
@@ -108,7 +116,7 @@ pub(crate) struct Busy {
 
 #[derive(Debug)]
 struct Place {
-    key: LockKey,
+    key: PlaceKey,
     permits: Semaphore,
     /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
@@ -116,11 +124,11 @@ struct Place {
     numbers: AtomicU64,
     held: Mutex<Held>,
     memo: Mutex<Option<Memo>>,
-    remote: RemoteWaiters,
+    remote: Arc<RemoteWaiters>,
     /// The time since which local callers acquire the key in a row.
     run_began: Mutex<Option<Instant>>,
     /// Present once the nodes have refused a caller of this process.
-    subscribed: Mutex<Option<Subscribed>>,
+    subscription: PlaceSubscription,
 }
 
 /// The lease that holds the key of a place.
@@ -144,13 +152,6 @@ struct HeldBeside {
     task: Option<task::Id>,
 }
 
-/// The subscription to the releases of a key, at every node that publishes them.
-#[derive(Debug)]
-struct Subscribed {
-    signal: Arc<ReleaseSignal>,
-    _subscriptions: Vec<Subscription>,
-}
-
 /// Counts a caller as waiting for as long as it lives.
 struct CountedWaiter<'a>(&'a Place);
 
@@ -171,9 +172,10 @@ impl LocalQueue {
             // If a later key is not about to be released, a wait for this one is in vain, and would keep it from
             // other callers.
             let rest = &permit.places.0[permit.acquired + 1..];
-            let is_ending = place.is_ending() && !rest.iter().any(|place| place.is_blocked(access));
+            let is_ending =
+                place.is_ending(access) && !rest.iter().any(|place| place.is_blocked(access));
             return Err(Busy {
-                retry_after: place.retry_after(),
+                retry_after: place.retry_after(access),
                 holder: place.holder(),
                 is_ending,
                 is_own: place.is_own(),
@@ -203,21 +205,25 @@ impl LocalQueue {
     }
 
     /// Returns how much longer the lock of the first held key is valid.
-    pub(crate) fn retry_after(&self, keys: &LockKeys) -> Option<Duration> {
+    pub(crate) fn retry_after(&self, keys: &LockKeys, access: Access) -> Option<Duration> {
         let places = self.places.lock();
         let mut keys = keys.as_slice().iter();
-        keys.find_map(|key| places.get(key)?.place.retry_after())
+        keys.find_map(|key| {
+            let place = &places.get(&PlaceKey::new(key, access))?.place;
+            place.retry_after(access)
+        })
     }
 
-    /// Declares every lock that has a key lost, because it was revoked at the nodes.
-    pub(crate) fn revoke(&self, key: &LockKey) {
-        // All of them, because callers do not queue for one slot of a key, but for any of them.
-        let places = self.places.lock();
-        for entered in places.values() {
+    /// Returns the locks of this process that have a key.
+    pub(crate) fn leases_of(&self, key: &LockKey) -> Vec<Arc<dyn HeldLease>> {
+        let mut found = Vec::new();
+        // In all places, because callers do not queue for one slot of a key, but for any of them.
+        for entered in self.places.lock().values() {
             let held = entered.place.held.lock();
             let leases = held.leases().filter(|lease| lease.has(key));
-            leases.for_each(|lease| lease.revoke());
+            found.extend(leases.map(Arc::clone));
         }
+        found
     }
 
     /// Returns whether no key is held, requested or waited for.
@@ -230,7 +236,8 @@ impl LocalQueue {
     fn enter(self: &Arc<Self>, keys: &LockKeys, access: Access) -> Permit {
         let mut places = self.places.lock();
         let mut enter = |key: &LockKey| {
-            let entered = places.entry(key.clone()).or_insert_with(|| Entered {
+            let key = PlaceKey::new(key, access);
+            let entered = places.entry(key).or_insert_with_key(|key| Entered {
                 place: Arc::new(Place::new(key.clone())),
                 callers: 0,
             });
@@ -258,9 +265,18 @@ impl LocalQueue {
                 entry.get_mut().callers -= 1;
                 if entry.get().callers == 0 {
                     // The lease task of the last caller may keep the place alive for longer.
-                    entry.remove().place.unsubscribe();
+                    entry.remove().place.subscription.end();
                 }
             }
+        }
+    }
+}
+
+impl PlaceKey {
+    fn new(key: &LockKey, access: Access) -> Self {
+        Self {
+            key: key.clone(),
+            has_slots: matches!(access, Access::Slot(_)),
         }
     }
 }
@@ -284,36 +300,21 @@ impl Permit {
         &self.places
     }
 
-    /// Subscribes this process to the releases of each key, until no local caller waits any more.
-    pub(crate) fn subscribe(
-        &self,
-        cluster: &Cluster,
-        names: &[KeyNames],
-    ) -> Vec<Arc<ReleaseSignal>> {
-        let signals = self.places.0.iter().zip(names).map(|(place, name)| {
-            let lock = name.channel();
-            let mut subscribed = place.subscribed.lock();
-            let subscribed = subscribed.get_or_insert_with(|| {
-                place.remote.set_subscribed(true);
-                let signal = ReleaseSignal::new(cluster.settings.quorum);
-                let nodes = cluster.nodes.iter().enumerate();
-                let subscriptions =
-                    nodes.filter_map(|(number, node)| node.subscribe(lock, &signal, number));
-                Subscribed {
-                    _subscriptions: subscriptions.collect(),
-                    signal,
-                }
-            });
-            Arc::clone(&subscribed.signal)
+    /// Watches the releases of each key, to which this process is subscribed until no local caller waits any more.
+    pub(crate) fn subscribe(&self, cluster: &Cluster, names: &[KeyNames]) -> Vec<Watching> {
+        let places = self.places.0.iter().zip(names);
+        let watching = places.map(|(place, name)| {
+            let (remote, channel) = (&place.remote, name.channel());
+            place.subscription.watch(remote, cluster, channel)
         });
-        signals.collect()
+        watching.collect()
     }
 
     /// Unsubscribes from the keys for which no local caller waits any more.
     pub(crate) fn unsubscribe(&self) {
         for place in self.places.0.iter() {
             if !place.is_waited_for() {
-                place.unsubscribe();
+                place.subscription.end();
             }
         }
     }
@@ -375,7 +376,8 @@ impl Permit {
         usize::try_from(number).ok()
     }
 
-    fn give_number_back(&self) {
+    /// Gives the number back, so that other callers can take it.
+    pub(crate) fn give_number_back(&self) {
         let number = self.number.swap(0, Ordering::AcqRel);
         if let Some(place) = self.places.0.first().filter(|_| number != 0) {
             place.numbers.fetch_and(!number, Ordering::AcqRel);
@@ -409,7 +411,7 @@ impl Drop for Permit {
             }
             if !place.is_waited_for() {
                 // Callers that have entered the place may wait for another key for long.
-                place.unsubscribe();
+                place.subscription.end();
                 *place.run_began.lock() = None;
             }
             place.permits.add_permits(permits(self.access) as usize);
@@ -434,7 +436,7 @@ impl Places {
 }
 
 impl Place {
-    fn new(key: LockKey) -> Self {
+    fn new(key: PlaceKey) -> Self {
         Self {
             key,
             permits: Semaphore::new(PERMITS as usize),
@@ -442,16 +444,10 @@ impl Place {
             numbers: AtomicU64::new(0),
             held: Mutex::default(),
             memo: Mutex::default(),
-            remote: RemoteWaiters::default(),
+            remote: Arc::default(),
             run_began: Mutex::default(),
-            subscribed: Mutex::default(),
+            subscription: PlaceSubscription::default(),
         }
-    }
-
-    fn unsubscribe(&self) {
-        self.remote.set_subscribed(false);
-        let subscribed = self.subscribed.lock().take();
-        drop(subscribed);
     }
 
     fn is_waited_for(&self) -> bool {
@@ -495,22 +491,33 @@ impl Place {
             .any(|(lease, task)| task == Some(own) && !lease.is_ending())
     }
 
-    /// Returns whether all holders are about to release the key, and no other caller waits for it.
-    fn is_ending(&self) -> bool {
+    /// Returns whether enough holders are about to release the key, and no other caller waits for it.
+    fn is_ending(&self, access: Access) -> bool {
         let held = self.held.lock();
         let mut leases = held.leases().peekable();
         let is_held = leases.peek().is_some();
-        is_held && leases.all(|lease| lease.is_ending()) && !self.is_waited_for()
+        let is_ending = match access {
+            Access::Exclusive | Access::Shared => leases.all(|lease| lease.is_ending()),
+            // One slot is enough.
+            Access::Slot(_) => leases.any(|lease| lease.is_ending()),
+        };
+        is_held && is_ending && !self.is_waited_for()
     }
 
     /// Returns whether too few permits are left for this access, and not about to be given to the next caller.
     fn is_blocked(&self, access: Access) -> bool {
-        self.permits.available_permits() < permits(access) as usize && !self.is_ending()
+        self.permits.available_permits() < permits(access) as usize && !self.is_ending(access)
     }
 
-    fn retry_after(&self) -> Option<Duration> {
+    /// Returns how much longer the key is held for this access.
+    fn retry_after(&self, access: Access) -> Option<Duration> {
         let held = self.held.lock();
-        let valid_until = held.leases().map(|lease| lease.valid_until()).max()?;
+        let valid_until = held.leases().map(|lease| lease.valid_until());
+        let valid_until = match access {
+            Access::Exclusive | Access::Shared => valid_until.max(),
+            // The first slot that ends is enough.
+            Access::Slot(_) => valid_until.min(),
+        }?;
         valid_until.checked_duration_since(Instant::now())
     }
 }

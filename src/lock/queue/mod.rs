@@ -3,6 +3,8 @@
 mod cap;
 mod local;
 mod remote;
+mod subscription;
 
 pub(crate) use cap::{Waited, WaiterCap, WaiterSlots};
 pub(crate) use local::{Busy, HeldLease, LocalQueue, Memo, Permit, Places};
+pub(crate) use subscription::Watching;

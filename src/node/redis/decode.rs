@@ -9,7 +9,7 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Request;
 use crate::node::packet::Packet;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
-use crate::protocol::message::{KeyState, Op, Reply, Seen, SharedOp};
+use crate::protocol::message::{HolderMark, KeyState, Op, Reply, Seen, SharedOp};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
 /// Decodes a server's reply to `request`.
@@ -173,12 +173,14 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
                     Value::Int(fence),
                     Value::Int(records),
                     Value::Int(at),
+                    Value::BulkString(holder),
                 ],
             ) => Some(Reply::Seen(Seen {
                 state: state(*is_held, *pttl, *readers),
                 fence: number(*fence),
                 is_recorded: *records > 0,
                 at: Duration::from_millis(u64::try_from(*at).ok()?),
+                holder: (!holder.is_empty()).then(|| HolderMark::from_bytes(holder)),
             })),
             (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
             (

@@ -257,9 +257,10 @@ fn encode_for_operators(names: &[KeyNames], op: &Op, notifies: bool) -> EncodedC
     let records = names.iter().filter_map(|name| name.record.as_ref());
     let locks = names.iter().map(|name| &*name.lock);
     let keys = locks.chain(shared.map(|shared| &*shared.readers));
-    if let Op::Revoke { until } = op {
+    if let Op::Revoke { holder, until } = op {
         let mut eval = eval_keys(&scripts.revoke, keys);
-        eval.put_millis(*until).put_notifies(notifies);
+        eval.put(holder.as_bytes()).put_millis(*until);
+        eval.put_notifies(notifies);
         eval
     } else {
         let fences = names.iter().map(|name| &*name.fence);

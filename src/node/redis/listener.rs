@@ -50,7 +50,7 @@ pub(super) struct Listener {
 enum ListenerCommand {
     /// Subscribes a signal, to which this server is the node with this number, to a lock.
     Subscribe(Arc<[u8]>, Arc<ReleaseSignal>, usize),
-    Unsubscribe(Arc<[u8]>),
+    Unsubscribe(Arc<[u8]>, Arc<ReleaseSignal>),
 }
 
 struct ListenerTask {
@@ -122,9 +122,9 @@ impl Listener {
         node: usize,
     ) -> Subscription {
         let (key, signal) = (Arc::clone(lock), Arc::clone(signal));
-        self.send(ListenerCommand::Subscribe(key, signal, node));
+        self.send(ListenerCommand::Subscribe(key, Arc::clone(&signal), node));
         let (listener, lock) = (Arc::clone(self), Arc::clone(lock));
-        Subscription::new(move || listener.send(ListenerCommand::Unsubscribe(lock)))
+        Subscription::new(move || listener.send(ListenerCommand::Unsubscribe(lock, signal)))
     }
 
     fn send(&self, command: ListenerCommand) {
@@ -195,7 +195,9 @@ impl ListenerTask {
                     subscribed.push(Arc::clone(&lock));
                     self.signals.insert(lock, (signal, node));
                 }
-                ListenerCommand::Unsubscribe(lock) => {
+                // A later subscription to the same lock stays.
+                ListenerCommand::Unsubscribe(lock, signal) if !self.has(&lock, &signal) => {}
+                ListenerCommand::Unsubscribe(lock, _) => {
                     subscribed.retain(|other| *other != lock);
                     self.signals.remove(&lock);
                     unsubscribed.push(lock);
@@ -213,6 +215,11 @@ impl ListenerTask {
             // The timer stays as it is: the connection of subscriptions that come and go may be dead.
             self.close_at = Instant::now() + LINGER;
         }
+    }
+
+    fn has(&self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) -> bool {
+        let signals = self.signals.get(lock);
+        signals.is_some_and(|(ours, _)| Arc::ptr_eq(ours, signal))
     }
 
     async fn on_timer(&mut self) {
@@ -384,6 +391,7 @@ mod tests {
     use crate::protocol::Quorum;
 
     use super::*;
+    use crate::node::ReleaseWatch;
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_connection_is_given_up_while_subscriptions_come_and_go() {
@@ -413,12 +421,12 @@ mod tests {
         tokio::spawn(task.run(receiver));
         for _ in 0..8 {
             sleep(KEEPALIVE / 2).await;
-            let command = ListenerCommand::Unsubscribe(Arc::clone(&lock));
+            let command = ListenerCommand::Unsubscribe(Arc::clone(&lock), Arc::clone(&signal));
             commands.send(command).unwrap();
             let command = ListenerCommand::Subscribe(Arc::clone(&lock), Arc::clone(&signal), 0);
             sleep(KEEPALIVE / 10).await;
             commands.send(command).unwrap();
         }
-        assert!(!signal.is_subscribed());
+        assert!(!ReleaseWatch::new(&signal).is_subscribed());
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::admission::Generation;
+use crate::protocol::message::HolderMark;
 use crate::protocol::names::KeyNames;
 use crate::protocol::owner::OwnerToken;
 use crate::protocol::record::{Fingerprint, Record};
@@ -62,6 +63,13 @@ impl Lock {
         match &self.holder {
             Holder::One(owner) => owner.fingerprint(),
             Holder::Readers => None,
+        }
+    }
+
+    pub(super) fn mark(&self) -> HolderMark {
+        match &self.holder {
+            Holder::One(owner) => HolderMark::from_bytes(owner.as_str().as_bytes()),
+            Holder::Readers => HolderMark::from_bytes(b"shared"),
         }
     }
 

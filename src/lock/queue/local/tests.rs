@@ -144,7 +144,10 @@ async fn slot_that_a_caller_has_only_entered_is_as_if_there_were_none() {
     let second = Duration::from_secs(1);
     let holder: Arc<dyn HeldLease> = Arc::new(ValidUntil(Instant::now() + second));
     z.set_holder(&holder, None);
-    assert_eq!(queue.retry_after(&keys(&["y", "z"])), Some(second));
+    assert_eq!(
+        queue.retry_after(&keys(&["y", "z"]), Access::Exclusive),
+        Some(second)
+    );
     for _ in 0..2 {
         let y = queue.try_acquire(&keys(&["y"]), Access::Exclusive).unwrap();
         assert_eq!(y.run(), Duration::ZERO, "a run of an earlier caller");

@@ -3,8 +3,8 @@
 -- KEYS: lock, fence, record, with intents the intent, and with the restart guard the generation.
 -- ARGV: owner, proposal, ttl ms, fence retention ms, intent retention ms ('' without intents), and with the
 -- restart guard the generation read.
--- Returns the fence if granted, {0, pttl, the holder's fingerprint} if held by another owner, {2} if the fence is
--- at its maximum, {3} if this server has lost its memory since its generation was read, {4, record, pttl} if there
+-- Returns the fence if granted, {0, pttl, the holder's fingerprint} if held by another owner, {0, pttl, 1} if readers
+-- hold it, {2} if the fence is at its maximum, {3} if this server has lost its memory since its generation was read, {4, record, pttl} if there
 -- is a record, only its head if it is big, {5} if an earlier holder may have executed without leaving a record.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local record = find_record(KEYS[3])
@@ -13,6 +13,7 @@ if record then return record end
 -- must leave no intent behind.
 local holder, owner = redis.call('GET', KEYS[1]), ARGV[1]
 if holder and holder ~= owner then
+  if holder == 'shared' then return {0, redis.call('PTTL', KEYS[1]), 1} end
   -- Never the first half: a client that knows it can release the lock.
   return {0, redis.call('PTTL', KEYS[1]), string.sub(holder, 33)}
 end

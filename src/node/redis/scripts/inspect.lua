@@ -1,7 +1,9 @@
--- Reads what a server knows of a key, and changes nothing. Never the owner: who knows it can release the lock.
+-- Reads what a server knows of a key, and changes nothing. Never the owner, with whose value the lock can be released,
+-- but its digest.
 -- KEYS: lock, readers, fence, record.
 -- Returns whether the lock is held, its pttl, the number of readers (-1 if they do not hold it), the fence (-1 if there
--- is none), the length of the record (0 if there is none), and the time of this server in ms.
+-- is none), the length of the record (0 if there is none), the time of this server in ms, and the digest of the value
+-- (empty if the lock is free).
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local holder, readers, number = redis.call('GET', KEYS[1]), -1, nil
@@ -14,4 +16,5 @@ if fence then
   if not number then return redis.error_reply('WRONGTYPE the fence key holds no fence') end
 end
 local left, record = redis.call('PTTL', KEYS[1]), redis.call('STRLEN', KEYS[4])
-return {holder and 1 or 0, left, readers, number or -1, record, now}
+local digest = holder and redis.sha1hex(holder) or ''
+return {holder and 1 or 0, left, readers, number or -1, record, now, digest}
