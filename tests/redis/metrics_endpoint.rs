@@ -350,7 +350,7 @@ async fn down_or_quarantined_node_shows_in_metrics_and_readiness() {
     let _alone = alone().await;
     let mut cluster = Cluster::start(3);
     // They were started just now: not for as long as the restart guard wants it.
-    let guarded = Server::start(&cluster, "on");
+    let guarded = Server::start(&cluster, "auto");
     assert_eq!(guarded.ready_until("quarantined").await.status, 503);
     let up = |scrape: &Scrape| Vec::from_iter(scrape.by("redlock_node_up", "node").into_values());
     guarded
