@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
 use tower_redlock::fuzzing::{NodeRequest, RequestCheck};
 use tower_redlock::protocol::admission::Generation;
-use tower_redlock::protocol::message::{Command, Op, SharedOp};
+use tower_redlock::protocol::message::{Command, HolderMark, Op, SharedOp};
 use tower_redlock::protocol::{
     ExecutionId, Fingerprint, KeyNames, LockKey, LockKeys, Namespace, OwnerToken, Record,
     SharedNames,
@@ -40,7 +40,8 @@ fuzz_target!(|data: &[u8]| {
     // One request on all keys.
     let all: LockKeys = parts.iter().map(|part| LockKey::from(*part)).collect();
     let is_shared = matches!(op, Op::Shared(_));
-    let with_shared = |name| match is_shared {
+    let is_of_operator = matches!(op, Op::Inspect | Op::Revoke { .. });
+    let with_shared = |name| match is_shared || is_of_operator {
         true => namespace.with_shared(name),
         false => name,
     };
@@ -50,7 +51,25 @@ fuzz_target!(|data: &[u8]| {
         for expected in names.iter().flat_map(|name| named(name, &op)) {
             assert!(arguments.contains(&expected));
         }
-        assert!(arguments.contains(&owner(1)));
+        assert!(is_of_operator || arguments.contains(&owner(1)));
+    }
+
+    // One slot of each key: the others are among the arguments of an acquisition only.
+    let count = 1 + usize::from(form >> 4);
+    if let Ok(slots) = namespace.slot_names(&all, count, sha256)
+        && !is_shared
+        && !is_of_operator
+    {
+        for names in &slots {
+            let arguments = arguments(&check.encode(&[request(names, &op, 1)]));
+            let acquires = matches!(op, Op::Acquire { .. });
+            for name in names.iter() {
+                assert!(arguments.contains(&name.lock.to_vec()));
+                for slot in &name.slots.as_ref().expect("it is one of several").locks {
+                    assert!(arguments.contains(&slot.to_vec()) == acquires || *slot == name.lock);
+                }
+            }
+        }
     }
 
     // One request for each key, in one call if they may share it.
@@ -76,7 +95,7 @@ fuzz_target!(|data: &[u8]| {
         for expected in &expected {
             assert!(alone.contains(expected));
         }
-        assert!(expected.is_empty() || alone.contains(&owner(number)));
+        assert!(expected.is_empty() || is_of_operator || alone.contains(&owner(number)));
     }
     let may_share = requests
         .windows(2)
@@ -133,6 +152,8 @@ fn named(name: &KeyNames, op: &Op) -> Vec<Vec<u8>> {
         Op::Shared(SharedOp::Announce { .. }) => vec![lock, writer()],
         Op::Shared(SharedOp::Withdraw) => vec![writer()],
         Op::TopUp { .. } | Op::Look | Op::Fetch if name.record.is_some() => Vec::new(),
+        Op::Inspect => vec![lock, readers(), name.fence.to_vec()],
+        Op::Revoke { .. } => vec![lock, readers()],
         _ => vec![lock],
     }
 }
@@ -176,6 +197,12 @@ fn op_of(choice: u8, number: u64, rest: &[u8]) -> Op {
         9 => Op::Shared(SharedOp::Confirm { ttl }),
         10 => Op::Shared(SharedOp::Release),
         11 => Op::Shared(SharedOp::Announce { patience: ttl }),
-        _ => Op::Shared(SharedOp::Withdraw),
+        12 => Op::Shared(SharedOp::Withdraw),
+        13 => Op::ReleaseAfter { left: ttl },
+        14 => Op::Inspect,
+        _ => Op::Revoke {
+            holder: HolderMark::from_bytes(rest),
+            until: ttl,
+        },
     }
 }

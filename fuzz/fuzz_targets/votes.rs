@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 use tower_redlock::FencingToken;
 use tower_redlock::deadpool_redis::redis::{Parser, Value};
 use tower_redlock::fuzzing::{NodeRequest, deal};
-use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
+use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, SharedOp};
 use tower_redlock::protocol::once::{LookRound, OnceRound, RecordRound};
 use tower_redlock::protocol::round::{
     AcquireRound, AcquireStep, Answer, ExtendRound, ReleaseRound,
@@ -29,8 +29,13 @@ fuzz_target!(|data: &[u8]| {
         values.push(value);
     }
     for op in ops() {
-        let votes: Vec<Answer> = values.iter().map(|value| vote(&op, value)).collect();
-        count(&op, &votes);
+        for is_slot in [false, true] {
+            let votes: Vec<Answer> = values
+                .iter()
+                .map(|value| vote(&op, is_slot, value))
+                .collect();
+            count(&op, &votes);
+        }
         share(&op, &values);
     }
     let ping = NodeRequest::ping();
@@ -40,8 +45,11 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-fn vote(op: &Op, value: &Value) -> Answer {
-    let decoded = request(op, "k").decode(value);
+fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
+    let decoded = match is_slot {
+        true => slot_request(op).decode(value),
+        false => request(op, "k").decode(value),
+    };
     if matches!(value, Value::ServerError(_)) {
         assert!(decoded.is_err(), "{value:?}");
     }
@@ -65,10 +73,20 @@ fn vote(op: &Op, value: &Value) -> Answer {
         Reply::At(number) => is_confirm && is_number(*number),
         Reply::Held { fingerprint, .. } => is_acquire && !(is_shared && fingerprint.is_some()),
         Reply::HeldShared { .. } | Reply::Intended => is_alone,
+        Reply::HeldSlot { .. } => is_alone && is_slot,
+        Reply::Seen(seen) => {
+            let has_holder = seen.holder.is_some() || seen.state == KeyState::Free;
+            let fence = seen.fence.unwrap_or_default();
+            *op == Op::Inspect && FencingToken::try_from(fence).is_ok() && has_holder
+        }
+        Reply::Revoked { .. } | Reply::TooLate => matches!(op, Op::Revoke { .. }),
         Reply::Amnesia => is_acquire || is_confirm,
         Reply::Lost => is_confirm || matches!(op, Op::Record { .. }),
         Reply::Released => {
-            let is_release = matches!(op, Op::Release | Op::ReleaseExecuted);
+            let is_release = matches!(
+                op,
+                Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }
+            );
             is_release || is_shared && !is_acquire && !is_confirm
         }
         Reply::Done { record, .. } => {
@@ -120,7 +138,10 @@ fn count(op: &Op, votes: &[Answer]) {
             Op::Shared(SharedOp::Confirm { .. }) => {
                 extend.on_confirm(node, vote);
             }
-            Op::Release | Op::ReleaseExecuted | Op::Shared(SharedOp::Release) => {
+            Op::Release
+            | Op::ReleaseExecuted
+            | Op::ReleaseAfter { .. }
+            | Op::Shared(SharedOp::Release) => {
                 release.on_release(node, vote);
             }
             Op::Record { .. } | Op::TopUp { .. } => {
@@ -130,7 +151,7 @@ fn count(op: &Op, votes: &[Answer]) {
             Op::Look => {
                 look.on_look(node, vote);
             }
-            Op::Acquire { .. } | Op::Shared(_) | Op::Fetch => {}
+            Op::Acquire { .. } | Op::Shared(_) | Op::Fetch | Op::Inspect | Op::Revoke { .. } => {}
         }
     }
 }
@@ -162,6 +183,9 @@ fn request(op: &Op, key: &str) -> NodeRequest {
         names.record = None;
         names = namespace.with_shared(names);
     }
+    if matches!(op, Op::Inspect | Op::Revoke { .. }) {
+        names = namespace.with_shared(names);
+    }
     let command = Command {
         names: Arc::new([names]),
         owner: OwnerToken::from_random([7; 16]),
@@ -170,7 +194,21 @@ fn request(op: &Op, key: &str) -> NodeRequest {
     NodeRequest::new(command, false)
 }
 
-fn ops() -> [Op; 15] {
+/// The same for one slot of three.
+fn slot_request(op: &Op) -> NodeRequest {
+    let namespace = Namespace::default();
+    let names = namespace.slot_names(&LockKey::from("k").into(), 3, |_| [0; 32]);
+    let slots = names.expect("the key is valid");
+    let names = slots[1].iter().cloned();
+    let command = Command {
+        names: names.map(|name| namespace.with_shared(name)).collect(),
+        owner: OwnerToken::from_random([7; 16]),
+        op: op.clone(),
+    };
+    NodeRequest::new(command, false)
+}
+
+fn ops() -> [Op; 18] {
     let (ttl, retention) = (SECOND, SECOND);
     let id = ExecutionId::from_random([1; 16]);
     let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest");
@@ -198,6 +236,12 @@ fn ops() -> [Op; 15] {
         Op::TopUp { record, retention },
         Op::Look,
         Op::Fetch,
+        Op::ReleaseAfter { left: ttl },
+        Op::Inspect,
+        Op::Revoke {
+            holder: HolderMark::from_bytes(b"some"),
+            until: ttl,
+        },
         Op::Shared(SharedOp::Acquire { ttl }),
         Op::Shared(SharedOp::Confirm { ttl }),
         Op::Shared(SharedOp::Release),
