@@ -273,3 +273,36 @@ async fn a_future_that_has_ended_is_pending_when_it_is_polled_again() {
     (&mut leading).await.unwrap();
     assert!(timeout(secs(1), &mut leading).await.is_err());
 }
+
+/// The lease reports the loss late, because its thread was busy too.
+#[tokio::test]
+async fn work_that_blocks_its_thread_beyond_the_lock_is_not_polled_again() {
+    let redlock = Redlock::builder().embedded(3).ttl(ms(200)).build().unwrap();
+    let polls: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let leading = tokio::spawn(redlock.lead("k", {
+        let polls = Arc::clone(&polls);
+        move |guard: LockGuard| {
+            let polls = Arc::clone(&polls);
+            async move {
+                loop {
+                    let turns = {
+                        let mut polls = polls.lock().unwrap();
+                        polls.push(guard.is_valid());
+                        polls.len()
+                    };
+                    if turns == 1 {
+                        std::thread::sleep(ms(400));
+                        tokio::task::yield_now().await;
+                    } else {
+                        sleep(ms(10)).await;
+                    }
+                }
+            }
+        }
+    }));
+    sleep(ms(1_000)).await;
+    leading.abort();
+    let polls = polls.lock().unwrap();
+    assert!(polls.len() > 1, "it leads again");
+    assert!(polls.iter().all(|is_valid| *is_valid), "{polls:?}");
+}

@@ -332,3 +332,22 @@ async fn a_key_that_ends_with_slot_is_not_in_the_way() {
     assert!(redlock.try_lock(("k", "slot")).await.is_ok());
     assert!(redlock.try_lock("k").await.is_ok());
 }
+
+/// While it sleeps, its number would be in the way of a caller that is told that the slot is free.
+#[tokio::test(start_paused = true)]
+async fn the_only_free_slot_is_found_while_another_caller_waits() {
+    for _ in 0..20 {
+        let nodes = ScriptedNodes::new(3);
+        let [holder, redlock] = processes(&nodes);
+        let _of_b = holder.try_lock("b").slots(2).await.unwrap();
+        let _of_c = [
+            holder.try_lock("c").slots(2).await.unwrap(),
+            holder.try_lock("c").slots(2).await.unwrap(),
+        ];
+        let both = redlock.lock_all(["b", "c"]).slots(2).wait(secs(60));
+        let both = tokio::spawn(both.into_future());
+        sleep(ms(50)).await;
+        redlock.try_lock("b").slots(2).await.unwrap();
+        both.abort();
+    }
+}

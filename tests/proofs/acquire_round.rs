@@ -164,3 +164,32 @@ proptest! {
         prop_assert_eq!(expires_in, expected);
     }
 }
+
+#[test]
+fn free_slots_are_those_that_most_refusals_name() {
+    let refusal = |free| {
+        Answer::Replied(Reply::HeldSlot {
+            expires_in: Some(Duration::ZERO),
+            free,
+        })
+    };
+    for (answers, expected) in [
+        (vec![refusal(0b011), refusal(0b110)], 0b010),
+        (vec![refusal(0b111), refusal(0b111)], 0b111),
+        (vec![refusal(0b001), refusal(0b000)], 0b000),
+        (vec![granted(7), refusal(0b100), refusal(0b110)], 0b100),
+        // A node that says nothing of the slots does not count.
+        (vec![HELD, refusal(0b101)], 0b101),
+        (vec![HELD, HELD], 0),
+    ] {
+        let mut round = AcquireRound::new(quorum(3));
+        let mut last = AcquireStep::Wait;
+        for (node, answer) in answers.iter().enumerate() {
+            last = round.on_acquire(node, answer);
+        }
+        let AcquireStep::Refused(Refusal { free, .. }) = last else {
+            panic!("{answers:?}: {last:?}");
+        };
+        assert_eq!(free, expected, "{answers:?}");
+    }
+}
