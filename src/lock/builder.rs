@@ -332,7 +332,8 @@ impl RedlockBuilder {
 
     /// Sets how many calls may wait for locks at once. Default: no limit.
     ///
-    /// One more call is refused with [`LockError::Overloaded`](crate::LockError::Overloaded).
+    /// One more call is refused with [`LockError::Overloaded`](crate::LockError::Overloaded). A candidate of
+    /// [`lead`](crate::Redlock::lead) does not count.
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
         self.max_waiters = Some(max_waiters);
         self

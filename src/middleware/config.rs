@@ -149,14 +149,12 @@ impl Config {
 
     /// Returns the options of the lock of a request.
     pub(super) fn options(&self, parts: &Parts) -> LockOptions {
-        let options = match &self.options_of {
-            Some(options_of) => options_of(parts).or(self.options),
-            None => self.options,
-        };
-        if self.is_shared(&parts.method) {
-            return options.shared();
+        let of_request = self.options_of.as_ref().map(|options_of| options_of(parts));
+        let mut options = of_request.unwrap_or_default();
+        if !options.has_kind() && self.is_shared(&parts.method) {
+            options = options.shared();
         }
-        options
+        options.or(self.options)
     }
 
     fn is_shared(&self, method: &Method) -> bool {

@@ -85,6 +85,7 @@ impl ReleaseSignal {
         let mut published = self.published.lock();
         published.messages[node] += 1;
         published.subscribers = subscribers;
+        drop(published);
         self.changed.notify_waiters();
     }
 }

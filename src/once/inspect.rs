@@ -1,7 +1,6 @@
 //! Looking into a key and its record, and freeing a key that another caller holds: for operators.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::lock::{Asked, Cluster, Core, LockError, Redlock};
 use crate::node::{NodeFailure, Packet, Request, Trail, sha256, unguessable};
-use crate::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen};
+use crate::protocol::message::{Command, KeyState, Op, Reply, Seen};
 use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
 
 /// Report of [`Redlock::inspect`]: what the nodes know of a key.
@@ -98,8 +97,9 @@ impl Redlock {
     /// [`LostReason::Revoked`](crate::LostReason::Revoked). Until then, two callers may believe that they hold the key;
     /// only a storage that checks the fencing token keeps them apart. The next holder has a higher token.
     ///
-    /// Frees the lock of the holder that most nodes have, or of all readers, also of those that come during the call. A
-    /// caller that is granted the key during the call keeps it. A slot is the key `(key, "slot", i)`.
+    /// Frees what each node tells that it has: the lock of the holder and of callers that compete with it, or of all
+    /// readers, also of those that come during the call. A caller whose request reaches the nodes later keeps its lock. A
+    /// slot is the key `(key, "slot", i)`.
     ///
     /// # Errors
     ///
@@ -227,8 +227,8 @@ async fn inspect(cluster: &Cluster, key: LockKey) -> Inspection {
 
 /// Frees a key on every node.
 ///
-/// Only the lock of the holder that most nodes have is deleted. Another caller may be granted the key during the call, and
-/// must not lose it without its knowledge. So the nodes are asked first, and then told which holder to revoke.
+/// Each node is asked first which holder it has, and then told to delete the lock of that one. A caller whose request comes
+/// in between must not lose its lock without its knowledge.
 ///
 /// All readers have the same mark, and a node that was stopped would carry out the revocation when it goes on, perhaps
 /// with other readers. So each node is also told until when, by its own clock, the revocation is wanted: the time that
@@ -240,33 +240,26 @@ async fn revoke(core: &Core, key: LockKey) -> Result<Revoked, LockError> {
     let leases = core.queue.leases_of(&key);
     let asked = Instant::now();
     let seen = see(cluster, &names).await;
-    let holder = most_common(
-        seen.iter()
-            .flatten()
-            .filter_map(|(seen, _)| seen.holder.as_ref()),
-    );
     let ends = asked.elapsed() + cluster.settings.node_timeout;
     let revocation_at = |node: usize| {
         let (seen, latency) = seen.get(node)?.as_ref().ok()?;
-        let holder = seen
-            .holder
-            .clone()
-            .filter(|mark| Some(mark) == holder.as_ref())?;
-        let until = seen.at + ends.saturating_sub(*latency);
-        let op = Op::Revoke { holder, until };
+        let op = Op::Revoke {
+            holder: seen.holder.clone()?,
+            until: seen.at + ends.saturating_sub(*latency),
+        };
         Some(request(&names, op, cluster.settings.wake_ups))
     };
     let freed = cluster.ask_all(&revocation_at).await;
     let (mut confirmed, mut held, mut failures) = (Vec::new(), 0, Vec::new());
-    for (number, freed) in freed.into_iter().enumerate() {
+    for (number, (seen, freed)) in seen.into_iter().zip(freed).enumerate() {
         let node = &cluster.names[number];
-        let outcome = match (&seen[number], freed) {
-            (Err(failure), _) => Err(failure.clone()),
+        let outcome = match (seen, freed) {
+            (Err(failure), _) => Err(failure),
             (Ok(_), Some(asked)) => asked.outcome,
-            (Ok((seen, _)), None) if seen.holder.is_some() && seen.holder == holder => {
+            (Ok((seen, _)), None) if seen.holder.is_some() => {
                 Err(cluster.timed_out(number, cluster.settings.node_timeout))
             }
-            // That holder has no lock there.
+            // The key was free there, so it was not asked.
             (Ok(_), None) => Ok(Reply::Revoked { was_held: false }),
         };
         match outcome {
@@ -293,15 +286,6 @@ async fn revoke(core: &Core, key: LockKey) -> Result<Revoked, LockError> {
         tracing::warn!(held, "redlock lock revoked");
     }
     Ok(Revoked { held, failures })
-}
-
-fn most_common<'a>(marks: impl Iterator<Item = &'a HolderMark>) -> Option<HolderMark> {
-    let mut counts: BTreeMap<&HolderMark, usize> = BTreeMap::new();
-    for mark in marks {
-        *counts.entry(mark).or_default() += 1;
-    }
-    let most = counts.into_iter().max_by_key(|(_, count)| *count);
-    most.map(|(mark, _)| mark.clone())
 }
 
 /// Asks every node what it knows of a key, and measures how long it takes to answer.

@@ -23,6 +23,9 @@ const BARE_READERS: &[u8] = b"redlock:readers:";
 /// The prefix of waiting writers in the empty namespace.
 const BARE_WRITER: &[u8] = b"redlock:writer:";
 
+/// The prefix of the channels of slots in the empty namespace.
+const BARE_SLOTS: &[u8] = b"redlock:slots:";
+
 /// The key of the generation in the empty namespace.
 const BARE_GENERATION: &str = "redlock:generation";
 
@@ -203,7 +206,8 @@ impl Namespace {
         keys.check()?;
         let mut slots = vec![Vec::new(); count];
         for key in keys.as_slice() {
-            let channel = self.name(&(key, "slot").into(), &digest)?.lock;
+            // Not the name of a lock, which has a channel of its own.
+            let channel = self.beside(&self.name(key, &digest)?, BARE_SLOTS, b":slots");
             let names: Result<Vec<_>, _> = (0..count)
                 .map(|slot| self.name(&(key, "slot", slot).into(), &digest))
                 .collect();
@@ -279,6 +283,7 @@ fn bare_names(key: &[u8]) -> Result<KeyNames, KeyError> {
         BARE_INTENT,
         BARE_READERS,
         BARE_WRITER,
+        BARE_SLOTS,
     ];
     if ours.iter().any(|ours| key.starts_with(ours)) || key == BARE_GENERATION.as_bytes() {
         return Err(KeyError::Reserved);
@@ -385,9 +390,8 @@ mod tests {
                 assert_eq!(found.fence, own.fence);
                 let all = found.slots.as_ref().unwrap();
                 assert_eq!(all.locks[number], own.lock);
-                let channel = LockKey::from((key, "slot"));
-                let channel = &namespace.names(&channel.into(), digest).unwrap()[0].lock;
-                assert_eq!(found.channel(), channel);
+                let lock = &namespace.names(&key.clone().into(), digest).unwrap()[0].lock;
+                assert_eq!(**found.channel(), [lock, &b":slots"[..]].concat());
             }
         }
     }
@@ -412,6 +416,7 @@ mod tests {
         assert_eq!(named("", "redlock:intent:{a}"), Err(KeyError::Reserved));
         assert_eq!(named("", "redlock:readers:{a}"), Err(KeyError::Reserved));
         assert_eq!(named("", "redlock:writer:{a}"), Err(KeyError::Reserved));
+        assert_eq!(named("", "redlock:slots:{a}"), Err(KeyError::Reserved));
         assert!(named("redlock", "redlock:fence:{a}").is_ok());
     }
 

@@ -486,3 +486,17 @@ async fn operators_are_told_of_a_key_that_cannot_be() {
         assert_eq!(status, 400, "{body}");
     }
 }
+
+/// For requests of a shared method too.
+#[tokio::test(start_paused = true)]
+async fn options_of_a_request_choose_its_kind_of_lock() {
+    let nodes = ScriptedNodes::new(3);
+    let layer = layer(&redlock(&nodes)).shared_methods([Method::GET]);
+    let app = app(layer.options(|parts| match parts.uri.query() {
+        Some("slots") => LockOptions::default().slots(2),
+        _ => LockOptions::default(),
+    }));
+    let slot = send(&app, "GET", "/pages/7?slots").await;
+    assert!(slot.body.starts_with(b"Some("), "{:?}", slot.body);
+    assert_eq!(send(&app, "GET", "/pages/7").await.body, "None false");
+}

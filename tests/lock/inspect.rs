@@ -294,3 +294,20 @@ async fn a_key_is_held_for_as_long_as_a_majority_keeps_it() {
     });
     assert_eq!(redlock.inspect("k").await.state(), held);
 }
+
+/// A candidate has left its value on a node, and another node does not answer.
+#[tokio::test(start_paused = true)]
+async fn revoke_frees_a_majority_of_a_stuck_holder_beside_a_leftover_of_another_caller() {
+    for _ in 0..4 {
+        let nodes = ScriptedNodes::new(3);
+        let [redlock, other] = processes(&nodes);
+        let stuck = other.try_lock("k").ttl(secs(9)).await.unwrap();
+        nodes.wipe(2);
+        Foreign::new("k").acquire(&nodes, 2, secs(10));
+        nodes.set(0, Gate::Never);
+        assert_eq!(redlock.revoke("k").await.unwrap().held, 2);
+        assert_eq!(nodes.locks()[1..], [0, 0]);
+        assert!(redlock.try_lock("k").await.is_ok());
+        drop(stuck);
+    }
+}

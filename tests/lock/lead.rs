@@ -1,8 +1,10 @@
 //! Leading: one process at a time does the work, with embedded nodes on a paused clock.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use support::{ms, secs};
 use tokio::sync::Notify;
@@ -276,28 +278,24 @@ async fn a_future_that_has_ended_is_pending_when_it_is_polled_again() {
 
 /// The lease reports the loss late, because its thread was busy too.
 #[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "it is to block the runtime")]
 async fn work_that_blocks_its_thread_beyond_the_lock_is_not_polled_again() {
-    let redlock = Redlock::builder().embedded(3).ttl(ms(200)).build().unwrap();
+    let redlock = Redlock::builder().embedded(3).ttl(ms(200));
+    let redlock = redlock.build().unwrap();
     let polls: Arc<Mutex<Vec<bool>>> = Arc::default();
     let leading = tokio::spawn(redlock.lead("k", {
         let polls = Arc::clone(&polls);
         move |guard: LockGuard| {
-            let polls = Arc::clone(&polls);
-            async move {
-                loop {
-                    let turns = {
-                        let mut polls = polls.lock().unwrap();
-                        polls.push(guard.is_valid());
-                        polls.len()
-                    };
-                    if turns == 1 {
-                        std::thread::sleep(ms(400));
-                        tokio::task::yield_now().await;
-                    } else {
-                        sleep(ms(10)).await;
-                    }
+            let (polls, mut is_first) = (Arc::clone(&polls), true);
+            poll_fn(move |context| {
+                polls.lock().unwrap().push(guard.is_valid());
+                if std::mem::take(&mut is_first) {
+                    std::thread::sleep(ms(400));
+                    // At once, before the runtime looks at its timers.
+                    context.waker().wake_by_ref();
                 }
-            }
+                Poll::Pending
+            })
         }
     }));
     sleep(ms(1_000)).await;

@@ -57,6 +57,8 @@ pub(crate) struct Backoff {
     releases: u32,
     /// The watches for the releases of the keys, once subscribed.
     watching: Vec<Watching>,
+    /// Whether one of several slots is enough.
+    is_for_slot: bool,
 }
 
 impl LeaseTask {
@@ -69,6 +71,7 @@ impl LeaseTask {
         handoff: &mut Handoff<T>,
     ) -> Result<GrantedLock, AcquireError> {
         let backoff = &mut Backoff::new(deadline, slots);
+        backoff.is_for_slot = self.slot_table.is_some();
         self.let_remote_first(backoff, permit, handoff).await?;
         self.take_any_slot(permit);
         let mut moves = 0;
@@ -154,6 +157,8 @@ impl LeaseTask {
                 OnRelease::Try(delay) => delay,
                 OnRelease::Rest(delay) => {
                     backoff.watching = permit.subscribe(&self.cluster, &self.names);
+                    // No attempt was refused yet, so there is no release that it could have missed.
+                    backoff.forget_releases();
                     delay
                 }
             }
@@ -283,15 +288,26 @@ impl Backoff {
             polls: 0,
             releases: 0,
             watching: Vec::new(),
+            is_for_slot: false,
         }
     }
 
     /// Begins an attempt, and discards the signals of earlier releases.
     pub(crate) fn begin_attempt(&mut self) {
+        self.forget_releases();
+        self.attempt_began = Instant::now();
+    }
+
+    fn forget_releases(&mut self) {
         for watching in &mut self.watching {
             watching.watch.reset();
         }
-        self.attempt_began = Instant::now();
+    }
+
+    /// Returns how many other callers of this process wait for the same slots. Of them, a released one serves one.
+    fn local_rivals(&self) -> usize {
+        let watching = self.watching.iter().filter(|_| self.is_for_slot);
+        watching.map(Watching::others).max().unwrap_or_default()
     }
 
     /// Returns whether the current attempt began before the deadline.
@@ -313,7 +329,8 @@ impl Backoff {
                 return;
             };
             self.releases = self.releases.saturating_add(1);
-            match Retry::on_release(subscribers, self.releases, self.round_trip, random_u64()) {
+            let waiters = subscribers + self.local_rivals();
+            match Retry::on_release(waiters, self.releases, self.round_trip, random_u64()) {
                 OnRelease::Try(Duration::ZERO) => return,
                 OnRelease::Try(delay) => return sleep(delay).await,
                 OnRelease::Rest(delay) => rest = delay,

@@ -404,17 +404,24 @@ impl Drop for Permit {
             return;
         };
         self.give_number_back();
-        for place in &self.places.0[..self.acquired] {
-            match self.access {
-                Access::Exclusive => place.set_holder(None, None),
-                Access::Shared | Access::Slot(_) => place.remove_holder(self.holder),
+        for (number, place) in self.places.0.iter().enumerate() {
+            let has_permits = number < self.acquired;
+            if has_permits {
+                match self.access {
+                    Access::Exclusive => place.set_holder(None, None),
+                    Access::Shared | Access::Slot(_) => place.remove_holder(self.holder),
+                }
             }
             if !place.is_waited_for() {
-                // Callers that have entered the place may wait for another key for long.
+                // Callers that have entered the place may wait for another key for long, or hold this one.
                 place.subscription.end();
-                *place.run_began.lock() = None;
             }
-            place.permits.add_permits(permits(self.access) as usize);
+            if has_permits {
+                if !place.is_waited_for() {
+                    *place.run_began.lock() = None;
+                }
+                place.permits.add_permits(permits(self.access) as usize);
+            }
         }
         queue.leave(&self.places);
     }

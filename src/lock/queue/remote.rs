@@ -7,7 +7,7 @@
 //! acquires the key without a message. To keep other processes from starving, at most [`LOCAL_RUN`] local callers
 //! acquire the key in a row. Then the release is published, and the next local caller waits like a remote one.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The number of local callers that acquire a key in a row while other processes wait for it.
 ///
@@ -20,8 +20,8 @@ const LOCAL_RUN: usize = 4;
 pub(crate) struct RemoteWaiters {
     /// The number of subscribers to which the last release was published.
     subscribers: AtomicUsize,
-    /// Whether this process is one of them.
-    is_subscribed: AtomicBool,
+    /// The number of subscriptions of this process: one if it is one of them, and two while one follows another.
+    own: AtomicUsize,
     /// The number of releases in a row that were not published.
     kept: AtomicUsize,
 }
@@ -32,9 +32,14 @@ impl RemoteWaiters {
         self.subscribers.store(subscribers, Ordering::Relaxed);
     }
 
-    /// Sets whether this process is among the subscribers.
-    pub(super) fn set_subscribed(&self, is_subscribed: bool) {
-        self.is_subscribed.store(is_subscribed, Ordering::Relaxed);
+    /// Notes that this process is among the subscribers.
+    pub(super) fn add_subscription(&self) {
+        self.own.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a subscription of this process has ended.
+    pub(super) fn remove_subscription(&self) {
+        self.own.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Returns the number of waiting processes, this one included, if there are others and the last release was
@@ -56,7 +61,7 @@ impl RemoteWaiters {
     }
 
     fn count(&self) -> Option<usize> {
-        let own = usize::from(self.is_subscribed.load(Ordering::Relaxed));
+        let own = usize::from(self.own.load(Ordering::Relaxed) > 0);
         let subscribers = self.subscribers.load(Ordering::Relaxed);
         let others = subscribers.saturating_sub(own);
         (others > 0).then_some(others + 1)

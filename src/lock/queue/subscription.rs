@@ -35,7 +35,7 @@ struct Subscribed {
 #[derive(Debug)]
 pub(crate) struct Watching {
     pub(crate) watch: ReleaseWatch,
-    _subscribed: Arc<Subscribed>,
+    subscribed: Arc<Subscribed>,
 }
 
 impl PlaceSubscription {
@@ -52,18 +52,18 @@ impl PlaceSubscription {
             let nodes = cluster.nodes.iter().enumerate();
             let subscriptions =
                 nodes.filter_map(|(number, node)| node.subscribe(channel, &signal, number));
+            remote.add_subscription();
             Arc::new(Subscribed {
                 _subscriptions: subscriptions.collect(),
                 signal,
                 remote: Arc::clone(remote),
             })
         });
-        remote.set_subscribed(true);
         subscription.watched = Arc::downgrade(&subscribed);
         subscription.kept = Some(Arc::clone(&subscribed));
         Watching {
             watch: ReleaseWatch::new(&subscribed.signal),
-            _subscribed: subscribed,
+            subscribed,
         }
     }
 
@@ -74,8 +74,16 @@ impl PlaceSubscription {
     }
 }
 
+impl Watching {
+    /// Returns how many other callers watch.
+    pub(crate) fn others(&self) -> usize {
+        // Beside the watches, the place has one while callers wait for the permit.
+        Arc::strong_count(&self.subscribed).saturating_sub(2)
+    }
+}
+
 impl Drop for Subscribed {
     fn drop(&mut self) {
-        self.remote.set_subscribed(false);
+        self.remote.remove_subscription();
     }
 }

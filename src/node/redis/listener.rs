@@ -83,7 +83,7 @@ type PubSubRequest = Pin<Box<dyn Future<Output = Completed> + Send>>;
 /// A completed request.
 enum Completed {
     /// A subscription to these locks.
-    Subscribed(Vec<Arc<[u8]>>, Result<(), RedisError>),
+    Subscribed(Vec<(Arc<[u8]>, Arc<ReleaseSignal>)>, Result<(), RedisError>),
     /// The end of a subscription, or a ping.
     Other(Result<(), RedisError>),
 }
@@ -192,13 +192,13 @@ impl ListenerTask {
             match command {
                 ListenerCommand::Subscribe(lock, signal, node) => {
                     unsubscribed.retain(|other| *other != lock);
-                    subscribed.push(Arc::clone(&lock));
+                    subscribed.push((Arc::clone(&lock), Arc::clone(&signal)));
                     self.signals.insert(lock, (signal, node));
                 }
                 // A later subscription to the same lock stays.
                 ListenerCommand::Unsubscribe(lock, signal) if !self.has(&lock, &signal) => {}
                 ListenerCommand::Unsubscribe(lock, _) => {
-                    subscribed.retain(|other| *other != lock);
+                    subscribed.retain(|(other, _)| *other != lock);
                     self.signals.remove(&lock);
                     unsubscribed.push(lock);
                 }
@@ -245,7 +245,10 @@ impl ListenerTask {
             Ok(opened) => {
                 let (sink, messages) = opened.split();
                 let mut connection = PubSubConnection::new(sink, messages);
-                connection.subscribe(self.signals.keys().cloned().collect());
+                let signals = self.signals.iter();
+                let signals =
+                    signals.map(|(lock, (signal, _))| (Arc::clone(lock), Arc::clone(signal)));
+                connection.subscribe(signals.collect());
                 self.connection = Some(connection);
             }
             Err(why) => self.on_lost(&why),
@@ -255,8 +258,11 @@ impl ListenerTask {
     fn on_completed(&mut self, completed: Completed) {
         match completed {
             Completed::Subscribed(locks, Ok(())) => {
-                for (signal, node) in locks.iter().filter_map(|lock| self.signals.get(lock)) {
-                    signal.set_subscribed(*node, true);
+                // A later signal of the same lock waits for its own confirmation.
+                for (lock, _) in locks.iter().filter(|(lock, signal)| self.has(lock, signal)) {
+                    if let Some((signal, node)) = self.signals.get(lock) {
+                        signal.set_subscribed(*node, true);
+                    }
                 }
             }
             Completed::Subscribed(_, Err(error)) | Completed::Other(Err(error)) => {
@@ -343,11 +349,11 @@ impl PubSubConnection {
         }
     }
 
-    fn subscribe(&mut self, locks: Vec<Arc<[u8]>>) {
+    fn subscribe(&mut self, locks: Vec<(Arc<[u8]>, Arc<ReleaseSignal>)>) {
         if !locks.is_empty() {
             let mut sink = self.sink.clone();
             self.start(async move {
-                let names: Vec<&[u8]> = locks.iter().map(AsRef::as_ref).collect();
+                let names: Vec<&[u8]> = locks.iter().map(|(lock, _)| lock.as_ref()).collect();
                 let subscribed = sink.subscribe(names).await;
                 Completed::Subscribed(locks, subscribed)
             });

@@ -4,8 +4,9 @@
 -- ARGV: owner, proposal, ttl ms, fence retention ms, intent retention ms ('' without intents), and with the
 -- restart guard the generation read.
 -- Returns the fence if granted, {0, pttl, the holder's fingerprint} if held by another owner, {0, pttl, 1} if readers
--- hold it, {2} if the fence is at its maximum, {3} if this server has lost its memory since its generation was read, {4, record, pttl} if there
--- is a record, only its head if it is big, {5} if an earlier holder may have executed without leaving a record.
+-- hold it, {2} if the fence is at its maximum, {3} if this server has lost its memory since its generation was read,
+-- {4, record, pttl} if there is a record, only its head if it is big, {5} if an earlier holder may have executed
+-- without leaving a record.
 if ARGV[6] and redis.call('GET', KEYS[#KEYS]) ~= ARGV[6] then return {3} end
 local record = find_record(KEYS[3])
 if record then return record end

@@ -1,5 +1,6 @@
 -- Deletes a lock of any owner, if it is still the owner that was seen. The fence stays, so that the next holder has a
--- higher number. A request that comes late, because the server was stopped, does nothing: readers are not told apart.
+-- higher number. All readers have the same digest, so a request that comes late, because the server was stopped, does
+-- nothing: it could free those that came since.
 -- KEYS: lock, readers.
 -- ARGV: the digest of the value that was seen, the time of this server in ms until which to delete it, and 1 to notify
 -- subscribers.
