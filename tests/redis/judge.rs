@@ -4,6 +4,7 @@
 //! the judge's answer both times. So whatever the judge sees at the same time was held at the same time.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -173,6 +174,40 @@ impl Witness {
         self.write.write_all(line.as_bytes()).await.unwrap();
         let mut answer = String::new();
         self.read.read_line(&mut answer).await.unwrap();
+    }
+}
+
+/// Tells the judge that something begins, and when it is dropped that it ends. Blocks for a moment, so that the judge
+/// knows of the end before the lock is released.
+#[derive(Debug)]
+pub(crate) struct Inside {
+    stream: std::io::BufReader<std::net::TcpStream>,
+    name: String,
+}
+
+impl Inside {
+    pub(crate) fn begin(name: &str) -> Self {
+        let stream = std::net::TcpStream::connect(std::env::var(JUDGE).unwrap()).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let mut inside = Self {
+            stream: std::io::BufReader::new(stream),
+            name: name.to_owned(),
+        };
+        inside.tell("begin").unwrap();
+        inside
+    }
+
+    fn tell(&mut self, what: &str) -> std::io::Result<usize> {
+        let line = format!("{what} {}\n", self.name);
+        self.stream.get_mut().write_all(line.as_bytes())?;
+        self.stream.read_line(&mut String::new())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // The judge may have ended.
+        drop(self.tell("end"));
     }
 }
 

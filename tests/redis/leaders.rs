@@ -7,7 +7,7 @@ use support::{ChildProcess, Cluster, Random};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::{LockGuard, Redlock, RestartGuard};
 
-use crate::judge::{Judge, ROLE, Witness, urls};
+use crate::judge::{Inside, Judge, ROLE, urls};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -29,11 +29,10 @@ async fn candidate() {
     let leading = tokio::spawn(redlock.lead("dispatcher", move |guard: LockGuard| {
         let name = name.clone();
         async move {
-            let mut witness = Witness::connect().await;
-            witness.tell("begin", &name).await;
-            // Until it is cancelled, which closes the connection to the judge.
+            assert!(guard.is_valid());
+            let _inside = Inside::begin(&name);
+            // Until it is cancelled.
             std::future::pending::<()>().await;
-            drop(guard);
         }
     }));
     let mut terminate =
@@ -146,7 +145,7 @@ async fn a_leader_that_was_stopped_is_deposed_and_becomes_a_candidate_again() {
     let second = next_leader(&judge, &first, TTL + Duration::from_secs(4)).await;
     let second = second.expect("the other process leads");
     stopped.signal(Signal::SIGCONT);
-    // Its work is dropped before it is polled again, and with it the connection to the judge.
+    // Its work is dropped before it is polled again, and tells the judge so.
     let is_deposed = async {
         while judge.seen.lock().unwrap().inside != [second.clone()] {
             sleep(Duration::from_millis(5)).await;
