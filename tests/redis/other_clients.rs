@@ -190,8 +190,8 @@ async fn readers_see_no_write_of_node_redlock_while_they_hold() {
                 assert!(guard.is_valid());
                 assert_eq!(before, last);
                 guard.release().await.unwrap();
-                // The other client does not keep new readers out while it waits.
-                sleep(Duration::from_millis(10)).await;
+                // The other client does not keep new readers out while it waits, so it needs times without any.
+                sleep(Duration::from_millis(60)).await;
             }
         }
     });
