@@ -51,17 +51,6 @@ struct Campaign {
     work: Work,
 }
 
-/// Why a leader stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stopped {
-    /// The service is drained.
-    Draining,
-    /// The lock is lost.
-    Lost,
-    /// The work has returned.
-    Returned,
-}
-
 impl Lead {
     pub(crate) fn new<F, W>(core: Arc<Core>, keys: LockKeys, work: F) -> Self
     where
@@ -133,9 +122,7 @@ impl Campaign {
             match request.options(options).uncapped().await {
                 Ok(guard) => {
                     failures = 0;
-                    if self.lead(guard).await == Stopped::Draining {
-                        return Ok(());
-                    }
+                    self.lead(guard).await;
                 }
                 Err(LockError::Closed) => return Ok(()),
                 Err(error) if error.is_permanent() => return Err(error),
@@ -153,31 +140,30 @@ impl Campaign {
     }
 
     /// Does the work until it returns, the lock is lost, or the service is drained.
-    async fn lead(&self, guard: LockGuard) -> Stopped {
+    async fn lead(&self, guard: LockGuard) {
         let (lost, handle) = (guard.lost(), guard.handle());
         // The lock is held until the work ends, also if it drops its guard.
         let share = handle.upgrade();
-        let stopped = {
+        {
             let mut work = pin!((self.work)(guard));
             // The lease reports the loss late if its thread was busy or the process was stopped. Work must not go on
             // even for a moment.
             let while_valid = poll_fn(|context| {
                 if !handle.is_valid() {
-                    return Poll::Ready(Stopped::Lost);
+                    return Poll::Ready(());
                 }
-                work.as_mut().poll(context).map(|()| Stopped::Returned)
+                work.as_mut().poll(context)
             });
             tokio::select! {
                 biased;
-                () = self.core.registry.reached(DrainStage::Draining) => Stopped::Draining,
-                _ = lost => Stopped::Lost,
-                stopped = while_valid => stopped,
+                () = self.core.registry.reached(DrainStage::Draining) => {}
+                _ = lost => {}
+                () = while_valid => {}
             }
-        };
+        }
         drop(share);
         // A guard that the work has passed on keeps the lock.
         let node_timeout = self.core.cluster.settings.node_timeout;
         drop(timeout(node_timeout, handle.released()).await);
-        stopped
     }
 }

@@ -201,7 +201,7 @@ pub struct Seen {
 }
 
 /// What holds a lock on a node, as an opaque mark. All readers have the same one.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct HolderMark(Arc<[u8]>);
 
 impl HolderMark {
