@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use crate::lock::error::LockError;
 use crate::node::sha256;
-use crate::protocol::{KeyNames, LockKey, LockKeys, Namespace};
-
-/// The most slots of a key: a node names the free ones by one bit each.
-pub(crate) const MAX_SLOTS: usize = 64;
+use crate::protocol::{KeyNames, LockKey, LockKeys, MAX_SLOTS, Namespace};
 
 /// The keys of each slot, and their names.
 #[derive(Debug)]
@@ -46,14 +43,18 @@ impl SlotTable {
     }
 }
 
-/// Returns keys that sort before those of all slots of the same keys.
-pub(crate) fn before_slots(keys: &LockKeys) -> LockKeys {
-    let keys = keys.as_slice().iter();
-    keys.map(|key| LockKey::from((key, "slot"))).collect()
+/// Returns the keys of the first slot, which sort before those of all others.
+pub(crate) fn first_slots(keys: &LockKeys) -> LockKeys {
+    keys_of_slot(keys, 0)
+}
+
+/// Returns the key of a slot.
+pub(crate) fn key_of_slot(key: &LockKey, slot: usize) -> LockKey {
+    LockKey::from((key, "slot", slot))
 }
 
 /// Returns the keys of a slot.
-pub(crate) fn keys_of_slot(keys: &LockKeys, slot: usize) -> LockKeys {
+fn keys_of_slot(keys: &LockKeys, slot: usize) -> LockKeys {
     let keys = keys.as_slice().iter();
-    keys.map(|key| LockKey::from((key, "slot", slot))).collect()
+    keys.map(|key| key_of_slot(key, slot)).collect()
 }

@@ -120,7 +120,7 @@
 //!
 //! # Map
 //!
-//! [`LockKey`] and [`Namespace`] name the resource and its Redis keys. [`message`] has the requests and
+//! [`LockKey`] and [`Namespace`] name the resource and its Redis keys, [`Placement`] the group of nodes that it is on. [`message`] has the requests and
 //! replies, [`Store`] the behaviour of a node, [`admission`] the conditions for a vote, [`round`] and
 //! [`once`] the conclusions of a client, [`Retry`] its delays.
 //!
@@ -136,6 +136,7 @@ pub mod message;
 mod names;
 pub mod once;
 mod owner;
+mod placement;
 mod quorum;
 mod record;
 mod retry;
@@ -149,6 +150,8 @@ pub use names::{
     IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames, SharedNames, SlotNames,
 };
 pub use owner::OwnerToken;
+pub(crate) use placement::MAX_SLOTS;
+pub use placement::Placement;
 pub use quorum::Quorum;
 pub use record::{ExecutionId, Fingerprint, Record};
 pub use retry::{OnRelease, Retry};

@@ -1,0 +1,131 @@
+//! Placement: which group of nodes a key belongs to.
+
+use std::sync::Arc;
+
+use crate::protocol::key::LockKey;
+
+/// The most slots of a key: a node names the free ones by one bit each.
+pub(crate) const MAX_SLOTS: usize = 64;
+
+/// The placement of keys on groups of nodes, by rendezvous hashing over the names of the groups.
+///
+/// Each group has a weight for each key, and the key belongs to the group with the highest. A group that is added takes
+/// keys from all others, and one that is removed gives its keys to all others; no other key moves. The order of the groups
+/// does not matter, and neither do their nodes.
+///
+/// # The function
+///
+/// It is part of the contract with clients in other languages, and never changes. All numbers have 64 bits without a sign,
+/// and every operation wraps:
+///
+/// 1. `fnv(bytes)` is FNV-1a: begin with `0xcbf29ce484222325`; for each byte, combine by exclusive or, then multiply by
+///    `0x100000001b3`.
+/// 2. `x = fnv(key) ^ fnv(name)`. The key is its [encoded bytes](LockKey#encoding); the key `(key, "slot", i)` of a slot,
+///    with `i` below 64, is placed as `key`, so that all slots of a key are in one group.
+/// 3. The weight is `x` after the finalizer of SplitMix64: `x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9`, then
+///    `x = (x ^ (x >> 27)) * 0x94d049bb133111eb`, then `x ^ (x >> 31)`.
+/// 4. Of two equal weights, that of the name which sorts first by its bytes counts.
+///
+/// # Vectors
+///
+/// | key | its encoded bytes | weight in `0` | weight in `1` | weight in `g2` | of `0` and `1` | of all three |
+/// |---|---|---|---|---|---|---|
+/// | `"nightly-report"` | `nightly-report` | `46f63ad50ffd139e` | `b7882498089dd061` | `10da4c3db9f2fa46` | `1` | `1` |
+/// | `("account", 7)` | `7:account,1:7,` | `411fd8db2f0bea1b` | `eb63b63aa8934c4d` | `2006260c84ddbe9f` | `1` | `1` |
+/// | `("account", 8)` | `7:account,1:8,` | `b5c519d39c037b7c` | `ad55b7916bad1c36` | `4a63e5d265e8df56` | `0` | `0` |
+/// | `("order", 1001)` | `5:order,4:1001,` | `de66f5490e7f621b` | `cd36f65d7654286e` | `2b8381c7819d23be` | `0` | `0` |
+/// | `("a", "slot", 3)` | `1:a,4:slot,1:3,` | `86197edd8f0bd8ff` | `6162d10042da6529` | `a36717dc5cb7cf9e` | `0` | `g2` |
+/// | `"a"` | `a` | `86197edd8f0bd8ff` | `6162d10042da6529` | `a36717dc5cb7cf9e` | `0` | `g2` |
+/// | `("b", "slot", 64)` | `1:b,4:slot,2:64,` | `38fb35e6bb99c2de` | `8a1ce72f6a4c68bc` | `b25c183c7e247da4` | `1` | `g2` |
+/// | `"b"` | `b` | `c141127169dbcbb8` | `0b164f4481233e1a` | `c2a8349bf2eed813` | `0` | `g2` |
+/// | `"ключ"` | `ключ` | `af589f619b6addeb` | `7aaebae7e11ea272` | `0cc0fe635ab6b122` | `0` | `0` |
+///
+/// ```
+/// use tower_redlock::LockKey;
+/// use tower_redlock::protocol::Placement;
+///
+/// let two = Placement::new(["0", "1"]);
+/// let three = Placement::new(["0", "1", "g2"]);
+/// let key = LockKey::from(("account", 7));
+/// assert_eq!((two.group_of(&key), three.group_of(&key)), (1, 1));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement(Box<[(u64, Arc<str>)]>);
+
+impl Placement {
+    /// Creates the placement on groups with these names.
+    pub fn new<N: Into<Arc<str>>>(names: impl IntoIterator<Item = N>) -> Self {
+        let names = names.into_iter().map(Into::into);
+        let hashed = names.map(|name: Arc<str>| (fnv(name.as_bytes()), name));
+        Self(hashed.collect())
+    }
+
+    /// Returns the number of the group that a key belongs to, in the order of the names; zero if there is none.
+    #[must_use]
+    pub fn group_of(&self, key: &LockKey) -> usize {
+        if self.0.len() < 2 {
+            return 0;
+        }
+        let key = fnv(placed_as(key.as_bytes()));
+        let mut first = 0;
+        let mut highest = 0;
+        for (number, (name_hash, name)) in self.0.iter().enumerate() {
+            let weight = finalize(key ^ name_hash);
+            let is_higher = weight > highest || (weight == highest && *name < self.0[first].1);
+            if number == 0 || is_higher {
+                (first, highest) = (number, weight);
+            }
+        }
+        first
+    }
+
+    /// Returns the weight of a key in a group.
+    #[must_use]
+    pub fn weight(key: &LockKey, name: &str) -> u64 {
+        finalize(fnv(placed_as(key.as_bytes())) ^ fnv(name.as_bytes()))
+    }
+}
+
+/// Returns the bytes that decide on the group of a key: those of the slots of a key are the key's own.
+fn placed_as(key: &[u8]) -> &[u8] {
+    slotted(key).unwrap_or(key)
+}
+
+/// Returns the key whose slot this is the key of, if it is one.
+fn slotted(key: &[u8]) -> Option<&[u8]> {
+    // The parts of a tuple, as they are encoded.
+    let colon = key.iter().position(|byte| *byte == b':')?;
+    let length = number(&key[..colon])?;
+    let (first, rest) = key[colon + 1..].split_at_checked(length)?;
+    let slot = match rest.strip_prefix(b",4:slot,")? {
+        [b'1', b':', slot @ .., b','] if slot.len() == 1 => slot,
+        [b'2', b':', slot @ .., b','] if slot.len() == 2 => slot,
+        _ => return None,
+    };
+    (number(slot)? < MAX_SLOTS).then_some(first)
+}
+
+/// Returns the number that is written in this way: in decimal digits, without leading zeros.
+fn number(digits: &[u8]) -> Option<usize> {
+    let is_canonical = digits.iter().all(u8::is_ascii_digit)
+        && (digits.len() == 1 || digits.first() != Some(&b'0'));
+    if !is_canonical {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn finalize(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests;
