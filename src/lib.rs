@@ -57,9 +57,10 @@ pub use idempotency::{IdempotencyKey, IdempotencyLayer, OnUnrecorded, scope};
 #[cfg(feature = "redis")]
 pub use lock::RedlockConfig;
 pub use lock::{
-    AlreadyReleased, BuildError, Drained, ExtendError, Health, Lead, LockError, LockFuture,
-    LockGuard, LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeHealth, Readiness,
-    Redlock, RedlockBuilder, ReleaseError, Released, RestartGuard, Served, Stopping, Unconfirmed,
+    AlreadyReleased, BuildError, Drained, ExtendError, GroupHealth, Health, Lead, LockError,
+    LockFuture, LockGuard, LockHandle, LockOptions, LockRequest, Lost, LostReason, NodeGroup,
+    NodeHealth, Readiness, Redlock, RedlockBuilder, ReleaseError, Released, RestartGuard, Served,
+    Stopping, Unconfirmed,
 };
 #[doc(inline)]
 pub use middleware::{

@@ -1,20 +1,17 @@
 //! The builder, which checks the nodes and the settings together and makes the lock service.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::cluster::Settings;
-#[cfg(feature = "redis")]
-use crate::lock::error::without_credentials;
 use crate::lock::error::{BuildError, LONGEST_TTL, Variables};
+use crate::lock::node_group::{NodeGroup, NodeSettings, layout, moved_to, named};
 use crate::lock::queue::WaiterCap;
 use crate::lock::redlock::Redlock;
 use crate::lock::time::whole_millis;
 #[cfg(feature = "redis")]
-use crate::node::redis::Endpoint;
-use crate::node::{EmbeddedNode, Node};
-use crate::protocol::{Namespace, Quorum, Retry};
+use crate::node::redis::{Guard, Timeouts};
+use crate::protocol::{Namespace, Retry};
 
 /// The longest retention of a fence, and the longest restart guard: ten years.
 const LONGEST_RETENTION: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
@@ -48,7 +45,10 @@ pub enum RestartGuard {
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing itself; call `.build()`"]
 pub struct RedlockBuilder {
-    sources: Vec<Source>,
+    /// The nodes outside of named groups, which are a group if there is no other.
+    nodes: NodeGroup,
+    groups: Vec<NodeGroup>,
+    moving_to: Option<Vec<NodeGroup>>,
     namespace: String,
     ttl: Duration,
     max_ttl: Option<Duration>,
@@ -66,22 +66,6 @@ pub struct RedlockBuilder {
     max_waiters: Option<usize>,
     log_keys: bool,
     pub(super) variables: Variables,
-}
-
-/// A source of nodes.
-#[derive(Clone)]
-enum Source {
-    Embedded(usize),
-    #[cfg(feature = "redis")]
-    Url(String),
-    #[cfg(feature = "redis")]
-    PoolConfig(deadpool_redis::Config),
-    #[cfg(feature = "redis")]
-    Pool(deadpool_redis::Pool),
-    #[cfg(feature = "test-util")]
-    Scripted(crate::node::scripted::ScriptedNodes),
-    #[cfg(feature = "test-util")]
-    Simulated(usize, Arc<dyn crate::node::sim::SimNetwork>),
 }
 
 impl Redlock {
@@ -108,7 +92,9 @@ impl Redlock {
 impl Default for RedlockBuilder {
     fn default() -> Self {
         Self {
-            sources: Vec::new(),
+            nodes: NodeGroup::new(),
+            groups: Vec::new(),
+            moving_to: None,
             namespace: Namespace::default().as_str().to_owned(),
             ttl: Duration::from_secs(10),
             max_ttl: None,
@@ -139,7 +125,7 @@ impl RedlockBuilder {
     /// nodes](crate::guide::operating_the_nodes) for rights, certificates and more.
     #[cfg(feature = "redis")]
     pub fn url(mut self, url: impl AsRef<str>) -> Self {
-        self.sources.push(Source::Url(url.as_ref().to_owned()));
+        self.nodes = self.nodes.url(url);
         self
     }
 
@@ -165,7 +151,7 @@ impl RedlockBuilder {
     /// ```
     #[cfg(feature = "redis")]
     pub fn pool_config(mut self, config: deadpool_redis::Config) -> Self {
-        self.sources.push(Source::PoolConfig(config));
+        self.nodes = self.nodes.pool_config(config);
         self
     }
 
@@ -180,20 +166,20 @@ impl RedlockBuilder {
     /// which the address of the server must be known.
     #[cfg(feature = "redis")]
     pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
-        self.sources.push(Source::Pool(pool));
+        self.nodes = self.nodes.pool(pool);
         self
     }
 
     /// Adds `count` nodes in the memory of this process.
     pub fn embedded(mut self, count: usize) -> Self {
-        self.sources.push(Source::Embedded(count));
+        self.nodes = self.nodes.embedded(count);
         self
     }
 
     /// Adds nodes whose answers a test controls.
     #[cfg(feature = "test-util")]
     pub fn scripted(mut self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
-        self.sources.push(Source::Scripted(nodes.clone()));
+        self.nodes = self.nodes.scripted(nodes);
         self
     }
 
@@ -204,7 +190,76 @@ impl RedlockBuilder {
         count: usize,
         network: Arc<dyn crate::node::sim::SimNetwork>,
     ) -> Self {
-        self.sources.push(Source::Simulated(count, network));
+        self.nodes = self.nodes.simulated(0..count, network);
+        self
+    }
+
+    /// Adds a group of Redis servers by their URLs; see [scaling out](crate::guide::scaling_out).
+    ///
+    /// Each group is a quorum of its own, and each key belongs to one of them, by its name and those of the groups:
+    /// [rendezvous hashing](crate::protocol::Placement). All clients must have the same groups with the same names. The name
+    /// of this one is its position: `0` for the first. [`named_group`](Self::named_group) gives it another, which it keeps
+    /// when a group before it is removed.
+    ///
+    /// With groups, all nodes belong to one; without, all nodes are one group. To change the groups of a service that runs,
+    /// see [`moving_to`](Self::moving_to).
+    ///
+    /// ```
+    /// use tower_redlock::Redlock;
+    ///
+    /// let redlock = Redlock::builder()
+    ///     .group(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"])
+    ///     .group(["redis://10.0.1.1", "redis://10.0.1.2", "redis://10.0.1.3"])
+    ///     .build()?;
+    /// # Ok::<(), tower_redlock::BuildError>(())
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn group(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+        self.node_group(NodeGroup::new().urls(urls))
+    }
+
+    /// Adds a group of Redis servers with a name; see [`group`](Self::group).
+    ///
+    /// The name decides on the keys of the group, so it stays, also if its servers are replaced.
+    #[cfg(feature = "redis")]
+    pub fn named_group(
+        self,
+        name: impl Into<String>,
+        urls: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Self {
+        self.node_group(NodeGroup::new().name(name).urls(urls))
+    }
+
+    /// Adds a group of any nodes; see [`group`](Self::group).
+    pub fn node_group(mut self, group: NodeGroup) -> Self {
+        self.groups.push(group);
+        self
+    }
+
+    /// Sets the groups that this service moves to, while processes that know only the present groups may run, and
+    /// processes that know only these.
+    ///
+    /// A key whose group changes is locked in both groups, first in the present one and then in the other: its locks
+    /// exclude those of all other processes. Keys whose group stays the same are locked as before. A group that stays has
+    /// the same name and the same nodes in both.
+    ///
+    /// 1. At first, all processes have the present groups.
+    /// 2. Restart all of them with `moving_to`, in any order.
+    /// 3. When the last process without it has ended, wait for `max_hold` and `max_ttl`, and for the retention of records
+    ///    if executions are recorded. Then restart all processes with only the new groups, in any order.
+    ///
+    /// [Scaling out](crate::guide::scaling_out#changing-the-groups) has what each step guarantees, and the way back.
+    ///
+    /// ```
+    /// use tower_redlock::Redlock;
+    ///
+    /// let present = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
+    /// let added = ["redis://10.0.1.1", "redis://10.0.1.2", "redis://10.0.1.3"];
+    /// let redlock = Redlock::builder().urls(present).moving_to([present, added]).build()?;
+    /// # Ok::<(), tower_redlock::BuildError>(())
+    /// ```
+    pub fn moving_to(mut self, groups: impl IntoIterator<Item = impl Into<NodeGroup>>) -> Self {
+        self.moving_to = Some(groups.into_iter().map(Into::into).collect());
         self
     }
 
@@ -358,21 +413,16 @@ impl RedlockBuilder {
     /// the error names that.
     pub fn build(self) -> Result<Redlock, BuildError> {
         let built = self.settings().and_then(|settings| {
-            let nodes = self.nodes(&settings)?;
-            Ok(Redlock::new(nodes, settings))
+            let (nodes, settings) = (self.node_settings(&settings)?, Arc::new(settings));
+            let groups = named(&self.nodes, &self.groups)?;
+            let next = self.moving_to.as_deref().map(moved_to).transpose()?;
+            let layout = layout(&groups, next.as_deref(), &nodes, &settings)?;
+            Ok(Redlock::new(settings, layout))
         });
         built.map_err(|error| error.name_variable(&self.variables))
     }
 
     fn settings(&self) -> Result<Settings, BuildError> {
-        let count = self.sources.iter().map(Source::count).sum();
-        let quorum = Quorum::new(count).ok_or_else(|| {
-            BuildError::new(
-                "nodes",
-                0,
-                "there is no node; add `url`, `urls`, `pool_config`, `pool` or `embedded`",
-            )
-        })?;
         let namespace = Namespace::new(&self.namespace).ok_or_else(|| {
             let remedy = "braces would make key names ambiguous; leave them out";
             BuildError::new("namespace", &self.namespace, remedy)
@@ -437,7 +487,6 @@ impl RedlockBuilder {
         }
         Ok(Settings {
             namespace,
-            quorum,
             ttl: whole_millis(self.ttl),
             max_ttl,
             node_timeout: self.node_timeout,
@@ -454,74 +503,31 @@ impl RedlockBuilder {
         })
     }
 
+    /// Returns what the nodes of all groups need.
     #[cfg_attr(
         not(feature = "redis"),
-        expect(unused_variables, reason = "embedded nodes need no restart guard")
+        expect(unused_variables, reason = "other nodes have no settings")
     )]
-    fn nodes(&self, settings: &Settings) -> Result<Vec<Arc<dyn Node>>, BuildError> {
-        let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
-        #[cfg(feature = "redis")]
-        let guard = self.guard(settings)?;
-        for source in &self.sources {
-            match source {
-                Source::Embedded(count) => {
-                    let first = nodes.len();
-                    nodes.extend(
-                        (first..first + count)
-                            .map(|i| -> Arc<dyn Node> { Arc::new(EmbeddedNode::new(i)) }),
-                    );
-                }
-                #[cfg(feature = "redis")]
-                Source::Url(url) => {
-                    let endpoint = Endpoint::from_url(url, self.connect_timeout);
-                    let endpoint = endpoint
-                        .map_err(|why| BuildError::new("url", without_credentials(url), why));
-                    self.add_redis_node(&mut nodes, "url", endpoint?, guard.as_ref())?;
-                }
-                #[cfg(feature = "redis")]
-                Source::PoolConfig(config) => {
-                    let endpoint = Endpoint::from_config(config, self.connect_timeout);
-                    let endpoint = endpoint.map_err(|why| {
-                        let url = config.url.as_deref().map(without_credentials);
-                        let url = url.unwrap_or_else(|| "a configuration without a url".into());
-                        BuildError::new("pool_config", url, why)
-                    });
-                    self.add_redis_node(&mut nodes, "pool_config", endpoint?, guard.as_ref())?;
-                }
-                #[cfg(feature = "redis")]
-                Source::Pool(pool) => {
-                    let name: Arc<str> = format!("pool-{}", nodes.len()).into();
-                    let endpoint = Endpoint::from_pool(&name, pool.clone(), self.connect_timeout);
-                    let endpoint = endpoint.map_err(|why| BuildError::new("pool", &name, why));
-                    self.add_redis_node(&mut nodes, "pool", endpoint?, guard.as_ref())?;
-                }
-                #[cfg(feature = "test-util")]
-                Source::Scripted(scripted) => {
-                    nodes.extend(scripted.nodes.iter().map(|node| -> Arc<dyn Node> {
-                        Arc::new(crate::node::scripted::ScriptedLane::to(node))
-                    }));
-                }
-                #[cfg(feature = "test-util")]
-                Source::Simulated(count, network) => {
-                    nodes.extend((0..*count).map(|index| -> Arc<dyn Node> {
-                        let network = Arc::clone(network);
-                        Arc::new(crate::node::sim::SimNode::new(index, network))
-                    }));
-                }
-            }
-        }
-        Ok(nodes)
+    fn node_settings(&self, settings: &Settings) -> Result<NodeSettings, BuildError> {
+        Ok(NodeSettings {
+            #[cfg(feature = "redis")]
+            timeouts: Timeouts {
+                node: settings.node_timeout,
+                connect: self.connect_timeout,
+            },
+            #[cfg(feature = "redis")]
+            guard: self.guard(settings)?,
+        })
     }
 
     #[cfg(feature = "redis")]
-    fn guard(
-        &self,
-        settings: &Settings,
-    ) -> Result<Option<Arc<crate::node::redis::Guard>>, BuildError> {
+    fn guard(&self, settings: &Settings) -> Result<Option<Arc<Guard>>, BuildError> {
         let max_ttl = settings.max_ttl;
+        let groups = self.groups.iter().chain(self.moving_to.iter().flatten());
+        let sources: usize = groups.chain([&self.nodes]).map(NodeGroup::sources).sum();
         let window = match self.restart_guard {
-            RestartGuard::Off if self.sources.len() < 2 => return Ok(None),
-            RestartGuard::Off => return Ok(Some(crate::node::redis::Guard::off())),
+            RestartGuard::Off if sources < 2 => return Ok(None),
+            RestartGuard::Off => return Ok(Some(Guard::off())),
             RestartGuard::Auto => (2 * max_ttl).max(max_ttl + Duration::from_secs(5)),
             RestartGuard::For(window) if window > max_ttl && window <= LONGEST_RETENTION => window,
             RestartGuard::For(window) => {
@@ -532,60 +538,6 @@ impl RedlockBuilder {
             }
         };
         let generation_key = settings.namespace.generation();
-        Ok(Some(crate::node::redis::Guard::new(window, generation_key)))
-    }
-
-    #[cfg(feature = "redis")]
-    fn add_redis_node(
-        &self,
-        nodes: &mut Vec<Arc<dyn Node>>,
-        setting: &'static str,
-        endpoint: Endpoint,
-        guard: Option<&Arc<crate::node::redis::Guard>>,
-    ) -> Result<(), BuildError> {
-        if nodes.iter().any(|node| *node.name() == endpoint.name) {
-            let remedy = "it is listed twice; list it once, because a majority must be of independent servers";
-            return Err(BuildError::new(setting, &endpoint.name, remedy));
-        }
-        let timeouts = crate::node::redis::Timeouts {
-            node: self.node_timeout,
-            connect: self.connect_timeout,
-        };
-        let node = crate::node::redis::RedisNode::new(endpoint, timeouts, guard.cloned());
-        nodes.push(Arc::new(node));
-        Ok(())
-    }
-}
-
-impl Source {
-    fn count(&self) -> usize {
-        match self {
-            Self::Embedded(count) => *count,
-            #[cfg(feature = "redis")]
-            Self::Url(_) | Self::PoolConfig(_) | Self::Pool(_) => 1,
-            #[cfg(feature = "test-util")]
-            Self::Scripted(nodes) => nodes.nodes.len(),
-            #[cfg(feature = "test-util")]
-            Self::Simulated(count, _) => *count,
-        }
-    }
-}
-
-/// Shows no URL and no pool: both carry credentials.
-impl fmt::Debug for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Embedded(count) => write!(f, "Embedded({count})"),
-            #[cfg(feature = "redis")]
-            Self::Url(url) => write!(f, "Url({})", without_credentials(url)),
-            #[cfg(feature = "redis")]
-            Self::PoolConfig(_) => f.write_str("PoolConfig(..)"),
-            #[cfg(feature = "redis")]
-            Self::Pool(_) => f.write_str("Pool(..)"),
-            #[cfg(feature = "test-util")]
-            Self::Scripted(nodes) => write!(f, "Scripted({})", nodes.nodes.len()),
-            #[cfg(feature = "test-util")]
-            Self::Simulated(count, _) => write!(f, "Simulated({count})"),
-        }
+        Ok(Some(Guard::new(window, generation_key)))
     }
 }

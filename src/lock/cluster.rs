@@ -1,4 +1,4 @@
-//! The nodes of a lock service and its settings.
+//! The nodes of a group and the settings of the lock service.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,20 +12,20 @@ use crate::node::{Job, Node, NodeFailure, Peers, Request, VoteReceiver};
 use crate::protocol::message::Reply;
 use crate::protocol::{Namespace, Quorum, Retry, validity};
 
-/// The nodes of a lock service, their names, and the settings.
+/// The nodes of a group, their names, and the settings of the lock service.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Arc<dyn Node>>,
     /// The names of the nodes, by number.
     pub(crate) names: Arc<[Arc<str>]>,
-    pub(crate) settings: Settings,
+    pub(crate) quorum: Quorum,
+    pub(crate) settings: Arc<Settings>,
 }
 
 /// The builder's settings, checked and completed with defaults.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) namespace: Namespace,
-    pub(crate) quorum: Quorum,
     pub(crate) ttl: Duration,
     pub(crate) max_ttl: Duration,
     pub(crate) node_timeout: Duration,
@@ -50,13 +50,19 @@ pub(crate) struct Asked {
 }
 
 impl Cluster {
-    pub(crate) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Arc<Self> {
-        let peers = Arc::new(Peers::new(settings.quorum));
+    pub(crate) fn new(
+        nodes: Vec<Arc<dyn Node>>,
+        quorum: Quorum,
+        settings: &Arc<Settings>,
+        group: Option<&Arc<str>>,
+    ) -> Arc<Self> {
+        let peers = Arc::new(Peers::new(quorum, group));
         nodes.iter().for_each(|node| node.join(&peers));
         Arc::new(Self {
             names: nodes.iter().map(|node| Arc::clone(node.name())).collect(),
             nodes,
-            settings,
+            quorum,
+            settings: Arc::clone(settings),
         })
     }
 

@@ -77,6 +77,24 @@ pub enum LockError {
 }
 
 impl LockError {
+    /// Returns the error of a lock in several groups, of which one could not be given the token of another.
+    pub(crate) fn from_raise(error: ExtendError, ttl: Duration, elapsed: Duration) -> Self {
+        match error {
+            ExtendError::Unavailable {
+                reached,
+                needed,
+                nodes,
+            } => Self::Unavailable {
+                reached,
+                needed,
+                voted: Vec::new(),
+                nodes,
+            },
+            // Its lease ended while the others were acquired.
+            _ => Self::Expired { ttl, elapsed },
+        }
+    }
+
     /// Returns when enough nodes may vote again, if the quarantine of restarted nodes is all that keeps a majority
     /// from voting; see [`restart_guard`](crate::RedlockBuilder::restart_guard).
     ///

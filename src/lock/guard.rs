@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lease::{Lease, Share};
 use crate::lock::lost::{Lost, LostReason};
-use crate::lock::slots::keys_of_slot;
+use crate::lock::slots::key_of_slot;
 use crate::node::Mutex;
 use crate::protocol::{FencingToken, LockKey, LockKeys};
 
@@ -132,14 +132,14 @@ macro_rules! view {
             /// another lock with another token, of which this one holds a share.
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
-                self.lease().keys.as_slice()
+                self.lease().keys().as_slice()
             }
 
             /// Returns the fencing token of [`keys`](Self::keys), which the storage should check; `None` only if
             /// fencing is off.
             #[must_use]
             pub fn fencing_token(&self) -> Option<FencingToken> {
-                self.lease().token
+                self.lease().token()
             }
 
             /// Returns the fencing token for writes to the resource that `key` names, even if the same request
@@ -149,8 +149,8 @@ macro_rules! view {
             #[must_use]
             pub fn fencing_token_of(&self, key: &LockKey) -> Option<FencingToken> {
                 let mut leases = self.leases();
-                let lease = leases.find(|lease| lease.keys.as_slice().contains(key))?;
-                lease.token
+                let lease = leases.find(|lease| lease.keys().as_slice().contains(key))?;
+                lease.token()
             }
 
             /// Returns the number of the slot, counted from zero; `None` if the lock was requested without
@@ -283,8 +283,11 @@ impl LockGuard {
 
     /// Returns whether this is one of the first `count` slots of the keys.
     pub(crate) fn is_slot_of(&self, keys: &LockKeys, count: usize) -> bool {
-        let slot = self.slot().filter(|slot| *slot < count);
-        slot.is_some_and(|slot| self.lease().keys == keys_of_slot(keys, slot))
+        let is_slot = |key: &LockKey| {
+            let mut slots = (0..count).map(|slot| key_of_slot(key, slot));
+            slots.any(|slot| self.keys().contains(&slot))
+        };
+        self.slot().is_some() && keys.as_slice().iter().all(is_slot)
     }
 
     fn leases(&self) -> impl Iterator<Item = &Arc<Lease>> {
@@ -361,6 +364,12 @@ impl LockHandle {
     /// Returns the share of the layer that made the handle, if the layer still serves the request.
     pub(crate) fn request_share(&self) -> Option<Arc<RequestShare>> {
         self.request_share.upgrade()
+    }
+
+    /// Adds a lock that ends with this one.
+    pub(crate) fn and_lease(mut self, lease: &Arc<Lease>) -> Self {
+        self.others.push(Arc::clone(lease));
+        self
     }
 
     /// Returns a handle of the lock itself, without the other locks.

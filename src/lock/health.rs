@@ -1,10 +1,12 @@
 //! The health of the nodes, and whether locks can be acquired.
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use crate::lock::cluster::Cluster;
+use crate::lock::layout::{Group, Layout};
 use crate::node::{NodeFailure, NodeState, Request};
 
 /// Report of [`Redlock::health`](crate::Redlock::health).
@@ -27,7 +29,22 @@ use crate::node::{NodeFailure, NodeState, Request};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// One entry per node, in the order of the configuration.
+    /// One entry per node of all groups, in the order of the configuration.
+    pub nodes: Vec<NodeHealth>,
+    /// The number of nodes that make a majority; of several groups, the sum of their majorities.
+    pub needed: usize,
+    /// One entry per group, in the order of the configuration. Last come those that the service
+    /// [moves to](crate::RedlockBuilder::moving_to).
+    pub groups: Vec<GroupHealth>,
+}
+
+/// The health of one group of nodes, which decides on the keys that belong to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupHealth {
+    /// The name of the group; `0` if there is only one.
+    pub name: Arc<str>,
+    /// One entry per node of the group, in the order of the configuration.
     pub nodes: Vec<NodeHealth>,
     /// The number of nodes that make a majority.
     pub needed: usize,
@@ -51,7 +68,8 @@ pub struct NodeHealth {
 pub enum Readiness {
     /// All nodes may vote.
     Ready,
-    /// A majority of the nodes may vote, but not all: locks can be acquired, but some node needs attention.
+    /// A majority of the nodes may vote, but not all: locks can be acquired, but some node needs attention. Of several
+    /// groups, also if some cannot lock their keys at present.
     Degraded,
     /// Too few nodes may vote until the quarantine of others ends; see
     /// [`restart_guard`](crate::RedlockBuilder::restart_guard).
@@ -72,7 +90,47 @@ impl fmt::Display for Readiness {
 }
 
 impl Health {
-    /// Returns whether locks can be acquired, and otherwise why not.
+    fn new(groups: Vec<GroupHealth>) -> Self {
+        let nodes = groups.iter().flat_map(|group| &group.nodes);
+        Self {
+            nodes: nodes.cloned().collect(),
+            needed: groups.iter().map(|group| group.needed).sum(),
+            groups,
+        }
+    }
+
+    /// Returns whether locks can be acquired, and otherwise why not. Of several groups, one that can lock its keys is
+    /// enough not to be down.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        let is = |readiness| move |group: &GroupHealth| group.readiness() == readiness;
+        let mut groups = self.groups.iter();
+        if groups.clone().all(is(Readiness::Ready)) {
+            Readiness::Ready
+        } else if self.has_quorum() {
+            Readiness::Degraded
+        } else if groups.any(is(Readiness::Quarantined)) {
+            Readiness::Quarantined
+        } else {
+            Readiness::Down
+        }
+    }
+
+    /// Returns whether a majority of the nodes of some group may vote, so that locks can be acquired.
+    #[must_use]
+    pub fn has_quorum(&self) -> bool {
+        self.groups.iter().any(GroupHealth::has_quorum)
+    }
+
+    /// Returns the number of nodes that may vote.
+    #[must_use]
+    pub fn up(&self) -> usize {
+        self.groups.iter().map(GroupHealth::up).sum()
+    }
+}
+
+impl GroupHealth {
+    /// Returns whether keys of this group can be locked, and otherwise why not.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let quarantined = |node: &&NodeHealth| matches!(node.state, NodeState::Quarantined { .. });
@@ -88,7 +146,7 @@ impl Health {
         }
     }
 
-    /// Returns whether a majority of the nodes may vote, so that locks can be acquired.
+    /// Returns whether a majority of the nodes may vote, so that keys of this group can be locked.
     #[must_use]
     pub fn has_quorum(&self) -> bool {
         self.up() >= self.needed
@@ -103,7 +161,39 @@ impl Health {
 }
 
 /// Pings every node, and waits until all have answered or are overdue.
-pub(crate) async fn check(cluster: &Cluster) -> Health {
+pub(crate) async fn check(layout: &Layout) -> Health {
+    let groups = layout.groups().iter().map(|group| check_group(group));
+    Health::new(join_all(groups).await)
+}
+
+/// Waits for all of the futures.
+async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    poll_fn(|context| {
+        let mut is_ready = true;
+        for (future, output) in &mut futures {
+            if output.is_none() {
+                match future.as_mut().poll(context) {
+                    Poll::Ready(ready) => *output = Some(ready),
+                    Poll::Pending => is_ready = false,
+                }
+            }
+        }
+        if is_ready {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
+    futures
+        .into_iter()
+        .filter_map(|(_, output)| output)
+        .collect()
+}
+
+async fn check_group(group: &Group) -> GroupHealth {
+    let cluster = &group.cluster;
     let found = cluster.ask_all(|_| Some(Request::Ping)).await;
     let nodes = cluster.nodes.iter().zip(found).map(|(node, found)| {
         let latency = found.as_ref().map(|asked| asked.latency);
@@ -122,9 +212,10 @@ pub(crate) async fn check(cluster: &Cluster) -> Health {
             latency,
         }
     });
-    Health {
+    GroupHealth {
+        name: Arc::clone(&group.name),
         nodes: nodes.collect(),
-        needed: cluster.settings.quorum.majority(),
+        needed: cluster.quorum.majority(),
     }
 }
 
@@ -178,11 +269,45 @@ mod tests {
                 state,
                 latency: None,
             });
-            let health = Health {
+            let group = GroupHealth {
+                name: "0".into(),
                 nodes: nodes.collect(),
                 needed: 2,
             };
+            assert_eq!(group.readiness(), expected, "{group:?}");
+            let health = Health::new(vec![group]);
             assert_eq!(health.readiness(), expected, "{health:?}");
+        }
+    }
+
+    #[test]
+    fn readiness_of_several_groups_is_down_only_if_no_group_locks() {
+        let group = |up: usize| GroupHealth {
+            name: "g".into(),
+            nodes: (0..3)
+                .map(|node| NodeHealth {
+                    node: "n".into(),
+                    state: match node < up {
+                        true => NodeState::Up,
+                        false => NodeState::Quarantined {
+                            left: Duration::from_secs(1),
+                        },
+                    },
+                    latency: None,
+                })
+                .collect(),
+            needed: 2,
+        };
+        for (up, expected) in [
+            ([3, 3], Readiness::Ready),
+            ([3, 2], Readiness::Degraded),
+            ([3, 0], Readiness::Degraded),
+            ([2, 0], Readiness::Degraded),
+            ([0, 0], Readiness::Quarantined),
+        ] {
+            let health = Health::new(up.map(group).into());
+            assert_eq!(health.readiness(), expected, "{health:?}");
+            assert_eq!((health.up(), health.needed), (up.iter().sum(), 4));
         }
     }
 }

@@ -12,8 +12,9 @@ use tokio::time::{sleep, timeout};
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
+use crate::lock::options::LockOptions;
 use crate::lock::registry::DrainStage;
-use crate::lock::request::{LockOptions, LockRequest};
+use crate::lock::request::LockRequest;
 use crate::node::random_u64;
 use crate::protocol::LockKeys;
 
@@ -114,7 +115,7 @@ impl fmt::Debug for Lead {
 impl Campaign {
     /// Campaigns and leads by turns, until the service is drained.
     async fn run(self, options: LockOptions) -> Result<(), LockError> {
-        let (registry, retry) = (&self.core.registry, self.core.cluster.settings.retry);
+        let (registry, retry) = (&self.core.registry, self.core.settings.retry);
         let mut failures = 0;
         loop {
             let request = LockRequest::new(Arc::clone(&self.core), self.keys.clone());
@@ -163,7 +164,7 @@ impl Campaign {
         }
         drop(share);
         // A guard that the work has passed on keeps the lock.
-        let node_timeout = self.core.cluster.settings.node_timeout;
+        let node_timeout = self.core.settings.node_timeout;
         drop(timeout(node_timeout, handle.released()).await);
     }
 }

@@ -12,12 +12,14 @@
 //!
 //! * `access`, `error`, `lost`, `time`: how keys are held, errors, the loss of a lock, timers; `span`: telemetry; `registry`: the lease tasks;
 //! * `queue`: waiting callers of this process, waiting processes beside it, and the cap on waiting calls;
-//! * `cluster`: the nodes and settings; `core`: the state that all clones of a [`Redlock`] share;
-//! * `lease`: the life of a lock, from its order to its end;
+//! * `cluster`: the nodes of a group and the settings; `layout`: the groups; `core`: the state that all clones of a
+//!   [`Redlock`] share;
+//! * `lease`: the life of a lock, from its order to its end; `acquisition`: locks in several groups;
 //! * `uuid`: keys from UUIDs;
-//! * `guard`, `request`, `health`, `redlock`, `builder`, `config`, `shutdown`: the public face.
+//! * `guard`, `options`, `request`, `health`, `redlock`, `node_group`, `builder`, `config`, `shutdown`: the public face.
 
 mod access;
+mod acquisition;
 mod builder;
 mod cluster;
 #[cfg(feature = "redis")]
@@ -26,9 +28,12 @@ mod core;
 mod error;
 mod guard;
 mod health;
+mod layout;
 mod lead;
 mod lease;
 mod lost;
+mod node_group;
+mod options;
 mod queue;
 mod redlock;
 mod registry;
@@ -45,25 +50,28 @@ pub use builder::{RedlockBuilder, RestartGuard};
 pub use config::RedlockConfig;
 pub use error::{BuildError, ExtendError, LockError, ReleaseError};
 pub use guard::{AlreadyReleased, LockGuard, LockHandle, Released};
-pub use health::{Health, NodeHealth, Readiness};
+pub use health::{GroupHealth, Health, NodeHealth, Readiness};
 pub use lead::Lead;
 pub use lost::{Lost, LostReason};
+pub use node_group::NodeGroup;
+pub use options::LockOptions;
 pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};
-pub use request::{LockFuture, LockOptions, LockRequest};
+pub use request::{LockFuture, LockRequest};
 pub use shutdown::{Served, Stopping};
 
 pub(crate) use self::core::Core;
 pub(crate) use access::Access;
 pub(crate) use cluster::{Asked, Cluster};
 pub(crate) use guard::RequestShare;
+pub(crate) use layout::Group;
 pub(crate) use lease::{
     AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Failures, GrantedLock, Handoff,
     Holding, Inline, LeaseTask, Progress, Round, Terms,
 };
+pub(crate) use options::option_setters;
 pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::DrainStage;
-pub(crate) use request::option_setters;
-pub(crate) use slots::before_slots;
+pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
 pub(crate) use time::{after, whole_millis};

@@ -10,10 +10,12 @@ use crate::lock::core::Core;
 use crate::lock::error::BuildError;
 use crate::lock::guard::{LockGuard, LockHandle};
 use crate::lock::health::{self, Health};
+use crate::lock::layout::Layout;
 use crate::lock::lead::Lead;
+use crate::lock::options::LockOptions;
 use crate::lock::registry::Drained;
-use crate::lock::request::{LockOptions, LockRequest};
-use crate::node::{Node, telemetry};
+use crate::lock::request::LockRequest;
+use crate::node::telemetry;
 use crate::protocol::{LockKey, LockKeys};
 
 /// Distributed locks over a quorum of independent nodes.
@@ -67,6 +69,9 @@ impl Redlock {
     ///
     /// The keys are sorted and deduplicated; at most [`LockKeys::MAX`] may remain. The lock has one fencing token,
     /// which is above the earlier tokens of all its keys. If one key is lost, the whole lock is.
+    ///
+    /// Keys of several [groups](crate::RedlockBuilder::group) are acquired group by group, in the order of their names. The
+    /// lock is granted if every group grants its keys; otherwise, none stays locked.
     ///
     /// # Panics
     ///
@@ -141,7 +146,7 @@ impl Redlock {
     ///
     /// May be dropped at any point.
     pub async fn health(&self) -> Health {
-        health::check(&self.0.cluster).await
+        health::check(&self.0.layout).await
     }
 
     /// Drains the service for a graceful shutdown, and waits until all held locks are released.
@@ -163,13 +168,23 @@ impl Redlock {
         self.0.registry.drain(timeout).await
     }
 
-    pub(super) fn new(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Self {
-        telemetry::describe();
-        Self(Core::new(nodes, settings))
+    pub(super) fn new(settings: Arc<Settings>, layout: Layout) -> Self {
+        let labelled = layout.groups().iter().filter(|_| layout.has_several());
+        telemetry::describe(labelled.map(|group| &group.name));
+        Self(Core::new(settings, layout))
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0
+    }
+
+    /// Returns whether a request that holds some keys of this service may wait for others.
+    pub(crate) fn may_wait_for<'k>(
+        &self,
+        wanted: &LockKeys,
+        held: impl Iterator<Item = &'k LockKey>,
+    ) -> bool {
+        self.0.layout.comes_after(wanted, held)
     }
 
     /// Returns whether a lock belongs to this service, and not to one with other nodes or another namespace.
@@ -180,7 +195,7 @@ impl Redlock {
     /// Adds the defaults for HTTP requests: their locks fail fast, and are renewed for a bounded time, because a
     /// client must not keep a lock for ever by reading slowly.
     pub(crate) fn request_options(&self, options: LockOptions) -> LockOptions {
-        let max_hold = options.max_hold.or(self.0.cluster.settings.max_hold);
+        let max_hold = options.max_hold.or(self.0.settings.max_hold);
         LockOptions {
             wait: options.wait.or(Some(Duration::ZERO)),
             max_hold: max_hold.or(Some(MAX_HOLD_OF_REQUESTS)),
@@ -191,7 +206,7 @@ impl Redlock {
     /// Checks the ttl of a layer against the settings of the service.
     pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<(), BuildError> {
         BuildError::check_ttl("ttl", ttl)?;
-        let max = self.0.cluster.settings.max_ttl;
+        let max = self.0.settings.max_ttl;
         if ttl > max {
             let remedy = format!("it is over max_ttl = {max:?}; raise that in the builder");
             return Err(BuildError::from_duration("ttl", ttl, remedy));
@@ -203,16 +218,11 @@ impl Redlock {
 /// Shows the nodes by their addresses, without credentials.
 impl fmt::Debug for Redlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nodes: Vec<_> = self
-            .0
-            .cluster
-            .nodes
-            .iter()
-            .map(|node| node.name())
-            .collect();
+        let groups = self.0.layout.groups().iter();
+        let nodes: Vec<_> = groups.flat_map(|group| &*group.cluster.names).collect();
         f.debug_struct("Redlock")
             .field("nodes", &nodes)
-            .field("settings", &self.0.cluster.settings)
+            .field("settings", &self.0.settings)
             .finish_non_exhaustive()
     }
 }

@@ -1,13 +1,13 @@
 //! The span and the metrics of one lock, from its request to its release.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::field::{self, Empty};
 use tracing::{Span, debug, info_span};
 
-use crate::node::telemetry::{self, Counted};
+use crate::node::telemetry::{self, Counted, LockLabels};
 use crate::protocol::{FencingToken, LockKey, LockKeys};
 
 /// The span of a lock that is being acquired, and the event of its outcome. A span that is dropped unfinished reports
@@ -22,15 +22,17 @@ use crate::protocol::{FencingToken, LockKey, LockKeys};
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     span: Span,
-    label: &'static str,
+    labels: LockLabels,
     began: Instant,
     is_finished: bool,
 }
 
 impl LockSpan {
-    /// Opens the span of a lock on these keys. They are fields of it only if `log_keys` is set.
+    /// Opens the span of a lock on these keys. They are fields of it only if `log_keys` is set. The group has a name if
+    /// there are several.
     pub(crate) fn new(
         label: Option<&'static str>,
+        group: Option<Arc<str>>,
         nodes: usize,
         keys: &LockKeys,
         log_keys: bool,
@@ -40,6 +42,7 @@ impl LockSpan {
         let span = info_span!(
             "redlock.lock",
             resource = label,
+            group = group.as_deref(),
             key = log_keys.then(|| field::debug(keys)),
             outcome = Empty,
             quorum.granted = Empty,
@@ -50,7 +53,10 @@ impl LockSpan {
         );
         Self {
             span,
-            label,
+            labels: LockLabels {
+                resource: label,
+                group,
+            },
             began: Instant::now(),
             is_finished: false,
         }
@@ -65,9 +71,9 @@ impl LockSpan {
         &self.span
     }
 
-    /// Returns the label of the lock in spans and metrics.
-    pub(crate) fn label(&self) -> &'static str {
-        self.label
+    /// Returns the labels of the lock in spans and metrics.
+    pub(crate) fn labels(&self) -> &LockLabels {
+        &self.labels
     }
 
     /// Finishes with a granted lock, and the time that its caller waited, if it did.
@@ -104,7 +110,8 @@ impl LockSpan {
         // Before the span has these fields, so that a line of text does not show them twice.
         self.span.in_scope(|| {
             debug!(
-                resource = self.label,
+                resource = self.labels.resource,
+                group = self.labels.group.as_deref(),
                 outcome,
                 fencing_token = token,
                 wait_ms,
@@ -116,7 +123,7 @@ impl LockSpan {
         if let Some(token) = token {
             self.span.record("fencing_token", token);
         }
-        telemetry::acquired(self.label, outcome, self.began, waited);
+        telemetry::acquired(&self.labels, outcome, self.began, waited);
     }
 }
 
@@ -131,15 +138,15 @@ impl Drop for LockSpan {
 /// Counts a lock as held while this value lives, and reports the time to the current span.
 #[derive(Debug)]
 pub(crate) struct HeldSpan {
-    label: &'static str,
+    labels: LockLabels,
     since: Instant,
     _counted: Counted,
 }
 
 impl HeldSpan {
-    pub(crate) fn new(label: &'static str) -> Self {
+    pub(crate) fn new(labels: LockLabels) -> Self {
         Self {
-            label,
+            labels,
             since: Instant::now(),
             _counted: Counted::held(),
         }
@@ -152,7 +159,7 @@ impl Drop for HeldSpan {
         if !span.is_disabled() {
             span.record("hold_ms", millis(self.since.elapsed()));
         }
-        telemetry::held(self.label, self.since);
+        telemetry::held(&self.labels, self.since);
     }
 }
 

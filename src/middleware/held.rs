@@ -7,7 +7,7 @@
 //! Keys that the request holds already are not asked for again; the new guard keeps shares of their locks.
 //!
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
-//! these sort after all keys that it holds, and if all its locks are of one service; otherwise it tries once.
+//! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use http::Extensions;
 
 use crate::lock::{
     Access, LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
-    RequestShare, WaiterCap, before_slots,
+    RequestShare, WaiterCap, first_slots,
 };
 use crate::middleware::config::OnLost;
 use crate::middleware::retry::MeasuredHold;
@@ -110,20 +110,21 @@ impl LockHandles {
             return request(keys, true).into_future();
         }
         let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
-        let last_held = held.iter().flat_map(LockGuard::keys).max().cloned();
         // Locks of different services have no order.
-        let comes_after =
-            |keys: &LockKeys| others.is_empty() && last_held.as_ref() < keys.as_slice().first();
+        let comes_after = |wanted: &LockKeys, held: &[LockGuard]| {
+            let held = held.iter().flat_map(LockGuard::keys);
+            others.is_empty() && redlock.may_wait_for(wanted, held)
+        };
         let access = options.access.unwrap_or_default();
         if let Access::Slot(count) = access {
             // The keys of a slot are others than these.
+            let is_in_order = comes_after(&first_slots(&keys), &held);
             let mut slots = held
                 .into_iter()
                 .filter(|guard| guard.is_slot_of(&keys, count));
             if let Some(slot) = slots.next() {
                 return LockFuture::ready(slot);
             }
-            let is_in_order = comes_after(&before_slots(&keys));
             return request(keys, is_in_order).into_future();
         }
         let is_wanted =
@@ -134,12 +135,12 @@ impl LockHandles {
         }
         let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
         let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
+        let is_in_order = comes_after(&missing, &held);
         let mut shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
         if missing.as_slice().is_empty() && !shared.is_empty() {
             let first = shared.remove(0);
             return LockFuture::ready(first.with_others(shared));
         }
-        let is_in_order = comes_after(&missing);
         request(missing, is_in_order)
             .into_future()
             .with_others(shared)

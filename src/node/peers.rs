@@ -1,20 +1,24 @@
-//! The nodes of one lock service, counted by whether they vote.
+//! The nodes of one group, counted by whether they vote.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::protocol::Quorum;
 
-/// How many nodes of one lock service do not vote, so that a log line can say what that means for locks.
+/// How many nodes of one group do not vote, so that a log line can say what that means for locks.
 #[derive(Debug)]
 pub(crate) struct Peers {
     quorum: Quorum,
+    group: Option<Arc<str>>,
     silent: AtomicUsize,
 }
 
 impl Peers {
-    pub(crate) fn new(quorum: Quorum) -> Self {
+    /// Creates the count of a group, which has a name if it is one of several.
+    pub(crate) fn new(quorum: Quorum, group: Option<&Arc<str>>) -> Self {
         Self {
             quorum,
+            group: group.map(Arc::clone),
             silent: AtomicUsize::new(0),
         }
     }
@@ -28,14 +32,23 @@ impl Peers {
         }
     }
 
+    /// Returns the name of the group, if it is one of several.
+    pub(crate) fn group(&self) -> Option<&Arc<str>> {
+        self.group.as_ref()
+    }
+
     /// Returns what a node that does not vote means for locks.
     pub(crate) fn effect(&self) -> String {
         let (nodes, majority) = (self.quorum.nodes(), self.quorum.majority());
         let voting = nodes.saturating_sub(self.silent.load(Ordering::Relaxed));
+        let group = self.group.as_ref();
+        let place = group.map_or_else(String::new, |group| format!(" in group {group}"));
         if voting >= majority {
-            return format!("locks proceed on the other nodes ({voting} of {nodes} vote)");
+            return format!("locks proceed on the other nodes{place} ({voting} of {nodes} vote)");
         }
-        format!("no locks are granted, because {voting} of {nodes} nodes vote and {majority} must")
+        format!(
+            "no locks are granted{place}, because {voting} of {nodes} nodes vote and {majority} must"
+        )
     }
 }
 
@@ -45,7 +58,7 @@ mod tests {
 
     #[test]
     fn effect_says_whether_a_majority_is_left() {
-        let peers = Peers::new(Quorum::new(3).unwrap());
+        let peers = Peers::new(Quorum::new(3).unwrap(), None);
         peers.count(false);
         let one_down = "locks proceed on the other nodes (2 of 3 vote)";
         assert_eq!(peers.effect(), one_down);
@@ -56,5 +69,8 @@ mod tests {
         );
         peers.count(true);
         assert_eq!(peers.effect(), one_down);
+        let peers = Peers::new(Quorum::new(3).unwrap(), Some(&"eu".into()));
+        let none_down = "locks proceed on the other nodes in group eu (3 of 3 vote)";
+        assert_eq!(peers.effect(), none_down);
     }
 }

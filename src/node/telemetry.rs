@@ -1,23 +1,49 @@
 //! Metrics; without the feature `metrics`, every function here does nothing.
 //!
 //! Labels have few values: the literal label of a resource but never a key, outcomes, reasons, kinds of
-//! requests, and the addresses of nodes without credentials.
+//! requests, the addresses of nodes without credentials, and the names of groups if there are several.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 #[cfg(feature = "metrics")]
 use metrics::{
-    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
+
+#[cfg(feature = "metrics")]
+use crate::node::Mutex;
 
 /// The label of locks without one.
 pub(crate) const UNNAMED: &str = "unnamed";
 
-/// Describes the metrics to the recorder, and registers those without a resource.
+/// The labels of a lock.
+#[derive(Debug, Clone)]
+pub(crate) struct LockLabels {
+    pub(crate) resource: &'static str,
+    /// The group of its key, if there are several.
+    pub(crate) group: Option<Arc<str>>,
+}
+
+/// The labels that have been registered.
 #[cfg(feature = "metrics")]
-pub(crate) fn describe() {
+struct Registered {
+    resources: Vec<&'static str>,
+    groups: Vec<Arc<str>>,
+}
+
+#[cfg(feature = "metrics")]
+static REGISTERED: Mutex<Registered> = Mutex::new(Registered {
+    resources: Vec::new(),
+    groups: Vec::new(),
+});
+
+/// Describes the metrics to the recorder, and registers those without a resource. The groups of a lock service have
+/// names if there are several.
+#[cfg(feature = "metrics")]
+pub(crate) fn describe<'a>(groups: impl Iterator<Item = &'a Arc<str>>) {
     describe_counter!(ACQUIRE_TOTAL, Unit::Count, "Lock acquisitions by outcome");
     describe_histogram!(
         ACQUIRE_SECONDS,
@@ -70,51 +96,100 @@ pub(crate) fn describe() {
     }
     gauge!(HELD).increment(0.0);
     gauge!(WAITERS).increment(0.0);
+    let mut added = Vec::new();
+    let resources = {
+        let registered = &mut *REGISTERED.lock();
+        for group in groups.filter(|group| !registered.groups.contains(group)) {
+            added.push(Arc::clone(group));
+        }
+        registered.groups.extend(added.iter().map(Arc::clone));
+        registered.resources.clone()
+    };
+    for resource in resources {
+        added
+            .iter()
+            .for_each(|group| register_in(resource, Some(group)));
+    }
     register(UNNAMED);
 }
 
 /// Registers the metrics of a kind of resource, so that they can be seen before anything has been counted.
 #[cfg(feature = "metrics")]
 pub(crate) fn register(resource: &'static str) {
-    for outcome in OUTCOMES {
-        counter!(ACQUIRE_TOTAL, "resource" => resource, "outcome" => outcome).increment(0);
-    }
     counter!(UNPROTECTED_TOTAL, "resource" => resource).increment(0);
+    let groups = {
+        let registered = &mut *REGISTERED.lock();
+        if !registered.resources.contains(&resource) {
+            registered.resources.push(resource);
+        }
+        registered.groups.clone()
+    };
+    register_in(resource, None);
+    groups
+        .iter()
+        .for_each(|group| register_in(resource, Some(group)));
+}
+
+#[cfg(feature = "metrics")]
+fn register_in(resource: &'static str, group: Option<&Arc<str>>) {
+    for outcome in OUTCOMES {
+        let labels = labels([("resource", resource), ("outcome", outcome)], group);
+        counter!(ACQUIRE_TOTAL, labels).increment(0);
+    }
     // A histogram is registered when it is looked up.
-    let _granted = histogram!(ACQUIRE_SECONDS, "resource" => resource, "outcome" => "granted");
-    let _waited = histogram!(WAIT_SECONDS, "resource" => resource);
-    let _held = histogram!(HOLD_SECONDS, "resource" => resource);
+    let granted = labels([("resource", resource), ("outcome", "granted")], group);
+    let _granted = histogram!(ACQUIRE_SECONDS, granted);
+    let of_resource = labels([("resource", resource)], group);
+    let _waited = histogram!(WAIT_SECONDS, of_resource.clone());
+    let _held = histogram!(HOLD_SECONDS, of_resource);
+}
+
+/// Returns labels, with that of the group if there is one.
+#[cfg(feature = "metrics")]
+fn labels<const N: usize>(
+    labels: [(&'static str, &'static str); N],
+    group: Option<&Arc<str>>,
+) -> Vec<Label> {
+    let labels = labels.map(|(name, value)| Label::from_static_parts(name, value));
+    let group = group.map(|group| Label::new("group", Arc::clone(group)));
+    labels.into_iter().chain(group).collect()
 }
 
 /// Registers the metrics of a kind of resource whose outcomes are recorded.
 #[cfg(all(feature = "metrics", feature = "idempotency"))]
 pub(crate) fn register_with_records(resource: &'static str) {
     register(resource);
-    for outcome in RECORD_OUTCOMES {
-        counter!(ACQUIRE_TOTAL, "resource" => resource, "outcome" => outcome).increment(0);
+    let groups = REGISTERED.lock().groups.clone();
+    for group in std::iter::once(None).chain(groups.iter().map(Some)) {
+        for outcome in RECORD_OUTCOMES {
+            let labels = labels([("resource", resource), ("outcome", outcome)], group);
+            counter!(ACQUIRE_TOTAL, labels).increment(0);
+        }
     }
 }
 
 /// Counts an acquisition that was granted or refused.
 #[cfg(feature = "metrics")]
 pub(crate) fn acquired(
-    resource: &'static str,
+    of: &LockLabels,
     outcome: &'static str,
     began: Instant,
     waited: Option<Duration>,
 ) {
-    counter!(ACQUIRE_TOTAL, "resource" => resource, "outcome" => outcome).increment(1);
-    histogram!(ACQUIRE_SECONDS, "resource" => resource, "outcome" => outcome)
-        .record(began.elapsed());
+    let group = of.group.as_ref();
+    let with_outcome = labels([("resource", of.resource), ("outcome", outcome)], group);
+    counter!(ACQUIRE_TOTAL, with_outcome.clone()).increment(1);
+    histogram!(ACQUIRE_SECONDS, with_outcome).record(began.elapsed());
     if let Some(waited) = waited {
-        histogram!(WAIT_SECONDS, "resource" => resource).record(waited);
+        histogram!(WAIT_SECONDS, labels([("resource", of.resource)], group)).record(waited);
     }
 }
 
 /// Records how long a lock was held.
 #[cfg(feature = "metrics")]
-pub(crate) fn held(resource: &'static str, since: Instant) {
-    histogram!(HOLD_SECONDS, "resource" => resource).record(since.elapsed());
+pub(crate) fn held(of: &LockLabels, since: Instant) {
+    let labels = labels([("resource", of.resource)], of.group.as_ref());
+    histogram!(HOLD_SECONDS, labels).record(since.elapsed());
 }
 
 /// Counts a lock that was lost while held.
@@ -143,8 +218,17 @@ pub(crate) fn unrecorded() {
 
 /// Sets whether a node answers and may vote.
 #[cfg(all(feature = "metrics", feature = "redis"))]
-pub(crate) fn node_up(node: &std::sync::Arc<str>, up: bool) {
-    gauge!(NODE_UP, "node" => std::sync::Arc::clone(node)).set(if up { 1.0 } else { 0.0 });
+pub(crate) fn node_up(node: &Arc<str>, group: Option<&Arc<str>>, up: bool) {
+    let labels = node_labels(node, group);
+    gauge!(NODE_UP, labels).set(if up { 1.0 } else { 0.0 });
+}
+
+/// Returns the labels of a node, with that of its group if that is one of several.
+#[cfg(all(feature = "metrics", feature = "redis"))]
+fn node_labels(node: &Arc<str>, group: Option<&Arc<str>>) -> Vec<Label> {
+    let mut labels = labels([], group);
+    labels.insert(0, Label::new("node", Arc::clone(node)));
+    labels
 }
 
 /// The times that a node took to answer requests, by kind of request.
@@ -153,16 +237,16 @@ pub(crate) fn node_up(node: &std::sync::Arc<str>, up: bool) {
 /// reply. They expire, because a recorder may be installed later.
 #[cfg(all(feature = "metrics", feature = "redis"))]
 pub(crate) struct NodeCalls {
-    node: std::sync::Arc<str>,
+    labels: Vec<Label>,
     cached: Vec<(&'static str, metrics::Histogram)>,
     cached_until: Instant,
 }
 
 #[cfg(all(feature = "metrics", feature = "redis"))]
 impl NodeCalls {
-    pub(crate) fn new(node: &std::sync::Arc<str>) -> Self {
+    pub(crate) fn new(node: &Arc<str>, group: Option<&Arc<str>>) -> Self {
         Self {
-            node: std::sync::Arc::clone(node),
+            labels: node_labels(node, group),
             cached: Vec::new(),
             cached_until: Instant::now(),
         }
@@ -183,8 +267,9 @@ impl NodeCalls {
         if let Some((_, histogram)) = cached {
             return histogram.record(took);
         }
-        let node = std::sync::Arc::clone(&self.node);
-        let histogram = histogram!(NODE_CALL_SECONDS, "node" => node, "op" => op);
+        let mut labels = self.labels.clone();
+        labels.push(Label::from_static_parts("op", op));
+        let histogram = histogram!(NODE_CALL_SECONDS, labels);
         histogram.record(took);
         self.cached.push((op, histogram));
     }
@@ -224,18 +309,18 @@ impl Drop for Counted {
 
 #[cfg(not(feature = "metrics"))]
 mod nothing {
-    use super::{Duration, Instant};
+    use super::{Arc, Duration, Instant, LockLabels};
 
-    pub(crate) fn describe() {}
+    pub(crate) fn describe<'a>(_: impl Iterator<Item = &'a Arc<str>>) {}
 
     pub(crate) fn register(_: &'static str) {}
 
     #[cfg(feature = "idempotency")]
     pub(crate) fn register_with_records(_: &'static str) {}
 
-    pub(crate) fn acquired(_: &'static str, _: &'static str, _: Instant, _: Option<Duration>) {}
+    pub(crate) fn acquired(_: &LockLabels, _: &'static str, _: Instant, _: Option<Duration>) {}
 
-    pub(crate) fn held(_: &'static str, _: Instant) {}
+    pub(crate) fn held(_: &LockLabels, _: Instant) {}
 
     pub(crate) fn lost(_: &'static str) {}
 
@@ -246,7 +331,7 @@ mod nothing {
     pub(crate) fn unrecorded() {}
 
     #[cfg(feature = "redis")]
-    pub(crate) fn node_up(_: &std::sync::Arc<str>, _: bool) {}
+    pub(crate) fn node_up(_: &Arc<str>, _: Option<&Arc<str>>, _: bool) {}
 
     #[cfg(feature = "redis")]
     pub(crate) struct NoCalls;
@@ -254,7 +339,7 @@ mod nothing {
     #[cfg(feature = "redis")]
     #[allow(clippy::unused_self, reason = "the feature `metrics` uses it")]
     impl NoCalls {
-        pub(crate) fn new(_: &std::sync::Arc<str>) -> Self {
+        pub(crate) fn new(_: &Arc<str>, _: Option<&Arc<str>>) -> Self {
             Self
         }
 

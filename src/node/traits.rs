@@ -49,7 +49,7 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         node: usize,
     ) -> Option<Subscription>;
 
-    /// Makes the node count itself among the nodes of its lock service. Called once, before the first job.
+    /// Makes the node count itself among the nodes of its group. Called once, before the first job.
     fn join(&self, _: &Arc<Peers>) {}
 
     /// Returns what is known about the node, without asking it.

@@ -56,7 +56,7 @@ impl OnceTask {
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
     ) -> Result<GrantedExecution, AttemptError> {
-        let quorum = self.lease.cluster.settings.quorum;
+        let quorum = self.lease.cluster.quorum;
         let round = RecordedRound::new(OnceRound::new(quorum, self.fingerprint));
         let owner = OwnerToken::with_fingerprint(unguessable(), self.fingerprint);
         let attempt = self.lease.begin_attempt(round, owner);
@@ -189,8 +189,8 @@ impl OnceTask {
         head: &Record,
         mut abandoned: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Option<Result<Record, Step>> {
-        let (core, key) = (Arc::clone(&self.core), self.key().clone());
-        let mut fetched = pin!(fetch(&core, &key, head));
+        let (group, key) = (Arc::clone(&self.group), self.key().clone());
+        let mut fetched = pin!(fetch(&group, &key, head));
         loop {
             let vote = tokio::select! {
                 biased;

@@ -1,12 +1,13 @@
 //! The right to execute, and its view for the executed code.
 
 use std::fmt;
+use std::future::Future;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::{Disposal, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
+use crate::lock::{Disposal, ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
 use crate::once::command::{ExecutionCommand, RecordCommand, Recorded};
 use crate::once::error::BeginError;
 use crate::protocol::{FencingToken, LockKey, Record};
@@ -19,11 +20,37 @@ use crate::protocol::{FencingToken, LockKey, Record};
 pub(crate) struct Execution {
     guard: LockGuard,
     commands: mpsc::UnboundedSender<ExecutionCommand>,
+    /// The same execution in the group that the key moves to.
+    next: Option<Box<Self>>,
 }
 
 impl Execution {
     pub(super) fn new(guard: LockGuard, commands: mpsc::UnboundedSender<ExecutionCommand>) -> Self {
-        Self { guard, commands }
+        Self {
+            guard,
+            commands,
+            next: None,
+        }
+    }
+
+    /// Joins the execution of a key that moves with that in its next group. Both get the same fencing token.
+    ///
+    /// # Errors
+    ///
+    /// Returns an [`ExtendError`] if the token of the first one cannot be raised to that of the second. Both are released
+    /// then.
+    pub(super) async fn join(mut self, next: Self) -> Result<Self, ExtendError> {
+        let (lease, token) = (self.guard.lease(), next.guard.fencing_token());
+        let raised = match token {
+            Some(token) if lease.token() < Some(token) => lease.raise(token).await,
+            _ => Ok(()),
+        };
+        self.next = Some(Box::new(next));
+        if let Err(error) = raised {
+            self.release().await;
+            return Err(error);
+        }
+        Ok(self)
     }
 
     /// Begins the execution. From then on, something may have been executed.
@@ -40,21 +67,36 @@ impl Execution {
     ///
     /// May be dropped at any point. The execution may have begun by then.
     pub(crate) async fn begin(&self) -> Result<(), BeginError> {
-        let lost = || {
-            let reason = self.guard.lease().lost_reason();
-            BeginError::Lost(reason.unwrap_or(LostReason::Expired))
-        };
+        self.begin_alone().await?;
+        if let Some(next) = &self.next {
+            next.begin_alone().await?;
+            // The first may have been lost meanwhile.
+            return self.check_validity();
+        }
+        Ok(())
+    }
+
+    async fn begin_alone(&self) -> Result<(), BeginError> {
         let (done, begun) = oneshot::channel();
         if self.commands.send(ExecutionCommand::Begin(done)).is_err() {
-            return Err(lost());
+            return Err(self.lost());
         }
-        begun.await.unwrap_or_else(|_| Err(lost()))?;
+        begun.await.unwrap_or_else(|_| Err(self.lost()))?;
+        self.check_validity()
+    }
+
+    fn check_validity(&self) -> Result<(), BeginError> {
         if self.guard.is_valid() {
             return Ok(());
         }
         // The process was paused, or its thread blocked, after the lease task had answered.
         self.guard.lease().set_disposal(Disposal::ReleaseUnused);
-        Err(lost())
+        Err(self.lost())
+    }
+
+    fn lost(&self) -> BeginError {
+        let reason = self.guard.lease().lost_reason();
+        BeginError::Lost(reason.unwrap_or(LostReason::Expired))
     }
 
     /// Releases the key without a record, because nothing was executed.
@@ -78,8 +120,14 @@ impl Execution {
 
     async fn release_as(self, disposal: Disposal) {
         self.guard.lease().set_disposal(disposal);
+        let next = self.next.map(|next| {
+            next.guard.lease().set_disposal(disposal);
+            next.guard
+        });
+        // Both are given up before the first await, because this future may be dropped.
+        let guard = self.guard.with_others(next.into_iter().collect());
         // Unconfirmed or lost, the key expires by its ttl.
-        if let Err(error) = self.guard.release().await {
+        if let Err(error) = guard.release().await {
             tracing::debug!(%error, "the release of an execution was not confirmed");
         }
     }
@@ -89,27 +137,43 @@ impl Execution {
     /// # Cancel safety
     ///
     /// Goes on in the background if the future is dropped.
-    pub(crate) async fn record(self, record: Record, retention: Duration) -> Recorded {
+    pub(crate) async fn record(mut self, record: Record, retention: Duration) -> Recorded {
+        let Some(next) = self.next.take() else {
+            return self.record_alone(record, retention).await;
+        };
+        let in_next = next.record_alone(record.clone(), retention);
+        let recorded = tokio::join!(self.record_alone(record, retention), in_next);
+        match recorded {
+            (Recorded::Yes, Recorded::Yes) => Recorded::Yes,
+            (Recorded::Another(other), _) | (_, Recorded::Another(other)) => {
+                Recorded::Another(other)
+            }
+            // A process that knows only the other group would execute again.
+            _ => Recorded::No,
+        }
+    }
+
+    fn record_alone(self, record: Record, retention: Duration) -> impl Future<Output = Recorded> {
         let (done, outcome) = oneshot::channel();
         let command = RecordCommand {
             record,
             retention,
             done,
         };
-        if self
-            .commands
-            .send(ExecutionCommand::Record(command))
-            .is_err()
-        {
-            // The lease task ended with its runtime.
-            return Recorded::No;
+        // Refused if the lease task ended with its runtime; the outcome then never comes.
+        drop(self.commands.send(ExecutionCommand::Record(command)));
+        async move {
+            let recorded = outcome.await;
+            drop(self);
+            recorded.unwrap_or(Recorded::No)
         }
-        outcome.await.unwrap_or(Recorded::No)
     }
 
     /// Returns a view of the execution.
     pub(crate) fn handle(&self) -> ExecutionHandle {
-        ExecutionHandle(self.guard.handle())
+        let handle = self.guard.handle();
+        let next = self.next.iter().map(|next| next.guard.lease());
+        ExecutionHandle(next.fold(handle, LockHandle::and_lease))
     }
 }
 

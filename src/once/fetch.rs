@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
-use crate::lock::{Cluster, Core, LockError};
+use crate::lock::{Cluster, Group, LockError};
 use crate::node::{
     Job, Mutex, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, transit_of,
     unguessable,
@@ -55,9 +55,13 @@ struct Fetch {
 /// # Cancel safety
 ///
 /// May be dropped at any point. The fetch is a task of its own, and goes on for other callers.
-pub(super) async fn fetch(core: &Core, key: &LockKey, head: &Record) -> Result<Record, LockError> {
-    let fetches: Arc<Fetches> = core.extensions.get();
-    fetches.fetch(&core.cluster, key, head).await
+pub(super) async fn fetch(
+    group: &Group,
+    key: &LockKey,
+    head: &Record,
+) -> Result<Record, LockError> {
+    let fetches: Arc<Fetches> = group.extensions.get();
+    fetches.fetch(&group.cluster, key, head).await
 }
 
 impl Fetches {
@@ -248,7 +252,7 @@ mod tests {
     use super::*;
 
     fn cluster() -> Arc<Cluster> {
-        Arc::clone(&Redlock::in_memory(1).core().cluster)
+        Arc::clone(&Redlock::in_memory(1).core().layout.groups()[0].cluster)
     }
 
     fn wanted() -> Wanted {

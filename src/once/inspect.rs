@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::lock::{Asked, Cluster, Core, LockError, Redlock};
+use crate::lock::{Asked, Cluster, Group, LockError, Redlock};
 use crate::node::{NodeFailure, Packet, Request, Trail, sha256, unguessable};
 use crate::protocol::message::{Command, KeyState, Op, Reply, Seen};
 use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
@@ -32,10 +32,14 @@ use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// One entry per node, in the order of the configuration.
+    /// The name of the group that the key belongs to; `0` if there is only one.
+    pub group: Arc<str>,
+    /// One entry per node of the group, in the order of the configuration.
     pub nodes: Vec<NodeInspection>,
     /// The number of nodes that make a majority.
     pub needed: usize,
+    /// What the nodes know of the key in the group that it [moves to](crate::RedlockBuilder::moving_to), if it moves.
+    pub next: Option<Box<Self>>,
     is_of_invalid_key: bool,
 }
 
@@ -72,7 +76,7 @@ pub struct Revoked {
 }
 
 impl Redlock {
-    /// Asks every node what it knows of a key: whether it is locked, for how long, and with which token.
+    /// Asks every node of the key's group what it knows of it: whether it is locked, for how long, and with which token.
     ///
     /// It is a look at a moment, for operators and dashboards: do not decide by it whether to do some work. Changes
     /// nothing, and never tells the owner value, with which a lock could be released. A node that is down, silent or
@@ -87,7 +91,13 @@ impl Redlock {
     ///
     /// Panics outside of a tokio runtime with a timer.
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Inspection {
-        inspect(&self.core().cluster, key.into()).await
+        let (layout, key) = (&self.core().layout, key.into());
+        let current = inspect(layout.group_of(&key), &key).await;
+        let next = match layout.next_group_of(&key) {
+            Some(next) => Some(Box::new(inspect(next, &key).await)),
+            None => None,
+        };
+        Inspection { next, ..current }
     }
 
     /// Frees a key that another caller holds: for an operator who knows that the holder is stuck.
@@ -96,6 +106,8 @@ impl Redlock {
     /// [`lost()`](crate::LockGuard::lost) resolves. If the holder is in this process, it learns of it at once, as
     /// [`LostReason::Revoked`](crate::LostReason::Revoked). Until then, two callers may believe that they hold the key;
     /// only a storage that checks the fencing token keeps them apart. The next holder has a higher token.
+    ///
+    /// A key that [moves](crate::RedlockBuilder::moving_to) is freed in both groups.
     ///
     /// Frees what each node tells that it has: the lock of the holder and of callers that compete with it, or of all
     /// readers, also of those that come during the call. A caller whose request reaches the nodes later keeps its lock. A
@@ -115,7 +127,14 @@ impl Redlock {
     ///
     /// Panics outside of a tokio runtime with a timer.
     pub async fn revoke(&self, key: impl Into<LockKey>) -> Result<Revoked, LockError> {
-        revoke(self.core(), key.into()).await
+        let (layout, key) = (&self.core().layout, key.into());
+        let mut revoked = revoke(layout.group_of(&key), &key).await?;
+        if let Some(next) = layout.next_group_of(&key) {
+            let also = revoke(next, &key).await?;
+            revoked.held += also.held;
+            revoked.failures.extend(also.failures);
+        }
+        Ok(revoked)
     }
 }
 
@@ -194,9 +213,10 @@ impl Revoked {
     }
 }
 
-/// Asks every node what it knows of a key.
-async fn inspect(cluster: &Cluster, key: LockKey) -> Inspection {
-    let names = names(cluster, &key);
+/// Asks every node of a group what it knows of a key.
+async fn inspect(group: &Group, key: &LockKey) -> Inspection {
+    let cluster = &*group.cluster;
+    let names = names(cluster, key);
     let is_of_invalid_key = names.is_err();
     let seen: Vec<_> = match names {
         Ok(names) => {
@@ -219,13 +239,15 @@ async fn inspect(cluster: &Cluster, key: LockKey) -> Inspection {
         }),
     });
     Inspection {
+        group: Arc::clone(&group.name),
         nodes: nodes.collect(),
-        needed: cluster.settings.quorum.majority(),
+        needed: cluster.quorum.majority(),
+        next: None,
         is_of_invalid_key,
     }
 }
 
-/// Frees a key on every node.
+/// Frees a key on every node of a group.
 ///
 /// Each node is asked first which holder it has, and then told to delete the lock of that one. A caller whose request comes
 /// in between must not lose its lock without its knowledge.
@@ -233,11 +255,11 @@ async fn inspect(cluster: &Cluster, key: LockKey) -> Inspection {
 /// All readers have the same mark, and a node that was stopped would carry out the revocation when it goes on, perhaps
 /// with other readers. So each node is also told until when, by its own clock, the revocation is wanted: the time that
 /// it told first, and the rest of this call.
-async fn revoke(core: &Core, key: LockKey) -> Result<Revoked, LockError> {
-    let cluster = &core.cluster;
-    let names = names(cluster, &key)?;
+async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
+    let cluster = &group.cluster;
+    let names = names(cluster, key)?;
     // Before the nodes are asked: a lock that is granted later is not the one that they tell of.
-    let leases = core.queue.leases_of(&key);
+    let leases = group.queue.leases_of(key);
     let asked = Instant::now();
     let seen = see(cluster, &names).await;
     let ends = asked.elapsed() + cluster.settings.node_timeout;
@@ -272,7 +294,7 @@ async fn revoke(core: &Core, key: LockKey) -> Result<Revoked, LockError> {
             Err(failure) => failures.push(failure),
         }
     }
-    let needed = cluster.settings.quorum.majority();
+    let needed = cluster.quorum.majority();
     if confirmed.len() < needed {
         return Err(LockError::Unavailable {
             reached: confirmed.len(),

@@ -86,7 +86,7 @@ impl OnceTask {
 
     fn write(&mut self, cleanup: &Cleanup, record: Record, retention: Duration) -> Written {
         let began = Instant::now();
-        let quorum = self.lease.cluster.settings.quorum;
+        let quorum = self.lease.cluster.quorum;
         let round = RecordRound::new(quorum, record.execution());
         let write = Op::Record {
             record: record.clone(),
@@ -144,7 +144,7 @@ impl OnceTask {
                 Recorded::Another(other)
             }
         };
-        let quorum = self.lease.cluster.settings.quorum;
+        let quorum = self.lease.cluster.quorum;
         let mut round = LookRound::new(quorum);
         let mut asked = self.ask(cleanup, Op::Look, 0..quorum.nodes());
         let mut left = retention;

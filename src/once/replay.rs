@@ -100,7 +100,7 @@ impl OnceTask {
         if record.is_whole() {
             return Some(record);
         }
-        fetch(&self.core, self.key(), &record).await.ok()
+        fetch(&self.group, self.key(), &record).await.ok()
     }
 
     /// Writes a record that a majority has to nodes that lack it.

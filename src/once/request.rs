@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::{
-    Access, Core, DrainStage, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock, Terms,
-    Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
+    Access, Core, DrainStage, Group, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock,
+    Terms, Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
@@ -17,7 +17,7 @@ use crate::once::fetch::fetch;
 use crate::once::lifecycle::acquire;
 use crate::once::limits::DAY;
 use crate::once::task::{KeyMemo, OnceTask};
-use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
+use crate::protocol::{FencingToken, Fingerprint, LockKey, LockKeys, Record, validity};
 
 /// An allowance for rounding, and for the drift within the allowance itself.
 const SLACK: Duration = Duration::from_millis(4);
@@ -147,7 +147,13 @@ impl ExecuteOnce {
     ///
     /// May be dropped at any point.
     pub(crate) async fn fetch(&self, head: &Record) -> Result<Record, LockError> {
-        fetch(&self.core, &self.key, head).await
+        let layout = &self.core.layout;
+        let fetched = fetch(layout.group_of(&self.key), &self.key, head).await;
+        match layout.next_group_of(&self.key) {
+            // The record may have been found there.
+            Some(next) if fetched.is_err() => fetch(next, &self.key, head).await,
+            _ => fetched,
+        }
     }
 
     fn options_mut(&mut self) -> &mut LockOptions {
@@ -164,16 +170,21 @@ impl ExecuteOnce {
     ///
     /// As for [`LockFuture`](crate::LockFuture).
     pub(crate) async fn acquire(&self) -> Result<Execution, Denied> {
-        let settings = &self.core.cluster.settings;
+        let layout = &self.core.layout;
+        let group = layout.group_of(&self.key);
         let keys = LockKeys::from(self.key.clone());
         let span = LockSpan::new(
             self.options.label,
-            settings.quorum.nodes(),
+            self.core.label(group),
+            group.cluster.quorum.nodes(),
             &keys,
-            settings.log_keys,
+            self.core.settings.log_keys,
         );
         let waited = Waited::default();
-        let outcome = self.acquire_in(&keys, &span, &waited).await;
+        let outcome = match layout.next_group_of(&self.key) {
+            None => self.acquire_in(group, None, &keys, &span, &waited).await,
+            Some(next) => Box::pin(self.acquire_in_both(group, next, &keys, &span, &waited)).await,
+        };
         match &outcome {
             Ok(execution) => {
                 span.granted(execution.handle().fencing_token(), waited.so_far());
@@ -186,14 +197,43 @@ impl ExecuteOnce {
         outcome
     }
 
+    /// Acquires the key, which moves, in both groups: first in the present one, then in the other.
+    ///
+    /// Processes that know one of them only execute and record there. A record in either denies the execution.
+    async fn acquire_in_both(
+        &self,
+        group: &Arc<Group>,
+        next: &Arc<Group>,
+        keys: &LockKeys,
+        span: &LockSpan,
+        waited: &Waited,
+    ) -> Result<Execution, Denied> {
+        let first = self.acquire_in(group, None, keys, span, waited).await?;
+        let token = first.handle().fencing_token();
+        match self.acquire_in(next, token, keys, span, waited).await {
+            Ok(second) => {
+                let joined = first.join(second).await;
+                let ttl = self.options.ttl.unwrap_or(self.core.settings.ttl);
+                let failed = |error| LockError::from_raise(error, ttl, span.began().elapsed());
+                joined.map_err(|error| failed(error).into())
+            }
+            Err(denied) => {
+                first.release().await;
+                Err(denied)
+            }
+        }
+    }
+
     async fn acquire_in(
         &self,
+        group: &Arc<Group>,
+        earlier_token: Option<FencingToken>,
         keys: &LockKeys,
         span: &LockSpan,
         waited: &Waited,
     ) -> Result<Execution, Denied> {
         let Self { core, options, .. } = self;
-        let settings = &core.cluster.settings;
+        let settings = &core.settings;
         let intents = self.at_most_once.then_some(DAY);
         let names = settings
             .namespace
@@ -209,7 +249,7 @@ impl ExecuteOnce {
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [settings.max_waiters.clone(), self.cap.clone()];
         let mut slots = WaiterSlots::new(caps.into_iter().flatten(), waited.clone());
-        let permit = self.permit(keys, deadline, &mut slots).await?;
+        let permit = self.permit(group, keys, deadline, &mut slots).await?;
         if let Some(KeyMemo::Recorded(at, record)) = permit.memo().as_deref().and_then(KeyMemo::from_memo)
             // Found after this call began; an older one may have expired.
             && *at >= asked
@@ -229,13 +269,15 @@ impl ExecuteOnce {
             is_fenced: true,
             access: Access::Exclusive,
             slot_table: None,
+            earlier_token,
             hold_at_least: None,
         };
-        let lease = LeaseTask::new(&core.cluster, keys.clone(), terms, ticket, span.label());
+        let labels = span.labels().clone();
+        let lease = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
         let task = OnceTask {
             lease,
             fingerprint: self.fingerprint,
-            core: Arc::clone(core),
+            group: Arc::clone(group),
         };
         acquire(task, permit, slots, deadline, options.max_hold, span.span()).await
     }
@@ -246,17 +288,13 @@ impl ExecuteOnce {
     /// the deadline: the nodes answer soon, and the answer may be a replay.
     async fn permit(
         &self,
+        group: &Group,
         keys: &LockKeys,
         deadline: Instant,
         slots: &mut WaiterSlots,
     ) -> Result<Permit, Denied> {
-        let Core {
-            cluster,
-            queue,
-            registry,
-            ..
-        } = &*self.core;
-        let asking = 2 * cluster.settings.node_timeout;
+        let (queue, registry) = (&group.queue, &self.core.registry);
+        let asking = 2 * self.core.settings.node_timeout;
         let asked_until = deadline.max(Instant::now() + asking);
         loop {
             if registry.stage() != DrainStage::Open {
@@ -359,7 +397,7 @@ mod tests {
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert!(redlock.core().queue.is_empty());
+        assert!(redlock.core().layout.groups()[0].queue.is_empty());
         assert_eq!(tasks.num_alive_tasks(), before);
         assert!(redlock.drain(Duration::ZERO).await.is_clean());
     }

@@ -117,7 +117,7 @@ impl ExecuteOnce {
             Ok(()) => {}
             Err(BeginError::Lost(_)) => {
                 execution.release().await;
-                let ttl = self.options.ttl.unwrap_or(self.core.cluster.settings.ttl);
+                let ttl = self.options.ttl.unwrap_or(self.core.settings.ttl);
                 let elapsed = asked.elapsed();
                 return Err(OnceError::Lock(LockError::Expired { ttl, elapsed }));
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::lock::{Core, LeaseTask};
+use crate::lock::{Group, LeaseTask};
 use crate::protocol::{Fingerprint, LockKey, Record};
 
 /// The task that owns the lock of one execution.
@@ -13,7 +13,7 @@ pub(super) struct OnceTask {
     pub(super) lease: LeaseTask,
     /// Identifies the request: another request with the same key is refused.
     pub(super) fingerprint: Fingerprint,
-    pub(super) core: Arc<Core>,
+    pub(super) group: Arc<Group>,
 }
 
 /// The memo of an execution for the next callers of its key in this process.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken};
 use tower_redlock::test_util::ScriptedNodes;
-use tower_redlock::{LockGuard, Redlock, RedlockBuilder};
+use tower_redlock::{LockGuard, LockKey, Redlock, RedlockBuilder};
 
 pub(crate) fn builder(nodes: &ScriptedNodes) -> RedlockBuilder {
     Redlock::builder().scripted(nodes).ttl(secs(10))
@@ -32,6 +32,10 @@ pub(crate) struct Foreign {
 
 impl Foreign {
     pub(crate) fn new(key: &str) -> Self {
+        Self::of(&key.into())
+    }
+
+    pub(crate) fn of(key: &LockKey) -> Self {
         let keys = LockKeys::from_iter([key]);
         let names = Namespace::default().names(&keys, |_| [0; 32]);
         let names = names.expect("a short key");
@@ -53,8 +57,18 @@ impl Foreign {
     }
 
     pub(crate) fn acquire(&self, nodes: &ScriptedNodes, node: usize, ttl: Duration) -> Reply {
+        self.acquire_with(nodes, node, 1, ttl)
+    }
+
+    pub(crate) fn acquire_with(
+        &self,
+        nodes: &ScriptedNodes,
+        node: usize,
+        proposal: u64,
+        ttl: Duration,
+    ) -> Reply {
         let op = Op::Acquire {
-            proposal: Some(1),
+            proposal: Some(proposal),
             ttl,
             retention: secs(3_600),
         };

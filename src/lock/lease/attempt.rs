@@ -154,7 +154,7 @@ impl LeaseTask {
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
     ) -> Result<GrantedLock, AcquireError> {
-        let round = AcquireRound::new(self.cluster.settings.quorum);
+        let round = AcquireRound::new(self.cluster.quorum);
         let mut attempt = self.begin_attempt(round, OwnerToken::from_random(unguessable()));
         let first = Ok(AcquireStep::Wait);
         match self
@@ -184,7 +184,7 @@ impl LeaseTask {
         let acquiring = self.votes.next_phase();
         let acquire = match self.access {
             Access::Exclusive | Access::Slot(_) => Op::Acquire {
-                proposal: self.is_fenced.then(next_proposal),
+                proposal: self.is_fenced.then(|| self.proposal()),
                 ttl: self.ttl,
                 retention: settings.fence_retention,
             },
@@ -203,6 +203,15 @@ impl LeaseTask {
             connecting,
         };
         Attempt { cleanup, progress }
+    }
+
+    /// Returns the number to propose.
+    ///
+    /// Where the caller has a lock in another group, it proposes the token of that one, so that both have the same token
+    /// unless a fence is higher here.
+    fn proposal(&self) -> u64 {
+        self.earlier_token
+            .map_or_else(next_proposal, FencingToken::as_u64)
     }
 
     /// Drives an attempt from a step of its round until the round concludes.
@@ -323,7 +332,7 @@ impl LeaseTask {
                 let voted: Vec<Arc<str>> = names.collect();
                 AcquireError::Failed(LockError::Unavailable {
                     reached: voted.len(),
-                    needed: self.cluster.settings.quorum.majority(),
+                    needed: self.cluster.quorum.majority(),
                     voted,
                     nodes: failures.list(&self.cluster, round.unanswered()),
                 })
@@ -409,7 +418,7 @@ impl<R: Round> Progress<R> {
             return Threshold::any();
         }
         let answered = cluster.nodes.len() - self.round.acquiring().unanswered().count();
-        let decisive = cluster.settings.quorum.decisive();
+        let decisive = cluster.quorum.decisive();
         Threshold::new(self.acquiring, decisive.saturating_sub(answered))
     }
 

@@ -142,7 +142,7 @@ impl Cleanup {
             (_, Disposal::ReleaseExecuted | Disposal::Expire) => Op::ReleaseExecuted,
         };
         let packet = self.packet(op, publishes && self.cluster.settings.wake_ups);
-        let mut round = ReleaseRound::new(self.cluster.settings.quorum);
+        let mut round = ReleaseRound::new(self.cluster.quorum);
         for node in 0..self.may_hold.len() {
             if self.may_hold[node] {
                 self.submit(node, &packet, votes);
@@ -185,7 +185,7 @@ impl Drop for Cleanup {
             let names = nodes.filter(|(may_hold, _)| **may_hold);
             let names = names.map(|(_, name)| Arc::clone(name));
             let registry = &lease.registry;
-            registry.set_unconfirmed(names, &lease.keys, self.gone_at);
+            registry.set_unconfirmed(names, lease.own_keys(), self.gone_at);
         }
         let is_kept = match self.disposal() {
             Disposal::ReleaseUnused => false,

@@ -18,7 +18,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::lock::error::ExtendError;
@@ -62,8 +61,8 @@ struct Extending {
     due: Instant,
     ttl: Duration,
     failures: Failures,
-    /// Answers the holder that requested the extension; `None` for a renewal.
-    done: Option<oneshot::Sender<Result<(), ExtendError>>>,
+    /// That of the holder who requested the extension; `None` for a renewal.
+    command: Option<ExtendCommand>,
 }
 
 impl LeaseTask {
@@ -106,7 +105,7 @@ impl LeaseTask {
             lease,
             cleanup,
             control,
-            span: Some(HeldSpan::new(self.label)),
+            span: Some(HeldSpan::new(self.labels.clone())),
             hold_until: max_hold.map(|max_hold| after(began, max_hold)),
             renew_at: (self.cluster.settings.renew).then(|| began + self.ttl / 3),
             extension: None,
@@ -138,7 +137,7 @@ impl LeaseTask {
             return self.on_command(holding, command);
         }
         let alarm = holding.next_alarm();
-        let threshold = holding.threshold(self.cluster.settings.quorum);
+        let threshold = holding.threshold(self.cluster.quorum);
         tokio::select! {
             biased;
             () = holding.control.notified() => {}
@@ -171,12 +170,12 @@ impl LeaseTask {
     }
 
     fn on_command(&mut self, holding: &mut Holding, command: ExtendCommand) {
-        let ExtendCommand { ttl, done } = command;
         if let Some(reason) = holding.lost() {
             // The holder may have gone away.
-            drop(done.send(Err(ExtendError::Lost(reason))));
+            drop(command.done.send(Err(ExtendError::Lost(reason))));
         } else {
-            self.begin_extension(holding, ttl, Some(done));
+            let ttl = command.ttl.unwrap_or(self.ttl);
+            self.begin_extension(holding, ttl, Some(command));
         }
     }
 
@@ -230,24 +229,26 @@ impl LeaseTask {
         &mut self,
         holding: &mut Holding,
         ttl: Duration,
-        done: Option<oneshot::Sender<Result<(), ExtendError>>>,
+        command: Option<ExtendCommand>,
     ) {
         let settings = &self.cluster.settings;
         let began = Instant::now();
         let phase = self.votes.next_phase();
-        let token = holding.lease.token.map(FencingToken::as_u64);
+        let raised = command.as_ref().and_then(|command| command.token);
+        let token = raised.or_else(|| holding.lease.token());
+        let token = token.map(FencingToken::as_u64);
         let confirm = self.access.confirm(token, ttl, settings.fence_retention);
-        let nodes = 0..settings.quorum.nodes();
+        let nodes = 0..self.cluster.quorum.nodes();
         let (cleanup, longest) = (&mut holding.cleanup, ttl.max(self.ttl));
         cleanup.send(confirm, longest, began, &self.votes, nodes);
         holding.extension = Some(Box::new(Extending {
-            round: ExtendRound::new(settings.quorum, token.unwrap_or(0)),
+            round: ExtendRound::new(self.cluster.quorum, token.unwrap_or(0)),
             phase,
             began,
             due: began + settings.node_timeout,
             ttl,
             failures: Failures::default(),
-            done,
+            command,
         }));
     }
 
@@ -285,8 +286,11 @@ impl LeaseTask {
                 holding
                     .control
                     .prolong(began + validity::lifetime(ttl).unwrap_or_default());
-                if extension.done.is_some() {
+                if let Some(command) = &extension.command {
                     self.ttl = ttl;
+                    if let Some(token) = command.token {
+                        holding.control.set_token(token);
+                    }
                 }
                 holding.renew_at = holding.renew_at.map(|_| began + self.ttl / 3);
                 Ok(())
@@ -296,7 +300,7 @@ impl LeaseTask {
                 holding.renew_at = holding.renew_at.map(|_| now + pause);
                 Err(ExtendError::Unavailable {
                     reached,
-                    needed: self.cluster.settings.quorum.majority(),
+                    needed: self.cluster.quorum.majority(),
                     nodes: {
                         let silent = extension.round.silent();
                         extension.failures.list(&self.cluster, silent)
@@ -306,9 +310,9 @@ impl LeaseTask {
             // Such a step does not end an extension.
             (None, ExtendStep::Wait) => return,
         };
-        if let Some(done) = extension.done {
+        if let Some(command) = extension.command {
             // The holder may have gone away.
-            drop(done.send(outcome));
+            drop(command.done.send(outcome));
         }
     }
 }

@@ -112,7 +112,7 @@ impl LeaseTask {
 
     /// Waits until a majority has confirmed a release, or cannot.
     async fn confirmed(&mut self, phase: u32) -> Result<(), ReleaseError> {
-        let quorum = self.cluster.settings.quorum;
+        let quorum = self.cluster.quorum;
         while let Some(release) = self.releases.iter().find(|release| release.phase == phase) {
             match release.round.step() {
                 ReleaseStep::Wait => {}

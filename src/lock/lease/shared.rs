@@ -12,8 +12,8 @@
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
@@ -34,11 +34,12 @@ use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
 pub(crate) struct Lease {
     /// Identifies the lock service.
     pub(crate) registry: Arc<Registry>,
-    pub(crate) keys: LockKeys,
-    pub(crate) token: Option<FencingToken>,
+    keys: LockKeys,
     pub(crate) access: Access,
     /// The number of the slot, if it is one of several.
     pub(crate) slot: Option<usize>,
+    /// Set if this is the first of several leases in which a caller has one lock.
+    joined: OnceLock<Joined>,
     /// Until when the keys stay taken, although the lock is released earlier.
     stays_until: Option<Instant>,
     /// Whether the caller got its guard, so that its work may have begun.
@@ -58,6 +59,18 @@ pub(crate) struct Lease {
     changed: Notify,
 }
 
+/// The leases of one lock beside the first, and all its keys.
+///
+/// A lock has several leases if its keys belong to several groups of nodes, or if they move from one to another. The
+/// holders of the lock see the first lease only: it holds the shares of the others for them.
+#[derive(Debug)]
+struct Joined {
+    keys: LockKeys,
+    leases: Vec<Arc<Lease>>,
+    /// Taken when the last holder goes.
+    shares: Mutex<Vec<Share>>,
+}
+
 /// What a lease is created with.
 pub(super) struct LeaseTerms<'a> {
     pub(super) settings: &'a Settings,
@@ -75,6 +88,7 @@ pub(super) struct LeaseTerms<'a> {
 #[derive(Debug)]
 struct LeaseState {
     status: LeaseStatus,
+    token: Option<FencingToken>,
     extensions: VecDeque<ExtendCommand>,
     /// The outcome of the release, once a majority has confirmed it or cannot.
     released: Option<Result<(), ReleaseError>>,
@@ -85,7 +99,10 @@ struct LeaseState {
 /// A holder's command to extend the lock.
 #[derive(Debug)]
 pub(super) struct ExtendCommand {
-    pub(super) ttl: Duration,
+    /// From now on; `None` for the ttl that the lease has.
+    pub(super) ttl: Option<Duration>,
+    /// A higher token than the lease has, for it and for the fences.
+    pub(super) token: Option<FencingToken>,
     pub(super) done: oneshot::Sender<Result<(), ExtendError>>,
 }
 
@@ -132,9 +149,9 @@ impl Lease {
         let lease = Arc::new(Self {
             registry,
             keys,
-            token,
             access,
             slot,
+            joined: OnceLock::new(),
             stays_until,
             is_delivered: AtomicBool::new(false),
             max_ttl: settings.max_ttl,
@@ -147,6 +164,7 @@ impl Lease {
                     valid_until,
                     lost: None,
                 },
+                token,
                 extensions: VecDeque::new(),
                 released: None,
                 is_closed: false,
@@ -156,6 +174,26 @@ impl Lease {
         });
         let (share, control) = (Share(Arc::clone(&lease)), LeaseControl(Arc::clone(&lease)));
         (lease, share, control)
+    }
+
+    /// Returns all keys of the lock in ascending order.
+    pub(crate) fn keys(&self) -> &LockKeys {
+        self.joined.get().map_or(&self.keys, |joined| &joined.keys)
+    }
+
+    /// Returns the keys of this lease, without those of the further ones.
+    pub(super) fn own_keys(&self) -> &LockKeys {
+        &self.keys
+    }
+
+    /// Returns the fencing token of the lock.
+    pub(crate) fn token(&self) -> Option<FencingToken> {
+        self.state.lock().token
+    }
+
+    /// Returns the further leases of the lock.
+    fn further(&self) -> &[Arc<Self>] {
+        self.joined.get().map_or(&[], |joined| &joined.leases)
     }
 
     /// Takes one more share, unless the last is gone.
@@ -192,6 +230,9 @@ impl Lease {
     /// Notes that the caller gets its guard now.
     pub(crate) fn set_delivered(&self) {
         self.is_delivered.store(true, Ordering::Release);
+        self.further()
+            .iter()
+            .for_each(|lease| lease.set_delivered());
     }
 
     /// Returns for how long the keys are to stay taken after their release at this time; zero if not at all.
@@ -206,7 +247,9 @@ impl Lease {
         if self.lost_reason().is_some() {
             return Duration::ZERO;
         }
-        self.valid_until().saturating_duration_since(Instant::now())
+        let further = self.further().iter().map(|lease| lease.valid_until());
+        let valid_until = further.fold(self.valid_until(), Instant::min);
+        valid_until.saturating_duration_since(Instant::now())
     }
 
     /// Returns the reason if the task has reported the loss of the lock, or is gone.
@@ -214,10 +257,17 @@ impl Lease {
     /// Does not compare the end of the validity with the clock: the task reports it in time, and holders that need
     /// a comparison make it.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
-        self.state.lock().lost()
+        let lost = self.state.lock().lost();
+        let mut further = self.further().iter();
+        lost.or_else(|| further.find_map(|lease| lease.lost_reason()))
     }
 
     pub(crate) fn lost(self: &Arc<Self>) -> Lost {
+        let further = self.further().iter().map(Self::lost_alone);
+        further.fold(self.lost_alone(), Lost::or)
+    }
+
+    fn lost_alone(self: &Arc<Self>) -> Lost {
         let lease = Arc::clone(self);
         Lost::new(async move {
             loop {
@@ -237,6 +287,15 @@ impl Lease {
     ///
     /// May be dropped at any point.
     pub(crate) async fn released(&self) -> Result<(), ReleaseError> {
+        let mut outcome = self.released_alone().await;
+        for lease in self.further() {
+            let released = lease.released_alone().await;
+            outcome = outcome.and(released);
+        }
+        outcome
+    }
+
+    async fn released_alone(&self) -> Result<(), ReleaseError> {
         loop {
             // Created before the check, so that no notification is missed.
             let changed = self.changed.notified();
@@ -260,12 +319,32 @@ impl Lease {
         if ttl <= self.node_timeout || validity::lifetime(ttl).is_none() {
             return Err(ExtendError::TtlTooShort { asked });
         }
+        for lease in self.further().iter().map(Arc::as_ref).chain([self]) {
+            lease.command(Some(ttl), None).await?;
+        }
+        Ok(())
+    }
+
+    /// Raises the token, and the fences on a majority of the nodes.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, some fences may be raised.
+    pub(crate) async fn raise(&self, token: FencingToken) -> Result<(), ExtendError> {
+        self.command(None, Some(token)).await
+    }
+
+    async fn command(
+        &self,
+        ttl: Option<Duration>,
+        token: Option<FencingToken>,
+    ) -> Result<(), ExtendError> {
         let (done, outcome) = oneshot::channel();
         let lost = || {
             let reason = self.lost_reason().unwrap_or(LostReason::Abandoned);
             ExtendError::Lost(reason)
         };
-        if !self.send(ExtendCommand { ttl, done }) {
+        if !self.send(ExtendCommand { ttl, token, done }) {
             return Err(lost());
         }
         outcome.await.unwrap_or_else(|_| Err(lost()))
@@ -287,7 +366,7 @@ impl Lease {
 impl HeldLease for Lease {
     fn is_ending(&self) -> bool {
         // The task of a lost lock gives its permit back at once, although there are shares.
-        !self.is_shared() || self.lost_reason().is_some()
+        !self.is_shared() || self.state.lock().lost().is_some()
     }
 
     fn valid_until(&self) -> Instant {
@@ -348,6 +427,10 @@ impl LeaseControl {
         self.0.state.lock().status
     }
 
+    pub(super) fn set_token(&self, token: FencingToken) {
+        self.0.state.lock().token = Some(token);
+    }
+
     /// Prolongs the validity; never moves its end back.
     pub(super) fn prolong(&self, valid_until: Instant) {
         let status = &mut self.0.state.lock().status;
@@ -402,6 +485,20 @@ impl Share {
         &self.0
     }
 
+    /// Adds the leases that the same lock has in other groups. They end with the last share of this one.
+    pub(crate) fn join(self, shares: Vec<Self>) -> Self {
+        let leases: Vec<_> = shares.iter().map(|share| Arc::clone(&share.0)).collect();
+        let all = leases.iter().chain([&self.0]);
+        let joined = Joined {
+            keys: all.flat_map(|lease| lease.keys.as_slice()).collect(),
+            leases,
+            shares: Mutex::new(shares),
+        };
+        // A lock is joined once, before its caller gets it.
+        drop(self.0.joined.set(joined));
+        self
+    }
+
     /// Gives the share up. Returns its lease, and whether it was the last share.
     pub(crate) fn leave(self) -> (Arc<Lease>, bool) {
         let lease = Arc::clone(&self.0);
@@ -415,6 +512,10 @@ impl Drop for Share {
     fn drop(&mut self) {
         if self.0.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.notified.notify_one();
+            if let Some(joined) = self.0.joined.get() {
+                let shares = std::mem::take(&mut *joined.shares.lock());
+                drop(shares);
+            }
         }
     }
 }

@@ -14,10 +14,11 @@ use crate::lock::queue::Places;
 use crate::lock::registry::Ticket;
 use crate::lock::slots::SlotTable;
 use crate::lock::time::Timer;
+use crate::node::telemetry::LockLabels;
 use crate::node::{NodeFailure, VoteReceiver};
 use crate::protocol::message::Reply;
 use crate::protocol::round::{Answer, ReleaseRound};
-use crate::protocol::{KeyNames, LockKeys};
+use crate::protocol::{FencingToken, KeyNames, LockKeys};
 
 /// The task that owns one lock; the other files of this folder have its steps.
 pub(crate) struct LeaseTask {
@@ -32,6 +33,8 @@ pub(crate) struct LeaseTask {
     pub(super) slot: Option<usize>,
     /// The slots of a caller that takes any of them. Dropped when it has one.
     pub(super) slot_table: Option<Box<SlotTable>>,
+    /// The token of a lock of the same caller in another group. This lock's is not lower.
+    pub(super) earlier_token: Option<FencingToken>,
     /// How long the keys stay taken at least, counted from the grant.
     pub(super) hold_at_least: Option<Duration>,
     pub(crate) votes: VoteReceiver,
@@ -40,8 +43,8 @@ pub(crate) struct LeaseTask {
     pub(crate) ticket: Ticket,
     /// The task that requested the lock, which is not the one that owns it from the grant on.
     pub(super) task: Option<task::Id>,
-    /// The label of the lock in spans and metrics.
-    pub(super) label: &'static str,
+    /// The labels of the lock in spans and metrics.
+    pub(super) labels: LockLabels,
     /// The places of the keys in the queue, which know the processes that wait for each key.
     pub(super) places: Places,
     pub(crate) timer: Timer,
@@ -57,6 +60,8 @@ pub(crate) struct Terms {
     pub(crate) is_fenced: bool,
     pub(crate) access: Access,
     pub(crate) slot_table: Option<SlotTable>,
+    /// The token of a lock that the same caller has in another group.
+    pub(crate) earlier_token: Option<FencingToken>,
     pub(crate) hold_at_least: Option<Duration>,
 }
 
@@ -83,7 +88,7 @@ impl LeaseTask {
         keys: LockKeys,
         terms: Terms,
         ticket: Ticket,
-        label: &'static str,
+        labels: LockLabels,
     ) -> Self {
         let Terms {
             names,
@@ -91,6 +96,7 @@ impl LeaseTask {
             is_fenced,
             access,
             slot_table,
+            earlier_token,
             hold_at_least,
         } = terms;
         Self {
@@ -104,11 +110,12 @@ impl LeaseTask {
             access,
             slot: None,
             slot_table: slot_table.map(Box::new),
+            earlier_token,
             hold_at_least,
             releases: Vec::new(),
             ticket,
             task: task::try_id(),
-            label,
+            labels,
             places: Places::default(),
             timer: Timer::default(),
             announcement: None,

@@ -48,7 +48,7 @@ impl PlaceSubscription {
     ) -> Watching {
         let mut subscription = self.0.lock();
         let subscribed = subscription.watched.upgrade().unwrap_or_else(|| {
-            let signal = ReleaseSignal::new(cluster.settings.quorum);
+            let signal = ReleaseSignal::new(cluster.quorum);
             let nodes = cluster.nodes.iter().enumerate();
             let subscriptions =
                 nodes.filter_map(|(number, node)| node.subscribe(channel, &signal, number));

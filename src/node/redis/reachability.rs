@@ -44,9 +44,14 @@ impl CurrentReachability {
         }
     }
 
-    /// Counts this server among the nodes of its lock service.
+    /// Counts this server among the nodes of its group.
     pub(super) fn join(&self, peers: &Arc<Peers>) {
         self.peers.get_or_init(|| Arc::clone(peers));
+    }
+
+    /// Returns the name of its group, if that is one of several.
+    pub(super) fn group(&self) -> Option<&Arc<str>> {
+        self.peers.get()?.group()
     }
 
     /// Returns what a server that does not vote means for locks, once it has been set.
@@ -108,7 +113,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_stays_down_or_up_is_counted_once() {
-        let peers = Arc::new(Peers::new(Quorum::new(3).unwrap()));
+        let peers = Arc::new(Peers::new(Quorum::new(3).unwrap(), None));
         let server = CurrentReachability::new();
         server.join(&peers);
         let (why, since) = ("Connection refused".into(), Instant::now());

@@ -65,7 +65,8 @@ async fn try_read(shared: &Shared, job: &Job) -> Result<Reply, NodeFailure> {
         link.send([request].into_iter(), &GenerationCheck::default());
         match link.replies().await {
             Ok(replies) => {
-                NodeCalls::new(&shared.name).record(job.request.name(), sent.elapsed());
+                NodeCalls::new(&shared.name, shared.reachability.group())
+                    .record(job.request.name(), sent.elapsed());
                 let [reply] = &*replies else {
                     unreachable!("a single request has a single reply")
                 };

@@ -32,13 +32,19 @@ impl ServerStatus {
         !reachability.is_open() && reachability.down_since().is_some()
     }
 
+    /// Sets the metric.
+    fn report(&self, is_up: bool) {
+        let group = self.shared.reachability.group();
+        telemetry::node_up(&self.shared.name, group, is_up);
+    }
+
     /// Reports that the server answers again, with the quarantine that it had.
     pub(super) fn set_answering(&self) {
         if let Some(since) = self.shared.reachability.down_since() {
             let node = &*self.shared.name;
             tracing::info!(node, down_for = ?since.elapsed(), "redlock node is up again");
         }
-        telemetry::node_up(&self.shared.name, self.quarantined_until.is_none());
+        self.report(self.quarantined_until.is_none());
         self.shared.reachability.set(match self.quarantined_until {
             Some(until) => Reachability::Quarantined { until },
             None => Reachability::Up,
@@ -64,7 +70,7 @@ impl ServerStatus {
                 ),
             }
         }
-        telemetry::node_up(&self.shared.name, false);
+        self.report(false);
         self.shared
             .reachability
             .set(Reachability::Quarantined { until });
@@ -72,7 +78,7 @@ impl ServerStatus {
 
     /// Reports that the server does not answer.
     pub(super) fn set_down(&self, why: &Arc<str>) {
-        telemetry::node_up(&self.shared.name, false);
+        self.report(false);
         let reachability = &self.shared.reachability;
         let known = reachability.down_since();
         reachability.set(Reachability::Down {

@@ -102,7 +102,7 @@ impl Drop for Lane {
 impl Lane {
     fn new(shared: Arc<Shared>) -> Self {
         Self {
-            telemetry: NodeCalls::new(&shared.name),
+            telemetry: NodeCalls::new(&shared.name, shared.reachability.group()),
             number: shared.inbox.number(),
             status: ServerStatus::new(&shared),
             connection: Connection::new(&shared),

@@ -1,0 +1,340 @@
+//! Acquiring a lock for a caller: in one group of nodes, or in several one after the other.
+//!
+//! # Several groups
+//!
+//! The keys of one lock may belong to several groups, and a key that [moves](crate::RedlockBuilder::moving_to) belongs to
+//! two. The caller then has a lease in each. It acquires them one after the other, and the guard gets all of them or none:
+//! the shares of the leases that it has are dropped with its future.
+//!
+//! *Circles.* Callers that wait for each other in a circle would all wait in vain. Each caller therefore waits only for
+//! leases that come after all those that it holds, in the order of the names of the groups and then of the keys. A key
+//! that moves may be against this order, because it is locked in its old group first. There the caller tries once; if it is
+//! refused, it gives up what it holds, and begins again later.
+//!
+//! *Tokens.* All leases of a lock get one token. Each later one proposes the token of those before it. If a fence is
+//! higher there, the earlier ones are raised. So every group of a key remembers a fence that is not lower than the tokens of
+//! all holders, whichever groups the next holder asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::lock::access::Access;
+use crate::lock::core::Core;
+use crate::lock::error::LockError;
+use crate::lock::guard::LockGuard;
+use crate::lock::layout::{Group, Stage, Stages};
+use crate::lock::lease::{LeaseTask, Share, Terms, acquire};
+use crate::lock::options::LockOptions;
+use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
+use crate::lock::registry::DrainStage;
+use crate::lock::slots::SlotTable;
+use crate::lock::span::LockSpan;
+use crate::lock::time::after;
+use crate::node::{random_u64, sha256};
+use crate::protocol::{FencingToken, KeyNames, LockKeys, Namespace};
+
+/// What a caller asks for.
+pub(crate) struct Acquisition {
+    pub(crate) core: Arc<Core>,
+    pub(crate) keys: LockKeys,
+    pub(crate) options: LockOptions,
+    /// A cap on waiting calls, in addition to that of the lock service.
+    pub(crate) cap: Option<Arc<WaiterCap>>,
+    /// Whether the call may wait beside those that the caps count.
+    pub(crate) is_uncapped: bool,
+}
+
+/// Error of a stage.
+enum StageError {
+    /// Other callers hold its keys, and the caller must not wait for them while it holds others.
+    OutOfOrder(LockError),
+    Failed(LockError),
+}
+
+impl From<LockError> for StageError {
+    fn from(error: LockError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Acquisition {
+    /// Acquires the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; see [`LockFuture`](crate::LockFuture).
+    pub(crate) async fn lock(self) -> Result<LockGuard, LockError> {
+        let layout = &self.core.layout;
+        let stages = layout.stages(&self.keys);
+        let group = stages.first();
+        let span = LockSpan::new(
+            self.options.label,
+            self.core.label(group),
+            group.cluster.quorum.nodes(),
+            &self.keys,
+            self.core.settings.log_keys,
+        );
+        let waited = Waited::default();
+        let outcome = match stages {
+            Stages::One(group) => self.lock_in(group, &span, &waited).await,
+            Stages::Several(stages) => Box::pin(self.lock_in_all(&stages, &span, &waited)).await,
+        };
+        match outcome {
+            Ok(share) => {
+                share.lease().set_delivered();
+                span.granted(share.lease().token(), waited.so_far());
+                Ok(LockGuard::new(share))
+            }
+            Err(error) => {
+                span.refused(error.outcome(), waited.so_far());
+                Err(error)
+            }
+        }
+    }
+
+    fn access(&self) -> Access {
+        self.options.access.unwrap_or_default()
+    }
+
+    /// Acquires keys of one group.
+    async fn lock_in(
+        &self,
+        group: &Group,
+        span: &LockSpan,
+        waited: &Waited,
+    ) -> Result<Share, LockError> {
+        let wait = self.options.wait.unwrap_or(self.core.settings.wait);
+        let deadline = after(span.began(), wait);
+        let deadline = (!wait.is_zero()).then_some(deadline);
+        self.acquire(group, &self.keys, deadline, None, span, waited)
+            .await
+    }
+
+    /// Acquires keys of several groups, all or none.
+    async fn lock_in_all(
+        &self,
+        stages: &[Stage<'_>],
+        span: &LockSpan,
+        waited: &Waited,
+    ) -> Result<Share, LockError> {
+        let settings = &self.core.settings;
+        // All errors of the request itself, before any key is locked.
+        settings.namespace.names(&self.keys, sha256)?;
+        let wait = self.options.wait.unwrap_or(settings.wait);
+        let deadline = after(span.began(), wait);
+        let mut tries = 0;
+        loop {
+            let refused = match self
+                .lock_stages(stages, deadline, wait.is_zero(), span, waited)
+                .await
+            {
+                Ok(share) => return Ok(share),
+                Err(StageError::Failed(error)) => return Err(error),
+                Err(StageError::OutOfOrder(error)) => error,
+            };
+            let LockError::Contended { retry_after } = refused else {
+                return Err(refused);
+            };
+            let delay = settings.retry.delay(tries, retry_after, random_u64());
+            tries += 1;
+            let next = Instant::now() + delay;
+            if next >= deadline {
+                return Err(refused);
+            }
+            let registry = &self.core.registry;
+            tokio::select! {
+                biased;
+                () = registry.reached(DrainStage::Draining) => return Err(LockError::Closed),
+                () = sleep_until(next) => {}
+            }
+        }
+    }
+
+    /// Acquires stage after stage. The leases that it has are released if a later one is refused.
+    async fn lock_stages(
+        &self,
+        stages: &[Stage<'_>],
+        deadline: Instant,
+        is_hasty: bool,
+        span: &LockSpan,
+        waited: &Waited,
+    ) -> Result<Share, StageError> {
+        let mut shares: Vec<Share> = Vec::with_capacity(stages.len());
+        let mut token = None;
+        for (number, stage) in stages.iter().enumerate() {
+            let Stage { group, keys } = stage;
+            let may_wait = stage.comes_after(&stages[..number]);
+            let until = (may_wait && !is_hasty).then_some(deadline);
+            let locked = self.acquire(group, keys, until, token, span, waited).await;
+            match locked {
+                Ok(share) => {
+                    token = share.lease().token();
+                    shares.push(share);
+                }
+                Err(error) => {
+                    give_up(shares).await;
+                    let is_out_of_order = !may_wait && !is_hasty;
+                    return Err(match error {
+                        LockError::Contended { .. } if is_out_of_order => {
+                            StageError::OutOfOrder(error)
+                        }
+                        error => StageError::Failed(error),
+                    });
+                }
+            }
+        }
+        for share in &shares {
+            let lease = share.lease();
+            let raised = match token {
+                Some(token) if lease.token() < Some(token) => lease.raise(token).await,
+                _ => Ok(()),
+            };
+            if let Err(error) = raised {
+                give_up(shares).await;
+                let elapsed = span.began().elapsed();
+                return Err(LockError::from_raise(error, self.ttl(), elapsed).into());
+            }
+        }
+        let mut shares = shares.into_iter();
+        // There are several stages.
+        let first = shares.next().ok_or(LockError::Closed)?;
+        let share = first.join(shares.collect());
+        if share.lease().valid_for().is_zero() {
+            let (ttl, elapsed) = (self.ttl(), span.began().elapsed());
+            return Err(LockError::Expired { ttl, elapsed }.into());
+        }
+        Ok(share)
+    }
+
+    fn ttl(&self) -> Duration {
+        self.options.ttl.unwrap_or(self.core.settings.ttl)
+    }
+
+    /// Acquires keys of one group. Waits until the deadline, if there is one, while other callers hold them.
+    async fn acquire(
+        &self,
+        group: &Group,
+        keys: &LockKeys,
+        deadline: Option<Instant>,
+        earlier_token: Option<FencingToken>,
+        span: &LockSpan,
+        waited: &Waited,
+    ) -> Result<Share, LockError> {
+        let Self { core, options, .. } = self;
+        let (settings, access) = (&core.settings, self.access());
+        let (names, slot_table) = names(&settings.namespace, keys, access)?;
+        let ttl = settings.ttl(options.ttl)?;
+        let caps = [settings.max_waiters.clone(), self.cap.clone()];
+        let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
+        let mut slots = WaiterSlots::new(caps, waited.clone());
+        if core.registry.stage() != DrainStage::Open {
+            return Err(LockError::Closed);
+        }
+        let permit = group.queue.try_acquire(keys, access);
+        if permit.as_ref().is_err_and(|busy| busy.is_own) {
+            core.warn_of_reentry(span.labels().resource);
+        }
+        let permit = match (permit, deadline) {
+            (Ok(permit), _) => permit,
+            // Boxed, because most calls do not wait, and would reserve its space all the same.
+            (Err(busy), None) => Box::pin(wait_for_release(group, keys, access, &busy)).await?,
+            (Err(_), Some(deadline)) => {
+                Box::pin(wait_for_permit(
+                    core, group, keys, access, deadline, &mut slots,
+                ))
+                .await?
+            }
+        };
+        let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
+        let terms = Terms {
+            names,
+            ttl,
+            is_fenced: settings.fencing,
+            access,
+            slot_table,
+            earlier_token,
+            hold_at_least: options.hold_at_least,
+        };
+        let labels = span.labels().clone();
+        let task = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
+        let max_hold = options.max_hold.or(settings.max_hold);
+        let deadline = deadline.unwrap_or_else(|| span.began());
+        acquire(task, permit, slots, deadline, max_hold, span.span()).await
+    }
+}
+
+/// Returns the names of keys on the nodes. Of several slots, those of the first, and the table of all.
+fn names(
+    namespace: &Namespace,
+    keys: &LockKeys,
+    access: Access,
+) -> Result<(Arc<[KeyNames]>, Option<SlotTable>), LockError> {
+    Ok(match access {
+        Access::Exclusive => (namespace.names(keys, sha256)?.into(), None),
+        Access::Shared => {
+            let names = namespace.names(keys, sha256)?.into_iter();
+            let names = names.map(|name| namespace.with_shared(name));
+            (names.collect(), None)
+        }
+        Access::Slot(count) => {
+            let table = SlotTable::new(namespace, keys, count)?;
+            // The task chooses one of the slots.
+            (table.get(0).1, Some(table))
+        }
+    })
+}
+
+/// Gives the leases of a failed acquisition up, and waits for their release, so that the next attempt of this process does
+/// not meet them.
+async fn give_up(shares: Vec<Share>) {
+    // All shares are given up before the first await, because this future may be dropped.
+    let leases: Vec<_> = shares.into_iter().map(Share::leave).collect();
+    for (lease, _) in leases {
+        // Unconfirmed, the keys end by their ttl.
+        drop(lease.released().await);
+    }
+}
+
+/// Refuses a call that does not wait, unless the lock is about to be released in this process.
+///
+/// Dropping a guard, a response body or a future only wakes the lease task. A caller that continues at once, such
+/// as `tower::retry` after it has dropped a response, would meet the lock of its own last request. The task sends
+/// the release within moments, so this waits for it, for at most the node timeout.
+async fn wait_for_release(
+    group: &Group,
+    keys: &LockKeys,
+    access: Access,
+    busy: &Busy,
+) -> Result<Permit, LockError> {
+    let contended = LockError::Contended {
+        retry_after: busy.retry_after,
+    };
+    if !busy.is_ending {
+        return Err(contended);
+    }
+    let node_timeout = group.cluster.settings.node_timeout;
+    let permit = timeout(node_timeout, group.queue.acquire(keys, access)).await;
+    permit.map_err(|_| contended)
+}
+
+/// Waits for the permits of the keys, until the deadline of the caller.
+async fn wait_for_permit(
+    core: &Core,
+    group: &Group,
+    keys: &LockKeys,
+    access: Access,
+    deadline: Instant,
+    slots: &mut WaiterSlots,
+) -> Result<Permit, LockError> {
+    slots.occupy()?;
+    tokio::select! {
+        biased;
+        permit = group.queue.acquire(keys, access) => Ok(permit),
+        () = sleep_until(deadline) => Err(LockError::Contended {
+            retry_after: group.queue.retry_after(keys, access),
+        }),
+        () = core.registry.reached(DrainStage::Draining) => Err(LockError::Closed),
+    }
+}

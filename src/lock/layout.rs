@@ -1,0 +1,199 @@
+//! The groups of nodes of a lock service, and which of them a key is locked in.
+
+use std::any::{Any, TypeId};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::lock::cluster::Cluster;
+use crate::lock::queue::LocalQueue;
+use crate::node::Mutex;
+use crate::protocol::{LockKey, LockKeys, Placement};
+
+/// A group of nodes, whose majority decides on the keys that belong to it, and the callers of this process.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) name: Arc<str>,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) queue: Arc<LocalQueue>,
+    pub(crate) extensions: Extensions,
+}
+
+/// State of higher floors for a group: one value of each type.
+#[derive(Debug, Default)]
+pub(crate) struct Extensions(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+
+/// The groups of nodes, and the placement of keys on them.
+///
+/// While a lock service [moves](crate::RedlockBuilder::moving_to) to another layout, some keys belong to a group of each:
+/// they are locked in both. Processes that know one of the layouts only exclude these processes there.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    /// The groups of both layouts, each once.
+    groups: Vec<Arc<Group>>,
+    current: Placed,
+    next: Option<Placed>,
+}
+
+/// The groups that take part in one layout, by number.
+#[derive(Debug)]
+struct Placed {
+    placement: Placement,
+    groups: Vec<usize>,
+}
+
+/// Where a set of keys is locked.
+pub(crate) enum Stages<'a> {
+    /// In one group.
+    One(&'a Arc<Group>),
+    /// In several groups, one after the other.
+    Several(Vec<Stage<'a>>),
+}
+
+/// The keys that are locked in one group.
+#[derive(Debug, Clone)]
+pub(crate) struct Stage<'a> {
+    pub(crate) group: &'a Arc<Group>,
+    pub(crate) keys: LockKeys,
+}
+
+impl Group {
+    pub(crate) fn new(name: Arc<str>, cluster: Arc<Cluster>) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            cluster,
+            queue: Arc::default(),
+            extensions: Extensions::default(),
+        })
+    }
+}
+
+impl Layout {
+    /// Creates a layout of groups that are known by their names. The current layout has the first `current` groups; the
+    /// next one, if there is one, those with these numbers.
+    pub(crate) fn new(groups: Vec<Arc<Group>>, current: usize, next: Option<Vec<usize>>) -> Self {
+        Self {
+            current: Placed::new(&groups, (0..current).collect()),
+            next: next.map(|next| Placed::new(&groups, next)),
+            groups,
+        }
+    }
+
+    /// Returns all groups, also those that a layout is moving to.
+    pub(crate) fn groups(&self) -> &[Arc<Group>] {
+        &self.groups
+    }
+
+    /// Returns whether there is more than one group.
+    pub(crate) fn has_several(&self) -> bool {
+        self.groups.len() > 1
+    }
+
+    /// Returns the group of a key.
+    pub(crate) fn group_of(&self, key: &LockKey) -> &Arc<Group> {
+        self.current.group_of(&self.groups, key)
+    }
+
+    /// Returns the group that a key moves to, if it moves.
+    pub(crate) fn next_group_of(&self, key: &LockKey) -> Option<&Arc<Group>> {
+        let next = self.next.as_ref()?.group_of(&self.groups, key);
+        (!Arc::ptr_eq(next, self.group_of(key))).then_some(next)
+    }
+
+    /// Returns where keys are locked: first in the current layout, then in the next one if they move; within a layout, in
+    /// the order of the names of the groups.
+    pub(crate) fn stages(&self, keys: &LockKeys) -> Stages<'_> {
+        if let [group] = &*self.groups {
+            return Stages::One(group);
+        }
+        let mut stages: BTreeMap<(bool, &str), (&Arc<Group>, Vec<&LockKey>)> = BTreeMap::new();
+        for key in keys.as_slice() {
+            let current = Some((false, self.group_of(key)));
+            let next = self.next_group_of(key).map(|next| (true, next));
+            for (is_next, group) in current.into_iter().chain(next) {
+                let stage = stages.entry((is_next, &*group.name));
+                stage.or_insert_with(|| (group, Vec::new())).1.push(key);
+            }
+        }
+        if stages.len() < 2 {
+            let only = stages.first_key_value().map(|(_, (group, _))| *group);
+            // No keys are refused as such in any group.
+            return Stages::One(only.unwrap_or(&self.groups[0]));
+        }
+        let stages = stages.into_values();
+        let stages = stages.map(|(group, keys)| Stage {
+            group,
+            keys: keys.into_iter().collect(),
+        });
+        Stages::Several(stages.collect())
+    }
+
+    /// Returns whether a caller that holds some keys may wait for others, so that no callers wait for each other in a
+    /// circle: if everything that it asks for comes after everything that it holds.
+    pub(crate) fn comes_after<'k>(
+        &self,
+        wanted: &LockKeys,
+        held: impl Iterator<Item = &'k LockKey>,
+    ) -> bool {
+        if !self.has_several() {
+            return held.max() < wanted.as_slice().first();
+        }
+        let mut wanted = wanted.as_slice().iter().flat_map(|key| self.positions(key));
+        let last_held = held.flat_map(|key| self.positions(key)).max();
+        wanted.all(|wanted| last_held < Some(wanted))
+    }
+
+    /// Returns the places of a key in the order of all locks.
+    fn positions<'k>(&'k self, key: &'k LockKey) -> impl Iterator<Item = (&'k str, &'k LockKey)> {
+        let groups = [Some(self.group_of(key)), self.next_group_of(key)];
+        let groups = groups.into_iter().flatten();
+        groups.map(move |group| (&*group.name, key))
+    }
+}
+
+impl<'a> Stages<'a> {
+    /// Returns the first group.
+    pub(crate) fn first(&self) -> &'a Arc<Group> {
+        match self {
+            Self::One(group) => group,
+            // There are several.
+            Self::Several(stages) => stages[0].group,
+        }
+    }
+}
+
+impl Stage<'_> {
+    /// Returns whether a caller may wait for this stage while it holds others, in the order of all locks.
+    pub(crate) fn comes_after(&self, held: &[Self]) -> bool {
+        let ends = held
+            .iter()
+            .map(|stage| (&stage.group.name, stage.keys.as_slice().last()));
+        let begins = (&self.group.name, self.keys.as_slice().first());
+        ends.max().is_none_or(|end| end < begins)
+    }
+}
+
+impl Placed {
+    fn new(all: &[Arc<Group>], groups: Vec<usize>) -> Self {
+        let names = groups.iter().map(|group| Arc::clone(&all[*group].name));
+        Self {
+            placement: Placement::new(names),
+            groups,
+        }
+    }
+
+    fn group_of<'a>(&self, all: &'a [Arc<Group>], key: &LockKey) -> &'a Arc<Group> {
+        &all[self.groups[self.placement.group_of(key)]]
+    }
+}
+
+impl Extensions {
+    /// Returns the value of a type, created at its first use.
+    pub(crate) fn get<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        let mut values = self.0.lock();
+        let value = values
+            .entry(TypeId::of::<T>())
+            .or_insert_with(|| Arc::new(T::default()));
+        // Cannot fail: the entry of a type is a value of that type.
+        Arc::clone(value).downcast().unwrap_or_default()
+    }
+}

@@ -1,0 +1,428 @@
+//! Groups of nodes as a program describes them, and the layout that is made of them.
+
+use std::fmt;
+#[cfg(feature = "test-util")]
+use std::ops::Range;
+use std::sync::Arc;
+#[cfg(feature = "redis")]
+use std::time::Duration;
+
+use crate::lock::cluster::{Cluster, Settings};
+use crate::lock::error::BuildError;
+#[cfg(feature = "redis")]
+use crate::lock::error::without_credentials;
+use crate::lock::layout::{Group, Layout};
+#[cfg(feature = "redis")]
+use crate::node::redis::{Endpoint, Guard, RedisNode, Timeouts};
+use crate::node::{EmbeddedNode, Node};
+use crate::protocol::Quorum;
+
+/// A group of nodes, which are a quorum of their own; see
+/// [`RedlockBuilder::node_group`](crate::RedlockBuilder::node_group) and
+/// [`RedlockBuilder::moving_to`](crate::RedlockBuilder::moving_to).
+///
+/// A list of URLs can be converted into a group, and a pair of a name and such a list into a named one.
+///
+/// ```
+/// use tower_redlock::{NodeGroup, Redlock};
+///
+/// let redlock = Redlock::builder()
+///     .node_group(NodeGroup::new().name("north").embedded(3))
+///     .node_group(NodeGroup::new().name("south").embedded(3))
+///     .build()?;
+/// # Ok::<(), tower_redlock::BuildError>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use = "a group does nothing until it is added to a builder"]
+pub struct NodeGroup {
+    name: Option<String>,
+    sources: Vec<Source>,
+}
+
+/// A source of nodes.
+#[derive(Clone)]
+enum Source {
+    Embedded(usize),
+    #[cfg(feature = "redis")]
+    Url(String),
+    #[cfg(feature = "redis")]
+    PoolConfig(Box<deadpool_redis::Config>),
+    #[cfg(feature = "redis")]
+    Pool(deadpool_redis::Pool),
+    #[cfg(feature = "test-util")]
+    Scripted(crate::node::scripted::ScriptedNodes),
+    #[cfg(feature = "test-util")]
+    Simulated(Range<usize>, Arc<dyn crate::node::sim::SimNetwork>),
+}
+
+/// What all nodes of a lock service have in common.
+pub(super) struct NodeSettings {
+    #[cfg(feature = "redis")]
+    pub(super) timeouts: Timeouts,
+    #[cfg(feature = "redis")]
+    pub(super) guard: Option<Arc<Guard>>,
+}
+
+/// A group, with the name that it has in its layout.
+pub(super) struct Named<'a> {
+    name: Arc<str>,
+    group: &'a NodeGroup,
+}
+
+impl NodeGroup {
+    /// Creates a group without nodes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the name, which decides on the keys of the group. Default: the position of the group, counted from zero.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Adds a Redis server by its URL; see [`RedlockBuilder::url`](crate::RedlockBuilder::url).
+    #[cfg(feature = "redis")]
+    pub fn url(mut self, url: impl AsRef<str>) -> Self {
+        self.sources.push(Source::Url(url.as_ref().to_owned()));
+        self
+    }
+
+    /// Adds several Redis servers by their URLs.
+    #[cfg(feature = "redis")]
+    pub fn urls(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+        urls.into_iter().fold(self, Self::url)
+    }
+
+    /// Adds a Redis server by the configuration of a pool; see
+    /// [`RedlockBuilder::pool_config`](crate::RedlockBuilder::pool_config).
+    #[cfg(feature = "redis")]
+    pub fn pool_config(mut self, config: deadpool_redis::Config) -> Self {
+        self.sources.push(Source::PoolConfig(Box::new(config)));
+        self
+    }
+
+    /// Adds a Redis server by a pool of connections to it; see
+    /// [`RedlockBuilder::pool`](crate::RedlockBuilder::pool).
+    #[cfg(feature = "redis")]
+    pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
+        self.sources.push(Source::Pool(pool));
+        self
+    }
+
+    /// Adds `count` nodes in the memory of this process.
+    pub fn embedded(mut self, count: usize) -> Self {
+        self.sources.push(Source::Embedded(count));
+        self
+    }
+
+    /// Adds nodes whose answers a test controls.
+    #[cfg(feature = "test-util")]
+    pub fn scripted(mut self, nodes: &crate::node::scripted::ScriptedNodes) -> Self {
+        self.sources.push(Source::Scripted(nodes.clone()));
+        self
+    }
+
+    /// Adds the nodes with these numbers behind a network that a simulation implements.
+    #[cfg(feature = "test-util")]
+    pub fn simulated(
+        mut self,
+        nodes: Range<usize>,
+        network: Arc<dyn crate::node::sim::SimNetwork>,
+    ) -> Self {
+        self.sources.push(Source::Simulated(nodes, network));
+        self
+    }
+
+    /// Returns the number of its sources of nodes.
+    #[cfg(feature = "redis")]
+    pub(super) fn sources(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Returns what tells its nodes from those of other groups, in any order.
+    fn identity(&self) -> Vec<String> {
+        let mut nodes: Vec<String> = self.sources.iter().flat_map(Source::identity).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+}
+
+macro_rules! from_urls {
+    ($([$($generics:tt)*] $source:ty;)+) => {$(
+        /// A group of the Redis servers with these URLs.
+        #[cfg(feature = "redis")]
+        impl<$($generics)*> From<$source> for NodeGroup {
+            fn from(urls: $source) -> Self {
+                Self::new().urls(urls)
+            }
+        }
+
+        /// A group with this name, of the Redis servers with these URLs.
+        #[cfg(feature = "redis")]
+        impl<Name: Into<String>, $($generics)*> From<(Name, $source)> for NodeGroup {
+            fn from((name, urls): (Name, $source)) -> Self {
+                Self::new().name(name).urls(urls)
+            }
+        }
+    )+};
+}
+
+from_urls! {
+    [U: AsRef<str>, const N: usize] [U; N];
+    [U: AsRef<str>] Vec<U>;
+    [U: AsRef<str>] &[U];
+}
+
+/// Returns the groups of a builder with their names. Nodes outside of all groups are a group if there is no other.
+pub(super) fn named<'a>(
+    nodes: &'a NodeGroup,
+    groups: &'a [NodeGroup],
+) -> Result<Vec<Named<'a>>, BuildError> {
+    match groups {
+        [] if nodes.sources.is_empty() => Err(BuildError::new(
+            "nodes",
+            0,
+            "there is no node; add `url`, `urls`, `pool_config`, `pool` or `embedded`",
+        )),
+        [] => with_names(std::slice::from_ref(nodes), "nodes"),
+        groups if nodes.sources.is_empty() => with_names(groups, "group"),
+        _ => Err(BuildError::new(
+            "group",
+            "nodes outside of it",
+            "each node belongs to one group; add these nodes as a `group` too",
+        )),
+    }
+}
+
+/// Returns the groups that a lock service moves to, with their names.
+pub(super) fn moved_to(groups: &[NodeGroup]) -> Result<Vec<Named<'_>>, BuildError> {
+    if groups.is_empty() {
+        let remedy = "there is no group to move to; name the new groups, or leave it out";
+        return Err(BuildError::new("moving_to", 0, remedy));
+    }
+    with_names(groups, "moving_to")
+}
+
+fn with_names<'a>(
+    groups: &'a [NodeGroup],
+    setting: &'static str,
+) -> Result<Vec<Named<'a>>, BuildError> {
+    let mut named: Vec<Named<'a>> = Vec::with_capacity(groups.len());
+    for (position, group) in groups.iter().enumerate() {
+        let name = group.name.clone().unwrap_or_else(|| position.to_string());
+        if named.iter().any(|other| *other.name == *name) {
+            let remedy = "two groups have this name; a key belongs to one of them by the name, so give each its own";
+            return Err(BuildError::new(setting, &name, remedy));
+        }
+        if group.identity().is_empty() {
+            let (setting, value) = match setting {
+                "nodes" => (setting, "0".to_owned()),
+                _ => (setting, format!("group {name}")),
+            };
+            let remedy =
+                "there is no node in it; add `url`, `urls`, `pool_config`, `pool` or `embedded`";
+            return Err(BuildError::new(setting, value, remedy));
+        }
+        named.push(Named {
+            name: name.into(),
+            group,
+        });
+    }
+    Ok(named)
+}
+
+/// Makes the nodes of all groups, and their layout.
+pub(super) fn layout(
+    current: &[Named<'_>],
+    next: Option<&[Named<'_>]>,
+    nodes: &NodeSettings,
+    settings: &Arc<Settings>,
+) -> Result<Layout, BuildError> {
+    let mut all: Vec<&Named<'_>> = current.iter().collect();
+    let mut numbers = next.map(|_| Vec::new());
+    for named in next.into_iter().flatten() {
+        let known = current.iter().position(|other| other.name == named.name);
+        if let Some(known) = known
+            && current[known].group.identity() != named.group.identity()
+        {
+            let remedy = "its nodes are not those that the group of this name has now; give a group of other nodes another name";
+            return Err(BuildError::new(
+                "moving_to",
+                format!("group {}", named.name),
+                remedy,
+            ));
+        }
+        let number = known.unwrap_or(all.len());
+        if known.is_none() {
+            all.push(named);
+        }
+        if let Some(numbers) = &mut numbers {
+            numbers.push(number);
+        }
+    }
+    let is_told = all.len() > 1;
+    let (mut groups, mut names) = (Vec::with_capacity(all.len()), Vec::new());
+    for Named { name, group } in all {
+        let made = group.make(nodes, &mut names)?;
+        // Not empty; see `with_names`.
+        let quorum = Quorum::new(made.len())
+            .ok_or_else(|| BuildError::new("nodes", 0, "there is no node"))?;
+        let label = is_told.then_some(name);
+        let cluster = Cluster::new(made, quorum, settings, label);
+        groups.push(Group::new(Arc::clone(name), cluster));
+    }
+    Ok(Layout::new(groups, current.len(), numbers))
+}
+
+impl NodeGroup {
+    /// Makes the nodes, and adds their names to those of all groups.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(unused_variables, reason = "other nodes have no settings")
+    )]
+    fn make(
+        &self,
+        settings: &NodeSettings,
+        names: &mut Vec<Arc<str>>,
+    ) -> Result<Vec<Arc<dyn Node>>, BuildError> {
+        let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
+        for source in &self.sources {
+            let made = nodes.len();
+            match source {
+                Source::Embedded(count) => {
+                    let first = names.len();
+                    let numbers = first..first + count;
+                    nodes.extend(
+                        numbers.map(|i| -> Arc<dyn Node> { Arc::new(EmbeddedNode::new(i)) }),
+                    );
+                }
+                #[cfg(feature = "redis")]
+                Source::Url(url) => {
+                    let endpoint = endpoint_of_url(url, settings.timeouts.connect)?;
+                    nodes.push(redis_node("url", endpoint, settings, names)?);
+                }
+                #[cfg(feature = "redis")]
+                Source::PoolConfig(config) => {
+                    let endpoint = endpoint_of_config(config, settings.timeouts.connect)?;
+                    nodes.push(redis_node("pool_config", endpoint, settings, names)?);
+                }
+                #[cfg(feature = "redis")]
+                Source::Pool(pool) => {
+                    let name: Arc<str> = format!("pool-{}", names.len()).into();
+                    let connect_timeout = settings.timeouts.connect;
+                    let endpoint = Endpoint::from_pool(&name, pool.clone(), connect_timeout);
+                    let endpoint = endpoint.map_err(|why| BuildError::new("pool", &name, why))?;
+                    nodes.push(redis_node("pool", endpoint, settings, names)?);
+                }
+                #[cfg(feature = "test-util")]
+                Source::Scripted(scripted) => {
+                    nodes.extend(scripted.nodes.iter().map(|node| -> Arc<dyn Node> {
+                        Arc::new(crate::node::scripted::ScriptedLane::to(node))
+                    }));
+                }
+                #[cfg(feature = "test-util")]
+                Source::Simulated(numbers, network) => {
+                    nodes.extend(numbers.clone().map(|index| -> Arc<dyn Node> {
+                        let network = Arc::clone(network);
+                        Arc::new(crate::node::sim::SimNode::new(index, network))
+                    }));
+                }
+            }
+            names.extend(nodes[made..].iter().map(|node| Arc::clone(node.name())));
+        }
+        Ok(nodes)
+    }
+}
+
+impl Source {
+    /// Returns one entry for each node, which is equal for the same node.
+    fn identity(&self) -> Vec<String> {
+        match self {
+            Self::Embedded(count) => vec!["embedded".into(); *count],
+            #[cfg(feature = "redis")]
+            Self::Url(url) => vec![name_of(endpoint_of_url(url, Duration::from_secs(1)))],
+            #[cfg(feature = "redis")]
+            Self::PoolConfig(config) => {
+                vec![name_of(endpoint_of_config(config, Duration::from_secs(1)))]
+            }
+            #[cfg(feature = "redis")]
+            Self::Pool(_) => vec!["pool".into()],
+            #[cfg(feature = "test-util")]
+            Self::Scripted(nodes) => {
+                let nodes = nodes.nodes.iter();
+                nodes
+                    .map(|node| format!("{:p}", Arc::as_ptr(node)))
+                    .collect()
+            }
+            #[cfg(feature = "test-util")]
+            Self::Simulated(numbers, _) => numbers
+                .clone()
+                .map(|number| format!("sim-{number}"))
+                .collect(),
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+fn endpoint_of_url(url: &str, connect_timeout: Duration) -> Result<Endpoint, BuildError> {
+    let endpoint = Endpoint::from_url(url, connect_timeout);
+    endpoint.map_err(|why| BuildError::new("url", without_credentials(url), why))
+}
+
+#[cfg(feature = "redis")]
+fn endpoint_of_config(
+    config: &deadpool_redis::Config,
+    connect_timeout: Duration,
+) -> Result<Endpoint, BuildError> {
+    let endpoint = Endpoint::from_config(config, connect_timeout);
+    endpoint.map_err(|why| {
+        let url = config.url.as_deref().map(without_credentials);
+        let url = url.unwrap_or_else(|| "a configuration without a url".into());
+        BuildError::new("pool_config", url, why)
+    })
+}
+
+#[cfg(feature = "redis")]
+fn name_of(endpoint: Result<Endpoint, BuildError>) -> String {
+    // An endpoint that is refused is reported when its node is made.
+    endpoint.map_or_else(
+        |error| error.to_string(),
+        |endpoint| endpoint.name.to_string(),
+    )
+}
+
+#[cfg(feature = "redis")]
+fn redis_node(
+    setting: &'static str,
+    endpoint: Endpoint,
+    settings: &NodeSettings,
+    names: &[Arc<str>],
+) -> Result<Arc<dyn Node>, BuildError> {
+    if names.contains(&endpoint.name) {
+        let remedy = "it is listed twice; list it once, because a majority must be of independent servers, and a group \
+                      that stays keeps its name";
+        return Err(BuildError::new(setting, &endpoint.name, remedy));
+    }
+    let guard = settings.guard.clone();
+    Ok(Arc::new(RedisNode::new(endpoint, settings.timeouts, guard)))
+}
+
+/// Shows no URL and no pool: both carry credentials.
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedded(count) => write!(f, "Embedded({count})"),
+            #[cfg(feature = "redis")]
+            Self::Url(url) => write!(f, "Url({})", without_credentials(url)),
+            #[cfg(feature = "redis")]
+            Self::PoolConfig(_) => f.write_str("PoolConfig(..)"),
+            #[cfg(feature = "redis")]
+            Self::Pool(_) => f.write_str("Pool(..)"),
+            #[cfg(feature = "test-util")]
+            Self::Scripted(nodes) => write!(f, "Scripted({})", nodes.nodes.len()),
+            #[cfg(feature = "test-util")]
+            Self::Simulated(numbers, _) => write!(f, "Simulated({numbers:?})"),
+        }
+    }
+}

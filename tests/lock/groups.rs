@@ -1,0 +1,509 @@
+//! Several groups of nodes: which group locks a key, one lock over several groups, and what a failure touches.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use support::{ms, secs};
+use tokio::time::{Instant, advance, sleep, timeout};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{
+    KeyState, LockError, LockKey, LostReason, NodeGroup, NodeState, Readiness, Redlock,
+    RedlockBuilder, Released,
+};
+
+/// Groups with the names `0`, `1` and so on.
+pub(crate) fn groups<const N: usize>() -> [ScriptedNodes; N] {
+    std::array::from_fn(|_| ScriptedNodes::new(3))
+}
+
+pub(crate) fn builder(groups: &[ScriptedNodes]) -> RedlockBuilder {
+    let builder = Redlock::builder().ttl(secs(10)).wait(secs(60));
+    let groups = groups.iter().map(|nodes| NodeGroup::new().scripted(nodes));
+    groups.fold(builder, RedlockBuilder::node_group)
+}
+
+/// Keys that belong to the groups, one each: `keys_of(..)[2]` to the third.
+pub(crate) async fn keys_of(redlock: &Redlock, count: usize) -> Vec<LockKey> {
+    let mut keys = Vec::new();
+    for group in 0..count {
+        keys.push(key_of(redlock, &group.to_string(), 0).await);
+    }
+    keys
+}
+
+/// The key with a number of those that belong to a group.
+pub(crate) async fn key_of(redlock: &Redlock, group: &str, number: usize) -> LockKey {
+    let mut found = 0;
+    for candidate in 0.. {
+        let key = LockKey::from(("account", candidate));
+        if *redlock.inspect(&key).await.group == *group {
+            if found == number {
+                return key;
+            }
+            found += 1;
+        }
+    }
+    unreachable!("a group has keys")
+}
+
+fn total(nodes: &ScriptedNodes) -> usize {
+    nodes.locks().iter().sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_key_is_locked_in_its_group_only() {
+    let groups = groups::<3>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 3).await;
+    for (number, key) in keys.iter().enumerate() {
+        let guard = redlock.lock(key).await.unwrap();
+        sleep(ms(1)).await;
+        for (other, nodes) in groups.iter().enumerate() {
+            assert_eq!(total(nodes), if other == number { 3 } else { 0 });
+        }
+        assert_eq!(guard.keys(), [key.clone()]);
+        assert_eq!(guard.release().await, Ok(Released::Freed));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_processes_find_the_key_in_the_same_group_whatever_the_order_of_the_groups() {
+    let [north, south] = groups();
+    let [n, s] = [("north", &north), ("south", &south)]
+        .map(|(name, nodes)| NodeGroup::new().name(name).scripted(nodes));
+    let one = Redlock::builder()
+        .node_group(n.clone())
+        .node_group(s.clone());
+    let other = Redlock::builder().node_group(s).node_group(n);
+    let (one, other) = (one.build().unwrap(), other.build().unwrap());
+    for number in 0..50 {
+        let guard = one.try_lock(("account", number)).await.unwrap();
+        let refused = other.try_lock(("account", number)).await;
+        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        drop(guard);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_several_groups_are_one_lock() {
+    let groups = groups::<3>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 3).await;
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    let sorted: BTreeSet<_> = keys.iter().cloned().collect();
+    assert!(guard.keys().iter().eq(&sorted));
+    assert_eq!(guard.key(), &guard.keys()[0]);
+    let token = guard.fencing_token();
+    assert!(token.is_some());
+    for key in &keys {
+        assert_eq!(guard.fencing_token_of(key), token);
+        assert_eq!(redlock.inspect(key).await.fencing_token(), token);
+        let refused = redlock.try_lock(key).await;
+        assert!(matches!(refused, Err(LockError::Contended { .. })));
+    }
+    let handle = guard.handle();
+    assert!(handle.is_valid());
+    assert_eq!(guard.release().await, Ok(Released::Freed));
+    assert!(!handle.is_valid());
+    assert_eq!(handle.lost().await, LostReason::Released);
+    sleep(ms(1)).await;
+    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
+    let later = redlock.try_lock(&keys[1]).await.unwrap();
+    assert!(later.fencing_token() > token);
+}
+
+/// The last share ends the lock in all groups, wherever it is.
+#[tokio::test(start_paused = true)]
+async fn upgraded_handle_keeps_the_keys_of_all_groups() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    let share = guard.handle().upgrade().unwrap();
+    assert_eq!(guard.release().await, Ok(Released::Shared));
+    sleep(secs(60)).await;
+    assert!(share.is_valid());
+    assert_eq!(share.keys(), {
+        let mut keys = keys.clone();
+        keys.sort();
+        keys
+    });
+    drop(share);
+    sleep(ms(1)).await;
+    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
+    assert!(redlock.drain(secs(1)).await.is_clean());
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_key_stays_locked_if_one_group_refuses() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    for (number, key) in keys.iter().enumerate() {
+        let held = redlock.lock(key).await.unwrap();
+        let refused = redlock.lock_all(&keys).wait(ms(0)).await;
+        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        let other = redlock.try_lock(&keys[1 - number]).await;
+        assert!(other.is_ok(), "{other:?}");
+        drop((held, other));
+        sleep(ms(1)).await;
+    }
+    for node in 0..2 {
+        groups[1].set(node, Gate::Failing);
+    }
+    let refused = redlock.lock_all(&keys).wait(ms(0)).await;
+    assert!(
+        matches!(refused, Err(LockError::Unavailable { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
+    // And at once, without a wait for the own release.
+    assert!(redlock.try_lock(&keys[0]).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_request_leaves_no_key_in_any_group() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let held = redlock.lock(&keys[1]).await.unwrap();
+    let asked = timeout(ms(100), redlock.lock_all(&keys)).await;
+    assert!(asked.is_err(), "the second group is locked");
+    drop(held);
+    sleep(ms(10)).await;
+    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
+    assert!(redlock.lock_all(&keys).wait(ms(0)).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_over_several_groups_waits_for_each_of_them() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    for key in &keys {
+        let held = redlock.lock(key).await.unwrap();
+        let token = held.fencing_token();
+        let waiting = tokio::spawn(redlock.lock_all(&keys).into_future());
+        sleep(ms(300)).await;
+        drop(held);
+        let guard = waiting.await.unwrap().unwrap();
+        assert!(guard.fencing_token() > token);
+        drop(guard);
+        sleep(ms(1)).await;
+    }
+}
+
+/// The fence of the second group is far ahead, so the first one gets the token of the second.
+#[tokio::test(start_paused = true)]
+async fn all_groups_get_the_highest_token() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let ahead = 8_000_000_000_000_000;
+    for node in 0..3 {
+        let foreign = crate::common::Foreign::of(&keys[1]);
+        foreign.acquire_with(&groups[1], node, ahead, ms(10));
+    }
+    advance(ms(20)).await;
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    let token = guard.fencing_token();
+    assert!(token.is_some_and(|token| token.as_u64() > ahead));
+    for key in &keys {
+        assert_eq!(guard.fencing_token_of(key), token);
+        assert_eq!(redlock.inspect(key).await.fencing_token(), token);
+    }
+    // Renewals go on with it.
+    sleep(secs(60)).await;
+    assert!(guard.is_valid());
+    drop(guard);
+    sleep(ms(1)).await;
+    let later = redlock.try_lock(&keys[0]).await.unwrap();
+    assert!(later.fencing_token() > token);
+}
+
+/// A fence that cannot be raised is no lock.
+#[tokio::test(start_paused = true)]
+async fn token_that_a_group_does_not_take_is_not_granted() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    for node in 0..3 {
+        let foreign = crate::common::Foreign::of(&keys[1]);
+        foreign.acquire_with(&groups[1], node, 8_000_000_000_000_000, ms(10));
+        groups[0].set_for(node, OpKind::Confirm, Gate::Never);
+    }
+    advance(ms(20)).await;
+    let refused = redlock.lock_all(&keys).await;
+    assert!(
+        matches!(refused, Err(LockError::Unavailable { .. })),
+        "{refused:?}"
+    );
+    sleep(ms(1)).await;
+    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_in_one_group_is_the_loss_of_the_lock() {
+    for lost in 0..2 {
+        let groups = groups::<2>();
+        let redlock = builder(&groups).build().unwrap();
+        let keys = keys_of(&redlock, 2).await;
+        let guard = redlock.lock_all(&keys).await.unwrap();
+        (0..3).for_each(|node| groups[lost].wipe(node));
+        let began = Instant::now();
+        assert_eq!(guard.lost().await, LostReason::Gone);
+        assert!(began.elapsed() < secs(4), "told at the next renewal");
+        assert!(!guard.is_valid());
+        assert!(guard.extend(secs(10)).await.is_err());
+        drop(guard);
+        sleep(ms(1)).await;
+        assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
+    }
+}
+
+/// The validity is that of the group that ends first.
+#[tokio::test(start_paused = true)]
+async fn validity_ends_with_the_first_group() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).renew(false).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    for node in 0..3 {
+        groups[1].set_for(node, OpKind::Acquire, Gate::Slow(ms(40)));
+    }
+    let asked = Instant::now();
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    assert!(guard.valid_for() < secs(10) - asked.elapsed());
+    let reason = guard.lost().await;
+    assert_eq!(reason, LostReason::Expired);
+    assert!(asked.elapsed() < secs(10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn extension_extends_all_groups() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).renew(false).max_ttl(secs(30));
+    let redlock = redlock.build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    guard.extend(secs(30)).await.unwrap();
+    assert!(guard.valid_for() > secs(29));
+    sleep(secs(20)).await;
+    assert!(guard.is_valid());
+    assert_eq!(groups.map(|nodes| nodes.locks()), [[1; 3], [1; 3]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_of_one_group_touches_its_keys_only() {
+    let groups = groups::<3>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 3).await;
+    let guard = redlock.lock(&keys[0]).await.unwrap();
+    (0..3).for_each(|node| groups[1].set(node, Gate::Down));
+    for (number, key) in keys.iter().enumerate().skip(1) {
+        let asked = Instant::now();
+        let locked = redlock.try_lock(key).await;
+        assert_eq!(asked.elapsed(), ms(0));
+        match number {
+            1 => assert!(matches!(locked, Err(LockError::Unavailable { .. }))),
+            _ => assert!(locked.is_ok()),
+        }
+    }
+    sleep(secs(30)).await;
+    assert!(guard.is_valid());
+    let health = redlock.health().await;
+    let states: Vec<_> = health
+        .groups
+        .iter()
+        .map(|group| (&*group.name, group.readiness()))
+        .collect();
+    let expected = [
+        ("0", Readiness::Ready),
+        ("1", Readiness::Down),
+        ("2", Readiness::Ready),
+    ];
+    assert_eq!(states, expected);
+    assert_eq!(health.readiness(), Readiness::Degraded);
+    assert!(health.has_quorum());
+    assert_eq!((health.nodes.len(), health.needed, health.up()), (9, 6, 6));
+    let down = health
+        .nodes
+        .iter()
+        .filter(|node| node.state != NodeState::Up);
+    assert_eq!(down.count(), 3);
+}
+
+/// Callers that lock overlapping sets in different orders, in three processes.
+#[tokio::test(start_paused = true)]
+async fn sets_of_several_groups_are_locked_without_a_deadlock() {
+    let groups = groups::<3>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 3).await;
+    let inside = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
+    let mut jobs = Vec::new();
+    for process in 0..3 {
+        let redlock = builder(&groups).wait(secs(600)).build().unwrap();
+        for set in [[0, 1], [1, 2], [2, 0]] {
+            let set = set.map(|number| keys[number].clone());
+            let (redlock, inside) = (redlock.clone(), Arc::clone(&inside));
+            jobs.push(tokio::spawn(async move {
+                for round in 0..10 {
+                    let guard = redlock.lock_all(&set).await.unwrap();
+                    for key in &set {
+                        assert!(
+                            inside.lock().unwrap().insert(key.clone()),
+                            "two hold {key:?}"
+                        );
+                    }
+                    sleep(ms(1 + (round + process) % 3)).await;
+                    for key in &set {
+                        inside.lock().unwrap().remove(key);
+                    }
+                    assert_eq!(guard.release().await, Ok(Released::Freed));
+                }
+            }));
+        }
+    }
+    for job in jobs {
+        timeout(secs(600), job).await.expect("no deadlock").unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_and_slots_work_in_several_groups() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let one = redlock.lock_all(&keys).shared().await.unwrap();
+    let other = redlock.lock_all(&keys).shared().wait(ms(0)).await.unwrap();
+    assert!(redlock.try_lock(&keys[1]).await.is_err());
+    drop((one, other));
+    sleep(ms(1)).await;
+    let slots = |count| redlock.lock_all(&keys).slots(count).wait(ms(0));
+    let (one, other) = (slots(2).await.unwrap(), slots(2).await.unwrap());
+    assert!(matches!(slots(2).await, Err(LockError::Contended { .. })));
+    assert_eq!((one.keys().len(), other.keys().len()), (2, 2));
+    // All slots of a key are in its group, where inspections find them.
+    for slot in one.keys().iter().chain(other.keys()) {
+        let inspection = redlock.inspect(slot).await;
+        assert!(
+            matches!(inspection.state(), Some(KeyState::Held { .. })),
+            "{slot:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_and_revoke_keys_of_every_group() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    for key in &keys {
+        let inspection = redlock.inspect(key).await;
+        assert_eq!(inspection.nodes.len(), 3);
+        assert!(inspection.next.is_none());
+    }
+    let revoked = redlock.revoke(&keys[1]).await.unwrap();
+    assert_eq!(revoked.held, 3);
+    assert_eq!(guard.lost().await, LostReason::Revoked);
+    assert!(redlock.try_lock(&keys[1]).await.is_ok());
+    // The other key is still this caller's, until it drops the guard.
+    assert!(redlock.try_lock(&keys[0]).await.is_err());
+    drop(guard);
+    sleep(ms(1)).await;
+    assert!(redlock.try_lock(&keys[0]).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn executions_are_recorded_in_the_group_of_their_key() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    for key in keys_of(&redlock, 2).await {
+        for replayed in [false, true] {
+            let once = redlock.once(&key).run(|_| async { Ok::<_, ()>(7) });
+            assert_eq!(once.await.unwrap().is_replayed(), replayed);
+        }
+        assert!(redlock.inspect(&key).await.is_recorded());
+    }
+    for nodes in &groups {
+        assert_eq!(nodes.sent(0, OpKind::Record), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_waits_for_the_locks_of_all_groups() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    let draining = tokio::spawn({
+        let redlock = redlock.clone();
+        async move { redlock.drain(secs(5)).await }
+    });
+    sleep(secs(1)).await;
+    assert!(matches!(
+        redlock.lock(&keys[1]).await,
+        Err(LockError::Closed)
+    ));
+    drop(guard);
+    let drained = draining.await.unwrap();
+    assert!(drained.is_clean());
+    assert_eq!(drained.released, 2, "one for each group");
+    assert_eq!(groups.iter().map(total).sum::<usize>(), 0);
+}
+
+#[test]
+fn settings_of_groups_that_cannot_work_are_refused() {
+    let nodes = ScriptedNodes::new(3);
+    let group = || NodeGroup::new().scripted(&nodes);
+    let other = || NodeGroup::new().embedded(3);
+    for (builder, parts) in [
+        (
+            Redlock::builder().embedded(3).node_group(group()),
+            ["group", "belongs to one group"],
+        ),
+        (
+            Redlock::builder()
+                .node_group(group())
+                .node_group(NodeGroup::new()),
+            ["group 1", "no node in it"],
+        ),
+        (
+            Redlock::builder()
+                .node_group(group().name("a"))
+                .node_group(other().name("a")),
+            ["is a:", "two groups have this name"],
+        ),
+        (
+            Redlock::builder()
+                .node_group(group().name("1"))
+                .node_group(other()),
+            ["is 1:", "two groups have this name"],
+        ),
+        (
+            Redlock::builder()
+                .node_group(group())
+                .moving_to(Vec::<NodeGroup>::new()),
+            ["moving_to", "no group to move to"],
+        ),
+        (
+            Redlock::builder().node_group(group()).moving_to([other()]),
+            ["moving_to", "another name"],
+        ),
+        (
+            Redlock::builder()
+                .group(["redis://127.0.0.1:7001"])
+                .group(["redis://127.0.0.1:7001"]),
+            ["127.0.0.1:7001", "listed twice"],
+        ),
+        (
+            Redlock::builder()
+                .group(["redis://127.0.0.1:7001"])
+                .moving_to([("eu", ["redis://127.0.0.1:7001"])]),
+            ["127.0.0.1:7001", "keeps its name"],
+        ),
+    ] {
+        let error = builder.build().unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}

@@ -1,0 +1,582 @@
+//! `moving_to`: processes that know the present groups, both, or the new ones, while keys move.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use support::{ms, secs};
+use tokio::time::{Instant, advance, sleep, timeout};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{
+    FencingToken, KeyState, LockError, LockGuard, LockKey, LostReason, NodeGroup, OnceError,
+    Outcome, Readiness, Redlock, RedlockBuilder, Released,
+};
+
+use crate::common::Foreign;
+use crate::groups::{builder, groups, key_of};
+
+/// Processes at each step of a change from some of the groups to others.
+struct Steps {
+    old: Redlock,
+    both: Redlock,
+    new: Redlock,
+}
+
+fn named(groups: &[ScriptedNodes]) -> Vec<NodeGroup> {
+    let groups = groups.iter().enumerate();
+    let named = groups.map(|(name, nodes)| NodeGroup::new().name(name.to_string()).scripted(nodes));
+    named.collect()
+}
+
+impl Steps {
+    fn with(
+        old: &[ScriptedNodes],
+        new: &[ScriptedNodes],
+        set: impl Fn(RedlockBuilder) -> RedlockBuilder,
+    ) -> Self {
+        let both = builder(old).moving_to(named(new));
+        let [old, both, new] = [builder(old), both, builder(new)].map(|builder| {
+            let built = set(builder).build();
+            built.unwrap()
+        });
+        Self { old, both, new }
+    }
+
+    fn from(old: &[ScriptedNodes], new: &[ScriptedNodes]) -> Self {
+        Self::with(old, new, |builder| builder)
+    }
+
+    /// A key that moves from one group to the other, with a number.
+    async fn moving(&self, from: &str, to: &str, number: usize) -> LockKey {
+        let mut found = 0;
+        for candidate in 0.. {
+            let key = key_of(&self.old, from, candidate).await;
+            if *self.new.inspect(&key).await.group == *to {
+                if found == number {
+                    return key;
+                }
+                found += 1;
+            }
+        }
+        unreachable!("some key moves")
+    }
+}
+
+fn total(nodes: &ScriptedNodes) -> usize {
+    nodes.locks().iter().sum()
+}
+
+async fn is_held(by: &Redlock, key: &LockKey) -> bool {
+    match by.try_lock(key).await {
+        Ok(guard) => {
+            guard.release().await.unwrap();
+            false
+        }
+        Err(LockError::Contended { .. }) => true,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn process_that_moves_excludes_those_before_and_after_it() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    for (holder, others) in [
+        (&steps.old, [&steps.both, &steps.both]),
+        (&steps.both, [&steps.old, &steps.new]),
+        (&steps.new, [&steps.both, &steps.both]),
+    ] {
+        let guard = holder.lock(&key).await.unwrap();
+        for other in others {
+            assert!(is_held(other, &key).await);
+        }
+        assert_eq!(guard.release().await, Ok(Released::Freed));
+        sleep(ms(1)).await;
+        for other in others {
+            assert!(!is_held(other, &key).await);
+        }
+    }
+    // What the rules forbid: these do not know of each other.
+    let guard = steps.old.lock(&key).await.unwrap();
+    assert!(!is_held(&steps.new, &key).await);
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_keys_that_move_are_locked_twice() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let (moves, stays) = (
+        steps.moving("0", "1", 0).await,
+        steps.moving("0", "0", 0).await,
+    );
+    let guard = steps.both.lock(&stays).await.unwrap();
+    assert_eq!([total(&all[0]), total(&all[1])], [3, 0]);
+    drop(guard);
+    sleep(ms(1)).await;
+    let guard = steps.both.lock(&moves).await.unwrap();
+    assert_eq!([total(&all[0]), total(&all[1])], [3, 3]);
+    // The new group takes the token of the present one, so no fence has to be raised.
+    let confirmed = all.iter().map(|nodes| nodes.sent(0, OpKind::Confirm));
+    assert_eq!(confirmed.sum::<usize>(), 0);
+    assert_eq!(guard.keys(), [moves.clone()]);
+    assert_eq!(guard.fencing_token_of(&moves), guard.fencing_token());
+    drop(guard);
+    sleep(ms(1)).await;
+    let guard = steps.both.lock_all([&moves, &stays]).await.unwrap();
+    assert_eq!(guard.keys().len(), 2);
+    sleep(secs(60)).await;
+    assert!(guard.is_valid());
+    assert_eq!([total(&all[0]), total(&all[1])], [6, 3]);
+    assert_eq!(guard.release().await, Ok(Released::Freed));
+    sleep(ms(1)).await;
+    assert_eq!([total(&all[0]), total(&all[1])], [0, 0]);
+}
+
+/// Gives the nodes of a group fences that are far ahead.
+fn put_ahead(nodes: &ScriptedNodes, key: &LockKey, ahead: u64) {
+    for node in 0..3 {
+        Foreign::of(key).acquire_with(nodes, node, ahead, ms(10));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_rise_from_step_to_step_whichever_group_is_ahead() {
+    for ahead in [None, Some(0), Some(1)] {
+        let all = groups::<2>();
+        let steps = Steps::from(&all[..1], &all);
+        let key = steps.moving("0", "1", 0).await;
+        if let Some(ahead) = ahead {
+            put_ahead(&all[ahead], &key, 8_000_000_000_000_000);
+            advance(ms(20)).await;
+        }
+        let Steps { old, both, new } = &steps;
+        let mut last = None;
+        for redlock in [old, both, old, both, both, new, both, new] {
+            if ahead == Some(1) && last.is_none() {
+                // The old processes cannot know what is ahead of them.
+                last = Some(both.lock(&key).await.unwrap().fencing_token());
+                sleep(ms(1)).await;
+            }
+            let guard = redlock.lock(&key).await.unwrap();
+            let token = guard.fencing_token();
+            assert!(last < Some(token), "{last:?} before {token:?}");
+            last = Some(token);
+            guard.release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_of_the_new_group_frees_the_old_one() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let (moves, stays) = (
+        steps.moving("0", "1", 0).await,
+        steps.moving("0", "0", 0).await,
+    );
+    (0..2).for_each(|node| all[1].set(node, Gate::Failing));
+    let refused = steps.both.try_lock(&moves).await;
+    assert!(matches!(refused, Err(LockError::Unavailable { .. })));
+    assert_eq!(total(&all[0]), 0);
+    assert!(steps.old.try_lock(&moves).await.is_ok());
+    assert!(steps.both.try_lock(&stays).await.is_ok());
+    let health = steps.both.health().await;
+    assert_eq!(health.readiness(), Readiness::Degraded);
+    let states: Vec<_> = health
+        .groups
+        .iter()
+        .map(|group| group.readiness())
+        .collect();
+    assert_eq!(states, [Readiness::Ready, Readiness::Down]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_in_either_group_is_the_loss_of_the_lock() {
+    for lost in 0..2 {
+        let all = groups::<2>();
+        let steps = Steps::from(&all[..1], &all);
+        let key = steps.moving("0", "1", 0).await;
+        let guard = steps.both.lock(&key).await.unwrap();
+        (0..3).for_each(|node| all[lost].wipe(node));
+        assert_eq!(guard.lost().await, LostReason::Gone);
+        assert!(!guard.is_valid());
+    }
+}
+
+/// A key that moves to a group before its own in the order of all locks is not waited for there while the other group is
+/// held, and is locked all the same.
+#[tokio::test(start_paused = true)]
+async fn caller_waits_for_a_key_in_whichever_order_it_moves() {
+    let all = groups::<2>();
+    for (old, new, from, to) in [
+        (&all[..1], &all[..], "0", "1"),
+        (&all[..], &all[..1], "1", "0"),
+    ] {
+        let steps = Steps::from(old, new);
+        let key = steps.moving(from, to, 0).await;
+        for holder in [&steps.old, &steps.new, &steps.both] {
+            let held = holder.lock(&key).await.unwrap();
+            let waiting = tokio::spawn(steps.both.lock(&key).into_future());
+            sleep(secs(2)).await;
+            assert!(!waiting.is_finished());
+            let (token, began) = (held.fencing_token(), Instant::now());
+            drop(held);
+            let guard = waiting.await.unwrap().unwrap();
+            assert!(began.elapsed() < secs(1), "{:?}", began.elapsed());
+            assert!(guard.fencing_token() > token);
+            drop(guard);
+            sleep(ms(1)).await;
+        }
+        let held = steps.new.lock(&key).await.unwrap();
+        let asked = Instant::now();
+        let refused = steps.both.lock(&key).wait(secs(3)).await;
+        assert!(matches!(refused, Err(LockError::Contended { .. })));
+        assert!(
+            (secs(2)..secs(4)).contains(&asked.elapsed()),
+            "{:?}",
+            asked.elapsed()
+        );
+        drop(held);
+        sleep(ms(1)).await;
+        assert_eq!([total(&all[0]), total(&all[1])], [0, 0]);
+    }
+}
+
+/// In the order of all locks, the new processes take the key that moves first, and the others take it last.
+#[tokio::test(start_paused = true)]
+async fn sets_are_locked_without_a_deadlock_while_a_group_is_removed() {
+    let all = groups::<3>();
+    let steps = Steps::with(&all, &all[..2], |builder| builder.wait(secs(600)));
+    let (moves, stays) = (
+        steps.moving("2", "0", 0).await,
+        steps.moving("1", "1", 0).await,
+    );
+    let inside = Arc::new(AtomicUsize::new(0));
+    let mut jobs = Vec::new();
+    for redlock in [&steps.both, &steps.new, &steps.both, &steps.new] {
+        let (redlock, inside) = (redlock.clone(), Arc::clone(&inside));
+        let set = [moves.clone(), stays.clone()];
+        jobs.push(tokio::spawn(async move {
+            for _ in 0..20 {
+                let guard = redlock.lock_all(&set).await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                sleep(ms(3)).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                drop(guard);
+            }
+        }));
+    }
+    let began = Instant::now();
+    for job in jobs {
+        timeout(secs(600), job).await.expect("no deadlock").unwrap();
+    }
+    // 80 holds of 3 ms; with a deadlock, each would last until the end of a wait.
+    assert!(began.elapsed() < secs(60), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_slots_and_least_times_hold_in_both_groups() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    let Steps { old, both, new } = &steps;
+    let reader = both.lock(&key).shared().await.unwrap();
+    for other in [old, new] {
+        assert!(is_held(other, &key).await);
+        assert!(other.try_lock(&key).shared().await.is_ok());
+    }
+    drop(reader);
+    sleep(ms(1)).await;
+    // The slots of a key move with it.
+    for beside in [old, new] {
+        let slot = both.try_lock(&key).slots(2).await.unwrap();
+        let other = beside.try_lock(&key).slots(2).await.unwrap();
+        for third in [beside, both] {
+            let third = third.try_lock(&key).slots(2).await;
+            assert!(matches!(third, Err(LockError::Contended { .. })));
+        }
+        drop((slot, other));
+        sleep(ms(1)).await;
+    }
+    let guard = both.lock(&key).hold_at_least(secs(5)).await.unwrap();
+    assert_eq!(guard.release().await, Ok(Released::Freed));
+    assert!(is_held(old, &key).await && is_held(new, &key).await);
+    sleep(secs(6)).await;
+    assert!(!is_held(old, &key).await && !is_held(new, &key).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_and_free_a_key_in_both_groups() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    let guard = steps.both.lock(&key).await.unwrap();
+    let inspection = steps.both.inspect(&key).await;
+    let next = inspection.next.as_ref().unwrap();
+    assert_eq!((&*inspection.group, &*next.group), ("0", "1"));
+    for inspection in [&inspection, next] {
+        assert!(matches!(inspection.state(), Some(KeyState::Held { .. })));
+        assert_eq!(inspection.fencing_token(), guard.fencing_token());
+    }
+    assert_eq!(steps.both.revoke(&key).await.unwrap().held, 6);
+    assert_eq!(guard.lost().await, LostReason::Revoked);
+    assert!(!is_held(&steps.old, &key).await && !is_held(&steps.new, &key).await);
+    assert_eq!([total(&all[0]), total(&all[1])], [0, 0]);
+}
+
+async fn execute(
+    redlock: &Redlock,
+    key: &LockKey,
+    result: u32,
+) -> Result<Outcome<u32>, OnceError<(), u32>> {
+    let once = redlock.once(key).wait(secs(5)).retention(secs(86_400));
+    once.run(move |_| async move { Ok(result) }).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn executions_are_replayed_by_the_processes_of_the_next_step() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let Steps { old, both, new } = &steps;
+    let orders = [
+        (old, vec![both]),
+        (both, vec![old, new, both]),
+        (new, vec![both]),
+    ];
+    for (number, (first, later)) in orders.into_iter().enumerate() {
+        let key = steps.moving("0", "1", number).await;
+        assert_eq!(execute(first, &key, 1).await, Ok(Outcome::Executed(1)));
+        for redlock in later {
+            assert_eq!(execute(redlock, &key, 2).await, Ok(Outcome::Replayed(1)));
+        }
+    }
+    let large = steps.moving("0", "1", 9).await;
+    let text = "x".repeat(60_000);
+    let run = |redlock: &Redlock| {
+        let (once, text) = (redlock.once(&large), text.clone());
+        once.run(move |_| async move { Ok::<_, ()>(text) })
+    };
+    assert_eq!(run(new).await, Ok(Outcome::Executed(text.clone())));
+    assert_eq!(run(both).await, Ok(Outcome::Replayed(text.clone())));
+    sleep(ms(10)).await;
+    assert_eq!([total(&all[0]), total(&all[1])], [0, 0]);
+    assert!(both.drain(secs(1)).await.is_clean());
+}
+
+#[tokio::test(start_paused = true)]
+async fn executions_of_different_steps_wait_for_each_other() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let Steps { old, both, new } = &steps;
+    for (number, (first, second)) in [(old, both), (both, old), (both, new), (new, both)]
+        .into_iter()
+        .enumerate()
+    {
+        let key = steps.moving("0", "1", number).await;
+        let slow = first.once(&key).run(|execution| async move {
+            sleep(secs(2)).await;
+            assert!(execution.is_valid());
+            Ok::<_, ()>(execution.fencing_token().unwrap())
+        });
+        let slow = tokio::spawn(slow);
+        sleep(ms(100)).await;
+        let waiting = second.once(&key).wait(secs(5));
+        let replayed = waiting
+            .run(|_| async { Err::<FencingToken, _>(()) })
+            .await
+            .unwrap();
+        let executed = slow.await.unwrap().unwrap();
+        assert!(replayed.is_replayed());
+        assert_eq!(replayed.into_inner(), executed.into_inner());
+    }
+}
+
+/// Both groups get the same token, also if the fence of the new group is ahead.
+#[tokio::test(start_paused = true)]
+async fn execution_has_one_token_in_both_groups() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    put_ahead(&all[1], &key, 8_000_000_000_000_000);
+    advance(ms(20)).await;
+    let executed = steps
+        .both
+        .once(&key)
+        .run(|execution| async move { Ok::<_, ()>(execution.fencing_token().unwrap()) });
+    let token = executed.await.unwrap().into_inner();
+    assert!(token.as_u64() > 8_000_000_000_000_000);
+    let inspection = steps.both.inspect(&key).await;
+    assert_eq!(inspection.fencing_token(), Some(token));
+    assert_eq!(inspection.next.unwrap().fencing_token(), Some(token));
+}
+
+#[tokio::test(start_paused = true)]
+async fn result_that_one_group_did_not_record_is_not_recorded() {
+    for failing in 0..2 {
+        let all = groups::<2>();
+        let steps = Steps::from(&all[..1], &all);
+        let key = steps.moving("0", "1", 0).await;
+        (0..2).for_each(|node| all[failing].set_for(node, OpKind::Record, Gate::Failing));
+        let executed = execute(&steps.both, &key, 1).await;
+        assert_eq!(executed, Err(OnceError::Unrecorded(1)));
+        (0..2).for_each(|node| all[failing].set(node, Gate::Ready));
+        sleep(secs(20)).await;
+        // The other group has it.
+        assert_eq!(
+            execute(&steps.both, &key, 2).await,
+            Ok(Outcome::Replayed(1))
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn execution_of_unknown_outcome_is_unknown_to_the_next_step() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let Steps { old, both, new } = &steps;
+    for (number, (first, second)) in [(old, both), (both, old), (both, new), (new, both)]
+        .into_iter()
+        .enumerate()
+    {
+        let key = steps.moving("0", "1", number).await;
+        let failed = first.once(&key).at_most_once(true);
+        let failed = failed.run(|_| async { Err::<u32, _>("no") }).await;
+        assert_eq!(failed, Err(OnceError::Work("no")));
+        let later = second.once(&key).at_most_once(true).wait(secs(1));
+        let later = later.run(|_| async { Ok::<u32, &str>(1) }).await;
+        assert_eq!(later, Err(OnceError::Unknown));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn execution_that_is_refused_in_the_new_group_leaves_nothing() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    (0..2).for_each(|node| all[1].set(node, Gate::Failing));
+    let refused = steps.both.once(&key).at_most_once(true);
+    let refused = refused.run(|_| async { Ok::<u32, ()>(1) }).await;
+    assert!(matches!(
+        refused,
+        Err(OnceError::Lock(LockError::Unavailable { .. }))
+    ));
+    assert_eq!(total(&all[0]), 0);
+    let executed = steps.old.once(&key).at_most_once(true);
+    let executed = executed.run(|_| async { Ok::<u32, ()>(1) }).await;
+    assert_eq!(executed, Ok(Outcome::Executed(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_requests_leave_nothing_in_either_group() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    let slow = Gate::Slow(ms(10));
+    for nodes in &all {
+        (0..3).for_each(|node| nodes.set(node, slow));
+    }
+    for after in 0..60 {
+        drop(timeout(ms(after), steps.both.lock(&key)).await);
+        let once = steps.both.once(("order", after));
+        let once = once.run(|_| async { Ok::<u32, ()>(1) });
+        drop(timeout(ms(after), once).await);
+        sleep(ms(200)).await;
+        assert_eq!(
+            [total(&all[0]), total(&all[1])],
+            [0, 0],
+            "dropped after {after} ms"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn leaders_of_different_steps_exclude_each_other() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    let leading = Arc::new(AtomicUsize::new(0));
+    for redlock in [&steps.old, &steps.both] {
+        let leading = Arc::clone(&leading);
+        tokio::spawn(redlock.lead(&key, move |guard| {
+            let leading = Arc::clone(&leading);
+            async move {
+                assert_eq!(leading.fetch_add(1, Ordering::SeqCst), 0);
+                sleep(ms(500)).await;
+                leading.fetch_sub(1, Ordering::SeqCst);
+                drop(guard);
+            }
+        }));
+    }
+    sleep(secs(20)).await;
+}
+
+/// What a storage sees while all processes change to the new groups, as the procedure has it.
+#[derive(Debug, Default)]
+struct Storage {
+    inside: BTreeMap<LockKey, usize>,
+    tokens: BTreeMap<LockKey, FencingToken>,
+    grants: usize,
+}
+
+impl Storage {
+    fn enter(&mut self, guard: &LockGuard, process: usize) {
+        let token = guard.fencing_token().unwrap();
+        for key in guard.keys() {
+            let other = self.inside.insert(key.clone(), process);
+            assert_eq!(other, None, "two hold {key:?}");
+            let last = self.tokens.insert(key.clone(), token);
+            assert!(last < Some(token), "{key:?}: {last:?} before {token}");
+        }
+        self.grants += 1;
+    }
+}
+
+/// One, two, three groups and back to two, with a process at a time.
+#[tokio::test(start_paused = true)]
+async fn groups_change_under_load_without_two_holders() {
+    let all = groups::<3>();
+    let storage = Arc::new(Mutex::new(Storage::default()));
+    let mut layouts = vec![builder(&all[..1])];
+    for [from, to] in [[1, 2], [2, 3], [3, 2]] {
+        layouts.push(builder(&all[..from]).moving_to(named(&all[..to])));
+        layouts.push(builder(&all[..to]));
+    }
+    let mut running: Vec<Option<(Redlock, tokio::task::JoinHandle<()>)>> = vec![None, None, None];
+    for layout in layouts {
+        for process in 0..running.len() {
+            if let Some((redlock, load)) = running[process].take() {
+                assert!(redlock.drain(secs(30)).await.is_clean());
+                load.await.unwrap();
+            }
+            let redlock = layout.clone().build().unwrap();
+            let load = load(redlock.clone(), Arc::clone(&storage), process);
+            running[process] = Some((redlock, tokio::spawn(load)));
+            sleep(secs(1)).await;
+        }
+        // The ttl and `max_hold`, which no lock reaches here.
+        sleep(secs(10)).await;
+    }
+    let grants = storage.lock().unwrap().grants;
+    assert!(grants > 2_000, "{grants}");
+}
+
+/// Locks keys until the process is drained.
+async fn load(redlock: Redlock, storage: Arc<Mutex<Storage>>, process: usize) {
+    for round in 0.. {
+        let number = (round * 7 + process) % 5;
+        let keys = [("account", number), ("account", (number + round % 3) % 5)];
+        let guard = match redlock.lock_all(keys).await {
+            Ok(guard) => guard,
+            Err(LockError::Closed) => return,
+            Err(error) => panic!("{error}"),
+        };
+        storage.lock().unwrap().enter(&guard, process);
+        sleep(ms(5)).await;
+        for key in guard.keys() {
+            storage.lock().unwrap().inside.remove(key);
+        }
+        guard.release().await.unwrap();
+    }
+}
