@@ -61,7 +61,7 @@ async fn each_key_is_locked_in_its_group_only() {
         for (other, nodes) in groups.iter().enumerate() {
             assert_eq!(total(nodes), if other == number { 3 } else { 0 });
         }
-        assert_eq!(guard.keys(), [key.clone()]);
+        assert_eq!(guard.keys(), std::slice::from_ref(key));
         assert_eq!(guard.release().await, Ok(Released::Freed));
     }
 }

@@ -120,7 +120,7 @@ async fn only_keys_that_move_are_locked_twice() {
     // The new group takes the token of the present one, so no fence has to be raised.
     let confirmed = all.iter().map(|nodes| nodes.sent(0, OpKind::Confirm));
     assert_eq!(confirmed.sum::<usize>(), 0);
-    assert_eq!(guard.keys(), [moves.clone()]);
+    assert_eq!(guard.keys(), std::slice::from_ref(&moves));
     assert_eq!(guard.fencing_token_of(&moves), guard.fencing_token());
     drop(guard);
     sleep(ms(1)).await;
@@ -545,14 +545,14 @@ async fn groups_change_under_load_without_two_holders() {
     }
     let mut running: Vec<Option<(Redlock, tokio::task::JoinHandle<()>)>> = vec![None, None, None];
     for layout in layouts {
-        for process in 0..running.len() {
-            if let Some((redlock, load)) = running[process].take() {
+        for (process, running) in running.iter_mut().enumerate() {
+            if let Some((redlock, load)) = running.take() {
                 assert!(redlock.drain(secs(30)).await.is_clean());
                 load.await.unwrap();
             }
             let redlock = layout.clone().build().unwrap();
             let load = load(redlock.clone(), Arc::clone(&storage), process);
-            running[process] = Some((redlock, tokio::spawn(load)));
+            *running = Some((redlock, tokio::spawn(load)));
             sleep(secs(1)).await;
         }
         // The ttl and `max_hold`, which no lock reaches here.
