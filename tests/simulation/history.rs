@@ -250,17 +250,18 @@ impl History {
 
     /// Returns what is wrong with it. `exclusive`: two holders must never both be valid.
     /// `pauses`: when which process stood still. `idle`: how long no lock may be held while
-    /// a request waits, if that is bounded.
+    /// a request waits, if that is bounded. `attempts`: of how many a lock consists, at most.
     pub(crate) fn violations(
         &self,
         exclusive: bool,
         pauses: &[(usize, Duration, Duration)],
         idle: Option<Duration>,
+        attempts: u32,
     ) -> Vec<String> {
         let book = self.book();
         let mut found = book.wrong.clone();
         for wait in &book.waits {
-            found.extend(wait.too_long(pauses));
+            found.extend(wait.too_long(pauses, attempts));
             let idle = idle.filter(|idle| wait.is_vain(*idle, &book.leases));
             found.extend(idle.map(|idle| format!("no lock was held for {idle:?}: {wait:?}")));
         }
@@ -342,7 +343,7 @@ impl Book {
 
 impl Wait {
     /// Returns what is wrong if it took longer than it may. An attempt under way at the end goes on.
-    fn too_long(&self, pauses: &[(usize, Duration, Duration)]) -> Option<String> {
+    fn too_long(&self, pauses: &[(usize, Duration, Duration)], attempts: u32) -> Option<String> {
         let paused: Duration = pauses
             .iter()
             .filter(|(process, from, to)| {
@@ -350,7 +351,7 @@ impl Wait {
             })
             .map(|(_, from, to)| *to - *from)
             .sum();
-        let due = self.asked + self.wait + ATTEMPT + paused;
+        let due = self.asked + self.wait + attempts * ATTEMPT + paused;
         (self.answered > due).then(|| format!("an answer was due at {due:?}: {self:?}"))
     }
 

@@ -19,6 +19,8 @@
 //!   while no lock is held, also if no release signal arrives.
 //! * A process that is drained listens for nothing.
 //!
+//! The same holds while processes change from some groups of nodes to others, each when it may.
+//!
 //! Of requests with an idempotency key, which are sent through the shipped layer in simulations of their
 //! own, with nodes that keep their memory:
 //!
@@ -58,6 +60,7 @@ mod network;
 mod orders;
 mod plan;
 mod process;
+mod resize;
 mod simulation;
 
 /// How many seeds are run if nothing else is asked for.
@@ -65,20 +68,41 @@ const SEEDS: u64 = 10_000;
 
 #[test]
 fn seeds_keep_exclusion_and_token_order_and_leave_no_lock() {
-    let (total, _) = run_users("users", Plan::from_seed);
+    let (total, _) = run_users("users", SEEDS, Plan::from_seed);
     assert_eq!(total.shared, 0);
 }
 
 #[test]
 fn seeds_keep_readers_and_writers_apart_and_leave_no_lock() {
-    let (total, is_long) = run_users("readers and writers", Plan::of_readers);
+    let (total, is_long) = run_users("readers and writers", SEEDS, Plan::of_readers);
     let shared = total.shared;
     assert!(!is_long || shared > 50, "too tame: {shared} at once");
 }
 
+#[test]
+fn seeds_keep_exclusion_and_token_order_while_the_groups_change() {
+    run_users("changes of the groups", SEEDS / 2, Plan::of_resize);
+}
+
+/// The checker sees two holders if no process locks in both groups.
+#[test]
+fn seeds_find_two_holders_where_no_process_knows_both_layouts() {
+    let found = (0..100).filter(|seed| {
+        let violations = simulate(*seed, &Plan::of_reckless_resize(*seed)).violations;
+        violations
+            .iter()
+            .any(|violation| violation.contains("both valid"))
+    });
+    let found = found.count();
+    say(&format!(
+        "simulation: two layouts at once: two holders in {found} of 100 seeds"
+    ));
+    assert!(found > 10, "{found}");
+}
+
 /// Runs seeds, and returns what they came to, and whether it must not be too tame.
-fn run_users(name: &str, plan: fn(u64) -> Plan) -> (Total, bool) {
-    let seeds = asked_seeds().unwrap_or(0..SEEDS);
+fn run_users(name: &str, most: u64, plan: fn(u64) -> Plan) -> (Total, bool) {
+    let seeds = asked_seeds().unwrap_or(0..most);
     let (began, single) = (Instant::now(), seeds.end - seeds.start == 1);
     let next = AtomicU64::new(seeds.start);
     let threads = available_parallelism().map_or(1, NonZero::get);
@@ -101,7 +125,7 @@ fn run_users(name: &str, plan: fn(u64) -> Plan) -> (Total, bool) {
     if let Some((seed, violation)) = total.failed.first() {
         panic!("seed {seed}: violated: {violation}");
     }
-    let is_long = seeds.end - seeds.start >= SEEDS;
+    let is_long = seeds.end - seeds.start >= most;
     if is_long {
         let counts = total.counts;
         let all = [
@@ -126,6 +150,7 @@ fn lost_release_signals_never_keep_a_waiter_from_a_free_lock() {
     for seed in asked_seeds().unwrap_or(0..300) {
         check(seed, &Plan::from_seed(seed).calmed());
         check(seed, &Plan::of_readers(seed).calmed());
+        check(seed, &Plan::of_resize(seed).calmed());
     }
 }
 
@@ -208,6 +233,12 @@ fn seed_gives_the_same_run_every_time() {
         let plan = Plan::of_orders(seed);
         let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
         assert_eq!(first.story, second.story, "seed {seed} of orders");
+        let plan = Plan::of_resize(seed);
+        let (first, second) = (simulate(seed, &plan), simulate(seed, &plan));
+        assert_eq!(
+            first.story, second.story,
+            "seed {seed} of a change of the groups"
+        );
     }
 }
 

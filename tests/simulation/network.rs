@@ -819,16 +819,19 @@ impl State {
 
 /// What the checker asks.
 impl State {
-    /// Returns the last attempt of a process to lock these keys.
+    /// Returns the last attempt of a process to lock these keys, or those of them that are in one group.
     pub(crate) fn latest_attempt(
         &self,
         process: usize,
         names: &[KeyNames],
         is_shared: bool,
     ) -> Option<Attempt> {
-        let key = (process, lock_names(names), is_shared);
-        let owner = self.latest.get(&key)?;
-        self.attempts.get(owner).copied()
+        let all = lock_names(names);
+        let of_lock = self.latest.iter().filter(|((by, locked, shared), _)| {
+            *by == process && *shared == is_shared && locked.iter().all(|name| all.contains(name))
+        });
+        let attempts = of_lock.filter_map(|(_, owner)| self.attempts.get(owner).copied());
+        attempts.max_by_key(|attempt| attempt.began)
     }
 
     /// Returns the locks that are held, as nodes and the processes that hold them there, without

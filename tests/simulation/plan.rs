@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
+use crate::resize::{Resize, STAGES, Step};
+
 /// The longest ttl that any lock is asked for with.
 pub(crate) const MAX_TTL: Duration = ms(1_000);
 /// How long a node that lost its memory stays out.
@@ -33,6 +35,8 @@ pub(crate) struct Plan {
     pub(crate) healthy: bool,
     /// Whether users share half of their locks with others.
     pub(crate) shares: bool,
+    /// How the groups of nodes change, if there are several.
+    pub(crate) resize: Option<Resize>,
 }
 
 #[derive(Debug, Clone)]
@@ -139,12 +143,7 @@ impl Plan {
                 })
                 .collect(),
         };
-        // More than one could add up to more than a guard may bear.
-        let mut stepped = false;
-        faults.retain(|(_, fault)| {
-            let steps = matches!(fault, Fault::Step { .. });
-            !(steps && std::mem::replace(&mut stepped, true))
-        });
+        keep_one_step(&mut faults);
         // A late request comes at the most dangerous instant, if there is one.
         let flush = |fault: &&(Duration, Fault)| matches!(fault.1, Fault::Flush { .. });
         let flushed = faults.iter().find(flush).map(|(at, _)| *at);
@@ -167,7 +166,41 @@ impl Plan {
             faults,
             healthy: false,
             shares: false,
+            resize: None,
         }
+    }
+
+    /// Users, half of whom share, while processes change to other groups of nodes.
+    pub(crate) fn of_resize(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed ^ 0x0005_1235);
+        let resize = Resize::draw(&mut rng);
+        let mut plan = Self::from_seed(seed);
+        plan.shares = rng.bool();
+        let process = plan.processes[0].clone();
+        plan.processes.resize(resize.steps.len(), process);
+        for process in &mut plan.processes {
+            process.starts = Duration::ZERO;
+            process.skew = up_to(&mut rng, MAX_SKEW);
+        }
+        let node = plan.nodes[0].clone();
+        plan.nodes.resize(resize.nodes(), node);
+        for (_, fault) in &mut plan.faults {
+            *fault = Fault::draw(&mut rng, plan.nodes.len(), plan.processes.len());
+        }
+        keep_one_step(&mut plan.faults);
+        plan.resize = Some(resize);
+        plan
+    }
+
+    /// The same without the rule: processes know the old groups or the new ones, and none knows both.
+    pub(crate) fn of_reckless_resize(seed: u64) -> Self {
+        let mut plan = Self::of_resize(seed).calmed();
+        plan.shares = false;
+        if let Some(resize) = &mut plan.resize {
+            resize.waits = false;
+            resize.steps = vec![Step::Old, Step::Old, Step::New, Step::New];
+        }
+        plan
     }
 
     /// The same with nothing going wrong but that releases are not told of.
@@ -242,6 +275,12 @@ impl Plan {
     pub(crate) fn longest_poll(&self) -> Duration {
         let polls = self.processes.iter().map(|process| process.poll_interval);
         polls.max().unwrap_or_default().max(ms(250))
+    }
+
+    /// Returns how many attempts a lock takes, at most: one in each group, and one to raise tokens, or to release what
+    /// it has when a group refuses.
+    pub(crate) fn attempts(&self) -> u32 {
+        self.resize.as_ref().map_or(1, |_| STAGES + 1)
     }
 
     /// Whether the clocks run so that two holders must never both be within their validity.
@@ -342,6 +381,15 @@ impl Fault {
             _ => Self::Kill { process },
         }
     }
+}
+
+/// Leaves the first step of clocks: more than one could add up to more than a guard may bear.
+fn keep_one_step(faults: &mut Vec<(Duration, Fault)>) {
+    let mut stepped = false;
+    faults.retain(|(_, fault)| {
+        let steps = matches!(fault, Fault::Step { .. });
+        !(steps && std::mem::replace(&mut stepped, true))
+    });
 }
 
 /// Draws a duration of whole milliseconds: simulated time has no smaller unit.

@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tower_redlock::protocol::{LockKeys, Namespace};
-use tower_redlock::test_util::SimEnv;
+use tower_redlock::test_util::{SimEnv, SimNetwork};
 use tower_redlock::{Drained, LockGuard, Redlock, RestartGuard};
 
 use crate::history::{History, LeaseId};
 use crate::network::{Line, Network};
 use crate::orders::{Customer, Ledger};
 use crate::plan::{MAX_TTL, NODE_TIMEOUT, Plan, ms, up_to};
+use crate::resize::Step;
 
 /// What all wall clocks show at the beginning, but for the skew of each.
 const WALL_EPOCH: Duration = Duration::from_secs(1_700_000_000);
@@ -35,6 +36,8 @@ pub(crate) struct Process {
     /// How far its clock has come.
     pub(crate) now: Duration,
     users: Vec<oneshot::Receiver<()>>,
+    /// Has a permit once the users may begin.
+    begin: Arc<Semaphore>,
     drained: Option<oneshot::Receiver<Drained>>,
 }
 
@@ -75,8 +78,16 @@ impl Process {
             epoch,
             sent: Arc::clone(&sent),
         };
-        let redlock = Redlock::builder()
-            .simulated(plan.nodes.len(), Arc::new(line))
+        let line: Arc<dyn SimNetwork> = Arc::new(line);
+        let (builder, waits_to_begin) = match &plan.resize {
+            None => (Redlock::builder().simulated(plan.nodes.len(), line), false),
+            Some(resize) => {
+                let step = resize.steps[index];
+                (resize.groups(step, &line), step == Step::New)
+            }
+        };
+        let begin = Arc::new(Semaphore::new(usize::from(!waits_to_begin)));
+        let redlock = builder
             .ttl(MAX_TTL)
             .node_timeout(NODE_TIMEOUT)
             .renew(plan.processes[index].renews)
@@ -97,7 +108,10 @@ impl Process {
             };
             let (done, is_done) = oneshot::channel();
             let (wishes, starts) = (*wishes, plan.processes[index].starts);
+            let begin = Arc::clone(&begin);
             tokio::spawn(async move {
+                // Never closed.
+                drop(begin.acquire().await);
                 sleep(starts).await;
                 user.live(wishes).await;
                 drop(done);
@@ -139,7 +153,15 @@ impl Process {
             redlock,
             now: Duration::ZERO,
             users,
+            begin,
             drained: None,
+        }
+    }
+
+    /// Lets the users begin, if they have to wait for that.
+    pub(crate) fn begin(&self) {
+        if self.begin.available_permits() == 0 {
+            self.begin.add_permits(1);
         }
     }
 

@@ -11,6 +11,7 @@ use crate::network::Network;
 use crate::orders::{Ledger, OrderCounts};
 use crate::plan::{Fault, MAX_TTL, Plan, ms};
 use crate::process::Process;
+use crate::resize::{Resize, Step};
 
 /// How far time goes on at most before everybody must be done.
 const LONGEST: Duration = Duration::from_secs(120);
@@ -42,6 +43,8 @@ struct Simulation {
     processes: Vec<Process>,
     /// How far time has come.
     now: Duration,
+    /// How the groups change, and when the last process that knew only the old ones has ended.
+    resize: Option<(Resize, Option<Duration>)>,
     /// When which process stood still, with the instant in which it goes on.
     pauses: Vec<(usize, Duration, Duration)>,
     keys: Vec<KeyNames>,
@@ -62,6 +65,7 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         history,
         now: Duration::ZERO,
         pauses: pauses(plan),
+        resize: plan.resize.clone().map(|resize| (resize, None)),
         keys: keys.expect("the keys are short"),
     };
     simulation
@@ -77,7 +81,8 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
     } = simulation;
     let state = network.state();
     let idle = plan.is_calm().then(|| plan.longest_poll() + IDLE);
-    let mut violations = history.violations(plan.clocks_are_steady(), &pauses, idle);
+    let mut violations =
+        history.violations(plan.clocks_are_steady(), &pauses, idle, plan.attempts());
     violations.extend(ledger.violations(plan));
     violations.extend(state.orders.wrong.iter().cloned());
     Outcome {
@@ -104,7 +109,25 @@ impl Simulation {
                 return;
             }
             working.retain(|index| self.is_working(*index));
+            self.begin_the_new(&working);
             self.go_on(self.now + ms(10));
+        }
+    }
+
+    /// Lets the processes that know only the new groups begin, when they may.
+    fn begin_the_new(&mut self, working: &[usize]) {
+        let Some((resize, ended)) = &mut self.resize else {
+            return;
+        };
+        let is = |index: usize, step| resize.steps[index] == step;
+        if !working.iter().any(|index| is(*index, Step::Old)) {
+            ended.get_or_insert(self.now);
+        }
+        let ended = if resize.waits { *ended } else { Some(self.now) };
+        if ended.is_some_and(|ended| resize.begins(ended) <= self.now) {
+            let new = self.processes.iter().enumerate();
+            let new = new.filter(|(index, _)| is(*index, Step::New));
+            new.for_each(|(_, process)| process.begin());
         }
     }
 
