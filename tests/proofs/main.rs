@@ -13,6 +13,7 @@ mod kleppmann;
 mod node_contract;
 mod record_contract;
 mod record_rounds;
+mod resize;
 mod round_cases;
 mod second_phase;
 mod shared_contract;

@@ -14,5 +14,5 @@
 //! and for how long, but not what the clients are doing at that instant.
 
 mod clients;
-mod faults;
-mod history;
+pub(crate) mod faults;
+pub(crate) mod history;

@@ -1,0 +1,210 @@
+//! One, two and three groups of real servers, one after the other, while clients contend for keys.
+//!
+//! Three lock services, each like a process of its own, change as `RedlockBuilder::moving_to` says: one after the other
+//! to a layout that moves, and when the last service without it has ended and its locks certainly have, one after the
+//! other to the new groups. Everything that clients hold and write goes into the history of the chaos test, which checks
+//! it. Without the step that locks keys in both groups, it finds two holders.
+//!
+//! For longer phases:
+//!
+//! ```sh
+//! RESIZE_SECONDS=20 cargo test -p tests --test proofs resize
+//! ```
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use support::{Cluster, Random};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tower_redlock::{
+    FencingToken, LockError, LockGuard, NodeGroup, Redlock, RedlockBuilder, RestartGuard,
+};
+
+use crate::chaos::faults::{NOISE, SETS, say, setting};
+use crate::chaos::history::{History, Record, check, check_storage, unpoisoned};
+
+const TTL: Duration = Duration::from_secs(1);
+const SERVICES: u64 = 3;
+const CLIENTS: u64 = 4;
+
+/// By these names, of the four keys one moves twice, two move once, and one stays.
+const NAMES: [&str; 3] = ["north", "south", "west"];
+
+/// The numbers of groups, one after the other.
+const SIZES: [usize; 4] = [1, 2, 3, 2];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn groups_change_under_load_with_one_holder_and_rising_tokens() {
+    let history = resize(true).await;
+    say(&history.to_string());
+    if let Some(first) = history.violations.first() {
+        let count = history.violations.len();
+        panic!("violated: {first} ({count} violations)");
+    }
+    assert!(history.records.len() > 100, "too tame");
+    assert!(history.counted("refused", "contended") > 0, "too tame");
+    assert_eq!(history.counted("refused", "unavailable"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn groups_that_change_without_the_step_in_both_have_two_holders() {
+    let history = resize(false).await;
+    let count = history.violations.len();
+    say(&format!(
+        "resize: without the step in both groups: {count} violations"
+    ));
+    assert!(count > 0, "the checker sees nothing");
+}
+
+/// A lock service with its clients.
+struct Service {
+    redlock: Redlock,
+    is_over: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+/// Changes the groups under load, with the step that locks keys in both or without.
+async fn resize(in_both: bool) -> History {
+    let clusters: Vec<Cluster> = NAMES.iter().map(|_| Cluster::start(3)).collect();
+    let groups: Vec<NodeGroup> = clusters.iter().zip(NAMES).map(group).collect();
+    let history: Arc<Mutex<History>> = Arc::default();
+    let phase = Duration::from_secs(setting("RESIZE_SECONDS").unwrap_or(1));
+    let mut services: Vec<Service> = Vec::new();
+    for number in 0..SERVICES {
+        services.push(Service::start(of(&groups[..1]), number, &history));
+    }
+    for sizes in SIZES.windows(2) {
+        let (old, new) = (&groups[..sizes[0]], &groups[..sizes[1]]);
+        let moving = of(old).moving_to(new.iter().cloned());
+        let steps = if in_both {
+            vec![moving, of(new)]
+        } else {
+            vec![of(new)]
+        };
+        for builder in steps {
+            for (number, service) in (0..SERVICES).zip(&mut services) {
+                sleep(phase).await;
+                service.end().await;
+                *service = Service::start(builder.clone(), number, &history);
+            }
+            if in_both {
+                // Locks that were not released in order end by their ttl.
+                sleep(TTL).await;
+            }
+        }
+    }
+    for service in &mut services {
+        service.end().await;
+    }
+    for cluster in &clusters {
+        cluster.wait_until_free(TTL + NOISE).await;
+    }
+    let mut history = std::mem::take(&mut *unpoisoned(&history));
+    let found = [check(&history.records), check_storage(&history.storage)];
+    history.violations.extend(found.into_iter().flatten());
+    history
+}
+
+fn group((cluster, name): (&Cluster, &str)) -> NodeGroup {
+    NodeGroup::new().name(name).urls(cluster.urls())
+}
+
+fn of(groups: &[NodeGroup]) -> RedlockBuilder {
+    let builder = Redlock::builder()
+        .ttl(TTL)
+        .node_timeout(Duration::from_millis(500))
+        .restart_guard(RestartGuard::Off);
+    groups
+        .iter()
+        .cloned()
+        .fold(builder, RedlockBuilder::node_group)
+}
+
+impl Service {
+    fn start(builder: RedlockBuilder, number: u64, history: &Arc<Mutex<History>>) -> Self {
+        let redlock = builder.build().expect("the settings are valid");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let clients = (0..CLIENTS).map(|client| {
+            let client = Client {
+                redlock: redlock.clone(),
+                random: Random(number * CLIENTS + client),
+                history: Arc::clone(history),
+                is_over: Arc::clone(&is_over),
+            };
+            tokio::spawn(client.run())
+        });
+        Self {
+            clients: clients.collect(),
+            redlock,
+            is_over,
+        }
+    }
+
+    async fn end(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let drained = self.redlock.drain(Duration::from_secs(10)).await;
+        assert!(drained.is_clean(), "{drained:?}");
+        for client in self.clients.drain(..) {
+            client
+                .await
+                .expect("no client meets an error that is not its lot");
+        }
+    }
+}
+
+struct Client {
+    redlock: Redlock,
+    random: Random,
+    history: Arc<Mutex<History>>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Client {
+    async fn run(mut self) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            let keys = self.random.one_of(&SETS);
+            let wait = self.random.one_of(&[0, 300, 2_000]);
+            let begun = Instant::now();
+            let request = self.redlock.lock_all(keys.iter().copied());
+            let why = match request.wait(Duration::from_millis(wait)).await {
+                Ok(guard) => {
+                    let record = Record {
+                        keys,
+                        token: guard.fencing_token().map(FencingToken::as_u64),
+                        begun,
+                        granted: Instant::now(),
+                        known_valid: None,
+                    };
+                    self.hold(guard, record).await;
+                    continue;
+                }
+                Err(LockError::Contended { .. }) => "contended",
+                Err(LockError::Unavailable { .. }) => "unavailable",
+                Err(LockError::Closed) => return,
+                Err(other) => panic!("{other:?}"),
+            };
+            unpoisoned(&self.history).count("refused", why);
+            sleep(self.random.up_to(Duration::from_millis(20))).await;
+        }
+    }
+
+    async fn hold(&mut self, guard: LockGuard, mut record: Record) {
+        unpoisoned(&self.history).on_grant(&record, &guard.handle());
+        for _ in 0..self.random.one_of(&[1, 3]) {
+            sleep(self.random.up_to(Duration::from_millis(5))).await;
+            let mut history = unpoisoned(&self.history);
+            let is_accepted = history.storage.write(&record);
+            if guard.is_valid() {
+                record.known_valid = Some(Instant::now());
+                if !is_accepted {
+                    let refused = format!("the write of a valid holder is refused: {record:?}");
+                    history.violations.push(refused);
+                }
+            }
+        }
+        unpoisoned(&self.history).records.push(record);
+        drop(guard.release().await);
+    }
+}
