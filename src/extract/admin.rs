@@ -65,7 +65,9 @@ async fn inspect(State(redlock): State<Redlock>, Path(key): Path<String>) -> Res
         // No majority agrees, for whatever reason.
         None => StatusCode::SERVICE_UNAVAILABLE,
     };
-    answer(status, &body(&key, &inspection))
+    let mut shown = body(&inspection);
+    shown["key"] = json!(key);
+    answer(status, &shown)
 }
 
 async fn revoke(State(redlock): State<Redlock>, Path(key): Path<String>) -> Response {
@@ -91,7 +93,7 @@ async fn revoke(State(redlock): State<Redlock>, Path(key): Path<String>) -> Resp
     }
 }
 
-fn body(key: &str, inspection: &Inspection) -> Value {
+fn body(inspection: &Inspection) -> Value {
     let nodes = inspection.nodes.iter().map(|node| match &node.outcome {
         Ok(known) => {
             let mut entry = state(Some(known.state));
@@ -108,11 +110,14 @@ fn body(key: &str, inspection: &Inspection) -> Value {
     });
     let nodes: Vec<Value> = nodes.collect();
     let mut body = state(inspection.state());
-    body["key"] = json!(key);
+    body["group"] = json!(&*inspection.group);
     body["fencing_token"] = json!(inspection.fencing_token().map(|token| token.as_u64()));
     body["recorded"] = json!(inspection.is_recorded());
     body["needed"] = json!(inspection.needed);
     body["nodes"] = json!(nodes);
+    if let Some(next) = &inspection.next {
+        body["next"] = self::body(next);
+    }
     body
 }
 

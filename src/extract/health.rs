@@ -6,7 +6,7 @@ use axum::routing::get;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 
-use crate::lock::{Health, NodeHealth, Redlock};
+use crate::lock::{GroupHealth, Health, NodeHealth, Redlock};
 use crate::middleware::escape_json;
 use crate::node::{NodeState, whole_seconds};
 
@@ -32,15 +32,22 @@ pub fn health_router(redlock: Redlock) -> Router {
 
 /// JSON with `status` (a [`Readiness`](crate::Readiness) in lower case), `quorum`, `needed` and
 /// `nodes`; 200 while a majority may vote, else 503. Caches must not store it.
+///
+/// If there are several groups, `groups` has the same of each, and 200 means that a majority of one group may vote: the
+/// failure of another group is none of this process, so an orchestrator must not restart it or take it out of service.
 impl IntoResponse for Health {
     fn into_response(self) -> Response {
-        let nodes: Vec<String> = self.nodes.iter().map(node).collect();
+        let groups: Vec<String> = self.groups.iter().map(group).collect();
+        let groups = match groups.len() {
+            0 | 1 => String::new(),
+            _ => format!(r#","groups":[{}]"#, groups.join(",")),
+        };
         let body = format!(
-            r#"{{"status":"{}","quorum":{},"needed":{},"nodes":[{}]}}"#,
+            r#"{{"status":"{}","quorum":{},"needed":{},"nodes":{}{groups}}}"#,
             self.readiness(),
             self.has_quorum(),
             self.needed,
-            nodes.join(",")
+            nodes(&self.nodes)
         );
         let status = if self.has_quorum() {
             StatusCode::OK
@@ -53,6 +60,22 @@ impl IntoResponse for Health {
         ];
         (status, headers, body).into_response()
     }
+}
+
+fn group(health: &GroupHealth) -> String {
+    format!(
+        r#"{{"group":"{}","status":"{}","quorum":{},"needed":{},"nodes":{}}}"#,
+        escape_json(&health.name),
+        health.readiness(),
+        health.has_quorum(),
+        health.needed,
+        nodes(&health.nodes)
+    )
+}
+
+fn nodes(nodes: &[NodeHealth]) -> String {
+    let nodes: Vec<String> = nodes.iter().map(node).collect();
+    format!("[{}]", nodes.join(","))
 }
 
 fn node(health: &NodeHealth) -> String {

@@ -6,6 +6,7 @@ mod custom_rejections;
 mod dropped_requests;
 mod early_release;
 mod extractors;
+mod groups;
 mod hostile_requests;
 mod key_combinators;
 mod key_extractors;

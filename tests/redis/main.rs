@@ -7,6 +7,7 @@ mod addresses;
 mod batches;
 mod contention;
 mod fencing_off;
+mod groups;
 mod harness;
 mod idle_runtimes;
 mod judge;

@@ -1,0 +1,212 @@
+//! Groups of real servers: what the failure of a whole group does to the keys of the others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use support::{Cluster, Deadline, RedisServer, alone};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tower_redlock::{
+    LockError, LockKey, NodeFailure, Readiness, Redlock, RedlockBuilder, RestartGuard,
+};
+
+const TTL: Duration = Duration::from_secs(1);
+
+/// How long the load lasts before the failure, and as long after it.
+const LOAD: Duration = Duration::from_secs(2);
+
+fn builder(clusters: &[Cluster]) -> RedlockBuilder {
+    let builder = Redlock::builder().ttl(TTL).restart_guard(RestartGuard::Off);
+    let groups = clusters.iter().map(Cluster::urls);
+    groups.fold(builder, RedlockBuilder::group)
+}
+
+/// Keys of a group.
+async fn keys_of(redlock: &Redlock, group: &str, count: usize) -> Vec<LockKey> {
+    let mut keys = Vec::new();
+    for number in 0.. {
+        let key = LockKey::from(("account", number));
+        if *redlock.inspect(&key).await.group == *group {
+            keys.push(key);
+        }
+        if keys.len() == count {
+            break;
+        }
+    }
+    keys
+}
+
+/// Clients that lock the keys of one group, and how long each lock took.
+struct Load {
+    is_over: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<Vec<(Instant, Duration, Result<(), LockError>)>>>,
+}
+
+impl Load {
+    async fn start(redlock: &Redlock, group: &str) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let keys = keys_of(redlock, group, 4).await.into_iter();
+        let clients = keys.map(|key| {
+            let (redlock, is_over) = (redlock.clone(), Arc::clone(&is_over));
+            tokio::spawn(async move {
+                let mut locks = Vec::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    let began = Instant::now();
+                    let locked = redlock.try_lock(&key).await;
+                    locks.push((
+                        began,
+                        began.elapsed(),
+                        locked.as_ref().map(drop).map_err(Clone::clone),
+                    ));
+                    if let Ok(guard) = locked {
+                        drop(guard.release().await);
+                    }
+                    sleep(Duration::from_millis(1)).await;
+                }
+                locks
+            })
+        });
+        Self {
+            clients: clients.collect(),
+            is_over,
+        }
+    }
+
+    async fn end(self) -> Vec<(Instant, Duration, Result<(), LockError>)> {
+        self.is_over.store(true, Ordering::Relaxed);
+        let mut all = Vec::new();
+        for client in self.clients {
+            all.extend(client.await.unwrap());
+        }
+        all
+    }
+}
+
+/// The time within which 99 of a hundred were locked.
+fn p99(times: impl Iterator<Item = Duration>) -> Duration {
+    let mut times: Vec<_> = times.collect();
+    times.sort_unstable();
+    times[times.len() * 99 / 100]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_of_a_whole_group_leaves_the_keys_of_the_other_alone() {
+    let _alone = alone().await;
+    let mut clusters = [Cluster::start(3), Cluster::start(3)];
+    // Long, so that a busy machine makes no node late.
+    let redlock = builder(&clusters).node_timeout(TTL / 2).build().unwrap();
+    let load = Load::start(&redlock, "0").await;
+    let dying = Load::start(&redlock, "1").await;
+    sleep(LOAD).await;
+    let killed = Instant::now();
+    clusters[1].servers.iter_mut().for_each(RedisServer::kill);
+    sleep(LOAD).await;
+    let health = redlock.health().await;
+    let (alive, dying) = (load.end().await, dying.end().await);
+    let refused = alive.iter().filter(|(_, _, locked)| locked.is_err());
+    assert_eq!(refused.count(), 0);
+    let of = |is_after: bool| {
+        let times = alive
+            .iter()
+            .filter(move |(began, ..)| (*began >= killed) == is_after);
+        times.map(|(_, took, _)| *took)
+    };
+    assert!(of(true).count() > 100, "too tame");
+    let (before, after) = (p99(of(false)), p99(of(true)));
+    println!(
+        "p99 of the other group: {before:?} before the kill, {after:?} after it ({} and {} locks)",
+        of(false).count(),
+        of(true).count()
+    );
+    // Once the connections are known to be broken, its keys are refused, and nothing else happens to them.
+    let late = dying
+        .iter()
+        .filter(|(began, ..)| *began > killed + Duration::from_millis(500));
+    for (_, _, locked) in late {
+        assert!(
+            matches!(locked, Err(LockError::Unavailable { .. })),
+            "{locked:?}"
+        );
+    }
+    let readiness: Vec<_> = health
+        .groups
+        .iter()
+        .map(|group| group.readiness())
+        .collect();
+    assert_eq!(readiness, [Readiness::Ready, Readiness::Down]);
+    assert_eq!(health.readiness(), Readiness::Degraded);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn group_that_restarts_empty_is_quarantined_alone() {
+    let _alone = alone().await;
+    let mut clusters = [Cluster::start(3), Cluster::start(3)];
+    let window = 3 * TTL;
+    let redlock = builder(&clusters).restart_guard(RestartGuard::For(window));
+    let redlock = redlock.build().unwrap();
+    let keys = [
+        keys_of(&redlock, "0", 1).await.remove(0),
+        keys_of(&redlock, "1", 1).await.remove(0),
+    ];
+    for key in &keys {
+        wait_until_locked(&redlock, key).await;
+    }
+    clusters[1]
+        .servers
+        .iter_mut()
+        .for_each(RedisServer::restart);
+    let deadline = Deadline::after(Duration::from_secs(10));
+    loop {
+        let health = redlock.health().await;
+        assert!(redlock.try_lock(&keys[0]).await.is_ok());
+        if health.groups[1].readiness() == Readiness::Quarantined {
+            assert_eq!(health.groups[0].readiness(), Readiness::Ready);
+            assert_eq!(health.readiness(), Readiness::Degraded);
+            break;
+        }
+        assert!(!deadline.is_over(), "{health:?}");
+        sleep(Duration::from_millis(10)).await;
+    }
+    let Err(LockError::Unavailable { nodes, .. }) = redlock.try_lock(&keys[1]).await else {
+        panic!("its servers have forgotten all locks");
+    };
+    let is_quarantined = |node: &NodeFailure| matches!(node, NodeFailure::Quarantined { .. });
+    assert!(nodes.iter().any(is_quarantined), "{nodes:?}");
+    wait_until_locked(&redlock, &keys[1]).await;
+}
+
+async fn wait_until_locked(redlock: &Redlock, key: &LockKey) {
+    let deadline = Deadline::after(Duration::from_secs(20));
+    while let Err(error) = redlock.try_lock(key).await {
+        assert!(!deadline.is_over(), "{error}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A majority must be of independent servers, also if their groups differ: two names of one server are found by its
+/// run id, and neither votes, as within a group.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_of_two_groups_votes_in_neither() {
+    let cluster = Cluster::start(2);
+    let [one, other] = [&cluster.servers[0], &cluster.servers[1]];
+    let alias = one.url().replace("127.0.0.1", "localhost");
+    let redlock = Redlock::builder()
+        .group([one.url()])
+        .group([alias])
+        .group([other.url()])
+        .restart_guard(RestartGuard::Off)
+        .build()
+        .unwrap();
+    for group in ["0", "1", "2"] {
+        let key = keys_of(&redlock, group, 1).await.remove(0);
+        drop(redlock.try_lock(&key).await);
+    }
+    let health = redlock.health().await;
+    let ready: Vec<_> = health
+        .groups
+        .iter()
+        .map(|group| group.has_quorum())
+        .collect();
+    assert_eq!(ready, [false, false, true], "{health:?}");
+}
