@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::lock::builder::{RedlockBuilder, RestartGuard};
 use crate::lock::error::{BuildError, Variables, without_credentials};
+use crate::lock::node_group::NodeGroup;
 
 /// Settings of a [`RedlockBuilder`] as data: from the environment ([`from_env`](Self::from_env)) or, with the feature
 /// `serde`, from a configuration file.
@@ -36,7 +37,8 @@ use crate::lock::error::{BuildError, Variables, without_credentials};
 /// # In a configuration file
 ///
 /// With the feature `serde`, it can be deserialized, as a part of the program's own configuration. `urls` is a list, or
-/// text with commas as in the variable. Names that are no settings are errors:
+/// text with commas as in the variable; of several groups, it is a list of lists, or of maps with the fields `name` and
+/// `urls`. Names that are no settings are errors:
 ///
 #[cfg_attr(feature = "serde", doc = "```")]
 #[cfg_attr(not(feature = "serde"), doc = "```ignore")]
@@ -69,11 +71,10 @@ use crate::lock::error::{BuildError, Variables, without_credentials};
     serde(default, deny_unknown_fields)
 )]
 pub struct RedlockConfig {
-    #[cfg_attr(
-        feature = "serde",
-        serde(deserialize_with = "deserialize::server_urls")
-    )]
-    urls: Vec<ServerUrl>,
+    #[cfg_attr(feature = "serde", serde(deserialize_with = "deserialize::groups"))]
+    urls: Vec<ServerGroup>,
+    #[cfg_attr(feature = "serde", serde(deserialize_with = "deserialize::groups"))]
+    moving_to: Vec<ServerGroup>,
     namespace: Option<String>,
     ttl: Option<Time>,
     max_ttl: Option<Time>,
@@ -97,6 +98,10 @@ impl RedlockConfig {
     /// Reads the environment: `REDLOCK_URLS`, the URLs with commas between them, and for each other setting a variable
     /// with its name, such as `REDLOCK_NAMESPACE`, `REDLOCK_MAX_TTL=10s` or `REDLOCK_RESTART_GUARD=off`.
     ///
+    /// Several [groups](RedlockBuilder::group) have a semicolon between them, and a name with an equals sign before the
+    /// URLs, if they have one: `north=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3;south=redis://10.0.1.1`.
+    /// `REDLOCK_MOVING_TO` has the groups that the service [moves to](RedlockBuilder::moving_to) in the same form.
+    ///
     /// Other variables that begin like these are ignored, because a container platform may set some.
     ///
     /// # Errors
@@ -110,7 +115,8 @@ impl RedlockConfig {
     fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Result<Self, BuildError> {
         let vars = Vars(var);
         Ok(Self {
-            urls: vars.urls("REDLOCK_URLS")?,
+            urls: vars.groups("REDLOCK_URLS")?,
+            moving_to: vars.groups("REDLOCK_MOVING_TO")?,
             namespace: vars.text("REDLOCK_NAMESPACE")?,
             ttl: vars.read("REDLOCK_TTL", TIME)?,
             max_ttl: vars.read("REDLOCK_MAX_TTL", TIME)?,
@@ -130,10 +136,12 @@ impl RedlockConfig {
         })
     }
 
-    /// Returns the URLs of the Redis servers, which may contain credentials.
+    /// Returns the URLs of the Redis servers, which may contain credentials, without those of groups that the service
+    /// moves to.
     #[must_use]
     pub fn urls(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.urls.iter().map(|url| &*url.0)
+        let urls = self.urls.iter().flat_map(ServerGroup::urls);
+        urls.collect::<Vec<_>>().into_iter()
     }
 
     /// Returns the settings that errors of the builder may name, with the values that they show.
@@ -155,14 +163,27 @@ impl RedlockConfig {
         let times = times.filter_map(|(name, time)| Some((name, Some(format!("{:?}", time?.0)))));
         let namespace = self.namespace.clone();
         let namespace = namespace.map(|namespace| ("namespace", Some(namespace)));
-        let nodes = if self.urls.is_empty() { "nodes" } else { "url" };
-        Variables(times.chain(namespace).chain([(nodes, None)]).collect())
+        let nodes: &[&str] = match *self.urls {
+            [] => &["nodes", "moving_to"],
+            _ => &["url", "group", "moving_to"],
+        };
+        let nodes = nodes.iter().map(|name| (*name, None));
+        Variables(times.chain(namespace).chain(nodes).collect())
     }
 }
 
 impl From<RedlockConfig> for RedlockBuilder {
     fn from(config: RedlockConfig) -> Self {
-        let mut builder = Self::default().urls(config.urls());
+        let mut builder = match &*config.urls {
+            [ServerGroup { name: None, .. }] => Self::default().urls(config.urls()),
+            groups => groups
+                .iter()
+                .map(NodeGroup::from)
+                .fold(Self::default(), Self::node_group),
+        };
+        if !config.moving_to.is_empty() {
+            builder = builder.moving_to(&config.moving_to);
+        }
         if config.is_from_env {
             builder.variables = config.variables();
         }
@@ -176,6 +197,29 @@ impl From<RedlockConfig> for RedlockBuilder {
         set! { namespace ttl.0 max_ttl.0 node_timeout.0 connect_timeout.0 wait.0 wake_ups poll_interval.0 }
         set! { max_hold.0 renew fencing fence_retention.0 restart_guard.0 max_waiters log_keys }
         builder
+    }
+}
+
+/// The servers of a group, with its name if it is given.
+#[derive(Debug, Clone)]
+struct ServerGroup {
+    name: Option<String>,
+    urls: Vec<ServerUrl>,
+}
+
+impl ServerGroup {
+    fn urls(&self) -> impl Iterator<Item = &str> {
+        self.urls.iter().map(|url| &*url.0)
+    }
+}
+
+impl From<&ServerGroup> for NodeGroup {
+    fn from(group: &ServerGroup) -> Self {
+        let nodes = Self::new().urls(group.urls());
+        match &group.name {
+            Some(name) => nodes.name(name),
+            None => nodes,
+        }
     }
 }
 
@@ -256,7 +300,7 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
         value.map(Some)
     }
 
-    fn urls(&self, name: &'static str) -> Result<Vec<ServerUrl>, BuildError> {
+    fn groups(&self, name: &'static str) -> Result<Vec<ServerGroup>, BuildError> {
         let Some(text) = self.text(name)? else {
             return Ok(Vec::new());
         };
@@ -264,8 +308,27 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
             return Err(BuildError::new(name, "empty", URLS));
         }
         // The value may contain credentials, also in parts that are no URLs.
-        parse_urls(&text).ok_or_else(|| BuildError::new(name, "not a list of URLs", URLS))
+        parse_groups(&text).ok_or_else(|| BuildError::new(name, "not a list of URLs", URLS))
     }
+}
+
+/// Splits the lists of URLs of several groups; `None` if a part of one is not a URL.
+fn parse_groups(text: &str) -> Option<Vec<ServerGroup>> {
+    let groups = text.split(';').map(str::trim);
+    let groups = groups.filter(|group| !group.is_empty());
+    let groups: Option<Vec<_>> = groups.map(parse_group).collect();
+    groups.filter(|groups| !groups.is_empty())
+}
+
+fn parse_group(text: &str) -> Option<ServerGroup> {
+    // A URL may have an equals sign too.
+    let (head, _) = text.split_once(":/")?;
+    let (name, urls) = match head.split_once('=') {
+        Some((name, _)) => (Some(name.trim().to_owned()), &text[name.len() + 1..]),
+        None => (None, text),
+    };
+    let urls = parse_urls(urls)?;
+    Some(ServerGroup { name, urls })
 }
 
 /// Splits a list of URLs; `None` if a part of it is not a URL.
@@ -290,7 +353,7 @@ const TIME: &str = "use a whole number with a unit, such as `500ms`, `10s`, `5m`
 const GUARD: &str = "use `auto`, `off`, or a time such as `30s`";
 const BOOL: &str = "use `true` or `false`";
 const NUMBER: &str = "use a whole number";
-const URLS: &str = "list the URLs of all servers, such as `redis://10.0.0.1,redis://10.0.0.2`, and write a comma in a password as `%2C`; or unset it";
+const URLS: &str = "list the URLs of all servers, such as `redis://10.0.0.1,redis://10.0.0.2`, with a semicolon between groups, and write a comma or semicolon in a password as `%2C` or `%3B`; or unset it";
 
 /// The forms of settings in a configuration file.
 #[cfg(feature = "serde")]
@@ -299,9 +362,11 @@ mod deserialize {
     use std::marker::PhantomData;
     use std::str::FromStr;
 
-    use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+    use serde::Deserialize;
+    use serde::de::value::MapAccessDeserializer;
+    use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-    use super::{GUARD, GuardTime, ServerUrl, TIME, Time, parse_urls};
+    use super::{GUARD, GuardTime, ServerGroup, ServerUrl, TIME, Time, parse_group, parse_groups};
 
     /// Parses text, and says what is expected also if there is a number.
     struct Parse<T>(&'static str, PhantomData<T>);
@@ -331,34 +396,106 @@ mod deserialize {
         }
     }
 
-    /// Reads a list, or text with commas. No error shows the text, which may contain credentials.
-    pub(super) fn server_urls<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Vec<ServerUrl>, D::Error> {
-        from.deserialize_any(Urls)
+    /// Reads a list of URLs, a list of groups, or text as in the variable. No error shows the text, which may contain
+    /// credentials.
+    pub(super) fn groups<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<ServerGroup>, D::Error> {
+        from.deserialize_any(Groups)
     }
 
-    struct Urls;
+    struct Groups;
 
-    impl<'de> Visitor<'de> for Urls {
-        type Value = Vec<ServerUrl>;
+    impl<'de> Visitor<'de> for Groups {
+        type Value = Vec<ServerGroup>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list of URLs, or text with commas between them")
+            f.write_str("a list of URLs or groups, or text with commas between URLs")
         }
 
         fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-            parse_urls(text).ok_or_else(|| E::custom("`urls` is not a list of URLs"))
+            parse_groups(text).ok_or_else(|| E::custom(NO_URLS))
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-            let mut urls = Vec::new();
-            while let Some(url) = list.next_element()? {
-                urls.push(ServerUrl(url));
+            let (mut urls, mut groups) = (Vec::new(), Vec::new());
+            while let Some(entry) = list.next_element()? {
+                match entry {
+                    Entry::Url(url) => urls.push(url),
+                    Entry::Group(group) => groups.push(group),
+                }
             }
-            Ok(urls)
+            match (urls.is_empty(), groups.is_empty()) {
+                (true, _) => Ok(groups),
+                (false, true) => Ok(vec![ServerGroup { name: None, urls }]),
+                (false, false) => Err(A::Error::custom(
+                    "a URL stands beside groups; put it into one",
+                )),
+            }
         }
     }
+
+    /// An entry of a list of URLs or groups.
+    enum Entry {
+        Url(ServerUrl),
+        Group(ServerGroup),
+    }
+
+    impl<'de> Deserialize<'de> for Entry {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            from.deserialize_any(EntryVisitor)
+        }
+    }
+
+    struct EntryVisitor;
+
+    impl<'de> Visitor<'de> for EntryVisitor {
+        type Value = Entry;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a URL, a list of URLs, or a map with `name` and `urls`")
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Entry, E> {
+            Ok(Entry::Url(ServerUrl(text.into())))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Entry, A::Error> {
+            let mut urls = Vec::new();
+            while let Some(url) = list.next_element::<String>()? {
+                urls.push(ServerUrl(url));
+            }
+            Ok(Entry::Group(ServerGroup { name: None, urls }))
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
+            let Named { name, urls } = Named::deserialize(MapAccessDeserializer::new(map))?;
+            let group = match urls {
+                UrlList::List(urls) => Some(ServerGroup {
+                    name: None,
+                    urls: urls.into_iter().map(ServerUrl).collect(),
+                }),
+                UrlList::Text(text) => parse_group(&text),
+            };
+            let group = group.ok_or_else(|| A::Error::custom(NO_URLS))?;
+            Ok(Entry::Group(ServerGroup { name, ..group }))
+        }
+    }
+
+    /// A group with its name.
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Named {
+        name: Option<String>,
+        urls: UrlList,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum UrlList {
+        List(Vec<String>),
+        Text(String),
+    }
+
+    const NO_URLS: &str = "`urls` is not a list of URLs";
 }
 
 #[cfg(test)]

@@ -393,9 +393,15 @@ impl BuildError {
                 self.value = "not set".into();
                 "REDLOCK_URLS".into()
             }
-            "url" => "REDLOCK_URLS".into(),
+            "url" | "group" => "REDLOCK_URLS".into(),
             setting => format!("REDLOCK_{}", setting.to_ascii_uppercase()).into(),
         };
+        self
+    }
+
+    /// Names another setting, which the one of this error is a part of.
+    pub(crate) fn of_setting(mut self, setting: &'static str) -> Self {
+        self.setting = setting.into();
         self
     }
 

@@ -67,6 +67,8 @@ pub(super) struct NodeSettings {
 pub(super) struct Named<'a> {
     name: Arc<str>,
     group: &'a NodeGroup,
+    /// The setting that the group came from.
+    setting: &'static str,
 }
 
 impl NodeGroup {
@@ -227,6 +229,7 @@ fn with_names<'a>(
         named.push(Named {
             name: name.into(),
             group,
+            setting,
         });
     }
     Ok(named)
@@ -263,8 +266,13 @@ pub(super) fn layout(
     }
     let is_told = all.len() > 1;
     let (mut groups, mut names) = (Vec::with_capacity(all.len()), Vec::new());
-    for Named { name, group } in all {
-        let made = group.make(nodes, &mut names)?;
+    for named in all {
+        let Named { name, group, .. } = named;
+        let made = group.make(nodes, &mut names);
+        let made = made.map_err(|error| match named.setting {
+            "moving_to" => error.of_setting(named.setting),
+            _ => error,
+        })?;
         // Not empty; see `with_names`.
         let quorum = Quorum::new(made.len())
             .ok_or_else(|| BuildError::new("nodes", 0, "there is no node"))?;

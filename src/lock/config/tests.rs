@@ -222,3 +222,104 @@ fn config_is_deserialized_from_the_names_of_the_settings() {
         "{error}"
     );
 }
+
+#[test]
+fn groups_have_semicolons_between_them_and_perhaps_names() {
+    let (first, second) = (["redis://a1", "redis://a2"], ["redis://b1"]);
+    let text = "redis://a1,redis://a2;redis://b1";
+    let config = read(&[("REDLOCK_URLS", text)]).unwrap();
+    assert_eq!(
+        config.urls().collect::<Vec<_>>(),
+        ["redis://a1", "redis://a2", "redis://b1"]
+    );
+    let expected = Redlock::builder().group(first).group(second);
+    assert_eq!(built(config), format!("{expected:?}"));
+
+    let named = "north = redis://a1?x=1, redis://a2 ; south=redis://:p=w@b1 ;";
+    let config = read(&[
+        ("REDLOCK_URLS", "redis://a1?x=1,redis://a2"),
+        ("REDLOCK_MOVING_TO", named),
+    ]);
+    let expected = Redlock::builder()
+        .urls(["redis://a1?x=1", "redis://a2"])
+        .moving_to([
+            ("north", vec!["redis://a1?x=1", "redis://a2"]),
+            ("south", vec!["redis://:p=w@b1"]),
+        ]);
+    assert_eq!(built(config.unwrap()), format!("{expected:?}"));
+    let one = read(&[("REDLOCK_URLS", "eu=redis://a1")]).unwrap();
+    let expected = Redlock::builder().named_group("eu", ["redis://a1"]);
+    assert_eq!(built(one), format!("{expected:?}"));
+
+    for text in [
+        "redis://a;b",
+        ";",
+        "eu=",
+        "eu=a=redis://b;x",
+        "redis://a:hunter;2@h",
+    ] {
+        let error = read(&[("REDLOCK_MOVING_TO", text)])
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            format!("`REDLOCK_MOVING_TO` is not a list of URLs: {URLS}")
+        );
+    }
+}
+
+#[test]
+fn error_of_build_names_the_variable_of_the_groups() {
+    let error = |vars: &[(&str, &str)]| RedlockBuilder::from(read(vars).unwrap()).build();
+    let error = |vars: &[(&str, &str)]| error(vars).unwrap_err().setting().to_owned();
+    let urls = |text| ("REDLOCK_URLS", text);
+    assert_eq!(error(&[urls("a=redis://a;a=redis://b")]), "REDLOCK_URLS");
+    assert_eq!(error(&[urls("redis://a;redis://a")]), "REDLOCK_URLS");
+    for moving_to in [
+        "redis://b",
+        "redis://a;redis://a",
+        "redis://a;http://b",
+        "x=redis://a",
+    ] {
+        let moving_to = ("REDLOCK_MOVING_TO", moving_to);
+        assert_eq!(error(&[urls("redis://a"), moving_to]), "REDLOCK_MOVING_TO");
+    }
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn groups_are_deserialized_as_lists_or_with_names() {
+    let parse = |json: &str| serde_json::from_str::<RedlockConfig>(json);
+    let json = r#"{
+        "urls": [["redis://a1", "redis://a2"], ["redis://b1"]],
+        "moving_to": [{"name": "0", "urls": ["redis://a1", "redis://a2"]}, {"urls": "redis://b1"}]
+    }"#;
+    let expected = Redlock::builder()
+        .group(["redis://a1", "redis://a2"])
+        .group(["redis://b1"])
+        .moving_to([
+            NodeGroup::new()
+                .name("0")
+                .urls(["redis://a1", "redis://a2"]),
+            NodeGroup::new().urls(["redis://b1"]),
+        ]);
+    assert_eq!(built(parse(json).unwrap()), format!("{expected:?}"));
+    for (json, part) in [
+        (
+            r#"{"urls": ["redis://a:hunter2@h", ["redis://b"]]}"#,
+            "beside groups",
+        ),
+        (r#"{"urls": [{"name": "a", "urls": "hunter2"}]}"#, "`urls`"),
+        (
+            r#"{"urls": [{"names": "a", "urls": ["redis://hunter2"]}]}"#,
+            "names",
+        ),
+        (r#"{"urls": [7]}"#, "a URL, a list of URLs"),
+    ] {
+        let error = parse(json).unwrap_err().to_string();
+        assert!(
+            error.contains(part) && !error.contains("hunter2"),
+            "{error}"
+        );
+    }
+}
