@@ -9,6 +9,7 @@
 //! | set waits, react to a lost lock, stop a process cleanly | [Waiting, losing, shutting down](waiting_and_losing) |
 //! | execute a retried request once | [Idempotency](mod@idempotency) |
 //! | run the Redis servers | [Operating the nodes](operating_the_nodes) |
+//! | spread the keys over several groups of servers | [Scaling out](scaling_out) |
 //! | see locks in logs, metrics and alerts | [Observability](observability) |
 //! | test a handler that locks | [Testing your handlers](testing_your_handlers) |
 //! | solve a common problem | [Recipes](recipes) |
@@ -57,6 +58,10 @@ pub mod idempotency {}
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/operating_the_nodes.md")]
 pub mod operating_the_nodes {}
+
+#[doc = include_str!("guide/links.md")]
+#[doc = include_str!("../docs/scaling_out.md")]
+pub mod scaling_out {}
 
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("../docs/observability.md")]

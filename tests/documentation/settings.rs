@@ -10,8 +10,10 @@ const TABLES: [(&str, &str); 3] = [
 /// Not settings: the end of the builder, and nodes for tests.
 const NO_SETTINGS: [&str; 3] = ["build", "scripted", "simulated"];
 
-/// Settings of the builder that no environment variable can have; `urls` has one.
-const NO_VARIABLES: [&str; 5] = ["url", "pool_config", "pool", "embedded", "retry"];
+/// Settings of the builder that no environment variable can have; `urls` has one, which may have groups too.
+const NO_VARIABLES: [&str; 8] = [
+    "url", "pool_config", "pool", "embedded", "group", "named_group", "node_group", "retry",
+];
 
 /// The setters that the chapter lacks, and the names in it that are no setters.
 pub(crate) fn differences(chapter: &str, read: &impl Fn(&str) -> String) -> Vec<String> {
