@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::lock::{Disposal, ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
 use crate::once::command::{ExecutionCommand, RecordCommand, Recorded};
-use crate::once::error::BeginError;
+use crate::once::error::{BeginError, Denied};
 use crate::protocol::{FencingToken, LockKey, Record};
 
 /// The right to execute while the lock of the key is held.
@@ -67,13 +67,18 @@ impl Execution {
     ///
     /// May be dropped at any point. The execution may have begun by then.
     pub(crate) async fn begin(&self) -> Result<(), BeginError> {
-        self.begin_alone().await?;
-        if let Some(next) = &self.next {
-            next.begin_alone().await?;
-            // The first may have been lost meanwhile.
-            return self.check_validity();
+        let Some(next) = &self.next else {
+            return self.begin_alone().await;
+        };
+        for execution in [self, next] {
+            execution.begin_alone().await.map_err(|error| match error {
+                // The other group may not have that record. The next call copies it there.
+                BeginError::Denied(Denied::Recorded(_)) => BeginError::Denied(Denied::Undecided),
+                error => error,
+            })?;
         }
-        Ok(())
+        // It may have been lost while the next began.
+        self.check_validity()
     }
 
     async fn begin_alone(&self) -> Result<(), BeginError> {
@@ -145,10 +150,12 @@ impl Execution {
         let recorded = tokio::join!(self.record_alone(record, retention), in_next);
         match recorded {
             (Recorded::Yes, Recorded::Yes) => Recorded::Yes,
-            (Recorded::Another(other), _) | (_, Recorded::Another(other)) => {
-                Recorded::Another(other)
+            (Recorded::Another(one), Recorded::Another(other))
+                if one.execution() == other.execution() =>
+            {
+                Recorded::Another(one)
             }
-            // A process that knows only the other group would execute again.
+            // A process that knows only the group without the outcome may record another.
             _ => Recorded::No,
         }
     }

@@ -329,13 +329,13 @@ async fn see(
 }
 
 /// Returns all the names that belong to a key.
-fn names(cluster: &Cluster, key: &LockKey) -> Result<Arc<[KeyNames]>, LockError> {
+pub(super) fn names(cluster: &Cluster, key: &LockKey) -> Result<Arc<[KeyNames]>, LockError> {
     let namespace = &cluster.settings.namespace;
     let names = namespace.names_with_record(key, None, sha256)?;
     Ok([namespace.with_shared(names)].into())
 }
 
-fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Request {
+pub(super) fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Request {
     let command = Command {
         names: Arc::clone(names),
         // Not looked at.

@@ -183,7 +183,10 @@ impl ExecuteOnce {
         let waited = Waited::default();
         let outcome = match layout.next_group_of(&self.key) {
             None => self.acquire_in(group, None, &keys, &span, &waited).await,
-            Some(next) => Box::pin(self.acquire_in_both(group, next, &keys, &span, &waited)).await,
+            Some(next) => {
+                let groups = [group, next];
+                Box::pin(self.acquire_in_both(groups, &keys, &span, &waited)).await
+            }
         };
         match &outcome {
             Ok(execution) => {
@@ -197,34 +200,8 @@ impl ExecuteOnce {
         outcome
     }
 
-    /// Acquires the key, which moves, in both groups: first in the present one, then in the other.
-    ///
-    /// Processes that know one of them only execute and record there. A record in either denies the execution.
-    async fn acquire_in_both(
-        &self,
-        group: &Arc<Group>,
-        next: &Arc<Group>,
-        keys: &LockKeys,
-        span: &LockSpan,
-        waited: &Waited,
-    ) -> Result<Execution, Denied> {
-        let first = self.acquire_in(group, None, keys, span, waited).await?;
-        let token = first.handle().fencing_token();
-        match self.acquire_in(next, token, keys, span, waited).await {
-            Ok(second) => {
-                let joined = first.join(second).await;
-                let ttl = self.options.ttl.unwrap_or(self.core.settings.ttl);
-                let failed = |error| LockError::from_raise(error, ttl, span.began().elapsed());
-                joined.map_err(|error| failed(error).into())
-            }
-            Err(denied) => {
-                first.release().await;
-                Err(denied)
-            }
-        }
-    }
-
-    async fn acquire_in(
+    /// Acquires the key in one group.
+    pub(super) async fn acquire_in(
         &self,
         group: &Arc<Group>,
         earlier_token: Option<FencingToken>,

@@ -12,7 +12,14 @@ const NO_SETTINGS: [&str; 3] = ["build", "scripted", "simulated"];
 
 /// Settings of the builder that no environment variable can have; `urls` has one, which may have groups too.
 const NO_VARIABLES: [&str; 8] = [
-    "url", "pool_config", "pool", "embedded", "group", "named_group", "node_group", "retry",
+    "url",
+    "pool_config",
+    "pool",
+    "embedded",
+    "group",
+    "named_group",
+    "node_group",
+    "retry",
 ];
 
 /// The setters that the chapter lacks, and the names in it that are no setters.

@@ -423,7 +423,61 @@ async fn result_that_one_group_did_not_record_is_not_recorded() {
         assert_eq!(executed, Err(OnceError::Unrecorded(1)));
         (0..2).for_each(|node| all[failing].set(node, Gate::Ready));
         sleep(secs(20)).await;
-        // The other group has it.
+        // The other group has it. The next call copies it.
+        assert_eq!(
+            execute(&steps.both, &key, 2).await,
+            Ok(Outcome::Replayed(1))
+        );
+        for redlock in [&steps.old, &steps.new, &steps.both] {
+            assert_eq!(execute(redlock, &key, 3).await, Ok(Outcome::Replayed(1)));
+        }
+        // It expires in both groups at the same time, although it was copied later.
+        sleep(secs(86_400 - 19)).await;
+        assert_eq!(
+            execute(&steps.both, &key, 4).await,
+            Ok(Outcome::Executed(4))
+        );
+    }
+}
+
+/// Neither is answered, because processes that know only one of the groups answer different ones.
+#[tokio::test(start_paused = true)]
+async fn different_results_in_both_groups_are_a_conflict() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    // These must not run side by side.
+    assert_eq!(execute(&steps.old, &key, 1).await, Ok(Outcome::Executed(1)));
+    assert_eq!(execute(&steps.new, &key, 2).await, Ok(Outcome::Executed(2)));
+    assert_eq!(
+        execute(&steps.both, &key, 3).await,
+        Err(OnceError::Conflicting)
+    );
+}
+
+/// A result that cannot be copied is not answered yet: it does not count in the other group.
+#[tokio::test(start_paused = true)]
+async fn result_of_one_group_is_replayed_only_with_a_majority_of_the_other() {
+    for group in 0..2 {
+        let all = groups::<2>();
+        let steps = Steps::from(&all[..1], &all);
+        let key = steps.moving("0", "1", 0).await;
+        let first = [&steps.old, &steps.new][group];
+        assert_eq!(execute(first, &key, 1).await, Ok(Outcome::Executed(1)));
+        let other = &all[1 - group];
+        (0..2).for_each(|node| other.set_for(node, OpKind::Record, Gate::Failing));
+        assert_eq!(
+            execute(&steps.both, &key, 2).await,
+            Err(OnceError::Undecided)
+        );
+        (0..2).for_each(|node| other.set(node, Gate::Failing));
+        let refused = execute(&steps.both, &key, 2).await;
+        assert!(
+            matches!(refused, Err(OnceError::Lock(LockError::Unavailable { .. }))),
+            "{refused:?}"
+        );
+        (0..2).for_each(|node| other.set(node, Gate::Ready));
+        sleep(secs(20)).await;
         assert_eq!(
             execute(&steps.both, &key, 2).await,
             Ok(Outcome::Replayed(1))

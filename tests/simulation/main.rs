@@ -177,6 +177,15 @@ fn orders_execute_once_and_leave_no_lock() {
 }
 
 #[test]
+fn orders_execute_once_while_the_groups_change() {
+    run_orders(
+        "orders, changes of the groups",
+        2_000,
+        Plan::of_resized_orders,
+    );
+}
+
+#[test]
 fn orders_are_recorded_when_only_connections_break() {
     let plan = Plan::of_orders_over_breaking_connections;
     run_orders("orders, connections break", 3_000, plan);

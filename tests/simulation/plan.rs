@@ -229,10 +229,16 @@ impl Plan {
     /// records and locks promise less.
     pub(crate) fn of_orders(seed: u64) -> Self {
         let mut plan = Self::from_seed(seed);
-        for process in &mut plan.processes {
+        plan.keep_memories();
+        plan
+    }
+
+    /// Puts customers in the place of users, and lets nodes keep their memory and their clocks.
+    fn keep_memories(&mut self) {
+        for process in &mut self.processes {
             process.customers = std::mem::take(&mut process.users);
         }
-        plan.faults.retain_mut(|(_, fault)| match fault {
+        self.faults.retain_mut(|(_, fault)| match fault {
             Fault::Flush { .. } | Fault::Step { .. } => false,
             Fault::Crash { keeps, .. } => {
                 *keeps = true;
@@ -240,6 +246,21 @@ impl Plan {
             }
             _ => true,
         });
+    }
+
+    /// Customers, while processes change to other groups of nodes. Those of the old and the new layout do not meet: an
+    /// outcome counts in its layout only.
+    pub(crate) fn of_resized_orders(seed: u64) -> Self {
+        let mut plan = Self::of_resize(seed);
+        plan.shares = false;
+        plan.keep_memories();
+        if let Some(resize) = &mut plan.resize {
+            resize.waits = false;
+            resize.steps = match seed.is_multiple_of(2) {
+                true => vec![Step::Old, Step::Both, Step::Both, Step::Old],
+                false => vec![Step::Both, Step::New, Step::New, Step::Both],
+            };
+        }
         plan
     }
 
