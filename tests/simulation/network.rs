@@ -232,7 +232,7 @@ impl Network {
             latest: BTreeMap::new(),
             readers: BTreeMap::new(),
             overtaken: BTreeSet::new(),
-            orders: Orders::default(),
+            orders: Orders::new(plan.group()),
             faults: 0,
         };
         for (index, node) in state.nodes.iter_mut().enumerate() {

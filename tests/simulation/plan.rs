@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::resize::{Resize, STAGES, Step};
+use crate::resize::{NODES, Resize, STAGES, Step};
 
 /// The longest ttl that any lock is asked for with.
 pub(crate) const MAX_TTL: Duration = ms(1_000);
@@ -296,6 +296,11 @@ impl Plan {
     pub(crate) fn longest_poll(&self) -> Duration {
         let polls = self.processes.iter().map(|process| process.poll_interval);
         polls.max().unwrap_or_default().max(ms(250))
+    }
+
+    /// Returns the number of nodes in a group.
+    pub(crate) fn group(&self) -> usize {
+        self.resize.as_ref().map_or(self.nodes.len(), |_| NODES)
     }
 
     /// Returns how many attempts a lock takes, at most: one in each group, and one to raise tokens, or to release what

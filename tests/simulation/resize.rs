@@ -11,7 +11,7 @@ use tower_redlock::{NodeGroup, Redlock, RedlockBuilder};
 use crate::plan::WINDOW;
 
 /// The nodes of a group.
-const NODES: usize = 3;
+pub(crate) const NODES: usize = 3;
 
 /// How long the processes of the new groups wait after the last one that knew only the old groups has ended. Exclusion
 /// needs the longest ttl. This is longer by more than wall clocks are apart, because tokens rely on them where no process

@@ -17,6 +17,8 @@ type Name = Arc<[u8]>;
 /// All keys whose outcome is recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Orders {
+    /// The number of nodes in a group.
+    group: usize,
     /// How each key is named on the nodes, by the names of its lock.
     names: BTreeMap<Name, KeyNames>,
     /// What every attempt was answered.
@@ -140,7 +142,7 @@ impl State {
         let releases = matches!(command.op, Op::Release | Op::ReleaseExecuted);
         let execution = orders.executions.get(&command.owner);
         if let Some(execution) = execution.filter(|execution| releases && !execution.had_no_effect)
-            && !orders.is_decided(&names.lock, self.nodes.len())
+            && !orders.is_decided(&names.lock)
         {
             let number = execution.number;
             orders.wrong.push(format!(
@@ -162,8 +164,8 @@ impl State {
         if recorded_key(command).is_none() {
             return;
         }
-        let majority = self.nodes.len() / 2 + 1;
         let orders = &mut self.orders;
+        let majority = orders.group / 2 + 1;
         let executed = orders.executions.contains_key(&command.owner);
         let heard = orders.heard.entry(command.owner.clone()).or_default();
         match reply {
@@ -226,9 +228,23 @@ impl State {
 }
 
 impl Orders {
-    fn is_decided(&self, lock: &Name, nodes: usize) -> bool {
+    pub(super) fn new(group: usize) -> Self {
+        Self {
+            group,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a majority of the nodes of some group has the same record.
+    fn is_decided(&self, lock: &Name) -> bool {
         let mut of_lock = self.recorded.iter().filter(|((of, _), _)| of == lock);
-        of_lock.any(|(_, at)| at.len() > nodes / 2)
+        of_lock.any(|(_, at)| {
+            let mut groups: BTreeMap<usize, usize> = BTreeMap::new();
+            for node in at {
+                *groups.entry(node / self.group).or_default() += 1;
+            }
+            groups.values().any(|count| *count > self.group / 2)
+        })
     }
 }
 
