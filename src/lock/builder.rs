@@ -245,8 +245,8 @@ impl RedlockBuilder {
     ///
     /// 1. At first, all processes have the present groups.
     /// 2. Restart all of them with `moving_to`, in any order.
-    /// 3. When the last process without it has ended, wait for `max_hold` and `max_ttl`, and for the retention of records
-    ///    if executions are recorded. Then restart all processes with only the new groups, in any order.
+    /// 3. When the last process without it has ended, wait for `max_hold` and `max_ttl`; for a day if the service has
+    ///    [executions](Redlock::once). Then restart all processes with only the new groups, in any order.
     ///
     /// [Scaling out](crate::guide::scaling_out#changing-the-groups) has what each step guarantees, and the way back.
     ///

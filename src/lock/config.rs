@@ -467,7 +467,7 @@ mod deserialize {
         }
 
         fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
-            let Named { name, urls } = Named::deserialize(MapAccessDeserializer::new(map))?;
+            let NamedUrls { name, urls } = NamedUrls::deserialize(MapAccessDeserializer::new(map))?;
             let group = match urls {
                 UrlList::List(urls) => Some(ServerGroup {
                     name: None,
@@ -483,7 +483,7 @@ mod deserialize {
     /// A group with its name.
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Named {
+    struct NamedUrls {
         name: Option<String>,
         urls: UrlList,
     }

@@ -33,7 +33,7 @@ enum Ending {
     Overtaken(Box<Overtaken>),
 }
 
-type Acquisition = Result<Execution, Denied>;
+type ExecutionResult = Result<Execution, Denied>;
 
 /// Acquires the key of an execution.
 ///
@@ -51,7 +51,7 @@ pub(super) async fn acquire(
     deadline: Instant,
     max_hold: Option<Duration>,
     span: &Span,
-) -> Acquisition {
+) -> ExecutionResult {
     let run = |handoff| run(task, permit, slots, deadline, max_hold, handoff);
     let outcome = Inline::new(run, span).await;
     // The task ends without an outcome if the runtime shuts down.
@@ -69,7 +69,7 @@ fn run(
     slots: WaiterSlots,
     deadline: Instant,
     max_hold: Option<Duration>,
-    mut handoff: Handoff<Acquisition>,
+    mut handoff: Handoff<ExecutionResult>,
 ) -> impl Future<Output = ()> + Send {
     async move {
         let replay = 'held: {
@@ -117,7 +117,7 @@ impl OnceTask {
         slots: WaiterSlots,
         deadline: Instant,
         permit: &Permit,
-        handoff: &mut Handoff<Acquisition>,
+        handoff: &mut Handoff<ExecutionResult>,
     ) -> Result<GrantedExecution, AttemptError> {
         let backoff = &mut Backoff::new(deadline, slots);
         self.lease

@@ -18,12 +18,12 @@
 //! | `recording` | the write of the outcome to a majority |
 //! | `replay` | the write of a replayed record to the nodes that lack it |
 //! | `fetch` | the read of a large record, from one node for all interested callers |
-//! | `moving` | executions in two groups of nodes, while a key moves from one to the other |
 //! | `limits` | the range of retentions and sizes |
 //! | `task`, `command` | the state that all steps share, and the commands of the execution |
-//! | `request`, `execution`, `error` | the internal API, which the HTTP layer uses too |
+//! | `request`, `acquisition`, `execution`, `error` | the internal API, which the HTTP layer uses too; in one group of nodes, or in two |
 //! | `run`, `result` | the public API: [`Redlock::once`](crate::Redlock::once) |
 
+mod acquisition;
 mod attempt;
 mod command;
 mod error;
@@ -34,7 +34,6 @@ pub(crate) mod fuzzing;
 mod inspect;
 mod lifecycle;
 mod limits;
-mod moving;
 mod pending;
 mod recording;
 mod replay;

@@ -13,11 +13,10 @@ use crate::lock::{
 use crate::node::sha256;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
-use crate::once::fetch::fetch;
 use crate::once::lifecycle::acquire;
 use crate::once::limits::DAY;
 use crate::once::task::{KeyMemo, OnceTask};
-use crate::protocol::{FencingToken, Fingerprint, LockKey, LockKeys, Record, validity};
+use crate::protocol::{FencingToken, Fingerprint, LockKey, LockKeys, validity};
 
 /// An allowance for rounding, and for the drift within the allowance itself.
 const SLACK: Duration = Duration::from_millis(4);
@@ -137,67 +136,8 @@ impl ExecuteOnce {
         self
     }
 
-    /// Reads the whole record of the key from its head.
-    ///
-    /// # Errors
-    ///
-    /// Returns a [`LockError`] if no node returned the record.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any point.
-    pub(crate) async fn fetch(&self, head: &Record) -> Result<Record, LockError> {
-        let layout = &self.core.layout;
-        let fetched = fetch(layout.group_of(&self.key), &self.key, head).await;
-        match layout.next_group_of(&self.key) {
-            // The record may have been found there.
-            Some(next) if fetched.is_err() => fetch(next, &self.key, head).await,
-            _ => fetched,
-        }
-    }
-
     fn options_mut(&mut self) -> &mut LockOptions {
         &mut self.options
-    }
-
-    /// Acquires the right to execute the work.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Denied`] if the work must not be executed, with the record if there is one.
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`LockFuture`](crate::LockFuture).
-    pub(crate) async fn acquire(&self) -> Result<Execution, Denied> {
-        let layout = &self.core.layout;
-        let group = layout.group_of(&self.key);
-        let keys = LockKeys::from(self.key.clone());
-        let span = LockSpan::new(
-            self.options.label,
-            self.core.label(group),
-            group.cluster.quorum.nodes(),
-            &keys,
-            self.core.settings.log_keys,
-        );
-        let waited = Waited::default();
-        let outcome = match layout.next_group_of(&self.key) {
-            None => self.acquire_in(group, None, &keys, &span, &waited).await,
-            Some(next) => {
-                let groups = [group, next];
-                Box::pin(self.acquire_in_both(groups, &keys, &span, &waited)).await
-            }
-        };
-        match &outcome {
-            Ok(execution) => {
-                span.granted(execution.handle().fencing_token(), waited.so_far());
-            }
-            Err(denied @ Denied::Recorded(_)) => {
-                span.ended("outcome replayed", denied.outcome(), waited.so_far());
-            }
-            Err(denied) => span.refused(denied.outcome(), waited.so_far()),
-        }
-        outcome
     }
 
     /// Acquires the key in one group.
@@ -345,7 +285,7 @@ mod tests {
     use crate::node::unguessable;
     use crate::once::command::Recorded;
     use crate::once::error::BeginError;
-    use crate::protocol::ExecutionId;
+    use crate::protocol::{ExecutionId, Record};
 
     use super::*;
 

@@ -1,10 +1,10 @@
-//! Executions of a key that moves from one group of nodes to another.
+//! Acquiring the right to execute: in the group of the key, or in two while the key moves from one to the other.
 //!
 //! # Implementation details
 //!
-//! Processes that know only the present group of the key, or only its next one, execute and record there. A process that
-//! knows both therefore executes and records in both: it acquires the key in the present group first and then in the
-//! next, and an outcome is recorded once both groups have it.
+//! Processes that know only the present group of a key that moves, or only its next one, execute and record there. A
+//! process that knows both therefore executes and records in both: it acquires the key in the present group first and
+//! then in the next, and an outcome is recorded once both groups have it.
 //!
 //! If only one group has a record, the other may not have got it in time, or the process that executed knows only the one.
 //! The record counts when the other has it too, so it is copied there, and not replayed before: a process that
@@ -25,8 +25,67 @@ use crate::protocol::message::{Op, Reply};
 use crate::protocol::{LockKeys, Record};
 
 impl ExecuteOnce {
+    /// Acquires the right to execute the work.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Denied`] if the work must not be executed, with the record if there is one.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`LockFuture`](crate::LockFuture).
+    pub(crate) async fn acquire(&self) -> Result<Execution, Denied> {
+        let layout = &self.core.layout;
+        let group = layout.group_of(&self.key);
+        let keys = LockKeys::from(self.key.clone());
+        let span = LockSpan::new(
+            self.options.label,
+            self.core.label(group),
+            group.cluster.quorum.nodes(),
+            &keys,
+            self.core.settings.log_keys,
+        );
+        let waited = Waited::default();
+        let outcome = match layout.next_group_of(&self.key) {
+            None => self.acquire_in(group, None, &keys, &span, &waited).await,
+            Some(next) => {
+                let groups = [group, next];
+                Box::pin(self.acquire_in_both(groups, &keys, &span, &waited)).await
+            }
+        };
+        match &outcome {
+            Ok(execution) => {
+                span.granted(execution.handle().fencing_token(), waited.so_far());
+            }
+            Err(denied @ Denied::Recorded(_)) => {
+                span.ended("outcome replayed", denied.outcome(), waited.so_far());
+            }
+            Err(denied) => span.refused(denied.outcome(), waited.so_far()),
+        }
+        outcome
+    }
+
+    /// Reads the whole record of the key from its head.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`LockError`] if no node returned the record.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(crate) async fn fetch(&self, head: &Record) -> Result<Record, LockError> {
+        let layout = &self.core.layout;
+        let fetched = fetch(layout.group_of(&self.key), &self.key, head).await;
+        match layout.next_group_of(&self.key) {
+            // The record may have been found there.
+            Some(next) if fetched.is_err() => fetch(next, &self.key, head).await,
+            _ => fetched,
+        }
+    }
+
     /// Acquires the right to execute the work in both groups.
-    pub(super) async fn acquire_in_both(
+    async fn acquire_in_both(
         &self,
         [present, next]: [&Arc<Group>; 2],
         keys: &LockKeys,
