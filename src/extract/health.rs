@@ -33,21 +33,27 @@ pub fn health_router(redlock: Redlock) -> Router {
 /// JSON with `status` (a [`Readiness`](crate::Readiness) in lower case), `quorum`, `needed` and
 /// `nodes`; 200 while a majority may vote, else 503. Caches must not store it.
 ///
-/// If there are several groups, `groups` has the same of each, and 200 means that a majority of one group may vote: the
+/// If there are several groups, each node has its `group`, `groups` has the same of each group, and 200 means that a majority of one group may vote: the
 /// failure of another group is none of this process, so an orchestrator must not restart it or take it out of service.
 impl IntoResponse for Health {
     fn into_response(self) -> Response {
+        let is_told = self.groups.len() > 1;
+        let nodes = self.groups.iter().flat_map(|group| {
+            let name = is_told.then_some(&*group.name);
+            group.nodes.iter().map(move |health| node(health, name))
+        });
+        let nodes: Vec<String> = nodes.collect();
         let groups: Vec<String> = self.groups.iter().map(group).collect();
-        let groups = match groups.len() {
-            0 | 1 => String::new(),
-            _ => format!(r#","groups":[{}]"#, groups.join(",")),
+        let groups = match is_told {
+            true => format!(r#","groups":[{}]"#, groups.join(",")),
+            false => String::new(),
         };
         let body = format!(
-            r#"{{"status":"{}","quorum":{},"needed":{},"nodes":{}{groups}}}"#,
+            r#"{{"status":"{}","quorum":{},"needed":{},"nodes":[{}]{groups}}}"#,
             self.readiness(),
             self.has_quorum(),
             self.needed,
-            nodes(&self.nodes)
+            nodes.join(",")
         );
         let status = if self.has_quorum() {
             StatusCode::OK
@@ -64,21 +70,16 @@ impl IntoResponse for Health {
 
 fn group(health: &GroupHealth) -> String {
     format!(
-        r#"{{"group":"{}","status":"{}","quorum":{},"needed":{},"nodes":{}}}"#,
+        r#"{{"group":"{}","status":"{}","quorum":{},"needed":{}}}"#,
         escape_json(&health.name),
         health.readiness(),
         health.has_quorum(),
-        health.needed,
-        nodes(&health.nodes)
+        health.needed
     )
 }
 
-fn nodes(nodes: &[NodeHealth]) -> String {
-    let nodes: Vec<String> = nodes.iter().map(node).collect();
-    format!("[{}]", nodes.join(","))
-}
-
-fn node(health: &NodeHealth) -> String {
+/// Returns the health of a node, with the name of its group if there are several.
+fn node(health: &NodeHealth, group: Option<&str>) -> String {
     let state = match &health.state {
         NodeState::Up => {
             let latency = health.latency.unwrap_or_default().as_micros();
@@ -94,5 +95,10 @@ fn node(health: &NodeHealth) -> String {
             escape_json(why)
         ),
     };
-    format!(r#"{{"node":"{}",{state}}}"#, escape_json(&health.node))
+    let group = group.map(|name| format!(r#""group":"{}","#, escape_json(name)));
+    let group = group.unwrap_or_default();
+    format!(
+        r#"{{"node":"{}",{group}{state}}}"#,
+        escape_json(&health.node)
+    )
 }
