@@ -73,6 +73,19 @@
 //! | restart guard, 1 writer, 1 reader, one node wiped | all | 268,930 | 22 |
 //! | restart guard, 1 writer, 1 reader, extended by 3, one node wiped | all | 462,801 | 24 |
 //!
+//! | with time: a key that moves to another group; clients of the old layout, of both, of the new one | | states | depth |
+//! |---|---|---|---|
+//! | 1 and 1 nodes: 1 old, 2 both, higher fences in the new group | all | 468,048 | 29 |
+//! | 1 and 1 nodes: 2 both, 1 new | all | 935,647 | 29 |
+//! | 1 and 3 nodes: 1 old, 1 both | all | 283,875 | 23 |
+//! | 3 and 1 nodes: 1 both, 1 new | all | 296,067 | 26 |
+//! | 1 and 1 nodes: 1 both, 1 new, an extension | all | 183,523 | 23 |
+//! | 1 and 1 nodes: 1 both, 1 new, a repeated `ACQUIRE` | all | 410,528 | 23 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait | all | 484,872 | 27 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait of the ttl, any clocks | all | 529,197 | 26 |
+//! | 1 and 1 nodes: 1 old, 1 both that locks the new group first | all | 59,129 | 21 |
+//! | 1 and 1 nodes: 1 both, 1 both that locks the new group first | all | 115,212 | 25 |
+//!
 //! | records: requests for one key | | states | depth |
 //! |---|---|---|---|
 //! | 2 requests of 1..2, `TOPUP` | all | 638,830 | 35 |

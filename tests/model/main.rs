@@ -11,7 +11,8 @@
 //! * F4 an extension that succeeds proves that no higher token had completed before it began;
 //! * and in the model with time: two acquisitions are never both within their validity.
 //!
-//! `once` says the same of requests whose outcome is recorded, and `shared` of locks that readers share.
+//! `once` says the same of requests whose outcome is recorded, `shared` of locks that readers share, and `layouts` of keys
+//! that move from one group of nodes to another.
 //!
 //! Models without a defect also assert that what they are about does happen: all complete, later
 //! ones complete, the second phase is needed, extensions succeed.
@@ -49,6 +50,7 @@ use crate::space::Variant;
 use crate::timed::{EXCLUSION, Fault, ORDER, Timed, UNIQUE};
 
 mod asynchronous;
+mod layouts;
 mod once;
 mod records;
 mod requests;
