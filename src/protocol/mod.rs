@@ -81,8 +81,9 @@
 //! | 3 and 1 nodes: 1 both, 1 new | all | 296,067 | 26 |
 //! | 1 and 1 nodes: 1 both, 1 new, an extension | all | 183,523 | 23 |
 //! | 1 and 1 nodes: 1 both, 1 new, a repeated `ACQUIRE` | all | 410,528 | 23 |
+//! | 1 and 1 nodes: 1 old, 1 new after a wait of the ttl | all | 7,940 | 16 |
 //! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait | all | 484,872 | 27 |
-//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait of the ttl, any clocks | all | 529,197 | 26 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait of the ttl; order through both only | all | 529,197 | 26 |
 //! | 1 and 1 nodes: 1 old, 1 both that locks the new group first | all | 59,129 | 21 |
 //! | 1 and 1 nodes: 1 both, 1 both that locks the new group first | all | 115,212 | 25 |
 //!
@@ -122,6 +123,16 @@
 //! | 1 writer, 2 readers, a repeated `ACQUIRE` | bounded | 13,095,175 | 16 | 110 |
 //! | 1 writer, 2 readers, one extended by 3, a tick longer | all | 6,374,935 | 30 | 282 |
 //! | restart guard, 1 writer, 2 readers, one node wiped | all | 8,989,480 | 28 | 451 |
+//! | 1 and 1 nodes: 1 old, 2 both, a tick longer | all | 1,163,894 | 27 | 25 |
+//! | 1 and 1 nodes: 2 both, 1 new, a tick longer | all | 2,038,514 | 30 | 23 |
+//! | 1 and 1 nodes: 1 both, 2 new, a tick longer | all | 1,198,546 | 26 | 8 |
+//! | 1 and 1 nodes: 3 both, a tick longer | all | 1,333,329 | 33 | 10 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 both that locks the new group first | all | 3,251,708 | 30 | 37 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait, an extension; order through both only | all | 2,994,551 | 30 | 50 |
+//! | 3 and 1 nodes: 1 old, 1 both | all | 5,587,220 | 29 | 85 |
+//! | 1 and 3 nodes: 1 both, 1 new | all | 6,920,010 | 32 | 174 |
+//! | 3 and 1 nodes: 2 both | all | 9,827,364 | 32 | 247 |
+//! | 1 and 3 nodes: 2 both | all | 2,835,841 | 30 | 88 |
 //! | 3 requests, `TOPUP` | bounded | 14,404,620 | 21 | 269 |
 //! | 2 requests of 1..2, `TOPUP`, a repair after executing | all | 4,628,670 | 52 | 44 |
 //! | at most once, 3 requests, nodes given up | all | 8,280,640 | 34 | 232 |

@@ -66,7 +66,7 @@ pub(crate) struct Bounds {
     pub(crate) wait: Option<u8>,
     /// Whether clocks differ by more than the wait makes up for. Tokens then need an order only between holders that have
     /// a group in common, or that holders between them connect.
-    pub(crate) has_any_clocks: bool,
+    pub(crate) has_unequal_clocks: bool,
     /// What must happen in some order of events, beside that clients of all steps hold the lock.
     pub(crate) reaches: &'static [&'static str],
 }
@@ -114,7 +114,7 @@ impl Bounds {
             max_hold: 0,
             repeats: 0,
             wait: None,
-            has_any_clocks: false,
+            has_unequal_clocks: false,
             reaches: &[],
         }
     }

@@ -50,16 +50,19 @@ impl<const NODES: usize> Moving<NODES> {
     /// A client whose lock is not valid any more, and will not be, can only release it.
     fn forget_what_is_late(&self, state: &mut State<NODES>, client: usize) {
         let me = state.clients[client];
+        let counted = self.counted(client);
         let is_late = |group: &usize| {
             let lease = &me.leases[*group];
             match lease.phase {
                 Phase::None => false,
                 Phase::Acquiring => state.now >= self.until(lease.began),
-                Phase::Had | Phase::Extending | Phase::Raising => state.now >= lease.until,
+                Phase::Had | Phase::Extending | Phase::Raising => {
+                    counted.contains(group) && state.now >= lease.until
+                }
             }
         };
         let is_live = matches!(me.stage, Stage::Locking | Stage::Holding);
-        if is_live && self.counted(client).iter().any(is_late) {
+        if is_live && self.groups(client).iter().any(is_late) {
             self.leave(state, client, Stage::Late);
         }
     }

@@ -29,7 +29,7 @@ impl<const NODES: usize> Moving<NODES> {
             }),
             Property::always(ORDER, |_, state: &State<NODES>| !state.is_behind_its_group),
             Property::always(CLOCK_ORDER, |model: &Self, state: &State<NODES>| {
-                model.bounds.has_any_clocks || !state.is_behind_any
+                model.bounds.has_unequal_clocks || !state.is_behind_any
             }),
             Property::sometimes(RAISED, |model: &Self, state: &State<NODES>| {
                 model.succeeds(state, Phase::Raising, |lease| lease.raised > lease.token)
