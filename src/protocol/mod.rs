@@ -133,6 +133,7 @@
 //! | 1 and 3 nodes: 1 both, 1 new | all | 6,920,010 | 32 | 174 |
 //! | 3 and 1 nodes: 2 both | all | 9,827,364 | 32 | 247 |
 //! | 1 and 3 nodes: 2 both | all | 2,835,841 | 30 | 88 |
+//! | 3 and 3 nodes: 1 old, 1 both | bounded | 18,205,484 | 20 | 344 |
 //! | 3 requests, `TOPUP` | bounded | 14,404,620 | 21 | 269 |
 //! | 2 requests of 1..2, `TOPUP`, a repair after executing | all | 4,628,670 | 52 | 44 |
 //! | at most once, 3 requests, nodes given up | all | 8,280,640 | 34 | 232 |

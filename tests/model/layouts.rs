@@ -17,7 +17,7 @@ use crate::layouts::bounds::Step::{Absent, Both, New, Old, Reversed};
 use crate::layouts::bounds::{Bounds, CLIENTS, Rule, Step};
 use crate::layouts::moving::Moving;
 use crate::layouts::promises::{CLOCK_ORDER, EXCLUSION, EXTENDED, ORDER, RAISED, REFUSED};
-use crate::{breaks, holds, mode};
+use crate::{FAR_MORE, breaks, holds, holds_within, mode};
 
 const OLD_AND_BOTH: [Step; CLIENTS] = [Old, Both, Absent];
 const BOTH_AND_NEW: [Step; CLIENTS] = [Both, New, Absent];
@@ -220,5 +220,8 @@ fn far_more_states_of_layouts_of_more_nodes_hold_too_when_asked_for() {
         holds(name, Moving::<4>::new(bounds(two, of_three)));
         let name = "layouts: from 1 to 3 nodes, 2 of both";
         holds(name, Moving::<4>::new(bounds(two, |_| {})));
+        let name = "layouts: from 3 to 3 nodes, 1 of the old, 1 of both";
+        let model = Moving::<6>::new(bounds(OLD_AND_BOTH, of_three));
+        holds_within(FAR_MORE, name, model);
     }
 }
