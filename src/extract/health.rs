@@ -33,8 +33,9 @@ pub fn health_router(redlock: Redlock) -> Router {
 /// JSON with `status` (a [`Readiness`](crate::Readiness) in lower case), `quorum`, `needed` and
 /// `nodes`; 200 while a majority may vote, else 503. Caches must not store it.
 ///
-/// If there are several groups, each node has its `group`, `groups` has the same of each group, and 200 means that a majority of one group may vote: the
-/// failure of another group is none of this process, so an orchestrator must not restart it or take it out of service.
+/// If there are several groups, each node has its `group`, and `groups` has the same of each group. 200 then means that
+/// a majority of one group may vote: all instances of a service see the same failed group, so taking one out of service
+/// helps no request.
 impl IntoResponse for Health {
     fn into_response(self) -> Response {
         let is_told = self.groups.len() > 1;

@@ -506,7 +506,11 @@ impl RedlockBuilder {
     /// Returns what the nodes of all groups need.
     #[cfg_attr(
         not(feature = "redis"),
-        expect(unused_variables, reason = "other nodes have no settings")
+        expect(
+            unused_variables,
+            clippy::unused_self,
+            reason = "other nodes have no settings"
+        )
     )]
     fn node_settings(&self, settings: &Settings) -> Result<NodeSettings, BuildError> {
         Ok(NodeSettings {
