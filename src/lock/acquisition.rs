@@ -234,7 +234,7 @@ impl Acquisition {
         }
         let permit = group.queue.try_acquire(keys, access);
         if permit.as_ref().is_err_and(|busy| busy.is_own) {
-            core.warn_of_reentry(span.labels().resource);
+            core.warn_of_reentry(span.label());
         }
         let permit = match (permit, deadline) {
             (Ok(permit), _) => permit,
@@ -257,7 +257,7 @@ impl Acquisition {
             earlier_token,
             hold_at_least: options.hold_at_least,
         };
-        let labels = span.labels().clone();
+        let labels = core.labels(span.label(), group);
         let task = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
         let max_hold = options.max_hold.or(settings.max_hold);
         let deadline = deadline.unwrap_or_else(|| span.began());

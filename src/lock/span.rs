@@ -71,9 +71,9 @@ impl LockSpan {
         &self.span
     }
 
-    /// Returns the labels of the lock in spans and metrics.
-    pub(crate) fn labels(&self) -> &LockLabels {
-        &self.labels
+    /// Returns the label of the lock in spans and metrics.
+    pub(crate) fn label(&self) -> &'static str {
+        self.labels.resource
     }
 
     /// Finishes with a granted lock, and the time that its caller waited, if it did.

@@ -189,7 +189,7 @@ impl ExecuteOnce {
             earlier_token,
             hold_at_least: None,
         };
-        let labels = span.labels().clone();
+        let labels = core.labels(span.label(), group);
         let lease = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
         let task = OnceTask {
             lease,
