@@ -25,7 +25,7 @@ use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::layout::{Group, Stage, Stages};
-use crate::lock::lease::{LeaseTask, Share, Terms, acquire};
+use crate::lock::lease::{Earlier, LeaseTask, Share, Terms, acquire};
 use crate::lock::options::LockOptions;
 use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
@@ -33,7 +33,7 @@ use crate::lock::slots::SlotTable;
 use crate::lock::span::LockSpan;
 use crate::lock::time::after;
 use crate::node::{random_u64, sha256};
-use crate::protocol::{FencingToken, KeyNames, LockKeys, Namespace};
+use crate::protocol::{KeyNames, LockKeys, Namespace};
 
 /// What a caller asks for.
 pub(crate) struct Acquisition {
@@ -162,15 +162,17 @@ impl Acquisition {
         waited: &Waited,
     ) -> Result<Share, StageError> {
         let mut shares: Vec<Share> = Vec::with_capacity(stages.len());
-        let mut token = None;
+        let mut earlier = Earlier::default();
         for (number, stage) in stages.iter().enumerate() {
             let Stage { group, keys } = stage;
             let may_wait = stage.comes_after(&stages[..number]);
             let until = (may_wait && !is_hasty).then_some(deadline);
-            let locked = self.acquire(group, keys, until, token, span, waited).await;
+            let locked = self
+                .acquire(group, keys, until, Some(earlier), span, waited)
+                .await;
             match locked {
                 Ok(share) => {
-                    token = share.lease().token();
+                    earlier.token = share.lease().token();
                     shares.push(share);
                 }
                 Err(error) => {
@@ -187,7 +189,7 @@ impl Acquisition {
         }
         for share in &shares {
             let lease = share.lease();
-            let raised = match token {
+            let raised = match earlier.token {
                 Some(token) if lease.token() < Some(token) => lease.raise(token).await,
                 _ => Ok(()),
             };
@@ -218,7 +220,7 @@ impl Acquisition {
         group: &Group,
         keys: &LockKeys,
         deadline: Option<Instant>,
-        earlier_token: Option<FencingToken>,
+        earlier: Option<Earlier>,
         span: &LockSpan,
         waited: &Waited,
     ) -> Result<Share, LockError> {
@@ -254,7 +256,7 @@ impl Acquisition {
             is_fenced: settings.fencing,
             access,
             slot_table,
-            earlier_token,
+            earlier,
             hold_at_least: options.hold_at_least,
         };
         let labels = core.labels(span.label(), group);

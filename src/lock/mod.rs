@@ -66,8 +66,8 @@ pub(crate) use cluster::{Asked, Cluster};
 pub(crate) use guard::RequestShare;
 pub(crate) use layout::Group;
 pub(crate) use lease::{
-    AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Failures, GrantedLock, Handoff,
-    Holding, Inline, LeaseTask, Progress, Round, Terms,
+    AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Earlier, Failures, GrantedLock,
+    Handoff, Holding, Inline, LeaseTask, Progress, Round, Terms,
 };
 pub(crate) use options::option_setters;
 pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};

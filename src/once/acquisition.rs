@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::{Group, LockError, LockSpan, Waited};
+use crate::lock::{Earlier, Group, LockError, LockSpan, Waited};
 use crate::once::command::Recorded;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
@@ -92,13 +92,18 @@ impl ExecuteOnce {
         span: &LockSpan,
         waited: &Waited,
     ) -> Result<Execution, Denied> {
-        let first = self.acquire_in(present, None, keys, span, waited).await;
-        let token = match &first {
-            Ok(first) => first.handle().fencing_token(),
-            Err(Denied::Recorded(_)) => None,
+        let mut earlier = Earlier::default();
+        let first = self
+            .acquire_in(present, Some(earlier), keys, span, waited)
+            .await;
+        match &first {
+            Ok(first) => earlier.token = first.handle().fencing_token(),
+            Err(Denied::Recorded(_)) => {}
             Err(_) => return first,
-        };
-        let second = self.acquire_in(next, token, keys, span, waited).await;
+        }
+        let second = self
+            .acquire_in(next, Some(earlier), keys, span, waited)
+            .await;
         match (first, second) {
             (Ok(first), Ok(second)) => {
                 let joined = first.join(second).await;

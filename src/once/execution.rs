@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -45,11 +46,13 @@ impl Execution {
             Some(token) if lease.token() < Some(token) => lease.raise(token).await,
             _ => Ok(()),
         };
+        let leases = [&self, &next].map(|execution| Arc::clone(execution.guard.lease()));
         self.next = Some(Box::new(next));
         if let Err(error) = raised {
             self.release().await;
             return Err(error);
         }
+        leases.iter().for_each(|lease| lease.set_delivered());
         Ok(self)
     }
 

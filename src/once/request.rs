@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::{
-    Access, Core, DrainStage, Group, LeaseTask, LockError, LockOptions, LockSpan, Permit, Redlock,
-    Terms, Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
+    Access, Core, DrainStage, Earlier, Group, LeaseTask, LockError, LockOptions, LockSpan, Permit,
+    Redlock, Terms, Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
@@ -16,7 +16,7 @@ use crate::once::execution::Execution;
 use crate::once::lifecycle::acquire;
 use crate::once::limits::DAY;
 use crate::once::task::{KeyMemo, OnceTask};
-use crate::protocol::{FencingToken, Fingerprint, LockKey, LockKeys, validity};
+use crate::protocol::{Fingerprint, LockKey, LockKeys, validity};
 
 /// An allowance for rounding, and for the drift within the allowance itself.
 const SLACK: Duration = Duration::from_millis(4);
@@ -144,7 +144,7 @@ impl ExecuteOnce {
     pub(super) async fn acquire_in(
         &self,
         group: &Arc<Group>,
-        earlier_token: Option<FencingToken>,
+        earlier: Option<Earlier>,
         keys: &LockKeys,
         span: &LockSpan,
         waited: &Waited,
@@ -186,7 +186,7 @@ impl ExecuteOnce {
             is_fenced: true,
             access: Access::Exclusive,
             slot_table: None,
-            earlier_token,
+            earlier,
             hold_at_least: None,
         };
         let labels = core.labels(span.label(), group);

@@ -19,6 +19,7 @@ mod serve_until;
 mod settings;
 mod shared;
 mod slots;
+mod stages;
 mod telemetry;
 mod try_lock;
 mod validity;

@@ -16,10 +16,10 @@ use crate::common::Foreign;
 use crate::groups::{builder, groups, key_of};
 
 /// Processes at each step of a change from some of the groups to others.
-struct Steps {
-    old: Redlock,
-    both: Redlock,
-    new: Redlock,
+pub(crate) struct Steps {
+    pub(crate) old: Redlock,
+    pub(crate) both: Redlock,
+    pub(crate) new: Redlock,
 }
 
 fn named(groups: &[ScriptedNodes]) -> Vec<NodeGroup> {
@@ -42,12 +42,12 @@ impl Steps {
         Self { old, both, new }
     }
 
-    fn from(old: &[ScriptedNodes], new: &[ScriptedNodes]) -> Self {
+    pub(crate) fn from(old: &[ScriptedNodes], new: &[ScriptedNodes]) -> Self {
         Self::with(old, new, |builder| builder)
     }
 
     /// A key that moves from one group to the other, with a number.
-    async fn moving(&self, from: &str, to: &str, number: usize) -> LockKey {
+    pub(crate) async fn moving(&self, from: &str, to: &str, number: usize) -> LockKey {
         let mut found = 0;
         for candidate in 0.. {
             let key = key_of(&self.old, from, candidate).await;

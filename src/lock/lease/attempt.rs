@@ -210,8 +210,8 @@ impl LeaseTask {
     /// Where the caller has a lock in another group, it proposes the token of that one, so that both have the same token
     /// unless a fence is higher here.
     fn proposal(&self) -> u64 {
-        self.earlier_token
-            .map_or_else(next_proposal, FencingToken::as_u64)
+        let earlier = self.earlier.and_then(|earlier| earlier.token);
+        earlier.map_or_else(next_proposal, FencingToken::as_u64)
     }
 
     /// Drives an attempt from a step of its round until the round concludes.

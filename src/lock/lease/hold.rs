@@ -44,8 +44,9 @@ pub(crate) struct Holding {
     pub(crate) control: LeaseControl,
     /// `Some` until the holding ends.
     span: Option<HeldSpan>,
-    /// When `max_hold` is over.
-    hold_until: Option<Instant>,
+    max_hold: Option<Duration>,
+    /// When the time that `max_hold` bounds began; `None` if it begins when the caller has all its leases.
+    began: Option<Instant>,
     /// When to renew the lock next; `None` if renewal is off or has ended.
     renew_at: Option<Instant>,
     /// Boxed, because few locks are held long enough for one.
@@ -90,7 +91,7 @@ impl LeaseTask {
             token,
             access: self.access,
             slot: self.slot,
-            stays_until: self.hold_at_least.map(|least| after(Instant::now(), least)),
+            hold_at_least: self.hold_at_least,
             disposal,
             purpose,
             valid_until,
@@ -106,8 +107,9 @@ impl LeaseTask {
             cleanup,
             control,
             span: Some(HeldSpan::new(self.labels.clone())),
-            hold_until: max_hold.map(|max_hold| after(began, max_hold)),
-            renew_at: (self.cluster.settings.renew).then(|| began + self.ttl / 3),
+            max_hold,
+            began: self.earlier.is_none().then_some(began),
+            renew_at: self.renews(false).then(|| began + self.ttl / 3),
             extension: None,
         };
         (holding, share)
@@ -158,6 +160,12 @@ impl LeaseTask {
         while let Some(vote) = self.votes.try_recv() {
             self.on_vote(holding, vote, observe);
         }
+    }
+
+    /// Returns whether the lock is renewed. One of several leases always is, until the caller has them all: it may wait
+    /// for the others for longer than the ttl.
+    fn renews(&self, is_delivered: bool) -> bool {
+        self.cluster.settings.renew || (self.earlier.is_some() && !is_delivered)
     }
 
     /// Asks all nodes to confirm the lock once more, and renews it with that if it is to be renewed.
@@ -217,7 +225,8 @@ impl LeaseTask {
             holding.renew_at = None;
         }
         if holding.renew_at.is_some_and(|at| at <= now) && holding.extension.is_none() {
-            let goes_on = self.ticket.registry().stage() < DrainStage::TimedOut;
+            let goes_on = self.ticket.registry().stage() < DrainStage::TimedOut
+                && self.renews(holding.lease.delivered_at().is_some());
             match holding.renewal_ttl(self.ttl, now).filter(|_| goes_on) {
                 Some(ttl) => self.begin_extension(holding, ttl, None),
                 None => holding.renew_at = None,
@@ -337,11 +346,18 @@ impl Holding {
         self.control.status().lost
     }
 
+    /// Returns when `max_hold` is over, if that is known.
+    fn hold_until(&self) -> Option<Instant> {
+        let began = self.began.or_else(|| self.lease.delivered_at());
+        Some(after(began?, self.max_hold?))
+    }
+
     /// Declares the lock lost if its validity has ended, or ends before a timer can fire.
     pub(crate) fn check_validity(&mut self, now: Instant) {
         let valid_until = self.control.status().valid_until;
         if self.lost().is_none() && valid_until <= now + TICK {
-            let at_max_hold = self.hold_until.is_some_and(|end| end + TICK <= valid_until);
+            let end = self.hold_until();
+            let at_max_hold = end.is_some_and(|end| end + TICK <= valid_until);
             self.lose(if at_max_hold {
                 LostReason::MaxHold
             } else {
@@ -400,7 +416,7 @@ impl Holding {
 
     /// Returns the ttl of the next renewal, cut so that the validity ends with `max_hold`; `None` if it does already.
     fn renewal_ttl(&self, ttl: Duration, now: Instant) -> Option<Duration> {
-        let Some(end) = self.hold_until else {
+        let Some(end) = self.hold_until() else {
             return Some(ttl);
         };
         let valid_until = self.control.status().valid_until;

@@ -45,4 +45,4 @@ pub(crate) use handoff::{Handoff, Inline};
 pub(crate) use hold::Holding;
 pub(crate) use run::acquire;
 pub(crate) use shared::{Disposal, Lease, Share};
-pub(crate) use task::{Failures, LeaseTask, Terms};
+pub(crate) use task::{Earlier, Failures, LeaseTask, Terms};

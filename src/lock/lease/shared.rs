@@ -12,7 +12,7 @@
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{LeaseStatus, Lost, LostReason};
 use crate::lock::queue::{HeldLease, Memo};
 use crate::lock::registry::Registry;
-use crate::lock::time::whole_millis;
+use crate::lock::time::{after, whole_millis};
 use crate::node::{Mutex, telemetry};
 use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
 
@@ -40,10 +40,8 @@ pub(crate) struct Lease {
     pub(crate) slot: Option<usize>,
     /// Set if this is the first of several leases in which a caller has one lock.
     joined: OnceLock<Joined>,
-    /// Until when the keys stay taken, although the lock is released earlier.
-    stays_until: Option<Instant>,
-    /// Whether the caller got its guard, so that its work may have begun.
-    is_delivered: AtomicBool,
+    /// How long the keys stay taken at least, although the lock is released earlier.
+    hold_at_least: Option<Duration>,
     max_ttl: Duration,
     node_timeout: Duration,
     /// What the lock is held for; see [`Memo`].
@@ -79,7 +77,7 @@ pub(super) struct LeaseTerms<'a> {
     pub(super) token: Option<FencingToken>,
     pub(super) access: Access,
     pub(super) slot: Option<usize>,
-    pub(super) stays_until: Option<Instant>,
+    pub(super) hold_at_least: Option<Duration>,
     pub(super) disposal: Disposal,
     pub(super) purpose: Option<Memo>,
     pub(super) valid_until: Instant,
@@ -89,6 +87,8 @@ pub(super) struct LeaseTerms<'a> {
 struct LeaseState {
     status: LeaseStatus,
     token: Option<FencingToken>,
+    /// When the caller got its guard, so that its work may have begun.
+    delivered_at: Option<Instant>,
     extensions: VecDeque<ExtendCommand>,
     /// The outcome of the release, once a majority has confirmed it or cannot.
     released: Option<Result<(), ReleaseError>>,
@@ -141,7 +141,7 @@ impl Lease {
             token,
             access,
             slot,
-            stays_until,
+            hold_at_least,
             disposal,
             purpose,
             valid_until,
@@ -152,8 +152,7 @@ impl Lease {
             access,
             slot,
             joined: OnceLock::new(),
-            stays_until,
-            is_delivered: AtomicBool::new(false),
+            hold_at_least,
             max_ttl: settings.max_ttl,
             node_timeout: settings.node_timeout,
             purpose,
@@ -165,6 +164,7 @@ impl Lease {
                     lost: None,
                 },
                 token,
+                delivered_at: None,
                 extensions: VecDeque::new(),
                 released: None,
                 is_closed: false,
@@ -227,18 +227,23 @@ impl Lease {
         }
     }
 
-    /// Notes that the caller gets its guard now.
+    /// Notes that the caller gets its guard now. The times that `max_hold` and `hold_at_least` bound begin.
     pub(crate) fn set_delivered(&self) {
-        self.is_delivered.store(true, Ordering::Release);
+        self.state.lock().delivered_at = Some(Instant::now());
         self.further()
             .iter()
             .for_each(|lease| lease.set_delivered());
     }
 
+    /// Returns when the caller got its guard.
+    pub(super) fn delivered_at(&self) -> Option<Instant> {
+        self.state.lock().delivered_at
+    }
+
     /// Returns for how long the keys are to stay taken after their release at this time; zero if not at all.
     pub(super) fn stays_for(&self, now: Instant) -> Duration {
-        let is_delivered = self.is_delivered.load(Ordering::Acquire);
-        let stays_until = self.stays_until.filter(|_| is_delivered).unwrap_or(now);
+        let held = self.hold_at_least.zip(self.delivered_at());
+        let stays_until = held.map_or(now, |(least, delivered)| after(delivered, least));
         whole_millis(stays_until.saturating_duration_since(now))
     }
 

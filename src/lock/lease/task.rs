@@ -33,8 +33,8 @@ pub(crate) struct LeaseTask {
     pub(super) slot: Option<usize>,
     /// The slots of a caller that takes any of them. Dropped when it has one.
     pub(super) slot_table: Option<Box<SlotTable>>,
-    /// The token of a lock of the same caller in another group. This lock's is not lower.
-    pub(super) earlier_token: Option<FencingToken>,
+    /// Present if the lock is one of several leases of its caller. The times of all of them begin when it has them.
+    pub(super) earlier: Option<Earlier>,
     /// How long the keys stay taken at least, counted from the grant.
     pub(super) hold_at_least: Option<Duration>,
     pub(crate) votes: VoteReceiver,
@@ -60,9 +60,16 @@ pub(crate) struct Terms {
     pub(crate) is_fenced: bool,
     pub(crate) access: Access,
     pub(crate) slot_table: Option<SlotTable>,
-    /// The token of a lock that the same caller has in another group.
-    pub(crate) earlier_token: Option<FencingToken>,
+    /// Present if the caller acquires several leases for one lock.
+    pub(crate) earlier: Option<Earlier>,
     pub(crate) hold_at_least: Option<Duration>,
+}
+
+/// The leases that a caller has acquired before, in other groups, for the same lock.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Earlier {
+    /// Their highest token. That of the next lease is not lower.
+    pub(crate) token: Option<FencingToken>,
 }
 
 /// A release under way.
@@ -96,7 +103,7 @@ impl LeaseTask {
             is_fenced,
             access,
             slot_table,
-            earlier_token,
+            earlier,
             hold_at_least,
         } = terms;
         Self {
@@ -110,7 +117,7 @@ impl LeaseTask {
             access,
             slot: None,
             slot_table: slot_table.map(Box::new),
-            earlier_token,
+            earlier,
             hold_at_least,
             releases: Vec::new(),
             ticket,

@@ -1,0 +1,147 @@
+//! Locks over several groups of nodes while they are acquired: what is held meanwhile, and when its terms begin.
+
+use support::{ms, secs};
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::test_util::Gate;
+use tower_redlock::{LockError, LostReason};
+
+use crate::groups::{builder, groups, keys_of};
+use crate::moving::Steps;
+
+/// The terms of a lock begin when its caller has all of it, and not with its first group.
+#[tokio::test(start_paused = true)]
+async fn max_hold_begins_when_the_last_group_is_locked() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let held = redlock.lock(&keys[1]).await.unwrap();
+    let waiting = redlock.lock_all(&keys).wait(secs(60)).max_hold(secs(15));
+    let waiting = tokio::spawn(waiting.into_future());
+    sleep(secs(30)).await;
+    drop(held);
+    let guard = waiting.await.unwrap().unwrap();
+    let began = Instant::now();
+    assert_eq!(guard.lost().await, LostReason::MaxHold);
+    let lasted = began.elapsed();
+    assert!((secs(14)..secs(26)).contains(&lasted), "{lasted:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_without_renewal_waits_for_the_last_group_for_longer_than_its_ttl() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).renew(false).build().unwrap();
+    let other = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let held = other.lock(&keys[1]).await.unwrap();
+    let waiting = tokio::spawn(redlock.lock_all(&keys).into_future());
+    sleep(secs(30)).await;
+    held.release().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    assert!(guard.valid_for() > secs(6), "{:?}", guard.valid_for());
+    let began = Instant::now();
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    assert!(began.elapsed() < secs(10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_at_least_is_counted_from_the_last_group() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let held = redlock.lock(&keys[1]).await.unwrap();
+    let waiting = tokio::spawn(
+        redlock
+            .lock_all(&keys)
+            .hold_at_least(secs(20))
+            .into_future(),
+    );
+    sleep(secs(15)).await;
+    held.release().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    sleep(secs(19)).await;
+    for key in &keys {
+        let refused = redlock.try_lock(key).await;
+        assert!(matches!(refused, Err(LockError::Contended { .. })));
+    }
+    sleep(secs(2)).await;
+    assert!(redlock.lock_all(&keys).wait(ms(0)).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn execution_gets_its_whole_max_hold_after_it_waited_for_the_new_group() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    let new = steps.new.lock(&key).await.unwrap();
+    let once = steps.both.once(&key).wait(secs(60)).max_hold(secs(5));
+    let waiting = tokio::spawn(once.run(|_| async {
+        sleep(secs(4)).await;
+        Ok::<u32, ()>(1)
+    }));
+    sleep(secs(20)).await;
+    drop(new);
+    assert_eq!(waiting.await.unwrap().unwrap().into_inner(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_ends_a_caller_between_two_groups() {
+    let all = groups::<2>();
+    // With a key that is waited for in order, and one that is tried again and again.
+    for (old, new, from, to) in [
+        (&all[..1], &all[..], "0", "1"),
+        (&all[..], &all[..1], "1", "0"),
+    ] {
+        let steps = Steps::from(old, new);
+        let key = steps.moving(from, to, 0).await;
+        let _held = steps.new.lock(&key).await.unwrap();
+        let waiting = tokio::spawn(steps.both.lock(&key).into_future());
+        sleep(ms(1_234)).await;
+        let began = Instant::now();
+        let drained = steps.both.drain(secs(5)).await;
+        assert!(drained.is_clean(), "{drained:?}");
+        assert!(began.elapsed() < ms(10));
+        let refused = waiting.await.unwrap();
+        assert!(matches!(refused, Err(LockError::Closed)), "{refused:?}");
+    }
+}
+
+/// Dropped at each of its polls, also while a token is raised and between two attempts.
+#[tokio::test(start_paused = true)]
+async fn request_that_is_dropped_at_any_time_leaves_nothing() {
+    let all = groups::<2>();
+    for (old, new, from, to) in [
+        (&all[..1], &all[..], "0", "1"),
+        (&all[..], &all[..1], "1", "0"),
+    ] {
+        let steps = Steps::from(old, new);
+        let key = steps.moving(from, to, 0).await;
+        for nodes in &all {
+            (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(7))));
+        }
+        for ahead in [false, true] {
+            for after in 0..120 {
+                if ahead {
+                    let nodes = &all[usize::from(to == "1")];
+                    for node in 0..3 {
+                        crate::common::Foreign::of(&key).acquire_with(
+                            nodes,
+                            node,
+                            8_000_000_000_000_000 + after,
+                            ms(1),
+                        );
+                    }
+                    sleep(ms(2)).await;
+                }
+                drop(timeout(ms(after), steps.both.lock(&key)).await);
+                sleep(ms(300)).await;
+                let left = all.iter().flat_map(|nodes| nodes.locks()).sum::<usize>();
+                assert_eq!(left, 0, "after {after} ms");
+            }
+        }
+        for nodes in &all {
+            (0..3).for_each(|node| nodes.set(node, Gate::Ready));
+        }
+        assert!(steps.both.drain(secs(1)).await.is_clean());
+    }
+}
