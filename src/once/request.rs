@@ -162,7 +162,7 @@ impl ExecuteOnce {
             Some(max_hold) => ttl.min(ttl_to_hold(max_hold).max(2 * settings.node_timeout)),
             None => ttl,
         };
-        let asked = Instant::now();
+        let asked = span.began();
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [settings.max_waiters.clone(), self.cap.clone()];
         let mut slots = WaiterSlots::new(caps.into_iter().flatten(), waited.clone());

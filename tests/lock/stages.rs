@@ -3,7 +3,7 @@
 use support::{ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::Gate;
-use tower_redlock::{LockError, LostReason};
+use tower_redlock::{LockError, LostReason, OnceError};
 
 use crate::groups::{builder, groups, keys_of};
 use crate::moving::Steps;
@@ -66,6 +66,33 @@ async fn hold_at_least_is_counted_from_the_last_group() {
     }
     sleep(secs(2)).await;
     assert!(redlock.lock_all(&keys).wait(ms(0)).await.is_ok());
+}
+
+/// `wait` bounds an execution in both groups together.
+#[tokio::test(start_paused = true)]
+async fn execution_waits_once_for_both_groups() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    let _new = steps.new.lock(&key).await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let once = steps.both.once(&key).wait(secs(5));
+        let asked = Instant::now();
+        waiting.push(tokio::spawn(async move {
+            let refused = once.run(|_| async { Ok::<u32, ()>(1) }).await;
+            assert!(
+                matches!(refused, Err(OnceError::Lock(LockError::Contended { .. }))),
+                "{refused:?}"
+            );
+            asked.elapsed()
+        }));
+        sleep(secs(1)).await;
+    }
+    for waiting in waiting {
+        let waited = waiting.await.unwrap();
+        assert!(waited < secs(6), "{waited:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
