@@ -9,12 +9,14 @@
 //! *Circles.* Callers that wait for each other in a circle would all wait in vain. Each caller therefore waits only for
 //! leases that come after all those that it holds, in the order of the names of the groups and then of the keys. A key
 //! that moves may be against this order, because it is locked in its old group first. There the caller tries once; if it is
-//! refused, it gives up what it holds, and begins again later.
+//! refused, it gives up what it holds, and begins again later. It also begins again if it loses a lease while it waits
+//! for others.
 //!
 //! *Tokens.* All leases of a lock get one token. Each later one proposes the token of those before it. If a fence is
 //! higher there, the earlier ones are raised. So every group of a key remembers a fence that is not lower than the tokens of
 //! all holders, whichever groups the next holder asks.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +28,7 @@ use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::layout::{Group, Stage, Stages};
 use crate::lock::lease::{Earlier, LeaseTask, Share, Terms, acquire};
+use crate::lock::lost::Lost;
 use crate::lock::options::LockOptions;
 use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
@@ -48,8 +51,9 @@ pub(crate) struct Acquisition {
 
 /// Error of a stage.
 enum StageError {
-    /// Other callers hold its keys, and the caller must not wait for them while it holds others.
-    OutOfOrder(LockError),
+    /// Another attempt may succeed: other callers hold its keys, and the caller must not wait for them while it holds
+    /// others; or the caller lost a lease that it held.
+    Again(LockError),
     Failed(LockError),
 }
 
@@ -132,7 +136,7 @@ impl Acquisition {
             {
                 Ok(share) => return Ok(share),
                 Err(StageError::Failed(error)) => return Err(error),
-                Err(StageError::OutOfOrder(error)) => error,
+                Err(StageError::Again(error)) => error,
             };
             let LockError::Contended { retry_after } = refused else {
                 return Err(refused);
@@ -167,9 +171,15 @@ impl Acquisition {
             let Stage { group, keys } = stage;
             let may_wait = stage.comes_after(&stages[..number]);
             let until = (may_wait && !is_hasty).then_some(deadline);
-            let locked = self
-                .acquire(group, keys, until, Some(earlier), span, waited)
-                .await;
+            let locked = tokio::select! {
+                biased;
+                locked = self.acquire(group, keys, until, Some(earlier), span, waited) => locked,
+                () = lost(&shares) => {
+                    give_up(shares).await;
+                    let retry_after = None;
+                    return Err(StageError::Again(LockError::Contended { retry_after }));
+                }
+            };
             match locked {
                 Ok(share) => {
                     earlier.token = share.lease().token();
@@ -179,9 +189,7 @@ impl Acquisition {
                     give_up(shares).await;
                     let is_out_of_order = !may_wait && !is_hasty;
                     return Err(match error {
-                        LockError::Contended { .. } if is_out_of_order => {
-                            StageError::OutOfOrder(error)
-                        }
+                        LockError::Contended { .. } if is_out_of_order => StageError::Again(error),
                         error => StageError::Failed(error),
                     });
                 }
@@ -286,6 +294,15 @@ fn names(
             (table.get(0).1, Some(table))
         }
     })
+}
+
+/// Waits until one of the leases is lost.
+async fn lost(shares: &[Share]) {
+    let lost = shares.iter().map(|share| share.lease().lost());
+    match lost.reduce(Lost::or) {
+        Some(lost) => drop(lost.await),
+        None => pending().await,
+    }
 }
 
 /// Gives the leases of a failed acquisition up, and waits for their release, so that the next attempt of this process does

@@ -68,6 +68,25 @@ async fn hold_at_least_is_counted_from_the_last_group() {
     assert!(redlock.lock_all(&keys).wait(ms(0)).await.is_ok());
 }
 
+/// A caller that has lost what it holds does not wait for more: it begins again.
+#[tokio::test(start_paused = true)]
+async fn caller_that_loses_a_group_while_it_waits_for_another_begins_again() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let held = redlock.lock(&keys[1]).await.unwrap();
+    let waiting = tokio::spawn(redlock.lock_all(&keys).into_future());
+    sleep(secs(1)).await;
+    assert_eq!(redlock.revoke(&keys[0]).await.unwrap().held, 3);
+    sleep(secs(10)).await;
+    // It has the first group again.
+    assert!(redlock.try_lock(&keys[0]).await.is_err());
+    assert!(!waiting.is_finished());
+    held.release().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    assert!(guard.is_valid());
+}
+
 /// `wait` bounds an execution in both groups together.
 #[tokio::test(start_paused = true)]
 async fn execution_waits_once_for_both_groups() {
