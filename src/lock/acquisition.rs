@@ -12,6 +12,9 @@
 //! refused, it gives up what it holds, and begins again later. It also begins again if it loses a lease while it waits
 //! for others.
 //!
+//! *Slots.* A slot has the same number in all groups, because callers choose other things by it. If the slot that the caller
+//! has is taken in a later group, it tries those that it has not tried.
+//!
 //! *Tokens.* All leases of a lock get one token. Each later one proposes the token of those before it. If a fence is
 //! higher there, the earlier ones are raised. So every group of a key remembers a fence that is not lower than the tokens of
 //! all holders, whichever groups the next holder asks.
@@ -32,7 +35,7 @@ use crate::lock::lost::Lost;
 use crate::lock::options::LockOptions;
 use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
-use crate::lock::slots::SlotTable;
+use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
 use crate::lock::time::after;
 use crate::node::{random_u64, sha256};
@@ -54,6 +57,8 @@ enum StageError {
     /// Another attempt may succeed: other callers hold its keys, and the caller must not wait for them while it holds
     /// others; or the caller lost a lease that it held.
     Again(LockError),
+    /// The slot with this number, which the caller has in other groups, is taken in one.
+    SlotTaken(usize, LockError),
     Failed(LockError),
 }
 
@@ -128,16 +133,22 @@ impl Acquisition {
         settings.namespace.names(&self.keys, sha256)?;
         let wait = self.options.wait.unwrap_or(settings.wait);
         let deadline = after(span.began(), wait);
-        let mut tries = 0;
+        let until = (!wait.is_zero()).then_some(deadline);
+        let (mut tries, mut slots) = (0, self.all_slots());
         loop {
-            let refused = match self
-                .lock_stages(stages, deadline, wait.is_zero(), span, waited)
-                .await
-            {
+            let refused = match self.lock_stages(stages, until, slots, span, waited).await {
                 Ok(share) => return Ok(share),
                 Err(StageError::Failed(error)) => return Err(error),
                 Err(StageError::Again(error)) => error,
+                Err(StageError::SlotTaken(slot, error)) => {
+                    slots &= !(1 << slot);
+                    if slots != 0 {
+                        continue;
+                    }
+                    error
+                }
             };
+            slots = self.all_slots();
             let LockError::Contended { retry_after } = refused else {
                 return Err(refused);
             };
@@ -156,21 +167,33 @@ impl Acquisition {
         }
     }
 
+    /// Returns one bit for each slot that the caller may take.
+    fn all_slots(&self) -> u64 {
+        match self.access() {
+            Access::Slot(count) => all_slots(count),
+            Access::Exclusive | Access::Shared => u64::MAX,
+        }
+    }
+
     /// Acquires stage after stage. The leases that it has are released if a later one is refused.
+    ///
+    /// Waits until the deadline, if there is one. Of several slots, takes one of these.
     async fn lock_stages(
         &self,
         stages: &[Stage<'_>],
-        deadline: Instant,
-        is_hasty: bool,
+        deadline: Option<Instant>,
+        slots: u64,
         span: &LockSpan,
         waited: &Waited,
     ) -> Result<Share, StageError> {
         let mut shares: Vec<Share> = Vec::with_capacity(stages.len());
-        let mut earlier = Earlier::default();
+        let mut earlier = Earlier { token: None, slots };
         for (number, stage) in stages.iter().enumerate() {
             let Stage { group, keys } = stage;
-            let may_wait = stage.comes_after(&stages[..number]);
-            let until = (may_wait && !is_hasty).then_some(deadline);
+            // Any slot may be released first.
+            let may_wait =
+                stage.comes_after(&stages[..number]) && earlier.slots == self.all_slots();
+            let until = deadline.filter(|_| may_wait);
             let locked = tokio::select! {
                 biased;
                 locked = self.acquire(group, keys, until, Some(earlier), span, waited) => locked,
@@ -183,14 +206,22 @@ impl Acquisition {
             match locked {
                 Ok(share) => {
                     earlier.token = share.lease().token();
+                    if let Some(slot) = share.lease().slot {
+                        earlier.slots = 1 << slot;
+                    }
                     shares.push(share);
                 }
                 Err(error) => {
+                    let slot = shares.first().and_then(|share| share.lease().slot);
                     give_up(shares).await;
-                    let is_out_of_order = !may_wait && !is_hasty;
-                    return Err(match error {
-                        LockError::Contended { .. } if is_out_of_order => StageError::Again(error),
-                        error => StageError::Failed(error),
+                    return Err(match (error, slot) {
+                        (error @ LockError::Contended { .. }, Some(slot)) => {
+                            StageError::SlotTaken(slot, error)
+                        }
+                        (error @ LockError::Contended { .. }, None) if !may_wait => {
+                            StageError::Again(error)
+                        }
+                        (error, _) => StageError::Failed(error),
                     });
                 }
             }
@@ -234,7 +265,8 @@ impl Acquisition {
     ) -> Result<Share, LockError> {
         let Self { core, options, .. } = self;
         let (settings, access) = (&core.settings, self.access());
-        let (names, slot_table) = names(&settings.namespace, keys, access)?;
+        let slots = earlier.map_or(u64::MAX, |earlier| earlier.slots);
+        let (names, slot_table) = names(&settings.namespace, keys, access, slots)?;
         let ttl = settings.ttl(options.ttl)?;
         let caps = [settings.max_waiters.clone(), self.cap.clone()];
         let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
@@ -275,11 +307,12 @@ impl Acquisition {
     }
 }
 
-/// Returns the names of keys on the nodes. Of several slots, those of the first, and the table of all.
+/// Returns the names of keys on the nodes. Of several slots, those of the first, and the table with those that are wanted.
 fn names(
     namespace: &Namespace,
     keys: &LockKeys,
     access: Access,
+    slots: u64,
 ) -> Result<(Arc<[KeyNames]>, Option<SlotTable>), LockError> {
     Ok(match access {
         Access::Exclusive => (namespace.names(keys, sha256)?.into(), None),
@@ -289,7 +322,7 @@ fn names(
             (names.collect(), None)
         }
         Access::Slot(count) => {
-            let table = SlotTable::new(namespace, keys, count)?;
+            let table = SlotTable::new(namespace, keys, count, slots)?;
             // The task chooses one of the slots.
             (table.get(0).1, Some(table))
         }

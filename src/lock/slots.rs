@@ -8,14 +8,19 @@ use crate::protocol::{KeyNames, LockKey, LockKeys, MAX_SLOTS, Namespace};
 
 /// The keys of each slot, and their names.
 #[derive(Debug)]
-pub(crate) struct SlotTable(Vec<(LockKeys, Arc<[KeyNames]>)>);
+pub(crate) struct SlotTable {
+    slots: Vec<(LockKeys, Arc<[KeyNames]>)>,
+    /// The slots that the caller may take, one bit for each.
+    wanted: u64,
+}
 
 impl SlotTable {
-    /// Creates the table of so many slots of a set of keys.
+    /// Creates the table of so many slots of a set of keys, of which the caller may take those that are `wanted`.
     pub(crate) fn new(
         namespace: &Namespace,
         keys: &LockKeys,
         count: usize,
+        wanted: u64,
     ) -> Result<Self, LockError> {
         if !(1..=MAX_SLOTS).contains(&count) {
             return Err(LockError::InvalidSlots {
@@ -25,22 +30,34 @@ impl SlotTable {
         }
         let names = namespace.slot_names(keys, count, sha256)?;
         let slots = names.into_iter().enumerate();
-        Ok(Self(
-            slots
-                .map(|(slot, names)| (keys_of_slot(keys, slot), names))
-                .collect(),
-        ))
+        let slots = slots.map(|(slot, names)| (keys_of_slot(keys, slot), names));
+        Ok(Self {
+            slots: slots.collect(),
+            wanted: wanted & all_slots(count),
+        })
     }
 
     /// Returns the keys of a slot and their names.
     pub(crate) fn get(&self, slot: usize) -> (LockKeys, Arc<[KeyNames]>) {
-        self.0[slot].clone()
+        self.slots[slot].clone()
     }
 
-    /// Returns one bit for each slot.
-    pub(crate) fn all(&self) -> u64 {
-        u64::MAX >> (MAX_SLOTS - self.0.len())
+    /// Returns one bit for each slot that the caller may take.
+    pub(crate) fn wanted(&self) -> u64 {
+        self.wanted
     }
+}
+
+/// Returns one bit for each of so many slots.
+pub(crate) fn all_slots(count: usize) -> u64 {
+    u64::MAX >> MAX_SLOTS.saturating_sub(count).min(MAX_SLOTS - 1)
+}
+
+/// Returns the number of one of these slots.
+pub(crate) fn slot_at_random(slots: u64, random: u64) -> Option<usize> {
+    let nth = random.checked_rem(u64::from(slots.count_ones()))?;
+    let mut numbers = (0..MAX_SLOTS).filter(|number| slots >> number & 1 == 1);
+    numbers.nth(usize::try_from(nth).ok()?)
 }
 
 /// Returns the keys of the first slot, which sort before those of all others.

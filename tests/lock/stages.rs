@@ -130,6 +130,73 @@ async fn execution_gets_its_whole_max_hold_after_it_waited_for_the_new_group() {
     assert_eq!(waiting.await.unwrap().unwrap().into_inner(), 1);
 }
 
+/// A slot has one number in all groups: callers choose other things by it.
+#[tokio::test(start_paused = true)]
+async fn slot_has_the_same_number_in_all_groups() {
+    for round in 0..8 {
+        let groups = groups::<2>();
+        let redlock = builder(&groups).build().unwrap();
+        let keys = keys_of(&redlock, 2).await;
+        // With another number of the second key taken in each round.
+        let beside = redlock.lock(&keys[1]).slots(3).await.unwrap();
+        let one = redlock.lock_all(&keys).slots(3).wait(ms(0)).await.unwrap();
+        let other = redlock.lock_all(&keys).slots(3).wait(ms(0)).await.unwrap();
+        let mut numbers = [&beside, &one, &other].map(|guard| guard.slot().unwrap());
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 1, 2], "round {round}");
+        for guard in [&one, &other] {
+            let slot = guard.slot().unwrap();
+            for key in &keys {
+                assert!(
+                    guard.keys().contains(&(key, "slot", slot).into()),
+                    "round {round}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slot_that_moves_has_the_same_number_in_both_groups() {
+    for round in 0..8 {
+        let all = groups::<2>();
+        let steps = Steps::from(&all[..1], &all);
+        let key = steps.moving("0", "1", 0).await;
+        for beside in [&steps.old, &steps.new] {
+            let one = beside.try_lock(&key).slots(2).await.unwrap();
+            let other = steps.both.try_lock(&key).slots(2).await.unwrap();
+            assert_ne!(one.slot(), other.slot(), "round {round}");
+            assert_eq!(other.keys().len(), 1);
+            drop((one, other));
+            sleep(ms(1)).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_a_slot_of_both_groups_ends_with_any_of_them() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    for holder in [&steps.old, &steps.new, &steps.both] {
+        let mut taken = Vec::new();
+        for _ in 0..3 {
+            taken.push(holder.try_lock(&key).slots(3).await.unwrap());
+        }
+        for freed in 0..3 {
+            let waiting = tokio::spawn(steps.both.lock(&key).slots(3).into_future());
+            sleep(secs(1)).await;
+            assert!(!waiting.is_finished());
+            taken.remove(0).release().await.unwrap();
+            let began = Instant::now();
+            taken.push(waiting.await.unwrap().unwrap());
+            assert!(began.elapsed() < secs(2), "{freed}: {:?}", began.elapsed());
+        }
+        drop(taken);
+        sleep(ms(1)).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn drain_ends_a_caller_between_two_groups() {
     let all = groups::<2>();

@@ -28,6 +28,7 @@ use crate::lock::lease::handoff::Handoff;
 use crate::lock::lease::task::LeaseTask;
 use crate::lock::queue::{Permit, WaiterSlots, Watching};
 use crate::lock::registry::DrainStage;
+use crate::lock::slots::slot_at_random;
 use crate::lock::time::TICK;
 use crate::node::random_u64;
 use crate::protocol::{OnRelease, Retry};
@@ -103,13 +104,12 @@ impl LeaseTask {
     /// Chooses a slot at random, if the caller takes one of several. Where no free slot is known, callers of several
     /// processes should not all ask for the same one.
     fn take_any_slot(&mut self, permit: &Permit) {
-        let Some(all) = self.slot_table.as_ref().map(|table| table.all()) else {
+        let Some(wanted) = self.slot_table.as_ref().map(|table| table.wanted()) else {
             return;
         };
-        if !self.take_slot(permit, all) {
-            // Other callers of this process ask for all of them, with another number of slots. The nodes decide.
-            let count = u64::from(all.count_ones());
-            self.set_slot(usize::try_from(random_u64() % count).unwrap_or_default());
+        if !self.take_slot(permit, wanted) {
+            // Other callers of this process ask for all of them, perhaps with another number of slots. The nodes decide.
+            self.set_slot(slot_at_random(wanted, random_u64()).unwrap_or_default());
         }
     }
 
@@ -125,7 +125,7 @@ impl LeaseTask {
         let Some(table) = &self.slot_table else {
             return false;
         };
-        let slot = permit.take_number(slots & table.all(), random_u64());
+        let slot = permit.take_number(slots & table.wanted(), random_u64());
         if let Some(slot) = slot {
             self.set_slot(slot);
         }

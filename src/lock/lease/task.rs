@@ -66,10 +66,21 @@ pub(crate) struct Terms {
 }
 
 /// The leases that a caller has acquired before, in other groups, for the same lock.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Earlier {
     /// Their highest token. That of the next lease is not lower.
     pub(crate) token: Option<FencingToken>,
+    /// The slots that the next lease may have, one bit for each.
+    pub(crate) slots: u64,
+}
+
+impl Default for Earlier {
+    fn default() -> Self {
+        Self {
+            token: None,
+            slots: u64::MAX,
+        }
+    }
 }
 
 /// A release under way.

@@ -30,6 +30,7 @@ use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::queue::remote::RemoteWaiters;
 use crate::lock::queue::subscription::{PlaceSubscription, Watching};
+use crate::lock::slots::slot_at_random;
 use crate::node::Mutex;
 use crate::protocol::{KeyNames, LockKey, LockKeys};
 
@@ -354,14 +355,7 @@ impl Permit {
         let place = self.places.0.first()?;
         let number = loop {
             let taken = place.numbers.load(Ordering::Acquire);
-            let free = numbers & !taken;
-            let count = u64::from(free.count_ones());
-            if count == 0 {
-                return None;
-            }
-            let nth = usize::try_from(random % count).unwrap_or_default();
-            let mut ones = (0..u64::BITS).filter(|number| free >> number & 1 == 1);
-            let number = ones.nth(nth)?;
+            let number = slot_at_random(numbers & !taken, random)?;
             let with = taken | 1 << number;
             let taken =
                 place
@@ -373,7 +367,7 @@ impl Permit {
         };
         self.give_number_back();
         self.number.store(1 << number, Ordering::Release);
-        usize::try_from(number).ok()
+        Some(number)
     }
 
     /// Gives the number back, so that other callers can take it.
