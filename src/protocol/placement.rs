@@ -21,7 +21,8 @@ pub(crate) const MAX_SLOTS: usize = 64;
 /// 1. `fnv(bytes)` is FNV-1a: begin with `0xcbf29ce484222325`; for each byte, combine by exclusive or, then multiply by
 ///    `0x100000001b3`.
 /// 2. `x = fnv(key) ^ fnv(name)`. The key is its [encoded bytes](LockKey#encoding); the key `(key, "slot", i)` of a slot,
-///    with `i` below 64, is placed as `key`, so that all slots of a key are in one group.
+///    with `i` below 64, is placed as `key`, so that all slots of a key are in one group. If `key` is that of a slot too,
+///    this applies to it again.
 /// 3. The weight is `x` after the finalizer of SplitMix64: `x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9`, then
 ///    `x = (x ^ (x >> 27)) * 0x94d049bb133111eb`, then `x ^ (x >> 31)`.
 /// 4. Of two equal weights, that of the name which sorts first by its bytes counts.
@@ -39,6 +40,7 @@ pub(crate) const MAX_SLOTS: usize = 64;
 /// | `("b", "slot", 64)` | `1:b,4:slot,2:64,` | `38fb35e6bb99c2de` | `8a1ce72f6a4c68bc` | `b25c183c7e247da4` | `1` | `g2` |
 /// | `"b"` | `b` | `c141127169dbcbb8` | `0b164f4481233e1a` | `c2a8349bf2eed813` | `0` | `g2` |
 /// | `"ключ"` | `ключ` | `af589f619b6addeb` | `7aaebae7e11ea272` | `0cc0fe635ab6b122` | `0` | `0` |
+/// | `(("a", "slot", 3), "slot", 1)` | `15:1:a,4:slot,1:3,,4:slot,1:1,` | `86197edd8f0bd8ff` | `6162d10042da6529` | `a36717dc5cb7cf9e` | `0` | `g2` |
 ///
 /// ```
 /// use tower_redlock::LockKey;
@@ -88,7 +90,10 @@ impl Placement {
 
 /// Returns the bytes that decide on the group of a key: those of the slots of a key are the key's own.
 fn placed_as(key: &[u8]) -> &[u8] {
-    slotted(key).unwrap_or(key)
+    // A slot may have slots itself.
+    std::iter::successors(Some(key), |key| slotted(key))
+        .last()
+        .unwrap_or(key)
 }
 
 /// Returns the key whose slot this is the key of, if it is one.

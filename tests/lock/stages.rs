@@ -3,7 +3,7 @@
 use support::{ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::Gate;
-use tower_redlock::{LockError, LostReason, OnceError};
+use tower_redlock::{KeyState, LockError, LostReason, OnceError};
 
 use crate::groups::{builder, groups, keys_of};
 use crate::moving::Steps;
@@ -256,5 +256,19 @@ async fn request_that_is_dropped_at_any_time_leaves_nothing() {
             (0..3).for_each(|node| nodes.set(node, Gate::Ready));
         }
         assert!(steps.both.drain(secs(1)).await.is_clean());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_of_a_slot_are_where_operators_look_for_them() {
+    let groups = groups::<3>();
+    let redlock = builder(&groups).build().unwrap();
+    for number in 0..20 {
+        let key = (("tenant", number), "slot", 3);
+        let guard = redlock.lock(key).slots(2).await.unwrap();
+        for slot in guard.keys() {
+            let state = redlock.inspect(slot).await.state();
+            assert!(matches!(state, Some(KeyState::Held { .. })), "{slot:?}");
+        }
     }
 }

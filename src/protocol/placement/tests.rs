@@ -26,7 +26,7 @@ fn names(count: usize) -> Vec<String> {
 #[test]
 fn vectors_of_the_documentation_hold() {
     let vectors = vectors();
-    assert_eq!(vectors.len(), 9);
+    assert_eq!(vectors.len(), 10);
     let names = ["0", "1", "g2"];
     for cells in &vectors {
         let key = LockKey::from(cells[1].as_str());
@@ -45,6 +45,7 @@ fn vectors_of_the_documentation_hold() {
         vectors[5][2..],
         "a slot is placed as its key"
     );
+    assert_eq!(vectors[9][2..], vectors[5][2..], "and so is its slot");
     assert_ne!(vectors[6][2..], vectors[7][2..], "there is no slot 64");
 }
 
