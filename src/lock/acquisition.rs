@@ -226,13 +226,14 @@ impl Acquisition {
                 }
             }
         }
-        for share in &shares {
+        for (stage, share) in stages.iter().zip(&shares) {
             let lease = share.lease();
             let raised = match earlier.token {
                 Some(token) if lease.token() < Some(token) => lease.raise(token).await,
                 _ => Ok(()),
             };
             if let Err(error) = raised {
+                drop(span.in_group(self.core.label(stage.group)));
                 give_up(shares).await;
                 let elapsed = span.began().elapsed();
                 return Err(LockError::from_raise(error, self.ttl(), elapsed).into());
@@ -265,6 +266,7 @@ impl Acquisition {
     ) -> Result<Share, LockError> {
         let Self { core, options, .. } = self;
         let (settings, access) = (&core.settings, self.access());
+        let labels = span.in_group(core.label(group));
         let slots = earlier.map_or(u64::MAX, |earlier| earlier.slots);
         let (names, slot_table) = names(&settings.namespace, keys, access, slots)?;
         let ttl = settings.ttl(options.ttl)?;
@@ -299,7 +301,6 @@ impl Acquisition {
             earlier,
             hold_at_least: options.hold_at_least,
         };
-        let labels = core.labels(span.label(), group);
         let task = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
         let max_hold = options.max_hold.or(settings.max_hold);
         let deadline = deadline.unwrap_or_else(|| span.began());

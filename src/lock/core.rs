@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::lock::cluster::Settings;
 use crate::lock::layout::{Group, Layout};
 use crate::lock::registry::Registry;
-use crate::node::telemetry::LockLabels;
 
 /// A lock service: the settings, the groups of nodes, and the lease tasks.
 #[derive(Debug)]
@@ -32,14 +31,6 @@ impl Core {
     pub(crate) fn label(&self, group: &Group) -> Option<Arc<str>> {
         let is_told = self.layout.has_several();
         is_told.then(|| Arc::clone(&group.name))
-    }
-
-    /// Returns the labels of the lease of a lock in one group.
-    pub(crate) fn labels(&self, resource: &'static str, group: &Group) -> LockLabels {
-        LockLabels {
-            resource,
-            group: self.label(group),
-        }
     }
 
     /// Logs, once, that a task requests a lock which it requested before and which is still held: it may wait for

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use tracing::field::{self, Empty};
 use tracing::{Span, debug, info_span};
 
+use crate::node::Mutex;
 use crate::node::telemetry::{self, Counted, LockLabels};
 use crate::protocol::{FencingToken, LockKey, LockKeys};
 
@@ -22,7 +23,8 @@ use crate::protocol::{FencingToken, LockKey, LockKeys};
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     span: Span,
-    labels: LockLabels,
+    resource: &'static str,
+    group: Mutex<Option<Arc<str>>>,
     began: Instant,
     is_finished: bool,
 }
@@ -53,10 +55,8 @@ impl LockSpan {
         );
         Self {
             span,
-            labels: LockLabels {
-                resource: label,
-                group,
-            },
+            resource: label,
+            group: Mutex::new(group),
             began: Instant::now(),
             is_finished: false,
         }
@@ -73,7 +73,20 @@ impl LockSpan {
 
     /// Returns the label of the lock in spans and metrics.
     pub(crate) fn label(&self) -> &'static str {
-        self.labels.resource
+        self.resource
+    }
+
+    /// Notes that a group is asked, if there are several, and returns the labels of the lease there. The outcome counts
+    /// for the group that was asked last.
+    pub(crate) fn in_group(&self, group: Option<Arc<str>>) -> LockLabels {
+        if let Some(group) = &group {
+            self.span.record("group", &**group);
+            *self.group.lock() = Some(Arc::clone(group));
+        }
+        LockLabels {
+            resource: self.resource,
+            group,
+        }
     }
 
     /// Finishes with a granted lock, and the time that its caller waited, if it did.
@@ -105,13 +118,17 @@ impl LockSpan {
         token: Option<FencingToken>,
         waited: Option<Duration>,
     ) {
+        let labels = LockLabels {
+            resource: self.resource,
+            group: self.group.lock().clone(),
+        };
         let wait_ms = millis(waited.unwrap_or_default());
         let token = token.map(field::display);
         // Before the span has these fields, so that a line of text does not show them twice.
         self.span.in_scope(|| {
             debug!(
-                resource = self.labels.resource,
-                group = self.labels.group.as_deref(),
+                resource = labels.resource,
+                group = labels.group.as_deref(),
                 outcome,
                 fencing_token = token,
                 wait_ms,
@@ -123,7 +140,7 @@ impl LockSpan {
         if let Some(token) = token {
             self.span.record("fencing_token", token);
         }
-        telemetry::acquired(&self.labels, outcome, self.began, waited);
+        telemetry::acquired(&labels, outcome, self.began, waited);
     }
 }
 

@@ -151,6 +151,7 @@ impl ExecuteOnce {
     ) -> Result<Execution, Denied> {
         let Self { core, options, .. } = self;
         let settings = &core.settings;
+        let labels = span.in_group(core.label(group));
         let intents = self.at_most_once.then_some(DAY);
         let names = settings
             .namespace
@@ -189,7 +190,6 @@ impl ExecuteOnce {
             earlier,
             hold_at_least: None,
         };
-        let labels = core.labels(span.label(), group);
         let lease = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
         let task = OnceTask {
             lease,

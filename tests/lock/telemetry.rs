@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockOptions, NodeGroup,
-    OnUnavailable, Redlock, RedlockLayer, key, scope,
+    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockOptions, OnUnavailable, Redlock,
+    RedlockLayer, key, scope,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -61,6 +61,45 @@ fn numbers(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
     numbers.collect()
 }
 
+/// That of a lease is its own group, and that of an outcome the group that was asked last.
+#[test]
+fn metrics_of_a_lock_in_two_groups_name_the_group_that_they_belong_to() {
+    let numbers = recorded(async {
+        let groups = crate::groups::groups::<2>();
+        let redlock = crate::groups::builder(&groups).build().unwrap();
+        let keys = crate::groups::keys_of(&redlock, 2).await;
+        let all = |wait| redlock.lock_all(&keys).label("job").wait(wait);
+        all(TTL).await.unwrap().release().await.unwrap();
+        for number in 0..2 {
+            let held = redlock.lock(&keys[number]).label("other").await.unwrap();
+            assert!(all(Duration::ZERO).await.is_err());
+            held.release().await.unwrap();
+        }
+        (0..3).for_each(|node| groups[1].set_for(node, OpKind::Acquire, Gate::Failing));
+        assert!(all(Duration::ZERO).await.is_err());
+        redlock.drain(TTL).await;
+    });
+    let expected = [
+        ("redlock_acquire_total{job,granted,0}", 0),
+        ("redlock_acquire_total{job,granted,1}", 1),
+        ("redlock_acquire_total{job,contended,0}", 1),
+        ("redlock_acquire_total{job,contended,1}", 1),
+        ("redlock_acquire_total{job,unavailable,1}", 1),
+        ("redlock_acquire_total{other,granted,1}", 1),
+        // The second attempt had the first group until the second refused.
+        ("redlock_hold_seconds{job,0}", 3),
+        ("redlock_hold_seconds{job,1}", 1),
+        // Registered, so that its first increment shows.
+        ("redlock_acquire_total{unnamed,unavailable,1}", 0),
+        ("redlock_held{}", 0),
+    ];
+    for (name, expected) in expected {
+        assert_eq!(numbers.get(name), Some(&expected), "{name} in {numbers:#?}");
+    }
+    let unavailable = numbers.get("redlock_acquire_total{job,unavailable,0}");
+    assert!(unavailable.is_none_or(|count| *count == 0), "{numbers:#?}");
+}
+
 #[test]
 fn metrics_count_each_acquisition_once_by_outcome_and_label() {
     let numbers = recorded(async {
@@ -102,51 +141,6 @@ fn metrics_count_each_acquisition_once_by_outcome_and_label() {
     assert!(
         !format!("{numbers:?}").contains("\"k\""),
         "a key is a label"
-    );
-}
-
-/// Of a lock over both groups, the first of them.
-#[test]
-fn metrics_have_the_group_of_a_key_if_there_are_several() {
-    let numbers = recorded(async {
-        let nodes: [ScriptedNodes; 2] = std::array::from_fn(|_| ScriptedNodes::new(3));
-        let builder = nodes.iter().fold(Redlock::builder(), |builder, nodes| {
-            builder.node_group(NodeGroup::new().scripted(nodes))
-        });
-        let redlock = builder.ttl(TTL).build().unwrap();
-        let mut keys: [Vec<LockKey>; 2] = Default::default();
-        for number in 0..20 {
-            let key = LockKey::from(("flat", number));
-            let group = redlock.inspect(&key).await.group;
-            keys[group.parse::<usize>().unwrap()].push(key);
-        }
-        for key in [&keys[0][0], &keys[0][1], &keys[1][0]] {
-            redlock.lock(key).await.unwrap().release().await.unwrap();
-        }
-        let both = [&keys[1][1], &keys[0][2]];
-        let guard = redlock.lock_all(both).await.unwrap();
-        assert!(redlock.try_lock(both[0]).await.is_err());
-        guard.release().await.unwrap();
-        sleep(Duration::from_millis(1)).await;
-    });
-    for (name, number) in [
-        ("redlock_acquire_total{flat,granted,0}", 3),
-        ("redlock_acquire_total{flat,granted,1}", 1),
-        ("redlock_acquire_total{flat,contended,1}", 1),
-        ("redlock_acquire_seconds{flat,granted,0}", 3),
-        ("redlock_hold_seconds{flat,0}", 3),
-        ("redlock_hold_seconds{flat,1}", 2),
-        // Registered, so that its first increment shows.
-        ("redlock_acquire_total{unnamed,unavailable,1}", 0),
-        ("redlock_held{}", 0),
-    ] {
-        assert_eq!(numbers.get(name), Some(&number), "{name} of {numbers:#?}");
-    }
-    assert_eq!(
-        numbers
-            .get("redlock_acquire_total{flat,granted}")
-            .unwrap_or(&0),
-        &0
     );
 }
 
