@@ -16,6 +16,7 @@ mod kinds_of_locks;
 mod locked_bodies;
 mod log_texts;
 mod many_requests;
+mod nested_groups;
 mod on_lost;
 mod rejections;
 mod request_bodies;
