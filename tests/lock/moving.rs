@@ -29,7 +29,7 @@ fn named(groups: &[ScriptedNodes]) -> Vec<NodeGroup> {
 }
 
 impl Steps {
-    fn with(
+    pub(crate) fn with(
         old: &[ScriptedNodes],
         new: &[ScriptedNodes],
         set: impl Fn(RedlockBuilder) -> RedlockBuilder,

@@ -2,8 +2,8 @@
 
 use support::{ms, secs};
 use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::test_util::Gate;
-use tower_redlock::{KeyState, LockError, LostReason, OnceError};
+use tower_redlock::test_util::{Gate, OpKind};
+use tower_redlock::{KeyState, LockError, LostReason, OnceError, ReleaseError, Released};
 
 use crate::groups::{builder, groups, keys_of};
 use crate::moving::Steps;
@@ -270,5 +270,114 @@ async fn slots_of_a_slot_are_where_operators_look_for_them() {
             let state = redlock.inspect(slot).await.state();
             assert!(matches!(state, Some(KeyState::Held { .. })), "{slot:?}");
         }
+    }
+}
+
+/// The renewals of one group fail, and those of the other do not.
+#[tokio::test(start_paused = true)]
+async fn validity_is_that_of_the_group_that_is_not_renewed() {
+    for failing in 0..2 {
+        let groups = groups::<2>();
+        let redlock = builder(&groups).build().unwrap();
+        let keys = keys_of(&redlock, 2).await;
+        let guard = redlock.lock_all(&keys).await.unwrap();
+        (0..3).for_each(|node| groups[failing].set_for(node, OpKind::Confirm, Gate::Failing));
+        sleep(secs(8)).await;
+        assert!(guard.valid_for() < secs(2), "{:?}", guard.valid_for());
+        assert!(guard.handle().valid_for() < secs(2));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_waits_for_every_group_and_reports_each_failure() {
+    for late in 0..2 {
+        let groups = groups::<2>();
+        let redlock = builder(&groups).build().unwrap();
+        let keys = keys_of(&redlock, 2).await;
+        let slow = Gate::Slow(ms(30));
+        (0..3).for_each(|node| groups[late].set_for(node, OpKind::Release, slow));
+        let guard = redlock.lock_all(&keys).await.unwrap();
+        let began = Instant::now();
+        assert_eq!(guard.release().await, Ok(Released::Freed));
+        assert_eq!(began.elapsed(), ms(30));
+        assert_eq!(groups[late].locks(), [0; 3]);
+        (0..2).for_each(|node| groups[late].set_for(node, OpKind::Release, Gate::Failing));
+        let guard = redlock.lock_all(&keys).await.unwrap();
+        let released = guard.release().await;
+        assert!(
+            matches!(released, Err(ReleaseError::Unavailable { .. })),
+            "{released:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_group_is_not_asked_before_the_present_one_has_granted_the_key() {
+    let all = groups::<2>();
+    for (old, new, from, to) in [
+        (&all[..1], &all[..], "0", "1"),
+        (&all[..], &all[..1], "1", "0"),
+    ] {
+        let steps = Steps::from(old, new);
+        let key = steps.moving(from, to, 0).await;
+        let next = &all[usize::from(to == "1")];
+        let before = next.sent(0, OpKind::Acquire);
+        let held = steps.old.lock(&key).await.unwrap();
+        assert!(steps.both.try_lock(&key).await.is_err());
+        assert!(
+            steps
+                .both
+                .once(&key)
+                .run(|_| async { Ok::<u32, ()>(1) })
+                .await
+                .is_err()
+        );
+        assert_eq!(next.sent(0, OpKind::Acquire), before);
+        held.release().await.unwrap();
+    }
+}
+
+/// The new processes hold the key that moves and wait for the other one, which the others hold when they come to the key
+/// that moves.
+#[tokio::test(start_paused = true)]
+async fn sets_with_a_key_that_moves_do_not_deadlock_although_groups_take_their_time() {
+    let all = groups::<3>();
+    let steps = Steps::with(&all, &all[..2], |builder| builder.wait(secs(30)));
+    let (moves, stays) = (
+        steps.moving("2", "0", 0).await,
+        steps.moving("1", "1", 0).await,
+    );
+    for nodes in &all {
+        (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(5))));
+    }
+    let began = Instant::now();
+    let set = [&moves, &stays];
+    let (both, new) = tokio::join!(async { steps.both.lock_all(set).await.map(drop) }, async {
+        steps.new.lock_all(set).await.map(drop)
+    },);
+    assert!(both.is_ok() && new.is_ok(), "{both:?} {new:?}");
+    assert!(began.elapsed() < secs(3), "{:?}", began.elapsed());
+}
+
+/// Something may have been executed, so no other process executes before the ttl is over.
+#[tokio::test(start_paused = true)]
+async fn execution_that_panics_keeps_its_key_in_both_groups() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    let once = steps.both.once(&key);
+    let panicked = tokio::spawn(once.run(|_| async {
+        assert!(ms(0) > ms(1), "the work panics");
+        Ok::<u32, ()>(1)
+    }));
+    assert!(panicked.await.is_err());
+    sleep(secs(5)).await;
+    for other in [&steps.old, &steps.new] {
+        let refused = other.try_lock(&key).await;
+        assert!(matches!(refused, Err(LockError::Contended { .. })));
+    }
+    sleep(secs(6)).await;
+    for other in [&steps.old, &steps.new] {
+        assert!(other.try_lock(&key).await.is_ok());
     }
 }
