@@ -158,6 +158,8 @@ impl Acquisition {
             if next >= deadline {
                 return Err(refused);
             }
+            let mut places = self.places(waited);
+            places.occupy()?;
             let registry = &self.core.registry;
             tokio::select! {
                 biased;
@@ -254,6 +256,13 @@ impl Acquisition {
         self.options.ttl.unwrap_or(self.core.settings.ttl)
     }
 
+    /// Returns the places that this call has under the caps while it waits.
+    fn places(&self, waited: &Waited) -> WaiterSlots {
+        let caps = [self.core.settings.max_waiters.clone(), self.cap.clone()];
+        let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
+        WaiterSlots::new(caps, waited.clone())
+    }
+
     /// Acquires keys of one group. Waits until the deadline, if there is one, while other callers hold them.
     async fn acquire(
         &self,
@@ -270,9 +279,7 @@ impl Acquisition {
         let slots = earlier.map_or(u64::MAX, |earlier| earlier.slots);
         let (names, slot_table) = names(&settings.namespace, keys, access, slots)?;
         let ttl = settings.ttl(options.ttl)?;
-        let caps = [settings.max_waiters.clone(), self.cap.clone()];
-        let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
-        let mut slots = WaiterSlots::new(caps, waited.clone());
+        let mut places = self.places(waited);
         if core.registry.stage() != DrainStage::Open {
             return Err(LockError::Closed);
         }
@@ -286,7 +293,12 @@ impl Acquisition {
             (Err(busy), None) => Box::pin(wait_for_release(group, keys, access, &busy)).await?,
             (Err(_), Some(deadline)) => {
                 Box::pin(wait_for_permit(
-                    core, group, keys, access, deadline, &mut slots,
+                    core,
+                    group,
+                    keys,
+                    access,
+                    deadline,
+                    &mut places,
                 ))
                 .await?
             }
@@ -304,7 +316,7 @@ impl Acquisition {
         let task = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
         let max_hold = options.max_hold.or(settings.max_hold);
         let deadline = deadline.unwrap_or_else(|| span.began());
-        acquire(task, permit, slots, deadline, max_hold, span.span()).await
+        acquire(task, permit, places, deadline, max_hold, span.span()).await
     }
 }
 

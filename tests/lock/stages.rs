@@ -381,3 +381,29 @@ async fn execution_that_panics_keeps_its_key_in_both_groups() {
         assert!(other.try_lock(&key).await.is_ok());
     }
 }
+
+/// Also a caller that waits for no release, but tries again and again.
+#[tokio::test(start_paused = true)]
+async fn max_waiters_counts_callers_of_keys_that_move_in_either_order() {
+    let all = groups::<2>();
+    for (old, new, from, to) in [
+        (&all[..1], &all[..], "0", "1"),
+        (&all[..], &all[..1], "1", "0"),
+    ] {
+        let steps = Steps::with(old, new, |builder| builder.max_waiters(2));
+        let key = steps.moving(from, to, 0).await;
+        let held = steps.new.lock(&key).await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..5 {
+            let locking = steps.both.lock(&key).into_future();
+            waiting.push(tokio::spawn(async { locking.await.map(drop) }));
+            sleep(secs(2)).await;
+        }
+        waiting.retain(|waiting| !waiting.is_finished());
+        assert!((1..=2).contains(&waiting.len()), "{}", waiting.len());
+        drop(held);
+        for waiting in waiting {
+            assert_eq!(waiting.await.unwrap(), Ok(()));
+        }
+    }
+}
