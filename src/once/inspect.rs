@@ -92,11 +92,13 @@ impl Redlock {
     /// Panics outside of a tokio runtime with a timer.
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Inspection {
         let (layout, key) = (&self.core().layout, key.into());
-        let current = inspect(layout.group_of(&key), &key).await;
-        let next = match layout.next_group_of(&key) {
-            Some(next) => Some(Box::new(inspect(next, &key).await)),
-            None => None,
+        let in_next = async {
+            match layout.next_group_of(&key) {
+                Some(next) => Some(Box::new(inspect(next, &key).await)),
+                None => None,
+            }
         };
+        let (current, next) = tokio::join!(inspect(layout.group_of(&key), &key), in_next);
         Inspection { next, ..current }
     }
 
@@ -128,9 +130,16 @@ impl Redlock {
     /// Panics outside of a tokio runtime with a timer.
     pub async fn revoke(&self, key: impl Into<LockKey>) -> Result<Revoked, LockError> {
         let (layout, key) = (&self.core().layout, key.into());
-        let mut revoked = revoke(layout.group_of(&key), &key).await?;
-        if let Some(next) = layout.next_group_of(&key) {
-            let also = revoke(next, &key).await?;
+        let in_next = async {
+            match layout.next_group_of(&key) {
+                Some(next) => Some(revoke(next, &key).await),
+                None => None,
+            }
+        };
+        // Also if the other group fails.
+        let (revoked, also) = tokio::join!(revoke(layout.group_of(&key), &key), in_next);
+        let mut revoked = revoked?;
+        if let Some(also) = also.transpose()? {
             revoked.held += also.held;
             revoked.failures.extend(also.failures);
         }

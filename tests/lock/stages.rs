@@ -407,3 +407,51 @@ async fn max_waiters_counts_callers_of_keys_that_move_in_either_order() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn operators_ask_both_groups_at_once_and_free_each_that_answers() {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    for nodes in &all {
+        (0..3).for_each(|node| nodes.set_for(node, OpKind::Inspect, Gate::Slow(ms(20))));
+    }
+    let began = Instant::now();
+    assert!(steps.both.inspect(&key).await.next.is_some());
+    assert_eq!(began.elapsed(), ms(20));
+    for failing in 0..2 {
+        let guard = steps.both.lock(&key).await.unwrap();
+        (0..2).for_each(|node| all[failing].set(node, Gate::Failing));
+        let revoked = steps.both.revoke(&key).await;
+        assert!(
+            matches!(revoked, Err(LockError::Unavailable { .. })),
+            "{revoked:?}"
+        );
+        assert_eq!(all[1 - failing].locks(), [0; 3]);
+        assert_eq!(guard.lost().await, LostReason::Revoked);
+        (0..2).for_each(|node| all[failing].set(node, Gate::Ready));
+        drop(guard);
+        sleep(ms(10)).await;
+    }
+}
+
+/// The handle of an execution shows what both groups have.
+#[tokio::test(start_paused = true)]
+async fn execution_is_valid_as_long_as_it_is_in_both_groups() {
+    for lost in 0..2 {
+        let all = groups::<2>();
+        let steps = Steps::from(&all[..1], &all);
+        let key = steps.moving("0", "1", 0).await;
+        let nodes = all[lost].clone();
+        let once = steps.both.once(&key).run(move |execution| async move {
+            (0..3).for_each(|node| nodes.wipe(node));
+            let began = Instant::now();
+            let reason = execution.lost().await;
+            assert!(!execution.is_valid());
+            assert!(began.elapsed() < secs(4), "{:?}", began.elapsed());
+            assert_eq!(reason, LostReason::Gone);
+            Err::<u32, _>(())
+        });
+        assert_eq!(once.await, Err(OnceError::Work(())));
+    }
+}
