@@ -70,8 +70,8 @@ fn metrics_of_a_lock_in_two_groups_name_the_group_that_they_belong_to() {
         let keys = crate::groups::keys_of(&redlock, 2).await;
         let all = |wait| redlock.lock_all(&keys).label("job").wait(wait);
         all(TTL).await.unwrap().release().await.unwrap();
-        for number in 0..2 {
-            let held = redlock.lock(&keys[number]).label("other").await.unwrap();
+        for key in &keys {
+            let held = redlock.lock(key).label("other").await.unwrap();
             assert!(all(Duration::ZERO).await.is_err());
             held.release().await.unwrap();
         }
