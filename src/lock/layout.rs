@@ -105,6 +105,12 @@ impl Layout {
         if let [group] = &*self.groups {
             return Stages::One(group);
         }
+        // Most locks have one key, which needs no sorting.
+        if let [key] = keys.as_slice()
+            && self.next_group_of(key).is_none()
+        {
+            return Stages::One(self.group_of(key));
+        }
         let mut stages: BTreeMap<(bool, &str), (&Arc<Group>, Vec<&LockKey>)> = BTreeMap::new();
         for key in keys.as_slice() {
             let current = Some((false, self.group_of(key)));
