@@ -87,7 +87,12 @@ impl Acquisition {
         );
         let waited = Waited::default();
         let outcome = match stages {
-            Stages::One(group) => self.lock_in(group, &span, &waited).await,
+            Stages::One(group) => {
+                let wait = self.options.wait.unwrap_or(self.core.settings.wait);
+                let deadline = (!wait.is_zero()).then(|| after(span.began(), wait));
+                self.acquire(group, &self.keys, deadline, None, &span, &waited)
+                    .await
+            }
             Stages::Several(stages) => Box::pin(self.lock_in_all(&stages, &span, &waited)).await,
         };
         match outcome {
@@ -105,20 +110,6 @@ impl Acquisition {
 
     fn access(&self) -> Access {
         self.options.access.unwrap_or_default()
-    }
-
-    /// Acquires keys of one group.
-    async fn lock_in(
-        &self,
-        group: &Group,
-        span: &LockSpan,
-        waited: &Waited,
-    ) -> Result<Share, LockError> {
-        let wait = self.options.wait.unwrap_or(self.core.settings.wait);
-        let deadline = after(span.began(), wait);
-        let deadline = (!wait.is_zero()).then_some(deadline);
-        self.acquire(group, &self.keys, deadline, None, span, waited)
-            .await
     }
 
     /// Acquires keys of several groups, all or none.
@@ -287,21 +278,16 @@ impl Acquisition {
         if permit.as_ref().is_err_and(|busy| busy.is_own) {
             core.warn_of_reentry(span.label());
         }
-        let permit = match (permit, deadline) {
-            (Ok(permit), _) => permit,
+        let permit = match permit {
+            Ok(permit) => permit,
             // Boxed, because most calls do not wait, and would reserve its space all the same.
-            (Err(busy), None) => Box::pin(wait_for_release(group, keys, access, &busy)).await?,
-            (Err(_), Some(deadline)) => {
-                Box::pin(wait_for_permit(
-                    core,
-                    group,
-                    keys,
-                    access,
-                    deadline,
-                    &mut places,
-                ))
-                .await?
-            }
+            Err(busy) => match deadline {
+                None => Box::pin(wait_for_release(group, keys, access, &busy)).await?,
+                Some(deadline) => {
+                    let places = &mut places;
+                    Box::pin(wait_for_permit(core, group, keys, access, deadline, places)).await?
+                }
+            },
         };
         let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
         let terms = Terms {

@@ -12,6 +12,7 @@
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -292,23 +293,20 @@ impl Lease {
     ///
     /// May be dropped at any point.
     pub(crate) async fn released(&self) -> Result<(), ReleaseError> {
-        let mut outcome = self.released_alone().await;
-        for lease in self.further() {
-            let released = lease.released_alone().await;
+        let mut outcome = Ok(());
+        let further = self.further().iter().map(Arc::as_ref);
+        for lease in iter::once(self).chain(further) {
+            let released = loop {
+                // Created before the check, so that no notification is missed.
+                let changed = lease.changed.notified();
+                if let Some(outcome) = lease.state.lock().outcome() {
+                    break outcome;
+                }
+                changed.await;
+            };
             outcome = outcome.and(released);
         }
         outcome
-    }
-
-    async fn released_alone(&self) -> Result<(), ReleaseError> {
-        loop {
-            // Created before the check, so that no notification is missed.
-            let changed = self.changed.notified();
-            if let Some(outcome) = self.state.lock().outcome() {
-                return outcome;
-            }
-            changed.await;
-        }
     }
 
     /// Extends the lock; see [`LockGuard::extend`](crate::LockGuard::extend).
