@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Prints how many instructions one uncontended lock takes on five embedded nodes, fencing off and on.
-# The count does not depend on how busy the machine is; it needs valgrind.
+# Prints how many instructions one uncontended lock takes on five embedded nodes, fencing off and on, and over several
+# groups of five. The count does not depend on how busy the machine is; it needs valgrind.
+#
+#   benches/instructions.sh             1, 4, 16 and 64 groups
+#   benches/instructions.sh 1 2         these numbers of groups
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -8,13 +11,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 few=500 many=1500
 
 main() {
-    local program fencing
+    local program fencing groups instructions
+    [ $# -gt 0 ] || set -- 1 4 16 64
     program="$(cargo bench -p benches --bench instructions --no-run 2>&1 | tee /dev/stderr |
         sed -n 's/^ *Executable.*(\(.*\))$/\1/p')"
     for fencing in off on; do
-        # The difference of two runs, so that the start of the program does not count.
-        printf 'fencing %s: %d instructions per lock\n' "$fencing" \
-            $((($(count "$program" "$fencing" "$many") - $(count "$program" "$fencing" "$few")) / (many - few)))
+        for groups in "$@"; do
+            # The difference of two runs, so that the start of the program does not count.
+            instructions=$((($(count "$program" "$fencing" "$groups" "$many") -
+                $(count "$program" "$fencing" "$groups" "$few")) / (many - few)))
+            printf 'fencing %-3s  %2d groups: %d instructions per lock\n' "$fencing" "$groups" "$instructions"
+        done
     done
 }
 
@@ -23,4 +30,4 @@ count() {
         sed -n 's/^.*Collected : \([0-9]*\).*$/\1/p'
 }
 
-main
+main "$@"
