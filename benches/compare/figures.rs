@@ -10,9 +10,10 @@ use crate::participants::Who;
 pub(crate) enum Metric {
     /// Locks acquired and released per second.
     Rate,
-    /// Microseconds of CPU per lock: of this process, and of all servers together.
+    /// Microseconds of CPU per lock: of this process, of all servers together, and of the one that used most.
     ClientCpu,
     ServerCpu,
+    BusiestServerCpu,
     /// Microseconds from the request of a lock to its grant.
     AcquireP50,
     AcquireP99,
@@ -34,6 +35,8 @@ pub(crate) enum Metric {
     ResponseP99,
     /// Commands that all nodes received, and messages of their scripts, per lock.
     Commands,
+    /// Commands per lock that the busiest server carried out, with those of scripts.
+    BusiestServerCommands,
     /// Entries in the slow logs of all servers, and the microseconds of the longest.
     SlowCommands,
     SlowestCommand,
@@ -53,6 +56,7 @@ impl Metric {
             Self::AcquireP99 => "acquire p99 us",
             Self::ClientCpu => "client CPU us/lock",
             Self::ServerCpu => "servers' CPU us/lock",
+            Self::BusiestServerCpu => "busiest server us/lock",
             Self::Drain => "drained ms",
             Self::DrainOfIdeal => "x ideal",
             Self::WaitMean => "wait mean ms",
@@ -64,6 +68,7 @@ impl Metric {
             Self::ResponseP50 => "response p50 us",
             Self::ResponseP99 => "response p99 us",
             Self::Commands => "commands/lock",
+            Self::BusiestServerCommands => "busiest server cmds/lock",
             Self::SlowCommands => "slow commands",
             Self::SlowestCommand => "slowest us",
             Self::Holders => "holders",

@@ -1,5 +1,5 @@
 //! Compares this crate with `rslock`, with hand-written loops and with hand-written batches, on five real local
-//! nodes.
+//! nodes; and several groups of nodes with one.
 //!
 //! ```not_rust
 //! cargo bench -p benches --bench compare                  # everything, a few minutes
@@ -30,6 +30,7 @@ mod contended;
 mod crowds;
 mod faults;
 mod figures;
+mod groups;
 mod http_load;
 mod http_server;
 mod memory;
@@ -82,6 +83,7 @@ async fn compare(options: &Options) {
             Workload::W6 => uncontended::w6(options, &mut samples).await,
             Workload::Far => uncontended::far(options, &mut samples).await,
             Workload::W7 => http_server::w7(options, &mut samples).await,
+            Workload::Groups => groups::groups(options, &mut samples).await,
             Workload::Commands => uncontended::commands(options, &mut samples).await,
         };
         lines.extend(found);

@@ -77,11 +77,12 @@ pub(crate) enum Workload {
     W6,
     Far,
     W7,
+    Groups,
     Commands,
 }
 
 impl Workload {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::W1,
         Self::W2,
         Self::Slowlog,
@@ -93,6 +94,7 @@ impl Workload {
         Self::W6,
         Self::Far,
         Self::W7,
+        Self::Groups,
         Self::Commands,
     ];
 
@@ -109,6 +111,7 @@ impl Workload {
             Self::W6 => "w6",
             Self::Far => "far",
             Self::W7 => "w7",
+            Self::Groups => "groups",
             Self::Commands => "commands",
         }
     }
@@ -128,6 +131,9 @@ impl Workload {
             Self::W6 => "W6: one node only",
             Self::Far => "far: as W2, with servers that are 1 ms and 20 ms away",
             Self::W7 => "W7: requests to an axum server, each with a lock of its own key",
+            Self::Groups => {
+                "groups: as W2, over 1, 2 and 4 groups of nodes; CPU of the servers per lock, for planning"
+            }
             Self::Commands => "commands on the wire of an uncontended lock",
         }
     }

@@ -196,7 +196,7 @@ async fn measure_cpu(
 }
 
 /// Returns the CPU seconds of this process so far.
-fn own_cpu() -> f64 {
+pub(crate) fn own_cpu() -> f64 {
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process may read its own usage");
     [usage.user_time(), usage.system_time()]
         .into_iter()
@@ -218,7 +218,11 @@ pub(crate) async fn measure(
 }
 
 /// Returns the figures, and the number of all locks: the first locks do not count in the figures.
-async fn run(participant: &Participant, concurrency: usize, time: Duration) -> (Figures, u64) {
+pub(crate) async fn run(
+    participant: &Participant,
+    concurrency: usize,
+    time: Duration,
+) -> (Figures, u64) {
     // The first locks run on empty queues and idle cores, and do not count.
     let began = Instant::now() + time / 8;
     let end = began + time;
