@@ -52,33 +52,40 @@ pub(crate) const MAX_SLOTS: usize = 64;
 /// assert_eq!((two.group_of(&key), three.group_of(&key)), (1, 1));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement(Box<[(u64, Arc<str>)]>);
+pub struct Placement {
+    names: Box<[Arc<str>]>,
+    /// The hashes of the names, which are all that a lock reads.
+    hashes: Box<[u64]>,
+}
 
 impl Placement {
     /// Creates the placement on groups with these names.
     pub fn new<N: Into<Arc<str>>>(names: impl IntoIterator<Item = N>) -> Self {
-        let names = names.into_iter().map(Into::into);
-        let hashed = names.map(|name: Arc<str>| (fnv(name.as_bytes()), name));
-        Self(hashed.collect())
+        let names: Box<[Arc<str>]> = names.into_iter().map(Into::into).collect();
+        Self {
+            hashes: names.iter().map(|name| fnv(name.as_bytes())).collect(),
+            names,
+        }
     }
 
     /// Returns the number of the group that a key belongs to, in the order of the names; zero if there is none.
     #[must_use]
     pub fn group_of(&self, key: &LockKey) -> usize {
-        if self.0.len() < 2 {
+        let [first, others @ ..] = &*self.hashes else {
+            return 0;
+        };
+        if others.is_empty() {
             return 0;
         }
         let key = fnv(placed_as(key.as_bytes()));
-        let mut first = 0;
-        let mut highest = 0;
-        for (number, (name_hash, name)) in self.0.iter().enumerate() {
-            let weight = finalize(key ^ name_hash);
-            let is_higher = weight > highest || (weight == highest && *name < self.0[first].1);
-            if number == 0 || is_higher {
-                (first, highest) = (number, weight);
+        let (mut group, mut highest) = (0, finalize(key ^ first));
+        for (number, name) in (1..).zip(others) {
+            let weight = finalize(key ^ name);
+            if weight > highest || (weight == highest && self.names[number] < self.names[group]) {
+                (group, highest) = (number, weight);
             }
         }
-        first
+        group
     }
 
     /// Returns the weight of a key in a group.

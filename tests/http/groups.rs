@@ -73,13 +73,13 @@ async fn requests_for_keys_of_a_failed_group_get_503_and_no_others() {
         (&"degraded".into(), &4.into())
     );
     for (group, expected) in [(0, "ready"), (1, "down")] {
-        let shown = &body["groups"][group];
-        assert_eq!(shown["group"], group.to_string());
+        let (shown, name) = (&body["groups"][group], group.to_string());
+        assert_eq!(shown["group"], *name);
         assert_eq!(shown["status"], expected);
         assert_eq!(shown["needed"], 2);
         assert_eq!(shown["quorum"], group == 0);
         let nodes = body["nodes"].as_array().unwrap().iter();
-        let of_group = nodes.filter(|node| node["group"] == group.to_string());
+        let of_group = nodes.filter(|node| node["group"] == *name);
         assert_eq!(of_group.count(), 3);
     }
     let key = LockKey::from(("account", ids[0][0]));
