@@ -74,10 +74,11 @@ pub(crate) struct Ticket {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drained {
-    /// The number of held locks that ended while draining.
+    /// The number of held locks that ended while draining. A lock in several [groups](crate::RedlockBuilder::group) counts
+    /// once for each.
     pub released: usize,
     /// The locks that were still held at the timeout. They are no longer renewed, never released under their
-    /// holders, and end by their ttl.
+    /// holders, and end by their ttl. A lock in several groups has an entry for each.
     pub held: Vec<LockKeys>,
     /// The releases that some node did not confirm. On that node, the keys end by their ttl.
     pub unconfirmed: Vec<Unconfirmed>,
