@@ -1,9 +1,11 @@
 //! Groups of real servers: what the failure of a whole group does to the keys of the others.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use metrics_util::debugging::DebuggingRecorder;
 use support::{Cluster, Deadline, RedisServer, alone};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -174,6 +176,48 @@ async fn group_that_restarts_empty_is_quarantined_alone() {
     let is_quarantined = |node: &NodeFailure| matches!(node, NodeFailure::Quarantined { .. });
     assert!(nodes.iter().any(is_quarantined), "{nodes:?}");
     wait_until_locked(&redlock, &keys[1]).await;
+}
+
+/// On one thread, whose recorder the lanes of the nodes find.
+#[test]
+fn metrics_of_nodes_have_their_group_if_there_are_several() {
+    let clusters = [Cluster::start(1), Cluster::start(1)];
+    for groups in 1..=2 {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        metrics::with_local_recorder(&recorder, || {
+            runtime.block_on(async {
+                let redlock = builder(&clusters[..groups]).build().unwrap();
+                for group in ["0", "1"].iter().take(groups) {
+                    let key = keys_of(&redlock, group, 1).await.remove(0);
+                    redlock.lock(&key).await.unwrap().release().await.unwrap();
+                }
+            });
+        });
+        let mut found = BTreeSet::new();
+        for (metric, ..) in snapshotter.snapshot().into_vec() {
+            let key = metric.key();
+            if let Some(what) = key.name().strip_prefix("redlock_node_") {
+                let label = |name| key.labels().find(|label| label.key() == name);
+                let group = label("group").map(|label| label.value().to_owned());
+                let node = label("node").unwrap().value().to_owned();
+                found.insert((what.to_owned(), node, group));
+            }
+        }
+        let expected = clusters[..groups]
+            .iter()
+            .enumerate()
+            .flat_map(|(group, cluster)| {
+                let node = cluster.servers[0].addr().to_string();
+                let group = (groups > 1).then(|| group.to_string());
+                ["call_seconds", "up"].map(|what| (what.to_owned(), node.clone(), group.clone()))
+            });
+        assert_eq!(found, expected.collect());
+    }
 }
 
 async fn wait_until_locked(redlock: &Redlock, key: &LockKey) {
