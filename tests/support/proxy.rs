@@ -172,7 +172,8 @@ impl Line {
 
     /// Returns whether what is in hand now is lost; if it is, so is all that follows.
     fn swallows(&self) -> bool {
-        if self.wire.borrow().mode == Mode::BlackHole {
+        // Of a wire that is cut, a connection may read one more piece before it is closed.
+        if matches!(self.wire.borrow().mode, Mode::BlackHole | Mode::Cut) {
             self.dead.store(true, Ordering::Relaxed);
         }
         self.is_dead()
