@@ -80,7 +80,6 @@ impl Acquisition {
         let group = stages.first();
         let span = LockSpan::new(
             self.options.label,
-            self.core.label(group),
             group.cluster.quorum.nodes(),
             &self.keys,
             self.core.settings.log_keys,

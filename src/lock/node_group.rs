@@ -217,15 +217,6 @@ fn with_names<'a>(
             let remedy = "two groups have this name; a key belongs to one of them by the name, so give each its own";
             return Err(BuildError::new(setting, &name, remedy));
         }
-        if group.identity().is_empty() {
-            let (setting, value) = match setting {
-                "nodes" => (setting, "0".to_owned()),
-                _ => (setting, format!("group {name}")),
-            };
-            let remedy =
-                "there is no node in it; add `url`, `urls`, `pool_config`, `pool` or `embedded`";
-            return Err(BuildError::new(setting, value, remedy));
-        }
         named.push(Named {
             name: name.into(),
             group,
@@ -273,9 +264,15 @@ pub(super) fn layout(
             "moving_to" => error.of_setting(named.setting),
             _ => error,
         })?;
-        // Not empty; see `with_names`.
-        let quorum = Quorum::new(made.len())
-            .ok_or_else(|| BuildError::new("nodes", 0, "there is no node"))?;
+        let quorum = Quorum::new(made.len()).ok_or_else(|| {
+            let value = match named.setting {
+                "nodes" => "0".to_owned(),
+                _ => format!("group {name}"),
+            };
+            let remedy =
+                "there is no node in it; add `url`, `urls`, `pool_config`, `pool` or `embedded`";
+            BuildError::new(named.setting, value, remedy)
+        })?;
         let label = is_told.then_some(name);
         let cluster = Cluster::new(made, quorum, settings, label);
         groups.push(Group::new(Arc::clone(name), cluster));

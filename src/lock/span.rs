@@ -30,11 +30,9 @@ pub(crate) struct LockSpan {
 }
 
 impl LockSpan {
-    /// Opens the span of a lock on these keys. They are fields of it only if `log_keys` is set. The group has a name if
-    /// there are several.
+    /// Opens the span of a lock on these keys. They are fields of it only if `log_keys` is set.
     pub(crate) fn new(
         label: Option<&'static str>,
-        group: Option<Arc<str>>,
         nodes: usize,
         keys: &LockKeys,
         log_keys: bool,
@@ -44,7 +42,7 @@ impl LockSpan {
         let span = info_span!(
             "redlock.lock",
             resource = label,
-            group = group.as_deref(),
+            group = Empty,
             key = log_keys.then(|| field::debug(keys)),
             outcome = Empty,
             quorum.granted = Empty,
@@ -56,7 +54,7 @@ impl LockSpan {
         Self {
             span,
             resource: label,
-            group: Mutex::new(group),
+            group: Mutex::default(),
             began: Instant::now(),
             is_finished: false,
         }

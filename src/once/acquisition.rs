@@ -40,7 +40,6 @@ impl ExecuteOnce {
         let keys = LockKeys::from(self.key.clone());
         let span = LockSpan::new(
             self.options.label,
-            self.core.label(group),
             group.cluster.quorum.nodes(),
             &keys,
             self.core.settings.log_keys,

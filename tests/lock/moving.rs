@@ -62,6 +62,22 @@ impl Steps {
     }
 }
 
+/// Two groups, of which the second is added, and a key that moves to it.
+pub(crate) async fn growing() -> ([ScriptedNodes; 2], Steps, LockKey) {
+    let all = groups::<2>();
+    let steps = Steps::from(&all[..1], &all);
+    let key = steps.moving("0", "1", 0).await;
+    (all, steps, key)
+}
+
+/// The groups before and after a change, and the names between which a key moves: once in the order of all locks, once
+/// against it.
+pub(crate) fn both_ways(
+    all: &[ScriptedNodes; 2],
+) -> [(&[ScriptedNodes], &[ScriptedNodes], &str, &str); 2] {
+    [(&all[..1], all, "0", "1"), (all, &all[..1], "1", "0")]
+}
+
 fn total(nodes: &ScriptedNodes) -> usize {
     nodes.locks().iter().sum()
 }
@@ -79,9 +95,7 @@ async fn is_held(by: &Redlock, key: &LockKey) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn process_that_moves_excludes_those_before_and_after_it() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (_, steps, key) = growing().await;
     for (holder, others) in [
         (&steps.old, [&steps.both, &steps.both]),
         (&steps.both, [&steps.old, &steps.new]),
@@ -210,10 +224,7 @@ async fn loss_in_either_group_is_the_loss_of_the_lock() {
 #[tokio::test(start_paused = true)]
 async fn caller_waits_for_a_key_in_whichever_order_it_moves() {
     let all = groups::<2>();
-    for (old, new, from, to) in [
-        (&all[..1], &all[..], "0", "1"),
-        (&all[..], &all[..1], "1", "0"),
-    ] {
+    for (old, new, from, to) in both_ways(&all) {
         let steps = Steps::from(old, new);
         let key = steps.moving(from, to, 0).await;
         for holder in [&steps.old, &steps.new, &steps.both] {
@@ -278,9 +289,7 @@ async fn sets_are_locked_without_a_deadlock_while_a_group_is_removed() {
 
 #[tokio::test(start_paused = true)]
 async fn readers_slots_and_least_times_hold_in_both_groups() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (_, steps, key) = growing().await;
     let Steps { old, both, new } = &steps;
     let reader = both.lock(&key).shared().await.unwrap();
     for other in [old, new] {
@@ -309,9 +318,7 @@ async fn readers_slots_and_least_times_hold_in_both_groups() {
 
 #[tokio::test(start_paused = true)]
 async fn operators_see_and_free_a_key_in_both_groups() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (all, steps, key) = growing().await;
     let guard = steps.both.lock(&key).await.unwrap();
     let inspection = steps.both.inspect(&key).await;
     let next = inspection.next.as_ref().unwrap();
@@ -396,9 +403,7 @@ async fn executions_of_different_steps_wait_for_each_other() {
 /// Both groups get the same token, also if the fence of the new group is ahead.
 #[tokio::test(start_paused = true)]
 async fn execution_has_one_token_in_both_groups() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (all, steps, key) = growing().await;
     put_ahead(&all[1], &key, 8_000_000_000_000_000);
     advance(ms(20)).await;
     let executed = steps
@@ -443,9 +448,7 @@ async fn result_that_one_group_did_not_record_is_not_recorded() {
 /// Neither is answered, because processes that know only one of the groups answer different ones.
 #[tokio::test(start_paused = true)]
 async fn different_results_in_both_groups_are_a_conflict() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (_, steps, key) = growing().await;
     // These must not run side by side.
     assert_eq!(execute(&steps.old, &key, 1).await, Ok(Outcome::Executed(1)));
     assert_eq!(execute(&steps.new, &key, 2).await, Ok(Outcome::Executed(2)));
@@ -506,9 +509,7 @@ async fn execution_of_unknown_outcome_is_unknown_to_the_next_step() {
 
 #[tokio::test(start_paused = true)]
 async fn execution_that_is_refused_in_the_new_group_leaves_nothing() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (all, steps, key) = growing().await;
     (0..2).for_each(|node| all[1].set(node, Gate::Failing));
     let refused = steps.both.once(&key).at_most_once(true);
     let refused = refused.run(|_| async { Ok::<u32, ()>(1) }).await;
@@ -524,9 +525,7 @@ async fn execution_that_is_refused_in_the_new_group_leaves_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn dropped_requests_leave_nothing_in_either_group() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (all, steps, key) = growing().await;
     let slow = Gate::Slow(ms(10));
     for nodes in &all {
         (0..3).for_each(|node| nodes.set(node, slow));
@@ -547,9 +546,7 @@ async fn dropped_requests_leave_nothing_in_either_group() {
 
 #[tokio::test(start_paused = true)]
 async fn leaders_of_different_steps_exclude_each_other() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (_, steps, key) = growing().await;
     let leading = Arc::new(AtomicUsize::new(0));
     for redlock in [&steps.old, &steps.both] {
         let leading = Arc::clone(&leading);

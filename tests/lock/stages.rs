@@ -6,7 +6,7 @@ use tower_redlock::test_util::{Gate, OpKind};
 use tower_redlock::{KeyState, LockError, LostReason, OnceError, ReleaseError, Released};
 
 use crate::groups::{builder, groups, keys_of};
-use crate::moving::Steps;
+use crate::moving::{Steps, both_ways, growing};
 
 /// The terms of a lock begin when its caller has all of it, and not with its first group.
 #[tokio::test(start_paused = true)]
@@ -90,9 +90,7 @@ async fn caller_that_loses_a_group_while_it_waits_for_another_begins_again() {
 /// `wait` bounds an execution in both groups together.
 #[tokio::test(start_paused = true)]
 async fn execution_waits_once_for_both_groups() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (_, steps, key) = growing().await;
     let _new = steps.new.lock(&key).await.unwrap();
     let mut waiting = Vec::new();
     for _ in 0..3 {
@@ -116,9 +114,7 @@ async fn execution_waits_once_for_both_groups() {
 
 #[tokio::test(start_paused = true)]
 async fn execution_gets_its_whole_max_hold_after_it_waited_for_the_new_group() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (_, steps, key) = growing().await;
     let new = steps.new.lock(&key).await.unwrap();
     let once = steps.both.once(&key).wait(secs(60)).max_hold(secs(5));
     let waiting = tokio::spawn(once.run(|_| async {
@@ -175,9 +171,7 @@ async fn slot_that_moves_has_the_same_number_in_both_groups() {
 
 #[tokio::test(start_paused = true)]
 async fn waiting_for_a_slot_of_both_groups_ends_with_any_of_them() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (_, steps, key) = growing().await;
     for holder in [&steps.old, &steps.new, &steps.both] {
         let mut taken = Vec::new();
         for _ in 0..3 {
@@ -201,10 +195,7 @@ async fn waiting_for_a_slot_of_both_groups_ends_with_any_of_them() {
 async fn drain_ends_a_caller_between_two_groups() {
     let all = groups::<2>();
     // With a key that is waited for in order, and one that is tried again and again.
-    for (old, new, from, to) in [
-        (&all[..1], &all[..], "0", "1"),
-        (&all[..], &all[..1], "1", "0"),
-    ] {
+    for (old, new, from, to) in both_ways(&all) {
         let steps = Steps::from(old, new);
         let key = steps.moving(from, to, 0).await;
         let _held = steps.new.lock(&key).await.unwrap();
@@ -223,10 +214,7 @@ async fn drain_ends_a_caller_between_two_groups() {
 #[tokio::test(start_paused = true)]
 async fn request_that_is_dropped_at_any_time_leaves_nothing() {
     let all = groups::<2>();
-    for (old, new, from, to) in [
-        (&all[..1], &all[..], "0", "1"),
-        (&all[..], &all[..1], "1", "0"),
-    ] {
+    for (old, new, from, to) in both_ways(&all) {
         let steps = Steps::from(old, new);
         let key = steps.moving(from, to, 0).await;
         for nodes in &all {
@@ -314,10 +302,7 @@ async fn release_waits_for_every_group_and_reports_each_failure() {
 #[tokio::test(start_paused = true)]
 async fn new_group_is_not_asked_before_the_present_one_has_granted_the_key() {
     let all = groups::<2>();
-    for (old, new, from, to) in [
-        (&all[..1], &all[..], "0", "1"),
-        (&all[..], &all[..1], "1", "0"),
-    ] {
+    for (old, new, from, to) in both_ways(&all) {
         let steps = Steps::from(old, new);
         let key = steps.moving(from, to, 0).await;
         let next = &all[usize::from(to == "1")];
@@ -362,9 +347,7 @@ async fn sets_with_a_key_that_moves_do_not_deadlock_although_groups_take_their_t
 /// Something may have been executed, so no other process executes before the ttl is over.
 #[tokio::test(start_paused = true)]
 async fn execution_that_panics_keeps_its_key_in_both_groups() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (_, steps, key) = growing().await;
     let once = steps.both.once(&key);
     let panicked = tokio::spawn(once.run(|_| async {
         assert!(ms(0) > ms(1), "the work panics");
@@ -386,10 +369,7 @@ async fn execution_that_panics_keeps_its_key_in_both_groups() {
 #[tokio::test(start_paused = true)]
 async fn max_waiters_counts_callers_of_keys_that_move_in_either_order() {
     let all = groups::<2>();
-    for (old, new, from, to) in [
-        (&all[..1], &all[..], "0", "1"),
-        (&all[..], &all[..1], "1", "0"),
-    ] {
+    for (old, new, from, to) in both_ways(&all) {
         let steps = Steps::with(old, new, |builder| builder.max_waiters(2));
         let key = steps.moving(from, to, 0).await;
         let held = steps.new.lock(&key).await.unwrap();
@@ -410,9 +390,7 @@ async fn max_waiters_counts_callers_of_keys_that_move_in_either_order() {
 
 #[tokio::test(start_paused = true)]
 async fn operators_ask_both_groups_at_once_and_free_each_that_answers() {
-    let all = groups::<2>();
-    let steps = Steps::from(&all[..1], &all);
-    let key = steps.moving("0", "1", 0).await;
+    let (all, steps, key) = growing().await;
     for nodes in &all {
         (0..3).for_each(|node| nodes.set_for(node, OpKind::Inspect, Gate::Slow(ms(20))));
     }
