@@ -23,7 +23,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use crate::lock::access::Access;
 use crate::lock::core::Core;
@@ -31,9 +31,10 @@ use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::layout::{Group, Stage, Stages};
 use crate::lock::lease::{Earlier, LeaseTask, Share, Terms, acquire};
+use crate::lock::local_wait::LocalWait;
 use crate::lock::lost::Lost;
 use crate::lock::options::LockOptions;
-use crate::lock::queue::{Busy, Permit, Waited, WaiterCap, WaiterSlots};
+use crate::lock::queue::{HeldLease, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
@@ -273,20 +274,24 @@ impl Acquisition {
         if core.registry.stage() != DrainStage::Open {
             return Err(LockError::Closed);
         }
-        let permit = group.queue.try_acquire(keys, access);
-        if permit.as_ref().is_err_and(|busy| busy.is_own) {
-            core.warn_of_reentry(span.label());
-        }
-        let permit = match permit {
+        let permit = match group.queue.try_acquire(keys, access) {
             Ok(permit) => permit,
-            // Boxed, because most calls do not wait, and would reserve its space all the same.
-            Err(busy) => match deadline {
-                None => Box::pin(wait_for_release(group, keys, access, &busy)).await?,
-                Some(deadline) => {
-                    let places = &mut places;
-                    Box::pin(wait_for_permit(core, group, keys, access, deadline, places)).await?
+            Err(waiting) => {
+                if waiting.is_held_by_own_task() {
+                    core.warn_of_reentry(span.label());
                 }
-            },
+                let local = LocalWait {
+                    core,
+                    group,
+                    keys,
+                    ttl,
+                    is_execution: false,
+                    deadline,
+                };
+                // Boxed, because most calls do not wait, and would reserve its space all the same.
+                let refuse = |_: &dyn HeldLease| None::<LockError>;
+                Box::pin(local.acquire(waiting, &mut places, refuse)).await?
+            }
         };
         let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
         let terms = Terms {
@@ -344,47 +349,5 @@ async fn give_up(shares: Vec<Share>) {
     for (lease, _) in leases {
         // Unconfirmed, the keys end by their ttl.
         drop(lease.released().await);
-    }
-}
-
-/// Refuses a call that does not wait, unless the lock is about to be released in this process.
-///
-/// Dropping a guard, a response body or a future only wakes the lease task. A caller that continues at once, such
-/// as `tower::retry` after it has dropped a response, would meet the lock of its own last request. The task sends
-/// the release within moments, so this waits for it, for at most the node timeout.
-async fn wait_for_release(
-    group: &Group,
-    keys: &LockKeys,
-    access: Access,
-    busy: &Busy,
-) -> Result<Permit, LockError> {
-    let contended = LockError::Contended {
-        retry_after: busy.retry_after,
-    };
-    if !busy.is_ending {
-        return Err(contended);
-    }
-    let node_timeout = group.cluster.settings.node_timeout;
-    let permit = timeout(node_timeout, group.queue.acquire(keys, access)).await;
-    permit.map_err(|_| contended)
-}
-
-/// Waits for the permits of the keys, until the deadline of the caller.
-async fn wait_for_permit(
-    core: &Core,
-    group: &Group,
-    keys: &LockKeys,
-    access: Access,
-    deadline: Instant,
-    slots: &mut WaiterSlots,
-) -> Result<Permit, LockError> {
-    slots.occupy()?;
-    tokio::select! {
-        biased;
-        permit = group.queue.acquire(keys, access) => Ok(permit),
-        () = sleep_until(deadline) => Err(LockError::Contended {
-            retry_after: group.queue.retry_after(keys, access),
-        }),
-        () = core.registry.reached(DrainStage::Draining) => Err(LockError::Closed),
     }
 }

@@ -31,6 +31,7 @@ mod health;
 mod layout;
 mod lead;
 mod lease;
+mod local_wait;
 mod lost;
 mod node_group;
 mod options;
@@ -69,8 +70,9 @@ pub(crate) use lease::{
     AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Earlier, Failures, GrantedLock,
     Handoff, Holding, Inline, LeaseTask, Progress, Round, Terms,
 };
+pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;
-pub(crate) use queue::{Permit, Waited, WaiterCap, WaiterSlots};
+pub(crate) use queue::{HeldLease, Permit, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::DrainStage;
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;

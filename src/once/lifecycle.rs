@@ -77,6 +77,9 @@ fn run(
                 Ok(granted) => granted,
                 Err(error) => {
                     let (denied, replay) = error.conclude(&permit);
+                    if let Some(Denied::Lock(error)) = &denied {
+                        permit.set_failed(true, error);
+                    }
                     drop(permit);
                     if let Some(denied) = denied {
                         handoff.send(Err(denied));

@@ -4,11 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
-
 use crate::lock::{
-    Access, Core, DrainStage, Earlier, Group, LeaseTask, LockError, LockOptions, LockSpan, Permit,
-    Redlock, Terms, Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
+    Access, Core, DrainStage, Earlier, Group, HeldLease, LeaseTask, LocalWait, LockError,
+    LockOptions, LockSpan, Redlock, Terms, Waited, WaiterCap, WaiterSlots, after, option_setters,
+    whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
@@ -167,7 +166,24 @@ impl ExecuteOnce {
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [settings.max_waiters.clone(), self.cap.clone()];
         let mut slots = WaiterSlots::new(caps.into_iter().flatten(), waited.clone());
-        let permit = self.permit(group, keys, deadline, &mut slots).await?;
+        if core.registry.stage() != DrainStage::Open {
+            return Err(LockError::Closed.into());
+        }
+        let permit = match group.queue.try_acquire(keys, Access::Exclusive) {
+            Ok(permit) => permit,
+            Err(waiting) => {
+                let local = LocalWait {
+                    core,
+                    group,
+                    keys,
+                    ttl,
+                    is_execution: true,
+                    deadline: Some(deadline),
+                };
+                let refuse = |holder: &dyn HeldLease| self.refuse(holder);
+                Box::pin(local.acquire(waiting, &mut slots, refuse)).await?
+            }
+        };
         if let Some(KeyMemo::Recorded(at, record)) = permit.memo().as_deref().and_then(KeyMemo::from_memo)
             // Found after this call began; an older one may have expired.
             && *at >= asked
@@ -199,66 +215,11 @@ impl ExecuteOnce {
         acquire(task, permit, slots, deadline, options.max_hold, span.span()).await
     }
 
-    /// Waits for the permit of the key.
-    ///
-    /// While another call executes, waits until the deadline. While another call only asks the nodes, waits even past
-    /// the deadline: the nodes answer soon, and the answer may be a replay.
-    async fn permit(
-        &self,
-        group: &Group,
-        keys: &LockKeys,
-        deadline: Instant,
-        slots: &mut WaiterSlots,
-    ) -> Result<Permit, Denied> {
-        let (queue, registry) = (&group.queue, &self.core.registry);
-        let asking = 2 * self.core.settings.node_timeout;
-        let asked_until = deadline.max(Instant::now() + asking);
-        loop {
-            if registry.stage() != DrainStage::Open {
-                return Err(LockError::Closed.into());
-            }
-            let mut busy = match queue.try_acquire(keys, Access::Exclusive) {
-                Ok(permit) => return Ok(permit),
-                Err(busy) => busy,
-            };
-            let now = Instant::now();
-            let holder = busy.holder.borrow_and_update().clone();
-            let is_held = holder.is_some();
-            let (until, look_again) = match holder {
-                // About to be released: which call comes next is decided in a moment.
-                Some(lease) if lease.is_ending() => (asked_until, asked_until),
-                Some(lease) => match lease
-                    .purpose()
-                    .and_then(|purpose| KeyMemo::from_memo(&**purpose))
-                {
-                    Some(KeyMemo::Executing(other)) if *other != self.fingerprint => {
-                        return Err(Denied::OtherRequest);
-                    }
-                    _ => (deadline, deadline),
-                },
-                // A call that asks the nodes may soon execute, perhaps another request.
-                None => (asked_until, asked_until.min(now + asking)),
-            };
-            let contended = LockError::Contended {
-                retry_after: busy.retry_after,
-            };
-            if until <= now {
-                return Err(contended.into());
-            }
-            if let Err(overloaded) = slots.occupy() {
-                let is_patient = now < deadline;
-                return Err(if is_patient { overloaded } else { contended }.into());
-            }
-            tokio::select! {
-                biased;
-                permit = timeout_at(look_again, queue.acquire(keys, Access::Exclusive)) => {
-                    if let Ok(permit) = permit {
-                        return Ok(permit);
-                    }
-                }
-                Ok(()) = busy.holder.changed(), if !is_held => {}
-                () = registry.reached(DrainStage::Draining) => {}
-            }
+    /// Refuses the request if the holder of the key executes another one.
+    fn refuse(&self, holder: &dyn HeldLease) -> Option<Denied> {
+        match KeyMemo::from_memo(&**holder.purpose()?)? {
+            KeyMemo::Executing(other) if *other != self.fingerprint => Some(Denied::OtherRequest),
+            KeyMemo::Executing(_) | KeyMemo::Recorded(..) => None,
         }
     }
 }

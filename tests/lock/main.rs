@@ -5,6 +5,7 @@
 mod auto_traits;
 mod cancellation;
 mod common;
+mod crowds;
 mod drain;
 mod extend;
 mod groups;

@@ -19,7 +19,7 @@ use std::future::{Future, poll_fn};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::lock::error::LockError;
 use crate::lock::lease::announce::Announcement;
@@ -90,6 +90,9 @@ impl LeaseTask {
             // Another caller may take the slot meanwhile.
             permit.give_number_back();
             if let Err(error) = self.back_off(backoff, refusal, permit, handoff).await {
+                break Err(error);
+            }
+            if let Err(error) = self.queue_again(backoff, permit, handoff).await {
                 break Err(error);
             }
             self.take_any_slot(permit);
@@ -197,6 +200,9 @@ impl LeaseTask {
         // clock.
         backoff.round_trip = backoff.attempt_began.elapsed().max(TICK);
         let delay = self.delay(backoff, permit, retry_after, is_split)?;
+        if !is_split {
+            permit.set_refused(Instant::now() + delay, retry_after);
+        }
         if is_shared && Instant::now() < backoff.deadline {
             // Until shortly after the next attempt. Should this process end, readers wait for no longer.
             let patience = delay + self.cluster.settings.node_timeout;
@@ -210,6 +216,26 @@ impl LeaseTask {
             backoff.splits = None;
         }
         Ok(())
+    }
+
+    /// Acquires the permits that a set of keys gave back while it waited.
+    async fn queue_again<T: Send>(
+        &mut self,
+        backoff: &Backoff,
+        permit: &Permit,
+        handoff: &mut Handoff<T>,
+    ) -> Result<(), AcquireError> {
+        if permit.try_acquire_rest().is_none() {
+            return Ok(());
+        }
+        let retry_after = None;
+        tokio::select! {
+            biased;
+            () = handoff.closed() => Err(AcquireError::Abandoned),
+            () = self.ticket.registry().reached(DrainStage::Draining) => Err(LockError::Closed.into()),
+            () = permit.acquire_rest() => Ok(()),
+            () = sleep_until(backoff.deadline) => Err(LockError::Contended { retry_after }.into()),
+        }
     }
 
     /// Returns how long to wait before the next attempt, if there is to be one.

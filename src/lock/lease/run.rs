@@ -60,8 +60,12 @@ fn run(
             let acquired = match task.acquire(slots, deadline, &permit, &mut handoff).await {
                 Ok(acquired) => acquired,
                 Err(error) => {
+                    let error = error.into_lock_error();
+                    if let Some(error) = &error {
+                        permit.set_failed(false, error);
+                    }
                     drop(permit);
-                    if let Some(error) = error.into_lock_error() {
+                    if let Some(error) = error {
                         handoff.send(Err(error));
                     }
                     break 'held;

@@ -6,5 +6,7 @@ mod remote;
 mod subscription;
 
 pub(crate) use cap::{Waited, WaiterCap, WaiterSlots};
-pub(crate) use local::{Busy, HeldLease, LocalQueue, Memo, Permit, Places};
+pub(crate) use local::{
+    CountedWaiter, HeldLease, LocalQueue, Memo, Permit, Places, State, permits,
+};
 pub(crate) use subscription::Watching;

@@ -6,13 +6,20 @@ fn keys(names: &[&str]) -> LockKeys {
     names.iter().map(|name| LockKey::from(*name)).collect()
 }
 
+/// Waits for the permits of all keys.
+async fn acquire(queue: &Arc<LocalQueue>, keys: &LockKeys) -> Permit {
+    let permit = queue.enter(keys, Access::Exclusive);
+    permit.acquire_rest().await;
+    permit
+}
+
 #[tokio::test]
 async fn acquire_admits_waiters_in_order() {
     let queue = Arc::new(LocalQueue::default());
-    let first = queue.acquire(&keys(&["k"]), Access::Exclusive).await;
+    let first = acquire(&queue, &keys(&["k"])).await;
     let (one, other) = (keys(&["k"]), keys(&["k"]));
-    let mut second = tokio_test::task::spawn(queue.acquire(&one, Access::Exclusive));
-    let mut third = tokio_test::task::spawn(queue.acquire(&other, Access::Exclusive));
+    let mut second = tokio_test::task::spawn(acquire(&queue, &one));
+    let mut third = tokio_test::task::spawn(acquire(&queue, &other));
     tokio_test::assert_pending!(second.poll());
     tokio_test::assert_pending!(third.poll());
     drop(first);
@@ -24,9 +31,9 @@ async fn acquire_admits_waiters_in_order() {
 #[tokio::test]
 async fn a_dropped_waiter_leaves_the_queue_and_removes_the_slot() {
     let queue = Arc::new(LocalQueue::default());
-    let first = queue.acquire(&keys(&["k"]), Access::Exclusive).await;
+    let first = acquire(&queue, &keys(&["k"])).await;
     let wanted = keys(&["k"]);
-    let mut second = tokio_test::task::spawn(queue.acquire(&wanted, Access::Exclusive));
+    let mut second = tokio_test::task::spawn(acquire(&queue, &wanted));
     tokio_test::assert_pending!(second.poll());
     drop(first);
     // The permit was assigned to the waiter, which was never polled again.
@@ -87,12 +94,12 @@ impl HeldLease for Ending {
 }
 
 #[tokio::test]
-async fn busy_is_own_in_the_task_of_a_holder_that_is_not_about_to_release() {
+async fn is_held_by_own_task_in_the_task_of_a_holder_that_is_not_about_to_release() {
     let queue = Arc::new(LocalQueue::default());
     let permit = queue.try_acquire(&keys(&["k"]), Access::Exclusive).unwrap();
     let is_own = |queue: &Arc<LocalQueue>| {
         let busy = queue.try_acquire(&keys(&["k"]), Access::Exclusive);
-        busy.unwrap_err().is_own
+        busy.unwrap_err().is_held_by_own_task()
     };
     let task = tokio::spawn(async move {
         let mut found = Vec::new();
@@ -109,58 +116,50 @@ async fn busy_is_own_in_the_task_of_a_holder_that_is_not_about_to_release() {
     assert_eq!(task.await.unwrap(), [true, false, false, false]);
 }
 
-#[derive(Debug)]
-struct ValidUntil(Instant);
-
-impl HeldLease for ValidUntil {
-    fn has(&self, _: &LockKey) -> bool {
-        false
-    }
-
-    fn revoke(&self) {}
-
-    fn is_ending(&self) -> bool {
-        false
-    }
-
-    fn valid_until(&self) -> Instant {
-        self.0
-    }
-
-    fn purpose(&self) -> Option<&Memo> {
-        None
-    }
-}
-
 /// A caller of `x` and `y` waits for `x`, and has only entered the place of `y`.
 #[tokio::test(start_paused = true)]
-async fn slot_that_a_caller_has_only_entered_is_as_if_there_were_none() {
+async fn place_that_a_caller_has_only_entered_is_as_if_there_were_none() {
     let queue = Arc::new(LocalQueue::default());
     let _x = queue.try_acquire(&keys(&["x"]), Access::Exclusive).unwrap();
     let both = keys(&["x", "y"]);
-    let mut waiting = tokio_test::task::spawn(queue.acquire(&both, Access::Exclusive));
+    let mut waiting = tokio_test::task::spawn(acquire(&queue, &both));
     tokio_test::assert_pending!(waiting.poll());
-    let z = queue.try_acquire(&keys(&["z"]), Access::Exclusive).unwrap();
-    let second = Duration::from_secs(1);
-    let holder: Arc<dyn HeldLease> = Arc::new(ValidUntil(Instant::now() + second));
-    z.set_holder(&holder, None);
-    assert_eq!(
-        queue.retry_after(&keys(&["y", "z"]), Access::Exclusive),
-        Some(second)
-    );
     for _ in 0..2 {
         let y = queue.try_acquire(&keys(&["y"]), Access::Exclusive).unwrap();
         assert_eq!(y.run(), Duration::ZERO, "a run of an earlier caller");
-        tokio::time::advance(second).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
     }
+}
+
+#[tokio::test]
+async fn set_that_waits_keeps_no_permit_until_it_was_too_late_for_some_rounds() {
+    let queue = Arc::new(LocalQueue::default());
+    let both = keys(&["x", "y"]);
+    let one = |name| queue.try_acquire(&keys(&[name]), Access::Exclusive);
+    let mut held = one("y").unwrap();
+    let mut waiting = tokio_test::task::spawn(acquire(&queue, &both));
+    for round in 1..ROUNDS {
+        let (busy, free) = [("x", "y"), ("y", "x")][usize::from(round % 2 == 1)];
+        tokio_test::assert_pending!(waiting.poll(), "{round}");
+        let next = one(free).unwrap();
+        assert!(one(busy).is_err());
+        drop(std::mem::replace(&mut held, next));
+        // The set has the key it waited for, and finds the other one busy.
+        tokio_test::assert_pending!(waiting.poll(), "{round}");
+    }
+    // It waits for `y`, and now keeps `x`, which is free.
+    assert!(one("x").is_err());
+    drop(held);
+    drop(tokio_test::assert_ready!(waiting.poll()));
+    assert!(queue.is_empty());
 }
 
 #[tokio::test]
 async fn publishes_is_false_for_three_local_waiters_in_a_row() {
     let queue = Arc::new(LocalQueue::default());
-    let permit = queue.acquire(&keys(&["k"]), Access::Exclusive).await;
+    let permit = acquire(&queue, &keys(&["k"])).await;
     let wanted = keys(&["k"]);
-    let mut waiting = tokio_test::task::spawn(queue.acquire(&wanted, Access::Exclusive));
+    let mut waiting = tokio_test::task::spawn(acquire(&queue, &wanted));
     tokio_test::assert_pending!(waiting.poll());
     // No other process is known.
     assert!(permit.publishes());

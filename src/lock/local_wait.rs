@@ -1,0 +1,176 @@
+//! The wait for callers of this process: a caller acquires the permits of its keys, or is refused without a request to
+//! the nodes.
+//!
+//! # Implementation details
+//!
+//! A caller that meets a busy key learns from the one that has it. *Contended* is said only of a key that is held:
+//!
+//! * The key is *held* in this process, or the nodes have just refused the caller that has its permits. A caller that does
+//!   not wait is refused.
+//! * The key is *asked for*: whether it is held is not known. Every caller waits for the decision, also one that does not
+//!   wait, and one whose wait is over. If the lock is granted, the key is held. If the asking caller goes away, the next
+//!   one asks. If it fails because of the nodes, all callers that want the same fail with it: in an outage, each would
+//!   otherwise ask in turn, and get the same answer one node timeout later than the one before.
+//! * The key is *ending*: dropping a guard, a response body or a future only wakes the lease task. A caller that continues
+//!   at once, such as `tower::retry` after it has dropped a response, would meet the lock of its own last request. The
+//!   task sends the release within moments, so the first caller behind it waits for that, for at most the node timeout.
+//!
+//! *Idle callers.* The task of a lock may be in a runtime that is not run, and the future of an asking caller may not be
+//! polled. The next callers would wait for ever. A caller that does not react in the time that an attempt takes loses its
+//! permits, and the nodes decide.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::lock::core::Core;
+use crate::lock::error::LockError;
+use crate::lock::layout::Group;
+use crate::lock::queue::{CountedWaiter, HeldLease, Permit, State, WaiterSlots, permits};
+use crate::lock::registry::DrainStage;
+use crate::protocol::LockKeys;
+
+/// What a caller that meets a busy key wants.
+pub(crate) struct LocalWait<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) group: &'a Group,
+    pub(crate) keys: &'a LockKeys,
+    pub(crate) ttl: Duration,
+    /// Whether something is executed under the lock, so that records decide too.
+    pub(crate) is_execution: bool,
+    /// Until when it waits while other callers hold the keys; `None` if it does not.
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl LocalWait<'_> {
+    /// Waits for the permits of all keys.
+    ///
+    /// # Errors
+    ///
+    /// Returns the refusal of a caller that does not get them, and what `refuse` returns for the holder of a key.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; the caller's place in the queue is given up.
+    pub(crate) async fn acquire<E: From<LockError>>(
+        &self,
+        permit: Permit,
+        slots: &mut WaiterSlots,
+        refuse: impl Fn(&dyn HeldLease) -> Option<E>,
+    ) -> Result<Permit, E> {
+        let acquiring = async {
+            let mut rounds = 0;
+            while let Some(busy) = permit.next_busy(&mut rounds) {
+                self.wait_at(&permit, busy, slots, &refuse).await?;
+            }
+            Ok(())
+        };
+        tokio::select! {
+            biased;
+            () = self.core.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
+            acquired = acquiring => acquired.map(|()| permit),
+        }
+    }
+
+    /// Waits for the permits of one key.
+    async fn wait_at<E: From<LockError>>(
+        &self,
+        permit: &Permit,
+        number: usize,
+        slots: &mut WaiterSlots,
+        refuse: &impl Fn(&dyn HeldLease) -> Option<E>,
+    ) -> Result<(), E> {
+        let (place, access) = (permit.place(number), permit.access());
+        let failures = place.failures();
+        let _waiting = CountedWaiter::new(place);
+        let is_first = !place.has_other_waiters();
+        let mut acquiring = pin!(place.permits.acquire_many(permits(access)));
+        let allowance = self.attempt_time();
+        let mut seen: Option<(u64, Instant)> = None;
+        loop {
+            // Created before the checks, so that no notification is missed.
+            let (changed, failed) = (place.changed.notified(), place.failed.notified());
+            let now = Instant::now();
+            let deadline = self.deadline.filter(|deadline| now < *deadline);
+            let error = place.failed_since(failures, self.keys, access, self.is_execution);
+            if let Some(error) = error.filter(|error| self.shares(error, deadline.is_some())) {
+                return Err(error.into());
+            }
+            let standing = place.standing(access);
+            let holder = standing.holder.filter(|holder| !holder.is_ending());
+            if let Some(refusal) = holder.and_then(|holder| refuse(&*holder)) {
+                return Err(refusal);
+            }
+            let (_, since) = *match &mut seen {
+                Some(seen) if seen.0 == standing.changes => seen,
+                seen => seen.insert((standing.changes, now)),
+            };
+            let is_asked = standing.state == State::Asked;
+            let asked_until = is_asked.then(|| since + allowance);
+            let idle_at = standing.idle_at.map(|at| at + allowance);
+            let mut until = deadline.or(asked_until).unwrap_or(now);
+            if let Some(at) = idle_at.into_iter().chain(asked_until).min() {
+                if at <= now {
+                    if !place.remove_idle(allowance, asked_until == Some(at)) {
+                        permit.bypass(place);
+                        return Ok(());
+                    }
+                    continue;
+                }
+                until = until.min(at);
+            }
+            if deadline.is_some() {
+                slots.occupy()?;
+            } else {
+                let blocked = permit.blocked();
+                let refused = match (standing.state, &blocked) {
+                    (State::Asked, None) => false,
+                    (State::Ending, None) => {
+                        let grace = if self.is_execution { 2 } else { 1 };
+                        until = since + grace * self.group.cluster.settings.node_timeout;
+                        !is_first || until <= now
+                    }
+                    _ => true,
+                };
+                if refused {
+                    let retry_after = blocked.map_or(standing.retry_after, |key| key.retry_after);
+                    return Err(LockError::Contended { retry_after }.into());
+                }
+            }
+            // A caller that waits in any case is not woken for each lock of another one.
+            let listens = deadline.is_none() || (self.is_execution && is_asked);
+            tokio::select! {
+                biased;
+                // Before the permit of the caller that failed.
+                () = failed => {}
+                acquired = acquiring.as_mut() => {
+                    // The semaphore is never closed.
+                    if let Ok(acquired) = acquired {
+                        permit.set_acquired(place, acquired);
+                    }
+                    return Ok(());
+                }
+                () = changed, if listens => {}
+                () = sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// Returns whether this caller fails with another one that asked for the same keys.
+    fn shares(&self, error: &LockError, is_patient: bool) -> bool {
+        match error {
+            LockError::Contended { .. } => !is_patient,
+            LockError::Unavailable { .. } => true,
+            LockError::Expired { ttl, .. } => self.ttl <= *ttl,
+            _ => false,
+        }
+    }
+
+    /// Returns the longest time from the first request of a caller to its decision, split votes included.
+    fn attempt_time(&self) -> Duration {
+        let cluster = &self.group.cluster;
+        let connecting = cluster.nodes.iter().map(|node| node.extra_patience()).max();
+        2 * cluster.settings.node_timeout + connecting.unwrap_or_default()
+    }
+}

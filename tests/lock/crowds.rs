@@ -1,0 +1,321 @@
+//! Callers of one process that want the same free key at once: only a key that some caller holds is contended.
+
+use std::collections::BTreeSet;
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::time::Duration;
+
+use support::{Executed, ms, redlock, secs, set_all};
+use tokio::runtime;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockError, LockRequest, OnceError, Redlock};
+
+use crate::common::Foreign;
+
+/// Requests of all kinds that want the same.
+const KINDS: [(&str, fn(&Redlock) -> LockRequest); 8] = [
+    ("try_lock", |redlock| redlock.try_lock("k")),
+    ("a short wait", |redlock| redlock.lock("k").wait(ms(5))),
+    ("a long wait", |redlock| redlock.lock("k").wait(secs(60))),
+    ("a reader", |redlock| redlock.try_lock("k").shared()),
+    ("one of two slots", |redlock| redlock.try_lock("k").slots(2)),
+    ("a slot, with a wait", |redlock| {
+        redlock.lock("k").slots(2).wait(secs(60))
+    }),
+    ("a set", |redlock| {
+        redlock.lock_all(["k", "l"]).wait(Duration::ZERO)
+    }),
+    ("a set, with a wait", |redlock| {
+        redlock.lock_all(["k", "l"]).wait(secs(60))
+    }),
+];
+
+/// Sends 32 requests at once, and returns their outcomes, as the names of their errors, with their times.
+async fn crowd(redlock: &Redlock, request: fn(&Redlock) -> LockRequest) -> Vec<(String, Duration)> {
+    let began = Instant::now();
+    let mut calls = JoinSet::new();
+    for _ in 0..32 {
+        let request = request(redlock).into_future();
+        calls.spawn(async move {
+            let outcome = match request.await {
+                Ok(guard) => {
+                    sleep(ms(1)).await;
+                    drop(guard);
+                    "granted".to_owned()
+                }
+                Err(error) => name_of(&error).to_owned(),
+            };
+            (outcome, began.elapsed())
+        });
+    }
+    calls.join_all().await
+}
+
+fn name_of(error: &LockError) -> &'static str {
+    match error {
+        LockError::Contended { .. } => "contended",
+        LockError::Unavailable { .. } => "unavailable",
+        LockError::Closed => "closed",
+        _ => "another",
+    }
+}
+
+fn names(outcomes: &[(String, Duration)]) -> BTreeSet<&str> {
+    outcomes.iter().map(|(name, _)| &**name).collect()
+}
+
+/// Nodes that are silent, refuse, are down, or answer late: all callers hear of it, and none after another.
+#[tokio::test(start_paused = true)]
+async fn outage_fails_all_callers_of_a_crowd_at_once() {
+    for gate in [Gate::Never, Gate::Failing, Gate::Down, Gate::Slow(ms(200))] {
+        for (kind, request) in KINDS {
+            let nodes = ScriptedNodes::new(3);
+            nodes.set(1, gate);
+            nodes.set(2, gate);
+            let outcomes = crowd(&redlock(&nodes), request).await;
+            assert_eq!(names(&outcomes), ["unavailable"].into(), "{kind}, {gate:?}");
+            let last = outcomes.iter().map(|(_, after)| *after).max().unwrap();
+            assert!(last <= ms(55), "{kind}, {gate:?}: {last:?}");
+            // Callers ask that do not wait for others.
+            let asking = match kind {
+                _ if matches!(gate, Gate::Failing | Gate::Down) => continue,
+                "a reader" => 32,
+                "one of two slots" | "a slot, with a wait" => 2,
+                _ => 1,
+            };
+            assert_eq!(nodes.sent(0, OpKind::Acquire), asking, "{kind}, {gate:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_fails_all_executions_of_a_crowd_at_once() {
+    let nodes = ScriptedNodes::new(3);
+    nodes.set(1, Gate::Never);
+    nodes.set(2, Gate::Never);
+    let redlock = redlock(&nodes);
+    let began = Instant::now();
+    let mut calls = JoinSet::new();
+    for wait in [ms(0), ms(5), secs(60)].repeat(10) {
+        let once = redlock.once("k").wait(wait);
+        calls.spawn(once.run(|_| async { Ok::<_, ()>(()) }));
+    }
+    for outcome in calls.join_all().await {
+        let Err(OnceError::Lock(LockError::Unavailable { .. })) = outcome else {
+            panic!("{outcome:?}");
+        };
+    }
+    assert!(began.elapsed() <= ms(55), "{:?}", began.elapsed());
+}
+
+/// The others are refused for the one that is granted.
+#[tokio::test(start_paused = true)]
+async fn crowd_at_a_free_key_is_contended_only_once_it_is_granted() {
+    let nodes = ScriptedNodes::new(3);
+    set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(20)));
+    for (kind, request) in KINDS {
+        let outcomes = crowd(&redlock(&nodes), request).await;
+        let granted = outcomes.iter().filter(|(name, _)| name == "granted");
+        let first = granted.clone().map(|(_, after)| *after).min().unwrap();
+        for (name, after) in &outcomes {
+            assert!(name != "unavailable" && *after >= ms(20), "{kind}");
+            assert!(
+                name == "granted" || *after < first + ms(2),
+                "{kind}: {after:?}"
+            );
+        }
+        if kind.contains("long wait") || kind.contains("with a wait") || kind == "a reader" {
+            assert_eq!(granted.count(), 32, "{kind}");
+        }
+    }
+}
+
+/// The caller that asks goes away: the next one asks, and is not refused for a key that is free.
+#[tokio::test(start_paused = true)]
+async fn caller_that_leaves_while_it_asks_is_followed_by_the_next() {
+    for (kind, request) in KINDS {
+        let nodes = ScriptedNodes::new(3);
+        set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(20)));
+        let redlock = redlock(&nodes);
+        let mut leaving = JoinSet::new();
+        for _ in 0..2 {
+            leaving.spawn(request(&redlock).into_future());
+        }
+        tokio::task::yield_now().await;
+        let staying = tokio::spawn(request(&redlock).into_future());
+        sleep(ms(10)).await;
+        leaving.shutdown().await;
+        let outcome = staying.await.unwrap();
+        assert!(outcome.is_ok(), "{kind}: {outcome:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_while_a_caller_asks_closes_all_that_wait_for_its_decision() {
+    for (kind, request) in KINDS.into_iter().filter(|(kind, _)| *kind != "a reader") {
+        let nodes = ScriptedNodes::new(3);
+        set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(20)));
+        let redlock = redlock(&nodes);
+        let drain = async {
+            sleep(ms(2)).await;
+            redlock.drain(secs(1)).await
+        };
+        let (outcomes, _) = tokio::join!(crowd(&redlock, request), drain);
+        assert_eq!(names(&outcomes), ["closed", "granted"].into(), "{kind}");
+    }
+}
+
+/// Those who want other things are not told what became of the first.
+#[tokio::test(start_paused = true)]
+async fn failure_of_another_request_is_not_shared() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    // At two nodes, the second key has a fence at its largest value, which refuses every grant.
+    for node in 0..2 {
+        let full = Foreign::new("l");
+        full.acquire_with(&nodes, node, 9_007_199_254_740_000, secs(1));
+        full.send(&nodes, node, tower_redlock::protocol::message::Op::Release);
+    }
+    set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(10)));
+    let both = redlock.lock_all(["k", "l"]).wait(Duration::ZERO);
+    let (both, one, slot, once) = tokio::join!(
+        both,
+        redlock.try_lock("k"),
+        async {
+            let _behind = tokio::task::yield_now().await;
+            redlock.try_lock("l").slots(1).await
+        },
+        redlock.once("l").run(|_| async { Ok::<_, ()>(()) }),
+    );
+    assert!(
+        matches!(both, Err(LockError::Unavailable { .. })),
+        "{both:?}"
+    );
+    assert!(one.is_ok(), "{one:?}");
+    assert!(slot.is_ok(), "{slot:?}");
+    assert!(once.is_err(), "{once:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_that_waits_for_one_key_blocks_no_other_one() {
+    let nodes = ScriptedNodes::new(3);
+    let (here, there) = (redlock(&nodes), redlock(&nodes));
+    for held_here in [true, false] {
+        let holder = if held_here { &here } else { &there };
+        let b = holder.lock("b").await.unwrap();
+        let set = tokio::spawn(here.lock_all(["a", "b", "c"]).wait(secs(60)).into_future());
+        // Far more often than a set gives way when it is its turn.
+        for round in 0..50 {
+            sleep(ms(97)).await;
+            let (a, c) = tokio::join!(here.lock("a").wait(ms(100)), here.try_lock("c"));
+            assert!(a.is_ok() && c.is_ok(), "{held_here}, {round}: {a:?}, {c:?}");
+        }
+        drop(b);
+        let began = Instant::now();
+        let set = set.await.unwrap();
+        assert!(
+            set.is_ok() && began.elapsed() < secs(5),
+            "{:?}",
+            began.elapsed()
+        );
+    }
+}
+
+/// Each key of the set is wanted by 20 others at any time.
+#[tokio::test(start_paused = true)]
+async fn set_beside_many_single_lockers_is_granted() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let mut lockers = JoinSet::new();
+    let granted = Executed::default();
+    for number in 0..60 {
+        let (redlock, granted) = (redlock.clone(), granted.clone());
+        lockers.spawn(async move {
+            let key = ["a", "b", "c"][number % 3];
+            loop {
+                if let Ok(guard) = redlock.lock(key).wait(secs(60)).await {
+                    sleep(ms(1 + (number as u64 % 5))).await;
+                    granted.one_more();
+                    drop(guard);
+                }
+            }
+        });
+    }
+    sleep(ms(50)).await;
+    for set in 0..10 {
+        let began = Instant::now();
+        let guard = redlock.lock_all(["a", "b", "c"]).wait(secs(60)).await;
+        let waited = began.elapsed();
+        assert!(guard.is_ok() && waited < secs(5), "{set}: {waited:?}");
+    }
+    assert!(granted.count() > 100);
+    lockers.shutdown().await;
+}
+
+/// Two sets that keep their permits take them in the same order.
+#[tokio::test(start_paused = true)]
+async fn sets_that_were_too_late_do_not_wait_in_a_circle() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let mut sets = JoinSet::new();
+    for number in 0..12 {
+        let redlock = redlock.clone();
+        sets.spawn(async move {
+            let keys = [["a", "b"], ["b", "c"], ["c", "a"]][number % 3];
+            for _ in 0..20 {
+                let guard = redlock.lock_all(keys).wait(secs(600)).await.unwrap();
+                sleep(ms(3)).await;
+                drop(guard);
+            }
+        });
+    }
+    timeout(secs(60), sets.join_all()).await.unwrap();
+}
+
+/// The future of a caller that asks may not be polled again, and its place in the queue is not given up either.
+#[tokio::test(start_paused = true)]
+async fn caller_whose_future_is_not_polled_does_not_keep_others_from_the_key() {
+    let nodes = ScriptedNodes::new(3);
+    set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(20)));
+    for wait in [Duration::ZERO, secs(5)] {
+        let redlock = redlock(&nodes);
+        let mut asking = pin!(redlock.lock("k").into_future());
+        let mut queued = pin!(redlock.lock("k").into_future());
+        for stopped in [asking.as_mut(), queued.as_mut()] {
+            assert!(timeout(ms(1), stopped).await.is_err());
+        }
+        // What was sent is granted by the nodes, until its ttl: they decide.
+        let began = Instant::now();
+        let refused = redlock.lock("k").wait(wait).await;
+        let Err(LockError::Contended { retry_after }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(retry_after.is_some());
+        assert!(began.elapsed() <= wait + ms(500), "{:?}", began.elapsed());
+        sleep(secs(10)).await;
+        assert!(redlock.try_lock("k").await.is_ok());
+    }
+}
+
+/// The lease task cannot see the end of its lock, because its runtime is not run.
+#[test]
+fn lock_that_ended_in_a_runtime_at_rest_goes_to_the_next_caller() {
+    let runtime = || {
+        let mut builder = runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let (resting, running) = (runtime(), runtime());
+    for is_dropped in [true, false] {
+        let redlock = Redlock::builder().embedded(3).ttl(ms(200)).build().unwrap();
+        let guard = resting.block_on(redlock.lock("k").into_future()).unwrap();
+        let kept = (!is_dropped).then_some(guard);
+        running.block_on(async {
+            let began = Instant::now();
+            let next = redlock.lock("k").wait(secs(10)).await;
+            assert!(next.is_ok(), "{next:?}");
+            assert!(began.elapsed() < secs(5), "{:?}", began.elapsed());
+            next.unwrap().release().await.unwrap();
+        });
+        assert!(kept.is_none_or(|guard| !guard.is_valid()));
+    }
+}
