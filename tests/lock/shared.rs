@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::LockError;
-use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 
 use crate::common::builder;
 
@@ -88,6 +88,68 @@ async fn writer_that_waits_keeps_new_readers_out_and_is_next() {
     // It does not wait any more, so readers may come.
     sleep(ms(20)).await;
     assert!(others.try_lock("k").shared().await.is_ok());
+}
+
+/// Its announcement outlives the way of its next request to nodes that are slow.
+#[tokio::test(start_paused = true)]
+async fn writer_keeps_new_readers_out_while_it_asks_again() {
+    let nodes = ScriptedNodes::new(3);
+    let patient = || builder(&nodes).node_timeout(ms(200)).build().unwrap();
+    let [readers, writers, others] = [(), (), ()].map(|()| patient());
+    let reader = readers.try_lock("k").shared().await.unwrap();
+    (0..3).for_each(|node| nodes.set(node, Gate::Slow(ms(50))));
+    let writer = tokio::spawn(writers.lock("k").wait(secs(60)).into_future());
+    sleep(ms(200)).await;
+    let before = nodes.sent(0, OpKind::Announce);
+    let asked = (0..1_000).map(|_| tokio::spawn(others.try_lock("k").shared().into_future()));
+    let mut asking = Vec::new();
+    for reader in asked {
+        asking.push(reader);
+        sleep(ms(3)).await;
+    }
+    assert!(nodes.sent(0, OpKind::Announce) > before + 3);
+    for reader in asking {
+        let refused = reader.await.unwrap();
+        assert!(
+            matches!(refused, Err(LockError::Contended { .. })),
+            "{refused:?}"
+        );
+    }
+    drop(reader);
+    drop(writer.await.unwrap().unwrap());
+}
+
+/// Of several readers, the last one counts, whichever came first and wherever the writer asks.
+#[tokio::test(start_paused = true)]
+async fn refusal_of_a_writer_says_when_the_last_reader_ends() {
+    for ttls in [[5, 10], [10, 5]] {
+        let nodes = ScriptedNodes::new(3);
+        let [one, other] = [(), ()].map(|()| builder(&nodes).build().unwrap());
+        let readers = ttls.map(|ttl| one.lock("k").shared().ttl(secs(ttl)).into_future());
+        let [first, second] = readers;
+        let (first, second) = (first.await.unwrap(), second.await.unwrap());
+        let ends = async |expected| {
+            for (redlock, wait) in [(&one, 0), (&other, 0), (&one, 20), (&other, 20)] {
+                let refused = redlock.lock("k").wait(ms(wait)).await;
+                let Err(LockError::Contended { retry_after, .. }) = refused else {
+                    panic!("readers hold it: {refused:?}");
+                };
+                let left = retry_after.unwrap();
+                assert!(
+                    left <= expected && left > expected - ms(300),
+                    "{ttls:?}: {left:?}"
+                );
+            }
+        };
+        ends(secs(10)).await;
+        let (long, _short) = if ttls[0] == 10 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        long.release().await.unwrap();
+        ends(secs(5)).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

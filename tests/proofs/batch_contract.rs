@@ -7,12 +7,13 @@ use std::time::Duration;
 use support::{self, Connection, Random, ScriptNode};
 use tower_redlock::FencingToken;
 use tower_redlock::protocol::OwnerToken;
-use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 
 use crate::node_contract::{
     Pair, STEP, TOLERANCE, acquire, age, are_same, command, confirm, decode, names, owner, send,
     start_node, text,
 };
+use crate::shared_contract::shared_names;
 
 type Answer = Result<Reply, String>;
 
@@ -135,6 +136,29 @@ impl Nodes {
         self.foreign.insert(key.to_owned());
     }
 
+    /// Gives a free key to a reader.
+    fn put_reader(&mut self, key: &str, ttl: Duration) {
+        let names = shared_names(&[key]);
+        if self.foreign.contains(key) || !self.is_free(key) {
+            return;
+        }
+        let millis = ttl.as_millis().to_string();
+        self.call(&["SET", &text(&names[0].lock), "shared", "NX", "PX", &millis]);
+        let command = Command {
+            names,
+            owner: owner(0),
+            op: Op::Shared(SharedOp::Acquire { ttl }),
+        };
+        let granted = self.alone.store.apply(&command, self.alone.now());
+        assert_eq!(granted, Reply::Granted(0), "{key} is free");
+    }
+
+    fn is_free(&self, key: &str) -> bool {
+        self.alone
+            .store
+            .is_free(&names(&[key])[0], self.alone.now())
+    }
+
     fn pass(&mut self, time: Duration) {
         self.alone.pass(time);
         age(&mut self.node, time);
@@ -231,7 +255,9 @@ impl Nodes {
                 let lock = theirs.get(&text(&command.names[0].lock));
                 let held = lock.map(|(value, _)| value.clone());
                 let holder = self.holder(&key);
-                let expected = holder.map(|owner| vec![owner.as_str().to_owned()]);
+                let holder = holder.map(|owner| owner.as_str().to_owned());
+                let by_readers = (!self.is_free(&key)).then(|| "shared".to_owned());
+                let expected = holder.or(by_readers).map(|holder| vec![holder]);
                 assert_eq!(held, expected, "{what}: {key}");
             }
         }
@@ -334,8 +360,12 @@ impl Chooser {
         let mut commands = Vec::new();
         for key in self.keys() {
             let holder = nodes.holder(&key);
-            let is_free = holder.is_none();
-            if is_tame && (nodes.foreign.contains(&key) || is_free != (kind < 4)) {
+            let succeeds = if kind < 4 {
+                nodes.is_free(&key)
+            } else {
+                holder.is_some()
+            };
+            if is_tame && (nodes.foreign.contains(&key) || !succeeds) {
                 continue;
             }
             let any = owner(u8::try_from(self.random.below(3)).unwrap());
@@ -394,6 +424,7 @@ fn kind_of(command: &Command, answer: &Answer) -> &'static str {
             Some(_) => "granted another number",
         },
         Ok(Reply::Held { .. }) => "held",
+        Ok(Reply::HeldShared { .. }) => "held by readers",
         Ok(Reply::Overflow) => "overflow",
         Ok(Reply::Amnesia) => "amnesia",
         Ok(Reply::At(number)) if asked == Some(*number) => "confirmed",
@@ -432,6 +463,11 @@ fn compare(seed: u64, base: u64) {
                 };
                 let kind = chooser.random.one_of(kinds);
                 nodes.put_foreign(&key, is_lock, kind);
+            }
+            2 => {
+                for key in chooser.keys().iter().take(8) {
+                    nodes.put_reader(key, chooser.steps(1, 9));
+                }
             }
             _ => {}
         }
@@ -482,6 +518,7 @@ fn compare(seed: u64, base: u64) {
         "granted another number",
         "granted without a fence",
         "held",
+        "held by readers",
         "overflow",
         "amnesia",
         "confirmed",

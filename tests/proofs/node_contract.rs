@@ -105,6 +105,11 @@ pub(crate) fn decode(op: &Op, reply: &support::Reply) -> Reply {
                 .map(Duration::from_millis),
             fingerprint: None,
         },
+        (Op::Acquire { .. }, 0, 3) => Reply::HeldShared {
+            expires_in: u64::try_from(parts[1].as_int().unwrap())
+                .ok()
+                .map(Duration::from_millis),
+        },
         (Op::Acquire { .. }, 2, 1) => Reply::Overflow,
         (Op::Acquire { .. } | Op::Confirm { .. }, 3, 1) => Reply::Amnesia,
         (Op::Confirm { .. }, 0, 1) => Reply::Lost,
@@ -123,6 +128,14 @@ pub(crate) fn are_same(ours: &Reply, theirs: &Reply) -> bool {
             Reply::Held {
                 expires_in: Some(theirs),
                 ..
+            },
+        )
+        | (
+            Reply::HeldShared {
+                expires_in: Some(ours),
+            },
+            Reply::HeldShared {
+                expires_in: Some(theirs),
             },
         ) => ours.abs_diff(*theirs) < TOLERANCE,
         (ours, theirs) => ours == theirs,

@@ -39,7 +39,7 @@ const SCRIPTS: [&str; 9] = [
 
 const RETENTION: Duration = Duration::from_secs(100_000);
 
-fn shared_names(keys: &[&str]) -> Arc<[KeyNames]> {
+pub(crate) fn shared_names(keys: &[&str]) -> Arc<[KeyNames]> {
     let namespace = Namespace::default();
     let names = names(keys);
     let shared = names.iter().cloned();
@@ -129,18 +129,6 @@ pub(crate) fn age_all(node: &mut ScriptNode, time: Duration) {
     age(node, time);
 }
 
-fn are_alike(ours: &Reply, theirs: &Reply) -> bool {
-    let as_held = |reply: &Reply| match reply {
-        Reply::HeldShared { expires_in } => Reply::Held {
-            expires_in: *expires_in,
-            fingerprint: None,
-        },
-        other => other.clone(),
-    };
-    let is_shared = |reply: &Reply| matches!(reply, Reply::HeldShared { .. });
-    is_shared(ours) == is_shared(theirs) && are_same(&as_held(ours), &as_held(theirs))
-}
-
 /// The two nodes side by side.
 struct Pair {
     node: ScriptNode,
@@ -175,7 +163,7 @@ impl Pair {
         let now = self.epoch.elapsed() + self.passed;
         let ours = self.store.apply(&command, now);
         assert!(
-            are_alike(&ours, &theirs),
+            are_same(&ours, &theirs),
             "{what}: {command:?}\nreference: {ours:?}\nscript: {theirs:?}"
         );
         self.check_ends(what);

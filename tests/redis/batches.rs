@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use support::{Cluster, Connection, Deadline, MonitorLog, RedisServer, secs, until_all_up};
 use tokio::task::yield_now;
-use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, Released, RestartGuard};
+use tower_redlock::{LockError, LockGuard, Redlock, RedlockBuilder, Released, RestartGuard, Retry};
 
 use crate::patient::{LONGEST, name_of};
 use crate::server_limits::{fill, give_back, refusals};
@@ -382,6 +382,54 @@ async fn waves_of_two_clients_for_the_same_keys_never_have_two_holders() {
         });
         join_all(all).await;
         assert_eq!(grants.load(Ordering::Relaxed), 2 * rounds * holders.len());
+        cluster.wait_until_free(secs(5)).await;
+    }
+}
+
+/// Each of them announces itself to readers, as one that asks alone does.
+#[tokio::test]
+async fn writers_of_a_wave_that_readers_refuse_announce_themselves() {
+    for variant in VARIANTS.into_iter().filter(|variant| !variant.is_plain()) {
+        let (cluster, readers) = variant.start().await;
+        // They ask at the beginning and at the end of their wait, so that all ask at once.
+        let hour = secs(3_600);
+        let writers = variant
+            .builder(cluster.urls())
+            .poll_interval(hour)
+            .retry(Retry::new(hour, hour))
+            .build()
+            .expect("the settings are valid");
+        until_all_up(&writers, LONGEST).await;
+        let keys = keys("k", 16);
+        let shared = keys
+            .iter()
+            .map(|key| readers.try_lock(key.clone()).shared());
+        let held = join_all(shared.map(IntoFuture::into_future)).await;
+        assert!(held.iter().all(Result::is_ok), "{held:?}");
+        let logs: Vec<_> = cluster.servers.iter().map(MonitorLog::start).collect();
+        let waits = keys.iter().map(|key| {
+            let lock = writers.lock(key.clone()).wait(Duration::from_millis(700));
+            lock.into_future()
+        });
+        for refused in join_all(waits).await {
+            assert!(
+                matches!(refused, Err(LockError::Contended { .. })),
+                "{refused:?}"
+            );
+        }
+        for log in &logs {
+            let lines = log.lines();
+            let by_scripts = || lines.iter().filter(|line| line.contains("lua]"));
+            let sent = lines.iter().filter(|line| !line.contains("lua]"));
+            let is_wave = |line: &String| line.contains("{k 0}") && line.contains("{k 15}");
+            assert!(sent.into_iter().any(is_wave), "they shared no call");
+            let announced = keys.iter().filter(|key| {
+                let writer = format!("\"SET\" \"{}:writer\"", name_of(key));
+                by_scripts().any(|line| line.contains(&writer))
+            });
+            assert_eq!(announced.count(), keys.len(), "{variant:?}: {lines:#?}");
+        }
+        drop(held);
         cluster.wait_until_free(secs(5)).await;
     }
 }
