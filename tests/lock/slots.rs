@@ -351,3 +351,38 @@ async fn the_only_free_slot_is_found_while_another_caller_waits() {
         both.abort();
     }
 }
+
+/// Wherever the callers wait. A slot that was kept for the callers of one process would stay free beside them; the next
+/// poll comes after seconds.
+#[tokio::test(start_paused = true)]
+async fn slots_that_are_released_at_once_are_all_taken() {
+    const SLOTS: usize = 3;
+    for waiting in [[0, 4, 0], [1, 1, 2], [2, 2, 0], [2, 1, 2], [4, 0, 0]] {
+        for round in 0..8 {
+            let nodes = ScriptedNodes::new(3);
+            let rarely = || builder(&nodes).poll_interval(secs(3_600));
+            let processes = [(); 3].map(|()| rarely().build().unwrap());
+            let mut held = Vec::new();
+            for _ in 0..SLOTS {
+                held.push(processes[0].try_lock("k").slots(SLOTS).await.unwrap());
+            }
+            let mut waiters = Vec::new();
+            for (redlock, count) in processes.iter().zip(waiting) {
+                for _ in 0..count {
+                    let lock = redlock.lock("k").slots(SLOTS).wait(secs(600));
+                    waiters.push(tokio::spawn(lock.into_future()));
+                }
+            }
+            sleep(secs(1)).await;
+            // With the first release, the process learns how many others wait.
+            drop(held.pop());
+            sleep(ms(300)).await;
+            assert_eq!(nodes.locks(), [SLOTS; 3], "{waiting:?}, round {round}");
+            drop(held);
+            sleep(ms(300)).await;
+            assert_eq!(nodes.locks(), [SLOTS; 3], "{waiting:?}, round {round}");
+            let granted = waiters.iter().filter(|waiter| waiter.is_finished());
+            assert_eq!(granted.count(), SLOTS, "{waiting:?}, round {round}");
+        }
+    }
+}

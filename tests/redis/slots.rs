@@ -122,6 +122,34 @@ async fn a_free_slot_is_found_with_two_requests_to_each_node() {
     assert!(most <= 3, "{most}");
 }
 
+/// Each number has its place in the answer of a server, also at the ends of what fits into one number.
+#[tokio::test]
+async fn the_only_free_slot_is_found_whatever_its_number() {
+    const ALL: usize = 64;
+    let cluster = Cluster::start(1);
+    let builder = || {
+        let builder = Redlock::builder().urls(cluster.urls());
+        let builder = builder.node_timeout(Duration::from_millis(800));
+        builder.restart_guard(RestartGuard::Off).build().unwrap()
+    };
+    let (holder, other) = (builder(), builder());
+    let mut held = Vec::new();
+    for _ in 0..ALL {
+        held.push(holder.try_lock("hall").slots(ALL).await.unwrap());
+    }
+    for slot in [0, 1, 31, 32, 52, 53, 62, 63] {
+        let place = held.iter().position(|guard| guard.slot() == Some(slot));
+        held.swap_remove(place.unwrap()).release().await.unwrap();
+        // The first request is for a slot at random.
+        for _ in 0..4 {
+            let guard = other.try_lock("hall").slots(ALL).await.unwrap();
+            assert_eq!(guard.slot(), Some(slot));
+            guard.release().await.unwrap();
+        }
+        held.push(holder.try_lock("hall").slots(ALL).await.unwrap());
+    }
+}
+
 /// Each has a channel of its own, to which the process subscribes apart.
 #[tokio::test]
 async fn a_waiter_for_a_slot_is_woken_after_one_for_a_key_that_looks_like_it_has_gone() {
