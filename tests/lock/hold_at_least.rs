@@ -4,8 +4,8 @@ use std::future::IntoFuture;
 
 use support::{ms, secs};
 use tokio::time::{Instant, sleep};
-use tower_redlock::test_util::ScriptedNodes;
-use tower_redlock::{LockError, Redlock};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockError, LostReason, Redlock};
 
 use crate::common::builder;
 
@@ -84,12 +84,68 @@ async fn a_refused_caller_leaves_nothing_taken() {
 /// The job failed, so another process is to do it.
 #[tokio::test(start_paused = true)]
 async fn a_lost_lock_does_not_stay_taken() {
-    let nodes = ScriptedNodes::new(3);
-    let [one, other] = processes(&nodes);
-    let guard = one.try_lock("k").hold_at_least(secs(60)).await.unwrap();
-    one.revoke("k").await.unwrap();
-    assert!(guard.release().await.is_err());
-    assert!(other.try_lock("k").await.is_ok());
+    // In each case, at least one node still has the key when the lock is released.
+    for reason in [
+        LostReason::MaxHold,
+        LostReason::Expired,
+        LostReason::Gone,
+        LostReason::Revoked,
+    ] {
+        let nodes = ScriptedNodes::new(3);
+        let [one, other] = processes(&nodes);
+        let lock = one.try_lock("k").hold_at_least(secs(60));
+        let guard = lock.max_hold(secs(30)).await.unwrap();
+        match reason {
+            LostReason::Expired => {
+                (0..3).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Failing));
+            }
+            LostReason::Gone => (0..2).for_each(|node| nodes.wipe(node)),
+            LostReason::Revoked => {
+                nodes.set_for(0, OpKind::Revoke, Gate::Failing);
+                one.revoke("k").await.unwrap();
+            }
+            _ => {}
+        }
+        assert_eq!(guard.lost().await, reason);
+        assert!(
+            nodes.locks().contains(&1),
+            "{reason:?}: {:?}",
+            nodes.locks()
+        );
+        let released = guard.release().await;
+        assert!(released.is_err(), "{reason:?}: {released:?}");
+        assert_eq!(nodes.locks(), [0; 3], "{reason:?}");
+        assert!(other.try_lock("k").await.is_ok(), "{reason:?}");
+    }
+}
+
+/// It is not free yet, and a message would send all that wait to the nodes in vain.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_keeps_the_key_is_not_published() {
+    for count in [None, Some(1)] {
+        let nodes = ScriptedNodes::new(3);
+        let rarely = builder(&nodes).poll_interval(secs(3_600));
+        let other = rarely.build().unwrap();
+        let one = builder(&nodes).build().unwrap();
+        let (mut lock, mut next) = (one.try_lock("k"), other.lock("k").wait(secs(60)));
+        if let Some(count) = count {
+            (lock, next) = (lock.slots(count), next.slots(count));
+        }
+        let guard = lock.hold_at_least(secs(5)).await.unwrap();
+        let began = Instant::now();
+        let waiting = tokio::spawn(next.into_future());
+        sleep(secs(1)).await;
+        let before = nodes.sent(0, OpKind::Acquire);
+        guard.release().await.unwrap();
+        sleep(secs(1)).await;
+        assert_eq!(nodes.sent(0, OpKind::Acquire), before, "{count:?}");
+        drop(waiting.await.unwrap().unwrap());
+        assert!(
+            began.elapsed() >= secs(5),
+            "{count:?}: {:?}",
+            began.elapsed()
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Random, ScriptNode};
+use support::{Connection, Random, ScriptNode};
 use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, Store};
@@ -364,4 +364,26 @@ fn record_of_a_key_is_seen_and_its_owner_is_not() {
     assert_eq!(rounded(&told), Reply::Seen(seen));
     assert!(mark_of(&told).unwrap().as_bytes() != b"the owner");
     assert_eq!(names(&["x"])[0].lock, name.lock);
+}
+
+/// A message means that a lock can be taken now.
+#[test]
+fn release_after_publishes_only_locks_that_it_frees() {
+    let mut node = ScriptNode::start(&SCRIPTS);
+    let mut subscriber = Connection::open(node.server.addr()).unwrap();
+    subscriber.call(&["SUBSCRIBE", "kept", "freed"]).unwrap();
+    for (left, channel, subscribers) in [("5000", "kept", -2), ("0", "freed", 1)] {
+        node.call(&["SET", "lock", "owner", "PX", "100000"]);
+        let args = ["owner", left, channel].map(str::as_bytes);
+        let reply = node.eval(1, &[b"lock"], &args).unwrap();
+        assert_eq!(reply.as_int(), Some(subscribers), "{channel}");
+    }
+    loop {
+        let message = subscriber.read_reply().unwrap();
+        let parts = message.as_array().unwrap();
+        if parts[0].as_str() == Some("message") {
+            assert_eq!(parts[1].as_str(), Some("freed"));
+            break;
+        }
+    }
 }
