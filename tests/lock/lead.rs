@@ -9,8 +9,8 @@ use std::task::Poll;
 use support::{ms, secs};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::test_util::{Gate, ScriptedNodes};
-use tower_redlock::{FencingToken, LockError, LockGuard, Redlock};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{FencingToken, LockError, LockGuard, Redlock, Retry};
 
 use crate::common::builder;
 
@@ -303,4 +303,71 @@ async fn work_that_blocks_its_thread_beyond_the_lock_is_not_polled_again() {
     let polls = polls.lock().unwrap();
     assert!(polls.len() > 1, "it leads again");
     assert!(polls.iter().all(|is_valid| *is_valid), "{polls:?}");
+}
+
+/// The pauses grow with the failures in a row, and begin anew with each term.
+#[tokio::test(start_paused = true)]
+async fn failed_campaigns_before_a_term_do_not_delay_the_next_one() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).retry(Retry::new(ms(10), secs(3_600)));
+    let redlock = redlock.build().unwrap();
+    (0..3).for_each(|node| nodes.set(node, Gate::Down));
+    let ended: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    tokio::spawn(redlock.lead("k", {
+        let ended = Arc::clone(&ended);
+        move |_guard| {
+            ended.lock().unwrap().push(Instant::now());
+            async {}
+        }
+    }));
+    // So many that the next pause would be one of minutes.
+    while nodes.sent(0, OpKind::Acquire) < 16 {
+        sleep(secs(1)).await;
+    }
+    (0..3).for_each(|node| nodes.set(node, Gate::Ready));
+    while ended.lock().unwrap().is_empty() {
+        sleep(secs(1)).await;
+    }
+    sleep(ms(500)).await;
+    let terms = ended.lock().unwrap();
+    assert!(terms.len() > 20, "{} terms", terms.len());
+    for term in terms.windows(2) {
+        assert!(term[1] - term[0] < ms(20), "{:?}", term[1] - term[0]);
+    }
+}
+
+/// So that a process that ends after it has led leaves the key free.
+#[tokio::test(start_paused = true)]
+async fn the_future_ends_after_its_release_and_waits_no_longer_than_the_node_timeout() {
+    for (gate, took) in [(Gate::Slow(ms(30)), ms(30)), (Gate::Never, ms(50))] {
+        for keeps_guard in [false, true] {
+            let nodes = ScriptedNodes::new(3);
+            let redlock = builder(&nodes).node_timeout(ms(50)).build().unwrap();
+            let kept: Arc<Mutex<Option<LockGuard>>> = Arc::default();
+            let leading = tokio::spawn(redlock.lead("k", {
+                let kept = Arc::clone(&kept);
+                move |guard| {
+                    if keeps_guard {
+                        *kept.lock().unwrap() = Some(guard);
+                    }
+                    std::future::pending::<()>()
+                }
+            }));
+            sleep(secs(1)).await;
+            (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, gate));
+            let draining = tokio::spawn(async move { redlock.drain(secs(5)).await });
+            let began = Instant::now();
+            leading.await.unwrap().unwrap();
+            // A guard that the work has passed on keeps the lock, and is not waited for.
+            let expected = if keeps_guard { ms(0) } else { took };
+            let elapsed = began.elapsed();
+            assert!(
+                elapsed >= expected && elapsed <= expected + ms(2),
+                "{gate:?}, keeps the guard: {keeps_guard}: {elapsed:?}"
+            );
+            let is_free = nodes.locks() == [0; 3];
+            assert_eq!(is_free, gate != Gate::Never && !keeps_guard);
+            draining.abort();
+        }
+    }
 }
