@@ -34,9 +34,14 @@ async fn lock_without_renewal_waits_for_the_last_group_for_longer_than_its_ttl()
     let keys = keys_of(&redlock, 2).await;
     let held = other.lock(&keys[1]).await.unwrap();
     let waiting = tokio::spawn(redlock.lock_all(&keys).into_future());
-    sleep(secs(30)).await;
+    // It has the first group all the time, and not again and again.
+    for _ in 0..300 {
+        sleep(ms(100)).await;
+        assert_eq!(groups[0].locks(), [1; 3]);
+    }
     held.release().await.unwrap();
     let guard = waiting.await.unwrap().unwrap();
+    assert_eq!(groups[0].sent(0, OpKind::Acquire), 1);
     assert!(guard.valid_for() > secs(6), "{:?}", guard.valid_for());
     let began = Instant::now();
     assert_eq!(guard.lost().await, LostReason::Expired);
