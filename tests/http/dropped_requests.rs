@@ -1,13 +1,16 @@
 //! Response futures that are dropped at any poll leave no key.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use http::Request;
 use http_body_util::BodyExt;
 use support::ms;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_redlock::test_util::{Gate, ScriptedNodes};
+use tower_redlock::protocol::message::{Command, Op, Reply};
+use tower_redlock::protocol::{LockKeys, Namespace, OwnerToken};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{RedlockLayer, ReleaseAt};
 
 use crate::scripted_bodies::Step::{Data, Trailers, Wait};
@@ -15,14 +18,21 @@ use crate::scripted_bodies::{
     NODE_TIMEOUT, RELEASE, TICK, TTL, is_free, layer, ok, poll_times, post, redlock, stream,
 };
 
-/// Drops a request at every poll of its head and body, over all kinds of nodes.
-async fn drop_the_request_everywhere(configure: fn(RedlockLayer) -> RedlockLayer) {
+/// Drops a request at every poll of its head and body, over all kinds of nodes, on which another owner has the key for
+/// some time first.
+async fn drop_the_request_everywhere(
+    taken_for: Duration,
+    configure: fn(RedlockLayer) -> RedlockLayer,
+) {
     const GATES: [Gate; 4] = [Gate::Ready, Gate::Slow(RELEASE), Gate::Never, Gate::Failing];
     let all = |i: usize| [GATES[i % 4], GATES[i / 4 % 4], GATES[i / 16]];
     for gates in (0..64).map(all) {
         for polls in 0.. {
             let what = format!("{gates:?} after {polls} polls");
             let nodes = ScriptedNodes::new(3);
+            if !taken_for.is_zero() {
+                take(&nodes, taken_for);
+            }
             for (node, gate) in gates.into_iter().enumerate() {
                 nodes.set(node, gate);
             }
@@ -48,26 +58,47 @@ async fn drop_the_request_everywhere(configure: fn(RedlockLayer) -> RedlockLayer
             assert_eq!(redlock.drain(10 * TTL).await.held, [], "{what}");
             assert!(began.elapsed() <= 3 * NODE_TIMEOUT, "{what}");
             // What is on a slow wire arrives.
-            sleep(RELEASE + TICK).await;
+            sleep(RELEASE.max(taken_for) + TICK).await;
             assert!(is_free(&nodes), "{what}: {:?}", nodes.locks());
             if finished {
+                let can_wait = gates == [Gate::Ready; 3] && !taken_for.is_zero();
+                assert!(!can_wait || nodes.sent(0, OpKind::Acquire) > 1, "{what}");
                 break;
             }
         }
     }
 }
 
+/// Takes the key of the layer on all nodes, as another process that does not release it.
+fn take(nodes: &ScriptedNodes, ttl: Duration) {
+    let names = Namespace::default().names(&LockKeys::from_iter(["resource"]), |_| [0; 32]);
+    let command = Command {
+        names: names.unwrap().into(),
+        owner: OwnerToken::from_random([7; 16]),
+        op: Op::Acquire {
+            proposal: Some(1),
+            ttl,
+            retention: ttl,
+        },
+    };
+    for node in 0..3 {
+        assert_eq!(nodes.apply(node, &command), Reply::Granted(1));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn response_future_dropped_at_any_poll_leaves_no_key() {
-    drop_the_request_everywhere(|layer| layer).await;
+    drop_the_request_everywhere(ms(0), |layer| layer).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn response_future_dropped_at_any_poll_leaves_no_key_with_release_at_head() {
-    drop_the_request_everywhere(|layer| layer.release_at(ReleaseAt::ResponseHead)).await;
+    let at_head = |layer: RedlockLayer| layer.release_at(ReleaseAt::ResponseHead);
+    drop_the_request_everywhere(ms(0), at_head).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiting_request_dropped_at_any_poll_leaves_no_key() {
-    drop_the_request_everywhere(|layer| layer.wait(TTL).await_release(false)).await;
+    let waiting = |layer: RedlockLayer| layer.wait(TTL).await_release(false);
+    drop_the_request_everywhere(ms(100), waiting).await;
 }

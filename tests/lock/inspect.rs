@@ -175,8 +175,27 @@ async fn revoke_frees_a_key_from_all_its_readers_and_a_single_slot() {
 async fn revoke_of_a_free_key_is_no_error() {
     let nodes = ScriptedNodes::new(3);
     let [redlock, _] = processes(&nodes);
-    let revoked = redlock.revoke("k").await.unwrap();
-    assert!(!revoked.was_held());
+    let before = redlock.try_lock("k").await.unwrap().fencing_token();
+    sleep(ms(10)).await;
+    for failing in 0..2 {
+        let revoked = redlock.revoke("k").await.unwrap();
+        assert!(!revoked.was_held());
+        assert_eq!((revoked.held, revoked.failures.len()), (0, failing));
+        assert_eq!(nodes.sent(1, OpKind::Inspect), failing + 1);
+        nodes.set(0, Gate::Failing);
+    }
+    // That no majority knows of a lock is another thing.
+    nodes.set(1, Gate::Failing);
+    let refused = redlock.revoke("k").await;
+    assert!(
+        matches!(refused, Err(LockError::Unavailable { .. })),
+        "{refused:?}"
+    );
+    // It changes nothing.
+    (0..3).for_each(|node| nodes.set(node, Gate::Ready));
+    assert_eq!(nodes.sent(2, OpKind::Revoke), 0);
+    assert_eq!(redlock.inspect("k").await.fencing_token(), before);
+    assert!(redlock.try_lock("k").await.unwrap().fencing_token() > before);
 }
 
 #[tokio::test(start_paused = true)]
