@@ -74,7 +74,7 @@ pub enum Op {
         /// The lifetime of the record.
         retention: Duration,
     },
-    /// Store the record if there is none. Only for a record that a majority has.
+    /// Store the record if there is none, and delete the intent. Only for a record that a majority has.
     TopUp {
         /// The record.
         record: Record,

@@ -90,10 +90,15 @@ impl Store {
                 self.keep(name, record, now + *retention, now)
             }),
             Op::TopUp { record, retention } => done(kept, Record::head).unwrap_or_else(|| {
-                let name = names.first();
-                name.map_or(Reply::NotDone, |name| {
-                    self.keep(name, record, now + *retention, now)
-                })
+                let Some(name) = names.first() else {
+                    return Reply::NotDone;
+                };
+                // Any owner's: its outcome is this record, and an intent that outlives the record would
+                // refuse the key.
+                if let Some(intent) = intent_of(name) {
+                    self.intents.remove(&intent.name);
+                }
+                self.keep(name, record, now + *retention, now)
             }),
             Op::Look => done(kept, Record::answered).unwrap_or(Reply::NotDone),
             Op::Fetch => kept.map_or(Reply::NotDone, |(record, _)| Reply::Whole(record.clone())),

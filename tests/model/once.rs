@@ -3,12 +3,13 @@
 //! What must hold: I1 all who are answered are answered the same; I2 no request that began after an answer
 //! executes; I2' nor who began after a majority recorded; I3 two execute only if a lock of one broke
 //! before it was decided; I4 no request executes that was told of a record, also between grant and beginning. With intents besides: at most
-//! one executes, whatever breaks. An outcome that is answered as not recorded is outside of these.
+//! one executes, whatever breaks; no node has an intent beside a record; and no request that began after a majority
+//! recorded is told that the outcome is unknown. An outcome that is answered as not recorded is outside of these.
 
 use crate::records::promises::{
     CONFIRMED, CONFLICT, EVERYWHERE, FORGOTTEN, FOUND_ANOTHER, FOUND_ITS_OWN, I1, I2, I2_DECIDED,
-    I3, I4, NOT_RECORDED, ONCE, RECORDED_AGAIN, REFRAINED, REPAIR, REPLAY, RETRIED, TWICE,
-    UNDECIDED, UNKNOWN,
+    I3, I4, KNOWN, NOT_RECORDED, ONCE, RECORDED_AGAIN, REFRAINED, REPAIR, REPLAY, RETRIED, SETTLED,
+    TWICE, UNDECIDED, UNKNOWN,
 };
 use crate::records::{Bounds, Records};
 use crate::requests::Variant;
@@ -135,7 +136,7 @@ fn intents_let_at_most_one_request_execute_under_any_fault() {
     let bounds = Bounds {
         intents: true,
         top_up: true,
-        promises: &[I1, I2, I2_DECIDED, I4, ONCE],
+        promises: &[I1, I2, I2_DECIDED, I4, ONCE, KNOWN, SETTLED],
         reaches: &[REPLAY, REPAIR, UNKNOWN],
         ..Bounds::of(2, 2)
     };
@@ -208,7 +209,7 @@ fn far_more_states_of_intents_hold_too_when_asked_for() {
         let bounds = Bounds {
             intents: true,
             timeouts: true,
-            promises: &[I1, I2, I2_DECIDED, I4, ONCE],
+            promises: &[I1, I2, I2_DECIDED, I4, ONCE, KNOWN, SETTLED],
             reaches: &[REPLAY, REPAIR, UNKNOWN],
             ..Bounds::of(3, 1)
         };

@@ -110,6 +110,7 @@ pub(crate) struct State<const N: usize> {
     executed_after_an_answer: bool,
     executed_after_a_decision: bool,
     executed_though_told: bool,
+    unknown_after_a_decision: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -319,7 +320,10 @@ impl<const N: usize> Records<N> {
             }
             Step::Undecided => end(state, me, Ending::Undecided, None),
             Step::Conflicting => end(state, me, Ending::Conflicting, None),
-            Step::Unknown => end(state, me, Ending::Unknown, None),
+            Step::Unknown => {
+                state.unknown_after_a_decision |= state.attempts[me].after_a_decision;
+                end(state, me, Ending::Unknown, None);
+            }
             Step::Refused => end(state, me, Ending::Refused, None),
             Step::Recorded if state.attempts[me].stage == Stage::Repairing => {
                 let of = state.attempts[me].again.expect("it was sent");
@@ -542,6 +546,7 @@ impl<const N: usize> Model for Records<N> {
             executed_after_an_answer: false,
             executed_after_a_decision: false,
             executed_though_told: false,
+            unknown_after_a_decision: false,
         }]
     }
 

@@ -47,6 +47,9 @@ const MOST_TOKENS: u8 = 8;
 /// Nothing is forgotten within the time of a model, for none passes.
 const RETENTION: Duration = Duration::from_secs(1_000_000);
 
+/// The owner that asks for the key after a record has ended: none of the attempts.
+const AFTERWARDS: u8 = 0xff;
+
 /// What is done wrong on purpose; all else is shared with the run of the shipped protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Variant {
@@ -123,18 +126,28 @@ impl Call {
     }
 }
 
+/// What a node has of executions that are decided.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    /// Whose record.
+    record: Option<u8>,
+    /// Whether it also has an intent, which refuses the key when the record has ended.
+    and_intent: bool,
+}
+
 /// All nodes: one function from a store and a request to a store and an answer.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     variant: Variant,
     names: Arc<[KeyNames]>,
-    stores: RwLock<Interner<Store, Option<u8>>>,
+    stores: RwLock<Interner<Store, Kept>>,
     asked: Memo<(u32, u8, Ask), (u32, Heard)>,
 }
 
 impl Nodes {
     pub(crate) fn new(variant: Variant, intents: bool) -> Self {
-        let intents = intents.then_some(RETENTION);
+        // Longer than any record, as an intent is.
+        let intents = intents.then_some(RETENTION * 2);
         let names = Namespace::default().names_with_record(&"key".into(), intents, |_| [0; 32]);
         Self {
             variant,
@@ -151,7 +164,12 @@ impl Nodes {
 
     /// Whose record the node has.
     pub(crate) fn recorded(&self, store: u32) -> Option<u8> {
-        self.stores.read().expect("no panic").note(store).to_owned()
+        self.stores.read().expect("no panic").note(store).record
+    }
+
+    /// Whether the node would refuse the key after the end of its record.
+    pub(crate) fn has_intent_beside_record(&self, store: u32) -> bool {
+        self.stores.read().expect("no panic").note(store).and_intent
     }
 
     /// Carries out a request of `attempt` at a node.
@@ -195,12 +213,16 @@ impl Nodes {
     }
 
     fn send(&self, node: &mut Store, attempt: u8, op: Op) -> Reply {
+        self.send_at(node, attempt, op, Duration::ZERO)
+    }
+
+    fn send_at(&self, node: &mut Store, attempt: u8, op: Op, now: Duration) -> Reply {
         let command = Command {
             names: Arc::clone(&self.names),
             owner: OwnerToken::with_fingerprint([attempt; 16], fingerprint()),
             op,
         };
-        node.apply(&command, Duration::ZERO)
+        node.apply(&command, now)
     }
 
     /// A node with a record answers that whatever it is asked, so what else it has is not told apart.
@@ -213,12 +235,29 @@ impl Nodes {
             node = Store::new();
             self.apply(&mut node, 0, Ask::TopUp(of));
         }
-        self.stores.write().expect("no panic").id(node, recorded)
+        let kept = Kept {
+            record: recorded,
+            and_intent: recorded.is_some() && self.refuses_afterwards(&node),
+        };
+        self.stores.write().expect("no panic").id(node, kept)
     }
 
-    /// The node itself is asked: one that forgets its record, or does more than answer it, stays as
-    /// it is.
+    fn refuses_afterwards(&self, node: &Store) -> bool {
+        let acquire = Op::Acquire {
+            proposal: Some(1),
+            ttl: Duration::from_secs(1),
+            retention: RETENTION,
+        };
+        let reply = self.send_at(&mut node.clone(), AFTERWARDS, acquire, RETENTION);
+        reply == Reply::Intended
+    }
+
+    /// The node itself is asked: one that forgets its record, does more than answer it, or has an intent
+    /// beside it, stays as it is.
     fn answers_only(&self, node: &Store, of: u8) -> bool {
+        if self.refuses_afterwards(node) {
+            return false;
+        }
         let numbers = || 1..=MOST_TOKENS;
         let asks = numbers()
             .map(Ask::Acquire)

@@ -386,7 +386,7 @@ mod tests {
         let once = &all.acquire_once;
         let acquire = acquire(Some(5));
         let confirmed = "4 L F D G owner 5 1000 2000";
-        let cases: [(_, _, _, &'static str); 10] = [
+        let cases: [(_, _, _, &'static str); 11] = [
             (false, &acquire, once, "4 L F D G owner 5 1000 2000 none"),
             (true, &acquire, once, "5 L F D I G owner 5 1000 2000 4000"),
             (true, &confirm(Some(5)), &all.confirm_once, confirmed),
@@ -395,7 +395,8 @@ mod tests {
             (true, &Op::ReleaseExecuted, &all.release, "1 L owner"),
             (false, &keep, &all.record, "3 L F D owner record 3000"),
             (true, &keep, &all.record, "4 L F D I owner record 3000"),
-            (true, &top_up, &all.top_up, "1 D record 3000"),
+            (false, &top_up, &all.top_up, "1 D record 3000"),
+            (true, &top_up, &all.top_up, "2 D I record 3000"),
             (true, &Op::Look, &all.look, "1 D"),
         ];
         for (intents, op, script, rest) in cases {

@@ -389,7 +389,7 @@ fn encode_once(
             eval
         }
         Op::TopUp { record, retention } => {
-            let mut eval = eval(&scripts.top_up, &[Some(done)]);
+            let mut eval = eval(&scripts.top_up, &[Some(done), intent_name]);
             eval.put(record.as_bytes()).put_millis(*retention);
             eval
         }

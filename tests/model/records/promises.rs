@@ -12,6 +12,9 @@ pub(crate) const I2_DECIDED: &str = "I2' no request that began after a record wa
 pub(crate) const I3: &str = "I3 two execute only if a lock of one broke before it was decided";
 pub(crate) const I4: &str = "I4 no request executes that was told of a record";
 pub(crate) const ONCE: &str = "at most one executes";
+pub(crate) const KNOWN: &str =
+    "no request that began after a record was decided is told that its outcome is unknown";
+pub(crate) const SETTLED: &str = "no node has an intent beside a record";
 
 /// What a run is to reach, so that it is not green for lack of what it is about.
 pub(crate) const TWICE: &str = "two execute after a lock broke";
@@ -46,6 +49,11 @@ impl<const N: usize> Records<N> {
             },
             I4 => |_, state| !state.executed_though_told,
             ONCE => |_, state| executions(state) <= 1,
+            KNOWN => |_, state| !state.unknown_after_a_decision,
+            SETTLED => |model, state| {
+                let mut nodes = state.nodes.iter();
+                !nodes.any(|column| model.nodes.has_intent_beside_record(column.store))
+            },
             name => unreachable!("no promise is called {name}"),
         };
         Property::always(name, condition)

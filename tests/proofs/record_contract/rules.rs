@@ -67,6 +67,31 @@ fn record_is_written_once_and_only_by_the_latest_owner() {
     assert_eq!(left, [false; 2]);
 }
 
+/// An intent lives for a day, and a record for as long as its user says.
+#[test]
+fn key_is_granted_after_the_end_of_its_record_however_a_node_got_it() {
+    let mut pair = Pair::new();
+    for id in [1, PLAIN] {
+        for how in ["record", "top up", "top up before the record"] {
+            pair.forget();
+            pair.ask(&acquire(id), how);
+            let (record, retention) = (record(id, 1), STEP * 4);
+            if how != "record" {
+                // As a replay by another client does.
+                let record = record.clone();
+                let op = Op::TopUp { record, retention };
+                pair.ask(&command(2, INTENTS, op), how);
+            }
+            if how != "top up" {
+                pair.ask(&command(id, INTENTS, Op::Record { record, retention }), how);
+            }
+            pair.pass(STEP * 5);
+            let granted = pair.ask(&acquire(3), how);
+            assert!(matches!(granted, Reply::Granted(_)), "{how}: {granted:?}");
+        }
+    }
+}
+
 /// Too short, what was executed could not be recorded; without an end, servers get full.
 #[test]
 fn fence_lives_for_its_retention_from_the_last_request_of_its_key() {

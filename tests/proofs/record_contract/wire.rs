@@ -104,7 +104,7 @@ pub(crate) fn send_raw(
         }
         Op::TopUp { record, retention } => {
             let args = vec![record.as_bytes().to_vec(), millis(retention)];
-            (5, [Some(done), None, None, None, None], args)
+            (5, [Some(done), intent, None, None, None], args)
         }
         op @ (Op::Shared(_) | Op::ReleaseAfter { .. } | Op::Inspect | Op::Revoke { .. }) => {
             panic!("{op:?} is no request on a record")
