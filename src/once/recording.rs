@@ -7,8 +7,9 @@
 //! (`LOOK`):
 //!
 //! 1. A majority has a record: that record counts, ours or another.
-//! 2. A minority has a record: the task sends the leading one as `RECORD` with the same owner, whose lock may still
-//!    be there. If no majority accepts that either, one attempt with a new owner repairs it, and never executes.
+//! 2. A minority has a record: the task sends the leading one as `RECORD` under the old owner value first, because
+//!    its grants may still stand. Only if that misses the majority, one attempt with a fresh owner value repairs the
+//!    record, as any other request does; it never executes.
 //! 3. No node has a record: the outcome is not recorded, and the key stays locked until its ttl.
 
 use std::time::Duration;

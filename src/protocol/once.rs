@@ -421,9 +421,9 @@ pub enum LookStep {
     Wait,
     /// A majority has this record: respond with it, even if another owner executed. Final.
     Found(Record),
-    /// A minority has a record: send [`LookRound::leading`] as `RECORD` with the same owner, whose lock may
-    /// still exist. If this fails, acquire again with a new owner to repair the record, and never execute.
-    /// Final.
+    /// A minority has a record: send [`LookRound::leading`] as `RECORD` under the old owner value first,
+    /// because its grants may still stand. Only if that misses the majority, acquire once with a fresh owner
+    /// value to repair the record, and never execute. Final.
     Minority,
     /// No node that answered has a record: respond with the own outcome as not recorded. Final.
     Nothing,

@@ -56,7 +56,8 @@ fn once_request_that_acquires_again_to_repair_keeps_the_promises() {
     holds_within(2_000_000, name, Records::<3>::new(bounds));
 }
 
-/// Its own locks would refuse a new attempt, so it goes on with the one that has them.
+/// Its own grants would refuse a fresh owner value, so it begins with the old one. It takes a fresh one only
+/// if that misses the majority, as the test before this one shows.
 #[test]
 fn once_request_that_finds_only_its_own_record_sends_it_again() {
     let bounds = Bounds {
@@ -256,6 +257,19 @@ fn t7_recording_on_nodes_granted_to_another_executes_twice_without_a_broken_lock
         ..Bounds::of(2, 2)
     };
     breaks("T7 no owner check", Records::<3>::new(bounds), &[I3]);
+}
+
+/// The second `RECORD` of one that executed needs the old owner value at the node, as the first does.
+#[test]
+fn recording_again_on_nodes_granted_to_another_executes_twice_without_a_broken_lock() {
+    let bounds = Bounds {
+        variant: Variant::RecordsAgainWithoutOwnerCheck,
+        retry: true,
+        timeouts: true,
+        ..Bounds::of(2, 2)
+    };
+    let name = "RECORD again, no owner check";
+    breaks(name, Records::<3>::new(bounds), &[I3]);
 }
 
 #[test]

@@ -186,7 +186,7 @@ impl<const N: usize> Records<N> {
             0 => Ask::Acquire(me.proposal),
             RECORD => Ask::Record(me.record.expect("it was sent")),
             LOOK => Ask::Look,
-            AGAIN => Ask::Record(me.again.expect("it was sent")),
+            AGAIN => Ask::RecordAgain(me.again.expect("it was sent")),
             phase => Ask::Confirm(me.targets[usize::from(phase) - 1]),
         }
     }

@@ -69,6 +69,8 @@ pub(crate) enum Variant {
     IgnoresRecords,
     /// A client that was granted the key ignores all answers until it begins to execute.
     DeafOnceGranted,
+    /// A `RECORD` after a `LOOK` is written everywhere, as a `TOPUP` would be.
+    RecordsAgainWithoutOwnerCheck,
     /// At most once: the executor withdraws the intent together with the lock.
     TakesIntentBack,
 }
@@ -95,6 +97,8 @@ pub(crate) enum Ask {
     Acquire(u8),
     Confirm(u8),
     Record(u8),
+    /// After a `LOOK`.
+    RecordAgain(u8),
     TopUp(u8),
     Look,
     Release,
@@ -194,10 +198,12 @@ impl Nodes {
                 retention: RETENTION,
             },
             Ask::Record(of) if self.variant == Variant::RecordsWithoutOwnerCheck => {
-                self.send(node, attempt, Op::Release);
-                return self.apply(node, attempt, Ask::TopUp(of));
+                return self.record_anyway(node, attempt, of);
             }
-            Ask::Record(of) => Op::Record {
+            Ask::RecordAgain(of) if self.variant == Variant::RecordsAgainWithoutOwnerCheck => {
+                return self.record_anyway(node, attempt, of);
+            }
+            Ask::Record(of) | Ask::RecordAgain(of) => Op::Record {
                 record: record(of),
                 retention: RETENTION,
             },
@@ -210,6 +216,11 @@ impl Nodes {
             Ask::Vanish => Op::ReleaseExecuted,
         };
         heard(&self.send(node, attempt, op))
+    }
+
+    fn record_anyway(&self, node: &mut Store, attempt: u8, of: u8) -> Heard {
+        self.send(node, attempt, Op::Release);
+        self.apply(node, attempt, Ask::TopUp(of))
     }
 
     fn send(&self, node: &mut Store, attempt: u8, op: Op) -> Reply {

@@ -12,8 +12,8 @@ pub(crate) struct Bounds {
     pub(crate) proposals: u8,
     /// How many `ACQUIRE`s are carried out once more.
     pub(crate) duplicates: u8,
-    /// Whether one that executed and finds a record at a minority sends it to more nodes: as the owner that
-    /// it was, and then by acquiring once more.
+    /// Whether one that executed and finds a record at a minority sends it to more nodes: under the old owner
+    /// value first, and with a fresh one only if that misses the majority.
     pub(crate) retry: bool,
     /// Whether no lock vanishes by itself: all nodes are healthy, and every lease is renewed.
     pub(crate) calm: bool,
