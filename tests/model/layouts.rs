@@ -17,7 +17,7 @@ use crate::layouts::bounds::Step::{Absent, Both, New, Old, Reversed};
 use crate::layouts::bounds::{Bounds, CLIENTS, Rule, Step};
 use crate::layouts::moving::Moving;
 use crate::layouts::promises::{CLOCK_ORDER, EXCLUSION, EXTENDED, ORDER, RAISED, REFUSED};
-use crate::{FAR_MORE, breaks, holds, holds_within, mode};
+use crate::{FAR_MORE, breaks, holds, holds_within};
 
 const OLD_AND_BOTH: [Step; CLIENTS] = [Old, Both, Absent];
 const BOTH_AND_NEW: [Step; CLIENTS] = [Both, New, Absent];
@@ -183,45 +183,43 @@ fn moving_to_that_proposes_no_earlier_token_disorders_tokens() {
 }
 
 #[test]
+#[ignore = "it takes minutes; the documentation of this program has the command"]
 fn far_more_states_of_layouts_hold_too_when_asked_for() {
-    if mode("large") {
-        let name = "layouts: 1 of the old, 2 of both, longer";
-        holds(name, moving([Old, Both, Both], |_| {}));
-        let name = "layouts: 2 of both, 1 of the new, longer";
-        holds(name, moving([Both, Both, New], |_| {}));
-        let name = "layouts: 1 of both, 2 of the new";
-        holds(name, moving([Both, New, New], |_| {}));
-        let name = "layouts: 3 of both";
-        holds(name, moving([Both; CLIENTS], |_| {}));
-        let name = "layouts: 1 of the old, 1 of both, 1 reversed";
-        holds(name, moving([Old, Both, Reversed], |_| {}));
-        let name = "layouts: 1 of the old, 1 of both, 1 of the new after a wait, an extension";
-        let extended = |bounds: &mut Bounds| {
-            bounds.wait = Some(4);
-            bounds.horizon = 6;
-            bounds.extensions = 1;
-            bounds.max_hold = 2;
-            bounds.has_unequal_clocks = true;
-        };
-        holds(name, moving([Old, Both, New], extended));
-    }
+    let name = "layouts: 1 of the old, 2 of both, longer";
+    holds(name, moving([Old, Both, Both], |_| {}));
+    let name = "layouts: 2 of both, 1 of the new, longer";
+    holds(name, moving([Both, Both, New], |_| {}));
+    let name = "layouts: 1 of both, 2 of the new";
+    holds(name, moving([Both, New, New], |_| {}));
+    let name = "layouts: 3 of both";
+    holds(name, moving([Both; CLIENTS], |_| {}));
+    let name = "layouts: 1 of the old, 1 of both, 1 reversed";
+    holds(name, moving([Old, Both, Reversed], |_| {}));
+    let name = "layouts: 1 of the old, 1 of both, 1 of the new after a wait, an extension";
+    let extended = |bounds: &mut Bounds| {
+        bounds.wait = Some(4);
+        bounds.horizon = 6;
+        bounds.extensions = 1;
+        bounds.max_hold = 2;
+        bounds.has_unequal_clocks = true;
+    };
+    holds(name, moving([Old, Both, New], extended));
 }
 
 #[test]
+#[ignore = "it takes minutes; the documentation of this program has the command"]
 fn far_more_states_of_layouts_of_more_nodes_hold_too_when_asked_for() {
-    if mode("large") {
-        let of_three = |bounds: &mut Bounds| bounds.present = 3;
-        let name = "layouts: from 3 to 1 nodes, 1 of the old, 1 of both";
-        holds(name, Moving::<4>::new(bounds(OLD_AND_BOTH, of_three)));
-        let name = "layouts: from 1 to 3 nodes, 1 of both, 1 of the new";
-        holds(name, Moving::<4>::new(bounds(BOTH_AND_NEW, |_| {})));
-        let two = [Both, Both, Absent];
-        let name = "layouts: from 3 to 1 nodes, 2 of both";
-        holds(name, Moving::<4>::new(bounds(two, of_three)));
-        let name = "layouts: from 1 to 3 nodes, 2 of both";
-        holds(name, Moving::<4>::new(bounds(two, |_| {})));
-        let name = "layouts: from 3 to 3 nodes, 1 of the old, 1 of both";
-        let model = Moving::<6>::new(bounds(OLD_AND_BOTH, of_three));
-        holds_within(FAR_MORE, name, model);
-    }
+    let of_three = |bounds: &mut Bounds| bounds.present = 3;
+    let name = "layouts: from 3 to 1 nodes, 1 of the old, 1 of both";
+    holds(name, Moving::<4>::new(bounds(OLD_AND_BOTH, of_three)));
+    let name = "layouts: from 1 to 3 nodes, 1 of both, 1 of the new";
+    holds(name, Moving::<4>::new(bounds(BOTH_AND_NEW, |_| {})));
+    let two = [Both, Both, Absent];
+    let name = "layouts: from 3 to 1 nodes, 2 of both";
+    holds(name, Moving::<4>::new(bounds(two, of_three)));
+    let name = "layouts: from 1 to 3 nodes, 2 of both";
+    holds(name, Moving::<4>::new(bounds(two, |_| {})));
+    let name = "layouts: from 3 to 3 nodes, 1 of the old, 1 of both";
+    let model = Moving::<6>::new(bounds(OLD_AND_BOTH, of_three));
+    holds_within(FAR_MORE, name, model);
 }

@@ -24,12 +24,11 @@
 //!
 //! `cargo test --release -p model --test model` explores what fits into a minute or two, and
 //! says on standard error how many states that were. `TOWER_REDLOCK_MODEL=traces` also prints the
-//! steps of each defect. `TOWER_REDLOCK_MODEL=large` makes the tests named `far_more_…` do
-//! something: more acquisitions and nodes, for half an hour, two at a time because of the
-//! memory that they take:
+//! steps of each defect. The tests named `far_more_…` are ignored unless they are asked for: they have more
+//! acquisitions and nodes, and take half an hour, two at a time because of their memory:
 //!
 //! ```sh
-//! TOWER_REDLOCK_MODEL=large cargo test --release -p model --test model far_more -- --test-threads 2
+//! cargo test --release -p model --test model far_more -- --ignored --test-threads 2
 //! ```
 //!
 //! *Bounded* runs stop at a number of states, nearest ones first, and prove only that no shorter
@@ -267,64 +266,59 @@ fn tokens_from_five_nodes_are_unique_and_ordered() {
 }
 
 #[test]
+#[ignore = "it takes minutes; the documentation of this program has the command"]
 fn far_more_states_of_three_acquisitions_hold_too_when_asked_for() {
-    if mode("large") {
-        let name = "3 acquisitions, equal proposals";
-        holds_within(FAR_MORE, name, Async::<3>::new(Bounds::one_key(3, 1)));
-        let name = "3 acquisitions of 1..2";
-        holds_within(FAR_MORE, name, Async::<3>::new(Bounds::one_key(3, 2)));
-    }
+    let name = "3 acquisitions, equal proposals";
+    holds_within(FAR_MORE, name, Async::<3>::new(Bounds::one_key(3, 1)));
+    let name = "3 acquisitions of 1..2";
+    holds_within(FAR_MORE, name, Async::<3>::new(Bounds::one_key(3, 2)));
 }
 
 #[test]
+#[ignore = "it takes minutes; the documentation of this program has the command"]
 fn far_more_states_of_repeated_acquires_hold_too_when_asked_for() {
-    if mode("large") {
-        let bounds = Bounds {
-            duplicates: 2,
-            storage: true,
-            ..Bounds::one_key(2, 3)
-        };
-        let name = "2 acquisitions of 1..3, 2 duplicates, storage";
-        holds_within(FAR_MORE, name, Async::<3>::new(bounds));
-    }
+    let bounds = Bounds {
+        duplicates: 2,
+        storage: true,
+        ..Bounds::one_key(2, 3)
+    };
+    let name = "2 acquisitions of 1..3, 2 duplicates, storage";
+    holds_within(FAR_MORE, name, Async::<3>::new(bounds));
 }
 
 #[test]
+#[ignore = "it takes minutes; the documentation of this program has the command"]
 fn far_more_states_of_unequal_sets_hold_too_when_asked_for() {
-    if mode("large") {
-        let bounds = Bounds::of_sets(vec![vec![0, 1], vec![0], vec![1]], 1);
-        let name = "{x,y} {x} {y}, equal proposals";
-        holds_within(FAR_MORE, name, Async::<3>::new(bounds));
-    }
+    let bounds = Bounds::of_sets(vec![vec![0, 1], vec![0], vec![1]], 1);
+    let name = "{x,y} {x} {y}, equal proposals";
+    holds_within(FAR_MORE, name, Async::<3>::new(bounds));
 }
 
 #[test]
+#[ignore = "it takes minutes; the documentation of this program has the command"]
 fn far_more_states_of_five_nodes_hold_too_when_asked_for() {
-    if mode("large") {
-        let name = "5 nodes, 2 acquisitions of 1..2";
-        holds_within(FAR_MORE, name, Async::<5>::new(Bounds::one_key(2, 2)));
-    }
+    let name = "5 nodes, 2 acquisitions of 1..2";
+    holds_within(FAR_MORE, name, Async::<5>::new(Bounds::one_key(2, 2)));
 }
 
 #[test]
+#[ignore = "it takes minutes; the documentation of this program has the command"]
 fn far_more_states_of_the_guard_hold_too_when_asked_for() {
-    if mode("large") {
-        let name = "guard, copy of another node";
-        holds_within(FAR_MORE, name, Timed::new(copied()));
-        let name = "guard longer by the clock step";
-        let bounds = timed::Bounds {
-            guard: 3,
-            ..stepping()
-        };
-        holds_within(FAR_MORE, name, Timed::new(bounds));
-        let bounds = timed::Bounds {
-            faults: 2,
-            kinds: &[Fault::Flush, Fault::Restart, Fault::Rollback],
-            ..guarded()
-        };
-        let name = "guard, 2 of flush, restart, restart with old data";
-        holds_within(FAR_MORE, name, Timed::new(bounds));
-    }
+    let name = "guard, copy of another node";
+    holds_within(FAR_MORE, name, Timed::new(copied()));
+    let name = "guard longer by the clock step";
+    let bounds = timed::Bounds {
+        guard: 3,
+        ..stepping()
+    };
+    holds_within(FAR_MORE, name, Timed::new(bounds));
+    let bounds = timed::Bounds {
+        faults: 2,
+        kinds: &[Fault::Flush, Fault::Restart, Fault::Rollback],
+        ..guarded()
+    };
+    let name = "guard, 2 of flush, restart, restart with old data";
+    holds_within(FAR_MORE, name, Timed::new(bounds));
 }
 
 #[test]
@@ -683,27 +677,26 @@ fn t33_a_reader_that_comes_again_as_the_same_owner_is_released_by_its_first_atte
 }
 
 #[test]
+#[ignore = "it takes minutes; the documentation of this program has the command"]
 fn far_more_states_of_readers_and_writers_hold_too_when_asked_for() {
-    if mode("large") {
-        let name = "shared: 1 writer, 2 readers, longer";
-        holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, |_| {}));
-        let name = "shared: 1 writer, 2 readers, a repeated ACQUIRE";
-        let repeats = |bounds: &mut shared::Bounds| {
-            bounds.horizon = 3;
-            bounds.retries = 1;
-        };
-        holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, repeats));
-        let name = "shared: 1 writer, 2 readers, one extends by 3, longer";
-        let extends = |bounds: &mut shared::Bounds| {
-            bounds.extensions = vec![3];
-            bounds.horizon = 3;
-        };
-        holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, extends));
-        let name = "shared: 1 writer, 2 readers, a node forgets";
-        let wiped = |bounds: &mut shared::Bounds| {
-            forgetful(2, &[])(bounds);
-            bounds.horizon = 3;
-        };
-        holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, wiped));
-    }
+    let name = "shared: 1 writer, 2 readers, longer";
+    holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, |_| {}));
+    let name = "shared: 1 writer, 2 readers, a repeated ACQUIRE";
+    let repeats = |bounds: &mut shared::Bounds| {
+        bounds.horizon = 3;
+        bounds.retries = 1;
+    };
+    holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, repeats));
+    let name = "shared: 1 writer, 2 readers, one extends by 3, longer";
+    let extends = |bounds: &mut shared::Bounds| {
+        bounds.extensions = vec![3];
+        bounds.horizon = 3;
+    };
+    holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, extends));
+    let name = "shared: 1 writer, 2 readers, a node forgets";
+    let wiped = |bounds: &mut shared::Bounds| {
+        forgetful(2, &[])(bounds);
+        bounds.horizon = 3;
+    };
+    holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, wiped));
 }
