@@ -360,7 +360,8 @@ impl RedlockBuilder {
     /// Sets whether locks come with a fencing token. Default: true.
     ///
     /// Without fencing an acquisition writes no fence, which is cheaper for the servers; with
-    /// [`RestartGuard::Off`] it is the plain `SET key value NX PX ttl` of the Redlock description.
+    /// [`RestartGuard::Off`] it is the plain `SET key value NX PX ttl` of the Redlock description. Only if that is
+    /// refused, a script asks what holds the key.
     /// All clients of a namespace must agree on it.
     pub fn fencing(mut self, fencing: bool) -> Self {
         self.fencing = fencing;

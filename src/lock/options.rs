@@ -73,9 +73,7 @@ macro_rules! kind_setters {
             ///
             /// A reader is sure that no caller who locks the key alone is granted it while the reader's lock is valid. It
             /// gets no fencing token, because a reader writes nothing that a token could protect. A caller that waits to
-            /// hold the key alone keeps new readers out, so that readers who come and go do not starve it. (Not with
-            /// `fencing(false)` and `RestartGuard::Off`: such a lock is a plain `SET NX`, whose refusal does not tell readers
-            /// from another holder.)
+            /// hold the key alone keeps new readers out, so that readers who come and go do not starve it.
             ///
             /// A reader cannot become the only holder, nor the reverse: release the lock, and lock again. Of `shared`
             /// and [`slots`](Self::slots), the last one that is called applies.

@@ -138,8 +138,7 @@ impl<D> RedlockLayer<D> {
     /// Sets the methods that take the lock as readers: their requests run beside each other, but not beside one of
     /// the other locked methods. Default: none. They are locked, whether [`methods`](Self::methods) names them or not.
     ///
-    /// GET stands for HEAD too. A request that waits to hold the lock alone keeps new readers out, unless the
-    /// [`Redlock`] has `fencing(false)` and `RestartGuard::Off`. Readers have no
+    /// GET stands for HEAD too. A request that waits to hold the lock alone keeps new readers out. Readers have no
     /// fencing token; see [`LockRequest::shared`](crate::LockRequest::shared) for what they are protected from.
     ///
     /// ```

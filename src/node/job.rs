@@ -157,6 +157,23 @@ impl Job {
         self.is_wanted(now) && (self.is_release() || !is_released)
     }
 
+    /// Turns an acquisition that the plain `SET` refused, without a reason, into one by a script, which has one and
+    /// recognises its owner. Returns whether this was one.
+    pub(crate) fn ask_why(&mut self) -> bool {
+        let Request::Command(packet) = &self.request else {
+            return false;
+        };
+        let is_plain = matches!(packet.command.op, Op::Acquire { proposal: None, .. });
+        if !is_plain || packet.explains {
+            return false;
+        }
+        self.request = Request::Command(Arc::new(Packet {
+            explains: true,
+            ..Packet::unsent(packet.command.clone(), false, packet.trail.clone())
+        }));
+        true
+    }
+
     /// Returns whether the job is idempotent: executing it twice does no harm and gives the same reply. An
     /// acquisition is, if its script recognises its owner.
     pub(crate) fn is_idempotent(&self) -> bool {

@@ -24,6 +24,9 @@ pub(crate) struct Packet {
         expect(dead_code, reason = "embedded nodes answer at once")
     )]
     pub(crate) intent_until: Option<Instant>,
+    /// Whether an acquisition must say what refuses it, which the plain `SET` does not.
+    #[cfg(feature = "redis")]
+    pub(crate) explains: bool,
     /// The trail of its attempt.
     #[cfg_attr(
         not(feature = "redis"),
@@ -83,20 +86,17 @@ impl Packet {
 
     /// Creates a packet of the attempt with this trail.
     pub(crate) fn of_attempt(command: Command, notifies: bool, trail: Trail) -> Arc<Self> {
-        Self::taking_back(None, command, notifies, trail)
+        Arc::new(Self::unsent(command, notifies, trail))
     }
 
-    /// Creates the packet of a release that also takes back an intent, which has expired by `intent_until`.
-    pub(crate) fn taking_back(
-        intent_until: Option<Instant>,
-        command: Command,
-        notifies: bool,
-        trail: Trail,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+    /// Creates a packet that is neither encoded nor shared yet.
+    pub(crate) fn unsent(command: Command, notifies: bool, trail: Trail) -> Self {
+        Self {
             command,
             notifies,
-            intent_until,
+            intent_until: None,
+            #[cfg(feature = "redis")]
+            explains: false,
             trail,
             #[cfg(feature = "redis")]
             encoded: OnceLock::new(),
@@ -104,7 +104,7 @@ impl Packet {
             hash: OnceLock::new(),
             #[cfg(feature = "redis")]
             part: OnceLock::new(),
-        })
+        }
     }
 
     /// Returns the size of the record that it carries.

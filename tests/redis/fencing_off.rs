@@ -3,11 +3,12 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::{Cluster, Proxy, RedisServer, ms, secs, until_all_up};
+use support::{Cluster, Proxy, RedisServer, ms, secs, until_all_up, wait_until};
 use tokio::time::sleep;
 use tower_redlock::LockError;
 
-use crate::patient::{LONGEST, guarded, name_of};
+use crate::patient::{LONGEST, builder, guarded, name_of};
+use crate::server_limits::refusals;
 
 #[tokio::test]
 async fn fencing_off_respects_locks_of_plain_clients_and_foreign_keys() {
@@ -76,5 +77,62 @@ async fn fencing_off_lost_answer_does_not_block_its_own_retry() {
         until_all_up(&redlock, LONGEST).await;
         redlock.lock("k").await.unwrap().release().await.unwrap();
         assert!(!server.exists(&name_of("k")));
+    }
+}
+
+/// The plain `SET` itself does not say what is in its way.
+#[tokio::test]
+async fn fencing_off_without_restart_guard_says_what_refuses_a_lock() {
+    let cluster = Cluster::start(3);
+    let unfenced = || builder(cluster.urls()).fencing(false).ttl(secs(8)).build();
+    let (ours, theirs) = (unfenced().unwrap(), unfenced().unwrap());
+    for redlock in [&ours, &theirs] {
+        until_all_up(redlock, LONGEST).await;
+    }
+    for server in &cluster.servers {
+        server.command(&["SET", &name_of("plain"), "theirs", "PX", "5000"]);
+        server.command(&["RPUSH", &name_of("list"), "theirs"]);
+    }
+    let why = refusals(&ours.try_lock("list").await.unwrap_err());
+    let is_named = |why: &String| why.contains("(NAMESPACE:{KEY})") && why.contains("delete it");
+    assert!(why.len() >= 2 && why.iter().all(is_named), "{why:?}");
+    let LockError::Contended { retry_after, .. } = ours.try_lock("plain").await.unwrap_err() else {
+        panic!("it is held");
+    };
+    let in_time = |left: Duration| left > secs(3) && left <= secs(5);
+    assert!(retry_after.is_some_and(in_time), "{retry_after:?}");
+
+    // A writer learns that readers hold its key, and keeps new ones out.
+    let reader = ours.try_lock("k").shared().await.unwrap();
+    let writing = tokio::spawn(theirs.lock("k").wait(secs(7)).into_future());
+    let writer = format!("{}:writer", name_of("k"));
+    let is_announced = || {
+        let servers = cluster.servers.iter();
+        servers.filter(|server| server.exists(&writer)).count() >= 2
+    };
+    wait_until("announced", secs(5), is_announced).await;
+    assert!(ours.try_lock("k").shared().await.is_err());
+    reader.release().await.unwrap();
+    writing.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn shared_locks_are_refused_by_foreign_data_under_the_key_of_a_writer() {
+    let cluster = Cluster::start(3);
+    let redlock = builder(cluster.urls()).build().unwrap();
+    until_all_up(&redlock, LONGEST).await;
+    let writer = format!("{}:writer", name_of("k"));
+    for server in &cluster.servers {
+        server.command(&["RPUSH", &writer, "theirs"]);
+    }
+    for keys in [&["k"][..], &["j", "k"]] {
+        let refused = redlock.lock_all(keys.iter().copied()).shared();
+        let why = refusals(&refused.wait(Duration::ZERO).await.unwrap_err());
+        let is_named = |why: &String| why.contains("(:writer)") && why.contains("delete it");
+        assert!(why.len() >= 2 && why.iter().all(is_named), "{why:?}");
+    }
+    for server in &cluster.servers {
+        assert_eq!(server.command(&["LLEN", &writer]).as_int(), Some(1));
+        assert!(!server.exists(&name_of("j")));
     }
 }

@@ -164,12 +164,12 @@ impl Cleanup {
             owner: self.owner.clone(),
             op,
         };
-        let retention = self.names.first().and_then(KeyNames::intent_retention);
-        let intent_until = match command.op {
-            Op::Release => retention.map(|retention| self.gone_at + retention),
-            _ => None,
-        };
-        Packet::taking_back(intent_until, command, publishes, self.trail.clone())
+        let mut packet = Packet::unsent(command, publishes, self.trail.clone());
+        if packet.command.op == Op::Release {
+            let retention = self.names.first().and_then(KeyNames::intent_retention);
+            packet.intent_until = retention.map(|retention| self.gone_at + retention);
+        }
+        Arc::new(packet)
     }
 }
 

@@ -102,8 +102,8 @@ const DENIED: [&str; 4] = [
 ];
 
 /// The remedy for foreign data under a key of this crate.
-const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence), record (:done) or intent \
-    (:intent), holds data of another application: delete it there, or choose another namespace";
+const FOREIGN_DATA: &str = "the lock key (NAMESPACE:{KEY}), or its fence (:fence), record (:done), intent \
+    (:intent), readers (:readers) or writer (:writer), holds data of another application: delete it there, or choose another namespace";
 
 /// The remedy for a wrong login.
 const WRONG_LOGIN: &str = "check the user and the password in its URL";

@@ -329,6 +329,9 @@ impl Lane {
             // Sent again behind this batch. The server has executed nothing.
             return self.parked.push_back(job);
         }
+        if value == Value::Nil && job.may_be_repeated(now) && job.ask_why() {
+            return self.parked.push_back(job);
+        }
         self.telemetry.record(job.request.name(), took);
         if let Value::Int(published) = value
             && job.is_release()

@@ -13,9 +13,9 @@ for i = 1, count do
   holders[i] = holder
   if holder and holder ~= MARKER then
     refused_by = KEYS[i]
-  elseif end_of(KEYS[count + i], owner) <= now and redis.call('PTTL', KEYS[2 * count + i]) ~= -2 then
+  elseif end_of(KEYS[count + i], owner) <= now and redis.call('GET', KEYS[2 * count + i]) then
     -- Also where the key is free: otherwise readers would overtake the writer at the servers that the last
-    -- readers have left first.
+    -- readers have left first. Foreign data is an error, and no writer.
     refused_by = KEYS[2 * count + i]
   end
   if refused_by then

@@ -101,8 +101,10 @@ impl Bench {
             unreachable!("it is a command");
         };
         let (command, now) = (packet.command.clone(), Instant::now());
-        let trail = owner.trail.clone();
-        job.request = Request::Command(Packet::taking_back(Some(now + TTL), command, false, trail));
+        job.request = Request::Command(Arc::new(Packet {
+            intent_until: Some(now + TTL),
+            ..Packet::unsent(command, false, owner.trail.clone())
+        }));
         job.useful_until = now;
         job
     }
