@@ -194,7 +194,7 @@ impl Link {
         }
         let outcome = self.execute(request.command());
         if !is_shown {
-            self.show(&request, answer_of(&outcome), began);
+            self.show(&request, answer_of(request.command(), &outcome), began);
         }
         request.answer(outcome);
     }
@@ -301,8 +301,9 @@ fn kind_of(op: &Op) -> &'static str {
     }
 }
 
-fn answer_of(outcome: &Result<Reply, NodeFailure>) -> &'static str {
+fn answer_of(command: Option<&Command>, outcome: &Result<Reply, NodeFailure>) -> &'static str {
     match outcome {
+        Ok(Reply::Lost) if command.is_some_and(|command| command.op.is_release()) => "released",
         Ok(Reply::Granted(_) | Reply::At(_)) => "granted",
         Ok(
             Reply::Held { .. } | Reply::HeldShared { .. } | Reply::HeldSlot { .. } | Reply::Lost,

@@ -81,7 +81,7 @@ fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
         }
         Reply::Revoked { .. } | Reply::TooLate => matches!(op, Op::Revoke { .. }),
         Reply::Amnesia => is_acquire || is_confirm,
-        Reply::Lost => is_confirm || matches!(op, Op::Record { .. }),
+        Reply::Lost => is_confirm || op.is_release() || matches!(op, Op::Record { .. }),
         Reply::Released => {
             let is_release = matches!(
                 op,

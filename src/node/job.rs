@@ -27,6 +27,9 @@ pub(crate) struct Job {
         expect(dead_code, reason = "embedded nodes answer at once")
     )]
     pub(crate) useful_until: Instant,
+    /// How often it was sent.
+    #[cfg(feature = "redis")]
+    times_sent: u8,
 }
 
 /// A request to one node.
@@ -43,6 +46,8 @@ impl Job {
             request,
             sender,
             useful_until,
+            #[cfg(feature = "redis")]
+            times_sent: 0,
         }
     }
 }
@@ -117,10 +122,16 @@ impl Job {
 #[cfg(feature = "redis")]
 impl Job {
     /// Marks the job as sent.
-    pub(crate) fn mark_sent(&self) {
+    pub(crate) fn mark_sent(&mut self) {
+        self.times_sent = self.times_sent.saturating_add(1);
         if let Request::Command(packet) = &self.request {
             packet.trail.mark_sent(self.sender.node());
         }
+    }
+
+    /// Returns whether the server may have executed it before, on a connection that is gone.
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.times_sent > 1
     }
 
     /// Answers the job and keeps it, to be sent again.

@@ -152,8 +152,8 @@ pub enum Reply {
     },
     /// To confirm: the keys still belong to this owner, and this is the fence *after* the write.
     At(u64),
-    /// To confirm: one of the keys no longer belongs to this owner. To record: another owner was granted
-    /// the key here since, or the node has forgotten the last owner.
+    /// To confirm: one of the keys no longer belongs to this owner. To release: one of them did not, and none does now.
+    /// To record: another owner was granted the key here since, or the node has forgotten the last owner.
     Lost,
     /// To release: none of the keys belongs to this owner now. To announce and to withdraw: it is done.
     Released,

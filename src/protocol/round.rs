@@ -461,6 +461,8 @@ pub struct ReleaseRound {
 enum Releasing {
     Silent,
     Released,
+    /// It held nothing for this owner.
+    Gone,
     Failed,
 }
 
@@ -471,6 +473,8 @@ pub enum ReleaseStep {
     Wait,
     /// A majority no longer holds the lock for this owner: other owners can acquire it.
     Freed,
+    /// A majority did not hold it for this owner before either.
+    Lost,
     /// No majority can confirm the release; the lock ends by its ttl.
     Unconfirmed,
 }
@@ -490,6 +494,7 @@ impl ReleaseRound {
         if self.nodes[node] == Releasing::Silent {
             self.nodes[node] = match answer {
                 Answer::Replied(Reply::Released) => Releasing::Released,
+                Answer::Replied(Reply::Lost) => Releasing::Gone,
                 Answer::Replied(_) | Answer::Failed => Releasing::Failed,
             };
         }
@@ -499,10 +504,13 @@ impl ReleaseRound {
     /// Returns the step after the answers so far.
     #[must_use]
     pub fn step(&self) -> ReleaseStep {
-        let released = self.released();
-        if released >= self.majority {
+        let (released, silent) = (self.released(), self.silent().count());
+        let gone = self.which(|node| node == Releasing::Gone).count();
+        if gone >= self.majority {
+            ReleaseStep::Lost
+        } else if released >= self.majority && gone + silent < self.majority {
             ReleaseStep::Freed
-        } else if released + self.silent().count() < self.majority {
+        } else if released + silent < self.majority {
             ReleaseStep::Unconfirmed
         } else {
             ReleaseStep::Wait
@@ -516,13 +524,13 @@ impl ReleaseRound {
 
     /// Returns the nodes that may still hold the lock for this owner.
     pub fn unreleased(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| node != Releasing::Released)
+        self.which(|node| matches!(node, Releasing::Silent | Releasing::Failed))
     }
 
     /// Returns the number of nodes that have confirmed the release.
     #[must_use]
     pub fn released(&self) -> usize {
-        self.which(|node| node == Releasing::Released).count()
+        self.nodes.len() - self.unreleased().count()
     }
 
     fn which(&self, matches: impl Fn(Releasing) -> bool) -> impl Iterator<Item = usize> {

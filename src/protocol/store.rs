@@ -68,9 +68,20 @@ impl Store {
                 self.confirm(names, owner, *token, now + *ttl, now + *retention, now)
             }),
             Op::Shared(op) => self.apply_shared(names, owner, *op, now),
-            Op::Release => self.release(names, owner, false),
-            Op::ReleaseExecuted => self.release(names, owner, true),
-            Op::ReleaseAfter { left } => self.release_after(names, owner, now + *left, now),
+            Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => {
+                let ours = names.iter().filter_map(|name| self.lock(name, now));
+                let is_held = ours.filter(|lock| lock.is_of(owner)).count() == names.len();
+                if let Op::ReleaseAfter { left } = op {
+                    self.release_after(names, owner, now + *left, now);
+                } else {
+                    self.release(names, owner, *op == Op::ReleaseExecuted);
+                }
+                if is_held {
+                    Reply::Released
+                } else {
+                    Reply::Lost
+                }
+            }
             Op::Inspect => names
                 .first()
                 .map_or(Reply::Lost, |name| Reply::Seen(self.see(name, now))),
@@ -208,14 +219,13 @@ impl Store {
         Reply::At(token.unwrap_or(0))
     }
 
-    fn release(&mut self, names: &[KeyNames], owner: &OwnerToken, executed: bool) -> Reply {
+    fn release(&mut self, names: &[KeyNames], owner: &OwnerToken, executed: bool) {
         for name in names {
             remove_if(&mut self.locks, &name.lock, |lock| lock.is_of(owner));
             if let Some(intent) = intent_of(name).filter(|_| !executed) {
                 remove_if(&mut self.intents, &intent.name, |mark| mark.owner == *owner);
             }
         }
-        Reply::Released
     }
 
     fn release_after(
@@ -224,7 +234,7 @@ impl Store {
         owner: &OwnerToken,
         expires: Duration,
         now: Duration,
-    ) -> Reply {
+    ) {
         for name in names {
             let lock = self.locks.get_mut(&name.lock);
             // One that has expired does not come back.
@@ -232,7 +242,6 @@ impl Store {
                 lock.expires = expires;
             }
         }
-        Reply::Released
     }
 
     /// Returns the refusal of a slot; `None` if the locks are no slots.

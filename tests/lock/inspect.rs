@@ -2,11 +2,13 @@
 
 use std::future::IntoFuture;
 
-use support::{ms, secs};
+use support::{Log, ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::protocol::message::Op;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{KeyState, LockError, LostReason, NodeFailure, Redlock};
+use tower_redlock::{
+    KeyState, LockError, LockRequest, LostReason, NodeFailure, Redlock, ReleaseError, Released,
+};
 
 use crate::common::{Foreign, builder};
 
@@ -169,6 +171,53 @@ async fn revoke_frees_a_key_from_all_its_readers_and_a_single_slot() {
     for guard in slots {
         assert_eq!(guard.is_valid(), guard.slot() == Some(0));
     }
+}
+
+/// How a lock is asked for.
+type Kind = fn(LockRequest) -> LockRequest;
+
+/// The successor may have begun before the release.
+#[tokio::test(start_paused = true)]
+async fn release_of_a_lock_that_another_process_took_over_is_an_error() {
+    let kinds: [(&str, Kind); 4] = [
+        ("alone", |lock| lock),
+        ("shared", LockRequest::shared),
+        ("slots", |lock| lock.slots(2)),
+        ("stays taken", |lock| lock.hold_at_least(secs(5))),
+    ];
+    for (keys, fencing) in [(&["k"][..], true), (&["k", "l"], true), (&["k"], false)] {
+        for (kind, of) in kinds {
+            let what = format!("{kind}, {keys:?}, fencing: {fencing}");
+            let nodes = ScriptedNodes::new(3);
+            let process = || builder(&nodes).fencing(fencing).build().unwrap();
+            let (one, other) = (process(), process());
+            let lock = |redlock: &Redlock| of(redlock.lock_all(keys.iter().copied()));
+            let guard = lock(&one).await.unwrap();
+            // What a majority has forgotten is free for others.
+            nodes.wipe(0);
+            nodes.wipe(1);
+            let log = Log::default();
+            let logging = log.subscribe();
+            let lost = Err(ReleaseError::Lost(LostReason::Gone));
+            assert_eq!(guard.release().await, lost, "{what}");
+            assert!(log.text().contains("lock lost"), "{what}: {}", log.text());
+            drop(logging);
+            nodes.wipe(2);
+            let guard = lock(&other).await.unwrap();
+            assert_eq!(guard.release().await, Ok(Released::Freed), "{what}");
+        }
+    }
+    let nodes = ScriptedNodes::new(3);
+    let [one, other] = processes(&nodes);
+    let guard = one.try_lock("k").await.unwrap();
+    other.revoke("k").await.unwrap();
+    let successor = other.try_lock("k").await.unwrap();
+    let released = guard.release().await;
+    assert_eq!(released, Err(ReleaseError::Lost(LostReason::Gone)));
+    assert!(successor.is_valid());
+    // One node that has forgotten the lock does not matter.
+    nodes.wipe(0);
+    assert_eq!(successor.release().await, Ok(Released::Freed));
 }
 
 #[tokio::test(start_paused = true)]

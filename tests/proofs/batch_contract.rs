@@ -184,7 +184,7 @@ impl Nodes {
                 (Ok(ours), Ok(theirs)) => are_same(ours, theirs),
                 (Err(ours), Err(theirs)) => code_of(ours) == code_of(theirs),
                 // Foreign data is not an owner's: no error when others are released.
-                (Err(ours), Ok(Reply::Released)) => code_of(ours) == "WRONGTYPE",
+                (Err(ours), Ok(Reply::Lost)) => code_of(ours) == "WRONGTYPE",
                 _ => false,
             };
             assert!(

@@ -75,16 +75,22 @@ fn release_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
         for answers in assignments(&answers, nodes) {
             for order in &orders {
                 let mut round = ReleaseRound::new(quorum(nodes));
-                let mut done = 0;
+                let (mut done, mut gone) = (0, 0);
                 let mut last = ReleaseStep::Wait;
                 for (index, node) in order.iter().enumerate() {
                     let silent = nodes - 1 - index;
-                    done += usize::from(answers[*node] == released);
+                    done += usize::from(answers[*node] != Answer::Failed);
+                    gone += usize::from(answers[*node] == LOST);
                     let step = round.on_release(*node, &answers[*node]);
                     // A doubled answer is not a second one, and nothing new either.
                     assert_eq!(round.on_release(*node, &released), step);
                     assert_eq!((round.released(), round.silent().count()), (done, silent));
-                    let expected = if done >= majority(nodes) {
+                    let expected = if gone >= majority(nodes) {
+                        ReleaseStep::Lost
+                    } else if done >= majority(nodes) && gone + silent >= majority(nodes) {
+                        // More answers tell whether it was lost.
+                        ReleaseStep::Wait
+                    } else if done >= majority(nodes) {
                         ReleaseStep::Freed
                     } else if done + silent >= majority(nodes) {
                         ReleaseStep::Wait

@@ -86,12 +86,16 @@ pub(crate) fn send(
     Ok(decode(op, &reply))
 }
 
+/// The answer to the release of a lock that the owner does not hold.
+pub(crate) const NOT_HELD: i64 = -3;
+
 pub(crate) fn decode(op: &Op, reply: &support::Reply) -> Reply {
     if let Some(number) = reply.as_int() {
         let fence = || u64::try_from(number).unwrap();
         return match op {
             Op::Acquire { .. } => Reply::Granted(fence()),
             Op::Confirm { .. } => Reply::At(fence()),
+            Op::Release if number == NOT_HELD => Reply::Lost,
             Op::Release => Reply::Released,
             _ => panic!("{op:?} is answered {reply:?}"),
         };

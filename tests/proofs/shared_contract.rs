@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 use tower_redlock::protocol::{KeyNames, Namespace, Store};
 
-use crate::node_contract::{STEP, age, are_same, names, owner, text};
+use crate::node_contract::{NOT_HELD, STEP, age, are_same, names, owner, text};
 
 const SCRIPTS: [&str; 9] = [
     include_str!("../../src/node/redis/scripts/acquire.lua"),
@@ -104,6 +104,7 @@ fn send(node: &mut ScriptNode, command: &Command) -> Reply {
         (Op::Acquire { .. }, Some(fence), _) => Reply::Granted(u64::try_from(fence).unwrap()),
         (Op::Shared(SharedOp::Acquire { .. }), Some(0), _) => Reply::Granted(0),
         (Op::Shared(SharedOp::Confirm { .. }), Some(0), _) => Reply::At(0),
+        (Op::Release | Op::Shared(_), Some(NOT_HELD), _) => Reply::Lost,
         (Op::Release | Op::Shared(_), Some(_), _) => Reply::Released,
         (Op::Shared(SharedOp::Confirm { .. }), _, Some([0])) => Reply::Lost,
         (_, _, Some([0, pttl])) => Reply::Held {

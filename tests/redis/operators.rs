@@ -1,11 +1,14 @@
 //! Looking into a key and revoking it on real servers, some of which are dead, hang, or were restarted.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use support::{Cluster, Deadline, until_all_up};
 use tokio::time::{Instant, sleep};
 use tower_redlock::{
-    KeyState, LockError, LockGuard, LostReason, NodeFailure, Redlock, RestartGuard,
+    KeyState, LockError, LockGuard, LockRequest, LostReason, NodeFailure, Redlock, ReleaseError,
+    Released, RestartGuard,
 };
 
 use crate::wire::PATIENCE;
@@ -127,4 +130,52 @@ async fn quarantined_nodes_say_so_and_are_not_asked_to_revoke() {
     let revoked = redlock.revoke("k").await.unwrap();
     assert_eq!((revoked.held, revoked.failures.len()), (2, 1));
     assert_eq!(guard.lost().await, LostReason::Revoked);
+}
+
+/// How a lock is asked for.
+type Kind = fn(LockRequest) -> LockRequest;
+
+#[tokio::test]
+async fn release_says_that_the_servers_no_longer_had_the_lock() {
+    let cluster = Cluster::start(3);
+    let (ours, other) = (redlock(&cluster), redlock(&cluster));
+    let unfenced = Redlock::builder().urls(cluster.urls()).fencing(false);
+    let unfenced = unfenced.restart_guard(RestartGuard::Off).build().unwrap();
+    for redlock in [&ours, &other, &unfenced] {
+        until_all_up(redlock, PATIENCE).await;
+    }
+    let gone = Err(ReleaseError::Lost(LostReason::Gone));
+    let kinds: [Kind; 4] = [
+        |lock| lock,
+        LockRequest::shared,
+        |lock| lock.slots(2),
+        |lock| lock.hold_at_least(Duration::from_secs(5)),
+    ];
+    for (of, keys, redlock) in kinds.into_iter().flat_map(|of| {
+        let cases = [
+            (&["k"][..], &ours),
+            (&["k", "l"], &ours),
+            (&["k"], &unfenced),
+        ];
+        cases.map(|(keys, redlock)| (of, keys, redlock))
+    }) {
+        let guard = of(redlock.lock_all(keys.iter().copied())).await.unwrap();
+        for server in &cluster.servers {
+            server.command(&["FLUSHDB"]);
+        }
+        assert_eq!(guard.release().await, gone, "{keys:?}");
+    }
+    // Releases that share a call.
+    let keys: Vec<String> = (0..20).map(|key| format!("k{key}")).collect();
+    let asked = keys.iter().map(|key| ours.lock(key.clone()).into_future());
+    let guards = join_all(asked).await;
+    for key in keys.iter().step_by(2) {
+        other.revoke(key.clone()).await.unwrap();
+    }
+    let released = guards.into_iter().map(|guard| guard.unwrap().release());
+    for (place, released) in join_all(released).await.into_iter().enumerate() {
+        let freed = Ok(Released::Freed);
+        assert_eq!(released, if place % 2 == 0 { gone.clone() } else { freed });
+    }
+    cluster.wait_until_free(PATIENCE).await;
 }

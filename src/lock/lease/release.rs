@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::lock::error::ReleaseError;
 use crate::lock::lease::cleanup::Cleanup;
 use crate::lock::lease::hold::Holding;
+use crate::lock::lease::shared::report_loss;
 use crate::lock::lease::task::{Failures, LeaseTask, Release};
 use crate::lock::lost::LostReason;
 use crate::lock::queue::Permit;
@@ -45,6 +46,9 @@ impl LeaseTask {
         drop(permit);
         async move {
             let outcome = self.confirmed(phase).await;
+            if let (None, Err(ReleaseError::Lost(reason))) = (lost, &outcome) {
+                report_loss(*reason);
+            }
             control.close(match lost {
                 Some(reason) => Err(ReleaseError::Lost(reason)),
                 None => outcome,
@@ -117,6 +121,7 @@ impl LeaseTask {
             match release.round.step() {
                 ReleaseStep::Wait => {}
                 ReleaseStep::Freed => break,
+                ReleaseStep::Lost => return Err(ReleaseError::Lost(LostReason::Gone)),
                 ReleaseStep::Unconfirmed => {
                     return Err(ReleaseError::Unavailable {
                         reached: release.round.released(),

@@ -109,6 +109,7 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
         (Op::Fetch, Value::Nil) => Some(Reply::NotDone),
         (Op::Acquire { .. }, Value::Int(fence)) => Some(Reply::Granted(number(*fence)?)),
         (Op::Confirm { .. }, Value::Int(fence)) => Some(Reply::At(number(*fence)?)),
+        (op, Value::Int(-3)) if op.is_release() => Some(Reply::Lost),
         (Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }, Value::Int(_)) => {
             Some(Reply::Released)
         }
@@ -438,6 +439,7 @@ mod tests {
             (&acquire, 5, Reply::Granted(5)),
             (&confirm, 5, Reply::At(5)),
             (&Op::Release, -2, Reply::Released),
+            (&Op::Release, -3, Reply::Lost),
             (&Op::ReleaseExecuted, 3, Reply::Released),
         ];
         for (op, reply, expected) in numbers {

@@ -90,6 +90,7 @@ impl Store {
     }
 
     fn release_shared(&mut self, names: &[KeyNames], owner: &OwnerToken, now: Duration) -> Reply {
+        let mut reply = Reply::Released;
         for (name, shared) in with_shared(names) {
             let readers = self.readers.get_mut(&shared.readers);
             let readers = readers.filter(|readers| readers.expires > now);
@@ -98,9 +99,11 @@ impl Store {
             if was_reader && self.is_shared(name, now) {
                 self.forget_ended(shared, now);
                 self.end_with_the_last(name, shared);
+            } else {
+                reply = Reply::Lost;
             }
         }
-        Reply::Released
+        reply
     }
 
     /// Keeps new readers out of the keys that readers hold.

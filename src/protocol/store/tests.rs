@@ -147,7 +147,7 @@ fn store_with_a_new_generation_refuses_votes_and_still_releases() {
     store.admit(&OwnerToken::from_random([2; 16]), "run", NOW);
     assert_eq!(store.apply_in(&generation, &acquire, NOW), Reply::Amnesia);
     let release = a.command(Op::Release);
-    assert_eq!(store.apply_in(&generation, &release, NOW), Reply::Released);
+    assert_eq!(store.apply_in(&generation, &release, NOW), Reply::Lost);
 }
 
 #[test]

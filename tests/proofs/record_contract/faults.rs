@@ -115,7 +115,7 @@ fn acl_of_the_chapter_is_sufficient_for_records() {
 #[test]
 fn release_withdraws_the_intent_beside_a_foreign_lock_key() {
     let mut node = start_node();
-    for (record_it, reply) in [(false, "released"), (true, "done: head")] {
+    for (record_it, reply) in [(false, "nothing to release"), (true, "done: head")] {
         node.call(&["FLUSHALL"]);
         send(&mut node, &acquire(1), None).unwrap();
         node.put_foreign(&name_of("lock"), "list");

@@ -102,7 +102,7 @@ const RECORDS: [usize; 4] = [
 ];
 
 /// The answers that every run of random requests has.
-const ALWAYS: [&str; 11] = [
+const ALWAYS: [&str; 12] = [
     "granted",
     "held",
     "held for an owner",
@@ -110,6 +110,7 @@ const ALWAYS: [&str; 11] = [
     "lost to confirm",
     "lost to record",
     "released",
+    "nothing to release",
     "done: whole",
     "done: head",
     "whole",

@@ -9,6 +9,8 @@ use tower_redlock::protocol::{
     ExecutionId, Fingerprint, KeyNames, LockKey, Namespace, OwnerToken, Record,
 };
 
+use crate::node_contract::NOT_HELD;
+
 /// Names the kind of an answer, as finely as the protocol tells them apart.
 pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
     match (op, reply) {
@@ -20,6 +22,7 @@ pub(crate) fn kind(op: &Op, reply: &Reply) -> &'static str {
         (_, Reply::HeldShared { .. }) => "held by readers",
         (_, Reply::At(_)) => "at",
         (Op::Confirm { .. }, Reply::Lost) => "lost to confirm",
+        (Op::Release | Op::ReleaseExecuted, Reply::Lost) => "nothing to release",
         (_, Reply::Lost) => "lost to record",
         (_, Reply::Released) => "released",
         (_, Reply::Done { record, .. }) if record.is_whole() => "done: whole",
@@ -140,6 +143,7 @@ fn decode(op: &Op, reply: &support::Reply) -> Result<Reply, String> {
         return Ok(match op {
             Op::Acquire { .. } => Reply::Granted(fence()),
             Op::Confirm { .. } => Reply::At(fence()),
+            Op::Release | Op::ReleaseExecuted if number == NOT_HELD => Reply::Lost,
             Op::Release | Op::ReleaseExecuted => Reply::Released,
             _ => panic!("{op:?} is answered {reply:?}"),
         });

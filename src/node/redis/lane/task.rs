@@ -340,6 +340,10 @@ impl Lane {
             self.shared.set_subscribers(&mut job, published);
         }
         let mut outcome = decode(&job.request, &value, &self.shared.name);
+        if outcome == Ok(Reply::Lost) && job.is_release() && job.is_repeated() {
+            // It may have released the lock itself, and only the reply was lost.
+            outcome = Ok(Reply::Released);
+        }
         if job.is_release() && is_temporary_refusal(&value) {
             // Answered at once, because the next attempts may take longer than any caller waits.
             job.answer(outcome);

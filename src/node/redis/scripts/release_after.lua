@@ -3,8 +3,9 @@
 -- KEYS: the locks.
 -- ARGV: owner, how long the locks stay taken in ms (0 to free them), and, to notify subscribers, the channel of each
 -- lock.
--- Returns the largest number of subscribers, -1 if the user must not publish, -2 if nothing was published.
-local left, freed, most = tonumber(ARGV[2]), {}, -2
+-- Returns the largest number of subscribers, -1 if the user must not publish, -2 if nothing was published, -3 if this
+-- owner does not hold all of them.
+local left, freed, most, lost = tonumber(ARGV[2]), {}, -2, false
 for i = 1, #KEYS do
   if redis.call('GET', KEYS[i]) == ARGV[1] then
     if left > 0 then
@@ -13,7 +14,9 @@ for i = 1, #KEYS do
       redis.call('DEL', KEYS[i])
       freed[#freed + 1] = ARGV[2 + i]
     end
+  else
+    lost = true
   end
 end
 for i = 1, #freed do most = math.max(most, notify(freed[i])) end
-return most
+return lost and -3 or most

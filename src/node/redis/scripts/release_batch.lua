@@ -5,18 +5,19 @@
 local holders = redis.call('MGET', unpack(KEYS))
 local released, places, answers = {}, {}, {}
 for i = 1, #KEYS do
-  answers[i] = -2
+  answers[i] = -3
   if holders[i] == ARGV[i + 1] then
+    answers[i] = -2
     released[#released + 1] = KEYS[i]
     places[#released] = i
   end
 end
-if #released == 0 then return -2 end
+if #released == 0 then return -3 end
 redis.call('DEL', unpack(released))
-if ARGV[1] == '' then return -2 end
+local same = #released == #KEYS
+if ARGV[1] == '' then return same and -2 or answers end
 -- After the deletion, and by pcall: the locks are released even if the user must not publish.
 local subscribers = redis.pcall('PUBSUB', 'NUMSUB', unpack(released))
-local same = #released == #KEYS
 for i = 1, #released do
   local count = subscribers.err and -1 or subscribers[2 * i]
   if count > 0 and type(redis.pcall('PUBLISH', released[i], count)) == 'table' then count = -1 end

@@ -293,9 +293,9 @@ async fn releases_of_a_refused_call_are_sent_again_until_they_are_executed() {
     for refusal in [NOSCRIPT, DENIED[0], DENIED[2], CROSSSLOT] {
         let mut bench = Bench::new().await;
         let owners = owners::<3>();
-        let jobs = bench.jobs(&owners, &Op::Release);
+        let mut jobs = bench.jobs(&owners, &Op::Release);
         // Something was sent before, so they are not called off.
-        jobs.iter().for_each(Job::mark_sent);
+        jobs.iter_mut().for_each(Job::mark_sent);
         bench.lane.on_jobs(jobs.into_iter());
         assert_eq!(bench.calls(), [3]);
         bench.answer(refusal);
@@ -321,11 +321,32 @@ async fn releases_of_a_call_that_a_busy_server_refuses_are_kept_in_order() {
     });
     assert!(kept.eq(owners.iter().map(|owner| owner.token.clone())));
     // A call of which the server executes some releases is one that it executes.
-    let next = bench.job_on("next", &Owner::new(9), Op::Release);
+    let mut next = bench.job_on("next", &Owner::new(9), Op::Release);
     next.mark_sent();
     bench.lane.on_jobs([next].into_iter());
     bench.answer(":0\r\n");
     assert_eq!(bench.calls(), [3]);
+}
+
+/// The server may have executed a release whose reply is lost.
+#[tokio::test]
+async fn a_release_finds_its_lock_gone_only_if_it_was_sent_once() {
+    for is_repeated in [false, true] {
+        let mut bench = Bench::new().await;
+        let owner = Owner::new(1);
+        let mut jobs = [bench.acquire(&owner), bench.job(&owner, Op::Release)];
+        jobs[0].mark_sent();
+        let [_, release] = jobs;
+        bench.lane.on_jobs([release].into_iter());
+        if is_repeated {
+            let candidate = bench.candidate().await;
+            bench.lane.adopt(candidate);
+        }
+        bench.outcomes();
+        bench.answer(":-3\r\n");
+        let outcome = if is_repeated { Reply::Released } else { Reply::Lost };
+        assert_eq!(bench.outcomes(), [Ok(outcome)]);
+    }
 }
 
 #[tokio::test]
@@ -334,10 +355,10 @@ async fn calls_of_one_batch_are_refused_independently() {
     let owners = owners::<4>();
     let ops = [ACQUIRE, Op::Release, ACQUIRE, Op::Release];
     let jobs = owners.iter().zip(ops).enumerate();
-    let jobs: Vec<_> = jobs
+    let mut jobs: Vec<_> = jobs
         .map(|(key, (owner, op))| bench.job_on(&key.to_string(), owner, op))
         .collect();
-    jobs.iter().for_each(Job::mark_sent);
+    jobs.iter_mut().for_each(Job::mark_sent);
     bench.lane.on_jobs(jobs.into_iter());
     assert_eq!(bench.calls(), [2, 2]);
     bench.answer(&format!("{}*2\r\n:-2\r\n:0\r\n", DENIED[0]));
