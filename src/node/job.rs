@@ -231,14 +231,32 @@ impl Job {
                     };
                     let look = Packet::of_attempt(look, false, packet.trail.clone());
                     self.request = Request::Command(look);
-                    self.sender.fail_without_record(failure.clone());
+                    let failure = self.unsent_or_lost(failure);
+                    self.sender.fail_without_record(failure);
                     return Some(self);
                 }
                 _ => {}
             }
         }
-        self.sender.send(Err(failure.clone()));
+        self.fail(failure);
         None
+    }
+
+    /// Answers the job with a failure to send it.
+    pub(crate) fn fail(self, failure: &NodeFailure) {
+        let failure = self.unsent_or_lost(failure);
+        self.sender.send(Err(failure));
+    }
+
+    /// Returns a failure to send the job. If another lane has sent it before, the server may have executed it.
+    fn unsent_or_lost(&self, failure: &NodeFailure) -> NodeFailure {
+        match self.times_sent {
+            0 => failure.clone(),
+            _ => NodeFailure::Disconnected {
+                node: failure.node().into(),
+                why: "it was sent on an earlier connection".into(),
+            },
+        }
     }
 
     /// Returns the size of the record that the job carries.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::BoxError;
 use support::{Proxy, RedisServer, until};
 use tokio::runtime::{Builder, Runtime};
-use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard};
+use tower_redlock::{LockError, NodeFailure, NodeState, Redlock, RedlockBuilder, RestartGuard};
 
 const LONGEST: Duration = Duration::from_secs(15);
 
@@ -129,4 +129,38 @@ fn dropped_runtime_fails_no_command_of_another_runtime() {
         wire.pass();
         second.block_on(until("free", LONGEST, || async { !is_locked(key) }));
     }
+}
+
+/// The server executes what it got before the connection ended.
+#[test]
+fn lock_asked_for_by_a_dropped_runtime_is_released_at_a_server_that_was_stopped() {
+    let server = RedisServer::start();
+    let redlock = builder(&server.url()).restart_guard(RestartGuard::Off);
+    let redlock = redlock.ttl(Duration::from_secs(60));
+    let redlock = redlock.node_timeout(Duration::from_secs(10));
+    let redlock = redlock.connect_timeout(Duration::from_millis(300)).build();
+    let redlock = redlock.expect("the settings are valid");
+    let (first, second) = (runtime(), runtime());
+    first.block_on(until_locked(&redlock));
+    server.stop();
+    let asking = async {
+        // The lane notices that the server is silent only later.
+        let refused = redlock.try_lock("k").await.unwrap_err();
+        let LockError::Unavailable { nodes, .. } = &refused else {
+            panic!("{refused:?}");
+        };
+        assert!(
+            matches!(nodes[0], NodeFailure::Disconnected { .. }),
+            "{refused:?}"
+        );
+    };
+    let ending = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        first.shutdown_background();
+    };
+    second.block_on(async { tokio::join!(asking, ending) });
+    server.cont();
+    second.block_on(until("free", LONGEST, || async {
+        !server.exists("redlock:{k}")
+    }));
 }

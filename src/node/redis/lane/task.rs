@@ -184,8 +184,7 @@ impl Lane {
                     node: Arc::clone(&self.shared.name),
                     why: "the caller gave up before the request was sent".into(),
                 };
-                job.sender
-                    .send(Err(failure.clone().unwrap_or_else(given_up)));
+                job.fail(&failure.clone().unwrap_or_else(given_up));
                 continue;
             }
             let job = match &failure {
@@ -450,7 +449,7 @@ impl Lane {
             if job.is_wanted(now) {
                 self.parked.extend(job.despite(&failure));
             } else {
-                job.sender.send(Err(failure.clone()));
+                job.fail(&failure);
             }
         }
     }
