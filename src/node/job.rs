@@ -121,12 +121,30 @@ impl Job {
 /// For nodes behind a connection that may break.
 #[cfg(feature = "redis")]
 impl Job {
-    /// Marks the job as sent.
+    /// Marks the job as sent. How long a release leaves the keys taken is counted from now on.
     pub(crate) fn mark_sent(&mut self) {
         self.times_sent = self.times_sent.saturating_add(1);
-        if let Request::Command(packet) = &self.request {
-            packet.trail.mark_sent(self.sender.node());
+        let Request::Command(packet) = &self.request else {
+            return;
+        };
+        packet.trail.mark_sent(self.sender.node());
+        if let Some(until) = packet.stays_until {
+            let left = until.saturating_duration_since(Instant::now());
+            let command = Command {
+                op: Op::ReleaseAfter { left },
+                ..packet.command.clone()
+            };
+            self.request = Request::Command(Arc::new(Packet {
+                stays_until: Some(until),
+                ..Packet::unsent(command, packet.notifies, packet.trail.clone())
+            }));
         }
+    }
+
+    /// Returns whether this is a release that leaves the keys taken for a while.
+    pub(crate) fn leaves_taken(&self) -> bool {
+        matches!(&self.request, Request::Command(packet)
+            if matches!(packet.command.op, Op::ReleaseAfter { left } if !left.is_zero()))
     }
 
     /// Returns whether the server may have executed it before, on a connection that is gone.

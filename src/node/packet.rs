@@ -24,6 +24,12 @@ pub(crate) struct Packet {
         expect(dead_code, reason = "embedded nodes answer at once")
     )]
     pub(crate) intent_until: Option<Instant>,
+    /// Until when the keys stay taken, for a release that leaves them taken for a while.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "embedded nodes answer at once")
+    )]
+    pub(crate) stays_until: Option<Instant>,
     /// Whether an acquisition must say what refuses it, which the plain `SET` does not.
     #[cfg(feature = "redis")]
     pub(crate) explains: bool,
@@ -95,6 +101,7 @@ impl Packet {
             command,
             notifies,
             intent_until: None,
+            stays_until: None,
             #[cfg(feature = "redis")]
             explains: false,
             trail,

@@ -2,7 +2,10 @@
 
 use std::future::IntoFuture;
 
-use support::{Cluster, Executed, Proxy, RedisServer, SlowReadiness, alone, ms, once, secs, until};
+use support::{
+    Cluster, Executed, Proxy, RedisServer, SlowReadiness, alone, ms, once, secs, until,
+    until_all_up, wait_until,
+};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::LockError;
@@ -177,4 +180,26 @@ async fn dropped_requests_beside_a_stopped_server_delay_neither_drain_nor_lane()
     let connections = wire.connections();
     sleep(secs(2)).await;
     assert_eq!(wire.connections(), connections);
+}
+
+/// The time is counted from the grant, whenever a server gets the release.
+#[tokio::test]
+async fn hold_at_least_ends_in_time_at_servers_that_were_stopped() {
+    let cluster = Cluster::start(3);
+    let redlock = builder(cluster.urls()).ttl(secs(20)).build().unwrap();
+    until_all_up(&redlock, LONGEST).await;
+    let held = |count: usize| {
+        let servers = cluster.servers.iter();
+        servers
+            .filter(|server| server.exists(&name_of("k")))
+            .count()
+            == count
+    };
+    let guard = redlock.lock("k").hold_at_least(secs(4)).await.unwrap();
+    wait_until("held", LONGEST, || held(3)).await;
+    cluster.servers.iter().for_each(RedisServer::stop);
+    drop(guard);
+    sleep(secs(5)).await;
+    cluster.servers.iter().for_each(RedisServer::cont);
+    wait_until("free", secs(3), || held(0)).await;
 }

@@ -165,9 +165,13 @@ impl Cleanup {
             op,
         };
         let mut packet = Packet::unsent(command, publishes, self.trail.clone());
-        if packet.command.op == Op::Release {
-            let retention = self.names.first().and_then(KeyNames::intent_retention);
-            packet.intent_until = retention.map(|retention| self.gone_at + retention);
+        match packet.command.op {
+            Op::Release => {
+                let retention = self.names.first().and_then(KeyNames::intent_retention);
+                packet.intent_until = retention.map(|retention| self.gone_at + retention);
+            }
+            Op::ReleaseAfter { left } => packet.stays_until = Some(Instant::now() + left),
+            _ => {}
         }
         Arc::new(packet)
     }

@@ -354,6 +354,50 @@ async fn acquisitions_of_the_lane_before_are_not_unsent_when_the_server_cannot_b
     }
 }
 
+/// The time counts from the grant, and not from when the server executes the release.
+#[tokio::test(start_paused = true)]
+async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
+    let mut bench = Bench::new().await;
+    let owner = Owner::new(1);
+    let mut job = bench.job(&owner, Op::ReleaseAfter { left: TTL });
+    let Request::Command(packet) = &job.request else {
+        unreachable!("it is a command");
+    };
+    job.request = Request::Command(Arc::new(Packet {
+        stays_until: Some(Instant::now() + TTL),
+        ..Packet::unsent(packet.command.clone(), false, owner.trail.clone())
+    }));
+    job.useful_until = Instant::now() + 2 * TTL;
+    let left = |bench: &Bench| {
+        let jobs = bench.lane.in_flight.jobs();
+        let left = jobs.map(|job| match &job.request {
+            Request::Command(packet) => packet.command.op.clone(),
+            Request::Ping => unreachable!("no test sends a ping"),
+        });
+        left.collect::<Vec<_>>()
+    };
+    let after = |seconds| [Op::ReleaseAfter { left: Duration::from_secs(seconds) }];
+    // It waits for a connection; is sent again on the next; and is answered late.
+    bench.lane.on_lost(&"it broke".into());
+    bench.lane.parked.push_back(job);
+    for left_then in [8, 6] {
+        advance(2 * Duration::from_secs(1)).await;
+        let candidate = bench.candidate().await;
+        bench.lane.adopt(candidate);
+        assert_eq!(left(&bench), after(left_then));
+    }
+    advance(4 * Duration::from_secs(1)).await;
+    bench.answer(":-2\r\n");
+    assert_eq!(left(&bench), after(2));
+    advance(4 * Duration::from_secs(1)).await;
+    bench.answer(":-2\r\n");
+    assert_eq!(left(&bench), after(0));
+    advance(4 * Duration::from_secs(1)).await;
+    bench.answer(":-2\r\n");
+    assert!(bench.lane.in_flight.is_empty() && bench.lane.parked.is_empty());
+    assert_eq!(bench.outcomes(), [Ok(Reply::Released)]);
+}
+
 /// The server may have executed a release whose reply is lost.
 #[tokio::test]
 async fn a_release_finds_its_lock_gone_only_if_it_was_sent_once() {
