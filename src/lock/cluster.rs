@@ -1,5 +1,6 @@
 //! The nodes of a group and the settings of the lock service.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,6 +103,17 @@ impl Cluster {
             }
         }
         found
+    }
+
+    pub(crate) fn submit(&self, node: usize, job: Job) {
+        self.nodes[node].submit(job);
+    }
+
+    /// Submits a job from a `Drop`, out of which no panic may come: while another panic unwinds the task, it would
+    /// abort the process.
+    pub(crate) fn submit_in_drop(&self, node: usize, job: Job) {
+        // The hook has reported the panic, and the job has failed by its drop.
+        drop(catch_unwind(AssertUnwindSafe(|| self.submit(node, job))));
     }
 
     /// Returns the failure of a node that was silent for `after`.

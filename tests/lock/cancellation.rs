@@ -1,6 +1,6 @@
 //! Callers that are dropped at every poll, with every kind of node, and panics: no key is left.
 
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
@@ -525,6 +525,38 @@ async fn panic_while_releasing_leaves_the_key_to_its_ttl_and_the_local_queue_fre
         assert!(redlock.try_lock("k").await.is_ok());
         drain(&redlock, "after a panic").await;
     }
+}
+
+/// A panic within a drop, while another one unwinds the task, would abort the process.
+#[tokio::test(start_paused = true)]
+async fn panic_of_every_request_aborts_nothing() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.try_lock("held").await.unwrap();
+    let reader = redlock.try_lock("read").shared().await.unwrap();
+    let elsewhere = builder(&nodes).build().unwrap();
+    let waiting = elsewhere.lock("read").wait(TTL).into_future();
+    let mut waiting = Box::pin(waiting);
+    assert!(timeout(NODE_TIMEOUT, &mut waiting).await.is_err());
+    assert!(nodes.sent(0, OpKind::Announce) > 0);
+    set_all(&nodes, [Gate::Panic; 3]);
+    // Takes back the announcement of a writer that waits, and its last attempt.
+    drop(waiting);
+    for request in [redlock.try_lock("k"), redlock.try_lock("k").shared()] {
+        let failed = request.await;
+        assert!(matches!(failed, Err(LockError::Closed)), "{failed:?}");
+    }
+    // Only one of the nodes panics.
+    set_all(&nodes, [Gate::Ready; 3]);
+    nodes.set_for(0, OpKind::Confirm, Gate::Panic);
+    nodes.set_for(0, OpKind::Release, Gate::Panic);
+    uneven_fences(&nodes, "uneven");
+    drop(redlock.try_lock("uneven").await);
+    assert_eq!(nodes.locks(), [3, 2, 2], "the others release it");
+    set_all(&nodes, [Gate::Panic; 3]);
+    let lost = Err(ReleaseError::Lost(LostReason::Abandoned));
+    assert_eq!(guard.release().await, lost);
+    assert_eq!(reader.release().await, lost);
 }
 
 #[tokio::test(start_paused = true)]

@@ -47,25 +47,26 @@ impl Announcement {
         while self.votes.try_recv().is_some() {}
         // Twice, because a request may be on its way for as long.
         self.gone_at = Instant::now() + 2 * patience;
-        self.send(SharedOp::Announce { patience });
+        self.send(SharedOp::Announce { patience }, Cluster::submit);
     }
 
-    fn send(&self, op: SharedOp) {
+    fn send(&self, op: SharedOp, submit: fn(&Cluster, usize, Job)) {
         let command = Command {
             names: Arc::clone(&self.names),
             owner: self.owner.clone(),
             op: Op::Shared(op),
         };
         let packet = Packet::of_attempt(command, false, self.trail.clone());
-        for (number, node) in self.cluster.nodes.iter().enumerate() {
+        for node in 0..self.cluster.nodes.len() {
             let request = Request::Command(Arc::clone(&packet));
-            node.submit(Job::new(request, self.votes.sender(number), self.gone_at));
+            let job = Job::new(request, self.votes.sender(node), self.gone_at);
+            submit(&self.cluster, node, job);
         }
     }
 }
 
 impl Drop for Announcement {
     fn drop(&mut self) {
-        self.send(SharedOp::Withdraw);
+        self.send(SharedOp::Withdraw, Cluster::submit_in_drop);
     }
 }

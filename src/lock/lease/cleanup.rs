@@ -73,7 +73,7 @@ impl Cleanup {
         self.gone_at = self.gone_at.max(now + 2 * ttl);
         for node in nodes {
             self.may_hold[node] = true;
-            self.submit(node, &packet, votes);
+            self.cluster.submit(node, self.job(node, &packet, votes));
         }
     }
 
@@ -88,7 +88,7 @@ impl Cleanup {
     ) {
         let packet = self.packet(op, publishes);
         for node in nodes {
-            self.submit(node, &packet, votes);
+            self.cluster.submit(node, self.job(node, &packet, votes));
         }
     }
 
@@ -125,10 +125,15 @@ impl Cleanup {
 
     /// Releases the keys on every node that may hold them, in the current phase.
     pub(crate) fn release(mut self, votes: &VoteReceiver, publishes: bool) -> ReleaseRound {
-        self.send_release(votes, publishes)
+        self.send_release(votes, publishes, Cluster::submit)
     }
 
-    fn send_release(&mut self, votes: &VoteReceiver, publishes: bool) -> ReleaseRound {
+    fn send_release(
+        &mut self,
+        votes: &VoteReceiver,
+        publishes: bool,
+        submit: fn(&Cluster, usize, Job),
+    ) -> ReleaseRound {
         self.is_armed = false;
         let now = Instant::now();
         let is_in_time =
@@ -145,7 +150,7 @@ impl Cleanup {
         let mut round = ReleaseRound::new(self.cluster.quorum);
         for node in 0..self.may_hold.len() {
             if self.may_hold[node] {
-                self.submit(node, &packet, votes);
+                submit(&self.cluster, node, self.job(node, &packet, votes));
             } else {
                 round.on_release(node, &Answer::Replied(Reply::Released));
             }
@@ -153,9 +158,9 @@ impl Cleanup {
         round
     }
 
-    fn submit(&self, node: usize, packet: &Arc<Packet>, votes: &VoteReceiver) {
+    fn job(&self, node: usize, packet: &Arc<Packet>, votes: &VoteReceiver) -> Job {
         let request = Request::Command(Arc::clone(packet));
-        self.cluster.nodes[node].submit(Job::new(request, votes.sender(node), self.gone_at));
+        Job::new(request, votes.sender(node), self.gone_at)
     }
 
     fn packet(&self, op: Op, publishes: bool) -> Arc<Packet> {
@@ -198,7 +203,8 @@ impl Drop for Cleanup {
         };
         if !is_kept {
             let votes = VoteReceiver::new(&self.cluster.names);
-            self.send_release(&votes, self.lease.is_some());
+            let publishes = self.lease.is_some();
+            self.send_release(&votes, publishes, Cluster::submit_in_drop);
         }
     }
 }
