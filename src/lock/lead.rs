@@ -15,8 +15,9 @@ use crate::lock::guard::LockGuard;
 use crate::lock::options::LockOptions;
 use crate::lock::registry::DrainStage;
 use crate::lock::request::LockRequest;
+use crate::lock::span::label_of;
 use crate::node::random_u64;
-use crate::protocol::LockKeys;
+use crate::protocol::{FencingToken, LockKeys};
 
 type Work = Box<dyn Fn(LockGuard) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
@@ -51,6 +52,9 @@ struct Campaign {
     keys: LockKeys,
     work: Work,
 }
+
+/// One term as a leader of a resource. Logs its end, also if the future is dropped or the work panics.
+struct Term(&'static str);
 
 impl Lead {
     pub(crate) fn new<F, W>(core: Arc<Core>, keys: LockKeys, work: F) -> Self
@@ -112,6 +116,12 @@ impl fmt::Debug for Lead {
     }
 }
 
+impl Drop for Term {
+    fn drop(&mut self) {
+        tracing::info!(resource = self.0, "redlock leadership lost");
+    }
+}
+
 impl Campaign {
     /// Campaigns and leads by turns, until the service is drained.
     async fn run(self, options: LockOptions) -> Result<(), LockError> {
@@ -123,7 +133,15 @@ impl Campaign {
             match request.options(options).uncapped().await {
                 Ok(guard) => {
                     failures = 0;
+                    let term = Term(label_of(options.label, &self.keys));
+                    let fencing_token = guard.fencing_token().map(FencingToken::as_u64);
+                    tracing::info!(
+                        resource = term.0,
+                        fencing_token,
+                        "redlock leadership gained"
+                    );
                     self.lead(guard).await;
+                    drop(term);
                 }
                 Err(LockError::Closed) => return Ok(()),
                 Err(error) if error.is_permanent() => return Err(error),

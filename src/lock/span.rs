@@ -37,8 +37,7 @@ impl LockSpan {
         keys: &LockKeys,
         log_keys: bool,
     ) -> Self {
-        let of_keys = || KINDS.label(keys.as_slice().iter().find_map(LockKey::kind)?);
-        let label = label.or_else(of_keys).unwrap_or(telemetry::UNNAMED);
+        let label = label_of(label, keys);
         let span = info_span!(
             "redlock.lock",
             resource = label,
@@ -176,6 +175,12 @@ impl Drop for HeldSpan {
         }
         telemetry::held(&self.labels, self.since);
     }
+}
+
+/// Returns the label of a lock on these keys.
+pub(crate) fn label_of(label: Option<&'static str>, keys: &LockKeys) -> &'static str {
+    let of_keys = || KINDS.label(keys.as_slice().iter().find_map(LockKey::kind)?);
+    label.or_else(of_keys).unwrap_or(telemetry::UNNAMED)
 }
 
 /// The labels that keys have given.

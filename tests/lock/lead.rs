@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
-use support::{ms, secs};
+use support::{Log, ms, secs};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
@@ -126,6 +126,40 @@ async fn work_is_cancelled_when_the_lock_is_lost_and_begins_again_later() {
     redlock.revoke("k").await.unwrap();
     sleep(secs(1)).await;
     assert_eq!(terms.leaders(), [0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leadership_is_logged_when_it_is_gained_and_lost() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let leading = redlock.lead(("report", 7), |_| std::future::pending());
+    let leading = tokio::spawn(leading.label("nightly"));
+    sleep(secs(1)).await;
+    redlock.revoke(("report", 7)).await.unwrap();
+    sleep(secs(1)).await;
+    leading.abort();
+    assert!(leading.await.unwrap_err().is_cancelled());
+    let returning = redlock.lead(("report", 7), |_| async {});
+    assert!(timeout(ms(10), returning).await.is_err());
+    let text = log.text();
+    let events = text.lines().filter(|line| line.contains("leadership"));
+    let events: Vec<_> = events
+        .map(|line| {
+            assert!(line.contains("INFO") && !line.contains("key"), "{line}");
+            let is_gained = line.contains("redlock leadership gained");
+            assert!(
+                is_gained || line.contains("redlock leadership lost"),
+                "{line}"
+            );
+            let resource = line.split("resource=").nth(1).unwrap();
+            (is_gained, resource.split('"').nth(1).unwrap())
+        })
+        .collect();
+    let term = |resource| [(true, resource), (false, resource)];
+    let expected = [term("nightly"), term("nightly"), term("report")].concat();
+    assert_eq!(events, expected, "{text}");
 }
 
 #[tokio::test(start_paused = true)]

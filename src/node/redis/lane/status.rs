@@ -42,7 +42,7 @@ impl ServerStatus {
     pub(super) fn set_answering(&self) {
         if let Some(since) = self.shared.reachability.down_since() {
             let node = &*self.shared.name;
-            tracing::info!(node, down_for = ?since.elapsed(), "redlock node is up again");
+            tracing::warn!(node, down_for = ?since.elapsed(), "redlock node is up again");
         }
         self.report(self.quarantined_until.is_none());
         self.shared.reachability.set(match self.quarantined_until {
@@ -53,7 +53,10 @@ impl ServerStatus {
 
     /// Reports that the server answers and may vote.
     pub(super) fn set_up(&mut self) {
-        self.quarantined_until = None;
+        if self.quarantined_until.take().is_some() {
+            let node = &*self.shared.name;
+            tracing::warn!(node, "redlock node votes again");
+        }
         self.set_answering();
     }
 
