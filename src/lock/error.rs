@@ -498,7 +498,7 @@ mod tests {
         assert_eq!(
             unavailable(0, nodes).to_string(),
             format!(
-                "no quorum: 0 nodes voted on the lock, 2 are needed; redis-a:6379 had not answered when the other \
+                "no quorum: 0 nodes voted on the lock, 2 are needed; redis-a:6379 was not waited for, because the other \
                  nodes decided; {b}; {c}"
             )
         );
@@ -540,8 +540,8 @@ mod tests {
         assert_eq!(
             unavailable(1, nodes).to_string(),
             "no quorum: 1 node voted on the lock (redis-a:6379), 2 are needed; enough may vote in 12 s, after \
-             their quarantine; b was restarted or flushed recently; quarantined for another 12 s (see restart_guard); c was \
-             restarted or flushed recently; quarantined for another 15 s (see restart_guard)"
+             their quarantine; b was started or flushed recently; quarantined for another 12 s (see restart_guard); c was \
+             started or flushed recently; quarantined for another 15 s (see restart_guard)"
         );
     }
 }

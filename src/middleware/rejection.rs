@@ -34,7 +34,7 @@ pub enum Rejection {
     /// No majority of the nodes could be reached or may vote, it answered too late, too many requests wait, or
     /// the process is shutting down.
     ///
-    /// [`LockError::quarantined`] tells nodes that were restarted recently, `lock-quarantined`, from nodes that
+    /// [`LockError::quarantined`] tells nodes that were started recently, `lock-quarantined`, from nodes that
     /// cannot be reached, `lock-unavailable`.
     Failed(LockError),
     /// The lock was lost while the handler ran, and the handler was stopped.
@@ -204,7 +204,7 @@ impl Rejection {
             Self::Failed(LockError::Closed) => "the service is shutting down".into(),
             Self::Failed(error) => match error.quarantined() {
                 Some(left) => format!(
-                    "the lock service restarted recently and grants no locks for another {} s",
+                    "the lock service started recently and grants no locks for another {} s",
                     whole_seconds(left).max(1)
                 ),
                 None => {
@@ -238,7 +238,7 @@ impl Rejection {
             Self::Contended { .. } => "Resource is locked",
             Self::TooManyConcurrent { .. } => "Too many concurrent requests",
             Self::Failed(LockError::Closed) => "Service is shutting down",
-            Self::Failed(error) if error.quarantined().is_some() => "Lock service restarted",
+            Self::Failed(error) if error.quarantined().is_some() => "Lock service started recently",
             Self::Failed(_) => "Lock unavailable",
             Self::Lost(_) => "Lock lost",
             Self::KeyMissing | Self::KeyInvalid(_) => "Key missing or invalid",
@@ -315,10 +315,10 @@ mod tests {
         assert_eq!(rejection.retry_after(), Some(Duration::from_secs(7)));
         assert_eq!(rejection.code(), "lock-quarantined");
         assert_eq!(rejection.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(rejection.title(), "Lock service restarted");
+        assert_eq!(rejection.title(), "Lock service started recently");
         assert_eq!(
             rejection.to_string(),
-            "the lock service restarted recently and grants no locks for another 7 s"
+            "the lock service started recently and grants no locks for another 7 s"
         );
     }
 

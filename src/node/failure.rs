@@ -38,7 +38,7 @@ pub enum NodeFailure {
         /// The error of the server.
         why: Arc<str>,
     },
-    /// The node was restarted or flushed recently and must not vote yet.
+    /// The node was started, restarted or flushed recently and must not vote yet.
     Quarantined {
         /// The node.
         node: Arc<str>,
@@ -108,11 +108,14 @@ impl fmt::Display for NodeFailure {
                 let seconds = whole_seconds(*left);
                 write!(
                     f,
-                    "{node} was restarted or flushed recently; quarantined for another {seconds} s (see restart_guard)"
+                    "{node} was started or flushed recently; quarantined for another {seconds} s (see restart_guard)"
                 )
             }
             Self::Unanswered { node } => {
-                write!(f, "{node} had not answered when the other nodes decided")
+                write!(
+                    f,
+                    "{node} was not waited for, because the other nodes decided"
+                )
             }
         }
     }
@@ -155,7 +158,7 @@ mod tests {
         let node = "redis-a:6379".into();
         assert_eq!(
             NodeFailure::Unanswered { node }.to_string(),
-            "redis-a:6379 had not answered when the other nodes decided"
+            "redis-a:6379 was not waited for, because the other nodes decided"
         );
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub enum NodeState {
     /// The node answers, or has not been asked yet.
     Up,
-    /// The node answers, but must not vote: it was restarted or flushed recently.
+    /// The node answers, but must not vote: it was started, restarted or flushed recently.
     Quarantined {
         /// The remaining time of the quarantine.
         left: Duration,

@@ -8,11 +8,13 @@ use axum::extract::{FromRef, Path};
 use axum::routing::post;
 use http::{Request, StatusCode};
 use serde::Deserialize;
-use support::{Answer, Cluster, Deadline, Log, RedisServer};
+use support::{Answer, Cluster, Deadline, Log, RedisServer, until};
 use tower_redlock::{
     IdempotencyLayer, LockKey, LockKeys, LockResource, Locked, NodeState, Redlock, RedlockLayer,
     RestartGuard, scope,
 };
+
+use crate::patient::{LONGEST, builder, guarded};
 
 fn unguarded(urls: impl IntoIterator<Item = String>) -> Redlock {
     let builder = Redlock::builder().restart_guard(RestartGuard::Off);
@@ -76,11 +78,11 @@ async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
         let seconds: u64 = retry_after.parse().unwrap();
         assert!((15..=21).contains(&seconds), "{seconds}");
         let problem: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
-        assert_eq!(problem["title"], "Lock service restarted");
+        assert_eq!(problem["title"], "Lock service started recently");
         assert_eq!(
             problem["detail"],
             format!(
-                "the lock service restarted recently and grants no locks for another {seconds} s"
+                "the lock service started recently and grants no locks for another {seconds} s"
             )
         );
         let refused = Answer::to(&app, request(target, "application/grpc")).await;
@@ -96,8 +98,8 @@ async fn fresh_cluster_is_lock_quarantined_for_layers_extractors_and_grpc() {
     let refused = refused.to_string();
     let told = cluster.urls().into_iter().map(|url| {
         let node = url.trim_start_matches("redis://").to_owned();
-        let quarantined = format!("{node} was restarted or flushed recently; quarantined for");
-        let silent = format!("{node} had not answered when the other nodes decided");
+        let quarantined = format!("{node} was started or flushed recently; quarantined for");
+        let silent = format!("{node} was not waited for, because the other nodes decided");
         let is_quarantined = refused.contains(&quarantined);
         assert!(is_quarantined || refused.contains(&silent), "{refused}");
         is_quarantined
@@ -124,7 +126,7 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
         let node = format!("node=\"{}\"", cluster.servers[server].addr());
         let is_told = |log: &Log| {
             let text = log.text();
-            let mut lines = text.lines();
+            let mut lines = text.lines().filter(|line| line.contains("WARN"));
             lines.any(|line| line.contains(effect) && line.contains(&node))
         };
         // The broken connection is noticed before the attempt to open another one fails.
@@ -137,7 +139,7 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
     let refused = redlock.try_lock("k").await.unwrap_err().to_string();
     let [first, second, third] = [0, 1, 2].map(|server: usize| cluster.servers[server].addr());
     let voted = format!("no quorum: 1 node voted on the lock ({third}), 2 are needed; ");
-    let silent = format!("{third} had not answered when the other nodes decided");
+    let silent = format!("{third} was not waited for, because the other nodes decided");
     assert!(
         refused.starts_with(&voted) || refused.contains(&silent),
         "{refused}"
@@ -157,7 +159,55 @@ async fn node_that_goes_down_is_logged_with_its_effect_on_locks() {
         .release()
         .await
         .unwrap();
-    assert!(log.text().contains("redlock node is up again"));
+    let (node, text) = (format!("node=\"{first}\""), log.text());
+    let mut lines = text.lines().filter(|line| line.contains("WARN"));
+    let is_told = |line: &str| line.contains("redlock node is up again") && line.contains(&node);
+    assert!(lines.any(is_told), "{text}");
+}
+
+#[tokio::test]
+async fn quarantine_is_logged_at_its_beginning_and_its_end() {
+    let servers = [RedisServer::start()];
+    let log = Log::default();
+    let _guard = log.subscribe();
+    let redlock = guarded(servers.iter().map(RedisServer::url));
+    let redlock = redlock.build().unwrap();
+    let node = format!("node=\"{}\"", servers[0].addr());
+    for times in 1..=2 {
+        // Brand new, and flushed.
+        drop(redlock.try_lock("k").await);
+        until_up(&redlock, 1).await;
+        let text = log.text();
+        for event in [
+            "redlock node was started or flushed recently and is quarantined",
+            "redlock node votes again",
+        ] {
+            let is_told =
+                |line: &&str| line.contains("WARN") && line.contains(event) && line.contains(&node);
+            assert_eq!(
+                text.lines().filter(is_told).count(),
+                times,
+                "{event}: {text}"
+            );
+        }
+        assert!(!text.contains("restarted"), "{text}");
+        servers[0].command(&["FLUSHALL"]);
+    }
+}
+
+#[tokio::test]
+async fn silence_is_explained_by_the_setting_that_it_exceeds() {
+    let server = RedisServer::start();
+    let redlock = builder([server.url()]).build().unwrap();
+    until_up(&redlock, 1).await;
+    server.stop();
+    let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+    assert!(refused.contains("did not answer within 4"), "{refused}");
+    until("told", LONGEST, || async {
+        let refused = redlock.try_lock("k").await.unwrap_err().to_string();
+        refused.contains("(no answer for 800ms, which is twice node_timeout)")
+    })
+    .await;
 }
 
 #[tokio::test]

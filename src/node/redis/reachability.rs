@@ -15,7 +15,7 @@ pub(super) enum Reachability {
     Untried,
     /// The server answers.
     Up,
-    /// The server answers but was restarted or flushed recently: only releases and records are sent.
+    /// The server answers but was started or flushed recently: only releases and records are sent.
     Quarantined { until: Instant },
     /// The server does not answer: only releases are sent.
     Down { why: Arc<str>, since: Instant },

@@ -69,7 +69,7 @@ impl ServerStatus {
                 None => tracing::warn!(
                     node,
                     seconds_left = time_until(until).as_secs() + 1,
-                    "redlock node was restarted or flushed recently and is quarantined; see restart_guard"
+                    "redlock node was started or flushed recently and is quarantined; see restart_guard"
                 ),
             }
         }

@@ -487,7 +487,7 @@ impl Lane {
         }
         if self.is_silent() && !self.connection.is_probing() {
             let patience = 2 * self.shared.timeouts.node;
-            let why = format!("no answer for {patience:?}");
+            let why = format!("no answer for {patience:?}, which is twice node_timeout");
             self.status.set_down(&why.into());
             self.connection.start_attempt();
         }
