@@ -112,7 +112,7 @@ impl Job {
     /// Returns whether this is a release whose intent may still be there.
     fn takes_back_intent(&self, now: Instant) -> bool {
         match &self.request {
-            Request::Command(packet) => packet.intent_until.is_some_and(|until| now < until),
+            Request::Command(packet) => packet.until.is_some_and(|until| now < until),
             Request::Ping => false,
         }
     }
@@ -128,16 +128,13 @@ impl Job {
             return;
         };
         packet.trail.mark_sent(self.sender.node());
-        if let Some(until) = packet.stays_until {
+        if let (Op::ReleaseAfter { .. }, Some(until)) = (&packet.command.op, packet.until) {
+            let mut command = packet.command.clone();
             let left = until.saturating_duration_since(Instant::now());
-            let command = Command {
-                op: Op::ReleaseAfter { left },
-                ..packet.command.clone()
-            };
-            self.request = Request::Command(Arc::new(Packet {
-                stays_until: Some(until),
-                ..Packet::unsent(command, packet.notifies, packet.trail.clone())
-            }));
+            command.op = Op::ReleaseAfter { left };
+            let (notifies, trail) = (packet.notifies, packet.trail.clone());
+            let packet = Packet::of_release(Some(until), command, notifies, trail);
+            self.request = Request::Command(packet);
         }
     }
 
@@ -189,18 +186,15 @@ impl Job {
     /// Turns an acquisition that the plain `SET` refused, without a reason, into one by a script, which has one and
     /// recognises its owner. Returns whether this was one.
     pub(crate) fn ask_why(&mut self) -> bool {
-        let Request::Command(packet) = &self.request else {
-            return false;
-        };
-        let is_plain = matches!(packet.command.op, Op::Acquire { proposal: None, .. });
-        if !is_plain || packet.explains {
-            return false;
+        if let Request::Command(packet) = &self.request
+            && matches!(packet.command.op, Op::Acquire { proposal: None, .. })
+            && !packet.notifies
+        {
+            let packet = Packet::of_attempt(packet.command.clone(), true, packet.trail.clone());
+            self.request = Request::Command(packet);
+            return true;
         }
-        self.request = Request::Command(Arc::new(Packet {
-            explains: true,
-            ..Packet::unsent(packet.command.clone(), false, packet.trail.clone())
-        }));
-        true
+        false
     }
 
     /// Returns whether the job is idempotent: executing it twice does no harm and gives the same reply. An
@@ -249,7 +243,7 @@ impl Job {
                     };
                     let look = Packet::of_attempt(look, false, packet.trail.clone());
                     self.request = Request::Command(look);
-                    let failure = self.unsent_or_lost(failure);
+                    let failure = self.failure_to_send(failure);
                     self.sender.fail_without_record(failure);
                     return Some(self);
                 }
@@ -262,12 +256,12 @@ impl Job {
 
     /// Answers the job with a failure to send it.
     pub(crate) fn fail(self, failure: &NodeFailure) {
-        let failure = self.unsent_or_lost(failure);
+        let failure = self.failure_to_send(failure);
         self.sender.send(Err(failure));
     }
 
     /// Returns a failure to send the job. If another lane has sent it before, the server may have executed it.
-    fn unsent_or_lost(&self, failure: &NodeFailure) -> NodeFailure {
+    fn failure_to_send(&self, failure: &NodeFailure) -> NodeFailure {
         match self.times_sent {
             0 => failure.clone(),
             _ => NodeFailure::Disconnected {

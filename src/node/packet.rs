@@ -16,23 +16,16 @@ use crate::protocol::message::{Command, Op};
 #[derive(Debug)]
 pub(crate) struct Packet {
     pub(crate) command: Command,
-    /// Whether a release notifies the subscribers of its locks.
+    /// Whether a node does more than it must: it notifies the subscribers of a lock that it releases, or says what
+    /// refuses an acquisition, which the plain `SET` does not.
     pub(crate) notifies: bool,
-    /// When the intent has certainly expired, for a release that takes one back.
+    /// When the intent has certainly expired, for a release that takes one back; until when the keys stay taken, for one
+    /// that leaves them taken.
     #[cfg_attr(
         not(any(feature = "redis", feature = "test-util")),
         expect(dead_code, reason = "embedded nodes answer at once")
     )]
-    pub(crate) intent_until: Option<Instant>,
-    /// Until when the keys stay taken, for a release that leaves them taken for a while.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(dead_code, reason = "embedded nodes answer at once")
-    )]
-    pub(crate) stays_until: Option<Instant>,
-    /// Whether an acquisition must say what refuses it, which the plain `SET` does not.
-    #[cfg(feature = "redis")]
-    pub(crate) explains: bool,
+    pub(crate) until: Option<Instant>,
     /// The trail of its attempt.
     #[cfg_attr(
         not(feature = "redis"),
@@ -92,18 +85,20 @@ impl Packet {
 
     /// Creates a packet of the attempt with this trail.
     pub(crate) fn of_attempt(command: Command, notifies: bool, trail: Trail) -> Arc<Self> {
-        Arc::new(Self::unsent(command, notifies, trail))
+        Self::of_release(None, command, notifies, trail)
     }
 
-    /// Creates a packet that is neither encoded nor shared yet.
-    pub(crate) fn unsent(command: Command, notifies: bool, trail: Trail) -> Self {
-        Self {
+    /// Creates the packet of a release for which a time counts; see [`until`](Self::until).
+    pub(crate) fn of_release(
+        until: Option<Instant>,
+        command: Command,
+        notifies: bool,
+        trail: Trail,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             command,
             notifies,
-            intent_until: None,
-            stays_until: None,
-            #[cfg(feature = "redis")]
-            explains: false,
+            until,
             trail,
             #[cfg(feature = "redis")]
             encoded: OnceLock::new(),
@@ -111,7 +106,7 @@ impl Packet {
             hash: OnceLock::new(),
             #[cfg(feature = "redis")]
             part: OnceLock::new(),
-        }
+        })
     }
 
     /// Returns the size of the record that it carries.

@@ -169,16 +169,13 @@ impl Cleanup {
             owner: self.owner.clone(),
             op,
         };
-        let mut packet = Packet::unsent(command, publishes, self.trail.clone());
-        match packet.command.op {
-            Op::Release => {
-                let retention = self.names.first().and_then(KeyNames::intent_retention);
-                packet.intent_until = retention.map(|retention| self.gone_at + retention);
-            }
-            Op::ReleaseAfter { left } => packet.stays_until = Some(Instant::now() + left),
-            _ => {}
-        }
-        Arc::new(packet)
+        let retention = self.names.first().and_then(KeyNames::intent_retention);
+        let until = match command.op {
+            Op::Release => retention.map(|retention| self.gone_at + retention),
+            Op::ReleaseAfter { left } => Some(Instant::now() + left),
+            _ => None,
+        };
+        Packet::of_release(until, command, publishes, self.trail.clone())
     }
 }
 

@@ -47,9 +47,8 @@ impl GenerationCheck {
 
 /// Returns the encoded command, without the generation, which differs between the nodes.
 fn encoded<'a>(packet: &'a Packet, check: &GenerationCheck) -> &'a EncodedCommand {
-    packet
-        .encoded
-        .get_or_init(|| encode(packet, check.key.as_deref()))
+    let encode = || encode(&packet.command, packet.notifies, check.key.as_deref());
+    packet.encoded.get_or_init(encode)
 }
 
 impl EncodedCommand {
@@ -152,9 +151,8 @@ pub(super) fn ends_with_generation(request: &Request) -> bool {
 }
 
 /// Encodes a command.
-fn encode(packet: &Packet, generation_key: Option<&[u8]>) -> EncodedCommand {
-    let Command { names, owner, op } = &packet.command;
-    let notifies = packet.notifies;
+fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> EncodedCommand {
+    let Command { names, owner, op } = command;
     if let [name] = &**names
         && let Some(record) = &name.record
     {
@@ -170,7 +168,7 @@ fn encode(packet: &Packet, generation_key: Option<&[u8]>) -> EncodedCommand {
             proposal: None,
             ttl,
             ..
-        } if single && slots == 0 && generation_key.is_none() && !packet.explains => {
+        } if single && slots == 0 && generation_key.is_none() && !notifies => {
             let mut set = EncodedCommand::new();
             set.put(b"SET").put(&names[0].lock).put(owner);
             set.put(b"NX").put(b"PX").put_millis(ttl);
@@ -197,7 +195,7 @@ fn encode(packet: &Packet, generation_key: Option<&[u8]>) -> EncodedCommand {
             retention,
         } => (&scripts.confirm_all, token, ttl, retention),
         Op::Shared(op) => {
-            return encode_shared(names, &packet.command.owner, op, notifies, generation_key);
+            return encode_shared(names, &command.owner, op, notifies, generation_key);
         }
         Op::Release | Op::ReleaseExecuted if slots > 0 => {
             return encode_release_after(names, owner, Duration::ZERO, notifies);

@@ -39,7 +39,12 @@ impl Calls {
     /// Adds a job. It is marked as sent at once: its release may be in the same batch, and must not be called off.
     ///
     /// Jobs share no calls without `check`, the check of a connection that supports them.
-    pub(super) fn add(&mut self, mut job: Job, check: Option<&GenerationCheck>, output: &mut InFlight) {
+    pub(super) fn add(
+        &mut self,
+        mut job: Job,
+        check: Option<&GenerationCheck>,
+        output: &mut InFlight,
+    ) {
         job.mark_sent();
         let Some(check) = check else {
             return output.push_call([job].into_iter());

@@ -348,9 +348,7 @@ impl Lane {
             job.answer(outcome);
             return self.refused.push(job, now + PROBE_PAUSE);
         }
-        if outcome == Ok(Reply::Released)
-            && job.leaves_taken()
-            && took > self.shared.timeouts.node
+        if outcome == Ok(Reply::Released) && job.leaves_taken() && took > self.shared.timeouts.node
         {
             // Executed late, perhaps by a server that was stopped: the keys would stay taken for that much longer.
             job.answer(outcome);

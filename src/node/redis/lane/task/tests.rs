@@ -101,10 +101,8 @@ impl Bench {
             unreachable!("it is a command");
         };
         let (command, now) = (packet.command.clone(), Instant::now());
-        job.request = Request::Command(Arc::new(Packet {
-            intent_until: Some(now + TTL),
-            ..Packet::unsent(command, false, owner.trail.clone())
-        }));
+        let trail = owner.trail.clone();
+        job.request = Request::Command(Packet::of_release(Some(now + TTL), command, false, trail));
         job.useful_until = now;
         job
     }
@@ -344,7 +342,13 @@ async fn acquisitions_of_the_lane_before_are_not_unsent_when_the_server_cannot_b
         bench.lane.on_lost(&"it broke".into());
         bench.lane.on_attempted(Err("it is down".into()));
         let never_sent = bench.acquire(&Owner::new(2));
-        bench.lane.on_jobs(returned.into_iter().chain([never_sent]).collect::<Vec<_>>().into_iter());
+        bench.lane.on_jobs(
+            returned
+                .into_iter()
+                .chain([never_sent])
+                .collect::<Vec<_>>()
+                .into_iter(),
+        );
         let failed = |bench: &mut Bench| match bench.votes.try_recv() {
             Some(vote) => vote.outcome.map_err(|failure| failure.never_sent()),
             None => panic!("not answered"),
@@ -363,10 +367,9 @@ async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
     let Request::Command(packet) = &job.request else {
         unreachable!("it is a command");
     };
-    job.request = Request::Command(Arc::new(Packet {
-        stays_until: Some(Instant::now() + TTL),
-        ..Packet::unsent(packet.command.clone(), false, owner.trail.clone())
-    }));
+    let (command, trail) = (packet.command.clone(), owner.trail.clone());
+    let until = Some(Instant::now() + TTL);
+    job.request = Request::Command(Packet::of_release(until, command, false, trail));
     job.useful_until = Instant::now() + 2 * TTL;
     let left = |bench: &Bench| {
         let jobs = bench.lane.in_flight.jobs();
@@ -376,7 +379,11 @@ async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
         });
         left.collect::<Vec<_>>()
     };
-    let after = |seconds| [Op::ReleaseAfter { left: Duration::from_secs(seconds) }];
+    let after = |seconds| {
+        [Op::ReleaseAfter {
+            left: Duration::from_secs(seconds),
+        }]
+    };
     // It waits for a connection; is sent again on the next; and is answered late.
     bench.lane.on_lost(&"it broke".into());
     bench.lane.parked.push_back(job);
@@ -414,7 +421,11 @@ async fn a_release_finds_its_lock_gone_only_if_it_was_sent_once() {
         }
         bench.outcomes();
         bench.answer(":-3\r\n");
-        let outcome = if is_repeated { Reply::Released } else { Reply::Lost };
+        let outcome = if is_repeated {
+            Reply::Released
+        } else {
+            Reply::Lost
+        };
         assert_eq!(bench.outcomes(), [Ok(outcome)]);
     }
 }
