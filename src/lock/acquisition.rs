@@ -228,8 +228,8 @@ impl Acquisition {
             if let Err(error) = raised {
                 drop(span.in_group(self.core.label(stage.group)));
                 give_up(shares).await;
-                let elapsed = span.began().elapsed();
-                return Err(LockError::from_raise(error, self.ttl(), elapsed).into());
+                let (names, elapsed) = (&stage.group.cluster.names, span.began().elapsed());
+                return Err(LockError::from_raise(error, names, self.ttl(), elapsed).into());
             }
         }
         let mut shares = shares.into_iter();

@@ -78,18 +78,28 @@ pub enum LockError {
 
 impl LockError {
     /// Returns the error of a lock in several groups, of which one could not be given the token of another.
-    pub(crate) fn from_raise(error: ExtendError, ttl: Duration, elapsed: Duration) -> Self {
+    /// These are the nodes of that group.
+    pub(crate) fn from_raise(
+        error: ExtendError,
+        names: &[Arc<str>],
+        ttl: Duration,
+        elapsed: Duration,
+    ) -> Self {
         match error {
             ExtendError::Unavailable {
                 reached,
                 needed,
                 nodes,
-            } => Self::Unavailable {
-                reached,
-                needed,
-                voted: Vec::new(),
-                nodes,
-            },
+            } => {
+                let failed = |name: &str| nodes.iter().any(|node| node.node() == name);
+                let voted = names.iter().filter(|name| !failed(name));
+                Self::Unavailable {
+                    reached,
+                    needed,
+                    voted: voted.map(Arc::clone).collect(),
+                    nodes,
+                }
+            }
             // Its lease ended while the others were acquired.
             _ => Self::Expired { ttl, elapsed },
         }

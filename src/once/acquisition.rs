@@ -107,8 +107,10 @@ impl ExecuteOnce {
             (Ok(first), Ok(second)) => {
                 let joined = first.join(second).await;
                 let ttl = self.options.ttl.unwrap_or(self.core.settings.ttl);
-                let failed = |error| LockError::from_raise(error, ttl, span.began().elapsed());
-                joined.map_err(|error| failed(error).into())
+                joined.map_err(|error| {
+                    let (names, elapsed) = (&present.cluster.names, span.began().elapsed());
+                    LockError::from_raise(error, names, ttl, elapsed).into()
+                })
             }
             (Ok(free), Err(Denied::Recorded(record))) => Err(self.copied(next, record, free).await),
             (Err(Denied::Recorded(record)), Ok(free)) => {

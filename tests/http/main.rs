@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers fail the test that they help")]
 
+mod crowds;
 mod custom_rejections;
 mod dropped_requests;
 mod early_release;

@@ -2,9 +2,11 @@
 
 use support::{ms, secs};
 use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::protocol::message::Op;
 use tower_redlock::test_util::{Gate, OpKind};
 use tower_redlock::{KeyState, LockError, LostReason, OnceError, ReleaseError, Released};
 
+use crate::common::Foreign;
 use crate::groups::{builder, groups, keys_of};
 use crate::moving::{Steps, both_ways, growing};
 
@@ -437,4 +439,31 @@ async fn execution_is_valid_as_long_as_it_is_in_both_groups() {
         });
         assert_eq!(once.await, Err(OnceError::Work(())));
     }
+}
+
+/// The first group is to be given the token of the second, which has a higher fence.
+#[tokio::test(start_paused = true)]
+async fn token_that_cannot_be_raised_names_the_nodes_that_voted_and_those_that_failed() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    for node in 0..3 {
+        let ahead = Foreign::of(&keys[1]);
+        ahead.acquire_with(&groups[1], node, 8_000_000_000_000_000, secs(1));
+        ahead.send(&groups[1], node, Op::Release);
+    }
+    (1..3).for_each(|node| groups[0].set_for(node, OpKind::Confirm, Gate::Failing));
+    let refused = redlock.lock_all(&keys).await;
+    let Err(LockError::Unavailable {
+        reached,
+        voted,
+        nodes,
+        ..
+    }) = refused
+    else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((reached, voted.len(), nodes.len()), (1, 1, 2));
+    assert!(nodes.iter().all(|node| *node.node() != *voted[0]));
+    assert_eq!(groups[0].locks(), [0; 3]);
 }

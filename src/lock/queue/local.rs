@@ -404,7 +404,8 @@ impl Permit {
     pub(crate) fn set_failed(&self, is_execution: bool, error: &LockError) {
         let places = self.places.0.iter();
         let keys: LockKeys = places.map(|place| &place.key.key).collect();
-        for place in self.places.0.iter() {
+        let waited = self.places.0.iter().filter(|place| place.is_waited_for());
+        for place in waited {
             place.set_failed(Failed {
                 keys: keys.clone(),
                 access: self.access,

@@ -1,0 +1,117 @@
+//! Crowds of requests for one free key in a fault: none is told that another request holds it.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Path;
+use axum::routing::any;
+use http::{Method, Request, StatusCode};
+use support::{Answer, Executed, ms, once, redlock, secs, set_all};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{LockKeys, LockResource, Locked, OnUnavailable, Redlock, RedlockLayer, key};
+
+/// The resource that handlers lock by their signature.
+#[derive(serde::Deserialize)]
+struct Page(#[allow(dead_code, reason = "only its name is a key")] u32);
+
+impl LockResource for Page {
+    fn lock_keys(&self) -> LockKeys {
+        LockKeys::from_iter([("page", "7")])
+    }
+}
+
+async fn locked(_: Locked<Path<Page>>) {}
+
+/// Returns all ways to lock a request, and the status of a refusal for a held key.
+fn apps(redlock: &Redlock) -> [(&'static str, Router, u16); 6] {
+    let layer = || RedlockLayer::new(redlock.clone(), ("page", key::path("id")));
+    let handler = || any(async || sleep(ms(50)).await);
+    let routed = |layer: RedlockLayer| Router::new().route("/pages/{id}", handler().layer(layer));
+    let waiting = layer().wait(ms(5));
+    let shared = layer().shared_methods([Method::GET]);
+    let extracted = Router::new().route("/pages/{id}", any(locked));
+    let idempotent = Router::new().route("/pages/{id}", handler().layer(once(redlock)));
+    [
+        ("layer", routed(layer()), 423),
+        ("layer that waits", routed(waiting), 423),
+        ("shared methods", routed(shared), 423),
+        ("at most two", routed(layer().max_concurrent(2)), 429),
+        ("extractor", extracted.with_state(redlock.clone()), 423),
+        ("idempotency", idempotent, 409),
+    ]
+}
+
+/// Sends 16 equal requests at once.
+async fn crowd(app: &Router) -> Vec<Answer> {
+    let mut answers = JoinSet::new();
+    for _ in 0..16 {
+        let (app, request) = (app.clone(), Request::post("/pages/7"));
+        let request = request.header("idempotency-key", "\"k\"");
+        let request = request.body(Body::empty()).unwrap();
+        answers.spawn(async move { Answer::to(&app, request).await });
+    }
+    answers.join_all().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn crowd_in_an_outage_gets_503_and_never_that_the_key_is_held() {
+    for gate in [Gate::Never, Gate::Failing, Gate::Down] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = redlock(&nodes);
+        for (name, app, _) in apps(&redlock) {
+            (1..3).for_each(|node| nodes.set(node, gate));
+            let began = Instant::now();
+            for answer in crowd(&app).await {
+                assert_eq!(answer.code(), "lock-unavailable", "{name}, {gate:?}");
+                assert_eq!(answer.status, 503, "{name}, {gate:?}");
+            }
+            assert!(began.elapsed() <= ms(55), "{name}: {:?}", began.elapsed());
+            (1..3).for_each(|node| nodes.set(node, Gate::Ready));
+            sleep(secs(30)).await;
+        }
+    }
+}
+
+/// The counterpart: without a fault, one request is answered, and the others hear of it.
+#[tokio::test(start_paused = true)]
+async fn crowd_without_a_fault_is_refused_for_the_request_that_holds_the_key() {
+    let nodes = ScriptedNodes::new(3);
+    set_all(&nodes, OpKind::Acquire, Gate::Slow(ms(10)));
+    let redlock = redlock(&nodes);
+    for (name, app, refused) in apps(&redlock) {
+        if name == "extractor" {
+            // Its handler answers at once, so there are more than one.
+            continue;
+        }
+        let answers = crowd(&app).await;
+        let count = |status| {
+            answers
+                .iter()
+                .filter(|answer| answer.status == status)
+                .count()
+        };
+        let granted = if name == "at most two" { 2 } else { 1 };
+        assert_eq!(count(StatusCode::OK), granted, "{name}");
+        let refused = StatusCode::from_u16(refused).unwrap();
+        assert_eq!(count(refused), 16 - granted, "{name}");
+        sleep(secs(30)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_unavailable_proceed_lets_the_whole_crowd_proceed() {
+    let nodes = ScriptedNodes::new(3);
+    (1..3).for_each(|node| nodes.set(node, Gate::Never));
+    let redlock = redlock(&nodes);
+    let executed = Executed::default();
+    let counted = executed.clone();
+    let layer = RedlockLayer::new(redlock, ("page", key::path("id")));
+    let handler = any(async move || counted.one_more().to_string());
+    let handler = handler.layer(layer.on_unavailable(OnUnavailable::Proceed));
+    let app = Router::new().route("/pages/{id}", handler);
+    for answer in crowd(&app).await {
+        assert_eq!(answer.status, 200);
+    }
+    assert_eq!(executed.count(), 16);
+}
