@@ -199,13 +199,13 @@ impl Acquisition {
             match locked {
                 Ok(share) => {
                     earlier.token = share.lease().token();
-                    if let Some(slot) = share.lease().slot {
+                    if let Some(slot) = share.lease().terms.slot {
                         earlier.slots = 1 << slot;
                     }
                     shares.push(share);
                 }
                 Err(error) => {
-                    let slot = shares.first().and_then(|share| share.lease().slot);
+                    let slot = shares.first().and_then(|share| share.lease().terms.slot);
                     give_up(shares).await;
                     return Err(match (error, slot) {
                         (error @ LockError::Contended { .. }, Some(slot)) => {
@@ -297,9 +297,10 @@ impl Acquisition {
         let terms = Terms {
             names,
             ttl,
-            is_fenced: settings.fencing,
+            // A token would be no use to a reader, who must not write.
+            is_fenced: settings.fencing && access != Access::Shared,
             access,
-            slot_table,
+            slot_table: slot_table.map(Box::new),
             earlier,
             hold_at_least: options.hold_at_least,
         };

@@ -157,7 +157,7 @@ macro_rules! view {
             /// [`slots`](crate::LockRequest::slots).
             #[must_use]
             pub fn slot(&self) -> Option<usize> {
-                self.lease().slot
+                self.lease().terms.slot
             }
 
             /// Returns how much longer the lock is certainly held, by the monotonic clock.

@@ -129,7 +129,7 @@ impl LockHandles {
         }
         let is_wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
-        let is_of_reader = |guard: &&LockGuard| guard.lease().access == Access::Shared;
+        let is_of_reader = |guard: &&LockGuard| guard.lease().terms.access == Access::Shared;
         if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
             return LockFuture::failed(LockError::HeldShared);
         }

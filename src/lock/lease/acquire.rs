@@ -72,7 +72,7 @@ impl LeaseTask {
         handoff: &mut Handoff<T>,
     ) -> Result<GrantedLock, AcquireError> {
         let backoff = &mut Backoff::new(deadline, slots);
-        backoff.is_for_slot = self.slot_table.is_some();
+        backoff.is_for_slot = self.terms.slot_table.is_some();
         self.let_remote_first(backoff, permit, handoff).await?;
         self.take_any_slot(permit);
         let mut moves = 0;
@@ -98,7 +98,7 @@ impl LeaseTask {
             self.take_any_slot(permit);
             moves = 0;
         };
-        self.slot_table = None;
+        self.terms.slot_table = None;
         // Readers may come again in the place of this caller.
         self.announcement = None;
         outcome
@@ -107,7 +107,7 @@ impl LeaseTask {
     /// Chooses a slot at random, if the caller takes one of several. Where no free slot is known, callers of several
     /// processes should not all ask for the same one.
     fn take_any_slot(&mut self, permit: &Permit) {
-        let Some(wanted) = self.slot_table.as_ref().map(|table| table.wanted()) else {
+        let Some(wanted) = self.terms.slot_table.as_ref().map(|table| table.wanted()) else {
             return;
         };
         if !self.take_slot(permit, wanted) {
@@ -125,7 +125,7 @@ impl LeaseTask {
     }
 
     fn take_slot(&mut self, permit: &Permit, slots: u64) -> bool {
-        let Some(table) = &self.slot_table else {
+        let Some(table) = &self.terms.slot_table else {
             return false;
         };
         let slot = permit.take_number(slots & table.wanted(), random_u64());
@@ -136,8 +136,8 @@ impl LeaseTask {
     }
 
     fn set_slot(&mut self, slot: usize) {
-        if let Some(table) = &self.slot_table {
-            (self.keys, self.names) = table.get(slot);
+        if let Some(table) = &self.terms.slot_table {
+            (self.keys, self.terms.names) = table.get(slot);
             self.slot = Some(slot);
         }
     }
@@ -159,7 +159,7 @@ impl LeaseTask {
             match Retry::on_release(waiters, 0, TICK, random_u64()) {
                 OnRelease::Try(delay) => delay,
                 OnRelease::Rest(delay) => {
-                    backoff.watching = permit.subscribe(&self.cluster, &self.names);
+                    backoff.watching = permit.subscribe(&self.cluster, &self.terms.names);
                     // No attempt was refused yet, so there is no release that it could have missed.
                     backoff.forget_releases();
                     delay
@@ -206,10 +206,10 @@ impl LeaseTask {
         if is_shared && Instant::now() < backoff.deadline {
             // Until shortly after the next attempt. Should this process end, readers wait for no longer.
             let patience = delay + self.cluster.settings.node_timeout;
-            let new = || Announcement::new(&self.cluster, &self.names);
+            let new = || Announcement::new(&self.cluster, &self.terms.names);
             self.announcement
                 .get_or_insert_with(|| Box::new(new()))
-                .renew(patience.min(self.ttl));
+                .renew(patience.min(self.terms.ttl));
         }
         if Box::pin(self.pause(backoff, delay, handoff)).await? {
             // The release woke other processes too, so the next split vote is a first one.
@@ -269,7 +269,7 @@ impl LeaseTask {
         permit.end_run();
         backoff.slots.occupy()?;
         if settings.wake_ups && backoff.watching.is_empty() {
-            backoff.watching = permit.subscribe(&self.cluster, &self.names);
+            backoff.watching = permit.subscribe(&self.cluster, &self.terms.names);
         }
         let delay = if backoff.is_subscribed() {
             let bound = settings.poll_interval;

@@ -174,7 +174,13 @@ impl LeaseTask {
     pub(crate) fn begin_attempt<R: Round>(&self, round: R, owner: OwnerToken) -> Attempt<R> {
         let settings = &self.cluster.settings;
         let began = Instant::now();
-        let mut cleanup = Cleanup::new(&self.cluster, &self.names, owner, self.access, began);
+        let mut cleanup = Cleanup::new(
+            &self.cluster,
+            &self.terms.names,
+            owner,
+            self.terms.access,
+            began,
+        );
         let due = began + settings.node_timeout;
         let patience = self.cluster.nodes.iter().map(|node| node.extra_patience());
         let connecting = patience.enumerate().filter(|(_, extra)| !extra.is_zero());
@@ -182,16 +188,18 @@ impl LeaseTask {
             .map(|(node, extra)| (node, due + extra))
             .collect();
         let acquiring = self.votes.next_phase();
-        let acquire = match self.access {
+        let acquire = match self.terms.access {
             Access::Exclusive | Access::Slot(_) => Op::Acquire {
-                proposal: self.is_fenced.then(|| self.proposal()),
-                ttl: self.ttl,
+                proposal: self.terms.is_fenced.then(|| self.proposal()),
+                ttl: self.terms.ttl,
                 retention: settings.fence_retention,
             },
-            Access::Shared => Op::Shared(SharedOp::Acquire { ttl: self.ttl }),
+            Access::Shared => Op::Shared(SharedOp::Acquire {
+                ttl: self.terms.ttl,
+            }),
         };
         let nodes = 0..self.cluster.nodes.len();
-        cleanup.send(acquire, self.ttl, began, &self.votes, nodes);
+        cleanup.send(acquire, self.terms.ttl, began, &self.votes, nodes);
         let progress = Progress {
             round,
             failures: Failures::default(),
@@ -210,7 +218,7 @@ impl LeaseTask {
     /// Where the caller has a lock in another group, it proposes the token of that one, so that both have the same token
     /// unless a fence is higher here.
     fn proposal(&self) -> u64 {
-        let earlier = self.earlier.and_then(|earlier| earlier.token);
+        let earlier = self.terms.earlier.and_then(|earlier| earlier.token);
         earlier.map_or_else(next_proposal, FencingToken::as_u64)
     }
 
@@ -271,11 +279,11 @@ impl LeaseTask {
     fn confirm<R: Round>(&mut self, attempt: &mut Attempt<R>, token: u64) {
         let Attempt { cleanup, progress } = attempt;
         progress.confirming = Some(self.votes.next_phase());
-        let token = self.is_fenced.then_some(token);
+        let token = self.terms.is_fenced.then_some(token);
         let retention = self.cluster.settings.fence_retention;
-        let confirm = self.access.confirm(token, self.ttl, retention);
+        let confirm = self.terms.access.confirm(token, self.terms.ttl, retention);
         let nodes = progress.round.acquiring().unconfirmed();
-        cleanup.send(confirm, self.ttl, Instant::now(), &self.votes, nodes);
+        cleanup.send(confirm, self.terms.ttl, Instant::now(), &self.votes, nodes);
     }
 
     /// Concludes an attempt that a majority granted, with an error if the grant came too late.
@@ -289,12 +297,12 @@ impl LeaseTask {
         Span::current().record("quorum.granted", acknowledged);
         // Measured after the last answer that counts, by the monotonic clock.
         let elapsed = progress.began.elapsed();
-        let Some(left) = validity::remaining(self.ttl, elapsed) else {
+        let Some(left) = validity::remaining(self.terms.ttl, elapsed) else {
             self.give_up(cleanup);
-            let ttl = self.ttl;
+            let ttl = self.terms.ttl;
             return Err(LockError::Expired { ttl, elapsed }.into());
         };
-        let token = self.is_fenced.then(|| FencingToken::try_from(number));
+        let token = self.terms.is_fenced.then(|| FencingToken::try_from(number));
         let acquired = GrantedLock {
             cleanup,
             // Cannot fail: the nodes never exceed the largest token.

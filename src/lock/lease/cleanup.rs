@@ -190,7 +190,7 @@ impl Drop for Cleanup {
             let nodes = self.may_hold.iter().zip(self.cluster.names.iter());
             let names = nodes.filter(|(may_hold, _)| **may_hold);
             let names = names.map(|(_, name)| Arc::clone(name));
-            let registry = &lease.registry;
+            let registry = &lease.terms.registry;
             registry.set_unconfirmed(names, lease.own_keys(), self.gone_at);
         }
         let is_kept = match self.disposal() {

@@ -83,19 +83,16 @@ impl LeaseTask {
             valid_until,
         } = acquired;
         let (keys, registry) = (self.keys.clone(), Arc::clone(self.ticket.registry()));
-        let settings = &self.cluster.settings;
-        let (lease, share, control) = Lease::new(LeaseTerms {
-            settings,
+        let terms = LeaseTerms {
+            settings: Arc::clone(&self.cluster.settings),
             registry,
             keys,
-            token,
-            access: self.access,
+            access: self.terms.access,
             slot: self.slot,
-            hold_at_least: self.hold_at_least,
-            disposal,
+            hold_at_least: self.terms.hold_at_least,
             purpose,
-            valid_until,
-        });
+        };
+        let (lease, share, control) = Lease::new(terms, disposal, token, valid_until);
         permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>), self.task);
         permit.unsubscribe();
         // Readers may come again behind this caller.
@@ -108,8 +105,8 @@ impl LeaseTask {
             control,
             span: Some(HeldSpan::new(self.labels.clone())),
             max_hold,
-            began: self.earlier.is_none().then_some(began),
-            renew_at: self.renews(false).then(|| began + self.ttl / 3),
+            began: self.terms.earlier.is_none().then_some(began),
+            renew_at: self.renews(false).then(|| began + self.terms.ttl / 3),
             extension: None,
         };
         (holding, share)
@@ -165,12 +162,12 @@ impl LeaseTask {
     /// Returns whether the lock is renewed. One of several leases always is, until the caller has them all: it may wait
     /// for the others for longer than the ttl.
     fn renews(&self, is_delivered: bool) -> bool {
-        self.cluster.settings.renew || (self.earlier.is_some() && !is_delivered)
+        self.cluster.settings.renew || (self.terms.earlier.is_some() && !is_delivered)
     }
 
     /// Asks all nodes to confirm the lock once more, and renews it with that if it is to be renewed.
     pub(crate) fn ask_again(&mut self, holding: &mut Holding, now: Instant) {
-        let renewed = holding.renewal_ttl(self.ttl, now);
+        let renewed = holding.renewal_ttl(self.terms.ttl, now);
         let ttl = renewed.filter(|_| holding.renew_at.is_some());
         // A lock that is not to be renewed is confirmed for the rest of its validity.
         let ttl = ttl.unwrap_or_else(|| holding.left(now));
@@ -182,7 +179,7 @@ impl LeaseTask {
             // The holder may have gone away.
             drop(command.done.send(Err(ExtendError::Lost(reason))));
         } else {
-            let ttl = command.ttl.unwrap_or(self.ttl);
+            let ttl = command.ttl.unwrap_or(self.terms.ttl);
             self.begin_extension(holding, ttl, Some(command));
         }
     }
@@ -227,7 +224,7 @@ impl LeaseTask {
         if holding.renew_at.is_some_and(|at| at <= now) && holding.extension.is_none() {
             let goes_on = self.ticket.registry().stage() < DrainStage::TimedOut
                 && self.renews(holding.lease.delivered_at().is_some());
-            match holding.renewal_ttl(self.ttl, now).filter(|_| goes_on) {
+            match holding.renewal_ttl(self.terms.ttl, now).filter(|_| goes_on) {
                 Some(ttl) => self.begin_extension(holding, ttl, None),
                 None => holding.renew_at = None,
             }
@@ -246,9 +243,12 @@ impl LeaseTask {
         let raised = command.as_ref().and_then(|command| command.token);
         let token = raised.or_else(|| holding.lease.token());
         let token = token.map(FencingToken::as_u64);
-        let confirm = self.access.confirm(token, ttl, settings.fence_retention);
+        let confirm = self
+            .terms
+            .access
+            .confirm(token, ttl, settings.fence_retention);
         let nodes = 0..self.cluster.quorum.nodes();
-        let (cleanup, longest) = (&mut holding.cleanup, ttl.max(self.ttl));
+        let (cleanup, longest) = (&mut holding.cleanup, ttl.max(self.terms.ttl));
         cleanup.send(confirm, longest, began, &self.votes, nodes);
         holding.extension = Some(Box::new(Extending {
             round: ExtendRound::new(self.cluster.quorum, token.unwrap_or(0)),
@@ -296,16 +296,16 @@ impl LeaseTask {
                     .control
                     .prolong(began + validity::lifetime(ttl).unwrap_or_default());
                 if let Some(command) = &extension.command {
-                    self.ttl = ttl;
+                    self.terms.ttl = ttl;
                     if let Some(token) = command.token {
                         holding.control.set_token(token);
                     }
                 }
-                holding.renew_at = holding.renew_at.map(|_| began + self.ttl / 3);
+                holding.renew_at = holding.renew_at.map(|_| began + self.terms.ttl / 3);
                 Ok(())
             }
             (None, ExtendStep::Missed { reached }) => {
-                let pause = (self.ttl / 10).max(TICK);
+                let pause = (self.terms.ttl / 10).max(TICK);
                 holding.renew_at = holding.renew_at.map(|_| now + pause);
                 Err(ExtendError::Unavailable {
                     reached,

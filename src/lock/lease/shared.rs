@@ -33,20 +33,9 @@ use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
 /// A held lock, as its holders see it.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// Identifies the lock service.
-    pub(crate) registry: Arc<Registry>,
-    keys: LockKeys,
-    pub(crate) access: Access,
-    /// The number of the slot, if it is one of several.
-    pub(crate) slot: Option<usize>,
+    pub(crate) terms: LeaseTerms,
     /// Set if this is the first of several leases in which a caller has one lock.
     joined: OnceLock<Joined>,
-    /// How long the keys stay taken at least, although the lock is released earlier.
-    hold_at_least: Option<Duration>,
-    max_ttl: Duration,
-    node_timeout: Duration,
-    /// What the lock is held for; see [`Memo`].
-    purpose: Option<Memo>,
     /// A [`Disposal`].
     disposal: AtomicU8,
     /// The number of shares, which guards, responses and bodies hold. Zero is final.
@@ -70,18 +59,20 @@ struct Joined {
     shares: Mutex<Vec<Share>>,
 }
 
-/// What a lease is created with.
-pub(super) struct LeaseTerms<'a> {
-    pub(super) settings: &'a Settings,
-    pub(super) registry: Arc<Registry>,
+/// What does not change during a lease.
+#[derive(Debug)]
+pub(crate) struct LeaseTerms {
+    pub(super) settings: Arc<Settings>,
+    /// Identifies the lock service.
+    pub(crate) registry: Arc<Registry>,
     pub(super) keys: LockKeys,
-    pub(super) token: Option<FencingToken>,
-    pub(super) access: Access,
-    pub(super) slot: Option<usize>,
+    pub(crate) access: Access,
+    /// The number of the slot, if it is one of several.
+    pub(crate) slot: Option<usize>,
+    /// How long the keys stay taken at least, although the lock is released earlier.
     pub(super) hold_at_least: Option<Duration>,
-    pub(super) disposal: Disposal,
+    /// What the lock is held for; see [`Memo`].
     pub(super) purpose: Option<Memo>,
-    pub(super) valid_until: Instant,
 }
 
 #[derive(Debug)]
@@ -134,29 +125,15 @@ pub(crate) enum Disposal {
 pub(crate) struct Share(Arc<Lease>);
 
 impl Lease {
-    pub(super) fn new(terms: LeaseTerms<'_>) -> (Arc<Self>, Share, LeaseControl) {
-        let LeaseTerms {
-            settings,
-            registry,
-            keys,
-            token,
-            access,
-            slot,
-            hold_at_least,
-            disposal,
-            purpose,
-            valid_until,
-        } = terms;
+    pub(super) fn new(
+        terms: LeaseTerms,
+        disposal: Disposal,
+        token: Option<FencingToken>,
+        valid_until: Instant,
+    ) -> (Arc<Self>, Share, LeaseControl) {
         let lease = Arc::new(Self {
-            registry,
-            keys,
-            access,
-            slot,
+            terms,
             joined: OnceLock::new(),
-            hold_at_least,
-            max_ttl: settings.max_ttl,
-            node_timeout: settings.node_timeout,
-            purpose,
             disposal: AtomicU8::new(disposal as u8),
             shares: AtomicUsize::new(1),
             state: Mutex::new(LeaseState {
@@ -179,12 +156,14 @@ impl Lease {
 
     /// Returns all keys of the lock in ascending order.
     pub(crate) fn keys(&self) -> &LockKeys {
-        self.joined.get().map_or(&self.keys, |joined| &joined.keys)
+        self.joined
+            .get()
+            .map_or(&self.terms.keys, |joined| &joined.keys)
     }
 
     /// Returns the keys of this lease, without those of the further ones.
     pub(super) fn own_keys(&self) -> &LockKeys {
-        &self.keys
+        &self.terms.keys
     }
 
     /// Returns the fencing token of the lock.
@@ -243,7 +222,7 @@ impl Lease {
 
     /// Returns for how long the keys are to stay taken after their release at this time; zero if not at all.
     pub(super) fn stays_for(&self, now: Instant) -> Duration {
-        let held = self.hold_at_least.zip(self.delivered_at());
+        let held = self.terms.hold_at_least.zip(self.delivered_at());
         let stays_until = held.map_or(now, |(least, delivered)| after(delivered, least));
         whole_millis(stays_until.saturating_duration_since(now))
     }
@@ -311,15 +290,15 @@ impl Lease {
 
     /// Extends the lock; see [`LockGuard::extend`](crate::LockGuard::extend).
     pub(crate) async fn extend(&self, ttl: Duration) -> Result<(), ExtendError> {
-        if ttl > self.max_ttl {
+        if ttl > self.terms.settings.max_ttl {
             return Err(ExtendError::TtlTooLong {
                 asked: ttl,
-                max: self.max_ttl,
+                max: self.terms.settings.max_ttl,
             });
         }
         let asked = ttl;
         let ttl = whole_millis(asked);
-        if ttl <= self.node_timeout || validity::lifetime(ttl).is_none() {
+        if ttl <= self.terms.settings.node_timeout || validity::lifetime(ttl).is_none() {
             return Err(ExtendError::TtlTooShort { asked });
         }
         for lease in self.further().iter().map(Arc::as_ref).chain([self]) {
@@ -377,11 +356,11 @@ impl HeldLease for Lease {
     }
 
     fn purpose(&self) -> Option<&Memo> {
-        self.purpose.as_ref()
+        self.terms.purpose.as_ref()
     }
 
     fn has(&self, key: &LockKey) -> bool {
-        self.keys.as_slice().contains(key)
+        self.terms.keys.as_slice().contains(key)
     }
 
     fn revoke(&self) {
@@ -493,7 +472,7 @@ impl Share {
         let leases: Vec<_> = shares.iter().map(|share| Arc::clone(&share.0)).collect();
         let all = leases.iter().chain([&self.0]);
         let joined = Joined {
-            keys: all.flat_map(|lease| lease.keys.as_slice()).collect(),
+            keys: all.flat_map(|lease| lease.terms.keys.as_slice()).collect(),
             leases,
             shares: Mutex::new(shares),
         };

@@ -24,19 +24,9 @@ use crate::protocol::{FencingToken, KeyNames, LockKeys};
 pub(crate) struct LeaseTask {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) keys: LockKeys,
-    pub(crate) names: Arc<[KeyNames]>,
-    pub(crate) ttl: Duration,
-    /// Whether the lock comes with a fencing token.
-    pub(crate) is_fenced: bool,
-    pub(crate) access: Access,
+    pub(super) terms: Terms,
     /// The number of the slot, if the lock is one of several.
     pub(super) slot: Option<usize>,
-    /// The slots of a caller that takes any of them. Dropped when it has one.
-    pub(super) slot_table: Option<Box<SlotTable>>,
-    /// Present if the lock is one of several leases of its caller. The times of all of them begin when it has them.
-    pub(super) earlier: Option<Earlier>,
-    /// How long the keys stay taken at least, counted from the grant.
-    pub(super) hold_at_least: Option<Duration>,
     pub(crate) votes: VoteReceiver,
     /// The releases under way, of failed attempts and of the lock itself.
     pub(super) releases: Vec<Release>,
@@ -56,12 +46,14 @@ pub(crate) struct LeaseTask {
 pub(crate) struct Terms {
     pub(crate) names: Arc<[KeyNames]>,
     pub(crate) ttl: Duration,
-    /// Whether a lock that is held alone comes with a fencing token.
+    /// Whether the lock comes with a fencing token.
     pub(crate) is_fenced: bool,
     pub(crate) access: Access,
-    pub(crate) slot_table: Option<SlotTable>,
-    /// Present if the caller acquires several leases for one lock.
+    /// The slots of a caller that takes any of them. Dropped when it has one.
+    pub(crate) slot_table: Option<Box<SlotTable>>,
+    /// Present if the lock is one of several leases of its caller. The times of all of them begin when it has them.
     pub(crate) earlier: Option<Earlier>,
+    /// How long the keys stay taken at least, counted from the grant.
     pub(crate) hold_at_least: Option<Duration>,
 }
 
@@ -108,28 +100,12 @@ impl LeaseTask {
         ticket: Ticket,
         labels: LockLabels,
     ) -> Self {
-        let Terms {
-            names,
-            ttl,
-            is_fenced,
-            access,
-            slot_table,
-            earlier,
-            hold_at_least,
-        } = terms;
         Self {
             votes: VoteReceiver::new(&cluster.names),
             cluster: Arc::clone(cluster),
             keys,
-            names,
-            ttl,
-            // A token would be no use to a reader, who must not write.
-            is_fenced: is_fenced && access != Access::Shared,
-            access,
+            terms,
             slot: None,
-            slot_table: slot_table.map(Box::new),
-            earlier,
-            hold_at_least,
             releases: Vec::new(),
             ticket,
             task: task::try_id(),
