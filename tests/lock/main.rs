@@ -14,6 +14,7 @@ mod hold_at_least;
 mod inspect;
 mod lead;
 mod lock_all;
+mod longest_waits;
 mod moving;
 mod renewal;
 mod serve_until;
