@@ -232,7 +232,7 @@ async fn request_that_is_dropped_at_any_time_leaves_nothing() {
                 if ahead {
                     let nodes = &all[usize::from(to == "1")];
                     for node in 0..3 {
-                        crate::common::Foreign::of(&key).acquire_with(
+                        Foreign::of(&key).acquire_with(
                             nodes,
                             node,
                             8_000_000_000_000_000 + after,
