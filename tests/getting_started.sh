@@ -9,7 +9,8 @@
 # block of `sh` is typed into a terminal of its own. A block of `text` is what the commands above it print: all of
 # it, but for numbers that differ each time. A line of prose with "Ctrl-C" stops what the page has started.
 # This crate replaces the published one, and free ports those of the page. Of the README, each snippet becomes a program
-# of a project with the dependencies that it names, which is compiled.
+# of a project with the dependencies that it names, which is compiled. The first one runs, and its commands get the
+# statuses that their comments announce.
 
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -38,23 +39,38 @@ main() {
     done
 }
 
-# Compiles each snippet as a program of its own, as if it were pasted into a new project.
+# Compiles each snippet as a program of its own, as if it were pasted into a new project, and tries the first.
 paste() {
-    local project="$work/pasted" started="$SECONDS"
+    local project="$work/pasted" started="$SECONDS" announced answered
+    choose_ports
+    steps="$work/readme"
+    mkdir -p "$steps"
     mkdir -p "$project/src/bin"
     {
-        printf 'Cargo.toml\n[package]\nname = "pasted"\nversion = "0.1.0"\nedition = "2024"\n\n'
+        printf 'Cargo.toml\n[package]\nname = "pasted"\nversion = "0.1.0"\nedition = "2024"\ndefault-run = "snippet_1"\n\n'
         awk '/^```toml$/ { inside = 1; next } /^```$/ { inside = 0 } inside' "$root/$1"
     } >"$work/manifest"
     write_file "$project" "$work/manifest" >"$project/Cargo.toml"
-    awk -v prefix="$project/src/bin/snippet_" '
+    # shellcheck disable=SC2086
+    sed $replace_ports "$root/$1" | awk -v prefix="$project/src/bin/snippet_" '
         /^```rust/ { inside = 1; main = 0; file = prefix (++count) ".rs"; print "#![deny(warnings)]\n#![allow(dead_code)]" > file; next }
         inside && /^```$/ { inside = 0; if (!main) print "fn main() {}" > file; close(file); next }
         inside && /fn main\(/ { main = 1 }
         inside { print > file }
-    ' "$root/$1"
+    '
     (cd "$project" && cargo build -q) \
         || fail "a snippet of $1 does not compile"
+    printf 'cargo run\n' >"$steps/start.sh"
+    printed="$steps/started"
+    start_server "$project" "$steps/start.sh"
+    printed="$steps/answers"
+    steps_of "$1" >"$steps/list"
+    type_in "$project" "$steps/README.01.sh"
+    stop_servers
+    announced="$(sed -n 's/.*# \([0-9]\{3\}\).*/\1/p' "$steps/README.01.sh" | sort)"
+    answered="$(sed -n 's|^HTTP/1.1 \([0-9]*\).*|\1|p' "$printed" | sort)"
+    [ -n "$answered" ] && [ "$announced" = "$answered" ] \
+        || fail "the first program of $1 answered" $answered "and not" $announced
     say "$1: $(find "$project/src/bin" -name '*.rs' | wc -l | tr -d ' ') snippets in $((SECONDS - started)) s"
 }
 
