@@ -71,6 +71,12 @@ fn snippets_have_no_hidden_lines() {
 }
 
 #[test]
+fn snippets_that_no_check_compiles_are_marked_as_sketches() {
+    let found = check(&guide_pages(), mentions::unmarked_sketches);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
 fn the_readme_has_at_most_150_lines() {
     let lines = read("README.md").lines().count();
     assert!(lines <= README_LINES, "{lines} lines");

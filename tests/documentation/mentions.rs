@@ -46,6 +46,31 @@ pub(crate) fn hidden_lines(page: &Page) -> Vec<String> {
         .collect()
 }
 
+/// The blocks of code that no check compiles, and whose introduction does not call them a sketch. Recipes are followed
+/// by a script.
+pub(crate) fn unmarked_sketches(page: &Page) -> Vec<String> {
+    let is_sketch = |place: &Place| match place {
+        Place::Code(language) => {
+            ["js", "java"].contains(&language.as_str()) || language.contains("ignore")
+        }
+        Place::Prose => false,
+    };
+    let mut found = Vec::new();
+    let mut introduction = "";
+    let mut before = &Place::Prose;
+    for line in &page.lines {
+        let begins = is_sketch(&line.place) && *before != line.place;
+        if begins && !introduction.contains("sketch") && !page.path.starts_with("docs/recipes/") {
+            found.push(format!("{}: {}", page.place(line), line.text));
+        }
+        if line.place == Place::Prose && !line.text.is_empty() {
+            introduction = &line.text;
+        }
+        before = &line.place;
+    }
+    found
+}
+
 fn is_file(word: &str) -> bool {
     let has_extension = EXTENSIONS.iter().any(|end| word.ends_with(end));
     let is_below = FOLDERS.iter().any(|folder| {
@@ -112,4 +137,28 @@ fn planted_hidden_lines_are_found() {
     let text = "# Heading\n```rust\n# fn main() {}\n#[test]\n#\n```\n```sh\n# a comment\n```\n";
     let found = hidden_lines(&Page::new("p.md", text));
     assert_eq!(found, ["p.md:3: # fn main() {}", "p.md:5: #"]);
+}
+
+#[test]
+fn planted_unmarked_sketches_are_found() {
+    let text = "\
+Before, as a sketch:
+
+```js
+const lock;
+await lock;
+```
+After:
+
+```rust
+let lock;
+```
+Before:
+
+```rust,ignore
+let other;
+```
+";
+    let found = unmarked_sketches(&Page::new("p.md", text));
+    assert_eq!(found, ["p.md:15: let other;"]);
 }
