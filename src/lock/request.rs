@@ -39,7 +39,7 @@ kind_setters!(LockRequest);
 /// # async fn main() -> Result<(), tower_redlock::LockError> {
 /// let redlock = Redlock::in_memory(3);
 /// let guard = redlock
-///     .lock("nightly-report")
+///     .lock(("account", "7"))
 ///     .ttl(Duration::from_secs(5))
 ///     .wait(Duration::from_secs(1))
 ///     .await?;
