@@ -1,4 +1,4 @@
-//! A router for operators: the health of the nodes, and who holds a key.
+//! A router for operators: the health of the nodes, and whether a key is held.
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
