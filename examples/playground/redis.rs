@@ -3,7 +3,7 @@
 use std::env;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -34,7 +34,15 @@ pub(crate) struct RedisNodes {
 struct Node {
     address: SocketAddr,
     directory: PathBuf,
-    child: Mutex<Option<Child>>,
+    server: Mutex<Option<Server>>,
+}
+
+/// A running server.
+#[derive(Debug)]
+struct Server {
+    /// Ends the server if this process is killed. Dropped before the server, whose id another process may get then.
+    _watchdog: Option<Child>,
+    child: Child,
 }
 
 impl RedisNodes {
@@ -76,7 +84,7 @@ impl RedisNodes {
 
     pub(crate) fn kill(&self, node: usize) {
         // Dropping a child kills it, also a stopped one.
-        drop(lock(&self.nodes[node].child).take());
+        drop(lock(&self.nodes[node].server).take());
     }
 
     /// Returns whether a server is gone.
@@ -86,12 +94,11 @@ impl RedisNodes {
 
     pub(crate) async fn restart(&self, node: usize) -> io::Result<()> {
         self.kill(node);
-        let server = &self.nodes[node];
+        let node = &self.nodes[node];
         let deadline = Instant::now() + START;
         loop {
-            let child = spawn(server.address, &server.directory)?;
-            *lock(&server.child) = Some(child);
-            match server.wait_until_ready().await {
+            node.start()?;
+            match node.wait_until_ready().await {
                 Ok(()) => break,
                 // The former process may still have the port.
                 Err(error) if Instant::now() > deadline => return Err(error),
@@ -131,7 +138,7 @@ impl Drop for RedisNodes {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        drop(lock(&self.child).take());
+        drop(lock(&self.server).take());
         // What a temporary directory keeps does no harm.
         drop(std::fs::remove_dir_all(&self.directory));
     }
@@ -141,22 +148,27 @@ impl Node {
     fn launch(index: usize) -> io::Result<Self> {
         // A free port: the system gives it to no other process for a while.
         let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let name = format!(
-            "tower-redlock-playground-{}-{index}-{}",
-            std::process::id(),
-            port.port()
-        );
-        let directory = env::temp_dir().join(name);
+        let mut directory = directories().into_os_string();
+        directory.push(format!("{index}-{}", port.port()));
+        let directory = PathBuf::from(directory);
         std::fs::create_dir_all(&directory)?;
         // Before the server starts, so that the directory is removed if it does not.
         let node = Self {
             address: port,
             directory,
-            child: Mutex::default(),
+            server: Mutex::default(),
         };
-        let child = spawn(port, &node.directory)?;
-        *lock(&node.child) = Some(child);
+        node.start()?;
         Ok(node)
+    }
+
+    fn start(&self) -> io::Result<()> {
+        let child = spawn(self.address, &self.directory)?;
+        *lock(&self.server) = Some(Server {
+            _watchdog: watch(&child),
+            child,
+        });
+        Ok(())
     }
 
     async fn wait_until_ready(&self) -> io::Result<()> {
@@ -179,10 +191,15 @@ impl Node {
     }
 
     fn has_ended(&self) -> bool {
-        let mut child = lock(&self.child);
-        child
-            .as_mut()
-            .is_none_or(|child| child.try_wait().is_ok_and(|status| status.is_some()))
+        let mut server = lock(&self.server);
+        let has_ended = server.as_mut().is_none_or(|server| {
+            let ended = server.child.try_wait();
+            ended.is_ok_and(|status| status.is_some())
+        });
+        if has_ended {
+            *server = None;
+        }
+        has_ended
     }
 
     #[cfg(unix)]
@@ -195,7 +212,8 @@ impl Node {
         } else {
             Signal::SIGCONT
         };
-        let id = lock(&self.child).as_ref().and_then(Child::id);
+        let server = lock(&self.server);
+        let id = server.as_ref().and_then(|server| server.child.id());
         let id = id.and_then(|id| id.try_into().ok());
         let id = id.ok_or_else(|| io::Error::other("the server is down"))?;
         kill(Pid::from_raw(id), signal).map_err(io::Error::from)
@@ -209,8 +227,28 @@ impl Node {
     }
 }
 
+/// What the directories of all servers of this process begin with.
+fn directories() -> PathBuf {
+    env::temp_dir().join(format!("tower-redlock-playground-{}-", std::process::id()))
+}
+
+/// Starts a shell that ends a server, also a stopped one, and removes the directories when this process is gone: the
+/// system closes the pipe between them then, even after SIGKILL. `None` on a system without a shell.
+fn watch(server: &Child) -> Option<Child> {
+    let shell = Command::new("sh")
+        .args(["-c", "read -r _; kill -9 \"$1\"; rm -rf \"$2\"*", "watchdog"])
+        .arg(server.id()?.to_string())
+        .arg(directories())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn();
+    shell.ok()
+}
+
 /// Starts a server without persistence.
-fn spawn(address: SocketAddr, directory: &PathBuf) -> io::Result<Child> {
+fn spawn(address: SocketAddr, directory: &Path) -> io::Result<Child> {
     let program = env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
     let port = address.port().to_string();
     let child = Command::new(&program)

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -157,13 +157,8 @@ async fn playground_nodes_obey_commands_and_refuse_senseless_ones() {
 #[tokio::test]
 async fn playground_with_redis_wipes_kills_and_stops_its_servers_and_leaves_none() {
     let mut playground = Playground::start(&["--redis"]);
-    let name = format!("tower-redlock-playground-{}-", playground.process.id());
-    let directories = || {
-        let all = fs::read_dir(env::temp_dir()).unwrap();
-        let all = all.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        all.filter(|directory| directory.starts_with(&name)).count()
-    };
-    assert_eq!(directories(), 5);
+    let id = playground.process.id();
+    assert_eq!(servers_of(id).len(), 5);
     // Fresh servers have no memory.
     let is_locked = |state: &Value| !state["nodes"][0]["fence"].is_null();
     playground
@@ -185,5 +180,50 @@ async fn playground_with_redis_wipes_kills_and_stops_its_servers_and_leaves_none
 
     playground.process.signal(Signal::SIGTERM);
     assert!(playground.process.wait(PATIENCE).success());
-    assert_eq!(directories(), 0);
+    assert_eq!(servers_of(id), []);
+}
+
+#[tokio::test]
+async fn playground_that_is_killed_takes_its_servers_with_it() {
+    let mut playground = Playground::start(&["--redis"]);
+    let id = playground.process.id();
+    // Of every kind: a server that hangs, one that is down, and one that was started again.
+    for command in [
+        r#"{"do":"hang","node":0}"#,
+        r#"{"do":"kill","node":1}"#,
+        r#"{"do":"kill","node":2}"#,
+        r#"{"do":"restart","node":2}"#,
+    ] {
+        assert_eq!(playground.execute(command).await, 204, "{command}");
+    }
+    let servers = servers_of(id);
+    assert_eq!(servers.len(), 5);
+    let alive = || {
+        servers
+            .iter()
+            .filter(|addr| TcpStream::connect(addr).is_ok())
+    };
+    assert_eq!(alive().count(), 4);
+
+    playground.process.signal(Signal::SIGKILL);
+    playground.process.wait(PATIENCE);
+    let ended = timeout(PATIENCE, async {
+        while alive().count() > 0 || !servers_of(id).is_empty() {
+            sleep(Duration::from_millis(50)).await;
+        }
+    });
+    ended.await.expect("no server and no directory is left");
+}
+
+/// The addresses of a playground's servers, by the names of their directories.
+fn servers_of(playground: u32) -> Vec<SocketAddr> {
+    let prefix = format!("tower-redlock-playground-{playground}-");
+    let all = fs::read_dir(env::temp_dir()).unwrap();
+    let names = all.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let own = names.filter(|name| name.starts_with(&prefix));
+    own.map(|name| {
+        let (_, port) = name.rsplit_once('-').unwrap();
+        SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()))
+    })
+    .collect()
 }
