@@ -26,6 +26,8 @@ pub(crate) struct Checker {
 struct State {
     holds: BTreeMap<u64, Active>,
     next_hold: u64,
+    /// The page shows tokens by their difference to it.
+    first_token: Option<FencingToken>,
     last_token: Option<FencingToken>,
     counters: Counters,
     callers: [Row; CALLERS.len()],
@@ -104,6 +106,7 @@ impl Checker {
         let is_late = !handle.is_valid();
         let is_regression = !is_late && token.is_some() && token <= state.last_token;
         state.counters.token_regressions += u64::from(is_regression);
+        state.first_token = state.first_token.or(token);
         state.last_token = state.last_token.max(token);
         state.counters.acquired += 1;
         if let Some(asked) = state.callers[caller].asked {
@@ -180,6 +183,10 @@ impl Checker {
 
     pub(crate) fn counters(&self) -> Counters {
         lock(&self.state).counters
+    }
+
+    pub(crate) fn first_token(&self) -> Option<FencingToken> {
+        lock(&self.state).first_token
     }
 
     /// Returns whether a caller waits for an answer.

@@ -224,6 +224,7 @@ impl Instance {
             "weak": self.weakness.map(Weakness::text),
             "ttl_ms": TTL.as_millis(),
             "quorum": NODES / 2 + 1,
+            "first_token": self.checker.first_token().map(|token| token.to_string()),
             "nodes": self.board.view(),
             "servers": servers.collect::<Value>(),
             "callers": self.checker.view_callers(count, paused.map(|paused| paused.is_some())),

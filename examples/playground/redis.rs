@@ -236,7 +236,11 @@ fn directories() -> PathBuf {
 /// system closes the pipe between them then, even after SIGKILL. `None` on a system without a shell.
 fn watch(server: &Child) -> Option<Child> {
     let shell = Command::new("sh")
-        .args(["-c", "read -r _; kill -9 \"$1\"; rm -rf \"$2\"*", "watchdog"])
+        .args([
+            "-c",
+            "read -r _; kill -9 \"$1\"; rm -rf \"$2\"*",
+            "watchdog",
+        ])
         .arg(server.id()?.to_string())
         .arg(directories())
         .stdin(Stdio::piped())

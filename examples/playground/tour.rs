@@ -32,7 +32,7 @@ pub(crate) const STEPS: [Step; 8] = [
     },
     Step {
         title: "Kill a majority",
-        text: "Without a majority, whether the lock is held is unknown, so requests get 503 and not 423. The nodes come back empty and are quarantined until no lock that they may have forgotten can be valid.",
+        text: "Without a majority, whether the lock is held is unknown, so all requests get 503, and none gets 423. The nodes come back empty and are quarantined until no lock that they may have forgotten can be valid.",
         weakness: None,
     },
     Step {
@@ -163,7 +163,8 @@ async fn majority_down(bank: &Instance) -> Outcome {
         "While three nodes were down: {refused} refusals with 503, {contended} with 423, and {acquired} locks. \
          After the quarantine, requests are served again."
     );
-    let is_as_promised = refused > 0 && acquired == 0 && after.acquired > down.acquired;
+    let is_as_promised =
+        refused > 0 && contended == 0 && acquired == 0 && after.acquired > down.acquired;
     Ok((is_as_promised, text))
 }
 

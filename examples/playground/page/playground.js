@@ -83,10 +83,17 @@ function setHidden(target, hidden) {
 }
 
 const seconds = (ms) => `${(Math.max(0, ms) / 1000).toFixed(1)} s`;
-const shortToken = (token) => (token === null ? "–" : `…${token.slice(-6)}`);
+
+// Tokens have 16 digits. The difference to the first one shows that they increase.
+function difference(token) {
+  const first = view.state?.first_token ?? null;
+  if (token === null || first === null) return "–";
+  const value = BigInt(token) - BigInt(first);
+  return `${value < 0n ? "−" : "+"}${(value < 0n ? -value : value).toLocaleString("en")}`;
+}
 
 function setToken(target, token) {
-  setText(target, shortToken(token));
+  setText(target, difference(token));
   setAttribute(target, "title", token);
   setAttribute(target, "data-token", token ?? "");
 }
@@ -284,7 +291,7 @@ function showRound(server, { parts }) {
   setAttribute(parts.count, "data-quorum", granted >= quorum ? "reached" : "missed");
 }
 
-function makeCaller(name) {
+function makeCaller(name, server) {
   const own = { "data-caller": name };
   const parts = {
     state: element("span", { class: "badge" }),
@@ -293,7 +300,7 @@ function makeCaller(name) {
     left: element("span", { class: "left" }),
     last: element("span", { class: "last" }),
   };
-  const pause = actionButton("pause", "Pause (garbage collection)", `Pause (garbage collection): ${name}`, own);
+  const pause = actionButton("pause", `Pause server ${server}`, `Pause server ${server} with all its callers, by ${name}`, own);
   const disconnect = actionButton("disconnect", "Disconnect", `Disconnect ${name}`, own);
   const item = element(
     "li",
@@ -311,8 +318,8 @@ function showCaller(caller, { item, parts }, elapsed) {
   setText(parts.state, caller.state);
   setToken(parts.token, caller.token);
   const { status, code } = caller.last ?? {};
-  const words = `${status} · ${CODES[code ?? "ok"] ?? code}`;
-  setText(parts.last, caller.last ? words : "no request yet");
+  const words = `Last answer: ${status} · ${CODES[code ?? "ok"] ?? code}`;
+  setText(parts.last, caller.last ? words : "No answer yet");
   setAttribute(parts.last, "data-code", code ?? "");
   setAttribute(parts.last, "data-kind", !caller.last ? "none" : status < 400 ? "served" : "refused");
   showValidity(caller, parts, elapsed);
@@ -351,7 +358,7 @@ function showScene() {
     }
   }
   for (const caller of state.callers) {
-    if (!shown.callers.has(caller.name)) shown.callers.set(caller.name, makeCaller(caller.name));
+    if (!shown.callers.has(caller.name)) shown.callers.set(caller.name, makeCaller(caller.name, caller.server));
     const made = shown.callers.get(caller.name);
     const list = shown.servers.get(caller.server)?.parts.callers;
     if (list && made.item.parentElement !== list) list.append(made.item);
@@ -729,6 +736,8 @@ function openStep(number) {
 
 function showTour() {
   const { tour } = view.state;
+  setAttribute(document.body, "data-running", tour.running);
+  if (tour.step === null) setHidden(byId("step-line"), true);
   const results = new Map(tour.results.map((result) => [result.step, result]));
   for (const item of byId("tour").children) {
     const number = Number(item.dataset.step);
@@ -736,11 +745,16 @@ function showTour() {
     const isRunning = tour.running && tour.step === number;
     const wasRunning = item.dataset.state === "running";
     const title = item.querySelector("h3").textContent;
-    setAttribute(item, "data-state", isRunning ? "running" : !result ? "idle" : result.ok ? "done" : "failed");
+    // A step in a weak instance shows a failure, as it promises to.
+    const isWeak = view.tourSteps[number - 1].weak !== null;
+    const end = !result?.ok ? "failed" : isWeak ? "expected" : "done";
+    const told = result && `${SIGNS[end]} ${result.text}`;
+    setAttribute(item, "data-state", isRunning ? "running" : !result ? "idle" : end);
     setAttribute(item, "aria-current", isRunning ? "step" : null);
     if (isRunning && !wasRunning) {
       openStep(number);
       keepInView(item);
+      showSceneOf(item);
       announce(`Step ${number}, ${title}, runs.`);
     }
     const run = item.querySelector(".run");
@@ -750,12 +764,27 @@ function showTour() {
     const line = item.querySelector(".step-result");
     const showsResult = result !== undefined && !isRunning;
     setHidden(line, !showsResult);
-    setText(line, showsResult ? `${result.ok ? "✓" : "✕"} ${result.text}` : "");
+    setText(line, showsResult ? told : "");
+    if (tour.step === number) {
+      setText(byId("step-line"), showsResult ? told : `Step ${number}, ${title}, runs…`);
+      setHidden(byId("step-line"), !isRunning && !showsResult);
+    }
     if (showsResult && wasRunning) {
       keepInView(item);
       announce(`Step ${number}, ${title}: ${result.text}`);
     }
   }
+}
+
+const SIGNS = { done: "✓", expected: "⚠", failed: "✕" };
+
+// Where the tour stands above the scene, the page moves on to the scene.
+function showSceneOf(item) {
+  const isAbove = getComputedStyle(item.closest(".tour")).position === "static";
+  if (!isAbove) return;
+  const head = document.querySelector(".watch").getBoundingClientRect().height;
+  const top = byId("scene").getBoundingClientRect().top + scrollY - head;
+  scrollTo({ top, behavior: reducedMotion.matches ? "instant" : "smooth" });
 }
 
 // Scrolls the tour's own box, and never the page.
@@ -785,6 +814,7 @@ function forgetInstance() {
 
 function showState(state) {
   const isOther = view.instance !== state.instance;
+  const isFirst = view.state?.first_token !== state.first_token;
   view.state = state;
   keepTime(state.at);
   if (isOther) forgetInstance();
@@ -794,6 +824,8 @@ function showState(state) {
   layTimeline();
   showWires();
   showCounters();
+  // A write can overtake the first token.
+  if (isFirst) for (const token of document.querySelectorAll("#ledger-body .token")) setToken(token, token.dataset.token || null);
   showTour();
   forgetOld();
   markOverlaps();

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 const SCHEMES: [Scheme; 2] = [Scheme::Light, Scheme::Dark];
 
 /// What the page is made of.
-const PARTS: [(&str, usize); 17] = [
+const PARTS: [(&str, usize); 20] = [
     ("h1", 1),
     (".node", 5),
     (".node button", 5 * 6),
@@ -26,6 +26,9 @@ const PARTS: [(&str, usize); 17] = [
     ("[data-invariant]", 3),
     ("[data-counter]", 3 + 4 + 6),
     ("#tour > li", 8),
+    (".intro", 1),
+    (".scene .legend li", 5),
+    ("#timeline .legend li", 4),
     ("#tour .run", 8),
     ("#banner[hidden]", 1),
     ("[data-action=reset]", 1),
@@ -62,6 +65,10 @@ async fn the_page_has_all_its_parts_and_logs_no_errors() {
     page.wait_for("a lock in the timeline", "document.querySelector('.hold')")
         .await;
     page.wait_for("a refusal in words", REFUSED).await;
+    page.wait_for("tokens that increase", INCREASING).await;
+    let button =
+        "return document.querySelector('[data-caller=Ann][data-action=pause]').textContent";
+    assert_eq!(page.run(button).await, "Pause server A");
     page.click("[data-action=more-callers]").await;
     page.wait_for(
         "six callers",
@@ -154,6 +161,26 @@ async fn no_width_or_theme_scrolls_sideways() {
             assert_eq!(is_dark, scheme == Scheme::Dark, "{colour}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_phone_shows_the_scene_while_a_step_runs() {
+    let Some(page) = Page::open(&[]).await else {
+        return;
+    };
+    page.emulate(Size::PHONE, Scheme::Light, false).await;
+    page.click("#tour .run[data-step=\"1\"]").await;
+    page.wait_for("the scene of the step", SCENE_IN_VIEW).await;
+    page.wait_for(
+        "its result",
+        "document.querySelector('#step-line').innerText.startsWith('✓')",
+    )
+    .await;
+    page.wait_for(
+        "buttons again",
+        "document.querySelector('.node button').getClientRects().length",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -277,12 +304,21 @@ const NONE: [String; 0] = [];
 
 const HOLDS: &str = "[...document.querySelectorAll('.caller[data-state=holding]')].some(caller => \
      /^[0-9.]+ s$/.test(caller.querySelector('.left').textContent) \
-     && /^…\\d{6}$/.test(caller.querySelector('.token').textContent) \
+     && /^[+][0-9,]+$/.test(caller.querySelector('.token').textContent) \
      && caller.querySelector('.token').title.length >= 6 \
      && caller.querySelector('.validity i').getBoundingClientRect().width > 1)";
 
+/// The ledger has the newest write first.
+const INCREASING: &str = "(tokens => tokens.length > 2 && tokens.every((token, at) => token >= 0 && !(token <= tokens[at + 1])))( \
+     [...document.querySelectorAll('#ledger-body .token')].map(token => Number(token.textContent.replaceAll(',', ''))))";
+
 const REFUSED: &str = "[...document.querySelectorAll('.last[data-code=lock-contended]')] \
-     .some(last => last.textContent === '423 · Busy: another caller holds the lock')";
+     .some(last => last.textContent === 'Last answer: 423 · Busy: another caller holds the lock')";
+
+/// All nodes and servers are between the sticky head and the end of the window.
+const SCENE_IN_VIEW: &str = "document.querySelector('#step-line').innerText === 'Step 1, Contention, runs…' \
+     && document.querySelector('.stage').getBoundingClientRect().top >= document.querySelector('.watch').getBoundingClientRect().bottom \
+     && document.querySelector('.stage').getBoundingClientRect().bottom <= innerHeight";
 
 /// Elements that stand out of the window.
 const OUTSIDE: &str = "

@@ -45,7 +45,7 @@ async fn main() -> ExitCode {
     page.click("#tour .run[data-step=\"4\"]").await;
     page.wait_longer_for(
         "the end of the step",
-        "document.querySelector('#tour > li[data-step=\"4\"][data-state=done]')",
+        "document.querySelector('#tour > li[data-step=\"4\"][data-state=expected]')",
         Duration::from_secs(60),
     )
     .await;
