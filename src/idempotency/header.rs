@@ -42,13 +42,31 @@ impl IdempotencyKey {
         let keys = header(name).extract(parts)?;
         let keys = keys.ok_or_else(|| malformed("is empty"))?;
         let key = keys.as_slice().first().map(LockKey::as_bytes);
-        let key = key.and_then(|key| std::str::from_utf8(key).ok());
-        let key = key.unwrap_or_default().parse();
-        key.map(Some).map_err(|ParseIdempotencyKeyError| {
+        let text = key.and_then(|key| std::str::from_utf8(key).ok());
+        let text = text.unwrap_or_default();
+        let key = match text.strip_prefix('"') {
+            Some(rest) => unquote(rest).ok_or_else(|| malformed("is an unfinished string"))?,
+            None => text.to_owned(),
+        };
+        key.parse().map(Some).map_err(|ParseIdempotencyKeyError| {
             malformed(&format!(
                 "is not 1 to {MAX_CHARS} characters of visible ASCII"
             ))
         })
+    }
+}
+
+/// Reads a structured-field string behind its first quote.
+fn unquote(quoted: &str) -> Option<String> {
+    let mut text = String::new();
+    let mut chars = quoted.chars();
+    loop {
+        match chars.next()? {
+            '"' => return chars.as_str().is_empty().then_some(text),
+            '\\' => text.push(chars.next().filter(|next| matches!(next, '"' | '\\'))?),
+            plain @ ' '..='~' => text.push(plain),
+            _ => return None,
+        }
     }
 }
 
@@ -114,6 +132,7 @@ mod tests {
             assert_eq!(read(&[same]), Ok(Some("8e03978e-40d5-43dd".into())));
         }
         assert_eq!(read(&[b"\"a,b\""]), Ok(Some("a,b".into())));
+        assert_eq!(read(&[br#""a\"\\""#]), Ok(Some("a\"\\".into())));
         let longest = "x".repeat(255);
         assert_eq!(read(&[longest.as_bytes()]), Ok(Some(longest.clone())));
     }
@@ -121,9 +140,15 @@ mod tests {
     #[test]
     fn an_invalid_key_is_malformed() {
         let long = "x".repeat(256);
-        let cases: [&[&[u8]]; 10] = [
+        let cases: [&[&[u8]]; 16] = [
             &[b""],
             &[b"\"\""],
+            &[b"\""],
+            &[br#""a"#],
+            &[br#""a\""#],
+            &[br#""a\b""#],
+            &[br#""a"b""#],
+            &[br#""a";p=1"#],
             &[long.as_bytes()],
             &[b"a b"],
             &[b"\"a b\""],
