@@ -18,6 +18,7 @@ use crate::extract::rejection::{RefusalFormat, into_rejection};
 use crate::extract::resource::LockResource;
 use crate::lock::{LockGuard, Redlock};
 use crate::middleware::{CallToken, LockHandles, OnLost, Rejection};
+use crate::node::telemetry::UNNAMED;
 
 /// Extracts `T` and locks the resource that it names, before the handler is called.
 ///
@@ -226,7 +227,9 @@ impl RequestLocks {
         self,
         resource: &T,
     ) -> impl Future<Output = Result<LockGuard, LockRefused>> + Send + use<T> {
-        let (keys, options) = (resource.lock_keys(), resource.options());
+        let (keys, mut options) = (resource.lock_keys(), resource.options());
+        // Never from the key, which clients choose.
+        options.label.get_or_insert(UNNAMED);
         let locking = self.handles.lock(&self.redlock, keys, &options, None);
         async move {
             match locking.await {

@@ -41,7 +41,7 @@ pub trait LockResource {
     fn lock_keys(&self) -> LockKeys;
 
     /// Returns the options of the lock. Default: the builder's ttl and `max_hold` (60 s if that
-    /// is not set), without waiting.
+    /// is not set), without waiting, and `unnamed` in spans and metrics: the key comes from a client, and is no label.
     fn options(&self) -> LockOptions {
         LockOptions::default()
     }

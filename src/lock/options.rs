@@ -51,9 +51,9 @@ macro_rules! option_setters {
             }
 
             /// Sets the name of the kind of resource in spans and metrics. Do not make it of a key: keys come from
-            /// clients, and each label is a time series of its own. Default: the first part of the key if it is a
-            /// tuple that begins with a word, as in `("account", id)`; see
-            /// [`LockKey`](crate::LockKey#the-kind-of-resource). Otherwise `unnamed`.
+            /// clients, and each label is a time series of its own. Default: the word that the key begins
+            /// with, as in `("account", id)`; see [`LockKey`](crate::LockKey#the-kind-of-resource). Otherwise `unnamed`,
+            /// and always so in a [`LockResource`](crate::LockResource).
             pub fn label(mut self, label: &'static str) -> Self {
                 self.options_mut().label = Some(label);
                 self

@@ -16,10 +16,10 @@ use crate::protocol::{FencingToken, LockKey, LockKeys};
 ///
 /// # Design
 ///
-/// A label has few values, and never the data of users: each value is a time series. The type of a key does not tell a
-/// literal from a `&str` that came with a request. Therefore only the first part of a tuple can be a label, because
-/// the part that names the kind of resource stands there, and only a word; and a process takes at most [`MAX_KINDS`]
-/// labels from keys, in case that its keys begin with data all the same. A plain key is never a label.
+/// A label has few values, and never the data of users: each value is a time series. Layers and extractors get their
+/// keys from requests and therefore set the label themselves. The type of another key does not tell a literal from a
+/// `&str` that came with a request, so only a word can be a label, and a process takes at most [`MAX_KINDS`] labels from
+/// keys. Of several plain keys, none names the others.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     span: Span,
@@ -179,7 +179,11 @@ impl Drop for HeldSpan {
 
 /// Returns the label of a lock on these keys.
 pub(crate) fn label_of(label: Option<&'static str>, keys: &LockKeys) -> &'static str {
-    let of_keys = || KINDS.label(keys.as_slice().iter().find_map(LockKey::kind)?);
+    let of_keys = || {
+        let keys = keys.as_slice();
+        let names_all = |key: &&LockKey| keys.len() == 1 || !key.is_plain_kind();
+        KINDS.label(keys.iter().filter(names_all).find_map(LockKey::kind)?)
+    };
     label.or_else(of_keys).unwrap_or(telemetry::UNNAMED)
 }
 

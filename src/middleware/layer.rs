@@ -54,9 +54,10 @@ impl RedlockLayer {
     /// If the key consists of literals only, all requests share one lock. That is rarely intended, so
     /// the layer logs a warning.
     pub fn new(redlock: Redlock, key: impl KeyExtractor) -> Self {
+        let label = key.label().unwrap_or(telemetry::UNNAMED);
         if key.is_constant() {
             tracing::warn!(
-                resource = key.label().unwrap_or(telemetry::UNNAMED),
+                resource = label,
                 "the key of a RedlockLayer is the same for every request, so all requests share one lock; \
                  add a part that names the resource, such as `key::path`"
             );
@@ -65,7 +66,8 @@ impl RedlockLayer {
             config: Config {
                 redlock,
                 options: LockOptions {
-                    label: key.label(),
+                    // Never from the key of a request, which clients choose.
+                    label: Some(label),
                     ..LockOptions::default()
                 },
                 options_of: None,

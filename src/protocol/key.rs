@@ -35,10 +35,11 @@ use std::sync::Arc;
 /// # The kind of resource
 ///
 /// Spans and metrics never show a key, but they show what kind of resource is locked. A lock without a
-/// [`label`](crate::LockRequest::label) takes it from the first part of the tuple that its key was made from, so that
-/// part should be a literal: `("account", id)`. Only a word of letters, `-`, `_` and `.` names a kind, with at
-/// most 32 bytes, and at most 32 different words in one process; otherwise the kind is `unnamed`. Plain keys and keys
-/// [from parts](Self::from_parts) are `unnamed`, too.
+/// [`label`](crate::LockRequest::label) takes it from a `&str` that its key was made from: from the first part of a
+/// tuple, `("account", id)`, or from the only key, `"nightly-report"`. This `&str` should be a literal: convert data of a
+/// client to a `String`, which names no kind, or set a label. Only a word of letters, `-`, `_` and `.` names a kind, with at
+/// most 32 bytes, and at most 32 different words in one process; otherwise the kind is `unnamed`. All other keys are
+/// `unnamed`, too, and so are those that a layer or [`Locked`](crate::Locked) gets.
 ///
 /// The conversion never fails. An empty key, or one that the namespace cannot hold, is refused with
 /// a [`KeyError`] when the lock is requested.
@@ -47,7 +48,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct LockKey {
     encoded: Arc<[u8]>,
-    /// The length of the first part, if it may name the kind of resource.
+    /// The length of the first part, or of a plain key, if it may name the kind of resource.
     kind: Option<NonZeroU8>,
 }
 
@@ -77,8 +78,8 @@ impl LockKey {
     /// Creates the key of a tuple, whose first part may name the kind of resource.
     fn from_tuple<const N: usize>(parts: [Self; N]) -> Self {
         let kind = match parts.as_slice() {
-            // A single part is the whole key.
-            [first, _, ..] => kind_len(&first.encoded),
+            // A single part is the whole key, and the kind of a part that is a tuple is not all of it.
+            [first, _, ..] if first.is_plain_kind() => first.kind,
             _ => None,
         };
         Self {
@@ -87,12 +88,21 @@ impl LockKey {
         }
     }
 
-    /// Returns the first part of the tuple that the key was made from, if it is a word that may name the kind of
-    /// resource.
+    /// Returns the `&str` that the key was made from, or the first part of its tuple, if it is a word that may name the
+    /// kind of resource.
     pub(crate) fn kind(&self) -> Option<&str> {
         let len = usize::from(self.kind?.get());
-        let begin = self.encoded.iter().position(|byte| *byte == b':')? + 1;
+        let begin = match self.is_plain_kind() {
+            true => 0,
+            false => self.encoded.iter().position(|byte| *byte == b':')? + 1,
+        };
         std::str::from_utf8(self.encoded.get(begin..begin + len)?).ok()
+    }
+
+    /// Returns whether all of the key names the kind of resource.
+    pub(crate) fn is_plain_kind(&self) -> bool {
+        let kind = self.kind.map(|len| usize::from(len.get()));
+        kind == Some(self.encoded.len())
     }
 
     /// Returns the encoded bytes of the key.
@@ -159,12 +169,21 @@ macro_rules! from_bytes {
 }
 
 from_bytes! {
-    &str => |key| key.as_bytes().into();
     &String => |key| key.as_bytes().into();
     String => |key| key.into_bytes().into();
     Cow<'_, str> => |key| key.as_bytes().into();
     &[u8] => |key| key.into();
     Vec<u8> => |key| key.into();
+}
+
+/// A literal, in most programs.
+impl From<&str> for LockKey {
+    fn from(key: &str) -> Self {
+        Self {
+            kind: kind_len(key.as_bytes()),
+            encoded: key.as_bytes().into(),
+        }
+    }
 }
 
 macro_rules! from_integer {
@@ -422,9 +441,12 @@ mod tests {
     }
 
     #[test]
-    fn kind_of_keys_that_are_no_tuples_is_not_known() {
+    fn kind_of_other_keys_is_that_of_a_literal() {
+        assert_eq!(LockKey::from("account").kind(), Some("account"));
         for key in [
-            LockKey::from("account"),
+            LockKey::from(String::from("account")),
+            LockKey::from((String::from("account"), "7")),
+            LockKey::from(b"account"),
             LockKey::from("7:account,1:7,"),
             LockKey::from(("account",)),
             LockKey::from_parts(["account", "7"]),

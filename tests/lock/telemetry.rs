@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::extract::FromRequestParts;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use support::subscribe;
+use support::{secs, subscribe};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockOptions, OnUnavailable, Redlock,
-    RedlockLayer, key, scope,
+    ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockKeys, LockOptions, LockResource,
+    Locked, OnUnavailable, Redlock, RedlockLayer, key, scope,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -125,9 +126,9 @@ fn metrics_count_each_acquisition_once_by_outcome_and_label() {
         ("redlock_acquire_total{job,granted}", 2),
         ("redlock_acquire_total{job,contended}", 2),
         ("redlock_acquire_total{job,abandoned}", 1),
-        ("redlock_acquire_total{unnamed,unavailable}", 1),
+        ("redlock_acquire_total{k,unavailable}", 1),
         ("redlock_acquire_total{unnamed,invalid}", 1),
-        ("redlock_acquire_total{unnamed,closed}", 1),
+        ("redlock_acquire_total{k,closed}", 1),
         ("redlock_acquire_seconds{job,granted}", 2),
         ("redlock_wait_seconds{job}", 2),
         ("redlock_hold_seconds{job}", 2),
@@ -240,16 +241,30 @@ fn metric_label_of_a_key_is_its_first_literal() {
     assert_eq!(label(&key::literal("made at run time")), None);
 }
 
+/// Returns how many locks each label counts as granted.
+fn granted(numbers: &BTreeMap<String, u64>) -> Vec<(&str, u64)> {
+    let granted = numbers.iter().filter_map(|(name, number)| {
+        let label = name.strip_prefix("redlock_acquire_total{")?;
+        let label = label.strip_suffix(",granted}")?;
+        (*number > 0).then_some((label, *number))
+    });
+    granted.collect()
+}
+
 #[test]
-fn metric_label_of_a_lock_is_the_first_word_of_its_tuple() {
+fn metric_label_of_a_lock_is_the_literal_that_its_key_begins_with() {
     let numbers = recorded(async {
         let redlock = redlock(&ScriptedNodes::new(3));
         let locks = [
             redlock.lock(("order", "7")),
             redlock.lock_all([("order", "8"), ("order", "9")]),
             redlock.lock(("order", "7")).label("job"),
+            redlock.try_lock("rebuild"),
+            redlock.lock("rebuild"),
             // They may be the data of users.
-            redlock.lock("plain"),
+            redlock.lock(String::from("plain")),
+            redlock.lock((String::from("alice"), "cart")),
+            redlock.lock_all(["alice", "bob"]),
             redlock.lock(("alice@example.com", "cart")),
             redlock.lock(LockKey::from_parts(["part", "7"])),
         ];
@@ -259,23 +274,84 @@ fn metric_label_of_a_lock_is_the_first_word_of_its_tuple() {
         let once = redlock.once(("invoice", "7"));
         let executed = once.run(|_| async { Ok::<_, std::fmt::Error>(()) }).await;
         assert!(executed.is_ok());
-        let by_header = (key::header("x-user"), key::header("x-part"));
+        let leading = redlock.lead("reports", async |_| sleep(secs(60)).await);
+        assert!(timeout(secs(1), leading).await.is_err());
+    });
+    let expected = [
+        ("invoice", 1),
+        ("job", 1),
+        ("order", 2),
+        ("rebuild", 2),
+        ("reports", 1),
+        ("unnamed", 5),
+    ];
+    assert_eq!(granted(&numbers), expected);
+}
+
+#[test]
+fn metric_label_of_layers_and_locked_is_never_a_key_of_a_request() {
+    let numbers = recorded(async {
+        let redlock = redlock(&ScriptedNodes::new(3));
+        let user = |parts: &http::request::Parts| {
+            LockKey::from((parts.headers["x-user"].to_str().unwrap(), "cart"))
+        };
+        let by_header = (key::header("x-user"), key::header("x-user"));
+        let layer = |key: Arc<dyn KeyExtractor>| RedlockLayer::new(redlock.clone(), key);
+        let layers = [
+            layer(Arc::new(user)),
+            layer(Arc::new(user)).options(|_| LockOptions::default().ttl(TTL)),
+            layer(Arc::new(key::from_fn(|_| "mallory"))),
+            layer(Arc::new(by_header)),
+            layer(Arc::new(("account", user))),
+            layer(Arc::new(user)).label("basket"),
+        ];
         let inner = service_fn(async |_: http::Request<()>| {
             let body = http_body_util::Full::<bytes::Bytes>::default();
             Ok::<_, std::convert::Infallible>(http::Response::new(body))
         });
-        let service = RedlockLayer::new(redlock, by_header).layer(inner);
-        let request = http::Request::post("/").header("x-user", "mallory");
-        let request = request.header("x-part", "cart").body(()).unwrap();
-        assert!(service.oneshot(request).await.is_ok());
+        for layer in layers {
+            let request = http::Request::post("/").header("x-user", "mallory");
+            let answer = layer.layer(inner).oneshot(request.body(()).unwrap()).await;
+            assert!(answer.unwrap().status().is_success());
+        }
+        for target in ["/mallory", "/named"] {
+            let request = http::Request::post(target).body(()).unwrap();
+            let mut parts = request.into_parts().0;
+            let locked = Locked::<Cart>::from_request_parts(&mut parts, &redlock).await;
+            assert!(locked.is_ok());
+        }
     });
-    let granted = numbers.iter().filter_map(|(name, number)| {
-        let label = name.strip_prefix("redlock_acquire_total{")?;
-        let label = label.strip_suffix(",granted}")?;
-        (*number > 0).then_some((label, *number))
-    });
-    let expected = [("invoice", 1), ("job", 1), ("order", 2), ("unnamed", 4)];
-    assert_eq!(granted.collect::<Vec<_>>(), expected);
+    let expected = [("account", 1), ("basket", 1), ("cart", 1), ("unnamed", 5)];
+    assert_eq!(granted(&numbers), expected);
+}
+
+/// The cart of the user that the path names.
+struct Cart(String);
+
+impl LockResource for Cart {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from((self.0.as_str(), "cart")).into()
+    }
+
+    fn options(&self) -> LockOptions {
+        let options = LockOptions::default();
+        if self.0 == "named" {
+            options.label("cart")
+        } else {
+            options
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Cart {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(
+        parts: &mut http::request::Parts,
+        _: &S,
+    ) -> Result<Self, Self::Rejection> {
+        Ok(Self(parts.uri.path()[1..].to_owned()))
+    }
 }
 
 #[test]
@@ -439,7 +515,7 @@ fn each_granted_or_refused_lock_is_one_debug_event() {
         ["lock abandoned", "\"event\"", "\"abandoned\"", "", "0"],
         ["lock acquired", "\"once\"", "\"granted\"", &once, "0"],
         ["outcome replayed", "\"once\"", "\"replayed\"", "", "0"],
-        ["lock refused", "\"unnamed\"", "\"unavailable\"", "", "0"],
+        ["lock refused", "\"other\"", "\"unavailable\"", "", "0"],
     ];
     assert_eq!(reported.collect::<Vec<_>>(), expected);
 }
