@@ -46,7 +46,7 @@ use crate::protocol::message::KeyState;
 /// let admin = admin_router(redlock).layer(from_fn(for_operators));
 /// let app: Router = Router::new().nest("/admin", admin);
 /// ```
-pub fn admin_router(redlock: Redlock) -> Router {
+pub fn admin_router<S: Clone + Send + Sync + 'static>(redlock: Redlock) -> Router<S> {
     Router::new()
         .route("/", get(health))
         .route("/locks/{key}", get(inspect).delete(revoke))

@@ -11,7 +11,7 @@ use crate::middleware::escape_json;
 use crate::node::{NodeState, whole_seconds};
 
 /// Creates a router that answers `GET /` with the [`Health`] of the nodes, for a load balancer or an
-/// orchestrator: 200 while locks can be acquired, else 503.
+/// orchestrator: 200 while locks can be acquired, else 503; also 503 once [`Redlock::drain`] was called.
 ///
 /// The response shows the addresses of the nodes, so do not expose it to clients.
 ///
@@ -22,7 +22,7 @@ use crate::node::{NodeState, whole_seconds};
 /// let redlock = Redlock::in_memory(3);
 /// let app: Router = Router::new().nest("/readyz", health_router(redlock));
 /// ```
-pub fn health_router(redlock: Redlock) -> Router {
+pub fn health_router<S: Clone + Send + Sync + 'static>(redlock: Redlock) -> Router<S> {
     let health = move || {
         let redlock = redlock.clone();
         async move { redlock.health().await }
@@ -30,8 +30,8 @@ pub fn health_router(redlock: Redlock) -> Router {
     Router::new().route("/", get(health))
 }
 
-/// JSON with `status` (a [`Readiness`](crate::Readiness) in lower case), `quorum`, `needed` and
-/// `nodes`; 200 while a majority may vote, else 503. Caches must not store it.
+/// JSON with `status` (a [`Readiness`](crate::Readiness) in lower case, or `draining`), `quorum`, `needed` and
+/// `nodes`; 200 while a majority may vote and the service does not drain, else 503. Caches must not store it.
 ///
 /// If there are several groups, each node has its `group`, and `groups` has the same of each group. 200 then means that
 /// a majority of one group may vote: all instances of a service see the same failed group, so taking one out of service
@@ -49,14 +49,15 @@ impl IntoResponse for Health {
             true => format!(r#","groups":[{}]"#, groups.join(",")),
             false => String::new(),
         };
+        let draining = self.is_draining.then(|| "draining".to_owned());
+        let readiness = draining.unwrap_or_else(|| self.readiness().to_string());
         let body = format!(
-            r#"{{"status":"{}","quorum":{},"needed":{},"nodes":[{}]{groups}}}"#,
-            self.readiness(),
+            r#"{{"status":"{readiness}","quorum":{},"needed":{},"nodes":[{}]{groups}}}"#,
             self.has_quorum(),
             self.needed,
             nodes.join(",")
         );
-        let status = if self.has_quorum() {
+        let status = if self.has_quorum() && !self.is_draining {
             StatusCode::OK
         } else {
             StatusCode::SERVICE_UNAVAILABLE

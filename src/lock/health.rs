@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::lock::layout::{Group, Layout};
+use crate::lock::registry::{DrainStage, Registry};
 use crate::node::{NodeFailure, NodeState, Request};
 
 /// Report of [`Redlock::health`](crate::Redlock::health).
@@ -36,6 +37,8 @@ pub struct Health {
     /// One entry per group, in the order of the configuration. Last come those that the service
     /// [moves to](crate::RedlockBuilder::moving_to).
     pub groups: Vec<GroupHealth>,
+    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "for a response"))]
+    pub(crate) is_draining: bool,
 }
 
 /// The health of one group of nodes, which decides on the keys that belong to it.
@@ -90,12 +93,13 @@ impl fmt::Display for Readiness {
 }
 
 impl Health {
-    fn new(groups: Vec<GroupHealth>) -> Self {
+    fn new(groups: Vec<GroupHealth>, is_draining: bool) -> Self {
         let nodes = groups.iter().flat_map(|group| &group.nodes);
         Self {
             nodes: nodes.cloned().collect(),
             needed: groups.iter().map(|group| group.needed).sum(),
             groups,
+            is_draining,
         }
     }
 
@@ -161,9 +165,10 @@ impl GroupHealth {
 }
 
 /// Pings every node, and waits until all have answered or are overdue.
-pub(crate) async fn check(layout: &Layout) -> Health {
+pub(crate) async fn check(layout: &Layout, registry: &Registry) -> Health {
     let groups = layout.groups().iter().map(|group| check_group(group));
-    Health::new(join_all(groups).await)
+    let groups = join_all(groups).await;
+    Health::new(groups, registry.stage() != DrainStage::Open)
 }
 
 /// Waits for all of the futures.

@@ -146,7 +146,7 @@ impl Redlock {
     ///
     /// May be dropped at any point.
     pub async fn health(&self) -> Health {
-        health::check(&self.0.layout).await
+        health::check(&self.0.layout, &self.0.registry).await
     }
 
     /// Drains the service for a graceful shutdown, and waits until all held locks are released.

@@ -12,7 +12,8 @@ use tower::{Service, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, LockedRejection, OnLost,
-    OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, health_router, key,
+    OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection, admin_router, health_router,
+    key,
 };
 
 use crate::shop::{AppState, OrderId, Transfer, send, ship, shop, until_free};
@@ -283,6 +284,30 @@ async fn health_router_reports_the_quorum_and_names_the_nodes() {
         let states = (0..3).map(|node| body["nodes"][node]["state"] == "up");
         assert_eq!(states.filter(|up| *up).count(), 3 - down);
         assert_eq!(body["nodes"][2]["node"], "embedded-2");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_router_is_503_while_the_service_drains() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let app = Router::new()
+        .nest("/healthz", health_router(redlock.clone()))
+        .nest("/admin", admin_router(redlock.clone()))
+        // The application has a state of its own.
+        .route("/", get(async |_: State<u8>| "ok"))
+        .with_state(7);
+    for (status, readiness) in [
+        (StatusCode::OK, "ready"),
+        (StatusCode::SERVICE_UNAVAILABLE, "draining"),
+    ] {
+        for target in ["/healthz", "/admin"] {
+            let (code, body) = send(&app, "GET", target).await;
+            let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+            assert_eq!((code, &body["status"]), (status, &readiness.into()));
+            assert_eq!(body["quorum"], true, "the nodes are up");
+        }
+        redlock.drain(secs(0)).await;
     }
 }
 
