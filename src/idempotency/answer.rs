@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderValue, Response};
 
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::config::Config;
@@ -70,7 +70,7 @@ impl Responder {
             match rest.await {
                 Ok(whole) => read(&whole),
                 Err(error) => {
-                    return self.refuse(Rejection::from_lock_error(error, StatusCode::CONFLICT));
+                    return self.refuse(not_executed(error));
                 }
             }
         };
@@ -91,14 +91,19 @@ impl Responder {
     }
 }
 
+/// Converts an error of the lock under which a request is executed.
+fn not_executed(error: LockError) -> Rejection {
+    match error {
+        LockError::Contended { retry_after } => Rejection::InProgress { retry_after },
+        error => Rejection::from(error),
+    }
+}
+
 fn rejection(reason: Denied) -> Rejection {
     match reason {
-        Denied::Lock(error) => Rejection::from_lock_error(error, StatusCode::CONFLICT),
+        Denied::Lock(error) => not_executed(error),
         // Not decided yet, so the client may retry. `Recorded` has been answered before.
-        Denied::Undecided | Denied::Recorded(_) => Rejection::from_lock_error(
-            LockError::Contended { retry_after: None },
-            StatusCode::CONFLICT,
-        ),
+        Denied::Undecided | Denied::Recorded(_) => Rejection::InProgress { retry_after: None },
         Denied::OtherRequest => Rejection::KeyReused,
         Denied::Conflicting => Rejection::ConflictingOutcomes,
         Denied::Unknown => Rejection::OutcomeUnknown,

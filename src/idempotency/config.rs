@@ -85,7 +85,9 @@ impl Config {
                         self.header
                     )
                 });
-                return Err(Rejection::KeyMissing);
+                return Err(Rejection::KeyMissing {
+                    lacking: Some(format!("header `{}`", self.header)),
+                });
             }
             return Ok(None);
         };

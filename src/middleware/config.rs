@@ -137,7 +137,7 @@ impl Config {
             }
             OnMissingKey::Reject | OnMissingKey::RejectAlways => {
                 self.refusals.log_lacking(|| self.lacking_key());
-                Err(Rejection::KeyMissing)
+                Err(Rejection::key_missing(self.key.source()))
             }
         }
     }

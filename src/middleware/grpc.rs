@@ -23,12 +23,15 @@ pub(super) fn status(rejection: &Rejection) -> Response<Full<Bytes>> {
 fn code(rejection: &Rejection) -> u16 {
     match rejection {
         Rejection::Contended { .. }
+        | Rejection::InProgress { .. }
         | Rejection::Lost(_)
         | Rejection::OutcomeUnknown
         | Rejection::ResultNotKept
         | Rejection::ConflictingOutcomes => ABORTED,
         Rejection::Failed(_) => UNAVAILABLE,
-        Rejection::KeyMissing | Rejection::KeyInvalid(_) | Rejection::KeyReused => INVALID_ARGUMENT,
+        Rejection::KeyMissing { .. } | Rejection::KeyInvalid(_) | Rejection::KeyReused => {
+            INVALID_ARGUMENT
+        }
         Rejection::BodyTooLarge | Rejection::TooManyConcurrent { .. } => RESOURCE_EXHAUSTED,
         // The client cancelled its request body.
         Rejection::BodyUnreadable { timed_out: false } => CANCELLED,

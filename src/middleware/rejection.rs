@@ -39,8 +39,17 @@ pub enum Rejection {
     Failed(LockError),
     /// The lock was lost while the handler ran, and the handler was stopped.
     Lost(LostReason),
+    /// The first request with the idempotency key still runs, or its outcome is not known yet.
+    InProgress {
+        /// When a retry makes sense, if known; as for [`Contended`](Self::Contended).
+        retry_after: Option<Duration>,
+    },
     /// The request does not name the resource.
-    KeyMissing,
+    KeyMissing {
+        /// What names it, such as ``header `x-tenant` ``; see [`source`](crate::KeyExtractor::source). `None` if that
+        /// is not known, or if only the service can set it.
+        lacking: Option<String>,
+    },
     /// The request names the resource by an unusable key.
     KeyInvalid(KeyError),
     /// The request body exceeds the limit for bodies that are read before the lock is taken.
@@ -85,15 +94,16 @@ impl Rejection {
             Self::Contended { status, .. } => *status,
             Self::TooManyConcurrent { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Failed(_) | Self::Lost(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::KeyMissing | Self::KeyInvalid(_) => StatusCode::BAD_REQUEST,
+            Self::KeyMissing { .. } | Self::KeyInvalid(_) => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyUnreadable { timed_out: false } => StatusCode::BAD_REQUEST,
             Self::BodyUnreadable { timed_out: true } => StatusCode::REQUEST_TIMEOUT,
             Self::Misconfigured(_) | Self::ScopeMissing => StatusCode::INTERNAL_SERVER_ERROR,
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::OutcomeUnknown | Self::ResultNotKept | Self::ConflictingOutcomes => {
-                StatusCode::CONFLICT
-            }
+            Self::InProgress { .. }
+            | Self::OutcomeUnknown
+            | Self::ResultNotKept
+            | Self::ConflictingOutcomes => StatusCode::CONFLICT,
         }
     }
 
@@ -109,7 +119,8 @@ impl Rejection {
             Self::Failed(error) if error.quarantined().is_some() => "lock-quarantined",
             Self::Failed(_) => "lock-unavailable",
             Self::Lost(_) => "lock-lost",
-            Self::KeyMissing => "key-missing",
+            Self::InProgress { .. } => "request-in-progress",
+            Self::KeyMissing { .. } => "key-missing",
             Self::KeyInvalid(_) => "key-invalid",
             Self::BodyTooLarge => "body-too-large",
             Self::BodyUnreadable { .. } => "body-unreadable",
@@ -130,12 +141,14 @@ impl Rejection {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let left = match self {
-            Self::Contended { retry_after, .. } | Self::TooManyConcurrent { retry_after } => {
+            Self::Contended { retry_after, .. }
+            | Self::TooManyConcurrent { retry_after }
+            | Self::InProgress { retry_after } => {
                 retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)
             }
             Self::Failed(error) => error.quarantined().unwrap_or_default(),
             Self::Lost(_)
-            | Self::KeyMissing
+            | Self::KeyMissing { .. }
             | Self::KeyInvalid(_)
             | Self::BodyTooLarge
             | Self::BodyUnreadable { .. }
@@ -182,9 +195,16 @@ impl Rejection {
     pub(crate) fn from_key_error(error: KeyError) -> Self {
         match error {
             KeyError::Misconfigured(_) => Self::Misconfigured(error),
-            KeyError::Empty | KeyError::None => Self::KeyMissing,
+            KeyError::Empty | KeyError::None => Self::key_missing(None),
             error => Self::KeyInvalid(error),
         }
+    }
+
+    /// Returns the refusal of a request that lacks a key from this source.
+    pub(crate) fn key_missing(source: Option<String>) -> Self {
+        // The name of a type is not for clients.
+        let lacking = source.filter(|source| !source.contains("extension `"));
+        Self::KeyMissing { lacking }
     }
 
     /// Returns the text for the client, which shows nothing of the service's set-up. The log has more for the
@@ -212,7 +232,13 @@ impl Rejection {
                 }
             },
             Self::Lost(_) => "the lock was lost while the request was being served".into(),
-            Self::KeyMissing => "the request lacks a required key".into(),
+            Self::InProgress { .. } => {
+                "the first request with this idempotency key still runs, or its outcome is not known yet".into()
+            }
+            Self::KeyMissing { lacking: None } => "the request lacks a required key".into(),
+            Self::KeyMissing { lacking: Some(source) } => {
+                format!("the request lacks a required key: {source}")
+            }
             Self::KeyInvalid(error) => key_detail(error),
             Self::BodyTooLarge => "the request body is too large for this resource".into(),
             Self::BodyUnreadable { timed_out: false } => {
@@ -241,7 +267,8 @@ impl Rejection {
             Self::Failed(error) if error.quarantined().is_some() => "Lock service started recently",
             Self::Failed(_) => "Lock unavailable",
             Self::Lost(_) => "Lock lost",
-            Self::KeyMissing | Self::KeyInvalid(_) => "Key missing or invalid",
+            Self::InProgress { .. } => "Request in progress",
+            Self::KeyMissing { .. } | Self::KeyInvalid(_) => "Key missing or invalid",
             Self::BodyTooLarge => "Body too large",
             Self::BodyUnreadable { .. } => "Body unreadable",
             Self::Misconfigured(_) | Self::ScopeMissing => "Service misconfigured",

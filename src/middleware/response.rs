@@ -34,7 +34,7 @@ pub enum RequestKind {
 ///
 /// let not_found_without_key = |rejection: &Rejection, to: &RequestKind| {
 ///     let mut response = rejection.default_response(to);
-///     if matches!((rejection, to), (Rejection::KeyMissing, RequestKind::Http)) {
+///     if matches!((rejection, to), (Rejection::KeyMissing { .. }, RequestKind::Http)) {
 ///         *response.status_mut() = StatusCode::NOT_FOUND;
 ///     }
 ///     // A page that a user sees, also for all other cases.

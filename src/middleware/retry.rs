@@ -67,6 +67,9 @@ impl RetryAfter {
             Rejection::TooManyConcurrent { retry_after } => Rejection::TooManyConcurrent {
                 retry_after: self.after(retry_after, is_typical),
             },
+            Rejection::InProgress { retry_after } => Rejection::InProgress {
+                retry_after: self.after(retry_after, is_typical),
+            },
             other => other,
         }
     }

@@ -19,8 +19,8 @@ use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
-    LockError, LockHandle, OnMissingKey, OnUnavailable, Redlock, RedlockLayer, Rejection,
-    RequestKind, Unprotected, key,
+    KeyExtractor, LockError, LockHandle, OnMissingKey, OnUnavailable, Redlock, RedlockLayer,
+    Rejection, RequestKind, Unprotected, key,
 };
 
 use crate::scripted_bodies::{Flag, TTL, code, layer, lose, ok, post, redlock, working};
@@ -174,6 +174,40 @@ async fn contended_lock_is_423_with_retry_after_and_without_the_key() {
             assert!(!everything.contains(secret), "{everything}");
         }
         guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_key_names_the_part_of_the_request_that_lacks_it() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    let layer = |key: Arc<dyn KeyExtractor>| RedlockLayer::new(redlock.clone(), key);
+    for (key, expected) in [
+        (
+            Arc::new(("upload", key::header("x-upload-id"))) as Arc<dyn KeyExtractor>,
+            "lacks a required key: header `x-upload-id`",
+        ),
+        (
+            Arc::new(key::query("id").or(key::cookie("id"))),
+            "key: query parameter `id` or cookie `id`",
+        ),
+        (
+            Arc::new(key::from_fn(|_| None::<String>)),
+            "lacks a required key",
+        ),
+        // What the service has named is not the client's.
+        (
+            Arc::new((
+                key::header("x-a"),
+                key::extension::<String>(String::as_str).optional(),
+            )),
+            "lacks a required key",
+        ),
+    ] {
+        let (refused, _) = call(&layer(key), post()).await;
+        assert_eq!(rejection_of(&refused).code(), "key-missing");
+        let problem: serde_json::Value = serde_json::from_slice(refused.body()).unwrap();
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.ends_with(expected), "{detail}");
     }
 }
 

@@ -160,7 +160,7 @@ pub(crate) fn is_executed(answer: &Response) -> bool {
 }
 
 pub(crate) fn is_contended(answer: &Response) -> bool {
-    answer.status == 409 && answer.json()["code"] == "lock-contended"
+    answer.status == 409 && answer.json()["code"] == "request-in-progress"
 }
 
 /// All of an answer that a replay has in common with the first.

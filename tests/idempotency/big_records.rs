@@ -196,7 +196,7 @@ async fn record_deleted_during_its_fetch_is_not_replayed_and_a_retry_executes() 
     };
     let (refused, ()) = tokio::join!(pay(&app, "a"), forget);
     let told = (refused.status.as_u16(), refused.code());
-    assert_eq!(told, (409, "lock-contended"));
+    assert_eq!(told, (409, "request-in-progress"));
     assert_eq!(payments.executed(), 1);
     assert_eq!(pay(&app, "a").await.status, StatusCode::OK);
     assert_eq!(payments.executed(), 2);
@@ -419,7 +419,7 @@ async fn fetched_record_that_differs_from_its_head_is_not_replayed() {
             .partition(|(answer, _)| answer.status == StatusCode::OK);
         assert_eq!((good.len(), bad.len()), (1, 1), "{command:?}");
         assert_replays(&good[0].0, good[0].1);
-        assert_eq!(bad[0].0.code(), "lock-contended", "{command:?}");
+        assert_eq!(bad[0].0.code(), "request-in-progress", "{command:?}");
         assert_eq!(payments.executed(), 2);
     }
 }

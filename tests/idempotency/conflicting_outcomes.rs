@@ -212,7 +212,7 @@ fn unbroken_leases_leave_one_outcome_and_no_conflict() {
         assert_eq!((paid.status().as_u16(), code(&paid)), (200, ""));
         assert!(!paid.headers().contains_key("idempotency-recorded"));
         for refused in paying {
-            assert_eq!(code(&refused.await.unwrap()), "lock-contended");
+            assert_eq!(code(&refused.await.unwrap()), "request-in-progress");
         }
         for server in &scene.servers {
             let replayed = pay(server.clone()).await;

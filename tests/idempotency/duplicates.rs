@@ -89,7 +89,7 @@ async fn duplicate_of_a_running_execution_is_refused_or_waits() {
         assert_eq!(first.status, StatusCode::OK);
         assert_eq!(
             (refused.status, refused.code()),
-            (StatusCode::CONFLICT, "lock-contended")
+            (StatusCode::CONFLICT, "request-in-progress")
         );
         assert!(refused.headers.contains_key("retry-after"));
         assert_eq!(reused.status, StatusCode::UNPROCESSABLE_ENTITY);
@@ -122,7 +122,7 @@ async fn retry_after_of_a_duplicate_is_the_typical_time_of_an_execution() {
             };
             let (first, refused) = tokio::join!(pay(app, &target, &key), duplicate);
             assert_eq!(first.status, StatusCode::OK);
-            assert_eq!(refused.code(), "lock-contended");
+            assert_eq!(refused.code(), "request-in-progress");
             assert_eq!(refused.headers["retry-after"], expected, "{execution}");
         }
     }
@@ -170,7 +170,7 @@ async fn concurrent_request_with_another_payload_is_refused_as_reused() {
             Answer::to(&app, request(slow, &key, "amount=5")),
         );
         assert_eq!(first.status, StatusCode::OK);
-        assert_eq!(refused.code(), "lock-contended");
+        assert_eq!(refused.code(), "request-in-progress");
         if round == 0 {
             assert_eq!(reused.code(), "idempotency-key-reused");
         }
@@ -303,7 +303,10 @@ async fn duplicate_is_refused_as_soon_as_the_first_executes() {
         (answer.code(), began.elapsed())
     };
     let (first, (code, after)) = tokio::join!(pay(&app, slow, "a"), duplicate);
-    assert_eq!((first.status, code), (StatusCode::OK, "lock-contended"));
+    assert_eq!(
+        (first.status, code),
+        (StatusCode::OK, "request-in-progress")
+    );
     // The nodes' round trip, and not twice what they may take at most.
     assert!(after < Duration::from_millis(25), "{after:?}");
     assert_eq!(payments.executed(), 1);

@@ -41,7 +41,7 @@ async fn execution_renews_its_lock_until_it_ends() {
     });
     assert_eq!(
         (second.status, second.code()),
-        (StatusCode::CONFLICT, "lock-contended")
+        (StatusCode::CONFLICT, "request-in-progress")
     );
     assert_eq!((first.status, executed.count()), (StatusCode::OK, 1));
     assert!(pay(&app, slow, "a").await.is_replayed());

@@ -328,7 +328,7 @@ async fn duplicate_refused_by_the_inner_scope_leaves_the_outer_key_free() {
     });
     assert_eq!(
         (first.body, refused.code()),
-        ("payment 1".into(), "lock-contended")
+        ("payment 1".into(), "request-in-progress")
     );
     let again = Answer::to(&outer, call()).await;
     assert_eq!(again.body, "payment 1", "{again:?}");
@@ -373,7 +373,7 @@ async fn timeout_between_two_scopes_lets_the_inner_execution_finish_and_be_repla
         Answer::to(&app, call).await
     };
     assert_eq!(call().await.status, StatusCode::REQUEST_TIMEOUT);
-    assert_eq!(call().await.code(), "lock-contended");
+    assert_eq!(call().await.code(), "request-in-progress");
     sleep(secs(2)).await;
     for _ in 0..2 {
         let again = call().await;

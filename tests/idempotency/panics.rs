@@ -134,7 +134,7 @@ async fn panic_in_fingerprint_or_record_if_executes_at_most_once() {
             let code = if executions == 0 {
                 ""
             } else {
-                "lock-contended"
+                "request-in-progress"
             };
             assert_eq!((again.code(), executed.count()), (code, 1));
             assert!(redlock.drain(secs(1)).await.held.is_empty());
@@ -205,7 +205,7 @@ async fn panic_in_the_response_body_leaves_the_key_locked_until_its_ttl() {
         sleep(ms(100)).await;
         assert_eq!(nodes.locks(), [1, 1, 1], "the key, and not the account");
         let again = pay(&app, "/payments?account=1", "a").await;
-        assert_eq!(again.code(), "lock-contended");
+        assert_eq!(again.code(), "request-in-progress");
         sleep(secs(11)).await;
         let again = pay(&app, "/payments?account=1", "a").await;
         let code = if at_most_once { "outcome-unknown" } else { "" };

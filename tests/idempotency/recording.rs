@@ -62,7 +62,7 @@ async fn panic_leaves_the_idempotency_key_locked_until_its_ttl() {
             StatusCode::UNPROCESSABLE_ENTITY
         );
         let again = pay(&app, "/payments?status=418", &key).await;
-        assert_eq!(again.code(), "lock-contended");
+        assert_eq!(again.code(), "request-in-progress");
         sleep(Duration::from_secs(11)).await;
         let again = pay(&app, "/payments", &key).await;
         let refused = if at_most_once { "outcome-unknown" } else { "" };
@@ -371,7 +371,10 @@ async fn on_unrecorded_fail_answers_outcome_unknown_without_a_majority_of_record
         (StatusCode::CONFLICT, "outcome-unknown")
     );
     assert!(!failed.body.starts_with(b"payment"), "{:?}", failed.body);
-    assert_eq!(pay(&app, "/payments", "a").await.code(), "lock-contended");
+    assert_eq!(
+        pay(&app, "/payments", "a").await.code(),
+        "request-in-progress"
+    );
     // The lock has ended by its ttl, and no node has a record.
     sleep(Duration::from_secs(3)).await;
     (0..3).for_each(|node| nodes.set(node, Gate::Ready));

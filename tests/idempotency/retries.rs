@@ -96,7 +96,7 @@ async fn inner_retry_that_fails_after_a_lost_lock_leaves_the_key_locked_until_it
         let before = executed.count();
         assert_eq!(before, if refused { 1 } else { 2 });
         let again = pay(&app, "/payments?account=1", "a").await;
-        assert_eq!(again.code(), "lock-contended", "{refused}: {again:?}");
+        assert_eq!(again.code(), "request-in-progress", "{refused}: {again:?}");
         assert_eq!(executed.count(), before);
         sleep(secs(11)).await;
         pay(&app, "/payments?account=1", "a").await;

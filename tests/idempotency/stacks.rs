@@ -102,7 +102,7 @@ async fn timeout_outside_lets_the_execution_finish_and_inside_frees_the_key() {
     let outside = slow(&executed).layer(layer(&nodes)).layer(short);
     let late = pay(&outside, "a").await;
     assert_eq!(late.status, StatusCode::REQUEST_TIMEOUT);
-    assert_eq!(pay(&outside, "a").await.code(), "lock-contended");
+    assert_eq!(pay(&outside, "a").await.code(), "request-in-progress");
     sleep(Duration::from_secs(2)).await;
     let again = pay(&outside, "a").await;
     assert!(again.is_replayed());
@@ -142,7 +142,7 @@ async fn catch_panic_inside_frees_the_key_and_outside_leaves_it_to_its_ttl() {
         assert_eq!(panicked.status, StatusCode::INTERNAL_SERVER_ERROR);
         if !within {
             // What the handler did by then is not known.
-            assert_eq!(pay(&app, &key).await.code(), "lock-contended");
+            assert_eq!(pay(&app, &key).await.code(), "request-in-progress");
             sleep(Duration::from_secs(11)).await;
         }
         let paid = pay(&app, &key).await;
@@ -447,7 +447,7 @@ async fn client_that_disconnects_gets_a_replay_also_from_a_draining_server() {
     assert!(hung_up.is_err());
     drop(client);
     let refused = server.pay("a", b"amount=5").await;
-    assert_eq!(refused.json()["code"], "lock-contended");
+    assert_eq!(refused.json()["code"], "request-in-progress");
     // No client waits for the answer any more; drain waits for the record.
     let redlock = server.redlock.clone();
     let draining = tokio::spawn(async move { redlock.drain(PATIENCE).await });

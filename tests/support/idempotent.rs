@@ -25,12 +25,13 @@ pub fn keyed_request(method: Method, target: &str, key: &[u8]) -> Request {
     request
 }
 
-/// A service for all paths of one and of two segments below `/users`.
+/// A service for all paths of one and of two segments below `/users`, and all below `/files`.
 pub fn users(executed: &Executed, layer: IdempotencyLayer) -> Router {
     let executed = executed.clone();
     let pay = async move || format!("payment {}", executed.one_more());
     Router::new()
         .route("/users/{name}", any(pay.clone()))
-        .route("/users/{name}/{more}", any(pay))
+        .route("/users/{name}/{more}", any(pay.clone()))
+        .route("/files/{*path}", any(pay))
         .layer(layer)
 }

@@ -26,6 +26,7 @@ const REASONS = [
 
 const CODES = {
   "lock-contended": "Busy: another caller holds the lock",
+  "request-in-progress": "In progress: the first request with this key still runs",
   "lock-unavailable": "No quorum: too few nodes answer",
   "lock-quarantined": "Quarantined: restarted nodes may not vote yet",
   "lock-expired": "Expired: the lock ran out before the response",

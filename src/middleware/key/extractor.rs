@@ -52,8 +52,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         false
     }
 
-    /// Returns the part of a request that the key comes from, such as ``header `x-tenant` ``. A layer logs it when it
-    /// refuses requests that name no resource. Default: `None`.
+    /// Returns the part of a request that the key comes from, such as ``header `x-tenant` ``. A layer that
+    /// refuses requests that name no resource logs it, and names it to the client. Default: `None`.
     fn source(&self) -> Option<String> {
         None
     }

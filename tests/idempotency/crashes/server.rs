@@ -127,7 +127,7 @@ pub(crate) enum Told {
     },
     /// 409 `outcome-unknown`.
     Unknown,
-    /// Nothing is decided: 409 `lock-contended`.
+    /// Nothing is decided: 409 `request-in-progress`.
     Contended,
     /// Too few nodes were in time.
     Unavailable,
@@ -166,7 +166,7 @@ impl Told {
         match status {
             200 => Self::Paid { body, replayed },
             409 if has("outcome-unknown") => Self::Unknown,
-            409 if has("lock-contended") => Self::Contended,
+            409 if has("request-in-progress") => Self::Contended,
             503 if has("lock-unavailable") || has("lock-expired") => Self::Unavailable,
             _ => panic!("{status} {body}"),
         }
