@@ -101,7 +101,7 @@ impl Config {
                 "the scope of an IdempotencyLayer found no caller in {}",
                 source.as_deref().unwrap_or("the result of its function")
             );
-            self.refusals.log_misconfigured(&mistake);
+            self.refusals.log_misconfigured("scope", &mistake);
             return Err(Rejection::ScopeMissing);
         };
         // A scope of several keys becomes one part of the key.

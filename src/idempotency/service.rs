@@ -78,8 +78,8 @@ where
             }
             Err(rejection) => {
                 CallToken::refuse_request(&parts.extensions);
-                let (refusals, kind) = (&self.config.refusals, RequestKind::of(&parts));
-                State::Refused(Some(refusals.refuse(rejection, kind)))
+                let refusals = &self.config.refusals;
+                State::Refused(Some(refusals.refuse_request(rejection, &parts)))
             }
         };
         ResponseFuture { state }

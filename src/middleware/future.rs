@@ -345,7 +345,7 @@ impl<S, ReqBody> Call<S, ReqBody> {
     fn reject<B>(self, rejection: Rejection) -> Response<LockBody<B>> {
         let (parts, _) = self.request.into_parts();
         let refusals = &self.config.refusals;
-        let refusal = refusals.refuse(rejection, RequestKind::of(&parts));
+        let refusal = refusals.refuse_request(rejection, &parts);
         refusal.map(LockBody::refusal)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::node::Mutex;
 
-/// The mistakes that were logged. Every similar request meets a mistake again.
+/// The places of the mistakes that were logged. Every similar request meets a mistake again.
 #[derive(Debug)]
 pub(crate) struct LoggedMistakes(Mutex<BTreeSet<String>>);
 
@@ -13,12 +13,14 @@ impl LoggedMistakes {
         Self(Mutex::new(BTreeSet::new()))
     }
 
-    /// Returns whether a mistake is to be logged now, because it was not logged before.
-    pub(crate) fn is_new(&self, mistake: &str) -> bool {
+    /// Returns whether a mistake is to be logged now, because none was logged at this place before.
+    ///
+    /// The place is a text of the program, such as a route, and never that of an error, which may name the request.
+    pub(crate) fn is_new(&self, place: &str) -> bool {
         let mut logged = self.0.lock();
-        logged.len() < MAX_LOGGED && logged.insert(mistake.to_owned())
+        logged.len() < MAX_LOGGED && logged.insert(place.to_owned())
     }
 }
 
-/// How many mistakes are logged. Keeps an extractor that puts the request into its error from filling the log.
+/// How many mistakes are logged.
 const MAX_LOGGED: usize = 32;

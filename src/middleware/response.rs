@@ -12,6 +12,7 @@ use http_body_util::Full;
 use crate::middleware::grpc;
 use crate::middleware::logged::LoggedMistakes;
 use crate::middleware::rejection::{Rejection, insert_retry_after};
+use crate::middleware::routed::route_of;
 use crate::protocol::KeyError;
 
 /// What kind of client a refusal is for.
@@ -89,9 +90,20 @@ impl Refusals {
         self.response = Arc::new(response);
     }
 
-    /// Builds the response for a refusal, with the refusal in its extensions. Logs mistakes in the set-up.
+    /// Builds the response for a refusal, with the refusal in its extensions. Logs mistakes in the set-up, once for each
+    /// route.
+    pub(crate) fn refuse_request(&self, rejection: Rejection, of: &Parts) -> Response<Full<Bytes>> {
+        self.log_mistake(&rejection, route_of(of).as_deref());
+        self.response_to(rejection, RequestKind::of(of))
+    }
+
+    /// Does the same for a request whose head is gone.
     pub(crate) fn refuse(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
-        self.log_mistake(&rejection);
+        self.log_mistake(&rejection, None);
+        self.response_to(rejection, to)
+    }
+
+    fn response_to(&self, rejection: Rejection, to: RequestKind) -> Response<Full<Bytes>> {
         let mut response = self.response.response(&rejection, &to);
         response.extensions_mut().insert(rejection);
         response
@@ -99,19 +111,20 @@ impl Refusals {
 
     /// Logs a refusal because of a mistake in the set-up, or of a key that another set-up would accept.
     ///
-    /// Each mistake is logged once, because every similar request meets it. The response does not name the remedy.
-    fn log_mistake(&self, rejection: &Rejection) {
-        let mistake = match rejection {
-            Rejection::Misconfigured(error) => error.to_string(),
-            Rejection::KeyInvalid(error) => return self.log_limit(error),
-            _ => return,
-        };
-        self.log_misconfigured(&mistake);
+    /// The response does not name the remedy.
+    fn log_mistake(&self, rejection: &Rejection, route: Option<&str>) {
+        match rejection {
+            Rejection::Misconfigured(error) => {
+                self.log_misconfigured(route.unwrap_or_default(), &error.to_string());
+            }
+            Rejection::KeyInvalid(error) => self.log_limit(error),
+            _ => {}
+        }
     }
 
-    /// Logs, once, a mistake because of which no such request can be served.
-    pub(crate) fn log_misconfigured(&self, mistake: &str) {
-        if self.logged.is_new(mistake) {
+    /// Logs, once for each place, a mistake because of which no such request can be served.
+    pub(crate) fn log_misconfigured(&self, place: &str, mistake: &str) {
+        if self.logged.is_new(place) {
             tracing::error!(error = %mistake, "redlock layer refuses requests because it is misconfigured");
         }
     }

@@ -59,6 +59,11 @@ pub(crate) fn route_of(parts: &Parts) -> Option<std::sync::Arc<str>> {
 }
 
 #[cfg(not(feature = "axum"))]
+pub(crate) fn route_of(_: &Parts) -> Option<std::sync::Arc<str>> {
+    None
+}
+
+#[cfg(not(feature = "axum"))]
 pub(crate) fn matched_no_route(_: &Parts) -> bool {
     false
 }

@@ -17,7 +17,6 @@ use crate::middleware::config::{Config, LockDecision};
 use crate::middleware::future::{Call, ResponseFuture};
 use crate::middleware::held::LockHandles;
 use crate::middleware::macros::inner_accessors;
-use crate::middleware::response::RequestKind;
 use crate::middleware::token_header;
 
 /// Middleware that holds a lock while the inner service works on a request.
@@ -60,7 +59,7 @@ where
         match config.decide(&parts) {
             Err(rejection) => {
                 CallToken::refuse_request(&parts.extensions);
-                let refusal = config.refusals.refuse(rejection, RequestKind::of(&parts));
+                let refusal = config.refusals.refuse_request(rejection, &parts);
                 ResponseFuture::refused(refusal)
             }
             Ok(LockDecision::Pass(reason)) => {

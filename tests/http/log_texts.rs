@@ -11,8 +11,8 @@ use support::{Answer, Log, once, redlock, secs};
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 use tower_redlock::{
-    FencingToken, IdempotencyKey, IdempotencyLayer, KeyExtractor, LockError, LockHandle, Redlock,
-    RedlockLayer, key,
+    FencingToken, IdempotencyKey, IdempotencyLayer, KeyError, KeyExtractor, LockError, LockHandle,
+    LockKey, Redlock, RedlockLayer, key,
 };
 
 use crate::shop::shop;
@@ -105,6 +105,35 @@ async fn missing_scope_is_logged_once_with_the_part_that_was_looked_for() {
         "redlock layer refuses requests because it is misconfigured error=the scope of an IdempotencyLayer found no \
          caller in header `x-caller`",
     );
+}
+
+/// The error of a function may name the request; the log has one line for each route all the same.
+#[tokio::test(start_paused = true)]
+async fn misconfigured_key_is_logged_once_for_each_route_whatever_its_text() {
+    let by_shard = |parts: &http::request::Parts| {
+        let shard = parts.uri.path();
+        Err::<LockKey, _>(KeyError::misconfigured(format!("no shard for {shard}")))
+    };
+    let layer = RedlockLayer::new(redlock(&ScriptedNodes::new(3)), by_shard);
+    let app = Router::new()
+        .route("/shards/{id}", post(async || "served"))
+        .route("/regions/{id}", post(async || "served"))
+        .layer(layer);
+    let log = Log::default();
+    let _guard = log.subscribe();
+    for route in ["shards", "regions"] {
+        for id in 0..40 {
+            let request = request("POST", &format!("/{route}/{id}"));
+            assert_eq!(Answer::to(&app, request).await.code(), "misconfigured");
+        }
+    }
+    let text = log.text();
+    let lines: Vec<&str> = text.lines().collect();
+    let [shards, regions] = lines[..] else {
+        panic!("not two lines: {lines:?}");
+    };
+    assert!(shards.ends_with("no shard for /shards/0"), "{shards}");
+    assert!(regions.ends_with("no shard for /regions/0"), "{regions}");
 }
 
 #[tokio::test(start_paused = true)]

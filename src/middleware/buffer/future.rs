@@ -30,7 +30,6 @@ use crate::middleware::buffer::config::Config;
 use crate::middleware::calls::CallToken;
 use crate::middleware::future::take;
 use crate::middleware::rejection::Rejection;
-use crate::middleware::response::RequestKind;
 
 /// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
 #[pin_project]
@@ -140,7 +139,7 @@ where
                             CallToken::refuse_request(&parts.extensions);
                             let refusals = &call.config.refusals;
                             let rejection = read_error(&*error);
-                            let refusal = refusals.refuse(rejection, RequestKind::of(&parts));
+                            let refusal = refusals.refuse_request(rejection, &parts);
                             State::Refused(Some(refusal))
                         }
                     }

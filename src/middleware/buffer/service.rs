@@ -16,7 +16,6 @@ use crate::middleware::buffer::future::BufferBodyFuture;
 use crate::middleware::calls::CallToken;
 use crate::middleware::macros::inner_accessors;
 use crate::middleware::rejection::Rejection;
-use crate::middleware::response::RequestKind;
 
 /// Middleware that reads a request's body before it passes the request on.
 ///
@@ -54,7 +53,7 @@ where
         if body.size_hint().lower() > self.config.limit as u64 {
             CallToken::refuse_request(&parts.extensions);
             let refusals = &self.config.refusals;
-            let refusal = refusals.refuse(Rejection::BodyTooLarge, RequestKind::of(&parts));
+            let refusal = refusals.refuse_request(Rejection::BodyTooLarge, &parts);
             return BufferBodyFuture::refused(refusal);
         }
         let config = Arc::clone(&self.config);
