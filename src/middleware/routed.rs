@@ -58,6 +58,19 @@ pub(crate) fn route_of(parts: &Parts) -> Option<std::sync::Arc<str>> {
     Some(matched.as_str().into())
 }
 
+/// Returns how many segments of the path nested routers have taken off.
+#[cfg(feature = "axum")]
+pub(crate) fn nested_segments(parts: &Parts) -> usize {
+    let nested = parts.extensions.get::<axum::extract::NestedPath>();
+    let nested = nested.map_or("", |nested| nested.as_str());
+    nested.trim_end_matches('/').matches('/').count()
+}
+
+#[cfg(not(feature = "axum"))]
+pub(crate) fn nested_segments(_: &Parts) -> usize {
+    0
+}
+
 #[cfg(not(feature = "axum"))]
 pub(crate) fn route_of(_: &Parts) -> Option<std::sync::Arc<str>> {
     None

@@ -1,21 +1,24 @@
 //! Bodies that are read before the lock is acquired: keys from them, limits, and unchanged bytes.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
-use axum::routing::post;
+use axum::extract::Path;
+use axum::middleware::{Next, from_fn};
+use axum::routing::{self, post};
+use axum::{Form, Router};
 use bytes::Bytes;
 use futures_util::stream;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, Limited, StreamBody};
 use proptest::prelude::*;
-use support::redlock;
+use support::{Answer, redlock};
 use tokio::sync::mpsc;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_redlock::middleware::BufferedRequestBody;
@@ -68,6 +71,97 @@ async fn key_each_locks_both_accounts_of_a_json_body() {
     assert_eq!(seen, format!("{keys:?} {body}"));
     assert_eq!(nodes.sent(0, OpKind::Acquire), 1);
     assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+/// As axum's `Form` does.
+#[tokio::test(start_paused = true)]
+async fn key_form_field_of_get_and_head_is_that_of_the_query() {
+    async fn read(handle: LockHandle, Form(form): Form<HashMap<String, String>>) -> String {
+        format!("{:?} {}", handle.keys(), form["id"])
+    }
+    let nodes = ScriptedNodes::new(3);
+    for is_buffered in [false, true] {
+        let field = ("account", key::form_field("id"));
+        let layer = RedlockLayer::new(redlock(&nodes), field);
+        let layer = layer.methods([Method::GET, Method::POST]);
+        let mut app = Router::new().route("/", routing::any(read)).layer(layer);
+        if is_buffered {
+            app = app.layer(BufferBodyLayer::new(LIMIT));
+        }
+        for (method, expected) in [
+            (Method::GET, "[LockKey(\"7:account,5:query,\")] query"),
+            (Method::HEAD, ""),
+            (Method::POST, "[LockKey(\"7:account,4:body,\")] body"),
+        ] {
+            if method == Method::POST && !is_buffered {
+                continue;
+            }
+            let request = Request::builder().method(&method).uri("/?id=query");
+            let request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+            let request = request.body(Body::from("id=body")).unwrap();
+            let answer = Answer::to(&app, request).await;
+            assert_eq!(answer.status, StatusCode::OK, "{method}: {answer:?}");
+            assert_eq!(answer.body, expected, "{method}");
+        }
+    }
+}
+
+/// A handler that sends requests on with its own extensions.
+#[tokio::test(start_paused = true)]
+async fn body_of_a_request_is_not_that_of_another_with_its_extensions() {
+    let nodes = ScriptedNodes::new(3);
+    let field = ("account", key::form_field("id"));
+    let locked = RedlockLayer::new(redlock(&nodes), field);
+    let buffer = BufferBodyLayer::new(LIMIT);
+    let within = Router::new()
+        .route("/unbuffered", post(echo).layer(locked.clone()))
+        .route(
+            "/buffered",
+            post(echo).layer((buffer.clone(), locked.clone())),
+        );
+    let batch = async move |Path(target): Path<String>, request: axum::extract::Request| {
+        let mut call = Request::post(format!("/{target}"))
+            .body(Body::from("id=child"))
+            .unwrap();
+        let form = HeaderValue::from_static("application/x-www-form-urlencoded");
+        call.headers_mut().insert(CONTENT_TYPE, form);
+        *call.extensions_mut() = request.extensions().clone();
+        within.clone().oneshot(call).await
+    };
+    let app = Router::new()
+        .route("/batch/{target}", post(batch))
+        .layer(buffer.clone());
+    let form = "application/x-www-form-urlencoded";
+    let (status, refused) = send(&app, "/batch/unbuffered", form, "id=parent").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{refused}");
+    assert!(refused.contains("misconfigured"), "{refused}");
+    let (_, seen) = send(&app, "/batch/buffered", form, "id=parent").await;
+    assert_eq!(seen, "[LockKey(\"7:account,5:child,\")] id=child");
+    // The same request: in a nested router, cloned for a retry, or rewritten.
+    let nested = Router::new().nest(
+        "/v1",
+        Router::new().route("/pay", post(echo).layer(locked.clone())),
+    );
+    let cloned = nested.clone().layer(from_fn(
+        async |request: axum::extract::Request, next: Next| {
+            let (parts, body) = request.into_parts();
+            next.run(Request::from_parts(parts.clone(), body)).await
+        },
+    ));
+    let rewritten = nested.clone();
+    let rewrite = async move |mut request: axum::extract::Request| {
+        *request.uri_mut() = "/v1/pay".parse().unwrap();
+        rewritten.clone().oneshot(request).await
+    };
+    let rewritten = Router::new().route("/pay", post(rewrite));
+    for (app, target) in [
+        (nested, "/v1/pay"),
+        (cloned, "/v1/pay"),
+        (rewritten, "/pay"),
+    ] {
+        let (_, seen) = send(&app.layer(buffer.clone()), target, form, "id=7").await;
+        assert_eq!(seen, "[LockKey(\"7:account,1:7,\")] id=7");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,16 +2,69 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::request::Parts;
+use http::{HeaderMap, Method};
 use http_body::{Body, Frame, SizeHint};
 
+use crate::middleware::routed::nested_segments;
+
 /// Extension of a request whose body was read by a [`BufferBodyLayer`](crate::BufferBodyLayer): the bytes of
-/// the body.
+/// the body. Body keys ignore a copy of it in another request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BufferedBody(pub Bytes);
+
+impl BufferedBody {
+    /// Returns the body of a request. That of another request, whose extensions this one has, does not count.
+    pub(crate) fn of(parts: &Parts) -> Option<&Self> {
+        let of = parts.extensions.get::<BufferedFor>();
+        parts
+            .extensions
+            .get()
+            .filter(|_| of.is_none_or(|of| of.is(parts)))
+    }
+}
+
+/// The method and the path of the request that a body was read of, in its extensions, and whether this is a copy.
+///
+/// # Design
+///
+/// A handler that sends other requests on with its extensions copies them. The copy of a request for a retry counts as
+/// the same request: it has the same method and path, but for what nested routers have taken off. What is no copy may
+/// also have been rewritten.
+pub(super) struct BufferedFor(Arc<(Method, String, usize)>, bool);
+
+impl BufferedFor {
+    pub(super) fn new(parts: &Parts) -> Self {
+        let path = path(parts).to_owned();
+        Self(Arc::new((parts.method.clone(), path, depth(parts))), false)
+    }
+
+    fn is(&self, parts: &Parts) -> bool {
+        let (method, full, total) = &*self.0;
+        let is_same = *method == parts.method && full.ends_with(path(parts));
+        !self.1 || (is_same && *total == depth(parts))
+    }
+}
+
+fn path(parts: &Parts) -> &str {
+    parts.uri.path().trim_end_matches('/')
+}
+
+/// Returns the number of segments of the path, with those that nested routers have taken off.
+fn depth(parts: &Parts) -> usize {
+    path(parts).matches('/').count() + nested_segments(parts)
+}
+
+/// By hand: a copy says that it is one.
+impl Clone for BufferedFor {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0), true)
+    }
+}
 
 /// A request body that was read: the same bytes, in one frame, and the same trailers.
 #[derive(Debug, Clone, Default)]

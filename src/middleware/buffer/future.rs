@@ -25,7 +25,7 @@ use pin_project::pin_project;
 use tower::{BoxError, Service};
 
 use crate::middleware::body::LockBody;
-use crate::middleware::buffer::body::{BufferedBody, BufferedRequestBody};
+use crate::middleware::buffer::body::{BufferedBody, BufferedFor, BufferedRequestBody};
 use crate::middleware::buffer::config::Config;
 use crate::middleware::calls::CallToken;
 use crate::middleware::future::take;
@@ -128,6 +128,8 @@ where
                         Ok(collected) => {
                             let trailers = collected.trailers().cloned();
                             let bytes = collected.to_bytes();
+                            let of = BufferedFor::new(&parts);
+                            parts.extensions.insert(of);
                             parts.extensions.insert(BufferedBody(bytes.clone()));
                             let body = BufferedRequestBody::new(bytes, trailers);
                             State::Readying {

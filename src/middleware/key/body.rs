@@ -1,5 +1,6 @@
 //! Keys from a body that a `BufferBodyLayer` has read.
 
+use http::Method;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::request::Parts;
 
@@ -11,10 +12,12 @@ use crate::protocol::{KeyError, LockKeys};
 /// Takes the key from the field `name` of a form in the body
 /// (`application/x-www-form-urlencoded`), decoded.
 ///
+/// Of GET and HEAD, whose bodies mean nothing, it takes the query parameter `name`, as axum's `Form` does.
+///
 /// Missing or empty: the request names no resource. Given more than once, not UTF-8 when decoded,
 /// or a body of another content type or with a content encoding: the request is malformed. Put a layer
 /// that decodes bodies outside of the [`BufferBodyLayer`](crate::BufferBodyLayer). Without a
-/// `BufferBodyLayer` outside of the lock's layer: 500 `misconfigured`.
+/// `BufferBodyLayer` outside of the lock's layer: 500 `misconfigured`, except for GET and HEAD.
 ///
 /// ```
 /// use tower_redlock::{KeyExtractor, key};
@@ -35,6 +38,10 @@ pub struct FormField {
 
 impl KeyExtractor for FormField {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        if matches!(parts.method, Method::GET | Method::HEAD) {
+            let query = parts.uri.query().unwrap_or_default();
+            return form_value(query, self.name, "form field");
+        }
         let body = buffered(parts, "key::form_field")?;
         if content_type(parts) != "application/x-www-form-urlencoded" {
             return Err(KeyError::malformed(
@@ -128,7 +135,7 @@ impl KeyExtractor for JsonPointer {
 }
 
 fn buffered<'a>(parts: &'a Parts, extractor: &str) -> Result<&'a BufferedBody, KeyError> {
-    let body = parts.extensions.get().ok_or_else(|| {
+    let body = BufferedBody::of(parts).ok_or_else(|| {
         KeyError::misconfigured(format!(
             "{extractor} needs the body of the request; apply a BufferBodyLayer outside of the RedlockLayer"
         ))
