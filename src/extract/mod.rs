@@ -15,6 +15,8 @@ pub use handle::LockHandleRejection;
 pub use health::health_router;
 pub use locked::{LockRefused, Locked, LockedRejection};
 pub use matched_path::{MatchedPath, matched_path};
+#[cfg(feature = "idempotency")]
+pub(crate) use path::nested_at;
 pub use path::{Path, path};
 pub use rejection::ExtractorRejectionLayer;
 #[cfg(feature = "idempotency")]

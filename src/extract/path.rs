@@ -4,6 +4,8 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+#[cfg(feature = "idempotency")]
+use axum::extract::NestedPath;
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, RawPathParams};
 use http::request::Parts;
@@ -80,6 +82,26 @@ pub(super) fn unrouted(parts: &Parts, extractor: &str) -> Result<Option<LockKeys
     Err(KeyError::misconfigured(format!(
         "{extractor} is used outside of any axum router; apply the layer with `Router::route_layer` or `Router::layer`"
     )))
+}
+
+/// Returns the prefix that nested routers have taken off the path, without the names of its parameters, and the values
+/// of the parameters.
+#[cfg(feature = "idempotency")]
+pub(crate) fn nested_at(parts: &Parts) -> Vec<String> {
+    let Some(nested) = parts.extensions.get::<NestedPath>() else {
+        return Vec::new();
+    };
+    let literals = nested.as_str().split('{');
+    let literals =
+        literals.map(|literal| literal.split_once('}').map_or(literal, |(_, rest)| rest));
+    let literals: Vec<&str> = literals.collect();
+    let mut nested = vec![literals.join("{}")];
+    if literals.len() > 1 {
+        let params = raw_path_params(parts).ok().flatten();
+        let values = params.iter().flat_map(RawPathParams::iter);
+        nested.extend(values.map(|(_, value)| value.to_owned()));
+    }
+    nested
 }
 
 /// Reads the path parameters. axum 0.8 exposes them only to an extractor, which never waits; so this polls it

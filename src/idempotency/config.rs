@@ -67,8 +67,11 @@ pub(super) struct KeyedRequest {
 ///
 /// Each has a flag that is set once the inner service has answered. From then on, requests with a clone of these
 /// extensions, such as those of a task that the handler spawned, are no longer part of the execution.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ActiveExecutions(Vec<(ExecutionHandle, Arc<AtomicBool>)>);
+#[derive(Clone, Default)]
+pub(super) struct ActiveExecutions(Vec<(ExecutionHandle, LayerId, Arc<AtomicBool>)>);
+
+/// The scope of a layer. Clones of the layer share it, and no other layer does.
+type LayerId = Arc<dyn KeyExtractor>;
 
 impl Config {
     /// Reads the head of a request; `None` if the request passes through.
@@ -106,24 +109,20 @@ impl Config {
         };
         // A scope of several keys becomes one part of the key.
         let scope = LockKey::from_parts(scope.as_slice().iter().map(LockKey::as_bytes));
-        let resource = LockKey::from_parts([
-            b"idempotency",
-            scope.as_bytes(),
-            parts.method.as_str().as_bytes(),
-            fingerprint::resource_path(parts).as_bytes(),
-            key.as_str().as_bytes(),
-        ]);
-        // Not all namespaces accept long keys. No other client uses this key, so it can be hashed.
-        let resource = if resource.as_bytes().len() > MAX_CLEAR_KEY {
-            LockKey::from_parts([b"idempotency", &sha256(resource.as_bytes())[..]])
-        } else {
-            resource
-        };
-        // An outer layer with the same key executes this request already, and its lock would refuse it. An
-        // execution that has ended does not count, so that a retry between the two layers executes again.
+        let paths = fingerprint::resource_paths(parts);
+        let mut named = vec![scope.as_bytes(), parts.method.as_str().as_bytes()];
+        named.extend(paths.iter().map(String::as_bytes));
+        named.push(key.as_str().as_bytes());
+        let mut resource = resource_of(&named);
+        // An execution that has ended does not count, so that a retry between the two layers executes again.
         let active = parts.extensions.get::<ActiveExecutions>();
-        if active.is_some_and(|active| active.has(&self.redlock, &resource)) {
-            return Ok(None);
+        while let Some(layer) = active.and_then(|all| all.layer_of(&self.redlock, &resource)) {
+            // This layer executes this very request already, and its lock would refuse it.
+            if Arc::ptr_eq(layer, &self.scope) {
+                return Ok(None);
+            }
+            // Another layer does, which would refuse it too, and whose record is not this layer's.
+            resource = resource_of(&[b"within", resource.as_bytes()]);
         }
         Ok(Some(KeyedRequest {
             key,
@@ -157,18 +156,31 @@ impl ActiveExecutions {
         extensions.get::<Self>().cloned().unwrap_or_default()
     }
 
-    /// Adds an execution, and returns the flag to set once it is answered.
-    pub(super) fn push(&mut self, execution: ExecutionHandle) -> Arc<AtomicBool> {
+    /// Adds an execution of a layer, and returns the flag to set once it is answered.
+    pub(super) fn push(&mut self, execution: ExecutionHandle, layer: &Config) -> Arc<AtomicBool> {
         let is_answered = Arc::<AtomicBool>::default();
-        self.0.push((execution, Arc::clone(&is_answered)));
+        let layer = Arc::clone(&layer.scope);
+        self.0.push((execution, layer, Arc::clone(&is_answered)));
         is_answered
     }
 
-    fn has(&self, redlock: &Redlock, resource: &LockKey) -> bool {
-        let mut executions = self.0.iter();
-        executions.any(|(execution, is_answered)| {
-            !is_answered.load(Ordering::Acquire) && execution.is_executing(redlock, resource)
+    /// Returns the layer that executes a resource.
+    fn layer_of(&self, redlock: &Redlock, resource: &LockKey) -> Option<&LayerId> {
+        self.0.iter().find_map(|(execution, layer, is_answered)| {
+            let is_active = !is_answered.load(Ordering::Acquire);
+            (is_active && execution.is_executing(redlock, resource)).then_some(layer)
         })
+    }
+}
+
+/// Returns the key of these parts. Not all namespaces accept long keys; no other client uses this key, so it can be
+/// hashed.
+fn resource_of(parts: &[&[u8]]) -> LockKey {
+    let resource = LockKey::from_parts([&[&b"idempotency"[..]], parts].concat());
+    if resource.as_bytes().len() > MAX_CLEAR_KEY {
+        LockKey::from_parts([b"idempotency", &sha256(resource.as_bytes())[..]])
+    } else {
+        resource
     }
 }
 

@@ -1,31 +1,34 @@
-//! Fingerprints of requests, and the path as a part of the key.
+//! Fingerprints of requests, and the paths as parts of the key.
 
-use http::header::CONTENT_TYPE;
+use std::iter;
+
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, IF_MATCH};
 use http::request::Parts;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
 use crate::node::sha256;
 use crate::protocol::Fingerprint;
 
-/// Returns the bytes of the default fingerprint: method, full path, query, content type and body. Path and query
-/// are normalized (RFC 3986, section 6.2.2).
+/// Returns the bytes of the default fingerprint: method, paths, queries, the headers `If-Match`, `Content-Type` and
+/// `Content-Encoding`, and the body. Paths and queries are normalized (RFC 3986, section 6.2.2).
 pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
-    let content_type = parts.headers.get(CONTENT_TYPE);
-    let path = normalized(full_path(parts));
-    let query = normalized(parts.uri.query().unwrap_or_default());
-    let head = [
-        parts.method.as_str().as_bytes(),
-        path.as_bytes(),
-        query.as_bytes(),
-        content_type.map_or(&b""[..], |value| value.as_bytes()),
-        body,
-    ];
     let mut bytes = Vec::with_capacity(body.len() + 256);
-    for part in head {
+    let mut push = |part: &[u8]| {
         // The length in front keeps one part from being read as two.
         bytes.extend((part.len() as u64).to_be_bytes());
         bytes.extend(part);
+    };
+    push(parts.method.as_str().as_bytes());
+    for target in targets(parts) {
+        push(normalized(&target).as_bytes());
     }
+    push(normalized(parts.uri.query().unwrap_or_default()).as_bytes());
+    for name in [IF_MATCH, CONTENT_TYPE, CONTENT_ENCODING] {
+        let values = parts.headers.get_all(name).iter();
+        let values: Vec<&[u8]> = values.map(|value| value.as_bytes()).collect();
+        push(&values.join(&b","[..]));
+    }
+    push(body);
     bytes
 }
 
@@ -33,19 +36,20 @@ pub(super) fn digest(bytes: &[u8]) -> Fingerprint {
     Fingerprint::from_digest(sha256(bytes))
 }
 
-/// Returns the full path with each segment decoded, as handlers read it, and encoded again uniformly.
+/// Returns the paths of [`targets`], decoded as handlers read them, and encoded again uniformly.
 ///
 /// # Design
 ///
-/// More spellings are equal here than in the fingerprint. `@` and `%40` are equal to a handler, but may differ to
-/// a server behind it. Because they are one resource, they are not executed concurrently; because they have two
-/// fingerprints, neither is answered with the response to the other. `%2F` never equals `/`.
-pub(super) fn resource_path(parts: &Parts) -> String {
-    let segments = full_path(parts).split('/').map(|segment| {
-        let decoded: Vec<u8> = percent_decode_str(segment).collect();
+/// More spellings are equal here than in the fingerprint. `@` and `%40` are equal to a handler, and so are `/` and
+/// `%2F` behind a wildcard, but they may differ to a server behind it. Because they are one resource, they are not
+/// executed concurrently; because they have two fingerprints, neither is answered with the response to the other.
+pub(super) fn resource_paths(parts: &Parts) -> Vec<String> {
+    let targets = targets(parts).into_iter().map(|target| {
+        let path = target.split('?').next().unwrap_or_default();
+        let decoded: Vec<u8> = percent_decode_str(path).collect();
         percent_encode(&decoded, RESERVED).to_string()
     });
-    segments.collect::<Vec<_>>().join("/")
+    targets.collect()
 }
 
 /// Decodes unreserved characters, and writes the remaining encodings in upper case (RFC 3986, sections
@@ -83,20 +87,37 @@ fn is_unreserved(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// All but the characters of [`is_unreserved`].
+/// All but the characters of [`is_unreserved`], and the slash.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
-    .remove(b'~');
+    .remove(b'~')
+    .remove(b'/');
 
-/// Returns the path that the client sent. Within a nested router, axum strips a part of it from the URI.
-fn full_path(parts: &Parts) -> &str {
+/// Returns what a request is sent to: its path, the target that the first router saw if that is another, and the
+/// prefix that nested routers have taken off the path.
+///
+/// # Design
+///
+/// A handler may send requests on with the extensions of its own request, as a batch does, or a gateway that rewrites
+/// paths. The original target then names what the client asked for, and the present path what is executed. Several of
+/// these may differ only in the prefix that nested routers have taken off, or in the values of its parameters.
+fn targets(parts: &Parts) -> Vec<String> {
     #[cfg(feature = "axum")]
-    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
-        return original.0.path();
-    }
-    parts.uri.path()
+    let routed = {
+        let original = parts.extensions.get::<axum::extract::OriginalUri>();
+        let original = original.and_then(|original| original.0.path_and_query());
+        // Most requests are what the client sent. That keeps their keys short.
+        let original = original.filter(|original| parts.uri.path_and_query() != Some(original));
+        let nested = crate::extract::nested_at(parts).into_iter();
+        let nested = nested.map(|text| percent_encode(text.as_bytes(), RESERVED).to_string());
+        iter::once(original.map_or_else(String::new, ToString::to_string)).chain(nested)
+    };
+    #[cfg(not(feature = "axum"))]
+    let routed = iter::empty();
+    let path = parts.uri.path().to_owned();
+    iter::once(path).chain(routed).collect()
 }
 
 #[cfg(test)]
@@ -120,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn the_resource_path_has_each_segment_encoded_uniformly() {
+    fn the_resource_path_is_encoded_uniformly() {
         let path = |text: &str| {
             let request = http::Request::get(text).body(()).unwrap();
-            resource_path(&request.into_parts().0)
+            resource_paths(&request.into_parts().0).concat()
         };
-        assert_eq!(path("/~a/%7Eb@c/%40"), "/~a/~b%40c/%40");
-        assert_eq!(path("/a%2fb//"), "/a%2Fb//");
+        assert_eq!(path("/~a/%7Eb@c/%40?d=e"), "/~a/~b%40c/%40");
+        assert_eq!(path("/a%2fb//"), "/a/b//");
         assert_eq!(path("/%2541/%zz"), "/%2541/%25zz");
     }
 }

@@ -55,6 +55,10 @@ use crate::once::{DAY, bound_body, bound_retention};
 /// locked until its ttl; after that, a retry executes, or gets 409 `outcome-unknown` with
 /// [`at_most_once`](Self::at_most_once).
 ///
+/// The key of a request is its `Idempotency-Key` within the caller, the method and the path. A request that a handler
+/// sends on with its extensions, as batches and gateways do, is another one if it goes to another path. A layer passes
+/// a request through that it executes already; a second layer executes it with a key of its own.
+///
 /// The extensions of the handler's request have an [`ExecutionHandle`](crate::ExecutionHandle) and the
 /// [`IdempotencyKey`](crate::IdempotencyKey). [`LockHandle`](crate::LockHandle) and
 /// [`FencingToken`](crate::FencingToken) belong to resource layers only.
@@ -107,7 +111,7 @@ impl IdempotencyLayer {
 
     layer_setters! {
         /// Sets how long a duplicate waits for the first execution, to replay its response. Default: zero,
-        /// the duplicate is refused with 409 `lock-contended`.
+        /// the duplicate is refused with 409 `request-in-progress`.
         wait;
 
         /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
@@ -130,8 +134,8 @@ impl IdempotencyLayer {
         /// ttl, or gets 409 `outcome-unknown` with [`at_most_once`](Self::at_most_once).
         max_hold;
 
-        /// Sets the `Retry-After` of a duplicate that is refused with 409 `lock-contended`: whole seconds, rounded up,
-        /// between one second and a minute. Default: how long the executions of this layer typically take, but at
+        /// Sets the `Retry-After` of a duplicate that is refused with 409 `request-in-progress`: whole seconds, rounded
+        /// up, between one second and a minute. Default: how long the executions of this layer typically take, but at
         /// most the remaining ttl of the lock.
         ///
         /// The typical time is a moving average over the executions of this layer, with all its clones, in this
@@ -174,8 +178,12 @@ impl IdempotencyLayer {
     }
 
     /// Sets the bytes by which two requests with one key are the same request; a different request is refused
-    /// with 422 `idempotency-key-reused`. Default: method, path, query, content type and body, where `/~a` and
-    /// `/%7Ea` are the same path (RFC 3986, section 6.2.2).
+    /// with 422 `idempotency-key-reused`. Default: the method, the path and the query, the headers `If-Match`,
+    /// `Content-Type` and `Content-Encoding`, and the body. `/~a` and `/%7Ea` are the same path (RFC 3986, section 6.2.2).
+    /// Of a request that was sent on with the extensions of another, the original path and query count as well.
+    ///
+    /// All other headers are left out, such as `Accept`, `Cookie` and `If-None-Match`: a duplicate gets the recorded
+    /// response whatever they say, and whatever the `Vary` of that response says.
     ///
     /// The bytes are hashed with SHA-256.
     pub fn fingerprint(

@@ -186,7 +186,7 @@ where
     }
     let handle = execution.handle();
     let mut active = ActiveExecutions::from_extensions(&parts.extensions);
-    let is_answered = active.push(handle.clone());
+    let is_answered = active.push(handle.clone(), config);
     parts.extensions.insert(active);
     parts.extensions.insert(handle);
     parts.extensions.insert(keyed.key);

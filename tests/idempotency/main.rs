@@ -24,6 +24,7 @@ mod payments;
 mod real_servers;
 mod record_copies;
 mod recording;
+mod redispatch;
 mod request_identity;
 mod response_shapes;
 mod retries;

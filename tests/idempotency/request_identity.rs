@@ -15,6 +15,7 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 use support::{Answer, Executed, keyed_request, once, redlock, users};
 use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::{IdempotencyLayer, key};
 
 use crate::payments::pay;
 
@@ -92,7 +93,6 @@ async fn idempotency_key_is_not_shared_by_different_paths() {
     let app = users(&executed, once(&redlock(&nodes)));
     let others = [
         "/users/a%2Fb",
-        "/users/a/b",
         "/users/a%252Fb",
         "/users/A%2Fb",
         "/users/a",
@@ -119,6 +119,9 @@ async fn idempotency_key_with_an_ambiguous_path_or_query_is_refused_as_reused() 
     for (first, other) in [
         ("/users/bob@example.com", "/users/bob%40example.com"),
         ("/users/a:b", "/users/a%3Ab"),
+        // A wildcard route hands both to one handler as one path.
+        ("/files/a/b", "/files/a%2Fb"),
+        ("/files/a%2fb/c", "/files/a/b%2Fc"),
         ("/users/bob?to=a@b", "/users/bob?to=a%40b"),
         ("/users/bob?to=a+b", "/users/bob?to=a%20b"),
         ("/users/bob?a=1&b=2", "/users/bob?b=2&a=1"),
@@ -136,6 +139,61 @@ async fn idempotency_key_with_an_ambiguous_path_or_query_is_refused_as_reused() 
             assert_eq!(again.code(), "idempotency-key-reused", "{first} {other}");
         }
         assert_eq!(executed.count(), 1, "{first} {other}");
+    }
+}
+
+/// With other conditions or another encoding, the same body is another request.
+#[tokio::test(start_paused = true)]
+async fn idempotency_key_with_another_if_match_or_content_encoding_is_refused_as_reused() {
+    for (name, first, other) in [
+        ("if-match", Some("\"v1\""), Some("\"v2\"")),
+        ("if-match", None, Some("\"v1\"")),
+        ("content-encoding", None, Some("gzip")),
+        ("content-type", Some("text/plain"), Some("text/html")),
+        // Not in the fingerprint.
+        ("accept", Some("text/plain"), Some("text/html")),
+        ("authorization", Some("Bearer 1"), Some("Bearer 2")),
+    ] {
+        let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+        let app = users(&executed, once(&redlock(&nodes)));
+        let pay = async |value: Option<&'static str>| {
+            let mut request = keyed_request(Method::POST, "/users/bob", b"k");
+            if let Some(value) = value {
+                let value = HeaderValue::from_static(value);
+                request.headers_mut().insert(name, value);
+            }
+            Answer::to(&app, request).await
+        };
+        assert_eq!(pay(first).await.status, StatusCode::OK, "{name}");
+        assert!(pay(first).await.is_replayed(), "{name}");
+        let again = pay(other).await;
+        match name {
+            "accept" | "authorization" => assert!(again.is_replayed(), "{name}"),
+            _ => assert_eq!(again.code(), "idempotency-key-reused", "{name} {other:?}"),
+        }
+        assert_eq!(executed.count(), 1, "{name}");
+    }
+}
+
+/// `alice` and `"alice"` may be two users of the authentication in front.
+#[tokio::test(start_paused = true)]
+async fn scope_of_a_header_is_the_header_byte_for_byte() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let by_user = IdempotencyLayer::new(redlock(&nodes), key::header("x-user"));
+    let app = users(&executed, by_user);
+    for (already, user) in ["alice", "\"alice\"", "\"ali\\\"ce\"", "\"", "\"alice"]
+        .into_iter()
+        .enumerate()
+    {
+        for is_again in [false, true] {
+            let mut request = keyed_request(Method::POST, "/users/bob", b"k");
+            let value = HeaderValue::from_str(user).unwrap();
+            request.headers_mut().insert("x-user", value);
+            let answer = Answer::to(&app, request).await;
+            let told = (answer.status, answer.is_replayed());
+            assert_eq!(told, (StatusCode::OK, is_again), "{user}");
+        }
+        assert_eq!(executed.count(), already + 1, "{user}");
     }
 }
 
