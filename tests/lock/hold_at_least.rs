@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockError, LostReason, Redlock};
+use tower_redlock::{LockError, LostReason, Redlock, ReleaseError};
 
 use crate::common::builder;
 
@@ -180,4 +180,19 @@ async fn a_caller_that_was_dropped_before_it_got_its_guard_keeps_nothing_taken()
     drop(waiting);
     sleep(ms(100)).await;
     assert_eq!(nodes.locks(), [0; 3]);
+}
+
+/// Its task has not run since, because the thread was busy.
+#[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "it is to block the runtime")]
+async fn a_lock_whose_ttl_is_over_when_it_is_released_is_lost() {
+    let redlock = Redlock::builder().embedded(3).ttl(ms(200));
+    let redlock = redlock.build().unwrap();
+    let lock = redlock.try_lock("k").hold_at_least(secs(60));
+    let guard = lock.await.unwrap();
+    std::thread::sleep(ms(400));
+    let released = guard.release().await;
+    let lost = Err(ReleaseError::Lost(LostReason::Expired));
+    assert_eq!(released, lost);
+    assert!(redlock.try_lock("k").await.is_ok());
 }

@@ -379,3 +379,18 @@ async fn revoke_frees_a_majority_of_a_stuck_holder_beside_a_leftover_of_another_
         drop(stuck);
     }
 }
+
+/// Its holder may go on for long, and must not keep the key where the revocation has failed.
+#[tokio::test(start_paused = true)]
+async fn revoked_lock_is_not_renewed_where_the_revocation_has_failed() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, _] = processes(&nodes);
+    let guard = redlock.try_lock("k").await.unwrap();
+    nodes.set_for(0, OpKind::Revoke, Gate::Failing);
+    assert_eq!(redlock.revoke("k").await.unwrap().held, 2);
+    assert_eq!(nodes.locks(), [1, 0, 0]);
+    sleep(secs(11)).await;
+    assert_eq!(nodes.locks(), [0; 3]);
+    assert_eq!(nodes.sent(0, OpKind::Confirm), 0);
+    drop(guard);
+}

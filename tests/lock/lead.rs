@@ -405,3 +405,15 @@ async fn the_future_ends_after_its_release_and_waits_no_longer_than_the_node_tim
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_candidate_asks_less_often_while_no_majority_answers() {
+    let nodes = ScriptedNodes::new(3);
+    (0..3).for_each(|node| nodes.set(node, Gate::Down));
+    let redlock = builder(&nodes).build().unwrap();
+    let leading = redlock.lead("k", |_guard| async {});
+    assert!(timeout(secs(60), leading).await.is_err());
+    // Every 125 ms on average; without longer pauses, every 5 ms.
+    let asked = nodes.sent(0, OpKind::Acquire);
+    assert!((100..1_500).contains(&asked), "{asked}");
+}

@@ -279,3 +279,21 @@ async fn readers_of_one_process_are_all_woken_by_a_release() {
         sleep(ms(50)).await;
     }
 }
+
+/// Although the next poll of the writer would come after a minute, when the reader ends.
+#[tokio::test(start_paused = true)]
+async fn writer_that_died_keeps_new_readers_out_for_no_longer_than_its_ttl() {
+    let nodes = ScriptedNodes::new(3);
+    let rarely = || builder(&nodes).max_ttl(secs(60)).poll_interval(secs(3_600));
+    let [readers, writers, others] = [(), (), ()].map(|()| rarely().build().unwrap());
+    let reader = readers.try_lock("k").shared().ttl(secs(60)).await.unwrap();
+    let writer = tokio::spawn(writers.lock("k").wait(secs(600)).into_future());
+    sleep(ms(20)).await;
+    (0..3).for_each(|node| nodes.set_for(node, OpKind::Withdraw, Gate::Never));
+    writer.abort();
+    sleep(secs(1)).await;
+    assert!(others.try_lock("k").shared().await.is_err());
+    sleep(secs(10)).await;
+    assert!(others.try_lock("k").shared().await.is_ok());
+    assert!(reader.is_valid());
+}

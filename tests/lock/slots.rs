@@ -386,3 +386,16 @@ async fn slots_that_are_released_at_once_are_all_taken() {
         }
     }
 }
+
+/// So that callers of several processes do not all ask for the same one.
+#[tokio::test(start_paused = true)]
+async fn callers_choose_among_free_slots_at_random() {
+    let nodes = ScriptedNodes::new(3);
+    let mut chosen = std::collections::BTreeSet::new();
+    for [redlock] in (0..64).map(|_| processes(&nodes)) {
+        let guard = redlock.try_lock("k").slots(8).await.unwrap();
+        chosen.insert(guard.slot());
+        guard.release().await.unwrap();
+    }
+    assert!(chosen.len() > 3, "{chosen:?}");
+}

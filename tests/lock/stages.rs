@@ -467,3 +467,21 @@ async fn token_that_cannot_be_raised_names_the_nodes_that_voted_and_those_that_f
     assert!(nodes.iter().all(|node| *node.node() != *voted[0]));
     assert_eq!(groups[0].locks(), [0; 3]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn extend_extends_the_keys_of_every_group() {
+    let groups = groups::<2>();
+    let redlock = builder(&groups).max_ttl(secs(60)).build().unwrap();
+    let keys = keys_of(&redlock, 2).await;
+    let guard = redlock.lock_all(&keys).await.unwrap();
+    guard.extend(secs(40)).await.unwrap();
+    assert!(guard.valid_for() > secs(39), "{:?}", guard.valid_for());
+    for nodes in &groups {
+        (0..3).for_each(|node| nodes.set_for(node, OpKind::Confirm, Gate::Failing));
+    }
+    sleep(secs(35)).await;
+    assert!(guard.is_valid());
+    for nodes in &groups {
+        assert_eq!(nodes.locks(), [1; 3]);
+    }
+}

@@ -115,3 +115,18 @@ async fn try_lock_waits_only_for_a_guard_that_was_just_dropped() {
             .is_ok()
     );
 }
+
+/// Also those that answered after a majority had decided.
+#[tokio::test(start_paused = true)]
+async fn unavailable_has_the_own_failure_of_each_node_that_answered_at_once() {
+    let nodes = ScriptedNodes::new(5);
+    (0..5).for_each(|node| nodes.set(node, Gate::Failing));
+    let refused = redlock(&nodes).try_lock("k").await.unwrap_err();
+    let LockError::Unavailable { nodes: failed, .. } = &refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(failed.len(), 5);
+    for failure in failed {
+        assert!(failure.to_string().contains("scripted"), "{failure}");
+    }
+}
