@@ -37,7 +37,6 @@ pub struct Health {
     /// One entry per group, in the order of the configuration. Last come those that the service
     /// [moves to](crate::RedlockBuilder::moving_to).
     pub groups: Vec<GroupHealth>,
-    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "for a response"))]
     pub(crate) is_draining: bool,
 }
 
