@@ -352,6 +352,9 @@ impl RedlockBuilder {
     }
 
     /// Sets whether locks are renewed while they are held. Default: true.
+    ///
+    /// Executions ([`Redlock::once`], `IdempotencyLayer`) always renew theirs, because a second execution must not begin
+    /// beside the first.
     pub fn renew(mut self, renew: bool) -> Self {
         self.renew = renew;
         self

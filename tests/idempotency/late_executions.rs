@@ -11,9 +11,9 @@ use support::{Executed, SlowReadiness, ms, once, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{ExecutionHandle, Redlock, RedlockBuilder};
+use tower_redlock::{ExecutionHandle, LockError, OnceError, Outcome, Redlock, RedlockBuilder};
 
-use crate::payments::{pay, request};
+use crate::payments::{counts_begun, pay, request};
 
 /// Counts an execution when the handler begins, and answers with the validity that is left.
 fn validity_left(executed: &Executed) -> Router {
@@ -60,13 +60,48 @@ async fn late_execution_does_not_exceed_its_max_hold() {
     assert!((900..1_100).contains(&valid_for), "{valid_for} ms");
 }
 
+/// While the handler runs, without HTTP, and before it begins.
 #[tokio::test(start_paused = true)]
-async fn late_execution_is_not_renewed_with_renew_off() {
+async fn execution_is_renewed_with_renew_off() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let redlock = scripted(&nodes).renew(false).build().unwrap();
-    let valid_for = text(pay_late(&redlock, &executed, secs(8)).await).await;
-    let valid_for: u64 = valid_for.parse().unwrap();
-    assert!((1_500..2_000).contains(&valid_for), "{valid_for} ms");
+    let app = counts_begun(&executed).layer(once(&redlock));
+    let (first, second) = tokio::join!(pay(&app, "/payments?ms=30000", "b"), async {
+        sleep(secs(25)).await;
+        pay(&app, "/payments?ms=30000", "b").await
+    });
+    assert_eq!(
+        (first.status, second.code()),
+        (StatusCode::OK, "lock-contended")
+    );
+    assert_eq!(executed.count(), 1);
+
+    let work = |executed: &Executed| {
+        let executed = executed.clone();
+        redlock.once("c").run(async move |_| {
+            sleep(secs(30)).await;
+            Ok::<_, ()>(executed.one_more())
+        })
+    };
+    let (first, second) = tokio::join!(work(&executed), async {
+        sleep(secs(25)).await;
+        work(&executed).await
+    });
+    assert_eq!(first, Ok(Outcome::Executed(2)));
+    let second = second.unwrap_err();
+    assert!(
+        matches!(second, OnceError::Lock(LockError::Contended { .. })),
+        "{second:?}"
+    );
+
+    let late = text(pay_late(&redlock, &executed, secs(25)).await).await;
+    assert!(late.parse::<u64>().is_ok(), "{late}");
+    assert_eq!(executed.count(), 3);
+
+    // A plain lock of the same service is not renewed.
+    let guard = redlock.try_lock("d").await.unwrap();
+    sleep(secs(11)).await;
+    assert!(!guard.is_valid());
 }
 
 #[tokio::test(start_paused = true)]

@@ -99,6 +99,7 @@ impl LeaseTask {
         self.announcement = None;
         self.ticket.set_held(self.slot.map(|_| &self.keys));
         cleanup.lease = Some(Arc::clone(&lease));
+        let renew_at = self.renews(&lease).then(|| began + self.terms.ttl / 3);
         let holding = Holding {
             lease,
             cleanup,
@@ -106,7 +107,7 @@ impl LeaseTask {
             span: Some(HeldSpan::new(self.labels.clone())),
             max_hold,
             began: self.terms.earlier.is_none().then_some(began),
-            renew_at: self.renews(false).then(|| began + self.terms.ttl / 3),
+            renew_at,
             extension: None,
         };
         (holding, share)
@@ -159,10 +160,12 @@ impl LeaseTask {
         }
     }
 
-    /// Returns whether the lock is renewed. One of several leases always is, until the caller has them all: it may wait
-    /// for the others for longer than the ttl.
-    fn renews(&self, is_delivered: bool) -> bool {
-        self.cluster.settings.renew || (self.terms.earlier.is_some() && !is_delivered)
+    /// Returns whether the lock is renewed. That of an execution always is, because a second one must not begin beside
+    /// it. One of several leases is until the caller has them all: it may wait for the others for longer than the ttl.
+    fn renews(&self, lease: &Lease) -> bool {
+        let is_execution = lease.purpose().is_some();
+        let is_partial = || self.terms.earlier.is_some() && lease.delivered_at().is_none();
+        self.cluster.settings.renew || is_execution || is_partial()
     }
 
     /// Asks all nodes to confirm the lock once more, and renews it with that if it is to be renewed.
@@ -223,7 +226,7 @@ impl LeaseTask {
         }
         if holding.renew_at.is_some_and(|at| at <= now) && holding.extension.is_none() {
             let goes_on = self.ticket.registry().stage() < DrainStage::TimedOut
-                && self.renews(holding.lease.delivered_at().is_some());
+                && self.renews(&holding.lease);
             match holding.renewal_ttl(self.terms.ttl, now).filter(|_| goes_on) {
                 Some(ttl) => self.begin_extension(holding, ttl, None),
                 None => holding.renew_at = None,
