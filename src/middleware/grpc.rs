@@ -22,12 +22,12 @@ pub(super) fn status(rejection: &Rejection) -> Response<Full<Bytes>> {
 /// Returns the number of the gRPC status code.
 fn code(rejection: &Rejection) -> u16 {
     match rejection {
-        Rejection::Contended { .. }
-        | Rejection::InProgress { .. }
-        | Rejection::Lost(_)
-        | Rejection::OutcomeUnknown
-        | Rejection::ResultNotKept
-        | Rejection::ConflictingOutcomes => ABORTED,
+        Rejection::Contended { .. } | Rejection::InProgress { .. } | Rejection::Lost(_) => {
+            ABORTED
+        }
+        // Not ABORTED, after which clients call again.
+        Rejection::ResultNotKept => ALREADY_EXISTS,
+        Rejection::OutcomeUnknown | Rejection::ConflictingOutcomes => FAILED_PRECONDITION,
         Rejection::Failed(_) => UNAVAILABLE,
         Rejection::KeyMissing { .. } | Rejection::KeyInvalid(_) | Rejection::KeyReused => {
             INVALID_ARGUMENT
@@ -93,7 +93,9 @@ struct RetryInfo {
 const CANCELLED: u16 = 1;
 const INVALID_ARGUMENT: u16 = 3;
 const DEADLINE_EXCEEDED: u16 = 4;
+const ALREADY_EXISTS: u16 = 6;
 const RESOURCE_EXHAUSTED: u16 = 8;
+const FAILED_PRECONDITION: u16 = 9;
 const ABORTED: u16 = 10;
 const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
