@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::slice::Iter;
 
 use bytes::Bytes;
 use http::header::{
-    CONNECTION, DATE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, DATE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRANSFER_ENCODING,
+    UPGRADE,
 };
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
@@ -20,6 +21,9 @@ use crate::once::is_undamaged;
 use crate::protocol::{FencingToken, LockKey, Record};
 
 /// The content of a record after its head, before the codec is applied.
+///
+/// If a header or trailer is sensitive, one byte for each of them follows: 1 if it is, else 0. Earlier versions of this
+/// crate write no such bytes, and ignore them.
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredResult<'a> {
     /// The fencing token of the execution, for an audit.
@@ -77,8 +81,14 @@ pub(super) fn with_response(
         let is_cookie = !response.keep_cookies && *name == SET_COOKIE;
         !is_cookie && !HOP_BY_HOP.contains(name) && *name != DATE && !dropped.contains(name)
     });
-    let headers = fields(headers);
-    let trailers = response.trailers.map(|trailers| fields(trailers.iter()));
+    let mut marks = Vec::new();
+    let headers = fields(headers, &mut marks);
+    let trailers = response
+        .trailers
+        .map(|trailers| fields(trailers.iter(), &mut marks));
+    if !marks.contains(&1) {
+        marks.clear();
+    }
     let all = headers.0.iter();
     let all = all.chain(trailers.iter().flat_map(|trailers| &trailers.0));
     // With the overhead of a field, which many small ones add up to.
@@ -90,7 +100,7 @@ pub(super) fn with_response(
         trailers,
     };
     let stored = (size <= MAX_FIELDS).then_some(stored);
-    record(context, token, stored, codec)
+    record(context, token, stored, &marks, codec)
 }
 
 /// Creates the record of a response that cannot be kept.
@@ -99,7 +109,7 @@ pub(super) fn without_response(
     token: Option<FencingToken>,
     codec: &Codec,
 ) -> Record {
-    record(context, token, None, codec)
+    record(context, token, None, &[], codec)
 }
 
 /// Reads a whole record; `None` if its response was not kept.
@@ -123,13 +133,13 @@ pub(super) fn replay<B>(
         Cow::Borrowed(plain) => shared.slice_ref(plain),
         Cow::Owned(read) => Bytes::from(read),
     };
-    let result: StoredResult<'_> =
-        postcard::from_bytes(&content).map_err(|_| Unreadable::Malformed)?;
+    let (result, marks): (StoredResult<'_>, _) =
+        postcard::take_from_bytes(&content).map_err(|_| Unreadable::Malformed)?;
     let Some(stored) = result.response else {
         return Ok(None);
     };
     let body = content.slice_ref(stored.body);
-    let response = response(&stored, body).ok_or(Unreadable::Malformed)?;
+    let response = response(&stored, marks, body).ok_or(Unreadable::Malformed)?;
     Ok(Some(response))
 }
 
@@ -137,42 +147,55 @@ fn record(
     context: RecordContext<'_>,
     token: Option<FencingToken>,
     response: Option<StoredResponse<'_>>,
+    marks: &[u8],
     codec: &Codec,
 ) -> Record {
     let token = token.map(FencingToken::as_u64);
     let content = postcard::to_allocvec(&StoredResult { token, response });
     // Serializing plain data into memory cannot fail; the fallback is a record without a response.
-    let content = content.unwrap_or_else(|_| vec![0, 0]);
+    let mut content = content.unwrap_or_else(|_| vec![0, 0]);
+    content.extend_from_slice(marks);
     let bytes = codec.write(context, content);
     let (execution, fingerprint) = (context.execution, context.fingerprint);
     Record::new(execution, fingerprint, sha256(&bytes), &bytes)
 }
 
-fn response<B>(stored: &StoredResponse<'_>, body: Bytes) -> Option<Response<IdempotencyBody<B>>> {
+fn response<B>(
+    stored: &StoredResponse<'_>,
+    marks: &[u8],
+    body: Bytes,
+) -> Option<Response<IdempotencyBody<B>>> {
+    let mut marks = marks.iter();
+    let headers = header_map(&stored.headers.0, &mut marks)?;
     let trailers = match &stored.trailers {
-        Some(trailers) => Some(header_map(&trailers.0)?),
+        Some(trailers) => Some(header_map(&trailers.0, &mut marks)?),
         None => None,
     };
     let body = IdempotencyBody::whole(body, trailers);
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(stored.status).ok()?;
-    *response.headers_mut() = header_map(&stored.headers.0)?;
+    *response.headers_mut() = headers;
     Some(response)
 }
 
 fn fields<'a>(
     headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
+    marks: &mut Vec<u8>,
 ) -> StoredFields<'a> {
-    let fields = headers.map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let fields = headers.map(|(name, value)| {
+        marks.push(u8::from(value.is_sensitive()));
+        (name.as_str(), value.as_bytes())
+    });
     StoredFields(fields.collect())
 }
 
-fn header_map(fields: &[(&str, &[u8])]) -> Option<HeaderMap> {
+fn header_map(fields: &[(&str, &[u8])], marks: &mut Iter<'_, u8>) -> Option<HeaderMap> {
     // The fields may be forged by a client with write access to the nodes.
     let mut headers = HeaderMap::try_with_capacity(fields.len()).ok()?;
     for (name, value) in fields {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
-        let value = HeaderValue::from_bytes(value).ok()?;
+        let mut value = HeaderValue::from_bytes(value).ok()?;
+        value.set_sensitive(marks.next() == Some(&1));
         headers.try_append(name, value).ok()?;
     }
     Some(headers)
@@ -218,14 +241,13 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 const MAX_FIELDS: usize = 64 * 1024;
 
 /// Headers of one connection, which are not part of the response (RFC 9110, section 7.6.1).
-const HOP_BY_HOP: [HeaderName; 9] = [
+const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
     PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION,
     HeaderName::from_static("proxy-connection"),
     TE,
-    TRAILER,
     TRANSFER_ENCODING,
     UPGRADE,
 ];
@@ -264,7 +286,7 @@ mod tests {
                 body: b"",
                 trailers: None,
             };
-            let record = record(context, None, Some(stored), &Codec::default());
+            let record = record(context, None, Some(stored), &[], &Codec::default());
             let read = replay::<String>(&record, &resource, &Codec::default());
             assert_eq!(read.err(), Some(Unreadable::Malformed), "{status}");
         }

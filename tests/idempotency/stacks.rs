@@ -1,17 +1,21 @@
 //! The layer among the layers and routers of a service: compression, authentication, timeouts, panics.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::Request;
-use axum::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
-use axum::http::{HeaderValue, Method, StatusCode};
+use axum::extract::{RawQuery, Request};
+use axum::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, TRAILER};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
+use futures_util::stream;
+use http_body_util::{Limited, StreamBody};
+use hyper::body::Frame;
 use support::http::Client;
 use support::{Answer, Deadline, Executed, redlock, subscribe};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -330,7 +334,10 @@ impl Server {
         };
         let once = IdempotencyLayer::new(redlock.clone(), scope::public());
         let once = ServiceBuilder::new().layer(once);
-        let app = Router::new().route("/", post(pay)).route_layer(once);
+        let app = Router::new()
+            .route("/", post(pay))
+            .route("/trailers", post(with_trailers))
+            .route_layer(once);
         let listener = TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("127.0.0.1 has a free port");
         let addr = listener.local_addr().expect("a bound listener has one");
@@ -368,6 +375,17 @@ impl Server {
             sleep(POLL).await;
         }
     }
+}
+
+/// Answers with the query, in a body that has a bound but no exact size, and with trailers.
+async fn with_trailers(RawQuery(query): RawQuery) -> Response {
+    let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), 7.into())]);
+    let data = query
+        .filter(|query| !query.is_empty())
+        .map(|query| Frame::data(Bytes::from(query)));
+    let frames = data.into_iter().chain([Frame::trailers(trailers)]);
+    let body = StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
+    ([(TRAILER, "x-sum")], Body::new(Limited::new(body, 64))).into_response()
 }
 
 impl Drop for Server {
@@ -431,6 +449,39 @@ async fn upload_is_equal_in_any_framing_and_refused_when_truncated() {
         assert!(answer.contains("payment 1 of amount=5"), "{answer}");
     }
     assert_eq!(server.executed.count(), 1);
+}
+
+#[tokio::test]
+async fn trailers_are_on_the_wire_the_first_time_and_replayed() {
+    let server = Server::start(&Arc::new(tokio::sync::Semaphore::new(10))).await;
+    for (piece, key) in [("paid", "a"), ("", "b")] {
+        let target = format!("POST /trailers?{piece} HTTP/1.1\r\nhost: a\r\nte: trailers");
+        let request = format!("{target}\r\nidempotency-key: {key}\r\nconnection: close\r\n\r\n");
+        let first = server.tell(&request).await;
+        assert!(first.starts_with("HTTP/1.1 200"), "{first}");
+        assert!(first.contains("\r\ntrailer: x-sum\r\n"), "{first}");
+        assert!(first.contains(piece), "{first}");
+        assert!(first.ends_with("\r\n0\r\nx-sum: 7\r\n\r\n"), "{first}");
+        let again = server.tell(&request).await;
+        let (replayed, marked): (Vec<_>, Vec<_>) = again
+            .split("\r\n")
+            .filter(|line| !line.starts_with("date: "))
+            .partition(|line| *line == "idempotency-replayed: true");
+        assert_eq!((replayed.len(), marked.is_empty()), (1, false), "{again}");
+        let mut first: Vec<_> = first
+            .split("\r\n")
+            .filter(|line| !line.starts_with("date: "))
+            .collect();
+        let mut marked = marked;
+        // Headers may come in another order.
+        let head = first
+            .iter()
+            .position(|line| line.is_empty())
+            .expect("the head ends");
+        first[..head].sort_unstable();
+        marked[..head].sort_unstable();
+        assert_eq!(marked, first);
+    }
 }
 
 #[tokio::test]

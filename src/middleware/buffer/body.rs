@@ -108,6 +108,12 @@ impl Body for BufferedRequestBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.len() as u64)
+        let len = self.bytes.len() as u64;
+        let mut hint = SizeHint::with_exact(len);
+        if self.trailers.is_some() {
+            // For an exact size, HTTP/1.1 declares the length, and has no place for trailers then.
+            hint.set_upper(len + 1);
+        }
+        hint
     }
 }
