@@ -66,7 +66,11 @@ impl ExecuteOnce {
 
     /// Executes `work`, or returns the result that an earlier call with the key recorded.
     ///
-    /// The result is recorded as JSON, so later versions of a program may add fields to it that have a default.
+    /// The result is recorded as JSON, so later versions of a program may add fields to it that have a default. JSON
+    /// has no value of its own for some results: `Some(())`, `Some(None)` and `Some(f64::NAN)` are replayed as `None`,
+    /// and a number that is NaN or infinite gets [`OnceError::NotKept`] when it is to be replayed. Return an enum with
+    /// named variants, or a text, in their place.
+    ///
     /// The work runs in a task of its own, which goes on if the caller goes away, or if the lock is lost. It gets
     /// an [`ExecutionHandle`] with the fencing token of the execution. [`Redlock::drain`](crate::Redlock::drain)
     /// waits for it, and at its timeout stops the renewal of the lock, but not the work.
@@ -129,7 +133,7 @@ impl ExecuteOnce {
         let handle = execution.handle();
         let result = tokio::select! {
             biased;
-            () = handle.reached_max_hold(self.options.max_hold) => {
+            () = handle.reached_max_hold(Instant::now(), self.options.max_hold) => {
                 let reason = LostReason::MaxHold;
                 tracing::error!(
                     %reason,

@@ -311,3 +311,30 @@ async fn concurrent_calls_execute_the_work_once() {
     }
     assert_eq!((executed, counter.count()), (1, 1));
 }
+
+/// The limits of JSON, as the documentation of `run` names them.
+#[tokio::test(start_paused = true)]
+async fn result_that_json_cannot_tell_apart_is_replayed_as_documented() {
+    let redlock = redlock(&ScriptedNodes::new(3));
+    async fn twice<T>(redlock: &Redlock, key: &str, result: T) -> Result<T, OnceError<(), T>>
+    where
+        T: Clone + Serialize + serde::de::DeserializeOwned + Send + 'static,
+    {
+        for _ in 0..2 {
+            let result = result.clone();
+            let outcome = redlock.once(key).run(async move |_| Ok(result)).await?;
+            if outcome.is_replayed() {
+                return Ok(outcome.into_inner());
+            }
+        }
+        panic!("it was not replayed");
+    }
+    assert_eq!(twice(&redlock, "unit", Some(())).await, Ok(None));
+    assert_eq!(twice(&redlock, "nan", Some(f64::NAN)).await, Ok(None));
+    assert_eq!(twice(&redlock, "nested", Some(None::<u8>)).await, Ok(None));
+    let not_kept = twice(&redlock, "infinite", f64::INFINITY).await;
+    assert_eq!(not_kept, Err(OnceError::NotKept));
+    // Variants have names, so these are kept.
+    let kept = Ok::<(), Vec<u8>>(());
+    assert_eq!(twice(&redlock, "named", kept.clone()).await, Ok(kept));
+}
