@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project::pin_project;
+use tokio::sync::mpsc;
 use tower::BoxError;
 
 use crate::middleware::BufferedRequestBody;
@@ -29,6 +30,9 @@ enum RequestContent<B> {
 }
 
 /// Response body: the stream of the inner body, or a recorded response.
+///
+/// The execution reads the inner body and passes it on, and ends with it. If the execution is stopped, or its outcome
+/// is not this response, the body ends with an error.
 #[pin_project]
 pub struct IdempotencyBody<B> {
     #[pin]
@@ -38,12 +42,15 @@ pub struct IdempotencyBody<B> {
 #[pin_project(project = ResponseContentProjection)]
 enum ResponseContent<B> {
     Streaming(#[pin] B),
+    /// Passed on by its execution; `None` behind its end.
+    Executing(Option<mpsc::Receiver<PassedOn>>),
     /// In memory, because it was read or recorded.
     Whole(#[pin] BufferedRequestBody),
     Refusal(#[pin] Full<Bytes>),
-    /// The error of an inner body that failed while it was read to be recorded.
-    Broken(Option<BoxError>),
 }
+
+/// A frame, `None` for the end of the body, or the error that ends it. Without these two, the execution was stopped.
+pub(super) type PassedOn = Result<Option<Frame<Bytes>>, BoxError>;
 
 impl<B> IdempotencyRequestBody<B> {
     pub(super) fn untouched(body: B) -> Self {
@@ -63,6 +70,13 @@ impl<B> IdempotencyBody<B> {
         Self { content }
     }
 
+    /// Creates a body that an execution passes on.
+    pub(super) fn executing() -> (mpsc::Sender<PassedOn>, Self) {
+        let (sender, frames) = mpsc::channel(1);
+        let content = ResponseContent::Executing(Some(frames));
+        (sender, Self { content })
+    }
+
     pub(super) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         let body = BufferedRequestBody::new(data, trailers);
         let content = ResponseContent::Whole(body);
@@ -74,9 +88,12 @@ impl<B> IdempotencyBody<B> {
         Self { content }
     }
 
+    /// Creates the body of a response whose inner body failed while it was read to be recorded.
     pub(super) fn broken(error: BoxError) -> Self {
-        let content = ResponseContent::Broken(Some(error));
-        Self { content }
+        let (sender, body) = Self::executing();
+        // Never full: it is the only item.
+        drop(sender.try_send(Err(error)));
+        body
     }
 }
 
@@ -140,22 +157,32 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for IdempotencyBody<B> {
             ResponseContentProjection::Streaming(body) => {
                 body.poll_frame(context).map_err(Into::into)
             }
+            ResponseContentProjection::Executing(frames) => {
+                let Some(receiver) = frames else {
+                    return Poll::Ready(None);
+                };
+                let stopped = || Err("the execution of the request was stopped".into());
+                let passed_on = ready!(receiver.poll_recv(context)).unwrap_or_else(stopped);
+                if !matches!(passed_on, Ok(Some(_))) {
+                    *frames = None;
+                }
+                Poll::Ready(passed_on.transpose())
+            }
             ResponseContentProjection::Whole(body) => {
                 body.poll_frame(context).map_err(|never| match never {})
             }
             ResponseContentProjection::Refusal(body) => {
                 body.poll_frame(context).map_err(|never| match never {})
             }
-            ResponseContentProjection::Broken(error) => Poll::Ready(error.take().map(Err)),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.content {
             ResponseContent::Streaming(body) => body.is_end_stream(),
+            ResponseContent::Executing(frames) => frames.is_none(),
             ResponseContent::Whole(body) => body.is_end_stream(),
             ResponseContent::Refusal(body) => body.is_end_stream(),
-            ResponseContent::Broken(error) => error.is_none(),
         }
     }
 
@@ -164,7 +191,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for IdempotencyBody<B> {
             ResponseContent::Streaming(body) => body.size_hint(),
             ResponseContent::Whole(body) => body.size_hint(),
             ResponseContent::Refusal(body) => body.size_hint(),
-            ResponseContent::Broken(_) => SizeHint::default(),
+            ResponseContent::Executing(_) => SizeHint::default(),
         }
     }
 }

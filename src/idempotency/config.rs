@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::header::RETRY_AFTER;
 use http::request::Parts;
-use http::{Extensions, HeaderName, Method, StatusCode, response};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, response};
 
 use crate::idempotency::codec::Codec;
 use crate::idempotency::fingerprint;
@@ -148,6 +148,11 @@ impl Config {
             None => is_final(head, matched_no_route),
         }
     }
+
+    /// Returns whether the trailers agree, of a response that is recorded by its head.
+    pub(super) fn is_recorded_with(&self, trailers: Option<&HeaderMap>) -> bool {
+        self.record_if.is_some() || !trailers.is_some_and(has_transient_status)
+    }
 }
 
 impl ActiveExecutions {
@@ -202,5 +207,14 @@ fn is_final(head: &response::Parts, matched_no_route: bool) -> bool {
     };
     // A refusal of this crate that a layer such as `map_response` has changed.
     let is_refused = head.extensions.get::<Rejection>().is_some();
-    !is_transient && !is_refused
+    !is_transient && !is_refused && !has_transient_status(&head.headers)
 }
+
+/// Returns whether headers or trailers have a gRPC status with which a call failed for the moment.
+fn has_transient_status(fields: &HeaderMap) -> bool {
+    let status = fields.get("grpc-status").map(HeaderValue::as_bytes);
+    status.is_some_and(|status| TRANSIENT_GRPC_STATUSES.contains(&status))
+}
+
+/// CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, ABORTED, INTERNAL, UNAVAILABLE and UNAUTHENTICATED.
+const TRANSIENT_GRPC_STATUSES: [&[u8]; 7] = [b"1", b"4", b"8", b"10", b"13", b"14", b"16"];

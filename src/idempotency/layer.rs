@@ -47,13 +47,17 @@ use crate::once::{DAY, bound_body, bound_retention};
 /// [`at_most_once`](Self::at_most_once) refuses such retries instead.
 ///
 /// An execution that has begun keeps its lock, and a share of every other lock that the request holds, until
-/// it ends, even if the client disconnects, or an outer layer drops the request or calls again.
+/// it ends, even if the client disconnects, or an outer layer drops the request or calls again. It ends with the body
+/// of its response, which is read to its end also without the client: an endless body needs
+/// [`max_hold`](Self::max_hold).
 /// If an outer [`RedlockLayer`](crate::RedlockLayer) loses its lock, the execution is stopped, unless that
 /// layer is set to [`OnLost::Notify`](crate::OnLost::Notify).
 ///
 /// An execution that ends without a response, by an error or a panic, may have had an effect. Its key stays
 /// locked until its ttl; after that, a retry executes, or gets 409 `outcome-unknown` with
-/// [`at_most_once`](Self::at_most_once).
+/// [`at_most_once`](Self::at_most_once). The error of tower's `LoadShed`, or of an inner service that does not become
+/// ready, shows that the handler was not called: it frees the key. A handler that has had an effect must not return
+/// such an error of a client of its own.
 ///
 /// The key of a request is its `Idempotency-Key` within the caller, the method and the path. A request that a handler
 /// sends on with its extensions, as batches and gateways do, is another one if it goes to another path. A layer passes
@@ -198,7 +202,8 @@ impl IdempotencyLayer {
     ///
     /// By default these are not recorded, because the answer to a retry may differ: 5xx, 401, 407, 408,
     /// 423, 425 and 429, a 409 with `Retry-After`, 405, and a 404 of a request for which an axum router
-    /// around the layer has matched no route. A function that is set here decides alone.
+    /// around the layer has matched no route; gRPC statuses 1, 4, 8, 10, 13, 14 and 16, in the head or in the
+    /// trailers. A function that is set here decides alone, by the head.
     ///
     /// If the function returns false, the operation must not have had an effect: a retry executes it.
     ///
@@ -225,7 +230,7 @@ impl IdempotencyLayer {
     ///
     /// If the body is larger, if its size has no bound in advance, or if headers and trailers together exceed
     /// 64 KiB, the record says only that the request was executed: a duplicate gets 409 `result-not-kept`, and
-    /// is not executed.
+    /// is not executed. Such a body is sent while the execution goes on, which ends, and is recorded, with the body.
     ///
     /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
     pub fn max_response_body(mut self, bytes: usize) -> Self {

@@ -9,37 +9,47 @@
 //! 2. From here on, an outer idempotency layer counts the handler as called.
 //! 3. The inner service runs until it answers, an outer lock is lost, or `max_hold` is over. The loss is checked
 //!    first on each poll: a handler without its lock must not be polled again.
-//! 4. The response is recorded on a majority. Then the shares of the outer locks are dropped, and the response is
-//!    returned, so that the outer layers release their locks before the client gets the response.
+//! 4. The body of the response is read to its end. If it may be kept, that is before the response is returned.
+//!    Otherwise the task passes it on to the client, and reads on if the client leaves.
+//! 5. The response is recorded on a majority. Then the shares of the outer locks are dropped, and the response, or the
+//!    last frame of its body, is returned, so that the outer layers release their locks before the client gets it.
 //!
 //! If nothing is recorded, the state of the handler decides about the key:
 //!
 //! | handler | key |
 //! |---|---|
-//! | not called | released: a retry executes |
+//! | not called, as after an error of `LoadShed` | released: a retry executes |
 //! | answered, and the response is not to be recorded | released: the operation had no effect |
 //! | stopped, failed, or panicked after it may have been called | locked until its ttl, because its effect is unknown |
 
-use std::future::poll_fn;
+use std::any::Any;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, response};
-use http_body::Body;
-use http_body_util::BodyExt;
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt, Collected};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tower::load_shed::error::Overloaded;
 use tower::{BoxError, Service};
+use tracing::Instrument;
 
 use crate::idempotency::answer::Responder;
-use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
+use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody, PassedOn};
 use crate::idempotency::codec::RecordContext;
 use crate::idempotency::config::OnUnrecorded;
 use crate::idempotency::stored::{self, CompleteResponse};
 use crate::lock::LostReason;
-use crate::middleware::{CallTracker, HandlerState, HeldLock, OnLost, Rejection};
+use crate::middleware::{CallTracker, HandlerState, HeldLock, OnLost, Rejection, declared_length};
 use crate::node::{telemetry, unguessable};
-use crate::once::{BeginError, Execution, Recorded};
+use crate::once::{BeginError, Execution, ExecutionHandle, Recorded};
 use crate::protocol::{ExecutionId, Fingerprint};
 
 /// A request that may be executed, and everything that its execution holds.
@@ -58,16 +68,14 @@ pub(super) struct ExecutionTask {
     pub(super) responder: Responder,
 }
 
-/// The answer of the inner service, by how it is recorded.
+/// The answer of the inner service.
 enum Answered<B> {
-    /// With its body.
-    Whole(response::Parts, Bytes, Option<HeaderMap>),
-    /// Without its body, which is too large.
-    Large(response::Parts, B),
-    /// Without its body, which failed while it was read.
-    Broken(response::Parts, BoxError),
-    /// Not at all.
-    Unrecorded(Response<B>),
+    /// That of a layer, which did not call the handler.
+    Refusal(Response<B>),
+    /// With a body that is too large to be read before the response is returned.
+    Streamed(Response<B>),
+    /// With a body that was read to its end, or until it failed.
+    Read(response::Parts, Result<Collected<Bytes>, BoxError>),
 }
 
 impl ExecutionTask {
@@ -81,8 +89,8 @@ impl ExecutionTask {
     ) -> Result<Response<IdempotencyBody<ResBody>>, S::Error>
     where
         S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>,
-        ResBody: Body<Data = Bytes>,
-        ResBody::Error: Into<BoxError>,
+        ResBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+        S::Error: 'static,
     {
         let outer_calls = self.outer_calls.as_deref();
         let _measured = self.responder.config.retry_after.measure(None);
@@ -103,106 +111,208 @@ impl ExecutionTask {
         if let Some(outer_calls) = outer_calls {
             outer_calls.count_call();
         }
-        let answering = answer(
-            &mut inner,
-            request,
-            &self.responder,
-            &self.calls,
-            self.matched_no_route,
-        );
-        let max_hold = self.responder.config.options.max_hold;
-        let handle = self.execution.handle();
-        let answered = tokio::select! {
-            biased;
-            reason = first_lost(&mut self.held) => Err(reason),
-            () = handle.reached_max_hold(max_hold) => Err(LostReason::MaxHold),
-            answered = answering => Ok(answered),
+        let began = Instant::now();
+        let config = &self.responder.config;
+        let limit = config.max_response_body as u64;
+        let answering = async {
+            let response = inner.call(request).await?;
+            if self.calls.handler_state() != HandlerState::MaybeCalled {
+                return Ok(Answered::Refusal(response));
+            }
+            let (body, upper) = (response.body(), response.body().size_hint().upper());
+            if !body.is_end_stream() && upper.is_none_or(|upper| upper > limit) {
+                return Ok(Answered::Streamed(response));
+            }
+            let (head, body) = response.into_parts();
+            let read = body.collect().await.map_err(Into::into);
+            Ok(Answered::Read(head, read))
         };
+        let answered = until_stopped(
+            &mut self.held,
+            self.execution.handle(),
+            (began, config.options.max_hold),
+            answering,
+        );
+        let answered = answered.await;
         self.is_answered.store(true, Ordering::Release);
         let state = match (self.calls.handler_state(), &answered) {
             (HandlerState::MaybeCalled, Err(_)) => HandlerState::Stopped,
+            (_, Ok(Err(error))) if self.calls.is_single() && is_shed(error) => {
+                HandlerState::NotCalled
+            }
             (state, _) => state,
         };
         if let Some(outer_calls) = outer_calls {
             outer_calls.correct(state);
         }
-        match answered {
+        let answer = match answered {
+            Ok(Ok(Answered::Read(head, body))) => return Ok(self.finish(head, body).await),
+            Ok(Ok(Answered::Streamed(response))) => return Ok(self.stream(response, began)),
+            Ok(Ok(Answered::Refusal(response))) => Ok(response.map(IdempotencyBody::streaming)),
+            Ok(Err(error)) => Err(error),
             Err(reason) => {
-                let responder = self.responder;
-                if state == HandlerState::NotCalled {
-                    self.execution.release().await;
-                } else {
-                    tracing::error!(
-                        %reason,
-                        "idempotent execution stopped because its lock was lost; its key stays locked until its ttl"
-                    );
+                if state != HandlerState::NotCalled {
+                    log_stopped(reason);
                 }
-                Ok(responder.refuse(Rejection::Lost(reason)))
+                Ok(self.responder.refuse(Rejection::Lost(reason)))
             }
-            Ok(Err(error)) => {
-                // Such as the error of a timeout: the handler may have had an effect by then.
-                if state == HandlerState::NotCalled {
-                    self.execution.release().await;
-                }
-                Err(error)
-            }
-            Ok(Ok(Answered::Unrecorded(response))) => {
-                match state {
-                    // An earlier call may have had an effect.
-                    _ if self.calls.is_stopped() => drop(self.execution),
-                    HandlerState::NotCalled => self.execution.release().await,
-                    HandlerState::MaybeCalled => self.execution.release_without_effect().await,
-                    HandlerState::Stopped => drop(self.execution),
-                }
-                Ok(response.map(IdempotencyBody::streaming))
-            }
-            Ok(Ok(answered)) => Ok(self.record(answered).await),
+        };
+        // Otherwise, such as after the error of a timeout, the handler may have had an effect.
+        if state == HandlerState::NotCalled {
+            self.execution.release().await;
         }
+        answer
     }
 
-    /// Records the answer, and returns the response to it.
-    async fn record<ResBody>(
+    /// Ends the execution, and returns its response.
+    async fn finish<B>(
         self,
-        answered: Answered<ResBody>,
-    ) -> Response<IdempotencyBody<ResBody>> {
-        let Self {
-            execution,
-            held,
-            fingerprint,
-            responder,
-            ..
-        } = self;
-        let config = &responder.config;
-        let context = RecordContext {
-            resource: &responder.resource,
-            execution: ExecutionId::from_random(unguessable()),
-            fingerprint,
-        };
-        let token = execution.handle().fencing_token();
-        let codec = &config.codec;
-        let (record, mut head, body) = match answered {
-            Answered::Whole(head, bytes, trailers) => {
+        mut head: response::Parts,
+        body: Result<Collected<Bytes>, BoxError>,
+    ) -> Response<IdempotencyBody<B>> {
+        let config = Arc::clone(&self.responder.config);
+        let is_recorded = config.is_recorded(&head, self.matched_no_route);
+        let (concluded, body) = match body {
+            Ok(collected) => {
+                let trailers = collected.trailers().cloned();
+                let bytes = collected.to_bytes();
                 let response = CompleteResponse {
                     head: &head,
                     body: &bytes,
                     trailers: trailers.as_ref(),
                     keep_cookies: config.keep_cookies,
                 };
-                let record = stored::with_response(context, token, &response, codec);
-                (record, head, IdempotencyBody::whole(bytes, trailers))
+                // A record cannot keep an upgraded connection.
+                let is_kept = head.status != StatusCode::SWITCHING_PROTOCOLS;
+                let kept = is_kept.then_some(&response);
+                let concluded = self.conclude(is_recorded, response.trailers, kept).await;
+                (concluded, IdempotencyBody::whole(bytes, trailers))
             }
-            Answered::Large(head, body) => {
-                let record = stored::without_response(context, token, codec);
-                (record, head, IdempotencyBody::streaming(body))
+            // The request was executed all the same.
+            Err(error) => {
+                let concluded = self.conclude(is_recorded, None, None).await;
+                (concluded, IdempotencyBody::broken(error))
             }
-            Answered::Broken(head, error) => {
-                let record = stored::without_response(context, token, codec);
-                (record, head, IdempotencyBody::broken(error))
+        };
+        match concluded {
+            Ok(true) => {}
+            Ok(false) => drop(head.headers.insert(RECORDED, NOT_RECORDED)),
+            Err(other) => return other,
+        }
+        Response::from_parts(head, body)
+    }
+
+    /// Returns a response, and goes on with the execution until its body has ended.
+    fn stream<B>(self, response: Response<B>, began: Instant) -> Response<IdempotencyBody<B>>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        let (mut head, body) = response.into_parts();
+        let config = &self.responder.config;
+        let is_recorded = config.is_recorded(&head, self.matched_no_route);
+        if let Some(size) = body.size_hint().exact() {
+            // The body that is passed on does not know its size.
+            head.headers.entry(CONTENT_LENGTH).or_insert(size.into());
+        }
+        let length = declared_length(&head.headers);
+        let (client, passed_on) = IdempotencyBody::executing();
+        let sending = self.send(body, length, is_recorded, began, client);
+        tokio::spawn(sending.in_current_span());
+        Response::from_parts(head, passed_on)
+    }
+
+    /// Passes a body on to the client, reads it to its end also without the client, and ends the execution with it.
+    ///
+    /// The client does not see the end before: the frames that end the message are held back, which are those that
+    /// complete its length or report its end, and the trailers.
+    async fn send<B>(
+        mut self,
+        body: B,
+        mut length: Option<u64>,
+        is_recorded: bool,
+        began: Instant,
+        client: mpsc::Sender<PassedOn>,
+    ) where
+        B: Body<Data = Bytes, Error: Into<BoxError>>,
+    {
+        let mut body = pin!(body);
+        let mut last = Vec::new();
+        let reading = async {
+            while !body.is_end_stream() {
+                let frame = body.frame().await.transpose().map_err(Into::into)?;
+                let Some(frame) = frame else { break };
+                if let (Some(left), Some(data)) = (&mut length, frame.data_ref()) {
+                    *left = left.saturating_sub(data.len() as u64);
+                }
+                let ends = frame.is_trailers() || length == Some(0) || body.is_end_stream();
+                if ends || !last.is_empty() {
+                    last.push(frame);
+                } else {
+                    // The client may be gone.
+                    drop(client.send(Ok(Some(frame))).await);
+                }
             }
-            Answered::Unrecorded(response) => return response.map(IdempotencyBody::streaming),
+            Ok(())
+        };
+        let max_hold = self.responder.config.options.max_hold;
+        let handle = self.execution.handle();
+        let read = until_stopped(&mut self.held, handle, (began, max_hold), reading);
+        let read: Result<(), BoxError> = match read.await {
+            Ok(read) => read,
+            Err(reason) => return log_stopped(reason),
+        };
+        let trailers = last.last().and_then(Frame::trailers_ref);
+        let concluded = self.conclude::<B>(is_recorded, trailers, None).await;
+        if concluded.is_err() {
+            // Another response cannot be sent any more.
+            return;
+        }
+        for frame in last {
+            drop(client.send(Ok(Some(frame))).await);
+        }
+        drop(client.send(read.map(|()| None)).await);
+    }
+
+    /// Ends the execution with a record of its response, or without one. Returns false if there should be a record, and no
+    /// majority has accepted it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the response to return in its place.
+    async fn conclude<B>(
+        self,
+        is_recorded: bool,
+        trailers: Option<&HeaderMap>,
+        response: Option<&CompleteResponse<'_>>,
+    ) -> Result<bool, Response<IdempotencyBody<B>>> {
+        let Self {
+            execution,
+            calls,
+            fingerprint,
+            responder,
+            ..
+        } = self;
+        let config = &responder.config;
+        if !is_recorded || !config.is_recorded_with(trailers) {
+            // An earlier call may have had an effect.
+            match calls.is_stopped() {
+                true => drop(execution),
+                false => execution.release_without_effect().await,
+            }
+            return Ok(true);
+        }
+        let context = RecordContext {
+            resource: &responder.resource,
+            execution: ExecutionId::from_random(unguessable()),
+            fingerprint,
+        };
+        let token = execution.handle().fencing_token();
+        let record = match response {
+            Some(response) => stored::with_response(context, token, response, &config.codec),
+            None => stored::without_response(context, token, &config.codec),
         };
         match execution.record(record, config.retention).await {
-            Recorded::Yes => {}
+            Recorded::Yes => Ok(true),
             Recorded::Another(other) => {
                 telemetry::conflict();
                 tracing::warn!(
@@ -210,61 +320,50 @@ impl ExecutionTask {
                 );
                 // The response to another request is not for this client.
                 if other.fingerprint() != fingerprint {
-                    return responder.refuse(Rejection::ConflictingOutcomes);
+                    return Err(responder.refuse(Rejection::ConflictingOutcomes));
                 }
-                return responder.replay(other).await;
+                Err(responder.replay(other).await)
             }
             Recorded::No => {
                 telemetry::unrecorded();
                 tracing::warn!(
                     "no majority recorded the outcome of an idempotent request; a retry may execute it again"
                 );
-                if config.on_unrecorded == OnUnrecorded::Fail {
-                    return responder.refuse(Rejection::OutcomeUnknown);
+                match config.on_unrecorded {
+                    OnUnrecorded::Answer => Ok(false),
+                    OnUnrecorded::Fail => Err(responder.refuse(Rejection::OutcomeUnknown)),
                 }
-                head.headers
-                    .insert(RECORDED, HeaderValue::from_static("false"));
             }
         }
-        drop(held);
-        Response::from_parts(head, body)
     }
 }
 
-/// Calls the inner service, and reads the part of its response that is to be recorded.
-async fn answer<S, ReqBody, ResBody>(
-    inner: &mut S,
-    request: Request<IdempotencyRequestBody<ReqBody>>,
-    responder: &Responder,
-    calls: &CallTracker,
-    matched_no_route: bool,
-) -> Result<Answered<ResBody>, S::Error>
-where
-    S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>,
-    ResBody: Body<Data = Bytes, Error: Into<BoxError>>,
-{
-    let config = &responder.config;
-    let (head, body) = inner.call(request).await?.into_parts();
-    let is_recorded = calls.handler_state() == HandlerState::MaybeCalled
-        && config.is_recorded(&head, matched_no_route);
-    if !is_recorded {
-        return Ok(Answered::Unrecorded(Response::from_parts(head, body)));
+/// Runs a part of an execution, unless it is stopped by the loss of a lock or at its `max_hold`.
+async fn until_stopped<T>(
+    held: &mut [HeldLock],
+    execution: ExecutionHandle,
+    (began, max_hold): (Instant, Option<Duration>),
+    running: impl Future<Output = T>,
+) -> Result<T, LostReason> {
+    tokio::select! {
+        biased;
+        reason = first_lost(held) => Err(reason),
+        () = execution.reached_max_hold(began, max_hold) => Err(LostReason::MaxHold),
+        ended = running => Ok(ended),
     }
-    let upper = body.size_hint().upper();
-    // A record cannot keep an upgraded connection.
-    let is_kept = head.status != StatusCode::SWITCHING_PROTOCOLS
-        && upper.is_some_and(|upper| upper <= config.max_response_body as u64);
-    if !is_kept {
-        return Ok(Answered::Large(head, body));
-    }
-    Ok(match body.collect().await {
-        Ok(collected) => {
-            let trailers = collected.trailers().cloned();
-            Answered::Whole(head, collected.to_bytes(), trailers)
-        }
-        // The request was executed all the same.
-        Err(error) => Answered::Broken(head, error.into()),
-    })
+}
+
+/// Returns whether an error says that `LoadShed` did not call its inner service.
+fn is_shed<E: 'static>(error: &E) -> bool {
+    let error = (error as &dyn Any).downcast_ref::<BoxError>();
+    error.is_some_and(|error| error.is::<Overloaded>())
+}
+
+fn log_stopped(reason: LostReason) {
+    tracing::error!(
+        %reason,
+        "idempotent execution stopped because its lock was lost; its key stays locked until its ttl"
+    );
 }
 
 /// Waits until a lock is lost whose loss stops the execution; forever if there is none.
@@ -281,3 +380,5 @@ async fn first_lost(held: &mut [HeldLock]) -> LostReason {
 
 /// Tells a client that its retry may execute again.
 const RECORDED: HeaderName = HeaderName::from_static("idempotency-recorded");
+
+const NOT_RECORDED: HeaderValue = HeaderValue::from_static("false");

@@ -110,7 +110,7 @@ impl<B: Body> LockBody<B> {
 }
 
 /// Returns the length that a head declares for its body.
-pub(super) fn declared_length(headers: &HeaderMap) -> Option<u64> {
+pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
     let value = headers.get(header::CONTENT_LENGTH)?;
     let digits = value.to_str().ok()?;
     // The standard library also reads a sign, and hyper does not.

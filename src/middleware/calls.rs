@@ -31,6 +31,8 @@ pub(crate) struct CallTracker {
     is_stopped: AtomicBool,
     /// Whether that happened to the last call that was passed on.
     is_last_stopped: AtomicBool,
+    /// Whether a token was copied, as by a layer that calls several times.
+    is_copied: AtomicBool,
 }
 
 /// Permission to call the handler once; an extension of the request.
@@ -45,6 +47,7 @@ pub(crate) struct CallToken {
 /// By hand: cloned extensions belong to another request, which has no call of its own.
 impl Clone for CallToken {
     fn clone(&self) -> Self {
+        self.tracker.is_copied.store(true, Ordering::Release);
         Self {
             tracker: Arc::clone(&self.tracker),
             is_taken: Arc::clone(&self.is_taken),
@@ -117,6 +120,12 @@ impl CallTracker {
     #[cfg(feature = "idempotency")]
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// Returns whether there was one call at most, as far as a layer that is not of this crate could make several.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn is_single(&self) -> bool {
+        !self.is_stopped() && !self.is_copied.load(Ordering::Acquire)
     }
 
     /// Removes a call, unless a layer further in has removed it and is about to pass the request on.

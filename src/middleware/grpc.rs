@@ -22,9 +22,7 @@ pub(super) fn status(rejection: &Rejection) -> Response<Full<Bytes>> {
 /// Returns the number of the gRPC status code.
 fn code(rejection: &Rejection) -> u16 {
     match rejection {
-        Rejection::Contended { .. } | Rejection::InProgress { .. } | Rejection::Lost(_) => {
-            ABORTED
-        }
+        Rejection::Contended { .. } | Rejection::InProgress { .. } | Rejection::Lost(_) => ABORTED,
         // Not ABORTED, after which clients call again.
         Rejection::ResultNotKept => ALREADY_EXISTS,
         Rejection::OutcomeUnknown | Rejection::ConflictingOutcomes => FAILED_PRECONDITION,

@@ -73,6 +73,7 @@ pub use response::{RejectionResponse, RequestKind};
 pub use service::RedlockService;
 #[cfg(feature = "idempotency")]
 pub(crate) use {
+    body::declared_length,
     buffer::read_error,
     calls::{CallTracker, HandlerState},
     config::has_method,

@@ -232,11 +232,10 @@ impl ExecutionHandle {
         self.0.lost()
     }
 
-    /// Waits until the execution, which begins now, reaches `max_hold`; for ever if that is `None`.
+    /// Waits until the execution reaches `max_hold`; for ever if that is `None`.
     ///
     /// The lease reports the bound, unless it ended earlier, for example because the nodes could not be reached.
-    pub(crate) async fn reached_max_hold(&self, max_hold: Option<Duration>) {
-        let began = Instant::now();
+    pub(crate) async fn reached_max_hold(&self, began: Instant, max_hold: Option<Duration>) {
         if self.lost().await == LostReason::MaxHold {
             return;
         }

@@ -16,8 +16,8 @@ use support::{Executed, SlowReadiness, ms, once, redlock, secs};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
-use tower_redlock::test_util::{Gate, ScriptedNodes};
-use tower_redlock::{Redlock, RedlockLayer, RunToCompletion, key};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{OnUnrecorded, Redlock, RedlockLayer, RunToCompletion, key};
 
 use crate::payments::{counts_begun, pay, per_account, request};
 
@@ -111,33 +111,131 @@ async fn execution_without_its_client_keeps_all_outer_locks() {
     assert_eq!((executed.count(), nodes.locks()), (1, vec![0; 3]));
 }
 
-#[tokio::test(start_paused = true)]
-async fn outer_lock_is_held_until_a_streamed_response_is_sent_or_dropped() {
-    for leaves in [false, true] {
-        let nodes = ScriptedNodes::new(3);
-        let redlock = redlock(&nodes);
-        let streaming = async || {
-            let pieces = stream::iter(0..20).then(|piece| async move {
+/// A handler that counts the pieces of its body, one in 100 ms; 20 of them.
+fn streams(status: StatusCode, pieces: &Executed, executed: &Executed) -> Router {
+    let (pieces, executed) = (pieces.clone(), executed.clone());
+    let streaming = async move || {
+        executed.one_more();
+        let pieces = stream::iter(0..20).then(move |_| {
+            let pieces = pieces.clone();
+            async move {
                 sleep(ms(100)).await;
-                Ok::<_, Infallible>(format!("{piece}\n"))
-            });
-            Body::from_stream(pieces)
+                Ok::<_, Infallible>(format!("{}\n", pieces.one_more()))
+            }
+        });
+        (status, Body::from_stream(pieces))
+    };
+    Router::new().route("/payments", post(streaming))
+}
+
+#[tokio::test(start_paused = true)]
+async fn execution_ends_with_its_streamed_body_also_without_its_client() {
+    for (status, then) in [
+        (StatusCode::OK, "result-not-kept"),
+        (StatusCode::SERVICE_UNAVAILABLE, ""),
+    ] {
+        for leaves in [false, true] {
+            let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+            let (redlock, pieces) = (redlock(&nodes), Executed::default());
+            let app = streams(status, &pieces, &executed);
+            let app = app.layer(once(&redlock)).layer(per_account(&redlock));
+            let what = format!("{status}, leaves: {leaves}");
+            let (target, elsewhere) = ("/payments?account=1", "/payments?account=2");
+            let response = app.clone().oneshot(request(target, "a")).await.unwrap();
+            let mut body = response.into_body();
+            let first = body.frame().await.unwrap().unwrap();
+            assert_eq!(first.into_data().unwrap(), "1\n");
+            let body = (!leaves).then_some(body);
+            sleep(secs(1)).await;
+            // The account is locked for others, and the key for duplicates.
+            assert_eq!(
+                pay(&app, target, "b").await.status,
+                StatusCode::LOCKED,
+                "{what}"
+            );
+            let alone = streams(status, &pieces, &executed).layer(once(&redlock));
+            assert_eq!(
+                pay(&alone, target, "a").await.code(),
+                "request-in-progress",
+                "{what}"
+            );
+            if let Some(body) = body {
+                let rest = body.collect().await.unwrap().to_bytes();
+                assert!(rest.ends_with(b"19\n20\n"), "{what}");
+                assert_eq!(nodes.locks(), [0, 0, 0], "before the end is passed on");
+            } else {
+                let drained = redlock.drain(secs(60)).await;
+                assert!(drained.is_clean(), "{what}: {drained:?}");
+            }
+            assert_eq!((pieces.count(), executed.count()), (20, 1), "{what}");
+            assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            let redlock = self::redlock(&nodes);
+            let app = streams(status, &pieces, &executed).layer(once(&redlock));
+            assert_eq!(pay(&app, target, "a").await.code(), then, "{what}");
+            let executions = if then.is_empty() { 2 } else { 1 };
+            assert_eq!(executed.count(), executions, "{what}");
+            assert_eq!(pay(&app, elsewhere, "c").await.status, status, "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn streamed_body_of_a_stopped_execution_ends_with_an_error() {
+    for (cause, leaves) in ["lost", "max_hold", "panic", "unrecorded"]
+        .into_iter()
+        .flat_map(|cause| [(cause, false), (cause, true)])
+    {
+        let (nodes, outer) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+        let (executed, pieces) = (Executed::default(), Executed::default());
+        let layer = once(&redlock(&nodes)).at_most_once(true);
+        let layer = match cause {
+            "max_hold" => layer.max_hold(secs(1)),
+            _ => layer.on_unrecorded(OnUnrecorded::Fail),
         };
-        let app = Router::new().route("/payments", post(streaming));
-        let app = app.layer(once(&redlock)).layer(per_account(&redlock));
-        let target = "/payments?account=1";
-        let response = app.clone().oneshot(request(target, "a")).await.unwrap();
-        let mut body = response.into_body();
+        let app = match cause {
+            "panic" => Router::new().route("/payments", post(async || panics_at_its_fifth_piece())),
+            _ => streams(StatusCode::OK, &pieces, &executed),
+        };
+        let account = per_account(&redlock(&outer)).ttl(secs(1)).unwrap();
+        let app = app.layer(layer).layer(account);
+        let pay = async || pay(&app, "/payments?account=1", "a").await;
+        let call = request("/payments?account=1", "a");
+        let mut body = app.clone().oneshot(call).await.unwrap().into_body();
         assert!(body.frame().await.unwrap().is_ok());
-        assert_eq!(pay(&app, target, "b").await.status, StatusCode::LOCKED);
+        match cause {
+            "lost" => (0..3).for_each(|node| outer.wipe(node)),
+            "unrecorded" => fail_records(&nodes, Gate::Failing),
+            _ => {}
+        }
+        let what = format!("{cause}, leaves: {leaves}");
         if leaves {
             drop(body);
-            sleep(ms(10)).await;
         } else {
-            body.collect().await.unwrap();
+            assert!(body.collect().await.is_err(), "{what}");
         }
-        assert_eq!(nodes.locks(), [0, 0, 0]);
-        assert_eq!(pay(&app, target, "a").await.code(), "result-not-kept");
+        sleep(secs(3)).await;
+        let is_ended = cause == "unrecorded";
+        assert_eq!(pieces.count() == 20, is_ended, "{what}: {pieces:?}");
+        fail_records(&nodes, Gate::Ready);
+        // It may have had an effect, so its key is locked until the ttl, and what then is unknown.
+        sleep(secs(11)).await;
+        assert_eq!(pay().await.code(), "outcome-unknown", "{what}");
+    }
+}
+
+fn panics_at_its_fifth_piece() -> Body {
+    let pieces = stream::iter(1..10).then(|piece| async move {
+        sleep(ms(100)).await;
+        assert!(piece < 5, "as the test wants it");
+        Ok::<_, Infallible>("piece")
+    });
+    Body::from_stream(pieces)
+}
+
+fn fail_records(nodes: &ScriptedNodes, gate: Gate) {
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Record, gate);
+        nodes.set_for(node, OpKind::Look, gate);
     }
 }
 

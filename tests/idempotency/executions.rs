@@ -6,18 +6,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Query;
 use axum::http::StatusCode;
 use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::post;
-use support::{Executed, SlowReadiness, ms, once, redlock, secs};
+use support::{Answer, Executed, SlowReadiness, ms, once, redlock, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    ExecutionHandle, FencingToken, LockHandle, LockKey, Locked, LostReason, OnLost, Redlock,
+    BufferBodyLayer, ExecutionHandle, FencingToken, LockHandle, LockKey, Locked, LostReason,
+    OnLost, Redlock,
 };
 
 use crate::payments::{
@@ -331,27 +333,12 @@ async fn error_or_panic_of_an_execution_leaves_the_lock_to_its_ttl() {
 
 #[tokio::test(start_paused = true)]
 async fn poll_ready_error_is_no_execution() {
-    #[derive(Clone)]
-    struct Broken;
-
-    impl<R> Service<R> for Broken {
-        type Response = Response<String>;
-        type Error = &'static str;
-        type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
-
-        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-            Poll::Ready(Err("broken"))
-        }
-
-        fn call(&mut self, _: R) -> Self::Future {
-            ready(Err("called"))
-        }
-    }
-
     let nodes = ScriptedNodes::new(3);
     (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
     let redlock = redlock(&nodes);
-    let mut service = once(&redlock).at_most_once(true).layer(Broken);
+    let mut service = once(&redlock)
+        .at_most_once(true)
+        .layer(ReadyTimes(0, Arc::default()));
     let failed = service.call(request("/payments", "a")).await;
     assert_eq!(failed.err(), Some("broken"));
     assert_eq!(nodes.locks(), [0, 0, 0]);
@@ -429,33 +416,68 @@ async fn inner_error_under_a_lock_is_returned_after_the_release() {
 
 #[tokio::test(start_paused = true)]
 async fn poll_ready_error_after_a_wait_is_returned_after_the_release() {
-    #[derive(Clone)]
-    struct ReadyOnce(Arc<AtomicUsize>);
-
-    impl<R> Service<R> for ReadyOnce {
-        type Response = Response<String>;
-        type Error = &'static str;
-        type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
-
-        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-            match self.0.fetch_add(1, Ordering::SeqCst) {
-                0 => Poll::Ready(Ok(())),
-                _ => Poll::Ready(Err("broken")),
-            }
-        }
-
-        fn call(&mut self, _: R) -> Self::Future {
-            ready(Err("called"))
-        }
-    }
-
     let nodes = ScriptedNodes::new(3);
     (0..3).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Slow(ms(20))));
     let layer = per_account(&redlock(&nodes)).wait(secs(1));
-    let service = layer.layer(ReadyOnce(Arc::default()));
+    let service = layer.layer(ReadyTimes(1, Arc::default()));
     let failed = service.oneshot(cloneable("/?account=1", "a")).await;
     assert_eq!(failed.err(), Some("broken"));
     assert_eq!(nodes.locks(), [0, 0, 0]);
+}
+
+/// Behind the upload in a `BufferBodyLayer`, or behind the wait for a lock: the handler was not called.
+#[tokio::test(start_paused = true)]
+async fn poll_ready_error_of_an_inner_layer_is_no_execution() {
+    for inner in ["buffer", "lock"] {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = redlock(&nodes);
+        let layer = once(&redlock).at_most_once(true);
+        // When the stack is called, when the key is granted, and not once more.
+        let ready = ReadyTimes(2, Arc::default());
+        let mut call = request("/payments?account=1", "a");
+        *call.body_mut() = Body::from("amount=5");
+        let failed = match inner {
+            "buffer" => {
+                let service = layer.layer(BufferBodyLayer::new(64).layer(ready));
+                service.oneshot(call).await.err()
+            }
+            _ => {
+                let service = layer.layer(per_account(&redlock).wait(secs(1)).layer(ready));
+                service.oneshot(call).await.err()
+            }
+        };
+        assert_eq!(
+            (failed, nodes.locks()),
+            (Some("broken"), vec![0; 3]),
+            "{inner}"
+        );
+        let executed = Executed::default();
+        let app = counts_ended(&executed).layer(once(&redlock).at_most_once(true));
+        let mut call = request("/payments?account=1", "a");
+        *call.body_mut() = Body::from("amount=5");
+        assert_eq!(Answer::to(&app, call).await.body, "payment 1", "{inner}");
+    }
+}
+
+/// A service that is ready so many times, and breaks then; with the number of times so far.
+#[derive(Clone)]
+struct ReadyTimes(usize, Arc<AtomicUsize>);
+
+impl<R> Service<R> for ReadyTimes {
+    type Response = Response<String>;
+    type Error = &'static str;
+    type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        match self.1.fetch_add(1, Ordering::SeqCst) {
+            so_far if so_far < self.0 => Poll::Ready(Ok(())),
+            _ => Poll::Ready(Err("broken")),
+        }
+    }
+
+    fn call(&mut self, _: R) -> Self::Future {
+        ready(Err("called"))
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -72,7 +72,7 @@ async fn execution_is_renewed_with_renew_off() {
     });
     assert_eq!(
         (first.status, second.code()),
-        (StatusCode::OK, "lock-contended")
+        (StatusCode::OK, "request-in-progress")
     );
     assert_eq!(executed.count(), 1);
 

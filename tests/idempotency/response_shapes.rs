@@ -6,15 +6,15 @@ use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, DATE, ETAG, LINK, LOCATION,
-    SET_COOKIE, VARY,
+    CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, DATE, ETAG, LINK,
+    LOCATION, SET_COOKIE, TRAILER, VARY,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, SizeHint};
-use support::Executed;
+use support::{Answer, Executed};
 use tower::ServiceExt;
 use tower_redlock::test_util::ScriptedNodes;
 
@@ -121,7 +121,7 @@ fn shapes() -> Vec<(&'static str, fn() -> Response)> {
             trailers.insert("x-sum", HeaderValue::from_static("a"));
             trailers.append("x-sum", HeaderValue::from_static("b"));
             let frames = vec![data("paid"), Ok(Frame::trailers(trailers))];
-            sized(frames, 4).into_response()
+            ([(TRAILER, "x-sum")], sized(frames, 4)).into_response()
         }),
     ]
 }
@@ -213,11 +213,15 @@ async fn streamed_or_truncated_response_is_never_executed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unrecordable_status_streams_unchanged_and_frees_the_key() {
+async fn unrecordable_status_streams_unchanged_and_frees_the_key_at_its_end() {
     let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
     let failing = || {
-        let endless = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from("sorry ")));
-        (StatusCode::BAD_GATEWAY, Body::from_stream(endless)).into_response()
+        let pieces = ["sorry ", "again"].map(|piece| Ok::<_, Infallible>(Bytes::from(piece)));
+        (
+            StatusCode::BAD_GATEWAY,
+            Body::from_stream(stream::iter(pieces)),
+        )
+            .into_response()
     };
     let app = answering(&executed, failing).layer(layer(&nodes));
     for time in 1..=2 {
@@ -226,6 +230,8 @@ async fn unrecordable_status_streams_unchanged_and_frees_the_key() {
         let mut body = response.into_body();
         let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
         assert_eq!((chunk.as_ref(), executed.count()), (&b"sorry "[..], time));
+        assert_eq!(nodes.locks(), [1, 1, 1]);
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "again");
         assert_eq!(nodes.locks(), [0, 0, 0]);
     }
     // What the handler says had an effect is kept with its body, whatever its status is.
@@ -236,4 +242,99 @@ async fn unrecordable_status_streams_unchanged_and_frees_the_key() {
     let again = pay(&app, "b").await;
     assert!(again.is_replayed());
     assert_eq!(again.as_recorded(), first.as_recorded());
+}
+
+/// The marks of headers and trailers that no log and no table of a compression may have.
+#[tokio::test(start_paused = true)]
+async fn sensitive_header_is_replayed_as_sensitive() {
+    let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+    let secret = || {
+        let mut value = HeaderValue::from_static("secret");
+        value.set_sensitive(true);
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-plain", HeaderValue::from_static("secret"));
+        trailers.insert("x-secret", value.clone());
+        let mut response =
+            sized(vec![data("paid"), Ok(Frame::trailers(trailers))], 4).into_response();
+        response
+            .headers_mut()
+            .append("x-token", HeaderValue::from_static("one"));
+        response.headers_mut().append("x-token", value);
+        response
+    };
+    let app = answering(&executed, secret).layer(layer(&nodes));
+    let first = pay(&app, "a").await;
+    let again = pay(&app, "a").await;
+    assert_eq!(again.as_recorded(), first.as_recorded());
+    for answer in [first, again] {
+        let trailers = answer.trailers.unwrap();
+        let fields = answer.headers.iter().chain(&trailers);
+        let sensitive = fields.filter(|(_, value)| value.is_sensitive());
+        let sensitive: Vec<_> = sensitive.map(|(name, _)| name.as_str()).collect();
+        assert_eq!(sensitive, ["x-token", "x-secret"]);
+        assert!(
+            answer
+                .headers
+                .get_all("x-token")
+                .iter()
+                .last()
+                .unwrap()
+                .is_sensitive()
+        );
+    }
+}
+
+/// The gRPC status is in the head, behind a body that is kept, or behind a stream.
+#[tokio::test(start_paused = true)]
+async fn grpc_status_decides_whether_a_call_is_recorded() {
+    let with = |status: u16| {
+        let mut fields = HeaderMap::new();
+        fields.insert("grpc-status", status.into());
+        fields
+    };
+    for status in 0..=16 {
+        for (shape, is_kept) in [("head", true), ("trailers", true), ("stream", false)] {
+            let answer = move || {
+                let mut response = match shape {
+                    "head" => ().into_response(),
+                    "trailers" => {
+                        let frames = vec![data("paid"), Ok(Frame::trailers(with(status)))];
+                        sized(frames, 4).into_response()
+                    }
+                    _ => {
+                        let frames = [data("paid"), Ok(Frame::trailers(with(status)))];
+                        Body::new(StreamBody::new(stream::iter(frames))).into_response()
+                    }
+                };
+                if shape == "head" {
+                    response.headers_mut().extend(with(status));
+                }
+                response
+            };
+            for at_most_once in [false, true] {
+                let (nodes, executed) = (ScriptedNodes::new(3), Executed::default());
+                let app = answering(&executed, answer);
+                let app = app.layer(layer(&nodes).at_most_once(at_most_once));
+                let call = async || {
+                    let call = payment("/payments", "a").header(CONTENT_TYPE, "application/grpc");
+                    Answer::to(&app, call.body(Body::empty()).unwrap()).await
+                };
+                let first = call().await;
+                assert_eq!(first.code(), "");
+                let again = call().await;
+                let is_recorded = ![1, 4, 8, 10, 13, 14, 16].contains(&status);
+                let what = format!("{status} in the {shape}, at most once: {at_most_once}");
+                let code = match (is_recorded, at_most_once) {
+                    (false, true) => "outcome-unknown",
+                    (true, _) if !is_kept => "result-not-kept",
+                    _ => "",
+                };
+                assert_eq!(again.code(), code, "{what}");
+                assert_eq!(again.is_replayed(), is_recorded && is_kept, "{what}");
+                let executions = if is_recorded || at_most_once { 1 } else { 2 };
+                assert_eq!(executed.count(), executions, "{what}");
+                assert_eq!(nodes.locks(), [0, 0, 0], "{what}");
+            }
+        }
+    }
 }

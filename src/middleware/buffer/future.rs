@@ -3,8 +3,8 @@
 //! # Implementation details
 //!
 //! The future goes through `Reading → Readying → Running`, or ends in `Refused`. `Readying` is over at once for a
-//! request without a body, for which the inner service was kept ready. A refused request takes back its
-//! [`CallToken`], because the handler is not called.
+//! request without a body, for which the inner service was kept ready. A request that is refused, or whose inner service
+//! breaks before it is ready, takes back its [`CallToken`], because the handler is not called.
 
 use std::error::Error;
 use std::fmt;
@@ -149,8 +149,10 @@ where
                 StateProjection::Readying { request, call } => {
                     if let Some(call) = call
                         && !call.is_ready
+                        && let Err(error) = ready!(call.inner.poll_ready(context))
                     {
-                        ready!(call.inner.poll_ready(context))?;
+                        CallToken::refuse_request(take(request).extensions());
+                        return Poll::Ready(Err(error));
                     }
                     State::Running(take(call).inner.call(take(request)))
                 }
