@@ -189,9 +189,12 @@ async fn grpc_call_over_its_deadline_releases_the_lock() {
     let mut call = withdraw("alice", 60_000);
     // The client gives up by itself, and the server at the same time.
     call.set_timeout(ms(300));
-    let answer = client.withdraw(call).await;
-    assert!(answer.is_err(), "{answer:?}");
+    let held = wait_until("held", || nodes.locks() == [1, 1, 1]);
+    let (answer, ()) = tokio::join!(client.withdraw(call), held);
+    let timeout = answer.unwrap_err();
+    assert_eq!(timeout.message(), "Timeout expired", "{timeout:?}");
     wait_until("free", || nodes.locks() == [0, 0, 0]).await;
+    client.withdraw(withdraw("alice", 0)).await.unwrap();
 }
 
 #[tokio::test]

@@ -1,7 +1,11 @@
 //! Layers whose locks several requests hold: readers, and up to n requests at a time. The router for operators.
 
+use std::convert::Infallible;
+
 use axum::body::Body;
 use axum::extract::Path;
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse;
 use axum::routing::{any, get};
 use axum::{Extension, Router};
 use http::{HeaderValue, Method, Request, StatusCode};
@@ -10,8 +14,8 @@ use support::{Answer, Log, ms, redlock, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    FencingToken, LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock,
-    RedlockLayer, Rejection, admin_router, key,
+    FencingToken, LockHandle, LockKey, LockKeys, LockOptions, LockResource, Locked, NodeGroup,
+    Redlock, RedlockLayer, Rejection, admin_router, key,
 };
 
 use crate::shop::until_free;
@@ -425,26 +429,96 @@ async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
     assert_eq!(other.status, StatusCode::METHOD_NOT_ALLOWED);
 }
 
+#[tokio::test(start_paused = true)]
+async fn operators_see_what_each_node_knows_and_what_a_majority_does() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let once = redlock.once("report");
+    once.run(async |_| Ok::<_, Infallible>(())).await.unwrap();
+    (0..2).for_each(|node| nodes.wipe(node));
+    let mut readers = Vec::new();
+    for down in 0..2 {
+        nodes.set(down, Gate::Failing);
+        readers.push(redlock.try_lock("report").shared().await.unwrap());
+        nodes.set(down, Gate::Ready);
+    }
+    let (status, shown) = json(&admin(&redlock), "GET", "/admin/locks/report").await;
+    assert_eq!((status, &shown["state"]), (200, &"shared".into()));
+    assert_eq!(
+        (&shown["readers"], &shown["recorded"]),
+        (&2.into(), &false.into())
+    );
+    assert_eq!((&shown["needed"], shown.get("next")), (&2.into(), None));
+    let known = shown["nodes"].as_array().unwrap();
+    let readers = known.iter().map(|node| node["readers"].as_u64().unwrap());
+    assert_eq!(readers.collect::<Vec<_>>(), [1, 1, 2]);
+    let recorded = known.iter().map(|node| node["recorded"].as_bool().unwrap());
+    assert_eq!(recorded.collect::<Vec<_>>(), [false, false, true]);
+    // Readers have no token: it is that of the execution.
+    assert!(known[0]["fencing_token"].is_null() && known[2]["fencing_token"].is_u64());
+    assert_eq!(shown["fencing_token"], known[2]["fencing_token"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_a_key_that_moves_in_both_of_its_groups() {
+    let [old, new] = [(); 2].map(|()| ScriptedNodes::new(3));
+    let group = |name, nodes| NodeGroup::new().name(name).scripted(nodes);
+    let builder = Redlock::builder().node_group(group("old", &old));
+    let builder = builder.moving_to([group("new", &new)]);
+    let redlock = builder.build().unwrap();
+    let _guard = redlock.try_lock("k").await.unwrap();
+    for (wiped, state) in [(None, "held"), (Some(0), "held"), (Some(1), "free")] {
+        wiped.into_iter().for_each(|node| new.wipe(node));
+        let (status, shown) = json(&admin(&redlock), "GET", "/admin/locks/k").await;
+        assert_eq!((status, &shown["state"]), (200, &"held".into()));
+        let next = &shown["next"];
+        assert_eq!(
+            (&shown["group"], &next["group"]),
+            (&"old".into(), &"new".into())
+        );
+        assert_eq!(next["state"], state);
+        assert_eq!(next["nodes"].as_array().unwrap().len(), 3);
+        assert_eq!(next.get("next"), None);
+    }
+}
+
 /// The application's authentication goes around the router.
 #[tokio::test(start_paused = true)]
 async fn a_layer_around_the_router_of_operators_guards_all_of_it() {
-    let redlock = redlock(&ScriptedNodes::new(3));
-    let guarded = admin(&redlock)
-        .layer(Extension(()))
-        .layer(axum::middleware::from_fn(
-            async |_: axum::extract::Request, _: axum::middleware::Next| StatusCode::UNAUTHORIZED,
-        ));
-    for (method, target) in [
+    let nodes = ScriptedNodes::new(3);
+    let redlock = redlock(&nodes);
+    let for_operators =
+        from_fn(async |request: axum::extract::Request, next: Next| {
+            match request.headers().contains_key("authorization") {
+                true => next.run(request).await,
+                false => StatusCode::UNAUTHORIZED.into_response(),
+            }
+        });
+    let guarded = admin(&redlock).layer(Extension(())).layer(for_operators);
+    let guard = redlock.try_lock("k").await.unwrap();
+    let targets = [
         ("GET", "/admin"),
-        ("GET", "/admin/"),
         ("GET", "/admin/locks/k"),
         ("DELETE", "/admin/locks/k"),
-    ] {
+    ];
+    for (method, target) in targets {
+        let refused = send(&guarded, method, target).await;
         assert_eq!(
-            send(&guarded, method, target).await.status,
-            StatusCode::UNAUTHORIZED
+            refused.status,
+            StatusCode::UNAUTHORIZED,
+            "{method} {target}"
         );
     }
+    let asked = [OpKind::Ping, OpKind::Inspect, OpKind::Revoke].map(|kind| nodes.sent(0, kind));
+    assert_eq!((asked, guard.is_valid()), ([0; 3], true));
+    for (method, target) in targets {
+        let mut request = request(method, target);
+        let secret = HeaderValue::from_static("Bearer secret");
+        request.headers_mut().insert("authorization", secret);
+        let answer = Answer::to(&guarded, request).await;
+        assert_eq!(answer.status, StatusCode::OK, "{method} {target}");
+    }
+    assert!(!guard.is_valid());
 }
 
 #[tokio::test(start_paused = true)]
@@ -496,7 +570,14 @@ async fn options_of_a_request_choose_its_kind_of_lock() {
         Some("slots") => LockOptions::default().slots(2),
         _ => LockOptions::default(),
     }));
-    let slot = send(&app, "GET", "/pages/7?slots").await;
-    assert!(slot.body.starts_with(b"Some("), "{:?}", slot.body);
+    let slot = || send(&app, "GET", "/pages/7?slots");
+    let (one, other, third) = tokio::join!(slot(), slot(), slot());
+    for slot in [one, other] {
+        assert!(slot.body.starts_with(b"Some("), "{:?}", slot.body);
+    }
+    assert_eq!(
+        (third.status.as_u16(), third.code()),
+        (429, "too-many-concurrent")
+    );
     assert_eq!(send(&app, "GET", "/pages/7").await.body, "None false");
 }

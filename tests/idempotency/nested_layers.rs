@@ -190,6 +190,35 @@ async fn inner_refusal_is_no_execution_whatever_its_response() {
     }
 }
 
+/// The client sends the header that it forgot.
+#[tokio::test(start_paused = true)]
+async fn inner_refusal_for_a_missing_key_is_no_execution() {
+    for rebuilds in [false, true] {
+        let redlock = redlock(&ScriptedNodes::new(3));
+        let executed = Executed::default();
+        let account = HeaderName::from_static("x-account");
+        let layer = RedlockLayer::new(redlock.clone(), ("account", key::header("x-account")));
+        let app = counts_begun(&executed).layer(layer);
+        let app = if rebuilds {
+            app.layer(map_response(rebuilt))
+        } else {
+            app
+        };
+        let app = app.layer(once(&redlock).at_most_once(true));
+        let refused = pay(&app, "/payments", "a").await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+        let call = || {
+            let mut call = request("/payments", "a");
+            let value = HeaderValue::from_static("7");
+            call.headers_mut().insert(&account, value);
+            call
+        };
+        let paid = Answer::to(&app, call()).await;
+        assert_eq!(paid.body, "payment 1", "{refused:?}, then {paid:?}");
+        assert!(Answer::to(&app, call()).await.is_replayed());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn refusal_by_the_second_of_two_inner_locks_is_no_execution() {
     let nodes = ScriptedNodes::new(3);

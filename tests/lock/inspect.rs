@@ -7,7 +7,8 @@ use tokio::time::{Instant, sleep};
 use tower_redlock::protocol::message::Op;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    KeyState, LockError, LockRequest, LostReason, NodeFailure, Redlock, ReleaseError, Released,
+    FencingToken, KeyState, LockError, LockRequest, LostReason, NodeFailure, Redlock, ReleaseError,
+    Released,
 };
 
 use crate::common::{Foreign, builder};
@@ -75,6 +76,67 @@ async fn inspect_sees_the_record_of_an_execution() {
     assert!(seen.is_recorded());
     assert_eq!(seen.state(), Some(KeyState::Free));
     assert!(!redlock.inspect(("invoice", 8)).await.is_recorded());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_of_a_minority_is_shown_at_its_node_and_does_not_count() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, _] = processes(&nodes);
+    let once = redlock.once("invoice");
+    once.run(|_| async { Ok::<_, std::convert::Infallible>(1) })
+        .await
+        .unwrap();
+    sleep(ms(10)).await;
+    for (wiped, is_recorded) in [(0, true), (1, false)] {
+        nodes.wipe(wiped);
+        let seen = redlock.inspect("invoice").await;
+        assert_eq!(seen.is_recorded(), is_recorded, "{seen:?}");
+        for (node, seen) in seen.nodes.iter().enumerate() {
+            let known = seen.outcome.as_ref().unwrap();
+            assert_eq!(known.is_recorded, node > wiped, "{node}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn inspect_of_nodes_that_disagree_has_the_highest_token_and_the_most_readers() {
+    for most in 0..3 {
+        let nodes = ScriptedNodes::new(3);
+        let [redlock, _] = processes(&nodes);
+        let mut numbers = [5, 6, 7];
+        numbers[most] += 10;
+        for (node, number) in (0..).zip(numbers) {
+            let foreign = Foreign::new("k");
+            foreign.acquire_with(&nodes, node, number, secs(1));
+            foreign.send(&nodes, node, Op::Release);
+        }
+        let seen = redlock.inspect("k").await;
+        let token = |number| FencingToken::try_from(number).unwrap();
+        assert_eq!(seen.fencing_token(), Some(token(numbers[most])));
+        let known = seen.nodes.iter().map(|node| node.outcome.as_ref().unwrap());
+        let tokens = known.map(|known| known.fencing_token.unwrap());
+        assert_eq!(tokens.collect::<Vec<_>>(), numbers.map(token));
+
+        // Each of the other nodes misses one of three readers.
+        let mut readers = Vec::new();
+        for down in 0..3 {
+            if down != most {
+                nodes.set(down, Gate::Failing);
+            }
+            readers.push(redlock.try_lock("k").shared().await.unwrap());
+            nodes.set(down, Gate::Ready);
+        }
+        let seen = redlock.inspect("k").await;
+        for (node, seen) in (0..).zip(&seen.nodes) {
+            let count = if node == most { 3 } else { 2 };
+            let state = seen.outcome.as_ref().unwrap().state;
+            let is_so = matches!(state, KeyState::Shared { readers, .. } if readers == count);
+            assert!(is_so, "{node}: {state:?}");
+        }
+        let state = seen.state();
+        let is_so = matches!(state, Some(KeyState::Shared { readers: 3, .. }));
+        assert!(is_so, "most at {most}: {state:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -276,8 +338,12 @@ async fn a_revoked_key_can_be_locked_at_once() {
     let [redlock, other] = processes(&nodes);
     for next in [&redlock, &other] {
         let stuck = redlock.try_lock("k").await.unwrap();
+        // Its task rests until the next renewal.
+        sleep(secs(1)).await;
+        let began = Instant::now();
         redlock.revoke("k").await.unwrap();
         let guard = next.try_lock("k").await.unwrap();
+        assert!(began.elapsed() < ms(100), "{:?}", began.elapsed());
         drop(stuck);
         sleep(ms(10)).await;
         assert!(guard.is_valid());

@@ -447,6 +447,9 @@ mod tests {
     #[test]
     fn errors_of_a_part_are_errors_of_the_whole() {
         let malformed = |_: &Parts| Err::<LockKey, _>(KeyError::malformed("no"));
-        assert!(("a", malformed).extract(&parts()).is_err());
+        let error = Err(KeyError::malformed("no"));
+        assert_eq!(("a", malformed).extract(&parts()), error);
+        assert_eq!((malformed, "b", "c").extract(&parts()), error);
+        assert_eq!(("a", ("b", malformed)).extract(&parts()), error);
     }
 }
