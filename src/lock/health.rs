@@ -279,7 +279,7 @@ mod tests {
                 needed: 2,
             };
             assert_eq!(group.readiness(), expected, "{group:?}");
-            let health = Health::new(vec![group]);
+            let health = Health::new(vec![group], false);
             assert_eq!(health.readiness(), expected, "{health:?}");
         }
     }
@@ -309,7 +309,7 @@ mod tests {
             ([2, 0], Readiness::Degraded),
             ([0, 0], Readiness::Quarantined),
         ] {
-            let health = Health::new(up.map(group).into());
+            let health = Health::new(up.map(group).into(), false);
             assert_eq!(health.readiness(), expected, "{health:?}");
             assert_eq!((health.up(), health.needed), (up.iter().sum(), 4));
         }

@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::layout::Group;
-use crate::lock::queue::{CountedWaiter, HeldLease, Permit, State, WaiterSlots, permits};
+use crate::lock::queue::{CountedWaiter, HeldLease, Occupancy, Permit, WaiterSlots, permits};
 use crate::lock::registry::DrainStage;
 use crate::protocol::LockKeys;
 
@@ -37,7 +37,7 @@ pub(crate) struct LocalWait<'a> {
     pub(crate) group: &'a Group,
     pub(crate) keys: &'a LockKeys,
     pub(crate) ttl: Duration,
-    /// Whether something is executed under the lock, so that records decide too.
+    /// Whether something is executed under the lock, so that its past decides too.
     pub(crate) is_execution: bool,
     /// Until when it waits while other callers hold the keys; `None` if it does not.
     pub(crate) deadline: Option<Instant>,
@@ -97,18 +97,18 @@ impl LocalWait<'_> {
             if let Some(error) = error.filter(|error| self.shares(error, deadline.is_some())) {
                 return Err(error.into());
             }
-            let standing = place.standing(access);
-            let holder = standing.holder.filter(|holder| !holder.is_ending());
+            let state = place.state(access);
+            let holder = state.holder.filter(|holder| !holder.is_ending());
             if let Some(refusal) = holder.and_then(|holder| refuse(&*holder)) {
                 return Err(refusal);
             }
             let (_, since) = *match &mut seen {
-                Some(seen) if seen.0 == standing.changes => seen,
-                seen => seen.insert((standing.changes, now)),
+                Some(seen) if seen.0 == state.changes => seen,
+                seen => seen.insert((state.changes, now)),
             };
-            let is_asked = standing.state == State::Asked;
+            let is_asked = state.occupancy == Occupancy::Asked;
             let asked_until = is_asked.then(|| since + allowance);
-            let idle_at = standing.idle_at.map(|at| at + allowance);
+            let idle_at = state.idle_at.map(|at| at + allowance);
             let mut until = deadline.or(asked_until).unwrap_or(now);
             if let Some(at) = idle_at.into_iter().chain(asked_until).min() {
                 if at <= now {
@@ -124,9 +124,9 @@ impl LocalWait<'_> {
                 slots.occupy()?;
             } else {
                 let blocked = permit.blocked();
-                let refused = match (standing.state, &blocked) {
-                    (State::Asked, None) => false,
-                    (State::Ending, None) => {
+                let refused = match (state.occupancy, &blocked) {
+                    (Occupancy::Asked, None) => false,
+                    (Occupancy::Ending, None) => {
                         let grace = if self.is_execution { 2 } else { 1 };
                         until = since + grace * self.group.cluster.settings.node_timeout;
                         !is_first || until <= now
@@ -134,7 +134,7 @@ impl LocalWait<'_> {
                     _ => true,
                 };
                 if refused {
-                    let retry_after = blocked.map_or(standing.retry_after, |key| key.retry_after);
+                    let retry_after = blocked.map_or(state.retry_after, |key| key.retry_after);
                     return Err(LockError::Contended { retry_after }.into());
                 }
             }

@@ -159,7 +159,8 @@ async fn leadership_is_logged_when_it_is_gained_and_lost() {
         .collect();
     let term = |resource| [(true, resource), (false, resource)];
     let expected = [term("nightly"), term("nightly"), term("report")].concat();
-    assert_eq!(events, expected, "{text}");
+    // The last leader may have had more terms by then.
+    assert!(events.starts_with(&expected), "{text}");
 }
 
 #[tokio::test(start_paused = true)]

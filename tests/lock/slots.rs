@@ -323,6 +323,29 @@ async fn callers_with_different_numbers_of_slots_never_exceed_the_highest() {
     );
 }
 
+/// Callers of one number do not keep those of a higher one from slots that are free on the nodes.
+#[tokio::test(start_paused = true)]
+async fn slots_of_a_higher_number_are_free_beside_those_of_a_lower_one() {
+    for wait in [ms(0), secs(5)] {
+        let nodes = ScriptedNodes::new(3);
+        let [redlock] = processes(&nodes);
+        let slots = |count| redlock.lock("k").slots(count).wait(wait);
+        let mut guards = vec![slots(2).await.unwrap(), slots(2).await.unwrap()];
+        let began = Instant::now();
+        for _ in 0..3 {
+            guards.push(slots(5).await.unwrap());
+        }
+        assert!(began.elapsed() < ms(100), "{:?}", began.elapsed());
+        let mut numbers: Vec<_> = guards.iter().map(|guard| guard.slot().unwrap()).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 1, 2, 3, 4]);
+        for count in [2, 5] {
+            let refused = slots(count).await.unwrap_err();
+            assert!(matches!(refused, LockError::Contended { .. }), "{refused}");
+        }
+    }
+}
+
 /// It is another key, although it looks like the slots of this one.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_ends_with_slot_is_not_in_the_way() {

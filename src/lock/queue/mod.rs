@@ -2,11 +2,11 @@
 
 mod cap;
 mod local;
+mod place;
 mod remote;
 mod subscription;
 
 pub(crate) use cap::{Waited, WaiterCap, WaiterSlots};
-pub(crate) use local::{
-    CountedWaiter, HeldLease, LocalQueue, Memo, Permit, Places, State, permits,
-};
+pub(crate) use local::{LocalQueue, Permit, Places};
+pub(crate) use place::{CountedWaiter, HeldLease, Memo, Occupancy, permits};
 pub(crate) use subscription::Watching;

@@ -1,0 +1,377 @@
+//! A place of the queue: the callers of this process that hold a key, ask for it, or wait for it.
+//!
+//! # Implementation details
+//!
+//! A place lists the callers that have its permits. Who is on the list owns permits, so a caller that does not react
+//! can be taken off it, and its permits go to the next one. Exclusion does not depend on permits: the nodes decide.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore};
+use tokio::task;
+use tokio::time::Instant;
+
+use crate::lock::access::Access;
+use crate::lock::error::LockError;
+use crate::lock::queue::remote::RemoteWaiters;
+use crate::lock::queue::subscription::PlaceSubscription;
+use crate::node::Mutex;
+use crate::protocol::{LockKey, LockKeys};
+
+/// What callers queue for: a key, or one of so many slots of it. They do not exclude each other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct PlaceKey {
+    pub(super) key: LockKey,
+    slots: Option<usize>,
+}
+
+/// Data of a higher floor about a key, for the next callers of this process; opaque to the queue.
+pub(crate) type Memo = Arc<dyn Any + Send + Sync>;
+
+/// The view of a lease that the waiting callers of its key have.
+pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
+    /// Returns whether the last share is gone or the lock is lost, so that the next caller is about to be admitted.
+    fn is_ending(&self) -> bool;
+
+    /// Returns the end of the validity.
+    fn valid_until(&self) -> Instant;
+
+    /// Returns what the lock is held for, if a higher floor said so.
+    fn purpose(&self) -> Option<&Memo>;
+
+    /// Returns whether the lock has a key.
+    fn has(&self, key: &LockKey) -> bool;
+
+    /// Declares the lock lost, because it was revoked.
+    fn revoke(&self);
+}
+
+/// The permits of a place: the number of readers at a time.
+pub(super) const PERMITS: u32 = 1 << 24;
+
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(super) key: PlaceKey,
+    pub(crate) permits: Semaphore,
+    /// The number of callers that wait for the permit.
+    waiting: AtomicUsize,
+    /// The numbers of the slots that callers of this process have taken, if the key has slots; one bit for each.
+    pub(super) numbers: AtomicU64,
+    pub(super) callers: Mutex<Callers>,
+    /// Notified when a caller got its permits, its refusal, or its lock.
+    pub(crate) changed: Notify,
+    /// Notified when a caller failed.
+    pub(crate) failed: Notify,
+    pub(super) memo: Mutex<Option<Memo>>,
+    pub(super) remote: Arc<RemoteWaiters>,
+    /// The time since which local callers acquire the key in a row.
+    pub(super) run_began: Mutex<Option<Instant>>,
+    /// Present once the nodes have refused a caller of this process.
+    pub(super) subscription: PlaceSubscription,
+}
+
+/// The callers that have permits of a place.
+#[derive(Debug, Default)]
+pub(super) struct Callers {
+    admitted: Vec<Admitted>,
+    /// Counts the changes, also of the list.
+    changes: u64,
+    /// The last caller that went without a lock, and the number of such callers.
+    failed: (u64, Option<Failed>),
+}
+
+/// A caller that has permits of a place.
+#[derive(Debug)]
+struct Admitted {
+    caller: u64,
+    /// How many; none if it went past a caller that does not react.
+    permits: u32,
+    /// The task that requested the lock; `None` if that was not in a task.
+    task: Option<task::Id>,
+    stage: CallerStage,
+}
+
+/// How far a caller with permits has come.
+#[derive(Debug)]
+pub(super) enum CallerStage {
+    /// It asks the nodes, or is about to.
+    Asks,
+    /// The nodes have refused it, because others hold its keys. It asks again at this time.
+    Refused {
+        next: Instant,
+        held_until: Option<Instant>,
+    },
+    Holds(Arc<dyn HeldLease>),
+}
+
+/// A request that ended without a lock.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) keys: LockKeys,
+    pub(super) access: Access,
+    pub(super) is_execution: bool,
+    pub(super) error: LockError,
+}
+
+/// How a key stands whose permits a caller waits for.
+#[derive(Debug)]
+pub(crate) struct PlaceState {
+    pub(crate) occupancy: Occupancy,
+    /// How much longer the key is held, if it is.
+    pub(crate) retry_after: Option<Duration>,
+    /// Counts the changes.
+    pub(crate) changes: u64,
+    /// When a caller that holds the key, or waits for it, does not react for certain, but for the allowance.
+    pub(crate) idle_at: Option<Instant>,
+    /// The lease that holds the key alone.
+    pub(crate) holder: Option<Arc<dyn HeldLease>>,
+}
+
+/// See [`PlaceState`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Occupancy {
+    /// Callers ask the nodes for the key. Whether it is held is not known.
+    Asked,
+    /// About to be released, by enough holders.
+    Ending,
+    /// Held, by callers of this process or others.
+    Held,
+}
+
+/// Counts a caller as waiting for as long as it lives.
+pub(crate) struct CountedWaiter<'a>(&'a Place);
+
+impl PlaceKey {
+    pub(super) fn new(key: &LockKey, access: Access) -> Self {
+        Self {
+            key: key.clone(),
+            slots: match access {
+                Access::Exclusive | Access::Shared => None,
+                Access::Slot(count) => Some(count),
+            },
+        }
+    }
+}
+
+impl Place {
+    pub(super) fn new(key: PlaceKey) -> Self {
+        Self {
+            key,
+            permits: Semaphore::new(PERMITS as usize),
+            waiting: AtomicUsize::new(0),
+            numbers: AtomicU64::new(0),
+            callers: Mutex::default(),
+            changed: Notify::new(),
+            failed: Notify::new(),
+            memo: Mutex::default(),
+            remote: Arc::default(),
+            run_began: Mutex::default(),
+            subscription: PlaceSubscription::default(),
+        }
+    }
+
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns whether another caller waits for the permit, beside this one, which waits.
+    pub(crate) fn has_other_waiters(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 1
+    }
+
+    pub(super) fn has(&self, caller: u64) -> bool {
+        let callers = self.callers.lock();
+        callers.admitted.iter().any(|one| one.caller == caller)
+    }
+
+    pub(super) fn admit(
+        &self,
+        caller: u64,
+        permits: u32,
+        stage: CallerStage,
+        task: Option<task::Id>,
+    ) {
+        let mut callers = self.callers.lock();
+        callers.changes += 1;
+        callers.admitted.push(Admitted {
+            caller,
+            permits,
+            task,
+            stage,
+        });
+    }
+
+    /// Sets the stage of a caller. One that was taken off the list is on it again, without permits.
+    pub(super) fn set_stage(&self, caller: u64, stage: CallerStage, task: Option<task::Id>) {
+        let mut callers = self.callers.lock();
+        callers.changes += 1;
+        match callers.admitted.iter_mut().find(|one| one.caller == caller) {
+            Some(one) => (one.stage, one.task) = (stage, task),
+            None => {
+                drop(callers);
+                self.admit(caller, 0, stage, task);
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Takes a caller off the list, and returns its permits.
+    pub(super) fn remove(&self, caller: u64) -> Option<u32> {
+        let mut callers = self.callers.lock();
+        let mut admitted = callers.admitted.iter();
+        let number = admitted.position(|one| one.caller == caller)?;
+        callers.changes += 1;
+        Some(callers.admitted.swap_remove(number).permits)
+    }
+
+    /// Takes callers off the list that do not react: their runtime is at rest, or their futures are not polled. The
+    /// permits go to the next callers. With `asking`, those that ask the nodes count among them. Returns whether there was
+    /// one.
+    pub(crate) fn remove_idle(&self, allowance: Duration, asking: bool) -> bool {
+        let now = Instant::now();
+        let mut callers = self.callers.lock();
+        let idle = callers.admitted.extract_if(.., |one| match one.idle_at() {
+            Some(idle_at) => idle_at + allowance <= now,
+            None => asking,
+        });
+        let permits: Vec<u32> = idle.map(|one| one.permits).collect();
+        callers.changes += 1;
+        drop(callers);
+        self.permits
+            .add_permits(permits.iter().sum::<u32>() as usize);
+        !permits.is_empty()
+    }
+
+    pub(super) fn set_failed(&self, failed: Failed) {
+        let mut callers = self.callers.lock();
+        callers.failed = (callers.failed.0 + 1, Some(failed));
+        drop(callers);
+        self.failed.notify_waiters();
+    }
+
+    /// Returns the number of callers that went without a lock.
+    pub(crate) fn failures(&self) -> u64 {
+        self.callers.lock().failed.0
+    }
+
+    /// Returns the error of the last caller that went without a lock since `failures` of them, if it had asked for the
+    /// same, or for a part of it.
+    pub(crate) fn failed_since(
+        &self,
+        failures: u64,
+        keys: &LockKeys,
+        access: Access,
+        is_execution: bool,
+    ) -> Option<LockError> {
+        let callers = self.callers.lock();
+        let (number, Some(failed)) = &callers.failed else {
+            return None;
+        };
+        let is_part = || {
+            let mut parts = failed.keys.as_slice().iter();
+            parts.all(|key| keys.as_slice().contains(key))
+        };
+        let is_same = failed.access == access && failed.is_execution == is_execution;
+        (*number > failures && is_same && is_part()).then(|| failed.error.clone())
+    }
+
+    pub(super) fn is_held_by(&self, task: Option<task::Id>) -> bool {
+        let callers = self.callers.lock();
+        let mut admitted = callers.admitted.iter();
+        admitted.any(|one| match &one.stage {
+            CallerStage::Holds(lease) => one.task == task && !lease.is_ending(),
+            CallerStage::Asks | CallerStage::Refused { .. } => false,
+        })
+    }
+
+    /// Returns how the key stands for a caller with this access.
+    pub(crate) fn state(&self, access: Access) -> PlaceState {
+        let callers = self.callers.lock();
+        // Permits that no caller has are on their way to the next one, which asks the nodes.
+        let mut is_asked = callers.admitted.is_empty();
+        let (mut is_ending, mut is_held) = (false, false);
+        let mut ends = Vec::new();
+        for one in &callers.admitted {
+            match &one.stage {
+                CallerStage::Asks => is_asked = true,
+                CallerStage::Refused { .. } => is_held = true,
+                CallerStage::Holds(lease) if lease.is_ending() => is_ending = true,
+                CallerStage::Holds(_) => is_held = true,
+            }
+            ends.extend(one.held_until());
+        }
+        let (occupancy, end) = match access {
+            // One slot is enough, and the first that ends.
+            Access::Slot(_) if is_asked => (Occupancy::Asked, ends.iter().min()),
+            Access::Slot(_) if is_ending => (Occupancy::Ending, ends.iter().min()),
+            Access::Slot(_) => (Occupancy::Held, ends.iter().min()),
+            _ if is_held => (Occupancy::Held, ends.iter().max()),
+            _ if is_asked => (Occupancy::Asked, ends.iter().max()),
+            _ => (Occupancy::Ending, ends.iter().max()),
+        };
+        let mut alone = callers.leases().filter(|_| access == Access::Exclusive);
+        PlaceState {
+            occupancy,
+            retry_after: end.and_then(|end| end.checked_duration_since(Instant::now())),
+            changes: callers.changes,
+            idle_at: callers.admitted.iter().filter_map(Admitted::idle_at).min(),
+            holder: alone.next().map(Arc::clone),
+        }
+    }
+}
+
+impl Callers {
+    pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<dyn HeldLease>> {
+        self.admitted.iter().filter_map(|one| match &one.stage {
+            CallerStage::Holds(lease) => Some(lease),
+            CallerStage::Asks | CallerStage::Refused { .. } => None,
+        })
+    }
+}
+
+impl Admitted {
+    /// Returns until when the key is held, as far as is known.
+    fn held_until(&self) -> Option<Instant> {
+        match &self.stage {
+            CallerStage::Asks => None,
+            CallerStage::Refused { held_until, .. } => *held_until,
+            CallerStage::Holds(lease) => Some(lease.valid_until()),
+        }
+    }
+
+    /// Returns when the caller is to have made its next step, if that is known.
+    fn idle_at(&self) -> Option<Instant> {
+        match &self.stage {
+            CallerStage::Asks => None,
+            CallerStage::Refused { next, .. } => Some(*next),
+            CallerStage::Holds(lease) => Some(lease.valid_until()),
+        }
+    }
+}
+
+/// Returns how many permits of a place a caller takes.
+pub(crate) fn permits(access: Access) -> u32 {
+    match access {
+        Access::Exclusive => PERMITS,
+        Access::Shared => 1,
+        // So that exactly so many fit.
+        Access::Slot(count) => PERMITS / u32::try_from(count).unwrap_or(PERMITS).max(1),
+    }
+}
+
+impl<'a> CountedWaiter<'a> {
+    pub(crate) fn new(place: &'a Place) -> Self {
+        place.waiting.fetch_add(1, Ordering::AcqRel);
+        Self(place)
+    }
+}
+
+impl Drop for CountedWaiter<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
