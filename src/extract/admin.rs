@@ -138,3 +138,18 @@ fn state(state: Option<KeyState>) -> Value {
 fn answer(status: StatusCode, body: &Value) -> Response {
     (status, [(CACHE_CONTROL, "no-store")], Json(body)).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_key_that_never_expires_has_null_left() {
+        let held = |left| state(Some(KeyState::Held { left }));
+        assert_eq!(held(None), json!({ "state": "held", "left_ms": null }));
+        let left = Some(Duration::from_millis(1_500));
+        assert_eq!(held(left), json!({ "state": "held", "left_ms": 1_500 }));
+    }
+}

@@ -104,3 +104,37 @@ fn node(health: &NodeHealth, group: Option<&str>) -> String {
         escape_json(&health.node)
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn each_state_of_a_node_is_json() {
+        let known = |state, latency| NodeHealth {
+            node: "redis-\"1\"".into(),
+            state,
+            latency,
+        };
+        let up = known(NodeState::Up, Some(Duration::from_micros(1_500)));
+        assert_eq!(
+            node(&up, None),
+            r#"{"node":"redis-\"1\"","state":"up","latency_us":1500}"#
+        );
+        let left = Duration::from_millis(1_001);
+        let quarantined = known(NodeState::Quarantined { left }, None);
+        assert_eq!(
+            node(&quarantined, Some("a\"b")),
+            r#"{"node":"redis-\"1\"","group":"a\"b","state":"quarantined","seconds_left":2}"#
+        );
+        let why = "said \"no\"".into();
+        let since = Duration::from_secs(7);
+        let unreachable = known(NodeState::Unreachable { why, since }, None);
+        assert_eq!(
+            node(&unreachable, None),
+            r#"{"node":"redis-\"1\"","state":"unreachable","since_seconds":7,"why":"said \"no\""}"#
+        );
+    }
+}

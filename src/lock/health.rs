@@ -313,5 +313,31 @@ mod tests {
             assert_eq!(health.readiness(), expected, "{health:?}");
             assert_eq!((health.up(), health.needed), (up.iter().sum(), 4));
         }
+        let mut down = group(0);
+        for node in &mut down.nodes {
+            node.state = unreachable(NodeState::Up, "gone".into());
+        }
+        let health = |groups: [GroupHealth; 2]| Health::new(groups.into(), false).readiness();
+        assert_eq!(health([down.clone(), group(0)]), Readiness::Quarantined);
+        assert_eq!(health([down.clone(), group(2)]), Readiness::Degraded);
+        assert_eq!(health([down.clone(), down]), Readiness::Down);
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_is_in_the_state_that_is_known_of_it() {
+        let gone = |why: &str, seconds| NodeState::Unreachable {
+            why: why.into(),
+            since: Duration::from_secs(seconds),
+        };
+        let quarantined = NodeState::Quarantined {
+            left: Duration::from_secs(1),
+        };
+        for (known, state) in [
+            (NodeState::Up, gone("no answer", 0)),
+            (gone("refused", 7), gone("refused", 7)),
+            (quarantined.clone(), quarantined),
+        ] {
+            assert_eq!(unreachable(known, "no answer".into()), state);
+        }
     }
 }

@@ -349,6 +349,32 @@ mod tests {
         );
     }
 
+    #[test]
+    fn each_case_has_its_code_and_says_whether_a_retry_makes_sense() {
+        let hour = Duration::from_secs(3_600);
+        let expired = LockError::Expired {
+            ttl: hour,
+            elapsed: hour,
+        };
+        let too_many = Rejection::TooManyConcurrent {
+            retry_after: Some(hour),
+        };
+        for (rejection, status, code, seconds) in [
+            (contended(Some(hour)), 423, "lock-contended", Some(60)),
+            (too_many, 429, "too-many-concurrent", Some(60)),
+            (expired.into(), 503, "lock-expired", Some(1)),
+            (LockError::Closed.into(), 503, "shutting-down", Some(1)),
+            (Rejection::Lost(LostReason::Expired), 503, "lock-lost", None),
+            (Rejection::OutcomeUnknown, 409, "outcome-unknown", None),
+            (Rejection::ResultNotKept, 409, "result-not-kept", None),
+            (Rejection::KeyReused, 422, "idempotency-key-reused", None),
+        ] {
+            let retry = rejection.retry_after().map(|after| after.as_secs());
+            let said = (rejection.status().as_u16(), rejection.code(), retry);
+            assert_eq!(said, (status, code, seconds));
+        }
+    }
+
     /// Also not through `Display`, which a service may use in its own responses.
     #[test]
     fn no_detail_shows_advice_for_operators_or_a_node() {

@@ -248,6 +248,7 @@ mod tests {
             "application/grpc",
             "application/grpc+proto",
             "application/grpc;a=b",
+            "application/grpc ; a=b",
             "Application/gRPC+proto",
         ] {
             assert!(is_call(grpc), "{grpc}");

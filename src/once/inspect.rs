@@ -363,3 +363,51 @@ fn refused(node: &Arc<str>, why: &Arc<str>) -> NodeFailure {
 
 const UNEXPECTED: &str = "unexpected reply; check that the URL names the Redis server itself";
 const TOO_LATE: &str = "the revocation came too late, so it freed nothing; call again";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(nodes: [KeyState; 3]) -> Option<KeyState> {
+        let nodes = nodes.map(|state| NodeInspection {
+            node: "n".into(),
+            outcome: Ok(InspectedKey {
+                state,
+                fencing_token: None,
+                is_recorded: false,
+            }),
+        });
+        let inspection = Inspection {
+            group: "0".into(),
+            nodes: nodes.into(),
+            needed: 2,
+            next: None,
+            is_of_invalid_key: false,
+        };
+        inspection.state()
+    }
+
+    /// Another client may have locked it without an expiry.
+    #[test]
+    fn a_key_that_never_expires_at_a_node_is_held_there_for_longest() {
+        let held = |seconds: Option<u64>| KeyState::Held {
+            left: seconds.map(Duration::from_secs),
+        };
+        for (nodes, expected) in [
+            ([None, Some(5), Some(3)], Some(5)),
+            ([Some(5), None, None], None),
+            ([Some(5), Some(3), None], Some(5)),
+        ] {
+            assert_eq!(state(nodes.map(held)), Some(held(expected)), "{nodes:?}");
+        }
+    }
+
+    #[test]
+    fn no_state_of_a_minority_is_that_of_the_key() {
+        let left = Some(Duration::from_secs(1));
+        let held = KeyState::Held { left };
+        let shared = KeyState::Shared { readers: 1, left };
+        assert_eq!(state([KeyState::Free, held, shared]), None);
+        assert_eq!(state([shared, KeyState::Free, shared]), Some(shared));
+    }
+}

@@ -409,9 +409,12 @@ async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
         (&shared["state"], &shared["readers"]),
         (&"shared".into(), &1.into())
     );
-    drop((guard, reader));
-
     nodes.set(0, Gate::Failing);
+    let (_, freed) = json(&app, "DELETE", target).await;
+    let failures = freed["failures"].as_array().unwrap();
+    assert_eq!((&freed["nodes_held"], failures.len()), (&2.into(), 1));
+    assert!(failures[0].as_str().unwrap().contains("embedded-0"));
+
     nodes.set(1, Gate::Failing);
     let (status, unknown) = json(&app, "GET", target).await;
     assert_eq!((status, &unknown["state"]), (503, &"unknown".into()));
@@ -427,6 +430,7 @@ async fn operators_see_the_health_and_the_state_of_a_key_and_free_it() {
     assert!(failed["error"].as_str().unwrap().contains("embedded-0"));
     let other = send(&app, "POST", target).await;
     assert_eq!(other.status, StatusCode::METHOD_NOT_ALLOWED);
+    drop((guard, reader));
 }
 
 #[tokio::test(start_paused = true)]

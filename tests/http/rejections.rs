@@ -19,8 +19,8 @@ use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, ScriptedNodes};
 use tower_redlock::{
-    KeyExtractor, LockError, LockHandle, OnMissingKey, OnUnavailable, Redlock, RedlockLayer,
-    Rejection, RequestKind, Unprotected, key,
+    KeyExtractor, LockError, LockHandle, LockKeys, OnMissingKey, OnUnavailable, Redlock,
+    RedlockLayer, Rejection, RequestKind, Unprotected, key,
 };
 
 use crate::scripted_bodies::{Flag, TTL, code, layer, lose, ok, post, redlock, working};
@@ -418,6 +418,34 @@ async fn missing_key_is_refused_unless_on_missing_key_is_pass() {
     let (served, seen) = call(&layer, post()).await;
     assert_eq!(served.status(), StatusCode::OK);
     assert!(seen.unwrap().extensions.get::<LockHandle>().is_none());
+    // As a function may return it.
+    let empty = RedlockLayer::new(Redlock::in_memory(3), |_: &Parts| String::new());
+    let (refused, _) = call(&empty, post()).await;
+    assert_eq!(code(&refused.map(Full::new)), "key-missing");
+    let (served, _) = call(&empty.missing_key(OnMissingKey::Pass), post()).await;
+    assert_eq!(served.status(), StatusCode::OK);
+}
+
+/// The others may hold it, or the request cannot be locked at all.
+#[tokio::test(start_paused = true)]
+async fn no_request_proceeds_without_its_lock_but_for_want_of_a_quorum() {
+    let redlock = Redlock::in_memory(3);
+    let many = |_: &Parts| (0..33).map(|key| key.to_string()).collect::<LockKeys>();
+    let many = RedlockLayer::new(redlock.clone(), many);
+    let many = many.on_unavailable(OnUnavailable::Proceed);
+    let (refused, seen) = call(&many, post()).await;
+    assert_eq!((refused.status().as_u16(), seen.is_none()), (400, true));
+
+    let _guard = redlock.lock("resource").await.unwrap();
+    let busy = layer(&redlock).on_unavailable(OnUnavailable::Proceed);
+    let (refused, seen) = call(&busy, post()).await;
+    assert_eq!((refused.status().as_u16(), seen.is_none()), (423, true));
+    let busy = busy.wait(TTL).max_waiters(1);
+    let mut first = pin!(call(&busy, post()));
+    assert!(futures_util::poll!(&mut first).is_pending());
+    let (refused, seen) = call(&busy, post()).await;
+    assert_eq!((refused.status().as_u16(), seen.is_none()), (503, true));
+    assert_eq!(code(&refused.map(Full::new)), "lock-overloaded");
 }
 
 #[tokio::test(start_paused = true)]

@@ -351,6 +351,17 @@ async fn a_revoked_key_can_be_locked_at_once() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_revocation_that_frees_nothing_does_not_touch_the_holder() {
+    let nodes = ScriptedNodes::new(3);
+    let [redlock, _] = processes(&nodes);
+    let guard = redlock.try_lock("k").await.unwrap();
+    (0..3).for_each(|node| nodes.wipe(node));
+    assert!(!redlock.revoke("k").await.unwrap().was_held());
+    assert!(guard.is_valid());
+    assert_ne!(guard.lost().await, LostReason::Revoked);
+}
+
 /// The key may belong to another holder when a node that was stopped goes on.
 #[tokio::test(start_paused = true)]
 async fn a_revocation_that_a_node_gets_late_frees_nothing() {

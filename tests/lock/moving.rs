@@ -333,6 +333,26 @@ async fn operators_see_and_free_a_key_in_both_groups() {
     assert_eq!([total(&all[0]), total(&all[1])], [0, 0]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn revoke_tells_of_the_nodes_that_failed_in_either_group() {
+    for failing in 0..2 {
+        let (all, steps, key) = growing().await;
+        let _guard = steps.both.lock(&key).await.unwrap();
+        all[failing].set(0, Gate::Failing);
+        let revoked = steps.both.revoke(&key).await.unwrap();
+        assert_eq!((revoked.held, revoked.failures.len()), (5, 1));
+        let _guard = steps.both.lock(&key).await.unwrap();
+        all[failing].set(1, Gate::Failing);
+        let refused = steps.both.revoke(&key).await.unwrap_err();
+        assert!(
+            matches!(refused, LockError::Unavailable { .. }),
+            "{refused}"
+        );
+        // The other group has freed it all the same.
+        assert_eq!(total(&all[1 - failing]), 0);
+    }
+}
+
 async fn execute(
     redlock: &Redlock,
     key: &LockKey,

@@ -12,7 +12,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockKeys, LockOptions, LockResource,
-    Locked, OnUnavailable, Redlock, RedlockLayer, key, scope,
+    Locked, OnUnavailable, Redlock, RedlockLayer, RunToCompletion, key, scope,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -360,6 +360,8 @@ fn counters_are_registered_before_they_count() {
         let redlock = redlock(&ScriptedNodes::new(3));
         let layer = RedlockLayer::new(redlock.clone(), ("shelf", key::query("id")));
         drop(layer.layer(()));
+        let layer = RedlockLayer::new(redlock.clone(), ("crate", key::query("id")));
+        drop(layer.on_disconnect(RunToCompletion).layer(()));
         let layer = IdempotencyLayer::new(redlock.clone(), scope::public());
         drop(layer.layer(()));
         let guard = redlock.lock(("parcel", "7")).await.unwrap();
@@ -369,6 +371,7 @@ fn counters_are_registered_before_they_count() {
         "redlock_acquire_total{parcel,contended}",
         "redlock_wait_seconds{parcel}",
         "redlock_acquire_total{unnamed,granted}",
+        "redlock_acquire_total{crate,contended}",
         "redlock_acquire_total{shelf,contended}",
         "redlock_acquire_total{shelf,quarantined}",
         "redlock_acquire_total{idempotency,replayed}",
