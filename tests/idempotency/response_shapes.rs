@@ -277,7 +277,7 @@ async fn sensitive_header_is_replayed_as_sensitive() {
                 .headers
                 .get_all("x-token")
                 .iter()
-                .last()
+                .next_back()
                 .unwrap()
                 .is_sensitive()
         );
