@@ -241,8 +241,8 @@ impl RedlockBuilder {
     ///
     /// A key whose group changes is locked in both groups, first in the present one and then in the other: its locks
     /// exclude those of all other processes. Keys whose group stays the same are locked as before. A group that stays has
-    /// the same name and the same nodes in both. (The nodes of a [`pool`](Self::pool) cannot be compared: of a group with
-    /// pools, only their number is checked.)
+    /// the same name and the same nodes in both: host, port and database, or the path of the socket and the database. (The
+    /// nodes of a [`pool`](Self::pool) cannot be compared: of a group with pools, only their number is checked.)
     ///
     /// 1. At first, all processes have the present groups.
     /// 2. Restart all of them with `moving_to`, in any order.

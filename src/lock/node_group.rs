@@ -240,7 +240,7 @@ pub(super) fn layout(
         if let Some(known) = known
             && current[known].group.identity() != named.group.identity()
         {
-            let remedy = "its nodes are not those that the group of this name has now; give a group of other nodes another name";
+            let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
             return Err(BuildError::new(
                 "moving_to",
                 format!("group {}", named.name),
@@ -346,10 +346,13 @@ impl Source {
         match self {
             Self::Embedded(count) => vec!["embedded".into(); *count],
             #[cfg(feature = "redis")]
-            Self::Url(url) => vec![name_of(endpoint_of_url(url, Duration::from_secs(1)))],
+            Self::Url(url) => vec![identity_of(endpoint_of_url(url, Duration::from_secs(1)))],
             #[cfg(feature = "redis")]
             Self::PoolConfig(config) => {
-                vec![name_of(endpoint_of_config(config, Duration::from_secs(1)))]
+                vec![identity_of(endpoint_of_config(
+                    config,
+                    Duration::from_secs(1),
+                ))]
             }
             #[cfg(feature = "redis")]
             Self::Pool(_) => vec!["pool".into()],
@@ -389,12 +392,9 @@ fn endpoint_of_config(
 }
 
 #[cfg(feature = "redis")]
-fn name_of(endpoint: Result<Endpoint, BuildError>) -> String {
+fn identity_of(endpoint: Result<Endpoint, BuildError>) -> String {
     // An endpoint that is refused is reported when its node is made.
-    endpoint.map_or_else(
-        |error| error.to_string(),
-        |endpoint| endpoint.name.to_string(),
-    )
+    endpoint.map_or_else(|error| error.to_string(), |endpoint| endpoint.identity())
 }
 
 #[cfg(feature = "redis")]

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use support::{ms, secs};
 use tokio::time::{Instant, advance, sleep, timeout};
+use tower_redlock::deadpool_redis::{Config, ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     FencingToken, KeyState, LockError, LockGuard, LockKey, LostReason, NodeGroup, OnceError,
@@ -649,5 +650,86 @@ async fn load(redlock: Redlock, storage: Arc<Mutex<Storage>>, process: usize) {
             storage.lock().unwrap().inside.remove(key);
         }
         guard.release().await.unwrap();
+    }
+}
+
+fn url(url: &str) -> NodeGroup {
+    NodeGroup::new().url(url)
+}
+
+fn connection(addr: ConnectionAddr, db: i64) -> NodeGroup {
+    let redis = RedisConnectionInfo {
+        db,
+        ..RedisConnectionInfo::default()
+    };
+    let info = ConnectionInfo { addr, redis };
+    NodeGroup::new().pool_config(Config::from_connection_info(info))
+}
+
+/// The spellings of each of some nodes. The first two are databases of one server, and so are the two with a socket.
+fn spellings() -> [Vec<NodeGroup>; 6] {
+    let tcp = |host: &str, port| ConnectionAddr::Tcp(host.to_owned(), port);
+    let socket = || ConnectionAddr::Unix("/run/Redis.sock".into());
+    [
+        vec![
+            url("redis://localhost"),
+            url("redis://user:secret@LocalHost:6379/"),
+            url("rediss://localhost/0"),
+            url("valkey://localhost"),
+            NodeGroup::new().pool_config(Config::from_url("redis://:secret@localhost")),
+            connection(tcp("LOCALHOST", 6379), 0),
+        ],
+        vec![
+            url("redis://localhost/1"),
+            url("redis://user@localhost:6379/1/"),
+            url("rediss://LOCALHOST/01"),
+            connection(tcp("localhost", 6379), 1),
+        ],
+        vec![
+            url("redis://localhost:7001"),
+            connection(tcp("localhost", 7001), 0),
+        ],
+        vec![
+            url("redis://[::1]"),
+            url("redis://[0:0:0:0:0:0:0:1]/0"),
+            connection(tcp("0:0::1", 6379), 0),
+        ],
+        vec![
+            url("unix:///run/Redis.sock"),
+            url("unix:///run//Redis.sock"),
+            url("redis+unix:///run/./Redis.sock?db=0&pass=secret"),
+            connection(socket(), 0),
+        ],
+        vec![url("unix:///run/Redis.sock?db=1"), connection(socket(), 1)],
+    ]
+}
+
+#[test]
+fn group_that_stays_has_the_same_servers_and_databases_in_every_spelling() {
+    let nodes = spellings();
+    let nodes = nodes.iter().enumerate();
+    let nodes: Vec<_> = nodes
+        .flat_map(|(node, spellings)| spellings.iter().map(move |group| (node, group)))
+        .collect();
+    for (node, group) in &nodes {
+        for (other, moved) in &nodes {
+            let moving = Redlock::builder().node_group((*group).clone());
+            let built = moving.moving_to([(*moved).clone()]).build();
+            let case = format!("{group:?} moves to {moved:?}");
+            assert_eq!(built.is_ok(), node == other, "{case}");
+            if let Err(error) = built {
+                let error = error.to_string();
+                assert!(
+                    error.contains("database") && !error.contains("secret"),
+                    "{error}"
+                );
+            }
+            // Two databases of one server are not independent.
+            let server = |node: usize| [0, 0, 2, 3, 4, 4][node];
+            let named = |name, group: &NodeGroup| group.clone().name(name);
+            let both = Redlock::builder().node_group(named("a", group));
+            let both = both.node_group(named("b", moved)).build();
+            assert_eq!(both.is_ok(), server(*node) != server(*other), "{case}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Addresses: where a server is, and who connects to it.
 
 use std::io::{Error, ErrorKind, Result};
+use std::net::IpAddr;
 
 use deadpool_redis::redis::{
     ConnectionAddr, ConnectionInfo, Pipeline, ProtocolVersion, RedisConnectionInfo,
@@ -43,7 +44,7 @@ impl Address {
             #[cfg(feature = "tls-rustls")]
             ConnectionAddr::TcpTls { host, port, .. } => Target::Tls(host.clone(), *port),
             #[cfg(unix)]
-            ConnectionAddr::Unix(path) => Target::Unix(path.clone()),
+            ConnectionAddr::Unix(path) => Target::Unix(path.components().collect()),
             _ => return Err("TLS needs the feature `tls-rustls`, and Unix sockets a Unix".into()),
         };
         // Requests are sent in RESP2.
@@ -52,13 +53,12 @@ impl Address {
         Ok(Self { target, settings })
     }
 
-    /// Returns the name to show. Host names are case-insensitive, and a server that is listed twice must be
-    /// recognised.
+    /// Returns the name to show, by which a server that is listed twice is recognised.
     pub(super) fn name(&self) -> String {
         match &self.target {
-            Target::Tcp(host, port) => format!("{host}:{port}").to_lowercase(),
+            Target::Tcp(host, port) => format!("{}:{port}", normalised(host)),
             #[cfg(feature = "tls-rustls")]
-            Target::Tls(host, port) => format!("{host}:{port}").to_lowercase(),
+            Target::Tls(host, port) => format!("{}:{port}", normalised(host)),
             #[cfg(unix)]
             Target::Unix(path) => path.display().to_string(),
         }
@@ -98,6 +98,12 @@ impl Address {
             Target::Unix(path) => Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
         }
     }
+}
+
+/// Returns the same text for all spellings of a host: names are case-insensitive, and IPv6 has many forms.
+fn normalised(host: &str) -> String {
+    let ip = host.parse::<IpAddr>();
+    ip.map_or_else(|_| host.to_lowercase(), |ip| ip.to_string())
 }
 
 /// Connects to all addresses of a host at once and returns the first connection: others may be unreachable.

@@ -66,6 +66,13 @@ impl Endpoint {
         })
     }
 
+    /// Returns what tells the node from others: each database of a server is a node of its own.
+    pub(crate) fn identity(&self) -> String {
+        let address = self.address.as_ref();
+        let database = address.map_or(0, |address| address.settings().db());
+        format!("{}/{database}", self.name)
+    }
+
     fn from_info(
         info: impl IntoConnectionInfo,
         config: PoolConfig,
