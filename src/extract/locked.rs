@@ -70,9 +70,8 @@ use crate::node::telemetry::UNNAMED;
 ///
 /// # Refusals
 ///
-/// `Retry-After` of a refusal is the remaining ttl of the lock, at most a minute. It is not the typical hold, as for a
-/// [`RedlockLayer`](crate::RedlockLayer): extractors of different resources have no layer in common that could
-/// keep an average, and their guards may outlive the request.
+/// `Retry-After` of a refusal is one second, as for a [`RedlockLayer`](crate::RedlockLayer::retry_after), or the
+/// remaining ttl of a lock with [`hold_at_least`](crate::LockOptions::hold_at_least).
 ///
 /// An [`ExtractorRejectionLayer`](crate::ExtractorRejectionLayer) sets how refusals look.
 ///
@@ -239,7 +238,8 @@ impl RequestLocks {
                     Ok(guard)
                 }
                 Err(error) => Err(LockRefused {
-                    rejection: into_rejection(&error).of_slot(options.is_slot()),
+                    rejection: into_rejection(&error, options.hold_at_least.is_some())
+                        .of_slot(options.is_slot()),
                     format: self.format,
                     token: self.token,
                 }),

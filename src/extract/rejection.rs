@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::middleware::AddExtension;
 use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 use http::request::Parts;
 use tower::Layer;
 
@@ -119,7 +120,7 @@ impl RefusalFormat {
 /// does not record the response, so the handler must not have had an effect.
 impl IntoResponse for LockError {
     fn into_response(self) -> Response {
-        into_rejection(&self).into_response()
+        into_rejection(&self, false).into_response()
     }
 }
 
@@ -135,8 +136,9 @@ impl IntoResponse for Rejection {
 }
 
 /// Converts an error, and logs it if clients cannot correct it or the response does not show it.
-pub(super) fn into_rejection(error: &LockError) -> Rejection {
-    let rejection = Rejection::from(error.clone());
+pub(super) fn into_rejection(error: &LockError, stays_taken: bool) -> Rejection {
+    let rejection = Rejection::from_lock_error(error.clone(), StatusCode::LOCKED);
+    let rejection = rejection.with_retry_after(None, stays_taken);
     if matches!(rejection, Rejection::Misconfigured(_)) {
         tracing::error!(%error, "redlock handler cannot lock its resource because it is misconfigured");
     } else if matches!(rejection, Rejection::KeyInvalid(_)) {

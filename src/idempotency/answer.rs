@@ -47,7 +47,7 @@ impl Responder {
     }
 
     pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
-        let rejection = self.config.retry_after.applied_to(rejection, true);
+        let rejection = rejection.with_retry_after(self.config.retry_after, false);
         let refusal = self.config.refusals.refuse(rejection, self.kind);
         refusal.map(IdempotencyBody::refusal)
     }

@@ -12,9 +12,7 @@ use crate::idempotency::codec::Codec;
 use crate::idempotency::fingerprint;
 use crate::idempotency::header::IdempotencyKey;
 use crate::lock::{LockOptions, Redlock, WaiterCap};
-use crate::middleware::{
-    KeyExtractor, Refusals, Rejection, RetryAfter, has_method, matched_no_route, present,
-};
+use crate::middleware::{KeyExtractor, Refusals, Rejection, has_method, matched_no_route, present};
 use crate::node::sha256;
 use crate::once::{ExecuteOnce, ExecutionHandle};
 use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
@@ -40,7 +38,7 @@ pub(super) struct Config {
     pub(super) at_most_once: bool,
     pub(super) on_unrecorded: OnUnrecorded,
     pub(super) codec: Codec,
-    pub(super) retry_after: RetryAfter,
+    pub(super) retry_after: Option<Duration>,
     pub(super) refusals: Refusals,
 }
 

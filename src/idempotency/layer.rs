@@ -16,7 +16,7 @@ use crate::idempotency::fingerprint;
 use crate::idempotency::service::IdempotencyService;
 use crate::lock::{LockOptions, Redlock};
 use crate::middleware::macros::layer_setters;
-use crate::middleware::{KeyExtractor, Refusals, RetryAfter};
+use crate::middleware::{KeyExtractor, Refusals};
 use crate::node::telemetry;
 use crate::once::{DAY, bound_body, bound_retention};
 
@@ -107,7 +107,7 @@ impl IdempotencyLayer {
                 at_most_once: false,
                 on_unrecorded: OnUnrecorded::Answer,
                 codec: Codec::default(),
-                retry_after: RetryAfter::default(),
+                retry_after: None,
                 refusals: Refusals::new(),
             },
         }
@@ -138,12 +138,9 @@ impl IdempotencyLayer {
         /// ttl, or gets 409 `outcome-unknown` with [`at_most_once`](Self::at_most_once).
         max_hold;
 
-        /// Sets the `Retry-After` of a duplicate that is refused with 409 `request-in-progress`: whole seconds, rounded
-        /// up, between one second and a minute. Default: how long the executions of this layer typically take, but at
-        /// most the remaining ttl of the lock.
-        ///
-        /// The typical time is a moving average over the executions of this layer, with all its clones, in this
-        /// process. Before the first has ended, the remaining ttl is sent.
+        /// Sets the `Retry-After` of a duplicate that is refused with 409 `request-in-progress`: whole seconds, rounded up,
+        /// between one second and a minute. Default: one second, as for a
+        /// [`RedlockLayer`](crate::RedlockLayer::retry_after).
         retry_after;
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.

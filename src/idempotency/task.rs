@@ -93,7 +93,6 @@ impl ExecutionTask {
         S::Error: 'static,
     {
         let outer_calls = self.outer_calls.as_deref();
-        let _measured = self.responder.config.retry_after.measure(None);
         let begun = self.execution.begin().await;
         // After `begin`, which may ask all nodes once more.
         let begun = begun.and_then(|()| {

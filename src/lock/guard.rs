@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lease::{Lease, Share};
 use crate::lock::lost::{Lost, LostReason};
@@ -96,7 +94,6 @@ enum RequestShareState {
 /// When a share was given up, and whether the lock was still valid.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GivenUp {
-    pub(crate) at: Instant,
     pub(crate) lost: Option<LostReason>,
 }
 
@@ -429,7 +426,6 @@ impl RequestShare {
         };
         let reason = guard.leases().find_map(|lease| lease.lost_reason());
         let given_up = GivenUp {
-            at: Instant::now(),
             lost: reason.or_else(|| (!guard.is_valid()).then_some(LostReason::Expired)),
         };
         match std::mem::replace(&mut *state, RequestShareState::GivenUp(given_up)) {

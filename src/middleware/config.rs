@@ -1,6 +1,7 @@
 //! The settings of the layer, and its decision about a request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderName, Method, StatusCode};
@@ -9,7 +10,6 @@ use crate::lock::{LockError, LockOptions, Redlock, WaiterCap};
 use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::Refusals;
-use crate::middleware::retry::RetryAfter;
 use crate::middleware::routed::matched_no_route;
 use crate::node::telemetry;
 use crate::protocol::{KeyError, LockKeys};
@@ -31,7 +31,7 @@ pub(super) struct Config {
     pub(super) await_release: bool,
     pub(super) on_lost: OnLost,
     pub(super) contended_status: StatusCode,
-    pub(super) retry_after: RetryAfter,
+    pub(super) retry_after: Option<Duration>,
     pub(super) refusals: Refusals,
     pub(super) forward_token: Option<HeaderName>,
     pub(super) expose_token: Option<HeaderName>,

@@ -100,7 +100,7 @@ pub(super) struct Call<S, ReqBody> {
     pub(super) label: Option<&'static str>,
     /// Whether the lock is one slot of several.
     pub(super) is_slot: bool,
-    /// Whether locks stay taken after their release, so that their typical hold says nothing.
+    /// Whether the lock stays taken after its release.
     pub(super) stays_taken: bool,
     pub(super) request: Request<ReqBody>,
     /// Of an idempotency layer outside.
@@ -161,12 +161,7 @@ where
                     let outcome = ready!(Pin::new(lock).poll(context));
                     let mut call = take(call);
                     let held = match outcome {
-                        Ok(guard) => {
-                            let held = HeldLock::new(guard, call.config.on_lost);
-                            let lock = held.handle().clone();
-                            let measured = call.config.retry_after.measure(Some(lock));
-                            Some(held.measured(measured))
-                        }
+                        Ok(guard) => Some(HeldLock::new(guard, call.config.on_lost)),
                         Err(error) if call.config.is_served_without_lock(&error, call.label) => {
                             let extensions = call.request.extensions_mut();
                             extensions.insert(Unprotected);
@@ -335,10 +330,7 @@ impl<S, ReqBody> Call<S, ReqBody> {
     fn refuse<B>(self, error: LockError) -> Response<LockBody<B>> {
         let rejection = Rejection::from_lock_error(error, self.config.contended_status);
         let rejection = rejection.of_slot(self.is_slot);
-        let rejection = self
-            .config
-            .retry_after
-            .applied_to(rejection, !self.stays_taken);
+        let rejection = rejection.with_retry_after(self.config.retry_after, self.stays_taken);
         self.reject(rejection)
     }
 

@@ -22,7 +22,6 @@ use crate::lock::{
     RequestShare, WaiterCap, first_slots,
 };
 use crate::middleware::config::OnLost;
-use crate::middleware::retry::MeasuredHold;
 use crate::node::Mutex;
 use crate::protocol::{LockKey, LockKeys};
 
@@ -43,8 +42,6 @@ pub(crate) struct HeldLock {
     handle: LockHandle,
     pub(crate) on_lost: OnLost,
     lost: Lost,
-    /// Dropped after the share, because a hold with further shares does not count.
-    measured: Option<MeasuredHold>,
 }
 
 impl LockHandles {
@@ -165,19 +162,12 @@ impl HeldLock {
             lost: handle.lost(),
             handle,
             on_lost,
-            measured: None,
         }
     }
 
     /// Returns the handle of the lock, by which the handler may give up the share.
     pub(super) fn handle(&self) -> &LockHandle {
         &self.handle
-    }
-
-    /// Adds the measurement of the hold.
-    pub(super) fn measured(mut self, measured: MeasuredHold) -> Self {
-        self.measured = Some(measured);
-        self
     }
 
     /// Returns why the lock was lost if its lease has reported that; else registers the task to be woken then.
@@ -208,10 +198,9 @@ impl HeldLock {
     }
 
     /// Releases this share; the future is ready once a majority has confirmed the release.
-    pub(super) fn release(mut self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
+    pub(super) fn release(self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
         let guard = self.share.give_up();
-        self.end_measurement();
-        let (handle, measured) = (self.handle.clone(), self.measured.take());
+        let handle = self.handle;
         Box::pin(async move {
             let released = match guard {
                 Some(guard) => guard.release().await,
@@ -222,21 +211,7 @@ impl HeldLock {
             if let Err(error) = released {
                 tracing::debug!(%error, "redlock lock released without confirmation");
             }
-            drop(measured);
         })
-    }
-
-    /// Ends the measured hold when the share was given up.
-    fn end_measurement(&mut self) {
-        if let (Some(measured), Some(given_up)) = (&mut self.measured, self.share.given_up()) {
-            measured.end(given_up.at);
-        }
-    }
-}
-
-impl Drop for HeldLock {
-    fn drop(&mut self) {
-        self.end_measurement();
     }
 }
 

@@ -14,7 +14,6 @@ use crate::middleware::disconnect::{CancelOnDisconnect, RunToCompletion, RunToCo
 use crate::middleware::key::KeyExtractor;
 use crate::middleware::macros::layer_setters;
 use crate::middleware::response::Refusals;
-use crate::middleware::retry::RetryAfter;
 use crate::middleware::service::RedlockService;
 use crate::node::telemetry;
 
@@ -82,7 +81,7 @@ impl RedlockLayer {
                 await_release: true,
                 on_lost: OnLost::Abort,
                 contended_status: StatusCode::LOCKED,
-                retry_after: RetryAfter::default(),
+                retry_after: None,
                 refusals: Refusals::new(),
                 forward_token: None,
                 expose_token: None,
@@ -116,12 +115,15 @@ impl<D> RedlockLayer<D> {
         max_hold;
 
         /// Sets the `Retry-After` of refusals because of contention: whole seconds, rounded up, between one second
-        /// and a minute. Default: how long the locks of this layer are typically held, but at most the remaining ttl
-        /// of the lock.
+        /// and a minute. Default: one second. For locks with
+        /// [`hold_at_least`](crate::LockOptions::hold_at_least), the remaining ttl.
         ///
-        /// The typical hold is a moving average over the locks of this layer, with all its clones, in this process.
-        /// Before the first lock has ended, the remaining ttl is sent. Set a fixed time if the holds of this layer
-        /// differ much, or if the locks are held by other programs.
+        /// # Design
+        ///
+        /// The holder renews its lock as long as the handler runs, so the remaining ttl does not say when that ends: the
+        /// ttl is chosen for crashes, and most handlers need less than a second. Only a lock that stays taken is not
+        /// renewed. A retry that comes too early costs little: the process that holds a lock refuses it without asking a
+        /// node. Set about the time that the handler needs if that is long.
         retry_after;
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.

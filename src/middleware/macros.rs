@@ -59,7 +59,7 @@ macro_rules! layer_setters {
     (@retry_after $(#[$doc:meta])+) => {
         $(#[$doc])+
         pub fn retry_after(mut self, retry_after: std::time::Duration) -> Self {
-            self.config.retry_after.set_fixed(retry_after);
+            self.config.retry_after = Some(retry_after);
             self
         }
     };

@@ -47,7 +47,6 @@ mod logged;
 pub(crate) mod macros;
 mod rejection;
 mod response;
-mod retry;
 mod routed;
 mod service;
 mod token_header;
@@ -80,7 +79,6 @@ pub(crate) use {
     held::HeldLock,
     key::present,
     response::Refusals,
-    retry::RetryAfter,
     routed::matched_no_route,
 };
 #[cfg(feature = "axum")]

@@ -21,8 +21,8 @@ pub enum Rejection {
     Contended {
         /// The status that the layer is configured to answer.
         status: StatusCode,
-        /// When a retry makes sense, if known. A layer sets the typical hold of its locks, at most the remaining ttl,
-        /// or its fixed [`retry_after`](crate::RedlockLayer::retry_after). An extractor sets the remaining ttl.
+        /// When a retry makes sense, if it is not the default: the [`retry_after`](crate::RedlockLayer::retry_after) of
+        /// the layer, or the remaining ttl of a lock with [`hold_at_least`](crate::LockOptions::hold_at_least).
         retry_after: Option<Duration>,
     },
     /// So many requests hold a slot of the resource as there are; see
@@ -76,7 +76,8 @@ pub enum Rejection {
 /// With status 423 for contention.
 impl From<LockError> for Rejection {
     fn from(error: LockError) -> Self {
-        Self::from_lock_error(error, StatusCode::LOCKED)
+        let rejection = Self::from_lock_error(error, StatusCode::LOCKED);
+        rejection.with_retry_after(None, false)
     }
 }
 
@@ -135,7 +136,7 @@ impl Rejection {
 
     /// Returns when a retry makes sense, if it does: whole seconds, rounded up, at least one.
     ///
-    /// For contention it is at most a minute, because another Redlock client may have chosen the ttl; see
+    /// For contention it is one second by default, and at most a minute; see
     /// [`RedlockLayer::retry_after`](crate::RedlockLayer::retry_after). After a restart of nodes it is the rest of
     /// their quarantine. Clients should add jitter, so that they do not all retry at once.
     #[must_use]
@@ -144,7 +145,8 @@ impl Rejection {
             Self::Contended { retry_after, .. }
             | Self::TooManyConcurrent { retry_after }
             | Self::InProgress { retry_after } => {
-                retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)
+                let retry_after = retry_after.unwrap_or(DEFAULT_RETRY_AFTER);
+                retry_after.min(MAX_RETRY_AFTER)
             }
             Self::Failed(error) => error.quarantined().unwrap_or_default(),
             Self::Lost(_)
@@ -162,7 +164,7 @@ impl Rejection {
         Some(Duration::from_secs(whole_seconds(left).max(1)))
     }
 
-    /// Converts an error of the lock, with the status for contention.
+    /// Converts an error of the lock, with the status for contention and the remaining ttl.
     pub(crate) fn from_lock_error(error: LockError, contended: StatusCode) -> Self {
         match error {
             LockError::Contended { retry_after } => Self::Contended {
@@ -179,6 +181,18 @@ impl Rejection {
             }
             error => Self::Failed(error),
         }
+    }
+
+    /// Sets when to retry after contention: after the time that is set, or else after the remaining ttl if locks stay
+    /// taken, because these are not renewed.
+    pub(crate) fn with_retry_after(mut self, set: Option<Duration>, stays_taken: bool) -> Self {
+        if let Self::Contended { retry_after, .. }
+        | Self::TooManyConcurrent { retry_after }
+        | Self::InProgress { retry_after } = &mut self
+        {
+            *retry_after = set.or_else(|| retry_after.filter(|_| stays_taken));
+        }
+        self
     }
 
     /// Converts the contention for a slot of several.
@@ -300,7 +314,11 @@ pub(super) fn insert_retry_after(headers: &mut HeaderMap, rejection: &Rejection)
     }
 }
 
-/// Longest `Retry-After` for contention.
+/// `Retry-After` for contention, unless another is set; [`RedlockLayer::retry_after`](crate::RedlockLayer::retry_after)
+/// has the reasons.
+const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Longest `Retry-After` for contention; another Redlock client may have chosen the ttl.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::RETRY_AFTER;
 use http::{HeaderName, Request, StatusCode};
 use http_body_util::BodyExt;
 use support::{Answer, ms, once, redlock, secs, set_all};
@@ -201,24 +200,4 @@ async fn release_leaves_the_lock_to_an_upgraded_guard_and_to_an_execution() {
         .insert("idempotency-key", "a".parse().unwrap());
     assert_eq!(Answer::to(&app, keyed).await.body, "Ok(Shared)");
     until_free(&nodes).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn retry_after_counts_a_hold_to_its_early_release() {
-    let handler = async |handle: LockHandle| {
-        sleep(secs(2)).await;
-        handle.release().await.unwrap();
-        sleep(secs(40)).await;
-    };
-    let redlock = Redlock::builder()
-        .scripted(&ScriptedNodes::new(3))
-        .ttl(secs(30))
-        .build()
-        .unwrap();
-    let app: Router = Router::new().route("/orders/{id}", post(handler).layer(layer(&redlock)));
-    send(&app, "/orders/7").await;
-    let guard = redlock.try_lock(("order", 7)).await.unwrap();
-    let refused = send(&app, "/orders/7").await;
-    assert_eq!(refused.headers[RETRY_AFTER], "2");
-    drop(guard);
 }

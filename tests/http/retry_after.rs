@@ -1,148 +1,147 @@
-//! `Retry-After` of contended locks: the typical hold of the layer, or a fixed time.
+//! `Retry-After` of contended locks: a second, a fixed time, or what is left of a key that stays taken.
 
-use std::time::Duration;
-
+use axum::Router;
 use axum::body::Body;
-use axum::extract::Path;
+use axum::extract::{Path, State};
 use axum::routing::post;
-use axum::{Extension, Router};
 use http::{Request, StatusCode};
-use support::{Answer, ms, redlock, secs};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
-use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{LockGuard, LockHandle, RedlockLayer, ReleaseAt, key};
+use serde::Deserialize;
+use support::{Answer, ms, secs};
+use tokio::time::{advance, sleep};
+use tower_redlock::test_util::ScriptedNodes;
+use tower_redlock::{
+    LockError, LockKey, LockKeys, LockOptions, LockResource, Locked, Redlock, RedlockLayer, key,
+};
 
-use crate::shop::{shop, until_free};
+use crate::shop::{AppState, until_free};
 
-/// Orders whose requests hold their lock for as many milliseconds as the path says.
-fn orders(layer: RedlockLayer) -> Router {
-    let hold = async |Path((_, millis)): Path<(String, u64)>| sleep(ms(millis)).await;
-    Router::new().route("/orders/{id}/{millis}", post(hold).layer(layer))
+/// A report whose key stays taken for half a minute.
+#[derive(Deserialize)]
+struct Report(String);
+
+impl LockResource for Report {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(("report", &*self.0)).into()
+    }
+
+    fn options(&self) -> LockOptions {
+        LockOptions::default().hold_at_least(secs(30))
+    }
 }
 
-fn layer(nodes: &ScriptedNodes) -> RedlockLayer {
-    RedlockLayer::new(redlock(nodes), ("order", key::path("id")))
+/// An order, which takes a while.
+#[derive(Deserialize)]
+struct Order(String);
+
+impl LockResource for Order {
+    fn lock_keys(&self) -> LockKeys {
+        LockKey::from(("order", &*self.0)).into()
+    }
 }
 
-fn request(target: &str) -> Request<Body> {
-    let request = Request::post(target);
-    request.body(Body::empty()).unwrap()
-}
-
-/// Serves an order, and returns the `Retry-After` of a second request for it.
-async fn retry_after(app: &Router, held: Duration) -> String {
-    let target = format!("/orders/7/{}", held.as_millis());
-    let second = async {
-        sleep(held / 2).await;
-        Answer::to(app, request(&target)).await
+/// Each kind of refusal under a path of its own; the layers have a fixed time if there is one.
+fn app(redlock: &Redlock, set: impl Fn(RedlockLayer) -> RedlockLayer) -> Router {
+    let layer = |name| set(RedlockLayer::new(redlock.clone(), (name, key::path("id"))));
+    let stays = layer("report").options(|_| LockOptions::default().hold_at_least(secs(30)));
+    let serve = async || sleep(ms(500)).await;
+    let locked = async |_: Locked<Path<Order>>| sleep(ms(500)).await;
+    let job = async |_: Locked<Path<Report>>| ();
+    let by_hand = async |State(redlock): State<Redlock>, Path(id): Path<String>| {
+        let _guard = redlock.try_lock(("order", id)).await?;
+        sleep(ms(500)).await;
+        Ok::<_, LockError>(())
     };
-    let (first, refused) = tokio::join!(Answer::to(app, request(&target)), second);
+    Router::new()
+        .route("/layer/{id}", post(serve).layer(layer("order")))
+        .route(
+            "/slot/{id}",
+            post(serve).layer(layer("order").max_concurrent(1)),
+        )
+        .route("/locked/{id}", post(locked))
+        .route("/by_hand/{id}", post(by_hand))
+        .route("/stays/{id}", post(async || ()).layer(stays))
+        .route("/job/{id}", post(job))
+        .with_state(AppState {
+            redlock: redlock.clone(),
+        })
+}
+
+fn processes(nodes: &ScriptedNodes) -> [Redlock; 2] {
+    let redlock = || Redlock::builder().scripted(nodes).ttl(secs(20));
+    [redlock().build().unwrap(), redlock().build().unwrap()]
+}
+
+async fn send(app: &Router, target: &str) -> Answer {
+    let request = Request::post(target);
+    Answer::to(app, request.body(Body::empty()).unwrap()).await
+}
+
+/// Returns the `Retry-After` of a request that meets another at `late`.
+async fn retry_after(serving: &Router, refusing: &Router, target: &str) -> String {
+    let second = async {
+        sleep(ms(100)).await;
+        send(refusing, target).await
+    };
+    let (first, refused) = tokio::join!(send(serving, target), second);
     assert_eq!(first.status, StatusCode::OK);
-    assert_eq!(refused.status, StatusCode::LOCKED);
+    assert!(
+        [StatusCode::LOCKED, StatusCode::TOO_MANY_REQUESTS].contains(&refused.status),
+        "{}",
+        refused.status
+    );
     refused.headers["retry-after"].to_str().unwrap().to_owned()
 }
 
+/// Neither the ttl, which the holder renews, nor an earlier hold says when the present one ends.
 #[tokio::test(start_paused = true)]
-async fn retry_after_is_the_remaining_ttl_until_a_hold_is_known_and_then_the_typical_hold() {
+async fn retry_after_is_a_second_whatever_the_ttl_and_the_earlier_holds() {
     let nodes = ScriptedNodes::new(3);
-    let app = orders(layer(&nodes));
-    assert_eq!(retry_after(&app, ms(300)).await, "10");
-    assert_eq!(retry_after(&app, ms(300)).await, "1");
-    // A hold of another key counts as well, with an eighth of the weight: (7 * 0.3 s + 30 s) / 8.
-    let other = Answer::to(&app, request("/orders/8/30000")).await;
-    assert_eq!(other.status, StatusCode::OK);
-    assert_eq!(retry_after(&app, ms(300)).await, "5");
-    // A layer of its own knows nothing of it.
-    assert_eq!(retry_after(&orders(layer(&nodes)), ms(300)).await, "10");
-}
-
-#[tokio::test(start_paused = true)]
-async fn retry_after_is_never_above_the_remaining_ttl() {
-    let nodes = ScriptedNodes::new(3);
-    let app = orders(layer(&nodes).ttl(secs(2)).unwrap());
-    let long = Answer::to(&app, request("/orders/8/50000")).await;
-    assert_eq!(long.status, StatusCode::OK);
-    assert_eq!(retry_after(&app, ms(200)).await, "2");
+    let [ours, theirs] = processes(&nodes).map(|redlock| app(&redlock, |layer| layer));
+    for target in ["/layer/7", "/slot/7", "/locked/7", "/by_hand/7"] {
+        for serving in [&ours, &theirs] {
+            for _ in 0..2 {
+                assert_eq!(retry_after(serving, &ours, target).await, "1", "{target}");
+                until_free(&nodes).await;
+            }
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn retry_after_that_is_set_is_fixed() {
     let nodes = ScriptedNodes::new(3);
-    let app = orders(layer(&nodes).retry_after(ms(3_500)));
-    for _ in 0..2 {
-        assert_eq!(retry_after(&app, ms(300)).await, "4");
+    for (set, expected) in [
+        (ms(0), "1"),
+        (ms(3_500), "4"),
+        (secs(30), "30"),
+        (secs(600), "60"),
+    ] {
+        let [ours, theirs] =
+            processes(&nodes).map(|redlock| app(&redlock, |layer| layer.retry_after(set)));
+        for target in ["/layer/7", "/slot/7"] {
+            assert_eq!(retry_after(&theirs, &ours, target).await, expected);
+            until_free(&nodes).await;
+        }
+        assert_eq!(send(&ours, "/stays/7").await.status, StatusCode::OK);
+        let refused = send(&ours, "/stays/7").await;
+        assert_eq!(refused.headers["retry-after"], expected);
+        advance(secs(30)).await;
     }
 }
 
+/// Such a key is not renewed, so its ttl says when it is free.
 #[tokio::test(start_paused = true)]
-async fn retry_after_counts_holds_that_end_with_a_disconnect_or_without_waiting_for_the_release() {
-    for ending in 0..3 {
-        let nodes = ScriptedNodes::new(3);
-        let layer = match ending {
-            0 => layer(&nodes),
-            1 => layer(&nodes).await_release(false),
-            _ => layer(&nodes).release_at(ReleaseAt::ResponseHead),
-        };
-        let app = orders(layer);
-        let serving = Answer::to(&app, request("/orders/8/4000"));
-        let served = tokio::time::timeout(secs(3 + u64::from(ending > 0) * 2), serving);
-        assert_eq!(served.await.is_ok(), ending > 0);
-        until_free(&nodes).await;
-        let expected = if ending == 0 { "3" } else { "4" };
-        assert_eq!(retry_after(&app, ms(300)).await, expected, "{ending}");
+async fn retry_after_of_a_key_that_stays_taken_is_the_time_that_is_left() {
+    let nodes = ScriptedNodes::new(3);
+    let [ours, theirs] = processes(&nodes).map(|redlock| app(&redlock, |layer| layer));
+    for target in ["/stays/7", "/job/7"] {
+        assert_eq!(send(&ours, target).await.status, StatusCode::OK);
+        sleep(ms(4_500)).await;
+        for app in [&ours, &theirs] {
+            let refused = send(app, target).await;
+            assert_eq!(refused.status, StatusCode::LOCKED);
+            assert_eq!(refused.headers["retry-after"], "26", "{target}");
+        }
+        advance(secs(30)).await;
     }
-}
-
-/// The handler is done with the resource by then.
-#[tokio::test(start_paused = true)]
-async fn retry_after_does_not_count_the_wait_for_the_release() {
-    let nodes = ScriptedNodes::new(3);
-    let app = orders(layer(&nodes));
-    for node in 0..3 {
-        nodes.set_for(node, OpKind::Release, Gate::Mute);
-    }
-    let began = Instant::now();
-    let answer = Answer::to(&app, request("/orders/8/4000")).await;
-    assert_eq!(answer.status, StatusCode::OK);
-    assert!(began.elapsed() > secs(4), "no wait");
-    assert_eq!(retry_after(&app, ms(300)).await, "4");
-}
-
-/// The layer does not see when such a hold ends.
-#[tokio::test(start_paused = true)]
-async fn retry_after_does_not_count_a_hold_that_outlives_its_request() {
-    let nodes = ScriptedNodes::new(3);
-    let (keep, mut kept) = mpsc::unbounded_channel::<LockGuard>();
-    let upgrade = async |handle: LockHandle, keep: Extension<mpsc::UnboundedSender<LockGuard>>| {
-        keep.send(handle.upgrade().unwrap()).unwrap();
-    };
-    let app = Router::new()
-        .route("/orders/{id}", post(upgrade).layer(layer(&nodes)))
-        .layer(Extension(keep));
-    let answer = Answer::to(&app, request("/orders/7")).await;
-    assert_eq!(answer.status, StatusCode::OK);
-    let refused = Answer::to(&app, request("/orders/7")).await;
-    assert_eq!(refused.headers["retry-after"], "10");
-    drop(kept.recv().await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn retry_after_of_locked_is_the_remaining_ttl() {
-    let nodes = ScriptedNodes::new(3);
-    let redlock = redlock(&nodes);
-    let app = shop(&redlock);
-    let served = Answer::to(&app, request("/orders/7/ship")).await;
-    assert_eq!(served.status, StatusCode::OK);
-    until_free(&nodes).await;
-    let guard = redlock.try_lock(("order", "7")).await.unwrap();
-    let began = Instant::now();
-    sleep(secs(1)).await;
-    let refused = Answer::to(&app, request("/orders/7/ship")).await;
-    assert_eq!(
-        (began.elapsed(), nodes.sent(0, OpKind::Confirm)),
-        (secs(1), 0)
-    );
-    assert_eq!(refused.headers["retry-after"], "9");
-    drop(guard);
 }
