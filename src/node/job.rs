@@ -149,9 +149,10 @@ impl Job {
         self.times_sent > 1
     }
 
-    /// Answers the job and keeps it, to be sent again.
+    /// Answers the job and keeps it, to be sent again and answered once more.
     pub(crate) fn answer(&mut self, outcome: Result<Reply, NodeFailure>) {
-        std::mem::replace(&mut self.sender, VoteSender::spent()).send(outcome);
+        let again = self.sender.again();
+        std::mem::replace(&mut self.sender, again).send(outcome);
     }
 
     /// Marks the attempt as released if this is its release, so that its acquisition is neither sent nor repeated

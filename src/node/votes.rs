@@ -14,7 +14,7 @@
 //! needs, and is woken once, by the vote that completes them.
 //!
 //! Invariants: every sender sends exactly one vote (dropping it sends a failure), and no vote is lost unless
-//! the receiver has been dropped.
+//! the receiver has been dropped. A release that a server refuses and a lane repeats has a sender for each answer.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -181,10 +181,14 @@ impl Drop for VoteReceiver {
 }
 
 impl VoteSender {
-    /// Returns a sender whose vote has been sent.
+    /// Returns a sender of the same node and phase, for the next answer to a release that is repeated.
     #[cfg(feature = "redis")]
-    pub(crate) fn spent() -> Self {
-        Self(None)
+    pub(crate) fn again(&self) -> Self {
+        Self(self.0.as_ref().map(|unsent| Unsent {
+            channel: Arc::clone(&unsent.channel),
+            without_record: None,
+            ..*unsent
+        }))
     }
 
     /// Sends the vote.

@@ -491,7 +491,8 @@ impl ReleaseRound {
 
     /// Takes the answer of `node`; report a node that needs no request as released.
     pub fn on_release(&mut self, node: usize, answer: &Answer) -> ReleaseStep {
-        if self.nodes[node] == Releasing::Silent {
+        // Also after a failure: the release of an overdue node goes on.
+        if matches!(self.nodes[node], Releasing::Silent | Releasing::Failed) {
             self.nodes[node] = match answer {
                 Answer::Replied(Reply::Released) => Releasing::Released,
                 Answer::Replied(Reply::Lost) => Releasing::Gone,

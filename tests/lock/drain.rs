@@ -6,25 +6,51 @@ use support::{ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::protocol::LockKeys;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
-use tower_redlock::{ExtendError, LockError, LostReason, Redlock, ReleaseError};
+use tower_redlock::{Drained, ExtendError, LockError, LostReason, Redlock, ReleaseError};
 
 use crate::common::builder;
 
-/// Drain also reports a lock that was released before it was called.
+/// Drain also reports locks that were released before it was called.
 #[tokio::test(start_paused = true)]
-async fn drain_names_nodes_that_did_not_confirm_an_earlier_release() {
+async fn drain_names_a_node_that_did_not_confirm_an_earlier_release() {
     let nodes = ScriptedNodes::new(3);
     let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
-    let guard = redlock.try_lock("k").await.unwrap();
-    nodes.set_for(0, OpKind::Release, Gate::Never);
-    guard.release().await.unwrap();
-    sleep(Duration::from_millis(100)).await;
-    let drained = redlock.drain(Duration::from_secs(1)).await;
-    assert!(!drained.is_clean());
-    assert_eq!(&*drained.unconfirmed[0].node, "embedded-0");
-    // Until the key has ended by its ttl.
-    sleep(Duration::from_secs(30)).await;
-    assert!(redlock.drain(Duration::ZERO).await.is_clean());
+    for key in ["a", "b"] {
+        let guard = redlock.try_lock(key).await.unwrap();
+        nodes.set_for(0, OpKind::Release, Gate::Never);
+        guard.release().await.unwrap();
+    }
+    sleep(ms(100)).await;
+    let drained = redlock.drain(secs(1)).await;
+    // A majority is free, so the keys are.
+    assert!(drained.is_clean(), "{drained:?}");
+    assert_eq!(drained.unconfirmed, []);
+    let [lagging] = &*drained.lagging_nodes else {
+        panic!("{drained:?}");
+    };
+    assert_eq!(&**lagging, "embedded-0");
+    // Until the keys have ended by their ttl.
+    sleep(secs(30)).await;
+    assert_eq!(redlock.drain(ms(0)).await, Drained::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_forgets_an_unconfirmed_release_when_it_is_confirmed_late() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let guard = redlock.lock_all(["a", "b"]).await.unwrap();
+    for (node, late) in [(0, 1), (1, 2), (2, 3)] {
+        nodes.set_for(node, OpKind::Release, Gate::Slow(secs(late)));
+    }
+    assert!(guard.release().await.is_err());
+    for (unconfirmed, lagging) in [(3, 0), (2, 0), (0, 1), (0, 0)] {
+        sleep(ms(100)).await;
+        let drained = redlock.drain(ms(0)).await;
+        let seen = (drained.unconfirmed.len(), drained.lagging_nodes.len());
+        assert_eq!(seen, (unconfirmed, lagging), "{drained:?}");
+        assert_eq!(drained.is_clean(), unconfirmed == 0);
+        sleep(ms(900)).await;
+    }
 }
 
 /// A holder may still be at work: its lock ends by its ttl, not earlier.
@@ -151,6 +177,7 @@ async fn drain_names_the_nodes_that_did_not_confirm_a_release() {
         let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
         let guard = redlock.try_lock("k").await.unwrap();
         nodes.set(1, gate);
+        nodes.set(2, gate);
         tokio::spawn(async move {
             sleep(ms(10)).await;
             drop(guard);
@@ -159,11 +186,12 @@ async fn drain_names_the_nodes_that_did_not_confirm_a_release() {
         let drained = redlock.drain(secs(60)).await;
         assert!(began.elapsed() <= ms(10 + 51), "{gate:?}");
         assert!(!drained.is_clean(), "{gate:?}");
-        let [unconfirmed] = drained.unconfirmed.as_slice() else {
+        let [one, other] = drained.unconfirmed.as_slice() else {
             panic!("{gate:?}: {drained:?}");
         };
-        assert_eq!(&*unconfirmed.node, "embedded-1");
-        assert_eq!(unconfirmed.keys, LockKeys::from_iter(["k"]));
+        assert_eq!([&*one.node, &*other.node], ["embedded-1", "embedded-2"]);
+        assert_eq!(one.keys, LockKeys::from_iter(["k"]));
+        assert!(drained.lagging_nodes.is_empty());
         assert_eq!((drained.released, drained.held.len()), (1, 0));
     }
 }
@@ -185,11 +213,11 @@ async fn drain_reports_an_unconfirmed_release_for_two_ttl() {
     let nodes = ScriptedNodes::new(3);
     let redlock = builder(&nodes).ttl(secs(10)).build().unwrap();
     let guard = redlock.try_lock("k").await.unwrap();
-    nodes.set_for(0, OpKind::Release, Gate::Never);
+    (0..2).for_each(|node| nodes.set_for(node, OpKind::Release, Gate::Never));
     drop(guard);
     sleep(secs(19)).await;
     let drained = redlock.drain(secs(1)).await;
-    assert_eq!(drained.unconfirmed.len(), 1, "{drained:?}");
+    assert_eq!(drained.unconfirmed.len(), 2, "{drained:?}");
     sleep(secs(2)).await;
     assert!(redlock.drain(secs(1)).await.is_clean());
 }

@@ -152,7 +152,11 @@ impl Simulation {
         }
         for node in self.held_by(index) {
             let name = format!("sim-{node}");
-            if !drained.unconfirmed.iter().any(|left| *left.node == *name) {
+            let unconfirmed = drained.unconfirmed.iter().map(|left| &left.node);
+            if !unconfirmed
+                .chain(&drained.lagging_nodes)
+                .any(|node| **node == *name)
+            {
                 let what = format!("process {index} left a lock on node {node}");
                 self.history.wrong(what);
             }

@@ -9,6 +9,7 @@ use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::lease::shared::{Disposal, Lease};
 use crate::lock::lost::LostReason;
+use crate::lock::registry::{Unsettled, UnsettledRelease};
 use crate::node::{Job, Packet, Request, Trail, VoteReceiver};
 use crate::protocol::message::{Command, Op, Reply, SharedOp};
 use crate::protocol::round::{Answer, ReleaseRound};
@@ -113,14 +114,23 @@ impl Cleanup {
         lease.map_or(Disposal::ReleaseUnused, |lease| lease.disposal())
     }
 
-    /// Disarms the guard, so that the keys stay until their ttl. Returns the nodes that may hold them.
-    pub(crate) fn disarm(mut self) -> Vec<usize> {
+    /// Disarms the guard, so that the keys stay until their ttl. Returns the round of a release that fails on all nodes
+    /// that may hold them.
+    pub(crate) fn disarm(mut self) -> ReleaseRound {
         self.is_armed = false;
-        let nodes = self.may_hold.iter().enumerate();
-        nodes
-            .filter(|(_, may_hold)| **may_hold)
-            .map(|(node, _)| node)
-            .collect()
+        self.failed_round()
+    }
+
+    fn failed_round(&self) -> ReleaseRound {
+        let mut round = ReleaseRound::new(self.cluster.quorum);
+        for (node, may_hold) in self.may_hold.iter().enumerate() {
+            let answer = match may_hold {
+                true => Answer::Failed,
+                false => Answer::Replied(Reply::Released),
+            };
+            round.on_release(node, &answer);
+        }
+        round
     }
 
     /// Releases the keys on every node that may hold them, in the current phase.
@@ -185,23 +195,32 @@ impl Drop for Cleanup {
             return;
         }
         let is_held = self.lease.as_ref().is_some_and(|lease| lease.is_shared());
-        if let Some(lease) = &self.lease {
-            // No task is left to count the answers, so a drain must assume that no node confirms.
-            let nodes = self.may_hold.iter().zip(self.cluster.names.iter());
-            let names = nodes.filter(|(may_hold, _)| **may_hold);
-            let names = names.map(|(_, name)| Arc::clone(name));
-            let registry = &lease.terms.registry;
-            registry.set_unconfirmed(names, lease.own_keys(), self.gone_at);
-        }
         let is_kept = match self.disposal() {
             Disposal::ReleaseUnused => false,
             Disposal::Release | Disposal::ReleaseExecuted => is_held,
             Disposal::Expire => true,
         };
-        if !is_kept {
-            let votes = VoteReceiver::new(&self.cluster.names);
-            let publishes = self.lease.is_some();
-            self.send_release(&votes, publishes, Cluster::submit_in_drop);
+        let votes = VoteReceiver::new(&self.cluster.names);
+        let phase = votes.next_phase();
+        let round = match is_kept {
+            true => self.failed_round(),
+            false => {
+                let publishes = self.lease.is_some();
+                self.send_release(&votes, publishes, Cluster::submit_in_drop)
+            }
+        };
+        if let Some(lease) = &self.lease {
+            // No task is left to count the answers.
+            lease.terms.registry.keep_unsettled(Unsettled {
+                votes,
+                names: Arc::clone(&self.cluster.names),
+                releases: vec![UnsettledRelease {
+                    keys: lease.own_keys().clone(),
+                    phase,
+                    round,
+                    gone_at: self.gone_at,
+                }],
+            });
         }
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! The task sends a release, and counts its answers while it continues, for example with another attempt. Several
 //! releases may be under way, each in a phase of its own. The task waits for a node up to the node timeout. The lane
-//! of the node keeps the release beyond that, and sends it when it can. Meanwhile the registry lists it as
-//! unconfirmed, until the keys have ended by their ttl.
+//! of the node keeps the release beyond that, and sends it when it can. When the task ends, it passes the unconfirmed
+//! ones to the registry together with its votes, where later confirmations arrive.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::lock::lease::shared::report_loss;
 use crate::lock::lease::task::{Failures, LeaseTask, Release};
 use crate::lock::lost::LostReason;
 use crate::lock::queue::Permit;
-use crate::node::{Threshold, Vote};
+use crate::lock::registry::{Unsettled, UnsettledRelease};
+use crate::node::{Threshold, Vote, VoteReceiver};
 use crate::protocol::Quorum;
 use crate::protocol::round::ReleaseStep;
 
@@ -62,12 +63,15 @@ impl LeaseTask {
     }
 
     /// Leaves the keys on the nodes until their ttl.
-    pub(crate) fn leave_to_expire(&self, cleanup: Cleanup) {
-        let gone_at = cleanup.gone_at();
-        let nodes = cleanup.disarm().into_iter();
-        let names = nodes.map(|node| Arc::clone(&self.cluster.names[node]));
-        let registry = self.ticket.registry();
-        registry.set_unconfirmed(names, &self.keys, gone_at);
+    pub(crate) fn leave_to_expire(&mut self, cleanup: Cleanup) {
+        self.releases.push(Release {
+            keys: self.keys.clone(),
+            phase: self.votes.next_phase(),
+            gone_at: cleanup.gone_at(),
+            round: cleanup.disarm(),
+            due: None,
+            failures: Failures::default(),
+        });
     }
 
     /// Sends the releases of an attempt, and returns their phase. The answers are counted as they arrive.
@@ -104,7 +108,7 @@ impl LeaseTask {
         None
     }
 
-    /// Waits until every node has answered every release or is overdue, and reports the overdue ones.
+    /// Waits until every node has answered every release or is overdue, and passes the unconfirmed ones to the registry.
     pub(crate) async fn settle(&mut self) {
         let is_open = |release: &&Release| release.round.silent().next().is_some();
         while let Some(release) = self.releases.iter().find(is_open) {
@@ -112,6 +116,24 @@ impl LeaseTask {
             self.next_release_votes(threshold).await;
         }
         self.forget_releases(Instant::now());
+        if self.releases.is_empty() {
+            return;
+        }
+        let names = Arc::clone(&self.cluster.names);
+        let votes = std::mem::replace(&mut self.votes, VoteReceiver::new(&names));
+        // Only releases go on.
+        votes.next_phase();
+        let releases = self.releases.drain(..).map(|release| UnsettledRelease {
+            keys: release.keys,
+            phase: release.phase,
+            round: release.round,
+            gone_at: release.gone_at,
+        });
+        self.ticket.registry().keep_unsettled(Unsettled {
+            votes,
+            names,
+            releases: releases.collect(),
+        });
     }
 
     /// Waits until a majority has confirmed a release, or cannot.
@@ -179,19 +201,10 @@ impl LeaseTask {
         }
     }
 
+    /// Forgets the releases that every node has confirmed, and those whose keys have ended by their ttl.
     fn forget_releases(&mut self, now: Instant) {
-        let (cluster, ticket) = (&self.cluster, &self.ticket);
-        self.releases.retain(|release| {
-            let is_late = release.due.is_none_or(|due| due <= now);
-            let is_over = is_late || release.round.silent().next().is_none();
-            if is_over {
-                let nodes = release.round.unreleased();
-                let names = nodes.map(|node| Arc::clone(&cluster.names[node]));
-                let registry = ticket.registry();
-                registry.set_unconfirmed(names, &release.keys, release.gone_at);
-            }
-            !is_over
-        });
+        self.releases
+            .retain(|release| now < release.gone_at && release.round.unreleased().next().is_some());
     }
 }
 
