@@ -163,10 +163,10 @@ impl Campaign {
         let (lost, handle) = (guard.lost(), guard.handle());
         // The lock is held until the work ends, also if it drops its guard.
         let share = handle.upgrade();
-        {
+        // The lease reports the loss late if its thread was busy or the process was stopped. Work must not begin, or go
+        // on, even for a moment.
+        if handle.is_valid() {
             let mut work = pin!((self.work)(guard));
-            // The lease reports the loss late if its thread was busy or the process was stopped. Work must not go on
-            // even for a moment.
             let while_valid = poll_fn(|context| {
                 if !handle.is_valid() {
                     return Poll::Ready(());

@@ -1,14 +1,16 @@
 //! Leading: one process at a time does the work, with embedded nodes on a paused clock.
 
 use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
-use support::{Log, ms, secs};
+use futures_util::FutureExt;
+use support::{Log, ms, secs, subscribe};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, advance, sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{FencingToken, LockError, LockGuard, Redlock, Retry};
 
@@ -417,4 +419,44 @@ async fn a_candidate_asks_less_often_while_no_majority_answers() {
     // Every 125 ms on average; without longer pauses, every 5 ms.
     let asked = nodes.sent(0, OpKind::Acquire);
     assert!((100..1_500).contains(&asked), "{asked}");
+}
+
+/// A log in which the first grant takes as long as a process may be stopped.
+#[derive(Clone, Default)]
+struct SlowLog(Arc<AtomicUsize>);
+
+impl io::Write for SlowLog {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let is_grant = String::from_utf8_lossy(bytes).contains("lock acquired");
+        if is_grant && self.0.fetch_add(1, Ordering::SeqCst) == 0 {
+            // The clock is set at its first poll.
+            let _ = advance(secs(20)).now_or_never();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_does_not_begin_with_a_lock_that_is_over() {
+    let log = SlowLog::default();
+    let grants = Arc::clone(&log.0);
+    let debug = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG);
+    let _subscribed = subscribe(debug.with_writer(move || log.clone()).finish());
+    let redlock = builder(&ScriptedNodes::new(3)).build().unwrap();
+    let begun = Arc::new(Mutex::new(Vec::new()));
+    let leading = redlock.lead("k", {
+        let begun = Arc::clone(&begun);
+        move |guard| {
+            // The part of the closure that no executor polls.
+            begun.lock().unwrap().push(guard.is_valid());
+            std::future::pending()
+        }
+    });
+    assert!(timeout(secs(60), leading).await.is_err());
+    assert!(grants.load(Ordering::SeqCst) > 1);
+    assert_eq!(*begun.lock().unwrap(), [true]);
 }
