@@ -343,7 +343,7 @@ impl RedlockBuilder {
     }
 
     /// Sets for how long a lock is renewed, so that a holder that hangs does not keep it for ever. Default: no
-    /// bound for [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`.
+    /// bound for [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`. [`Duration::MAX`] is no bound for all of them.
     ///
     /// Layers and [`LockOptions`](crate::LockOptions) may override it.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
@@ -468,7 +468,9 @@ impl RedlockBuilder {
                 remedy,
             ));
         }
-        let held = self.max_hold.unwrap_or_default();
+        // A longer time is no bound.
+        let is_bound = |held: &Duration| held.saturating_add(max_ttl) <= LONGEST_RETENTION;
+        let held = self.max_hold.filter(is_bound).unwrap_or_default();
         let least = (2 * max_ttl).max(held.saturating_add(max_ttl));
         let default = Duration::from_secs(60 * 60).max(least);
         let fence_retention = self.fence_retention.unwrap_or(default);

@@ -120,6 +120,12 @@ fn build_rejects_a_fence_retention_that_could_end_under_a_lock() {
     // The default follows the other settings.
     assert!(embedded().ttl(secs(86_400)).build().is_ok());
     assert!(embedded().max_hold(secs(86_400)).build().is_ok());
+    // As long as no bound, which every retention outlives.
+    for held in [Duration::MAX, secs(3_650 * 86_400)] {
+        let unbounded = embedded().max_hold(held);
+        assert!(unbounded.clone().build().is_ok(), "{held:?}");
+        assert!(unbounded.fence_retention(secs(60)).build().is_ok());
+    }
 }
 
 #[test]
