@@ -309,6 +309,14 @@ impl std::fmt::Display for LockRefused {
     }
 }
 
-impl<R: std::error::Error + 'static> std::error::Error for LockedRejection<R> {}
+/// With the source of the inner rejection, whose message it shows.
+impl<R: std::error::Error + 'static> std::error::Error for LockedRejection<R> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Inner(rejection) => rejection.source(),
+            Self::Lock(_) => None,
+        }
+    }
+}
 
 impl std::error::Error for LockRefused {}

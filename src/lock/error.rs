@@ -227,15 +227,8 @@ impl fmt::Display for LockError {
     }
 }
 
-impl std::error::Error for LockError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Key(error) => Some(error),
-            Self::Unavailable { nodes, .. } => nodes.first().map(|node| node as _),
-            _ => None,
-        }
-    }
-}
+/// Without a source: the message has the causes.
+impl std::error::Error for LockError {}
 
 impl From<KeyError> for LockError {
     fn from(error: KeyError) -> Self {

@@ -1,12 +1,16 @@
 //! Settings and keys that the builder or a lock request refuses, and `max_waiters`.
 
+use std::error::Error;
+use std::fmt;
+use std::iter::successors;
 use std::time::Duration;
 
 use support::{ms, secs};
 use tokio::time::{Instant, sleep};
-use tower_redlock::test_util::{OpKind, ScriptedNodes};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    BuildError, KeyError, LockError, LockKey, Redlock, RedlockBuilder, Released, RestartGuard,
+    BuildError, KeyError, LockError, LockKey, LockedRejection, OnceError, Redlock, RedlockBuilder,
+    Released, RestartGuard,
 };
 
 fn embedded() -> RedlockBuilder {
@@ -369,4 +373,57 @@ async fn max_waiters_counts_callers_that_wait_for_another_process() {
     assert!(waiting.await.unwrap().is_err());
     let error = here.lock("l").wait(ms(10)).await.unwrap_err();
     assert!(matches!(error, LockError::Contended { .. }), "{error:?}");
+}
+
+/// An error of a user, with a cause.
+#[derive(Debug)]
+struct Failed(Option<Box<Self>>);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "effect" } else { "cause" })
+    }
+}
+
+impl Error for Failed {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(self.0.as_deref()?)
+    }
+}
+
+/// As a reporter of errors prints them, one under the other.
+#[tokio::test(start_paused = true)]
+async fn chain_of_an_error_has_each_message_once() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let guard = redlock.lock("k").await.unwrap();
+    (0..3).for_each(|node| nodes.set(node, Gate::Failing));
+    let unavailable = redlock.try_lock("l").await.unwrap_err();
+    let key = redlock.try_lock("").await.unwrap_err();
+    let failed = || Failed(Some(Box::new(Failed(None))));
+    let errors: [Box<dyn Error>; 8] = [
+        Box::new(OnceError::<Failed>::Lock(unavailable.clone())),
+        Box::new(OnceError::<Failed>::Lock(key.clone())),
+        Box::new(unavailable),
+        Box::new(key),
+        Box::new(guard.extend(secs(5)).await.unwrap_err()),
+        Box::new(guard.release().await.unwrap_err()),
+        Box::new(OnceError::<Failed>::Work(failed())),
+        Box::new(LockedRejection::Inner(failed())),
+    ];
+    for (number, error) in errors.iter().enumerate() {
+        let error: &dyn Error = &**error;
+        let chain = successors(Some(error), |error| (*error).source());
+        let chain: Vec<String> = chain.map(ToString::to_string).collect();
+        for (depth, message) in chain.iter().enumerate() {
+            let before = &chain[..depth];
+            assert!(
+                !before.iter().any(|text| text.contains(message)),
+                "{chain:?}"
+            );
+        }
+        if number >= 6 {
+            assert_eq!(chain, ["effect", "cause"]);
+        }
+    }
 }
