@@ -100,7 +100,8 @@ impl RedlockConfig {
     ///
     /// Several [groups](RedlockBuilder::group) have a semicolon between them, and a name with an equals sign before the
     /// URLs, if they have one: `north=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3;south=redis://10.0.1.1`.
-    /// `REDLOCK_MOVING_TO` has the groups that the service [moves to](RedlockBuilder::moving_to) in the same form.
+    /// `REDLOCK_MOVING_TO` has the groups that the service [moves to](RedlockBuilder::moving_to) in the same form. An empty
+    /// part of a list, also behind its last comma or semicolon, is an error: it is what an unset variable leaves behind.
     ///
     /// Other variables that begin like these are ignored, because a container platform may set some.
     ///
@@ -304,46 +305,72 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
         let Some(text) = self.text(name)? else {
             return Ok(Vec::new());
         };
-        if text.trim().is_empty() {
-            return Err(BuildError::new(name, "empty", URLS));
-        }
-        // The value may contain credentials, also in parts that are no URLs.
-        parse_groups(&text).ok_or_else(|| BuildError::new(name, "not a list of URLs", URLS))
+        parse_groups(&text).map_err(|problem| BuildError::new(name, problem, URLS))
     }
 }
 
-/// Splits the lists of URLs of several groups; `None` if a part of one is not a URL.
-fn parse_groups(text: &str) -> Option<Vec<ServerGroup>> {
-    let groups = text.split(';').map(str::trim);
-    let groups = groups.filter(|group| !group.is_empty());
-    let groups: Option<Vec<_>> = groups.map(parse_group).collect();
-    groups.filter(|groups| !groups.is_empty())
+/// Splits the lists of URLs of several groups.
+///
+/// # Errors
+///
+/// Returns what is wrong with the text, without its content, which may contain credentials.
+fn parse_groups(text: &str) -> Result<Vec<ServerGroup>, String> {
+    let groups = parts(text, ';')?;
+    let count = groups.len();
+    let groups = groups.into_iter().enumerate();
+    let groups = groups.map(|(part, group)| match parse_group(group) {
+        Err(problem) if count > 1 => Err(format!(
+            "{problem}, in part {} of {count} between `;`",
+            part + 1
+        )),
+        parsed => parsed,
+    });
+    groups.collect()
 }
 
-fn parse_group(text: &str) -> Option<ServerGroup> {
+fn parse_group(text: &str) -> Result<ServerGroup, String> {
     // A URL may have an equals sign too.
-    let (head, _) = text.split_once(":/")?;
+    let head = text.split_once(":/").map_or(text, |(head, _)| head);
     let (name, urls) = match head.split_once('=') {
         Some((name, _)) => (Some(name.trim().to_owned()), &text[name.len() + 1..]),
         None => (None, text),
     };
     let urls = parse_urls(urls)?;
-    Some(ServerGroup { name, urls })
+    Ok(ServerGroup { name, urls })
 }
 
-/// Splits a list of URLs; `None` if a part of it is not a URL.
+/// Splits a list of URLs.
 ///
 /// A comma in a password would split it, and an error of `build` would show a part of it.
-fn parse_urls(text: &str) -> Option<Vec<ServerUrl>> {
-    let parts = text.split(',').map(str::trim);
-    let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
-    let is_url = |part: &&str| {
+fn parse_urls(text: &str) -> Result<Vec<ServerUrl>, String> {
+    let is_url = |part: &str| {
         let scheme = part.split_once(":/").map(|(scheme, _)| scheme);
         scheme.is_some_and(|scheme| scheme.chars().all(|c| c.is_ascii_alphabetic() || c == '+'))
     };
-    let is_list = !parts.is_empty() && parts.iter().all(is_url);
-    is_list.then(|| parts.into_iter().map(|url| ServerUrl(url.into())).collect())
+    let urls = parts(text, ',')?.into_iter().map(|url| match is_url(url) {
+        true => Ok(ServerUrl(url.into())),
+        false => Err(NO_URLS.to_owned()),
+    });
+    urls.collect()
 }
+
+/// Splits text at a separator. An empty part is an error: it is what an unset variable leaves of a template, and without it
+/// the groups behind it would have other names, or a majority fewer nodes.
+fn parts(text: &str, separator: char) -> Result<Vec<&str>, String> {
+    let parts: Vec<&str> = text.split(separator).map(str::trim).collect();
+    match parts.iter().position(|part| part.is_empty()) {
+        None => Ok(parts),
+        Some(_) if parts.len() == 1 => Err("empty".to_owned()),
+        Some(empty) => Err(format!(
+            "empty in part {} of {} between `{separator}`",
+            empty + 1,
+            parts.len()
+        )),
+    }
+}
+
+/// What is wrong with a list that has something else than URLs.
+const NO_URLS: &str = "not a list of URLs";
 
 fn shown(text: &str) -> &str {
     if text.is_empty() { "empty" } else { text }
@@ -366,7 +393,7 @@ mod deserialize {
     use serde::de::value::MapAccessDeserializer;
     use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-    use super::{GUARD, GuardTime, ServerGroup, ServerUrl, TIME, Time, parse_group, parse_groups};
+    use super::{GUARD, GuardTime, ServerGroup, ServerUrl, TIME, Time, parse_groups, parse_urls};
 
     /// Parses text, and says what is expected also if there is a number.
     struct Parse<T>(&'static str, PhantomData<T>);
@@ -412,7 +439,7 @@ mod deserialize {
         }
 
         fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-            parse_groups(text).ok_or_else(|| E::custom(NO_URLS))
+            parse_groups(text).map_err(|problem| refused(&problem))
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
@@ -468,15 +495,11 @@ mod deserialize {
 
         fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
             let NamedUrls { name, urls } = NamedUrls::deserialize(MapAccessDeserializer::new(map))?;
-            let group = match urls {
-                UrlList::List(urls) => Some(ServerGroup {
-                    name: None,
-                    urls: urls.into_iter().map(ServerUrl).collect(),
-                }),
-                UrlList::Text(text) => parse_group(&text),
+            let urls = match urls {
+                UrlList::List(urls) => urls.into_iter().map(ServerUrl).collect(),
+                UrlList::Text(text) => parse_urls(&text).map_err(|problem| refused(&problem))?,
             };
-            let group = group.ok_or_else(|| A::Error::custom(NO_URLS))?;
-            Ok(Entry::Group(ServerGroup { name, ..group }))
+            Ok(Entry::Group(ServerGroup { name, urls }))
         }
     }
 
@@ -495,7 +518,9 @@ mod deserialize {
         Text(String),
     }
 
-    const NO_URLS: &str = "`urls` is not a list of URLs";
+    fn refused<E: Error>(problem: &str) -> E {
+        E::custom(format_args!("`urls` is {problem}"))
+    }
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ fn every_variable_is_the_setting_of_its_name() {
 
 #[test]
 fn redlock_urls_are_listed_with_commas_and_shown_without_credentials() {
-    let urls = "redis://app:hunter2@10.0.0.1, redis://10.0.0.2,";
+    let urls = "redis://app:hunter2@10.0.0.1, redis://10.0.0.2";
     let config = read(&[("REDLOCK_URLS", urls), ("REDLOCK_PORT", "tcp://x")]).unwrap();
     let listed: Vec<&str> = config.urls().collect();
     assert_eq!(listed, ["redis://app:hunter2@10.0.0.1", "redis://10.0.0.2"]);
@@ -131,7 +131,29 @@ fn error_names_the_variable_its_value_and_the_remedy() {
     assert!(error("REDLOCK_RESTART_GUARD", "of").ends_with(GUARD));
     assert!(error("REDLOCK_MAX_WAITERS", "-1").ends_with(NUMBER));
     assert!(error("REDLOCK_URLS", " ").starts_with("`REDLOCK_URLS` is empty: "));
-    for urls in [",", "10.0.0.1", "redis://a:hunter,2@h", "redis://a,:2:/@h"] {
+    for (urls, part) in [
+        (",", "part 1 of 2 between `,`"),
+        ("redis://a,redis://b,", "part 3 of 3 between `,`"),
+        ("redis://a,,redis://b", "part 2 of 3 between `,`"),
+        ("redis://a; ;redis://c", "part 2 of 3 between `;`"),
+        ("redis://a;redis://b;", "part 3 of 3 between `;`"),
+        ("a=redis://a;b=", "part 2 of 2 between `;`"),
+        (
+            "a=redis://a;b=redis://b,",
+            "part 2 of 2 between `,`, in part 2 of 2 between `;`",
+        ),
+    ] {
+        for name in ["REDLOCK_URLS", "REDLOCK_MOVING_TO"] {
+            let error = error(name, urls);
+            let expected = format!("`{name}` is empty");
+            assert!(
+                error.starts_with(&expected) && error.ends_with(URLS),
+                "{error}"
+            );
+            assert!(error.contains(part), "{error}");
+        }
+    }
+    for urls in ["10.0.0.1", "redis://a:hunter,2@h", "redis://a,:2:/@h"] {
         let expected = format!("`REDLOCK_URLS` is not a list of URLs: {URLS}");
         assert_eq!(error("REDLOCK_URLS", urls), expected);
     }
@@ -235,7 +257,7 @@ fn groups_have_semicolons_between_them_and_perhaps_names() {
     let expected = Redlock::builder().group(first).group(second);
     assert_eq!(built(config), format!("{expected:?}"));
 
-    let named = "north = redis://a1?x=1, redis://a2 ; south=redis://:p=w@b1 ;";
+    let named = "north = redis://a1?x=1, redis://a2 ; south=redis://:p=w@b1";
     let config = read(&[
         ("REDLOCK_URLS", "redis://a1?x=1,redis://a2"),
         ("REDLOCK_MOVING_TO", named),
@@ -251,19 +273,18 @@ fn groups_have_semicolons_between_them_and_perhaps_names() {
     let expected = Redlock::builder().named_group("eu", ["redis://a1"]);
     assert_eq!(built(one), format!("{expected:?}"));
 
-    for text in [
-        "redis://a;b",
-        ";",
-        "eu=",
-        "eu=a=redis://b;x",
-        "redis://a:hunter;2@h",
+    for (text, part) in [
+        ("redis://a;b", ", in part 2 of 2 between `;`"),
+        ("eu=a=redis://b;x", ", in part 1 of 2 between `;`"),
+        ("redis://a:hunter;2@h", ", in part 2 of 2 between `;`"),
+        ("eu=a=redis://b", ""),
     ] {
         let error = read(&[("REDLOCK_MOVING_TO", text)])
             .unwrap_err()
             .to_string();
         assert_eq!(
             error,
-            format!("`REDLOCK_MOVING_TO` is not a list of URLs: {URLS}")
+            format!("`REDLOCK_MOVING_TO` is not a list of URLs{part}: {URLS}")
         );
     }
 }
