@@ -246,10 +246,17 @@ impl RedlockBuilder {
     ///
     /// 1. At first, all processes have the present groups.
     /// 2. Restart all of them with `moving_to`, in any order.
-    /// 3. When the last process without it has ended, wait for `max_hold` and `max_ttl`; for a day if the service has
-    ///    [executions](Redlock::once). Then restart all processes with only the new groups, in any order.
+    /// 3. When the last process without it has ended, wait for the longest of the times below. Then restart all processes
+    ///    with only the new groups, in any order.
     ///
-    /// [Scaling out](crate::guide::scaling_out#changing-the-groups) has what each step guarantees, and the way back.
+    /// | so that | wait for |
+    /// |---|---|
+    /// | a key has one holder | `max_ttl`, or the longest [`hold_at_least`](crate::LockRequest::hold_at_least) if that is longer; `max_hold` + `max_ttl` if an old process goes on with another `Redlock` |
+    /// | tokens rise, whatever the clocks of clients show | [`fence_retention`](Self::fence_retention) |
+    /// | outcomes of [executions](Redlock::once) are found | their retention, 24 h by default |
+    ///
+    /// [Scaling out](crate::guide::scaling_out#changing-the-groups) has what each step guarantees, the reasons for these
+    /// times, and the way back.
     ///
     /// ```
     /// use tower_redlock::Redlock;

@@ -13,6 +13,9 @@ use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
 
 /// Report of [`Redlock::inspect`]: what the nodes know of a key.
 ///
+/// A grant needs a majority only, so right after it a minority of the nodes may still show [`KeyState::Free`], as their
+/// requests are on the way; [`state`](Self::state) is that of the majority.
+///
 /// ```
 /// use tower_redlock::{KeyState, Redlock};
 ///

@@ -653,6 +653,24 @@ async fn load(redlock: Redlock, storage: Arc<Mutex<Storage>>, process: usize) {
     }
 }
 
+/// So the wait before the new processes begin counts the longest of these times too.
+#[tokio::test(start_paused = true)]
+async fn key_that_stays_taken_outlives_its_process_in_the_old_group_only() {
+    let (_, steps, key) = growing().await;
+    let guard = steps.old.lock(&key).hold_at_least(secs(60)).await.unwrap();
+    guard.release().await.unwrap();
+    assert!(steps.old.drain(secs(1)).await.is_clean());
+    let began = Instant::now();
+    // After `max_ttl`: the new processes know nothing of it yet.
+    sleep(secs(20)).await;
+    assert!(is_held(&steps.both, &key).await && !is_held(&steps.new, &key).await);
+    while is_held(&steps.both, &key).await {
+        sleep(ms(100)).await;
+    }
+    let held = began.elapsed();
+    assert!(held >= secs(59) && held <= secs(61), "{held:?}");
+}
+
 fn url(url: &str) -> NodeGroup {
     NodeGroup::new().url(url)
 }
