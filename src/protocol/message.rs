@@ -100,6 +100,16 @@ impl Op {
                 | Self::Shared(SharedOp::Release | SharedOp::Withdraw)
         )
     }
+
+    /// Returns whether this asks for a lock or its extension, which depends on the memory of the node.
+    pub(crate) fn asks_for_vote(&self) -> bool {
+        matches!(
+            self,
+            Self::Acquire { .. }
+                | Self::Confirm { .. }
+                | Self::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. })
+        )
+    }
 }
 
 /// The operations on keys that readers share, which need [`KeyNames::shared`].

@@ -18,21 +18,18 @@ pub(super) fn decode(
     value: &Value,
     node: &Arc<str>,
 ) -> Result<Reply, NodeFailure> {
-    let refused = |why: String| NodeFailure::Refused {
+    let refused = |why| NodeFailure::Refused {
         node: Arc::clone(node),
-        why: why.into(),
+        why,
     };
     if let Some(why) = describe_refusal(value) {
-        return Err(NodeFailure::Refused {
-            node: Arc::clone(node),
-            why,
-        });
+        return Err(refused(why));
     }
     let reply = match request {
         Request::Ping => Some(Reply::Released),
         Request::Command(packet) => decode_reply(packet, value),
     };
-    let reply = reply.ok_or_else(|| refused(describe_unexpected(request, value)))?;
+    let reply = reply.ok_or_else(|| refused(describe_unexpected(request, value).into()))?;
     NodeFailure::vote(node, reply)
 }
 
@@ -124,25 +121,25 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
                 [Value::Int(0), Value::Int(pttl)],
             ) => Some(Reply::Held {
                 // Negative if the key never expires.
-                expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                expires_in: millis(*pttl),
                 fingerprint: None,
             }),
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::Int(1)]) => {
                 Some(Reply::HeldShared {
-                    expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                    expires_in: millis(*pttl),
                 })
             }
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(free)])
                 if packet.command.names.iter().any(|name| name.slots.is_some()) =>
             {
                 Some(Reply::HeldSlot {
-                    expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                    expires_in: millis(*pttl),
                     free: free_slots(free),
                 })
             }
             (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(asked)]) => {
                 Some(Reply::Held {
-                    expires_in: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                    expires_in: millis(*pttl),
                     fingerprint: Fingerprint::from_hex(asked),
                 })
             }
@@ -157,7 +154,7 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
             ) => Some(Reply::Done {
                 record: Record::from_bytes(record.as_slice().into())?,
                 // Negative if another client removed the expiry.
-                expires_in: Duration::from_millis(u64::try_from(*pttl).unwrap_or(0)),
+                expires_in: millis(*pttl).unwrap_or_default(),
             }),
             (Op::Record { .. }, [Value::Int(0)]) => Some(Reply::Lost),
             (Op::Look, [Value::Int(0)]) => Some(Reply::NotDone),
@@ -180,16 +177,11 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
                 state: state(*is_held, *pttl, *readers),
                 fence: number(*fence),
                 is_recorded: *records > 0,
-                at: Duration::from_millis(u64::try_from(*at).ok()?),
+                at: millis(*at)?,
                 holder: (!holder.is_empty()).then(|| HolderMark::from_bytes(holder)),
             })),
             (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
-            (
-                Op::Acquire { .. }
-                | Op::Confirm { .. }
-                | Op::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. }),
-                [Value::Int(3)],
-            ) => Some(Reply::Amnesia),
+            (op, [Value::Int(3)]) if op.asks_for_vote() => Some(Reply::Amnesia),
             (Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }), [Value::Int(0)]) => {
                 Some(Reply::Lost)
             }
@@ -197,6 +189,11 @@ fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
         },
         _ => None,
     }
+}
+
+/// Returns a time in milliseconds; keys without an expiry have a negative one.
+fn millis(time: i64) -> Option<Duration> {
+    u64::try_from(time).ok().map(Duration::from_millis)
 }
 
 /// Reads one digit for each slot, which is not 0 if the slot is free.
@@ -207,7 +204,7 @@ fn free_slots(digits: &[u8]) -> u64 {
 }
 
 fn state(is_held: i64, pttl: i64, readers: i64) -> KeyState {
-    let left = u64::try_from(pttl).ok().map(Duration::from_millis);
+    let left = millis(pttl);
     match usize::try_from(readers) {
         _ if is_held == 0 => KeyState::Free,
         Ok(readers) => KeyState::Shared { readers, left },
@@ -231,7 +228,7 @@ mod tests {
     use deadpool_redis::redis::{Cmd, from_redis_value, parse_redis_value};
 
     use super::*;
-    use crate::node::redis::encode::{GenerationCheck, encode_into, ends_with_generation};
+    use crate::node::redis::encode::{GenerationCheck, encode_into};
     use crate::node::redis::scripts::SCRIPTS;
     use crate::protocol::admission::Generation;
     use crate::protocol::message::Command;
@@ -334,7 +331,7 @@ mod tests {
                 for op in [acquire(number), confirm(number)].into_iter().chain(others) {
                     let request = request(names, op.clone());
                     let has_key = arguments(&request).iter().any(|part| part == GENERATION);
-                    assert_eq!(ends_with_generation(&request), has_key, "{op:?}");
+                    assert_eq!(op.asks_for_vote(), has_key, "{op:?}");
                 }
             }
         }

@@ -28,20 +28,14 @@ pub(super) fn encode_into(request: &Request, check: &GenerationCheck, output: &m
         return output.extend(b"*1\r\n$4\r\nPING\r\n");
     };
     let encoded = encoded(packet, check);
-    let generation = check.generation_for(request);
+    // Every request for a vote ends with it.
+    let generation = check.generation.as_ref();
+    let generation = generation.filter(|_| packet.command.op.asks_for_vote());
     let arguments = encoded.arguments + usize::from(generation.is_some());
     put_length(output, b'*', arguments);
     output.extend(&encoded.bytes);
     if let Some(generation) = generation {
         put_argument(output, generation.as_str().as_bytes());
-    }
-}
-
-impl GenerationCheck {
-    /// Returns the generation with which the request ends, if it does.
-    fn generation_for(&self, request: &Request) -> Option<&Generation> {
-        let generation = self.generation.as_ref();
-        generation.filter(|_| ends_with_generation(request))
     }
 }
 
@@ -127,36 +121,14 @@ impl Decimal {
     }
 }
 
-/// Returns whether the request ends with the generation of the server, if that is known: every request for a vote
-/// does.
-pub(super) fn ends_with_generation(request: &Request) -> bool {
-    match request {
-        Request::Command(packet) => match packet.command.op {
-            Op::Acquire { .. }
-            | Op::Confirm { .. }
-            | Op::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. }) => true,
-            Op::Shared(_)
-            | Op::Release
-            | Op::ReleaseExecuted
-            | Op::ReleaseAfter { .. }
-            | Op::Inspect
-            | Op::Revoke { .. }
-            | Op::Record { .. }
-            | Op::TopUp { .. }
-            | Op::Look
-            | Op::Fetch => false,
-        },
-        Request::Ping => false,
-    }
-}
-
 /// Encodes a command.
 fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> EncodedCommand {
     let Command { names, owner, op } = command;
     if let [name] = &**names
         && let Some(record) = &name.record
+        && let Some(encoded) = encode_once(name, record, command, notifies, generation_key)
     {
-        return encode_once(name, record, owner, op, notifies, generation_key);
+        return encoded;
     }
     let (scripts, owner) = (&*SCRIPTS, owner.as_str().as_bytes());
     let slots = names.first().and_then(|name| name.slots.as_deref());
@@ -269,11 +241,10 @@ fn encode_for_operators(names: &[KeyNames], op: &Op, notifies: bool) -> EncodedC
     }
 }
 
-fn eval_keys<'a>(script: &Lua, keys: impl Iterator<Item = &'a [u8]>) -> EncodedCommand {
-    let keys: Vec<&[u8]> = keys.collect();
+fn eval_keys<'a>(script: &Lua, keys: impl Iterator<Item = &'a [u8]> + Clone) -> EncodedCommand {
     let mut eval = EncodedCommand::new();
     eval.put(b"EVALSHA").put(script.hash.as_bytes());
-    eval.put_number(keys.len() as u64);
+    eval.put_number(keys.clone().count() as u64);
     for key in keys {
         eval.put(key);
     }
@@ -296,10 +267,8 @@ fn encode_shared(
     let (script, keys): (_, Vec<&[u8]>) = match op {
         SharedOp::Acquire { .. } => {
             let keys = locks().chain(readers()).chain(writers());
-            (
-                &scripts.acquire_shared,
-                keys.chain(generation_key).collect(),
-            )
+            let keys = keys.chain(generation_key);
+            (&scripts.acquire_shared, keys.collect())
         }
         SharedOp::Confirm { .. } => {
             let keys = locks().chain(readers()).chain(generation_key);
@@ -309,7 +278,7 @@ fn encode_shared(
         SharedOp::Announce { .. } => (&scripts.announce, locks().chain(writers()).collect()),
         SharedOp::Withdraw => (&scripts.withdraw, writers().collect()),
     };
-    let mut eval = eval_keys(script, keys.into_iter());
+    let mut eval = eval_keys(script, keys.iter().copied());
     eval.put(owner.as_str().as_bytes());
     match op {
         SharedOp::Acquire { ttl } | SharedOp::Confirm { ttl } => {
@@ -322,34 +291,26 @@ fn encode_shared(
     eval
 }
 
-/// Encodes a command on a key with records.
+/// Encodes a command on a key with records, if it has to do with them.
 fn encode_once(
     name: &KeyNames,
     record: &RecordNames,
-    owner_token: &OwnerToken,
-    op: &Op,
+    command: &Command,
     notifies: bool,
     generation_key: Option<&[u8]>,
-) -> EncodedCommand {
-    let (scripts, owner) = (&*SCRIPTS, owner_token.as_str().as_bytes());
+) -> Option<EncodedCommand> {
+    let (scripts, owner) = (&*SCRIPTS, command.owner.as_str().as_bytes());
     let (lock, fence, done) = (&*name.lock, &*name.fence, &*record.done);
     let intent = record.intent.as_ref();
     let intent_name = intent.map(|intent| &*intent.name);
-    let eval = |script, keys: &[Option<&[u8]>]| eval_keys(script, keys.iter().copied().flatten());
-    match op {
+    let encoded = match &command.op {
         Op::Acquire {
             proposal,
             ttl,
             retention,
         } => {
-            let keys = [
-                Some(lock),
-                Some(fence),
-                Some(done),
-                intent_name,
-                generation_key,
-            ];
-            let mut eval = eval(&scripts.acquire_once, &keys);
+            let keys = [lock, fence, done].into_iter().chain(intent_name);
+            let mut eval = eval_keys(&scripts.acquire_once, keys.chain(generation_key));
             eval.put(owner).put_number(proposal.unwrap_or(0));
             eval.put_millis(*ttl).put_millis(*retention);
             match intent {
@@ -363,25 +324,20 @@ fn encode_once(
             ttl,
             retention,
         } => {
-            let keys = [Some(lock), Some(fence), Some(done), generation_key];
-            let mut eval = eval(&scripts.confirm_once, &keys);
+            let keys = [lock, fence, done].into_iter().chain(generation_key);
+            let mut eval = eval_keys(&scripts.confirm_once, keys);
             eval.put(owner).put_number(token.unwrap_or(0));
             eval.put_millis(*ttl).put_millis(*retention);
             eval
         }
         Op::Release if intent.is_some() => {
-            let mut eval = eval(&scripts.release_once, &[Some(lock), intent_name]);
-            eval.put(owner).put_notifies(notifies);
-            eval
-        }
-        Op::Release | Op::ReleaseExecuted => {
-            let mut eval = eval(&scripts.release, &[Some(lock)]);
+            let mut eval = eval_keys(&scripts.release_once, [lock].into_iter().chain(intent_name));
             eval.put(owner).put_notifies(notifies);
             eval
         }
         Op::Record { record, retention } => {
-            let keys = [Some(lock), Some(fence), Some(done), intent_name];
-            let mut eval = eval(&scripts.record, &keys);
+            let keys = [lock, fence, done].into_iter().chain(intent_name);
+            let mut eval = eval_keys(&scripts.record, keys);
             eval.put(owner)
                 .put(record.as_bytes())
                 .put_millis(*retention)
@@ -389,32 +345,25 @@ fn encode_once(
             eval
         }
         Op::TopUp { record, retention } => {
-            let mut eval = eval(&scripts.top_up, &[Some(done), intent_name]);
+            let mut eval = eval_keys(&scripts.top_up, [done].into_iter().chain(intent_name));
             eval.put(record.as_bytes()).put_millis(*retention);
             eval
         }
-        Op::Look => eval(&scripts.look, &[Some(done)]),
-        // No record is looked at.
-        Op::Shared(op) => encode_shared(
-            std::slice::from_ref(name),
-            owner_token,
-            *op,
-            notifies,
-            generation_key,
-        ),
-        Op::ReleaseAfter { left } => {
-            encode_release_after(std::slice::from_ref(name), owner, *left, notifies)
-        }
-        Op::Inspect | Op::Revoke { .. } => {
-            encode_for_operators(std::slice::from_ref(name), op, notifies)
-        }
+        Op::Look => eval_keys(&scripts.look, [done].into_iter()),
         // Not a script, which would copy the record twice more while it blocks the server.
         Op::Fetch => {
             let mut get = EncodedCommand::new();
             get.put(b"GET").put(done);
             get
         }
-    }
+        Op::Release
+        | Op::ReleaseExecuted
+        | Op::ReleaseAfter { .. }
+        | Op::Shared(_)
+        | Op::Inspect
+        | Op::Revoke { .. } => return None,
+    };
+    Some(encoded)
 }
 
 fn evalsha(
@@ -423,32 +372,14 @@ fn evalsha(
     fences: bool,
     generation: Option<&[u8]>,
 ) -> EncodedCommand {
-    let mut eval = EncodedCommand::new();
-    let keys = names.len() * (1 + usize::from(fences)) + usize::from(generation.is_some());
+    let locks = names.iter().map(|name| &*name.lock);
+    let fences = names.iter().filter(|_| fences).map(|name| &*name.fence);
     // A slot that is held is answered with the free ones.
-    let slots = || {
-        let names = names
-            .iter()
-            .filter(|_| std::ptr::eq(script, &SCRIPTS.acquire_all));
-        let slots = names.filter_map(|name| name.slots.as_deref());
-        slots.flat_map(|slots| &slots.locks)
-    };
-    let keys = keys + slots().count();
-    eval.put(b"EVALSHA").put(script.hash.as_bytes());
-    eval.put_number(keys as u64);
-    for name in names {
-        eval.put(&name.lock);
-    }
-    for name in names.iter().filter(|_| fences) {
-        eval.put(&name.fence);
-    }
-    for slot in slots() {
-        eval.put(slot);
-    }
-    if let Some(generation) = generation {
-        eval.put(generation);
-    }
-    eval
+    let lists_slots = std::ptr::eq(script, &SCRIPTS.acquire_all);
+    let slots = names.iter().filter(|_| lists_slots);
+    let slots = slots.filter_map(|name| name.slots.as_deref());
+    let slots = slots.flat_map(|slots| &slots.locks).map(|lock| &**lock);
+    eval_keys(script, locks.chain(fences).chain(slots).chain(generation))
 }
 
 #[cfg(test)]
