@@ -10,7 +10,7 @@
 //!   majority had.
 
 use crate::protocol::message::Reply;
-use crate::protocol::quorum::Quorum;
+use crate::protocol::quorum::{Quorum, which};
 use crate::protocol::record::{ExecutionId, Fingerprint, Record};
 use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal};
 
@@ -303,11 +303,7 @@ impl OnceRound {
     }
 
     fn which(&self, matches: impl Fn(&NodeAnswers) -> bool) -> impl Iterator<Item = usize> {
-        self.nodes
-            .iter()
-            .enumerate()
-            .filter(move |(_, node)| matches(node))
-            .map(|(index, _)| index)
+        which(&self.nodes, matches)
     }
 }
 
@@ -392,11 +388,7 @@ impl RecordRound {
     }
 
     fn which(&self, matches: impl Fn(Recording) -> bool) -> impl Iterator<Item = usize> {
-        self.nodes
-            .iter()
-            .enumerate()
-            .filter(move |(_, node)| matches(**node))
-            .map(|(index, _)| index)
+        which(&self.nodes, move |node| matches(*node))
     }
 }
 
@@ -474,11 +466,7 @@ impl LookRound {
 
     /// Returns the nodes that have not answered.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        self.nodes
-            .iter()
-            .enumerate()
-            .filter(|(_, node)| **node == Looking::Silent)
-            .map(|(index, _)| index)
+        which(&self.nodes, |node| *node == Looking::Silent)
     }
 }
 

@@ -40,6 +40,12 @@ impl Quorum {
     }
 }
 
+/// Returns the numbers of the nodes whose state matches.
+pub(super) fn which<T>(nodes: &[T], matches: impl Fn(&T) -> bool) -> impl Iterator<Item = usize> {
+    let nodes = nodes.iter().enumerate();
+    nodes.filter_map(move |(number, node)| matches(node).then_some(number))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::protocol::message::Reply;
-use crate::protocol::quorum::Quorum;
+use crate::protocol::quorum::{Quorum, which};
 
 /// One node's answer to one request, as a round takes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -182,11 +182,7 @@ impl AcquireRound {
     /// Returns the targets of the `CONFIRM` of the current step: all nodes that did not answer
     /// exactly the target, including silent nodes, without nodes that refused or failed.
     pub fn unconfirmed(&self) -> impl Iterator<Item = usize> + '_ {
-        self.nodes
-            .iter()
-            .enumerate()
-            .filter(|(_, node)| node.confirmed == Confirmed::Silent)
-            .map(|(index, _)| index)
+        which(&self.nodes, |node| node.confirmed == Confirmed::Silent)
     }
 
     /// Returns how many nodes have answered exactly `token` so far.
@@ -197,20 +193,12 @@ impl AcquireRound {
 
     /// Returns the nodes that have not answered the current step.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        self.nodes
-            .iter()
-            .enumerate()
-            .filter(|(_, node)| node.is_silent())
-            .map(|(index, _)| index)
+        which(&self.nodes, Standing::is_silent)
     }
 
     /// Returns the nodes that have not answered the `ACQUIRE`.
     pub fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        self.nodes
-            .iter()
-            .enumerate()
-            .filter(|(_, node)| node.acquired == Acquired::Silent)
-            .map(|(index, _)| index)
+        which(&self.nodes, |node| node.acquired == Acquired::Silent)
     }
 
     /// Returns whether `node` gave a vote, for this attempt or for another owner.
@@ -442,11 +430,7 @@ impl ExtendRound {
 
     /// Returns the nodes that have not answered.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        self.silent
-            .iter()
-            .enumerate()
-            .filter(|(_, silent)| **silent)
-            .map(|(index, _)| index)
+        which(&self.silent, |silent| *silent)
     }
 }
 
@@ -535,10 +519,6 @@ impl ReleaseRound {
     }
 
     fn which(&self, matches: impl Fn(Releasing) -> bool) -> impl Iterator<Item = usize> {
-        self.nodes
-            .iter()
-            .enumerate()
-            .filter(move |(_, node)| matches(**node))
-            .map(|(index, _)| index)
+        which(&self.nodes, move |node| matches(*node))
     }
 }
