@@ -1,6 +1,5 @@
 //! Refusals as responses of handlers and extractors.
 
-use std::fmt;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -11,6 +10,7 @@ use http::request::Parts;
 use tower::Layer;
 
 use crate::lock::LockError;
+use crate::middleware::macros::opaque_debug;
 use crate::middleware::{Rejection, RejectionResponse, RequestKind};
 
 /// Layer that sets how the refusals of this crate's extractors look, for all handlers inside: those of
@@ -68,13 +68,7 @@ impl<S> Layer<S> for ExtractorRejectionLayer {
     }
 }
 
-/// By hand: a function has no `Debug`.
-impl fmt::Debug for ExtractorRejectionLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExtractorRejectionLayer")
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { ExtractorRejectionLayer }
 
 /// How the refusal of an extractor looks. Read from the request, which may be consumed before the refusal becomes a
 /// response.

@@ -1,6 +1,5 @@
 //! The request body that the inner service gets, and the response body of the layer.
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -13,6 +12,7 @@ use tokio::sync::mpsc;
 use tower::BoxError;
 
 use crate::middleware::BufferedRequestBody;
+use crate::middleware::macros::opaque_debug;
 
 /// Request body for the inner service: read already, or untouched if the request has no key.
 #[pin_project]
@@ -196,15 +196,5 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for IdempotencyBody<B> {
     }
 }
 
-impl<B> fmt::Debug for IdempotencyRequestBody<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyRequestBody")
-            .finish_non_exhaustive()
-    }
-}
-
-impl<B> fmt::Debug for IdempotencyBody<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyBody").finish_non_exhaustive()
-    }
-}
+opaque_debug! { IdempotencyRequestBody<B> }
+opaque_debug! { IdempotencyBody<B> }

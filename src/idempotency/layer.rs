@@ -147,26 +147,22 @@ impl IdempotencyLayer {
         rejection;
     }
 
-    /// Sets the header that carries the key. Default: `Idempotency-Key`.
-    pub fn header(mut self, header: HeaderName) -> Self {
-        self.config.header = header;
-        self
+    layer_setters! {
+        /// Sets the header that carries the key. Default: `Idempotency-Key`.
+        header: HeaderName;
+
+        /// Sets whether a request without a key is refused with 400 `key-missing`. Default: false, it is
+        /// served without the layer.
+        ///
+        /// A request that matched no route of an axum router always passes, to its 404. A fallback that does work
+        /// must ask for the [`IdempotencyKey`](crate::IdempotencyKey) itself.
+        required: bool;
     }
 
     /// Sets the methods that are executed once per key. Default: POST and PATCH. The others are idempotent
     /// (RFC 9110, section 9.2.2) or safe, and pass through. GET stands for HEAD too.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.config.methods = methods.into_iter().collect();
-        self
-    }
-
-    /// Sets whether a request without a key is refused with 400 `key-missing`. Default: false, it is
-    /// served without the layer.
-    ///
-    /// A request that matched no route of an axum router always passes, to its 404. A fallback that does work
-    /// must ask for the [`IdempotencyKey`](crate::IdempotencyKey) itself.
-    pub fn required(mut self, required: bool) -> Self {
-        self.config.required = required;
         self
     }
 
@@ -216,12 +212,6 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets the largest request body in bytes; a larger one is refused with 413. Default: 2 MiB.
-    pub fn max_request_body(mut self, bytes: usize) -> Self {
-        self.config.max_request_body = bytes;
-        self
-    }
-
     /// Sets the largest response body, in bytes, that is kept: at most 1 MiB, because records share the
     /// connection with all locks. Default: 64 KiB.
     ///
@@ -236,32 +226,25 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets the header that marks a replayed response with `true`. Default: `Idempotency-Replayed`.
-    pub fn replay_header(mut self, header: HeaderName) -> Self {
-        self.config.replay_header = header;
-        self
-    }
+    layer_setters! {
+        /// Sets the largest request body in bytes; a larger one is refused with 413. Default: 2 MiB.
+        max_request_body: usize;
 
-    /// Sets whether `Set-Cookie` is recorded too. Default: false, so that a session is issued once.
-    pub fn keep_cookies(mut self, keep_cookies: bool) -> Self {
-        self.config.keep_cookies = keep_cookies;
-        self
-    }
+        /// Sets the header that marks a replayed response with `true`. Default: `Idempotency-Replayed`.
+        replay_header: HeaderName;
 
-    /// Sets whether a request that may have been executed is never executed again. Default: false.
-    ///
-    /// If true, a retry gets 409 `outcome-unknown` for a day after a crash between grant and record, after a
-    /// panic, and after a response for which [`record_if`](Self::record_if) returned false. This holds as long as a
-    /// majority of the nodes remembers the intent to execute.
-    pub fn at_most_once(mut self, at_most_once: bool) -> Self {
-        self.config.at_most_once = at_most_once;
-        self
-    }
+        /// Sets whether `Set-Cookie` is recorded too. Default: false, so that a session is issued once.
+        keep_cookies: bool;
 
-    /// Sets the answer if no majority accepted the record. Default: [`OnUnrecorded::Answer`].
-    pub fn on_unrecorded(mut self, on_unrecorded: OnUnrecorded) -> Self {
-        self.config.on_unrecorded = on_unrecorded;
-        self
+        /// Sets whether a request that may have been executed is never executed again. Default: false.
+        ///
+        /// If true, a retry gets 409 `outcome-unknown` for a day after a crash between grant and record, after a
+        /// panic, and after a response for which [`record_if`](Self::record_if) returned false. This holds as long as a
+        /// majority of the nodes remembers the intent to execute.
+        at_most_once: bool;
+
+        /// Sets the answer if no majority accepted the record. Default: [`OnUnrecorded::Answer`].
+        on_unrecorded: OnUnrecorded;
     }
 
     /// Sets above how many bytes records are compressed (LZ4). Default: never.

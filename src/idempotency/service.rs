@@ -19,7 +19,7 @@ use crate::idempotency::answer::Responder;
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
 use crate::idempotency::config::{ActiveExecutions, Config, KeyedRequest};
 use crate::idempotency::task::ExecutionTask;
-use crate::middleware::macros::inner_accessors;
+use crate::middleware::macros::{inner_accessors, opaque_debug};
 use crate::middleware::{
     BufferedRequestBody, CallToken, CallTracker, LockHandles, Rejection, RequestKind, read_error,
 };
@@ -136,11 +136,7 @@ where
     }
 }
 
-impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseFuture").finish_non_exhaustive()
-    }
-}
+opaque_debug! { ResponseFuture<F, B, E> }
 
 /// Serves a request that has a key.
 ///

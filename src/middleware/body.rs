@@ -32,6 +32,7 @@ use tower::BoxError;
 use crate::lock::{LockGuard, LostReason};
 use crate::middleware::config::OnLost;
 use crate::middleware::held::HeldLock;
+use crate::middleware::macros::opaque_debug;
 
 /// Response body of the layer's service: the inner body with a lock, or a refusal.
 ///
@@ -228,11 +229,7 @@ where
     }
 }
 
-impl<B> fmt::Debug for LockBody<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockBody").finish_non_exhaustive()
-    }
-}
+opaque_debug! { LockBody<B> }
 
 /// Error that ends a response body whose lock was lost while it was being sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,6 @@
 //! checks the validity before it first polls the handler, because it may have waited for a thread. It drops the share
 //! before it returns the output, so that the layer outside holds the last one and releases the lock in order.
 
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::panic;
 use std::pin::Pin;
@@ -24,7 +23,7 @@ use tracing::Instrument;
 use crate::lock::LockHandle;
 use crate::middleware::config::OnLost;
 use crate::middleware::held::HeldLock;
-use crate::middleware::macros::inner_accessors;
+use crate::middleware::macros::{inner_accessors, opaque_debug};
 
 /// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
 /// does without a lock. The default of [`RedlockLayer`](crate::RedlockLayer).
@@ -154,9 +153,4 @@ impl<F: Future<Output = T>, T> Future for RunToCompletionFuture<F, T> {
     }
 }
 
-impl<F, T> fmt::Debug for RunToCompletionFuture<F, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RunToCompletionFuture")
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { RunToCompletionFuture<F, T> }

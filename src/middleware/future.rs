@@ -20,7 +20,6 @@
 //!   outside that calls again, such as `tower::retry`, does not meet the lock of its last call.
 
 use std::any::Any;
-use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -42,6 +41,7 @@ use crate::middleware::calls::CallTracker;
 use crate::middleware::config::{Config, NotLocked, OnLost, ReleaseAt, Unprotected};
 use crate::middleware::disconnect::SpawnHandler;
 use crate::middleware::held::{HeldLock, LockHandles};
+use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::RequestKind;
 
@@ -359,13 +359,10 @@ impl SentRequest {
     }
 }
 
-impl<S, ReqBody> fmt::Debug for ResponseFuture<S, ReqBody>
-where
-    S: Service<Request<ReqBody>>,
-{
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseFuture").finish_non_exhaustive()
-    }
+opaque_debug! {
+    ResponseFuture<S, ReqBody>
+    where
+        S: Service<Request<ReqBody>>,
 }
 
 /// Runs a part of the inner service; a panic becomes a completion, so that the lock is released first.

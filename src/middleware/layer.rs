@@ -227,41 +227,31 @@ impl<D> RedlockLayer<D> {
         self
     }
 
-    /// Sets what happens to a request that names no resource. Default: [`OnMissingKey::Reject`].
-    ///
-    /// A request that matched no route of an axum router passes by default, to the router's fallback. If
-    /// the fallback needs the lock, set [`OnMissingKey::RejectAlways`].
-    pub fn missing_key(mut self, missing_key: OnMissingKey) -> Self {
-        self.config.missing_key = missing_key;
-        self
-    }
+    layer_setters! {
+        /// Sets what happens to a request that names no resource. Default: [`OnMissingKey::Reject`].
+        ///
+        /// A request that matched no route of an axum router passes by default, to the router's fallback. If
+        /// the fallback needs the lock, set [`OnMissingKey::RejectAlways`].
+        missing_key: OnMissingKey;
 
-    /// Sets what happens when no majority can be reached. Default: [`OnUnavailable::Reject`].
-    pub fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
-        self.config.on_unavailable = on_unavailable;
-        self
-    }
+        /// Sets what happens when no majority can be reached. Default: [`OnUnavailable::Reject`].
+        on_unavailable: OnUnavailable;
 
-    /// Sets when the lock is released. Default: [`ReleaseAt::BodyEnd`].
-    pub fn release_at(mut self, release_at: ReleaseAt) -> Self {
-        self.config.release_at = release_at;
-        self
-    }
+        /// Sets when the lock is released. Default: [`ReleaseAt::BodyEnd`].
+        release_at: ReleaseAt;
 
-    /// Sets whether the last frame of the response waits until a majority has confirmed the
-    /// release. Default: true.
-    ///
-    /// False saves a round trip per request, but then the client's next request may find the lock still
-    /// held.
-    pub fn await_release(mut self, await_release: bool) -> Self {
-        self.config.await_release = await_release;
-        self
-    }
+        /// Sets whether the last frame of the response waits until a majority has confirmed the
+        /// release. Default: true.
+        ///
+        /// False saves a round trip per request, but then the client's next request may find the lock still
+        /// held.
+        await_release: bool;
 
-    /// Sets what happens when the lock is lost. Default: [`OnLost::Abort`].
-    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
-        self.config.on_lost = on_lost;
-        self
+        /// Sets what happens when the lock is lost. Default: [`OnLost::Abort`].
+        on_lost: OnLost;
+
+        /// Sets the status of a refusal because of contention. Default: 423 Locked.
+        contended_status: StatusCode;
     }
 
     /// Sets the name of the kind of resource, for spans and metrics, which never show a key. Default:
@@ -301,12 +291,6 @@ impl<D> RedlockLayer<D> {
             },
             on_disconnect: PhantomData,
         }
-    }
-
-    /// Sets the status of a refusal because of contention. Default: 423 Locked.
-    pub fn contended_status(mut self, status: StatusCode) -> Self {
-        self.config.contended_status = status;
-        self
     }
 
     /// Puts the fencing token into this header of the inner request. Default: none.

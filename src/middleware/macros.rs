@@ -1,4 +1,4 @@
-//! Methods that several services and layers share, written once.
+//! Methods and implementations that several services and layers share, written once.
 
 /// Defines the accessors of the inner service.
 macro_rules! inner_accessors {
@@ -20,12 +20,33 @@ macro_rules! inner_accessors {
     };
 }
 
+/// Implements `Debug` with the name of the type alone, because its content has no `Debug` or says nothing to a reader.
+macro_rules! opaque_debug {
+    ($name:ident $(<$($param:ident),+>)? $(where $($bounds:tt)+)?) => {
+        impl $(<$($param),+>)? std::fmt::Debug for $name $(<$($param),+>)?
+        $(where $($bounds)+)?
+        {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 /// Defines setters of a layer, each with the documentation in front of its name.
 ///
-/// The layer has a `config` with `redlock`, `options`, `waiters`, `retry_after` and `refusals`.
+/// The layer has a `config` with `redlock`, `options`, `waiters`, `retry_after` and `refusals`. A setter with a type
+/// sets the field of its name.
 macro_rules! layer_setters {
-    ($($(#[$doc:meta])+ $setter:ident;)+) => {
-        $($crate::middleware::macros::layer_setters! { @$setter $(#[$doc])+ })+
+    ($($(#[$doc:meta])+ $setter:ident $(: $type:ty)?;)+) => {
+        $($crate::middleware::macros::layer_setters! { @$setter $(#[$doc])+ $($type)? })+
+    };
+    (@$field:ident $(#[$doc:meta])+ $type:ty) => {
+        $(#[$doc])+
+        pub fn $field(mut self, $field: $type) -> Self {
+            self.config.$field = $field;
+            self
+        }
     };
     (@ttl $(#[$doc:meta])+) => {
         $(#[$doc])+
@@ -72,4 +93,4 @@ macro_rules! layer_setters {
     };
 }
 
-pub(crate) use {inner_accessors, layer_setters};
+pub(crate) use {inner_accessors, layer_setters, opaque_debug};

@@ -1,6 +1,5 @@
 //! How refusals look: as HTTP or gRPC responses.
 
-use std::fmt;
 use std::sync::{Arc, Once};
 
 use bytes::Bytes;
@@ -11,6 +10,7 @@ use http_body_util::Full;
 
 use crate::middleware::grpc;
 use crate::middleware::logged::LoggedMistakes;
+use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::{Rejection, insert_retry_after};
 use crate::middleware::routed::route_of;
 use crate::protocol::KeyError;
@@ -168,12 +168,7 @@ impl Rejection {
     }
 }
 
-/// By hand: a function has no `Debug`.
-impl fmt::Debug for Refusals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refusals").finish_non_exhaustive()
-    }
-}
+opaque_debug! { Refusals }
 
 impl RequestKind {
     /// Returns the kind of a request, by its content type.

@@ -7,7 +7,6 @@
 //! breaks before it is ready, takes back its [`CallToken`], because the handler is not called.
 
 use std::error::Error;
-use std::fmt;
 use std::future::Future;
 use std::io;
 use std::iter;
@@ -29,6 +28,7 @@ use crate::middleware::buffer::body::{BufferedBody, BufferedFor, BufferedRequest
 use crate::middleware::buffer::config::Config;
 use crate::middleware::calls::CallToken;
 use crate::middleware::future::take;
+use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::Rejection;
 
 /// Response future for [`BufferBodyService`](crate::middleware::BufferBodyService).
@@ -166,14 +166,11 @@ where
     }
 }
 
-impl<S, ReqBody> fmt::Debug for BufferBodyFuture<S, ReqBody>
-where
-    S: Service<Request<BufferedRequestBody>>,
-    ReqBody: Body<Error: Into<BoxError>>,
-{
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BufferBodyFuture").finish_non_exhaustive()
-    }
+opaque_debug! {
+    BufferBodyFuture<S, ReqBody>
+    where
+        S: Service<Request<BufferedRequestBody>>,
+        ReqBody: Body<Error: Into<BoxError>>,
 }
 
 /// Returns the refusal for a request whose body could not be read.
