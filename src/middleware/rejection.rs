@@ -111,27 +111,7 @@ impl Rejection {
     /// Returns the stable, machine-readable name of the case.
     #[must_use]
     pub fn code(&self) -> &'static str {
-        match self {
-            Self::Contended { .. } => "lock-contended",
-            Self::TooManyConcurrent { .. } => "too-many-concurrent",
-            Self::Failed(LockError::Expired { .. }) => "lock-expired",
-            Self::Failed(LockError::Overloaded { .. }) => "lock-overloaded",
-            Self::Failed(LockError::Closed) => "shutting-down",
-            Self::Failed(error) if error.quarantined().is_some() => "lock-quarantined",
-            Self::Failed(_) => "lock-unavailable",
-            Self::Lost(_) => "lock-lost",
-            Self::InProgress { .. } => "request-in-progress",
-            Self::KeyMissing { .. } => "key-missing",
-            Self::KeyInvalid(_) => "key-invalid",
-            Self::BodyTooLarge => "body-too-large",
-            Self::BodyUnreadable { .. } => "body-unreadable",
-            Self::Misconfigured(_) => "misconfigured",
-            Self::ScopeMissing => "scope-missing",
-            Self::KeyReused => "idempotency-key-reused",
-            Self::OutcomeUnknown => "outcome-unknown",
-            Self::ResultNotKept => "result-not-kept",
-            Self::ConflictingOutcomes => "conflicting-outcomes",
-        }
+        self.code_and_title().0
     }
 
     /// Returns when a retry makes sense, if it does: whole seconds, rounded up, at least one.
@@ -149,17 +129,8 @@ impl Rejection {
                 retry_after.min(MAX_RETRY_AFTER)
             }
             Self::Failed(error) => error.quarantined().unwrap_or_default(),
-            Self::Lost(_)
-            | Self::KeyMissing { .. }
-            | Self::KeyInvalid(_)
-            | Self::BodyTooLarge
-            | Self::BodyUnreadable { .. }
-            | Self::Misconfigured(_)
-            | Self::ScopeMissing
-            | Self::KeyReused
-            | Self::OutcomeUnknown
-            | Self::ResultNotKept
-            | Self::ConflictingOutcomes => return None,
+            // Time does not change the others.
+            _ => return None,
         };
         Some(Duration::from_secs(whole_seconds(left).max(1)))
     }
@@ -273,23 +244,36 @@ impl Rejection {
         }
     }
 
+    /// Returns the text for people that names the case.
     pub(super) fn title(&self) -> &'static str {
+        self.code_and_title().1
+    }
+
+    fn code_and_title(&self) -> (&'static str, &'static str) {
         match self {
-            Self::Contended { .. } => "Resource is locked",
-            Self::TooManyConcurrent { .. } => "Too many concurrent requests",
-            Self::Failed(LockError::Closed) => "Service is shutting down",
-            Self::Failed(error) if error.quarantined().is_some() => "Lock service started recently",
-            Self::Failed(_) => "Lock unavailable",
-            Self::Lost(_) => "Lock lost",
-            Self::InProgress { .. } => "Request in progress",
-            Self::KeyMissing { .. } | Self::KeyInvalid(_) => "Key missing or invalid",
-            Self::BodyTooLarge => "Body too large",
-            Self::BodyUnreadable { .. } => "Body unreadable",
-            Self::Misconfigured(_) | Self::ScopeMissing => "Service misconfigured",
-            Self::KeyReused => "Idempotency key reused",
-            Self::OutcomeUnknown => "Outcome unknown",
-            Self::ResultNotKept => "Response not kept",
-            Self::ConflictingOutcomes => "Conflicting outcomes",
+            Self::Contended { .. } => ("lock-contended", "Resource is locked"),
+            Self::TooManyConcurrent { .. } => {
+                ("too-many-concurrent", "Too many concurrent requests")
+            }
+            Self::Failed(LockError::Expired { .. }) => ("lock-expired", "Lock unavailable"),
+            Self::Failed(LockError::Overloaded { .. }) => ("lock-overloaded", "Lock unavailable"),
+            Self::Failed(LockError::Closed) => ("shutting-down", "Service is shutting down"),
+            Self::Failed(error) if error.quarantined().is_some() => {
+                ("lock-quarantined", "Lock service started recently")
+            }
+            Self::Failed(_) => ("lock-unavailable", "Lock unavailable"),
+            Self::Lost(_) => ("lock-lost", "Lock lost"),
+            Self::InProgress { .. } => ("request-in-progress", "Request in progress"),
+            Self::KeyMissing { .. } => ("key-missing", "Key missing or invalid"),
+            Self::KeyInvalid(_) => ("key-invalid", "Key missing or invalid"),
+            Self::BodyTooLarge => ("body-too-large", "Body too large"),
+            Self::BodyUnreadable { .. } => ("body-unreadable", "Body unreadable"),
+            Self::Misconfigured(_) => ("misconfigured", "Service misconfigured"),
+            Self::ScopeMissing => ("scope-missing", "Service misconfigured"),
+            Self::KeyReused => ("idempotency-key-reused", "Idempotency key reused"),
+            Self::OutcomeUnknown => ("outcome-unknown", "Outcome unknown"),
+            Self::ResultNotKept => ("result-not-kept", "Response not kept"),
+            Self::ConflictingOutcomes => ("conflicting-outcomes", "Conflicting outcomes"),
         }
     }
 }
