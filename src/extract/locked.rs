@@ -128,8 +128,7 @@ where
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let resource = T::from_request_parts(parts, state).await;
         let resource = resource.map_err(LockedRejection::Inner)?;
-        let guard = RequestLocks::from_parts(parts, state).lock(&resource).await;
-        Ok(Self(guard.map_err(LockedRejection::Lock)?, resource))
+        RequestLocks::from_parts(parts, state).lock(resource).await
     }
 }
 
@@ -149,8 +148,8 @@ where
         let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
             return Ok(None);
         };
-        let guard = RequestLocks::from_parts(parts, state).lock(&resource).await;
-        Ok(Some(Self(guard.map_err(LockedRejection::Lock)?, resource)))
+        let locks = RequestLocks::from_parts(parts, state);
+        locks.lock(resource).await.map(Some)
     }
 }
 
@@ -166,8 +165,7 @@ where
         let (request, locks) = RequestLocks::from_request(request, state);
         let resource = T::from_request(request, state).await;
         let resource = resource.map_err(LockedRejection::Inner)?;
-        let guard = locks.lock(&resource).await;
-        Ok(Self(guard.map_err(LockedRejection::Lock)?, resource))
+        locks.lock(resource).await
     }
 }
 
@@ -185,8 +183,7 @@ where
         let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
             return Ok(None);
         };
-        let guard = locks.lock(&resource).await;
-        Ok(Some(Self(guard.map_err(LockedRejection::Lock)?, resource)))
+        locks.lock(resource).await.map(Some)
     }
 }
 
@@ -222,28 +219,23 @@ impl RequestLocks {
     }
 
     /// Takes the lock on a resource.
-    fn lock<T: LockResource>(
-        self,
-        resource: &T,
-    ) -> impl Future<Output = Result<LockGuard, LockRefused>> + Send + use<T> {
+    async fn lock<T: LockResource, R>(self, resource: T) -> Result<Locked<T>, LockedRejection<R>> {
         let (keys, mut options) = (resource.lock_keys(), resource.options());
         // Never from the key, which clients choose.
         options.label.get_or_insert(UNNAMED);
         let locking = self.handles.lock(&self.redlock, keys, &options, None);
-        async move {
-            match locking.await {
-                Ok(guard) => {
-                    // The loss of the lock does not stop the handler.
-                    self.handles.add(&guard.handle(), OnLost::Notify);
-                    Ok(guard)
-                }
-                Err(error) => Err(LockRefused {
-                    rejection: into_rejection(&error, options.hold_at_least.is_some())
-                        .of_slot(options.is_slot()),
-                    format: self.format,
-                    token: self.token,
-                }),
+        match locking.await {
+            Ok(guard) => {
+                // The loss of the lock does not stop the handler.
+                self.handles.add(&guard.handle(), OnLost::Notify);
+                Ok(Locked(guard, resource))
             }
+            Err(error) => Err(LockedRejection::Lock(LockRefused {
+                rejection: into_rejection(&error, options.hold_at_least.is_some())
+                    .of_slot(options.is_slot()),
+                format: self.format,
+                token: self.token,
+            })),
         }
     }
 }
