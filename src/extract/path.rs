@@ -1,16 +1,12 @@
 //! Keys from path parameters.
 
-use std::future::Future;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
-
 #[cfg(feature = "idempotency")]
 use axum::extract::NestedPath;
 use axum::extract::rejection::RawPathParamsRejection;
-use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, RawPathParams};
+use axum::extract::{MatchedPath, OriginalUri, RawPathParams};
 use http::request::Parts;
 
-use crate::middleware::KeyExtractor;
+use crate::middleware::{KeyExtractor, path_params};
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
 /// Takes the key from the path parameter `name` of the matched axum route, percent-decoded.
@@ -104,17 +100,13 @@ pub(crate) fn nested_at(parts: &Parts) -> Vec<String> {
     nested
 }
 
-/// Reads the path parameters. axum 0.8 exposes them only to an extractor, which never waits; so this polls it
-/// once, on a copy of the extensions.
+/// Reads the path parameters.
 fn raw_path_params(parts: &Parts) -> Result<Option<RawPathParams>, KeyError> {
-    let (mut scratch, ()) = http::Request::new(()).into_parts();
-    scratch.extensions = parts.extensions.clone();
-    let extracting = pin!(RawPathParams::from_request_parts(&mut scratch, &()));
-    match extracting.poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Ok(params)) => Ok(Some(params)),
-        Poll::Ready(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) => {
+    match path_params(parts) {
+        Some(Ok(params)) => Ok(Some(params)),
+        Some(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) => {
             Err(KeyError::malformed("a path parameter is not UTF-8"))
         }
-        Poll::Ready(Err(_)) | Poll::Pending => Ok(None),
+        Some(Err(_)) | None => Ok(None),
     }
 }

@@ -1,19 +1,16 @@
 //! Keys from path parameters in the form in which the handler reads them.
 
 use std::fmt;
-use std::future::Future;
 use std::marker::PhantomData;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 
 use axum::extract::rejection::PathRejection;
-use axum::extract::{FromRequestParts, MatchedPath, Path};
+use axum::extract::{MatchedPath, Path};
 use http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use crate::extract::path::unrouted;
 use crate::extract::resource::LockResource;
-use crate::middleware::KeyExtractor;
+use crate::middleware::{KeyExtractor, path_params};
 use crate::protocol::{KeyError, LockKeys};
 
 /// Reads the path parameters as `T` and takes its keys. So the layer locks the same resource as
@@ -54,24 +51,19 @@ where
     T: DeserializeOwned + LockResource + Send + 'static,
 {
     fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
-        // axum 0.8 exposes the parameters only to an extractor, which never waits: poll it once, on a copy
-        // of the extensions.
-        let (mut scratch, ()) = http::Request::new(()).into_parts();
-        scratch.extensions = parts.extensions.clone();
-        let extracting = pin!(Path::<T>::from_request_parts(&mut scratch, &()));
-        match extracting.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(Path(resource))) => Ok(Some(resource.lock_keys())),
-            Poll::Ready(Err(PathRejection::FailedToDeserializePathParams(failed)))
+        match path_params(parts) {
+            Some(Ok(Path::<T>(resource))) => Ok(Some(resource.lock_keys())),
+            Some(Err(PathRejection::FailedToDeserializePathParams(failed)))
                 if failed.status().is_client_error() =>
             {
                 Err(KeyError::malformed(
                     "the path parameters do not name a resource",
                 ))
             }
-            Poll::Ready(Err(error)) if parts.extensions.get::<MatchedPath>().is_some() => {
+            Some(Err(error)) if parts.extensions.get::<MatchedPath>().is_some() => {
                 Err(KeyError::misconfigured(error.body_text()))
             }
-            Poll::Ready(Err(_)) | Poll::Pending => unrouted(parts, "key::typed_path()"),
+            Some(Err(_)) | None => unrouted(parts, "key::typed_path()"),
         }
     }
 

@@ -82,4 +82,8 @@ pub(crate) use {
     routed::matched_no_route,
 };
 #[cfg(feature = "axum")]
-pub(crate) use {logged::LoggedMistakes, response::escape_json, routed::route_of};
+pub(crate) use {
+    logged::LoggedMistakes,
+    response::escape_json,
+    routed::{path_params, route_of},
+};

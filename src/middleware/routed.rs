@@ -23,9 +23,6 @@ pub(crate) fn matched_no_route(parts: &Parts) -> bool {
 #[cfg(feature = "axum")]
 fn is_in_nested_service(parts: &Parts) -> bool {
     use std::convert::Infallible;
-    use std::future::Future;
-    use std::pin::pin;
-    use std::task::{Context, Poll, Waker};
 
     use axum::Router;
     use axum::body::Body;
@@ -43,12 +40,34 @@ fn is_in_nested_service(parts: &Parts) -> bool {
     let mut router: Router = Router::new().route_service("/", report);
     let mut probe = Request::new(Body::empty());
     *probe.extensions_mut() = parts.extensions.clone();
-    let answer = pin!(Service::call(&mut router, probe));
-    match answer.poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Ok(response)) => response.extensions().get() != Some(&false),
+    match poll_once(Service::call(&mut router, probe)) {
+        Some(Ok(response)) => response.extensions().get() != Some(&false),
         // The service never waits. If it ever does, the request must not pass without its lock.
-        Poll::Pending => true,
+        None => true,
     }
+}
+
+/// Returns the output of a future that never waits; `None` if it does.
+#[cfg(feature = "axum")]
+fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    use std::task::{Context, Poll, Waker};
+
+    match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+/// Runs an extractor of path parameters. axum 0.8 exposes them only to an extractor, which never waits; so this polls it
+/// once, on a copy of the extensions.
+#[cfg(feature = "axum")]
+pub(crate) fn path_params<E>(parts: &Parts) -> Option<Result<E, E::Rejection>>
+where
+    E: axum::extract::FromRequestParts<()>,
+{
+    let (mut scratch, ()) = http::Request::new(()).into_parts();
+    scratch.extensions = parts.extensions.clone();
+    poll_once(E::from_request_parts(&mut scratch, &()))
 }
 
 /// Returns the route that an axum router has matched, for the log.
