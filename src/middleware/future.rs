@@ -85,8 +85,7 @@ enum State<S, ReqBody, F, R, E> {
 
 /// How the inner service completed.
 enum Completion<R, E> {
-    Response(R),
-    Error(E),
+    Ended(Result<R, E>),
     /// The mutex makes the payload `Sync`; it is never locked.
     Panic(Mutex<Box<dyn Any + Send>>),
 }
@@ -184,7 +183,9 @@ where
                         && !call.is_ready
                     {
                         failed = match catch(|| call.inner.poll_ready(context)) {
-                            Ok(polled) => ready!(polled).err().map(Completion::Error),
+                            Ok(polled) => ready!(polled)
+                                .err()
+                                .map(|error| Completion::Ended(Err(error))),
                             Err(panic) => Some(panic),
                         };
                     }
@@ -211,13 +212,10 @@ where
                     let mut polled = Poll::Pending;
                     if lost.is_none() {
                         polled = match catch(|| inner.poll(context)) {
-                            Ok(polled) => polled.map(|outcome| match outcome {
-                                Ok(response) => Completion::Response(response),
-                                Err(error) => Completion::Error(error),
-                            }),
+                            Ok(polled) => polled.map(Completion::Ended),
                             Err(panic) => Poll::Ready(panic),
                         };
-                        if matches!(polled, Poll::Ready(Completion::Response(_))) {
+                        if matches!(polled, Poll::Ready(Completion::Ended(Ok(_)))) {
                             lost = aborting.and_then(|held| held.check_expired());
                         }
                         if sent.is_not_started() {
@@ -231,10 +229,10 @@ where
                         return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
                     }
                     match (ready!(polled), held.take()) {
-                        (Completion::Response(response), None) => {
+                        (Completion::Ended(Ok(response)), None) => {
                             return Poll::Ready(Ok(response.map(LockBody::unlocked)));
                         }
-                        (Completion::Response(mut response), Some(held)) => {
+                        (Completion::Ended(Ok(mut response)), Some(held)) => {
                             if let Some(name) = &config.expose_token
                                 && let Some(token) = token_of(held.handle())
                             {
@@ -248,7 +246,7 @@ where
                                     LockBody::locked(body, headers, held, config.await_release);
                                 return Poll::Ready(Ok(Response::from_parts(parts, body)));
                             }
-                            releasing(Some(held), Completion::Response(response), config)
+                            releasing(Some(held), Completion::Ended(Ok(response)), config)
                         }
                         (completion, held) => releasing(held, completion, config),
                     }
@@ -261,10 +259,9 @@ where
                         ready!(release.as_mut().poll(context));
                     }
                     return match take(completion) {
-                        Completion::Response(response) => {
-                            Poll::Ready(Ok(response.map(LockBody::unlocked)))
+                        Completion::Ended(outcome) => {
+                            Poll::Ready(outcome.map(|response| response.map(LockBody::unlocked)))
                         }
-                        Completion::Error(error) => Poll::Ready(Err(error)),
                         Completion::Panic(panic) => resume_unwind(panic.into_inner()),
                     };
                 }

@@ -78,15 +78,13 @@ where
                 let lock = handles.lock(&config.redlock, keys, &options, waiters);
                 // Only the instance that was made ready may be called. Its clone is not ready.
                 let clone = self.inner.clone();
-                let ready = mem::replace(&mut self.inner, clone);
-                let (inner, is_ready) = if options.has_wait() {
+                let mut inner = mem::replace(&mut self.inner, clone);
+                let is_ready = !options.has_wait();
+                if !is_ready {
                     // The wait may be long: give up readiness, such as a permit, and ask for it again
                     // once the lock is held.
-                    drop(ready);
-                    (self.inner.clone(), false)
-                } else {
-                    (ready, true)
-                };
+                    inner = self.inner.clone();
+                }
                 let call = Call {
                     inner,
                     is_ready,

@@ -65,11 +65,11 @@ where
 }
 
 /// A call of the inner service that waits for its request body.
-struct UnreadCall<S> {
-    parts: Option<Parts>,
-    inner: S,
-    is_ready: bool,
-    config: Arc<Config>,
+pub(super) struct UnreadCall<S> {
+    pub(super) parts: Option<Parts>,
+    pub(super) inner: S,
+    pub(super) is_ready: bool,
+    pub(super) config: Arc<Config>,
 }
 
 impl<S, ReqBody> BufferBodyFuture<S, ReqBody>
@@ -82,26 +82,11 @@ where
         Self { state }
     }
 
-    pub(super) fn reading(
-        body: ReqBody,
-        config: Arc<Config>,
-        parts: Parts,
-        inner: S,
-        is_ready: bool,
-    ) -> Self {
-        let body = Limited::new(body, config.limit).collect();
-        let call = UnreadCall {
-            parts: Some(parts),
-            inner,
-            is_ready,
-            config,
-        };
-        Self {
-            state: State::Reading {
-                body,
-                call: Some(call),
-            },
-        }
+    pub(super) fn reading(body: ReqBody, call: UnreadCall<S>) -> Self {
+        let body = Limited::new(body, call.config.limit).collect();
+        let call = Some(call);
+        let state = State::Reading { body, call };
+        Self { state }
     }
 }
 

@@ -12,7 +12,7 @@ use tower::{BoxError, Service};
 use crate::middleware::body::LockBody;
 use crate::middleware::buffer::body::BufferedRequestBody;
 use crate::middleware::buffer::config::Config;
-use crate::middleware::buffer::future::BufferBodyFuture;
+use crate::middleware::buffer::future::{BufferBodyFuture, UnreadCall};
 use crate::middleware::calls::CallToken;
 use crate::middleware::macros::inner_accessors;
 use crate::middleware::rejection::Rejection;
@@ -56,16 +56,21 @@ where
             let refusal = refusals.refuse_request(Rejection::BodyTooLarge, &parts);
             return BufferBodyFuture::refused(refusal);
         }
-        let config = Arc::clone(&self.config);
         let clone = self.inner.clone();
         // Only the instance that was made ready may be called. Its clone is not ready.
-        let ready = mem::replace(&mut self.inner, clone);
-        if body.is_end_stream() {
-            return BufferBodyFuture::reading(body, config, parts, ready, true);
+        let mut inner = mem::replace(&mut self.inner, clone);
+        let is_ready = body.is_end_stream();
+        if !is_ready {
+            // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body
+            // is complete.
+            inner = self.inner.clone();
         }
-        // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body
-        // is complete.
-        drop(ready);
-        BufferBodyFuture::reading(body, config, parts, self.inner.clone(), false)
+        let call = UnreadCall {
+            parts: Some(parts),
+            inner,
+            is_ready,
+            config: Arc::clone(&self.config),
+        };
+        BufferBodyFuture::reading(body, call)
     }
 }
