@@ -57,22 +57,14 @@ impl Responder {
         let read = |record: &Record| stored::replay(record, &self.resource, &self.config.codec);
         let once = self.config.redlock.once(self.resource.clone());
         let rest = once.fetch(&record);
-        let replayed = if record.is_whole() {
-            match read(&record) {
-                // This copy is unreadable; another node may have a readable one.
-                Err(unreadable) => match rest.await {
-                    Ok(other) => read(&other),
-                    Err(_) => Err(unreadable),
-                },
-                replayed => replayed,
-            }
-        } else {
-            match rest.await {
-                Ok(whole) => read(&whole),
-                Err(error) => {
-                    return self.refuse(not_executed(error));
-                }
-            }
+        let replayed = match record.is_whole().then(|| read(&record)) {
+            Some(Ok(replayed)) => Ok(replayed),
+            // This copy is cut, or unreadable; another node may have a readable one.
+            copy => match (rest.await, copy) {
+                (Ok(other), _) => read(&other),
+                (Err(_), Some(unreadable)) => unreadable,
+                (Err(error), None) => return self.refuse(not_executed(error)),
+            },
         };
         match replayed {
             Ok(Some(mut response)) => {

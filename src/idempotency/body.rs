@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use pin_project::pin_project;
 use tokio::sync::mpsc;
 use tower::BoxError;
@@ -44,9 +44,8 @@ enum ResponseContent<B> {
     Streaming(#[pin] B),
     /// Passed on by its execution; `None` behind its end.
     Executing(Option<mpsc::Receiver<PassedOn>>),
-    /// In memory, because it was read or recorded.
-    Whole(#[pin] BufferedRequestBody),
-    Refusal(#[pin] Full<Bytes>),
+    /// In memory: read, recorded, or a refusal.
+    Whole(#[pin] Either<BufferedRequestBody, Full<Bytes>>),
 }
 
 /// A frame, `None` for the end of the body, or the error that ends it. Without these two, the execution was stopped.
@@ -79,12 +78,12 @@ impl<B> IdempotencyBody<B> {
 
     pub(super) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         let body = BufferedRequestBody::new(data, trailers);
-        let content = ResponseContent::Whole(body);
+        let content = ResponseContent::Whole(Either::Left(body));
         Self { content }
     }
 
     pub(super) fn refusal(body: Full<Bytes>) -> Self {
-        let content = ResponseContent::Refusal(body);
+        let content = ResponseContent::Whole(Either::Right(body));
         Self { content }
     }
 
@@ -168,12 +167,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for IdempotencyBody<B> {
                 }
                 Poll::Ready(passed_on.transpose())
             }
-            ResponseContentProjection::Whole(body) => {
-                body.poll_frame(context).map_err(|never| match never {})
-            }
-            ResponseContentProjection::Refusal(body) => {
-                body.poll_frame(context).map_err(|never| match never {})
-            }
+            ResponseContentProjection::Whole(body) => body.poll_frame(context),
         }
     }
 
@@ -182,7 +176,6 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for IdempotencyBody<B> {
             ResponseContent::Streaming(body) => body.is_end_stream(),
             ResponseContent::Executing(frames) => frames.is_none(),
             ResponseContent::Whole(body) => body.is_end_stream(),
-            ResponseContent::Refusal(body) => body.is_end_stream(),
         }
     }
 
@@ -190,7 +183,6 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for IdempotencyBody<B> {
         match &self.content {
             ResponseContent::Streaming(body) => body.size_hint(),
             ResponseContent::Whole(body) => body.size_hint(),
-            ResponseContent::Refusal(body) => body.size_hint(),
             ResponseContent::Executing(_) => SizeHint::default(),
         }
     }

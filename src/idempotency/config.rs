@@ -86,9 +86,8 @@ impl Config {
                         self.header
                     )
                 });
-                return Err(Rejection::KeyMissing {
-                    lacking: Some(format!("header `{}`", self.header)),
-                });
+                let source = format!("header `{}`", self.header);
+                return Err(Rejection::key_missing(Some(source)));
             }
             return Ok(None);
         };
@@ -130,7 +129,7 @@ impl Config {
     }
 
     pub(super) fn fingerprint_of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
-        fingerprint::digest(&(self.fingerprint)(parts, body))
+        Fingerprint::from_digest(sha256(&(self.fingerprint)(parts, body)))
     }
 
     pub(super) fn once(&self, resource: LockKey, fingerprint: Fingerprint) -> ExecuteOnce {

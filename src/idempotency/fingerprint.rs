@@ -6,9 +6,6 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, IF_MATCH};
 use http::request::Parts;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
-use crate::node::sha256;
-use crate::protocol::Fingerprint;
-
 /// Returns the bytes of the default fingerprint: method, paths, queries, the headers `If-Match`, `Content-Type` and
 /// `Content-Encoding`, and the body. Paths and queries are normalized (RFC 3986, section 6.2.2).
 pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
@@ -30,10 +27,6 @@ pub(super) fn of_request(parts: &Parts, body: &[u8]) -> Vec<u8> {
     }
     push(body);
     bytes
-}
-
-pub(super) fn digest(bytes: &[u8]) -> Fingerprint {
-    Fingerprint::from_digest(sha256(bytes))
 }
 
 /// Returns the paths of [`targets`], decoded as handlers read them, and encoded again uniformly.

@@ -46,7 +46,7 @@ impl ResponseCodec {
             trailers,
             keep_cookies: true,
         };
-        stored::with_response(context, None, &response, &self.0)
+        stored::record(context, None, Some(&response), &self.0)
     }
 
     /// Reads a whole record; `None` if its response was not kept.
@@ -81,8 +81,8 @@ pub fn fingerprint_bytes(parts: &Parts, body: &[u8]) -> Vec<u8> {
     fingerprint::of_request(parts, body)
 }
 
-/// Returns the path as a part of the key.
+/// Returns the paths as parts of the key, one after the other.
 #[must_use]
 pub fn resource_path(parts: &Parts) -> String {
-    fingerprint::resource_path(parts)
+    fingerprint::resource_paths(parts).concat()
 }

@@ -15,7 +15,7 @@ use crate::protocol::{KeyError, LockKey};
 ///
 /// It is an extractor, and an extension of every request that the layer passes on with a key. If the transaction of
 /// the effect stores it under a unique index, the effect happens once, even if locks or records are lost.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdempotencyKey(Arc<str>);
 
 impl IdempotencyKey {
@@ -97,12 +97,6 @@ impl fmt::Display for ParseIdempotencyKeyError {
 }
 
 impl std::error::Error for ParseIdempotencyKeyError {}
-
-impl fmt::Debug for IdempotencyKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("IdempotencyKey").field(&self.0).finish()
-    }
-}
 
 impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

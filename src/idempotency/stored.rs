@@ -68,13 +68,20 @@ impl AsRef<[u8]> for RecordBytes {
     }
 }
 
-/// Creates the record of a response. If headers and trailers are too large, the response is left out.
-pub(super) fn with_response(
+/// Creates the record of a response, or that of one that cannot be kept.
+pub(super) fn record(
     context: RecordContext<'_>,
     token: Option<FencingToken>,
-    response: &CompleteResponse<'_>,
+    response: Option<&CompleteResponse<'_>>,
     codec: &Codec,
 ) -> Record {
+    let (stored, marks) = response.map(stored).unwrap_or_default();
+    encoded(context, token, stored, &marks, codec)
+}
+
+/// Returns what is kept of a response, and the marks of its fields. If headers and trailers are too large, the response
+/// is left out.
+fn stored<'a>(response: &CompleteResponse<'a>) -> (Option<StoredResponse<'a>>, Vec<u8>) {
     let CompleteResponse { head, body, .. } = *response;
     let dropped = connection_options(&head.headers);
     let headers = head.headers.iter().filter(|(name, _)| {
@@ -99,17 +106,7 @@ pub(super) fn with_response(
         body,
         trailers,
     };
-    let stored = (size <= MAX_FIELDS).then_some(stored);
-    record(context, token, stored, &marks, codec)
-}
-
-/// Creates the record of a response that cannot be kept.
-pub(super) fn without_response(
-    context: RecordContext<'_>,
-    token: Option<FencingToken>,
-    codec: &Codec,
-) -> Record {
-    record(context, token, None, &[], codec)
+    ((size <= MAX_FIELDS).then_some(stored), marks)
 }
 
 /// Reads a whole record; `None` if its response was not kept.
@@ -143,7 +140,7 @@ pub(super) fn replay<B>(
     Ok(Some(response))
 }
 
-fn record(
+fn encoded(
     context: RecordContext<'_>,
     token: Option<FencingToken>,
     response: Option<StoredResponse<'_>>,
@@ -286,7 +283,7 @@ mod tests {
                 body: b"",
                 trailers: None,
             };
-            let record = record(context, None, Some(stored), &[], &Codec::default());
+            let record = encoded(context, None, Some(stored), &[], &Codec::default());
             let read = replay::<String>(&record, &resource, &Codec::default());
             assert_eq!(read.err(), Some(Unreadable::Malformed), "{status}");
         }

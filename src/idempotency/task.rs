@@ -306,10 +306,7 @@ impl ExecutionTask {
             fingerprint,
         };
         let token = execution.handle().fencing_token();
-        let record = match response {
-            Some(response) => stored::with_response(context, token, response, &config.codec),
-            None => stored::without_response(context, token, &config.codec),
-        };
+        let record = stored::record(context, token, response, &config.codec);
         match execution.record(record, config.retention).await {
             Recorded::Yes => Ok(true),
             Recorded::Another(other) => {
