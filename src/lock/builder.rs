@@ -116,6 +116,17 @@ impl Default for RedlockBuilder {
     }
 }
 
+/// Defines setters of the builder, each with the documentation in front of its name. A setter sets the field of its name.
+macro_rules! setters {
+    ($($(#[$doc:meta])+ $field:ident: $type:ty;)+) => {$(
+        $(#[$doc])+
+        pub fn $field(mut self, $field: $type) -> Self {
+            self.$field = $field.into();
+            self
+        }
+    )+};
+}
+
 impl RedlockBuilder {
     /// Adds a Redis server by its URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for
     /// TLS (feature `tls-rustls`), `unix://path`.
@@ -280,138 +291,95 @@ impl RedlockBuilder {
         self
     }
 
-    /// Sets how long a lock lives on the nodes without renewal. Default: 10 s.
-    ///
-    /// After a crash of the holder, other callers wait this long. A holder that is paused for longer loses its
-    /// lock.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
-    }
+    setters! {
+        /// Sets how long a lock lives on the nodes without renewal. Default: 10 s.
+        ///
+        /// After a crash of the holder, other callers wait this long. A holder that is paused for longer loses its
+        /// lock.
+        ttl: Duration;
 
-    /// Sets the longest ttl that any client of the namespace may request. Default: `ttl`.
-    pub fn max_ttl(mut self, max_ttl: Duration) -> Self {
-        self.max_ttl = Some(max_ttl);
-        self
-    }
+        /// Sets the longest ttl that any client of the namespace may request. Default: `ttl`.
+        max_ttl: Duration;
 
-    /// Sets how long to wait for the answer of one node. Default: 50 ms.
-    ///
-    /// A slower node has no vote. Choose a time well above the round trip and well below the ttl.
-    pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
-        self.node_timeout = node_timeout;
-        self
-    }
+        /// Sets how long to wait for the answer of one node. Default: 50 ms.
+        ///
+        /// A slower node has no vote. Choose a time well above the round trip and well below the ttl.
+        node_timeout: Duration;
 
-    /// Sets how long opening a connection may take. Default: 1 s.
-    pub fn connect_timeout(mut self, connect_timeout: Duration) -> Self {
-        self.connect_timeout = connect_timeout;
-        self
-    }
+        /// Sets how long opening a connection may take. Default: 1 s.
+        connect_timeout: Duration;
 
-    /// Sets how long [`Redlock::lock`] waits while another caller holds the lock. Default: 5 s.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = wait;
-        self
-    }
+        /// Sets how long [`Redlock::lock`] waits while another caller holds the lock. Default: 5 s.
+        wait: Duration;
 
-    /// Sets whether a release wakes the processes that wait for the lock. Default: true.
-    ///
-    /// A release is published with `PUBLISH`, and a process that waits subscribes to it with `SUBSCRIBE`.
-    ///
-    /// A process subscribes only while it waits, on a further connection to each server, which it opens for
-    /// the first wait and closes after 10 s without one. A [`pool`](Self::pool) has no address for a further
-    /// connection; use [`pool_config`](Self::pool_config). Without the [rights](crate::guide::operating_the_nodes) to
-    /// subscribe, or without a majority of the nodes, the [`retry`](Self::retry) delays apply. All clients of a
-    /// namespace should agree on this setting: a release that is not published is found only by the next poll,
-    /// after up to [`poll_interval`](Self::poll_interval).
-    ///
-    /// Without wake-ups, a process whose callers acquire a lock one after the other pauses now and then, for
-    /// about a twentieth of the time, so that other processes can acquire it too.
-    pub fn wake_ups(mut self, wake_ups: bool) -> Self {
-        self.wake_ups = wake_ups;
-        self
-    }
+        /// Sets whether a release wakes the processes that wait for the lock. Default: true.
+        ///
+        /// A release is published with `PUBLISH`, and a process that waits subscribes to it with `SUBSCRIBE`.
+        ///
+        /// A process subscribes only while it waits, on a further connection to each server, which it opens for
+        /// the first wait and closes after 10 s without one. A [`pool`](Self::pool) has no address for a further
+        /// connection; use [`pool_config`](Self::pool_config). Without the [rights](crate::guide::operating_the_nodes) to
+        /// subscribe, or without a majority of the nodes, the [`retry`](Self::retry) delays apply. All clients of a
+        /// namespace should agree on this setting: a release that is not published is found only by the next poll,
+        /// after up to [`poll_interval`](Self::poll_interval).
+        ///
+        /// Without wake-ups, a process whose callers acquire a lock one after the other pauses now and then, for
+        /// about a twentieth of the time, so that other processes can acquire it too.
+        wake_ups: bool;
 
-    /// Sets the longest pause between attempts while a majority of the nodes would publish the release. Default:
-    /// 500 ms.
-    ///
-    /// A process that waits polls all the same, because a message can be lost and a lock that expires sends none.
-    pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
-        self.poll_interval = poll_interval;
-        self
-    }
+        /// Sets the longest pause between attempts while a majority of the nodes would publish the release. Default:
+        /// 500 ms.
+        ///
+        /// A process that waits polls all the same, because a message can be lost and a lock that expires sends none.
+        poll_interval: Duration;
 
-    /// Sets the delays between attempts while another process holds the lock and no majority of the nodes
-    /// would publish its release. Default: random, growing from 10 ms to 250 ms.
-    pub fn retry(mut self, retry: Retry) -> Self {
-        self.retry = retry;
-        self
-    }
+        /// Sets the delays between attempts while another process holds the lock and no majority of the nodes
+        /// would publish its release. Default: random, growing from 10 ms to 250 ms.
+        retry: Retry;
 
-    /// Sets for how long a lock is renewed, so that a holder that hangs does not keep it for ever. Default: no
-    /// bound for [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`. [`Duration::MAX`] is no bound for all of them.
-    ///
-    /// Layers and [`LockOptions`](crate::LockOptions) may override it.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.max_hold = Some(max_hold);
-        self
-    }
+        /// Sets for how long a lock is renewed, so that a holder that hangs does not keep it for ever. Default: no
+        /// bound for [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`. [`Duration::MAX`] is no bound for all of them.
+        ///
+        /// Layers and [`LockOptions`](crate::LockOptions) may override it.
+        max_hold: Duration;
 
-    /// Sets whether locks are renewed while they are held. Default: true.
-    ///
-    /// Executions ([`Redlock::once`], `IdempotencyLayer`) always renew theirs, because a second execution must not begin
-    /// beside the first.
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.renew = renew;
-        self
-    }
+        /// Sets whether locks are renewed while they are held. Default: true.
+        ///
+        /// Executions ([`Redlock::once`], `IdempotencyLayer`) always renew theirs, because a second execution must not begin
+        /// beside the first.
+        renew: bool;
 
-    /// Sets whether locks come with a fencing token. Default: true.
-    ///
-    /// Without fencing an acquisition writes no fence, which is cheaper for the servers; with
-    /// [`RestartGuard::Off`] it is the plain `SET key value NX PX ttl` of the Redlock description. Only if that is
-    /// refused, a script asks what holds the key.
-    /// All clients of a namespace must agree on it.
-    pub fn fencing(mut self, fencing: bool) -> Self {
-        self.fencing = fencing;
-        self
-    }
+        /// Sets whether locks come with a fencing token. Default: true.
+        ///
+        /// Without fencing an acquisition writes no fence, which is cheaper for the servers; with
+        /// [`RestartGuard::Off`] it is the plain `SET key value NX PX ttl` of the Redlock description. Only if that is
+        /// refused, a script asks what holds the key.
+        /// All clients of a namespace must agree on it.
+        fencing: bool;
 
-    /// Sets how long a node remembers the fence of a key after its last lock. Default: 1 h, or the least that is
-    /// allowed, `max(2 * max_ttl, max_hold + max_ttl)`, if that is longer.
-    pub fn fence_retention(mut self, fence_retention: Duration) -> Self {
-        self.fence_retention = Some(fence_retention);
-        self
-    }
+        /// Sets how long a node remembers the fence of a key after its last lock. Default: 1 h, or the least that is
+        /// allowed, `max(2 * max_ttl, max_hold + max_ttl)`, if that is longer.
+        fence_retention: Duration;
 
-    /// Sets how long a Redis node that lost its memory is quarantined. Default:
-    /// [`RestartGuard::Auto`]; with the default ttl that is 20 s.
-    ///
-    /// Each client notices a restart, with or without data, a `FLUSHALL`, and the promotion of a replica: it reads
-    /// the age of the server's memory on each connection, and every request for a vote names that memory. A fresh
-    /// cluster therefore refuses locks for that long after the first contact. A server that restores older data
-    /// without a restart is not noticed. The guard needs the right to `INFO` and `TIME`. Embedded nodes are exempt.
-    pub fn restart_guard(mut self, restart_guard: RestartGuard) -> Self {
-        self.restart_guard = restart_guard;
-        self
-    }
+        /// Sets how long a Redis node that lost its memory is quarantined. Default:
+        /// [`RestartGuard::Auto`]; with the default ttl that is 20 s.
+        ///
+        /// Each client notices a restart, with or without data, a `FLUSHALL`, and the promotion of a replica: it reads
+        /// the age of the server's memory on each connection, and every request for a vote names that memory. A fresh
+        /// cluster therefore refuses locks for that long after the first contact. A server that restores older data
+        /// without a restart is not noticed. The guard needs the right to `INFO` and `TIME`. Embedded nodes are exempt.
+        restart_guard: RestartGuard;
 
-    /// Sets how many calls may wait for locks at once. Default: no limit.
-    ///
-    /// One more call is refused with [`LockError::Overloaded`](crate::LockError::Overloaded). A candidate of
-    /// [`lead`](crate::Redlock::lead) does not count.
-    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
-        self.max_waiters = Some(max_waiters);
-        self
-    }
+        /// Sets how many calls may wait for locks at once. Default: no limit.
+        ///
+        /// One more call is refused with [`LockError::Overloaded`](crate::LockError::Overloaded). A candidate of
+        /// [`lead`](crate::Redlock::lead) does not count.
+        max_waiters: usize;
 
-    /// Sets whether the spans of locks show their keys, in the field `key`. Default: false.
-    ///
-    /// Keys come from clients, and may contain e-mail addresses or session ids, which do not belong into a log.
-    pub fn log_keys(mut self, log_keys: bool) -> Self {
-        self.log_keys = log_keys;
-        self
+        /// Sets whether the spans of locks show their keys, in the field `key`. Default: false.
+        ///
+        /// Keys come from clients, and may contain e-mail addresses or session ids, which do not belong into a log.
+        log_keys: bool;
     }
 
     /// Checks the settings and creates the lock service.

@@ -98,14 +98,19 @@ fn setters(source: &str) -> Vec<String> {
         let takes_self = ["(mutself,", "(self,"]
             .iter()
             .any(|part| signature.contains(part));
-        if takes_self && !NO_SETTINGS.contains(&name) {
+        // A macro has a variable in the place of the name.
+        if takes_self && !NO_SETTINGS.contains(&name) && !name.starts_with('$') {
             names.push(name.to_owned());
         }
     }
-    let by_macro = source.split("layer_setters! {").skip(1);
+    let by_macro = source.split("    layer_setters! {\n");
+    let by_macro = by_macro
+        .flat_map(|block| block.split("    setters! {\n"))
+        .skip(1);
     let by_macro = by_macro.filter_map(|block| block.split("\n    }").next());
     for line in by_macro.flat_map(str::lines) {
-        if let Some(name) = line.trim().strip_suffix(';')
+        if let Some(setter) = line.trim().strip_suffix(';')
+            && let Some(name) = setter.split(": ").next()
             && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
         {
             names.push(name.to_owned());
