@@ -16,7 +16,7 @@ use crate::idempotency::fingerprint;
 use crate::idempotency::service::IdempotencyService;
 use crate::lock::{LockOptions, Redlock};
 use crate::middleware::macros::layer_setters;
-use crate::middleware::{KeyExtractor, Refusals};
+use crate::middleware::{KeyExtractor, Refusals, RejectionResponse};
 use crate::node::telemetry;
 use crate::once::{DAY, bound_body, bound_retention};
 

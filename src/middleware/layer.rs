@@ -14,6 +14,7 @@ use crate::middleware::disconnect::{CancelOnDisconnect, RunToCompletion, RunToCo
 use crate::middleware::key::KeyExtractor;
 use crate::middleware::macros::layer_setters;
 use crate::middleware::response::Refusals;
+use crate::middleware::response::RejectionResponse;
 use crate::middleware::service::RedlockService;
 use crate::node::telemetry;
 

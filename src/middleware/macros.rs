@@ -86,7 +86,7 @@ macro_rules! layer_setters {
     };
     (@rejection $(#[$doc:meta])+) => {
         $(#[$doc])+
-        pub fn rejection(mut self, rejection: impl $crate::RejectionResponse) -> Self {
+        pub fn rejection(mut self, rejection: impl RejectionResponse) -> Self {
             self.config.refusals.set_response(rejection);
             self
         }

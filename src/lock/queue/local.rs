@@ -208,12 +208,12 @@ impl Permit {
     pub(crate) fn set_acquired(&self, place: &Place, acquired: SemaphorePermit<'_>) {
         let permits = u32::try_from(acquired.num_permits()).unwrap_or(PERMITS);
         acquired.forget();
-        place.admit(self.caller, permits, CallerStage::Asks, None);
+        place.admit(self.caller, permits);
     }
 
     /// Goes on without the permits of a place, past a caller that does not react.
     pub(crate) fn bypass(&self, place: &Place) {
-        place.admit(self.caller, 0, CallerStage::Asks, None);
+        place.admit(self.caller, 0);
     }
 
     /// Gives all permits back, and keeps the place in the queue. Such a caller keeps no other one from its keys.
@@ -258,13 +258,9 @@ impl Permit {
         for place in self.places.0.iter() {
             place.set_stage(self.caller, CallerStage::Refused { next, held_until }, None);
         }
-        if self.is_set() {
+        if self.places.0.len() > 1 {
             self.give_back();
         }
-    }
-
-    pub(crate) fn is_set(&self) -> bool {
-        self.places.0.len() > 1
     }
 
     /// Notes that the caller goes without a lock, for those that wait for the same.

@@ -188,34 +188,29 @@ impl Place {
         callers.admitted.iter().any(|one| one.caller == caller)
     }
 
-    pub(super) fn admit(
-        &self,
-        caller: u64,
-        permits: u32,
-        stage: CallerStage,
-        task: Option<task::Id>,
-    ) {
+    /// Puts a caller on the list, which is about to ask the nodes.
+    pub(super) fn admit(&self, caller: u64, permits: u32) {
         let mut callers = self.callers.lock();
         callers.changes += 1;
         callers.admitted.push(Admitted {
             caller,
             permits,
-            task,
-            stage,
+            task: None,
+            stage: CallerStage::Asks,
         });
     }
 
     /// Sets the stage of a caller. One that was taken off the list is on it again, without permits.
     pub(super) fn set_stage(&self, caller: u64, stage: CallerStage, task: Option<task::Id>) {
+        if !self.has(caller) {
+            self.admit(caller, 0);
+        }
         let mut callers = self.callers.lock();
         callers.changes += 1;
-        match callers.admitted.iter_mut().find(|one| one.caller == caller) {
-            Some(one) => (one.stage, one.task) = (stage, task),
-            None => {
-                drop(callers);
-                self.admit(caller, 0, stage, task);
-            }
+        if let Some(one) = callers.admitted.iter_mut().find(|one| one.caller == caller) {
+            (one.stage, one.task) = (stage, task);
         }
+        drop(callers);
         self.changed.notify_waiters();
     }
 
@@ -271,12 +266,11 @@ impl Place {
         let (number, Some(failed)) = &callers.failed else {
             return None;
         };
-        let is_part = || {
-            let mut parts = failed.keys.as_slice().iter();
-            parts.all(|key| keys.as_slice().contains(key))
-        };
-        let is_same = failed.access == access && failed.is_execution == is_execution;
-        (*number > failures && is_same && is_part()).then(|| failed.error.clone())
+        let mut parts = failed.keys.as_slice().iter();
+        let is_same = failed.access == access
+            && failed.is_execution == is_execution
+            && parts.all(|key| keys.as_slice().contains(key));
+        (*number > failures && is_same).then(|| failed.error.clone())
     }
 
     pub(super) fn is_held_by(&self, task: Option<task::Id>) -> bool {

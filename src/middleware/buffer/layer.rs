@@ -8,6 +8,7 @@ use crate::middleware::buffer::config::Config;
 use crate::middleware::buffer::service::BufferBodyService;
 use crate::middleware::macros::layer_setters;
 use crate::middleware::response::Refusals;
+use crate::middleware::response::RejectionResponse;
 
 /// Layer that applies the [`BufferBodyService`] middleware: reads each request's body before the
 /// inner service sees the request. So a lock further in is not held during a slow upload, and a
