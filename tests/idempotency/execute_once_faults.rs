@@ -50,6 +50,21 @@ impl Other {
         let reply = nodes.apply(node, &command);
         assert!(matches!(reply, Reply::Done { .. }), "{reply:?}");
     }
+
+    /// Returns how much longer each node keeps its record.
+    fn left(&self, nodes: &ScriptedNodes) -> [Duration; 3] {
+        [0, 1, 2].map(|node| {
+            let command = Command {
+                names: Arc::clone(&self.0),
+                owner: OwnerToken::from_random([2; 16]),
+                op: Op::Look,
+            };
+            match nodes.apply(node, &command) {
+                Reply::Done { expires_in, .. } => expires_in,
+                reply => panic!("node {node}: {reply:?}"),
+            }
+        })
+    }
 }
 
 /// Makes a record with the default fingerprint, the digest of nothing.
@@ -517,4 +532,27 @@ async fn a_large_record_has_time_to_be_repaired() {
     });
     let again = once().run(|_| pending::<Result<String, ()>>()).await;
     assert_eq!(again, Ok(Outcome::Replayed(text)));
+}
+
+/// Otherwise each replay could lengthen the life of a record.
+#[tokio::test(start_paused = true)]
+async fn a_record_that_a_node_lacks_is_kept_there_for_the_rest_of_the_retention() {
+    let nodes = ScriptedNodes::new(3);
+    let (ours, theirs) = (redlock(&nodes), redlock(&nodes));
+    let (other, counter) = (Other::new("k"), Counter::default());
+    // The executing process writes the record again, once the node is overdue.
+    nodes.set_for(2, OpKind::Record, Gate::Never);
+    let once = ours.once("k").retention(secs(60));
+    assert_eq!(counter.run(once).await, Ok(Outcome::Executed(1)));
+    nodes.set_for(2, OpKind::Record, Gate::Ready);
+    sleep(secs(20)).await;
+    assert_eq!(nodes.sent(2, OpKind::Record), 2);
+    assert_eq!(other.left(&nodes), [secs(40); 3]);
+    // A replay writes it to the node that lost it, as soon as that has answered.
+    nodes.wipe(2);
+    nodes.set_for(2, OpKind::Acquire, Gate::Slow(ms(50)));
+    let replayed = counter.run(theirs.once("k").retention(secs(60))).await;
+    assert_eq!(replayed, Ok(Outcome::Replayed(1)));
+    sleep(secs(10)).await;
+    assert_eq!(other.left(&nodes), [secs(30); 3]);
 }

@@ -12,7 +12,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
     ExecutionHandle, IdempotencyLayer, KeyExtractor, LockKey, LockKeys, LockOptions, LockResource,
-    Locked, OnUnavailable, Redlock, RedlockLayer, RunToCompletion, key, scope,
+    Locked, OnUnavailable, OnceError, Redlock, RedlockLayer, RunToCompletion, key, scope,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -352,6 +352,24 @@ impl<S: Sync> FromRequestParts<S> for Cart {
     ) -> Result<Self, Self::Rejection> {
         Ok(Self(parts.uri.path()[1..].to_owned()))
     }
+}
+
+#[test]
+fn unrecorded_outcomes_of_once_are_counted() {
+    let numbers = recorded(async {
+        let nodes = ScriptedNodes::new(3);
+        let redlock = redlock(&nodes);
+        let run = |key| {
+            redlock
+                .once(key)
+                .run(async |_: ExecutionHandle| Ok::<_, ()>(1))
+        };
+        assert!(run("recorded").await.is_ok());
+        (0..3).for_each(|node| nodes.set_for(node, OpKind::Record, Gate::Failing));
+        let unrecorded = run("unrecorded").await;
+        assert_eq!(unrecorded, Err(OnceError::Unrecorded(1)));
+    });
+    assert_eq!(numbers.get("redlock_unrecorded_total{}"), Some(&1));
 }
 
 #[test]

@@ -389,3 +389,77 @@ fn release_after_publishes_only_locks_that_it_frees() {
         }
     }
 }
+
+macro_rules! publishing {
+    ($($name:literal),+) => {
+        [$(concat!(
+            include_str!("../../src/node/redis/scripts/shared.lua"),
+            include_str!("../../src/node/redis/scripts/notify.lua"),
+            include_str!(concat!("../../src/node/redis/scripts/", $name, ".lua"))
+        )),+]
+    };
+}
+
+/// The processes that wait choose by that number which of them try. The one that releases learns it too.
+#[test]
+fn each_script_that_frees_a_lock_publishes_the_number_of_its_subscribers() {
+    let scripts = publishing!(
+        "release",
+        "release_all",
+        "release_batch",
+        "release_once",
+        "release_shared",
+        "release_after",
+        "record",
+        "revoke"
+    );
+    let mut node = ScriptNode::start(&scripts);
+    let digest = node.call(&["EVAL", "return redis.sha1hex('owner')", "0"]);
+    let cases: [(&[&str], &[&str]); 8] = [
+        (&["lock"], &["owner", "1"]),
+        (&["unheard", "lock"], &["owner", "1"]),
+        (&["unheard", "lock"], &["1", "owner", "owner"]),
+        (&["lock", "intent"], &["owner", "1"]),
+        (&["lock", "readers"], &["owner", "1"]),
+        (&["unheard", "lock"], &["owner", "0", "unheard", "lock"]),
+        (&["lock", "fence", "record"], &["owner", "1", "1000", "1"]),
+        (
+            &["lock", "readers"],
+            &[digest.as_str().unwrap(), "9999999999999", "1"],
+        ),
+    ];
+    let mut subscribers = Vec::new();
+    for (script, (keys, args)) in cases.into_iter().enumerate() {
+        // Another number each time.
+        let mut subscriber = Connection::open(node.server.addr()).unwrap();
+        subscriber.call(&["SUBSCRIBE", "lock"]).unwrap();
+        subscribers.push(subscriber);
+        let count = i64::try_from(subscribers.len()).unwrap();
+        let is_shared = keys[1..] == ["readers"] && args[0] == "owner";
+        let value = if is_shared { "shared" } else { "owner" };
+        node.call(&["MSET", "lock", value, "unheard", value, "fence", "1 owner"]);
+        node.call(&["ZADD", "readers", "9999999999999", "owner"]);
+        let [keys, args] = [keys, args].map(|parts| {
+            let parts = parts.iter().map(|part| part.as_bytes());
+            parts.collect::<Vec<_>>()
+        });
+        let reply = node.eval(script, &keys, &args).unwrap();
+        if script < 6 {
+            let told = reply
+                .as_array()
+                .and_then(|parts| parts.last())
+                .unwrap_or(&reply);
+            assert_eq!(told.as_int(), Some(count), "script {script}: {reply:?}");
+        }
+        for subscriber in &mut subscribers {
+            let message = subscriber.read_reply().unwrap();
+            let parts = message.as_array().unwrap();
+            assert_eq!(parts[0].as_str(), Some("message"));
+            assert_eq!(
+                parts[2].as_str(),
+                Some(&*count.to_string()),
+                "script {script}"
+            );
+        }
+    }
+}
