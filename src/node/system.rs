@@ -93,9 +93,25 @@ fn wall_clock_micros() -> u64 {
 mod tests {
     use super::*;
 
+    /// Of each thread, and no two threads propose the same number.
     #[test]
     fn proposals_always_grow() {
-        let proposals: Vec<_> = (0..10_000).map(|_| next_proposal()).collect();
-        assert!(proposals.is_sorted_by(|a, b| a < b));
+        // Ahead of the clock, so that each proposal depends on the last one.
+        LAST_PROPOSAL.fetch_max(wall_clock_micros() + 1_000_000, Ordering::Relaxed);
+        let start = std::sync::Barrier::new(4);
+        let mut all: Vec<u64> = std::thread::scope(|threads| {
+            let proposing = [(); 4].map(|()| {
+                threads.spawn(|| {
+                    start.wait();
+                    let proposals: Vec<_> = (0..50_000).map(|_| next_proposal()).collect();
+                    assert!(proposals.is_sorted_by(|a, b| a < b));
+                    proposals
+                })
+            });
+            let proposed = proposing.into_iter().map(|thread| thread.join().unwrap());
+            proposed.flatten().collect()
+        });
+        all.sort_unstable();
+        assert!(all.is_sorted_by(|a, b| a < b));
     }
 }

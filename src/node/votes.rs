@@ -324,6 +324,30 @@ mod tests {
         assert_eq!(votes.try_recv().unwrap().node, 1);
     }
 
+    /// Otherwise its lease would wait for the node until the node timeout.
+    #[test]
+    fn a_dropped_sender_sends_a_failure_at_once() {
+        let names = ["a", "b"].map(Arc::from).to_vec().into();
+        let mut votes = VoteReceiver::new(&names);
+        let phase = votes.next_phase();
+        let [answered, dropped] = [votes.sender(0), votes.sender(1)];
+        let mut waiting = spawn(votes.recv(Threshold::new(phase, 2)));
+        assert_pending!(waiting.poll());
+        answered.send(Ok(Reply::Released));
+        assert!(!waiting.is_woken());
+        drop(dropped);
+        assert!(waiting.is_woken());
+        assert_eq!(assert_ready!(waiting.poll()).node, 0);
+        drop(waiting);
+        let Vote { node, outcome, .. } = votes.try_recv().unwrap();
+        assert_eq!(node, 1);
+        let failure = outcome.unwrap_err();
+        let is_of_node =
+            matches!(&failure, NodeFailure::Disconnected { node, .. } if &**node == "b");
+        assert!(is_of_node, "{failure:?}");
+        assert!(votes.try_recv().is_none());
+    }
+
     #[cfg(feature = "redis")]
     #[test]
     fn a_sender_is_closed_by_the_next_phase_and_by_dropping_the_receiver() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use metrics_util::debugging::DebuggingRecorder;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use support::{Cluster, Deadline, RedisServer, alone};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -222,6 +222,44 @@ fn metrics_of_nodes_have_their_group_if_there_are_several() {
             });
         assert_eq!(found, expected.collect());
     }
+}
+
+/// The requests of a reader are told from those of other callers.
+#[test]
+fn metrics_of_nodes_name_the_kind_of_each_request() {
+    let clusters = [Cluster::start(1)];
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let mut ops = || {
+        let snapshot = snapshotter.snapshot().into_vec().into_iter();
+        let calls = snapshot.filter(|(_, _, _, value)| match value {
+            DebugValue::Histogram(values) => !values.is_empty(),
+            DebugValue::Counter(_) | DebugValue::Gauge(_) => false,
+        });
+        let labels = calls.flat_map(|(metric, ..)| metric.key().clone().into_parts().1);
+        let ops = labels.filter(|label| label.key() == "op" && label.value() != "ping");
+        ops.map(|label| label.value().to_owned())
+            .collect::<BTreeSet<_>>()
+    };
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let redlock = builder(&clusters).build().unwrap();
+            let reading = redlock.lock("k").shared().await.unwrap();
+            reading.extend(TTL).await.unwrap();
+            reading.release().await.unwrap();
+            let expected = ["acquire_shared", "confirm_shared", "release_shared"];
+            assert_eq!(ops(), expected.map(str::to_owned).into());
+            let writing = redlock.lock("k").await.unwrap();
+            writing.extend(TTL).await.unwrap();
+            writing.release().await.unwrap();
+            let expected = ["acquire", "confirm", "release"];
+            assert_eq!(ops(), expected.map(str::to_owned).into());
+        });
+    });
 }
 
 async fn wait_until_locked(redlock: &Redlock, key: &LockKey) {
