@@ -15,7 +15,7 @@
 //! rendered under token 1763659999000000
 //!
 //! curl -s -w '\n%{http_code}\n' -X POST http://127.0.0.1:3000/render
-//! {"type":"tag:tower-redlock,2026:key-missing","title":"Key missing or invalid","status":400,"detail":"the request lacks a required key","code":"key-missing"}
+//! {"type":"tag:tower-redlock,2026:key-missing","title":"Key missing or invalid","status":400,"detail":"the request lacks a required key: query parameter `video`","code":"key-missing"}
 //! 400
 //! ```
 //!

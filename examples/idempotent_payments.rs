@@ -19,7 +19,7 @@
 //! bob has paid 6: payment 2
 //!
 //! curl -s -w '\n' -X POST http://127.0.0.1:3000/payments -H 'x-user: bob' -d 6
-//! {"type":"tag:tower-redlock,2026:key-missing","title":"Key missing or invalid","status":400,"detail":"the request lacks a required key","code":"key-missing"}
+//! {"type":"tag:tower-redlock,2026:key-missing","title":"Key missing or invalid","status":400,"detail":"the request lacks a required key: header `idempotency-key`","code":"key-missing"}
 //! ```
 //!
 //! The first client gives up after half a second, while the payment takes one second; its second attempt

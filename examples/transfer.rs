@@ -13,7 +13,7 @@
 //! {"alice":95,"bob":105}
 //!
 //! curl -s -w '\n' -X POST http://127.0.0.1:3000/transfers -H content-type:application/json -d '{"from":"alice","amount":5}'
-//! {"type":"tag:tower-redlock,2026:key-missing","title":"Key missing or invalid","status":400,"detail":"the request lacks a required key","code":"key-missing"}
+//! {"type":"tag:tower-redlock,2026:key-missing","title":"Key missing or invalid","status":400,"detail":"the request lacks a required key: JSON pointer `/from` and JSON pointer `/to`","code":"key-missing"}
 //! ```
 //!
 //! The layer locks both accounts or neither: two transfers between the same accounts in opposite
