@@ -85,7 +85,7 @@ fn release_round_of_up_to_five_nodes_is_decided_as_early_as_possible() {
                     // A doubled answer is not a second one, and nothing new either, unless the first was a failure.
                     let again = match &answers[*node] {
                         Answer::Failed => &Answer::Failed,
-                        _ => &released,
+                        Answer::Replied(_) => &released,
                     };
                     assert_eq!(round.on_release(*node, again), step);
                     assert_eq!((round.released(), round.silent().count()), (done, silent));

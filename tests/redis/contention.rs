@@ -153,12 +153,22 @@ struct Bank {
     overlaps: AtomicUsize,
 }
 
+/// A withdrawal that has begun. A handler whose lock is lost is dropped: it is no longer inside, and writes nothing.
+struct Inside<'a>(&'a AtomicUsize);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// Reads, lets others run, and writes: loses updates unless it is alone with its account.
 async fn withdraw(State(bank): State<Arc<Bank>>, Path(account): Path<String>) {
     let index: usize = account.parse().expect("accounts are numbers");
     if bank.inside[index].fetch_add(1, Ordering::SeqCst) > 0 {
         bank.overlaps.fetch_add(1, Ordering::SeqCst);
     }
+    let _inside = Inside(&bank.inside[index]);
     let read = || {
         bank.withdrawn
             .lock()
@@ -167,7 +177,6 @@ async fn withdraw(State(bank): State<Arc<Bank>>, Path(account): Path<String>) {
     let before = read().get(&account).copied().unwrap_or(0);
     tokio::time::sleep(Duration::from_millis(1)).await;
     read().insert(account, before + 1);
-    bank.inside[index].fetch_sub(1, Ordering::SeqCst);
 }
 
 /// A server of its own over a Redlock of its own, as another process would have.

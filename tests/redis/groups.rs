@@ -234,7 +234,7 @@ fn metrics_of_nodes_name_the_kind_of_each_request() {
         .enable_all()
         .build()
         .unwrap();
-    let mut ops = || {
+    let ops = || {
         let snapshot = snapshotter.snapshot().into_vec().into_iter();
         let calls = snapshot.filter(|(_, _, _, value)| match value {
             DebugValue::Histogram(values) => !values.is_empty(),
