@@ -18,6 +18,9 @@
 //! *Idle callers.* The task of a lock may be in a runtime that is not run, and the future of an asking caller may not be
 //! polled. The next callers would wait for ever. A caller that does not react in the time that an attempt takes loses its
 //! permits, and the nodes decide.
+//!
+//! *Chains.* Callers may ask one after the other, each without a decision. A caller that does not wait goes past them, and
+//! asks the nodes itself, after the time of one attempt.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -60,9 +63,10 @@ impl LocalWait<'_> {
         refuse: impl Fn(&dyn HeldLease) -> Option<E>,
     ) -> Result<Permit, E> {
         let acquiring = async {
-            let mut rounds = 0;
+            let (mut rounds, mut over_since) = (0, None);
             while let Some(busy) = permit.next_busy(&mut rounds) {
-                self.wait_at(&permit, busy, slots, &refuse).await?;
+                self.wait_at(&permit, busy, slots, &mut over_since, &refuse)
+                    .await?;
             }
             Ok(())
         };
@@ -73,12 +77,13 @@ impl LocalWait<'_> {
         }
     }
 
-    /// Waits for the permits of one key.
+    /// Waits for the permits of one key. Notes since when the caller only waits for decisions.
     async fn wait_at<E: From<LockError>>(
         &self,
         permit: &Permit,
         number: usize,
         slots: &mut WaiterSlots,
+        over_since: &mut Option<Instant>,
         refuse: &impl Fn(&dyn HeldLease) -> Option<E>,
     ) -> Result<(), E> {
         let (place, access) = (permit.place(number), permit.access());
@@ -107,12 +112,17 @@ impl LocalWait<'_> {
                 seen => seen.insert((state.changes, now)),
             };
             let is_asked = state.occupancy == Occupancy::Asked;
-            let asked_until = is_asked.then(|| since + allowance);
+            let decides_since = match deadline {
+                Some(_) => since,
+                None => *over_since.get_or_insert(now),
+            };
+            let asked_until = is_asked.then(|| decides_since + allowance);
             let idle_at = state.idle_at.map(|at| at + allowance);
             let mut until = deadline.or(asked_until).unwrap_or(now);
             if let Some(at) = idle_at.into_iter().chain(asked_until).min() {
                 if at <= now {
-                    if !place.remove_idle(allowance, asked_until == Some(at)) {
+                    let asks_too_long = is_asked && since + allowance <= now;
+                    if !place.remove_idle(allowance, asks_too_long) {
                         permit.bypass(place);
                         return Ok(());
                     }

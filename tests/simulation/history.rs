@@ -351,7 +351,8 @@ impl Wait {
             })
             .map(|(_, from, to)| *to - *from)
             .sum();
-        let due = self.asked + self.wait + attempts * ATTEMPT + paused;
+        // Before, another caller of the process may ask without a decision.
+        let due = self.asked + self.wait + (attempts + 1) * ATTEMPT + paused;
         (self.answered > due).then(|| format!("an answer was due at {due:?}: {self:?}"))
     }
 

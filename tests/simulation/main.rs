@@ -158,6 +158,8 @@ fn lost_release_signals_never_keep_a_waiter_from_a_free_lock() {
 fn seeds_that_failed_once_pass() {
     // Acquisitions that are carried out again behind their releases hold a majority of the nodes.
     check(109_871, &Plan::from_seed(109_871));
+    // Callers of one process ask one after the other without a decision.
+    check(1_327, &Plan::from_seed(1_327));
     // Extensions reach the nodes in time, and their answers come after the end of the validity.
     for seed in [5_044, 9_974, 10_885, 23_646] {
         check(seed, &Plan::from_seed(seed).calmed());
