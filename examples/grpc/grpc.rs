@@ -10,7 +10,7 @@
 //!
 //! ```not_rust
 //! cargo run -q --example grpc -- alice 5 & cargo run -q --example grpc -- alice 5; wait
-//! alice: lock-contended, again in 2s
+//! alice: lock-contended, again in 1s
 //! alice: balance 95
 //! alice: balance 90
 //! ```

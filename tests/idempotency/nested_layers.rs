@@ -156,20 +156,26 @@ fn refusing_layers(redlock: &Redlock) -> Vec<(&'static str, RedlockLayer)> {
     ]
 }
 
+/// The payments behind an inner lock, whose refusals some other layer may rebuild on their way out.
+fn once_around(redlock: &Redlock, layer: RedlockLayer, rebuilds: bool) -> (Router, Executed) {
+    let executed = Executed::default();
+    let app = counts_begun(&executed).layer(layer);
+    let app = if rebuilds {
+        app.layer(map_response(rebuilt))
+    } else {
+        app
+    };
+    let app = app.layer(once(redlock).at_most_once(true));
+    (app, executed)
+}
+
 #[tokio::test(start_paused = true)]
 async fn inner_refusal_is_no_execution_whatever_its_response() {
     let redlock = redlock(&ScriptedNodes::new(3));
     for rebuilds in [false, true] {
         for content_type in ["application/json", "application/grpc"] {
             for (number, (name, layer)) in refusing_layers(&redlock).into_iter().enumerate() {
-                let executed = Executed::default();
-                let app = counts_begun(&executed).layer(layer);
-                let app = if rebuilds {
-                    app.layer(map_response(rebuilt))
-                } else {
-                    app
-                };
-                let app = app.layer(once(&redlock).at_most_once(true));
+                let (app, executed) = once_around(&redlock, layer, rebuilds);
                 let key = format!("{rebuilds}-{content_type}-{number}").replace('/', "-");
                 let call = || {
                     let mut call = request("/payments?account=1", &key);
@@ -195,16 +201,9 @@ async fn inner_refusal_is_no_execution_whatever_its_response() {
 async fn inner_refusal_for_a_missing_key_is_no_execution() {
     for rebuilds in [false, true] {
         let redlock = redlock(&ScriptedNodes::new(3));
-        let executed = Executed::default();
         let account = HeaderName::from_static("x-account");
         let layer = RedlockLayer::new(redlock.clone(), ("account", key::header("x-account")));
-        let app = counts_begun(&executed).layer(layer);
-        let app = if rebuilds {
-            app.layer(map_response(rebuilt))
-        } else {
-            app
-        };
-        let app = app.layer(once(&redlock).at_most_once(true));
+        let (app, _) = once_around(&redlock, layer, rebuilds);
         let refused = pay(&app, "/payments", "a").await;
         assert_eq!(refused.status, StatusCode::BAD_REQUEST);
         let call = || {

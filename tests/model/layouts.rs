@@ -183,7 +183,7 @@ fn moving_to_that_proposes_no_earlier_token_disorders_tokens() {
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_layouts_hold_too_when_asked_for() {
     let name = "layouts: 1 of the old, 2 of both, longer";
     holds(name, moving([Old, Both, Both], |_| {}));
@@ -207,7 +207,7 @@ fn far_more_states_of_layouts_hold_too_when_asked_for() {
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_layouts_of_more_nodes_hold_too_when_asked_for() {
     let of_three = |bounds: &mut Bounds| bounds.present = 3;
     let name = "layouts: from 3 to 1 nodes, 1 of the old, 1 of both";

@@ -266,7 +266,7 @@ fn tokens_from_five_nodes_are_unique_and_ordered() {
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_three_acquisitions_hold_too_when_asked_for() {
     let name = "3 acquisitions, equal proposals";
     holds_within(FAR_MORE, name, Async::<3>::new(Bounds::one_key(3, 1)));
@@ -275,7 +275,7 @@ fn far_more_states_of_three_acquisitions_hold_too_when_asked_for() {
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_repeated_acquires_hold_too_when_asked_for() {
     let bounds = Bounds {
         duplicates: 2,
@@ -287,7 +287,7 @@ fn far_more_states_of_repeated_acquires_hold_too_when_asked_for() {
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_unequal_sets_hold_too_when_asked_for() {
     let bounds = Bounds::of_sets(vec![vec![0, 1], vec![0], vec![1]], 1);
     let name = "{x,y} {x} {y}, equal proposals";
@@ -295,14 +295,14 @@ fn far_more_states_of_unequal_sets_hold_too_when_asked_for() {
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_five_nodes_hold_too_when_asked_for() {
     let name = "5 nodes, 2 acquisitions of 1..2";
     holds_within(FAR_MORE, name, Async::<5>::new(Bounds::one_key(2, 2)));
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_the_guard_hold_too_when_asked_for() {
     let name = "guard, copy of another node";
     holds_within(FAR_MORE, name, Timed::new(copied()));
@@ -677,7 +677,7 @@ fn t33_a_reader_that_comes_again_as_the_same_owner_is_released_by_its_first_atte
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_readers_and_writers_hold_too_when_asked_for() {
     let name = "shared: 1 writer, 2 readers, longer";
     holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, |_| {}));

@@ -182,25 +182,27 @@ async fn group_that_restarts_empty_is_quarantined_alone() {
     wait_until_locked(&redlock, &keys[1]).await;
 }
 
-/// On one thread, whose recorder the lanes of the nodes find.
+/// Runs on one thread, whose recorder the lanes of the nodes find.
+fn recorded(recorder: &DebuggingRecorder, run: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    metrics::with_local_recorder(recorder, || runtime.block_on(run));
+}
+
 #[test]
 fn metrics_of_nodes_have_their_group_if_there_are_several() {
     let clusters = [Cluster::start(1), Cluster::start(1)];
     for groups in 1..=2 {
         let recorder = DebuggingRecorder::new();
         let snapshotter = recorder.snapshotter();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        metrics::with_local_recorder(&recorder, || {
-            runtime.block_on(async {
-                let redlock = builder(&clusters[..groups]).build().unwrap();
-                for group in ["0", "1"].iter().take(groups) {
-                    let key = keys_of(&redlock, group, 1).await.remove(0);
-                    redlock.lock(&key).await.unwrap().release().await.unwrap();
-                }
-            });
+        recorded(&recorder, async {
+            let redlock = builder(&clusters[..groups]).build().unwrap();
+            for group in ["0", "1"].iter().take(groups) {
+                let key = keys_of(&redlock, group, 1).await.remove(0);
+                redlock.lock(&key).await.unwrap().release().await.unwrap();
+            }
         });
         let mut found = BTreeSet::new();
         for (metric, ..) in snapshotter.snapshot().into_vec() {
@@ -230,10 +232,6 @@ fn metrics_of_nodes_name_the_kind_of_each_request() {
     let clusters = [Cluster::start(1)];
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
     let ops = || {
         let snapshot = snapshotter.snapshot().into_vec().into_iter();
         let calls = snapshot.filter(|(_, _, _, value)| match value {
@@ -245,20 +243,18 @@ fn metrics_of_nodes_name_the_kind_of_each_request() {
         ops.map(|label| label.value().to_owned())
             .collect::<BTreeSet<_>>()
     };
-    metrics::with_local_recorder(&recorder, || {
-        runtime.block_on(async {
-            let redlock = builder(&clusters).build().unwrap();
-            let reading = redlock.lock("k").shared().await.unwrap();
-            reading.extend(TTL).await.unwrap();
-            reading.release().await.unwrap();
-            let expected = ["acquire_shared", "confirm_shared", "release_shared"];
-            assert_eq!(ops(), expected.map(str::to_owned).into());
-            let writing = redlock.lock("k").await.unwrap();
-            writing.extend(TTL).await.unwrap();
-            writing.release().await.unwrap();
-            let expected = ["acquire", "confirm", "release"];
-            assert_eq!(ops(), expected.map(str::to_owned).into());
-        });
+    recorded(&recorder, async {
+        let redlock = builder(&clusters).build().unwrap();
+        let reading = redlock.lock("k").shared().await.unwrap();
+        reading.extend(TTL).await.unwrap();
+        reading.release().await.unwrap();
+        let expected = ["acquire_shared", "confirm_shared", "release_shared"];
+        assert_eq!(ops(), expected.map(str::to_owned).into());
+        let writing = redlock.lock("k").await.unwrap();
+        writing.extend(TTL).await.unwrap();
+        writing.release().await.unwrap();
+        let expected = ["acquire", "confirm", "release"];
+        assert_eq!(ops(), expected.map(str::to_owned).into());
     });
 }
 

@@ -190,25 +190,20 @@ impl Place {
 
     /// Puts a caller on the list, which is about to ask the nodes.
     pub(super) fn admit(&self, caller: u64, permits: u32) {
-        let mut callers = self.callers.lock();
-        callers.changes += 1;
-        callers.admitted.push(Admitted {
-            caller,
-            permits,
-            task: None,
-            stage: CallerStage::Asks,
-        });
+        self.callers
+            .lock()
+            .admit(caller, permits, None, CallerStage::Asks);
     }
 
     /// Sets the stage of a caller. One that was taken off the list is on it again, without permits.
     pub(super) fn set_stage(&self, caller: u64, stage: CallerStage, task: Option<task::Id>) {
-        if !self.has(caller) {
-            self.admit(caller, 0);
-        }
         let mut callers = self.callers.lock();
-        callers.changes += 1;
-        if let Some(one) = callers.admitted.iter_mut().find(|one| one.caller == caller) {
-            (one.stage, one.task) = (stage, task);
+        match callers.admitted.iter_mut().find(|one| one.caller == caller) {
+            Some(one) => {
+                (one.stage, one.task) = (stage, task);
+                callers.changes += 1;
+            }
+            None => callers.admit(caller, 0, task, stage),
         }
         drop(callers);
         self.changed.notify_waiters();
@@ -319,6 +314,16 @@ impl Place {
 }
 
 impl Callers {
+    fn admit(&mut self, caller: u64, permits: u32, task: Option<task::Id>, stage: CallerStage) {
+        self.changes += 1;
+        self.admitted.push(Admitted {
+            caller,
+            permits,
+            task,
+            stage,
+        });
+    }
+
     pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<dyn HeldLease>> {
         self.admitted.iter().filter_map(|one| match &one.stage {
             CallerStage::Holds(lease) => Some(lease),
