@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use crate::lock::cluster::Settings;
 use crate::lock::error::{BuildError, LONGEST_TTL, Variables};
 use crate::lock::node_group::{NodeGroup, NodeSettings, layout, moved_to, named};
 use crate::lock::queue::WaiterCap;
 use crate::lock::redlock::Redlock;
 use crate::lock::time::whole_millis;
+use crate::node::Home;
 #[cfg(feature = "redis")]
 use crate::node::redis::{Guard, Timeouts};
 use crate::protocol::{Namespace, Retry};
@@ -65,6 +68,7 @@ pub struct RedlockBuilder {
     restart_guard: RestartGuard,
     max_waiters: Option<usize>,
     log_keys: bool,
+    runtime: Option<Handle>,
     pub(super) variables: Variables,
 }
 
@@ -111,6 +115,7 @@ impl Default for RedlockBuilder {
             restart_guard: RestartGuard::default(),
             max_waiters: None,
             log_keys: false,
+            runtime: None,
             variables: Variables::default(),
         }
     }
@@ -380,6 +385,30 @@ impl RedlockBuilder {
         ///
         /// Keys come from clients, and may contain e-mail addresses or session ids, which do not belong into a log.
         log_keys: bool;
+
+        /// Sets the tokio runtime in which the connections and the leases live. Default: the runtime in which
+        /// [`build`](Self::build) is called, or else that of the first lock.
+        ///
+        /// Callers may use any runtime, but a lock is acquired, renewed and released only while this one runs. A
+        /// current-thread runtime runs only within `block_on`; while it rests, callers elsewhere get
+        /// [`LockError::Unavailable`](crate::LockError::Unavailable), whose failures name this setting. A runtime on a
+        /// thread of its own renews locks also while a handler blocks the program's own threads; see [blocking and
+        /// synchronous programs](crate::guide::waiting_and_losing#blocking-and-synchronous-programs).
+        ///
+        /// When the runtime has ended, the next use makes its own runtime the new home of both. Locks that were held until
+        /// then are lost.
+        ///
+        /// ```
+        /// use tower_redlock::Redlock;
+        ///
+        /// let background = tokio::runtime::Builder::new_multi_thread()
+        ///     .worker_threads(1)
+        ///     .enable_all()
+        ///     .build()?;
+        /// let redlock = Redlock::builder().embedded(3).runtime(background.handle().clone()).build()?;
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        runtime: Handle;
     }
 
     /// Checks the settings and creates the lock service.
@@ -488,14 +517,11 @@ impl RedlockBuilder {
     /// Returns what the nodes of all groups need.
     #[cfg_attr(
         not(feature = "redis"),
-        expect(
-            unused_variables,
-            clippy::unused_self,
-            reason = "other nodes have no settings"
-        )
+        expect(unused_variables, reason = "other nodes have no settings")
     )]
     fn node_settings(&self, settings: &Settings) -> Result<NodeSettings, BuildError> {
         Ok(NodeSettings {
+            home: Arc::new(Home::new(self.runtime.clone())),
             #[cfg(feature = "redis")]
             timeouts: Timeouts {
                 node: settings.node_timeout,

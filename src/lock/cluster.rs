@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::lock::error::LockError;
 use crate::lock::queue::WaiterCap;
 use crate::lock::time::whole_millis;
-use crate::node::{Job, Node, NodeFailure, Peers, Request, VoteReceiver};
+use crate::node::{Home, Job, NOT_RUN, Node, NodeFailure, Peers, Request, VoteReceiver};
 use crate::protocol::message::Reply;
 use crate::protocol::{Namespace, Quorum, Retry, validity};
 
@@ -21,6 +21,8 @@ pub(crate) struct Cluster {
     pub(crate) names: Arc<[Arc<str>]>,
     pub(crate) quorum: Quorum,
     pub(crate) settings: Arc<Settings>,
+    /// The runtime of all background work.
+    pub(crate) home: Arc<Home>,
 }
 
 /// The builder's settings, checked and completed with defaults.
@@ -55,6 +57,7 @@ impl Cluster {
         nodes: Vec<Arc<dyn Node>>,
         quorum: Quorum,
         settings: &Arc<Settings>,
+        home: &Arc<Home>,
         group: Option<&Arc<str>>,
     ) -> Arc<Self> {
         let peers = Arc::new(Peers::new(quorum, group));
@@ -64,11 +67,12 @@ impl Cluster {
             nodes,
             quorum,
             settings: Arc::clone(settings),
+            home: Arc::clone(home),
         })
     }
 
     /// Sends each node its request, and waits until all have answered or are overdue. The outcomes are in the order of
-    /// the nodes; `None` for a node that is overdue or was not asked.
+    /// the nodes; `None` for a node that was not asked.
     ///
     /// # Cancel safety
     ///
@@ -80,16 +84,16 @@ impl Cluster {
         let mut votes = VoteReceiver::new(&self.names);
         votes.next_phase();
         let asked = Instant::now();
-        let (mut due, mut silent) = (asked, 0);
+        let mut found = vec![None; self.nodes.len()];
+        let (mut due, mut silent) = (asked, Vec::new());
         for (index, node) in self.nodes.iter().enumerate() {
             if let Some(request) = request(index) {
                 due = due.max(asked + self.settings.node_timeout + node.extra_patience());
-                silent += 1;
+                silent.push(index);
                 node.submit(Job::new(request, votes.sender(index), asked));
             }
         }
-        let mut found = vec![None; self.nodes.len()];
-        while silent > 0 {
+        while !silent.is_empty() {
             tokio::select! {
                 biased;
                 vote = votes.recv_any() => {
@@ -97,10 +101,15 @@ impl Cluster {
                         outcome: vote.outcome,
                         latency: asked.elapsed(),
                     });
-                    silent -= 1;
+                    silent.retain(|node| *node != vote.node);
                 }
                 () = sleep_until(due) => break,
             }
+        }
+        for node in silent {
+            let latency = asked.elapsed();
+            let outcome = Err(self.timed_out(node, latency, &votes));
+            found[node] = Some(Asked { outcome, latency });
         }
         found
     }
@@ -116,10 +125,33 @@ impl Cluster {
         drop(catch_unwind(AssertUnwindSafe(|| self.submit(node, job))));
     }
 
-    /// Returns the failure of a node that was silent for `after`.
-    pub(crate) fn timed_out(&self, node: usize, after: Duration) -> NodeFailure {
+    /// Returns the failure of a node that has not answered the requests with these votes for `after`.
+    pub(crate) fn timed_out(
+        &self,
+        node: usize,
+        after: Duration,
+        votes: &VoteReceiver,
+    ) -> NodeFailure {
+        if self.nodes[node].is_queued(votes) && !self.home.is_here() {
+            return self.not_run(node);
+        }
         let node = Arc::clone(&self.names[node]);
         NodeFailure::TimedOut { node, after }
+    }
+
+    /// Returns the failure of a node whose connection lives in a home that is not run.
+    fn not_run(&self, node: usize) -> NodeFailure {
+        NodeFailure::Unreachable {
+            node: Arc::clone(&self.names[node]),
+            why: NOT_RUN.into(),
+        }
+    }
+
+    /// Returns the failures of all nodes if the home is not run.
+    pub(crate) fn all_not_run(&self) -> Vec<NodeFailure> {
+        (0..self.nodes.len())
+            .map(|node| self.not_run(node))
+            .collect()
     }
 }
 

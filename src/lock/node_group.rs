@@ -14,7 +14,7 @@ use crate::lock::error::without_credentials;
 use crate::lock::layout::{Group, Layout};
 #[cfg(feature = "redis")]
 use crate::node::redis::{Endpoint, Guard, RedisNode, Timeouts};
-use crate::node::{EmbeddedNode, Node};
+use crate::node::{EmbeddedNode, Home, Node};
 use crate::protocol::Quorum;
 
 /// A group of nodes, which are a quorum of their own; see
@@ -57,6 +57,7 @@ enum Source {
 
 /// What all nodes of a lock service have in common.
 pub(super) struct NodeSettings {
+    pub(super) home: Arc<Home>,
     #[cfg(feature = "redis")]
     pub(super) timeouts: Timeouts,
     #[cfg(feature = "redis")]
@@ -274,7 +275,7 @@ pub(super) fn layout(
             BuildError::new(named.setting, value, remedy)
         })?;
         let label = is_told.then_some(name);
-        let cluster = Cluster::new(made, quorum, settings, label);
+        let cluster = Cluster::new(made, quorum, settings, &nodes.home, label);
         groups.push(Group::new(Arc::clone(name), cluster));
     }
     Ok(Layout::new(groups, current.len(), numbers))
@@ -409,8 +410,9 @@ fn redis_node(
                       that stays keeps its name";
         return Err(BuildError::new(setting, &endpoint.name, remedy));
     }
-    let guard = settings.guard.clone();
-    Ok(Arc::new(RedisNode::new(endpoint, settings.timeouts, guard)))
+    let (guard, home) = (settings.guard.clone(), &settings.home);
+    let node = RedisNode::new(endpoint, settings.timeouts, guard, home);
+    Ok(Arc::new(node))
 }
 
 /// Shows no URL and no pool: both carry credentials.

@@ -198,13 +198,6 @@ impl Job {
         false
     }
 
-    /// Returns whether the job is idempotent: executing it twice does no harm and gives the same reply. An
-    /// acquisition is, if its script recognises its owner.
-    pub(crate) fn is_idempotent(&self) -> bool {
-        !matches!(&self.request, Request::Command(packet)
-            if matches!(packet.command.op, Op::Acquire { proposal: None, .. }))
-    }
-
     /// Returns whether to send the job again after the connection on which it was sent has broken: a release
     /// always, a record or a look while the caller waits for its reply. A record is written only once.
     pub(crate) fn is_sent_again(&self) -> bool {

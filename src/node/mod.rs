@@ -8,6 +8,7 @@
 
 mod embedded;
 mod failure;
+mod home;
 mod job;
 mod mutex;
 mod packet;
@@ -34,6 +35,7 @@ mod votes;
 pub(crate) use embedded::EmbeddedNode;
 pub use failure::NodeFailure;
 pub(crate) use failure::whole_seconds;
+pub(crate) use home::{Home, NOT_RUN};
 pub(crate) use job::{Job, Request};
 pub(crate) use mutex::Mutex;
 pub(crate) use packet::{Packet, Trail, transit, transit_of};

@@ -8,6 +8,7 @@ use crate::node::job::Job;
 use crate::node::peers::Peers;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::state::NodeState;
+use crate::node::votes::VoteReceiver;
 
 /// One independent lock server.
 ///
@@ -34,8 +35,13 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         self.submit(job);
     }
 
-    /// Returns how much longer than the node timeout to wait for a job submitted now: the connect timeout before
-    /// the first connection, zero afterwards.
+    /// Returns whether a request with these votes waits for a connection that has not looked at it yet.
+    fn is_queued(&self, _: &VoteReceiver) -> bool {
+        false
+    }
+
+    /// Returns how much longer than the node timeout to wait for a job submitted now: the connect timeout while it is
+    /// not known whether the server can be reached, and otherwise zero.
     fn extra_patience(&self) -> Duration {
         Duration::ZERO
     }

@@ -89,7 +89,11 @@ impl Execution {
         if self.commands.send(ExecutionCommand::Begin(done)).is_err() {
             return Err(self.lost());
         }
-        begun.await.unwrap_or_else(|_| Err(self.lost()))?;
+        let begun = self.guard.lease().from_task(begun).await;
+        begun.map_or_else(
+            |_| Err(self.lost()),
+            |begun| begun.unwrap_or_else(|_| Err(self.lost())),
+        )?;
         self.check_validity()
     }
 
@@ -173,9 +177,13 @@ impl Execution {
         // Refused if the lease task ended with its runtime; the outcome then never comes.
         drop(self.commands.send(ExecutionCommand::Record(command)));
         async move {
-            let recorded = outcome.await;
+            let lease = Arc::clone(self.guard.lease());
+            let recorded = lease.from_task(outcome).await;
             drop(self);
-            recorded.unwrap_or(Recorded::No)
+            match recorded {
+                Ok(Ok(recorded)) => recorded,
+                Ok(Err(_)) | Err(_) => Recorded::No,
+            }
         }
     }
 

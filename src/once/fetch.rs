@@ -6,8 +6,8 @@
 //! asks one node after the other for the body until one returns it. The body is not cached beyond these callers, so
 //! the requests under way bound the memory.
 //!
-//! A task may end without a result, if it panics or if its runtime ends, which may not be the runtime of the caller.
-//! Its entry is then removed, and a caller begins another fetch.
+//! A task may end without a result, if it panics or if its home ends. Its entry is then removed, and a caller begins
+//! another fetch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ impl Fetches {
         for _ in 0..FETCHES {
             let (mut receiver, fetch) = self.join(cluster, wanted.clone());
             if let Some(fetch) = fetch {
-                tokio::spawn(async move { fetch.run().await }.in_current_span());
+                let fetch = async move { fetch.run().await };
+                cluster.home.spawn(fetch.in_current_span());
             }
             let limit = Instant::now() + time_limit(cluster);
             if let Ok(ended) = timeout_at(limit, receiver.wait_for(Option::is_some)).await {
@@ -86,7 +87,7 @@ impl Fetches {
                 }
                 continue;
             }
-            // The runtime of the fetch is idle: no thread drives it any more.
+            // The home is not run.
             self.remove(&wanted, |sender| sender.subscribe().same_channel(&receiver));
         }
         Err(LockError::Closed)
@@ -196,7 +197,7 @@ impl Fetch {
         }
         let timed_out = silent
             .into_iter()
-            .map(|node| cluster.timed_out(node, patience));
+            .map(|node| cluster.timed_out(node, patience, &votes));
         failures.extend(timed_out);
         Err(unread(failures))
     }

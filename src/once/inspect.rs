@@ -290,9 +290,6 @@ async fn revoke(group: &Group, key: &LockKey) -> Result<Revoked, LockError> {
         let outcome = match (seen, freed) {
             (Err(failure), _) => Err(failure),
             (Ok(_), Some(asked)) => asked.outcome,
-            (Ok((seen, _)), None) if seen.holder.is_some() => {
-                Err(cluster.timed_out(number, cluster.settings.node_timeout))
-            }
             // The key was free there, so it was not asked.
             (Ok(_), None) => Ok(Reply::Revoked { was_held: false }),
         };
@@ -330,8 +327,10 @@ async fn see(
     let asked = cluster.ask_all(|_| Some(request(names, Op::Inspect, false)));
     let asked = asked.await.into_iter().enumerate();
     let seen = |(number, asked): (usize, Option<Asked>)| {
-        let silent = || cluster.timed_out(number, cluster.settings.node_timeout);
-        let Asked { outcome, latency } = asked.ok_or_else(silent)?;
+        let unanswered = || NodeFailure::Unanswered {
+            node: Arc::clone(&cluster.names[number]),
+        };
+        let Asked { outcome, latency } = asked.ok_or_else(unanswered)?;
         match outcome? {
             Reply::Seen(seen) => Ok((seen, latency)),
             _ => Err(refused(&cluster.names[number], &UNEXPECTED.into())),

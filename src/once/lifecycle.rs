@@ -4,6 +4,7 @@
 //! begins with a pending execution, and it ends with a recording.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -37,10 +38,6 @@ type ExecutionResult = Result<Execution, Denied>;
 
 /// Acquires the key of an execution.
 ///
-/// # Panics
-///
-/// Panics outside of a runtime.
-///
 /// # Cancel safety
 ///
 /// May be dropped at any point: keys that the nodes have granted or will grant are released.
@@ -52,9 +49,10 @@ pub(super) async fn acquire(
     max_hold: Option<Duration>,
     span: &Span,
 ) -> ExecutionResult {
+    let home = Arc::clone(&task.lease.cluster.home);
     let run = |handoff| run(task, permit, slots, deadline, max_hold, handoff);
-    let outcome = Inline::new(run, span).await;
-    // The task ends without an outcome if the runtime shuts down.
+    let outcome = Inline::new(&home, run, span).await;
+    // The task ends without an outcome if it panics.
     outcome.unwrap_or(Err(LockError::Closed.into()))
 }
 
@@ -84,6 +82,7 @@ fn run(
                     if let Some(denied) = denied {
                         handoff.send(Err(denied));
                     }
+                    task.lease.go_home().await;
                     break 'held replay;
                 }
             };
@@ -98,6 +97,7 @@ fn run(
                 let (sender, mut commands) = mpsc::unbounded_channel();
                 let execution = Execution::new(LockGuard::new(share), sender);
                 handoff.hand_out(Ok(execution)).await;
+                task.lease.go_home().await;
                 let ending = task
                     .hold(&mut holding, &mut pending, &mut commands, &mut permit)
                     .await;

@@ -405,6 +405,28 @@ fn lock_without_http_prints_the_output_of_its_header() {
     prints_its_header("lock_without_http", &["report"], source);
 }
 
+#[test]
+fn synchronous_service_prints_the_output_of_its_header() {
+    let source = include_str!("../../examples/synchronous_service.rs");
+    let deposits = ["alice=5", "bob=1", "alice=7"];
+    prints_its_header("synchronous_service", &deposits, source);
+}
+
+#[test]
+fn synchronous_service_loses_no_deposit_over_servers() {
+    let cluster = Cluster::start(3);
+    let urls = cluster.urls().join(",");
+    let envs = [
+        ("REDLOCK_URLS", urls.as_str()),
+        ("REDLOCK_RESTART_GUARD", "off"),
+    ];
+    let deposits = ["alice=1"; 20];
+    let service = example_path("synchronous_service");
+    let mut process = ChildProcess::start(service, &deposits, &envs);
+    assert_eq!(exit_code(&mut process), Some(0), "{}", process.stderr());
+    assert_eq!(process.stdout(), "alice 20");
+}
+
 /// Compares what an example prints with the lines behind its command in its header, but for numbers.
 fn prints_its_header(name: &str, args: &[&str], source: &str) {
     let mut process = ChildProcess::start(example_path(name), args, &[]);

@@ -4,14 +4,16 @@
 //!
 //! A lease task may outlive its caller, so it must be a spawned task in the end. A task that is spawned at once
 //! would make each lock wait for the scheduler twice: to start the task, and to wake the caller. Instead, the caller
-//! polls the task *inline* until its outcome is decided, and spawns the rest. This saves two wake-ups.
+//! polls the task *inline* until its outcome is decided, and spawns the rest in the [`Home`]. This saves two wake-ups,
+//! and a caller in another runtime hears in time that the home is not run.
 //!
 //! The task is spawned as soon as one of these happens:
 //!
 //! * The task hands out the outcome. [`Handoff::hand_out`] yields once, so that no later step runs inline.
-//! * The task is about to wait for other holders ([`Handoff::detach`]). It then has a deadline to keep, and callers
-//!   wait behind it in the queue, whether its own caller polls or not.
 //! * The caller drops [`Inline`]. The task finds the hand-off closed, and cleans up.
+//!
+//! A timer belongs to the runtime in which it was made, and fires no more when that has ended. Before the outcome, the
+//! task therefore looks whether the hand-off is closed before it looks at a timer; afterwards it makes new ones.
 //!
 //! A panic while the task is polled inline is caught, as the runtime catches it in a spawned task: the task is
 //! dropped, its `Drop` cleans up, and the caller gets no outcome.
@@ -20,37 +22,24 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll};
 
-use tokio::runtime::Handle;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::{Instrument, Span};
 
+use crate::node::Home;
+
 /// The task's end of the hand-off.
 #[derive(Debug)]
-pub(crate) struct Handoff<T> {
-    outcome: oneshot::Sender<T>,
-    /// Who polls the task: one of the constants below.
-    mode: Arc<AtomicU8>,
-}
+pub(crate) struct Handoff<T>(oneshot::Sender<T>);
 
 /// The caller's end of the hand-off: a future that polls the task and resolves to its outcome, or to `None` if the
 /// task ended without one.
 pub(crate) struct Inline<T> {
     task: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     outcome: oneshot::Receiver<T>,
-    /// Who polls the task: one of the constants below.
-    mode: Arc<AtomicU8>,
-    runtime: Handle,
+    home: Arc<Home>,
 }
-
-/// The caller polls it.
-const INLINE: u8 = 0;
-/// The caller polls the task, and must spawn it.
-const DETACHING: u8 = 1;
-/// The runtime polls the task.
-const SPAWNED: u8 = 2;
 
 impl<T> Handoff<T> {
     /// Waits until the caller goes away.
@@ -59,17 +48,18 @@ impl<T> Handoff<T> {
     ///
     /// May be dropped at any point.
     pub(crate) async fn closed(&mut self) {
-        self.outcome.closed().await;
+        self.0.closed().await;
     }
 
     /// Sends the outcome of a task that is about to end. Without a caller, the outcome is dropped.
     pub(crate) fn send(self, outcome: T) {
-        drop(self.outcome.send(outcome));
+        drop(self.0.send(outcome));
     }
 
     /// Sends the outcome of a task that goes on.
     pub(crate) async fn hand_out(self, outcome: T) {
-        let mut yields = self.mode.load(Ordering::Relaxed) != SPAWNED;
+        // Without a caller, the task is spawned already.
+        let mut yields = !self.0.is_closed();
         self.send(outcome);
         // No waker is needed: the caller spawns the task, which polls it again.
         poll_fn(|_| {
@@ -81,43 +71,21 @@ impl<T> Handoff<T> {
         })
         .await;
     }
-
-    /// Asks the caller to spawn the task at the next await.
-    pub(crate) fn detach(&self) {
-        if self.mode.load(Ordering::Relaxed) == INLINE {
-            self.mode.store(DETACHING, Ordering::Relaxed);
-        }
-    }
 }
 
 impl<T> Inline<T> {
     /// Creates the task within a span.
-    ///
-    /// # Panics
-    ///
-    /// Panics outside of a runtime.
-    pub(crate) fn new<F>(task: impl FnOnce(Handoff<T>) -> F, span: &Span) -> Self
+    pub(crate) fn new<F>(home: &Arc<Home>, task: impl FnOnce(Handoff<T>) -> F, span: &Span) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let runtime = Handle::current();
-        let mode = Arc::new(AtomicU8::new(INLINE));
         let (sender, outcome) = oneshot::channel();
-        let handoff = Handoff {
-            outcome: sender,
-            mode: Arc::clone(&mode),
-        };
+        let task = task(Handoff(sender)).instrument(span.clone());
         Self {
-            task: Some(Box::pin(task(handoff).instrument(span.clone()))),
+            task: Some(Box::pin(task)),
             outcome,
-            mode,
-            runtime,
+            home: Arc::clone(home),
         }
-    }
-
-    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        self.mode.store(SPAWNED, Ordering::Relaxed);
-        self.runtime.spawn(task);
     }
 }
 
@@ -130,21 +98,15 @@ impl<T> Future for Inline<T> {
             let is_pending = matches!(polled, Ok(Poll::Pending));
             let outcome = self.outcome.try_recv();
             if is_pending {
-                if matches!(outcome, Err(TryRecvError::Empty))
-                    && self.mode.load(Ordering::Relaxed) != DETACHING
-                {
+                if matches!(outcome, Err(TryRecvError::Empty)) {
                     self.task = Some(task);
                     return Poll::Pending;
                 }
-                self.spawn(task);
+                self.home.spawn(task);
             }
-            match outcome {
-                Ok(outcome) => return Poll::Ready(Some(outcome)),
-                Err(TryRecvError::Closed) => return Poll::Ready(None),
-                Err(TryRecvError::Empty) => {}
-            }
+            return Poll::Ready(outcome.ok());
         }
-        Pin::new(&mut self.outcome).poll(context).map(Result::ok)
+        Poll::Ready(None)
     }
 }
 
@@ -152,7 +114,7 @@ impl<T> Drop for Inline<T> {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             self.outcome.close();
-            self.spawn(task);
+            self.home.spawn(task);
         }
     }
 }

@@ -91,6 +91,7 @@ impl LeaseTask {
             slot: self.slot,
             hold_at_least: self.terms.hold_at_least,
             purpose,
+            elsewhere: self.is_elsewhere.then(|| Arc::clone(&self.cluster)),
         };
         let (lease, share, control) = Lease::new(terms, disposal, token, valid_until);
         permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>), self.task);
@@ -209,14 +210,17 @@ impl LeaseTask {
         if let Some(extension) = holding.extension.as_ref().filter(|e| e.due <= now) {
             let late: Vec<usize> = extension.round.silent().collect();
             let (phase, after) = (extension.phase, self.cluster.settings.node_timeout);
+            let failures = late.iter().map(|node| {
+                let failure = self.cluster.timed_out(*node, after, &self.votes);
+                (*node, failure)
+            });
+            let failures: Vec<_> = failures.collect();
             if let Some(extension) = &mut holding.extension {
-                for node in &late {
-                    let failure = self.cluster.timed_out(*node, after);
-                    extension.failures.set(*node, failure);
+                for (node, failure) in &failures {
+                    extension.failures.set(*node, failure.clone());
                 }
             }
-            for node in late {
-                let failure = self.cluster.timed_out(node, after);
+            for (node, failure) in failures {
                 self.on_extension_vote(holding, node, phase, Err(failure));
             }
         }

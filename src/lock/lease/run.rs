@@ -1,6 +1,7 @@
 //! The life of one lock, from its order to its end.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,10 +15,6 @@ use crate::lock::lease::task::LeaseTask;
 use crate::lock::queue::{Permit, WaiterSlots};
 
 /// Acquires a plain lock, and returns the first share of its lease.
-///
-/// # Panics
-///
-/// Panics outside of a runtime.
 ///
 /// # Cancel safety
 ///
@@ -33,9 +30,10 @@ pub(crate) fn acquire(
     max_hold: Option<Duration>,
     span: &Span,
 ) -> impl Future<Output = Result<Share, LockError>> + Send + use<> {
+    let home = Arc::clone(&task.cluster.home);
     let run = |handoff| run(task, permit, slots, deadline, max_hold, handoff);
-    let outcome = Inline::new(run, span);
-    // The task ends without an outcome if the runtime shuts down.
+    let outcome = Inline::new(&home, run, span);
+    // The task ends without an outcome if it panics.
     async move { outcome.await.unwrap_or(Err(LockError::Closed)) }
 }
 
@@ -68,6 +66,7 @@ fn run(
                     if let Some(error) = error {
                         handoff.send(Err(error));
                     }
+                    task.go_home().await;
                     break 'held;
                 }
             };
@@ -75,6 +74,7 @@ fn run(
                 let (mut holding, share) =
                     task.begin_holding(acquired, max_hold, Disposal::Release, None, &permit);
                 handoff.hand_out(Ok(share)).await;
+                task.go_home().await;
                 task.hold(&mut holding, &mut permit).await;
                 holding
             };

@@ -12,16 +12,17 @@
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::iter;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::lock::access::Access;
-use crate::lock::cluster::Settings;
+use crate::lock::cluster::{Cluster, Settings};
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{LeaseStatus, Lost, LostReason};
 use crate::lock::queue::{HeldLease, Memo};
@@ -73,6 +74,8 @@ pub(crate) struct LeaseTerms {
     pub(super) hold_at_least: Option<Duration>,
     /// What the lock is held for; see [`Memo`].
     pub(super) purpose: Option<Memo>,
+    /// The nodes and the home of the task, if the caller runs elsewhere: it may not hear of the task any more.
+    pub(super) elsewhere: Option<Arc<Cluster>>,
 }
 
 #[derive(Debug)]
@@ -261,7 +264,18 @@ impl Lease {
                 if let Some(reason) = lease.lost_reason() {
                     return reason;
                 }
-                changed.await;
+                if lease.terms.elsewhere.is_none() {
+                    changed.await;
+                    continue;
+                }
+                // The task reports the loss before, unless its home is not run.
+                let valid_until = lease.valid_until();
+                if timeout_at(valid_until, changed).await.is_err()
+                    && lease.lost_reason().is_none()
+                    && lease.valid_until() <= Instant::now()
+                {
+                    return LostReason::Expired;
+                }
             }
         })
     }
@@ -275,15 +289,24 @@ impl Lease {
         let mut outcome = Ok(());
         let further = self.further().iter().map(Arc::as_ref);
         for lease in iter::once(self).chain(further) {
-            let released = loop {
-                // Created before the check, so that no notification is missed.
-                let changed = lease.changed.notified();
-                if let Some(outcome) = lease.state.lock().outcome() {
-                    break outcome;
+            let released = lease.from_task(async {
+                loop {
+                    // Created before the check, so that no notification is missed.
+                    let changed = lease.changed.notified();
+                    if let Some(outcome) = lease.state.lock().outcome() {
+                        return outcome;
+                    }
+                    changed.await;
                 }
-                changed.await;
+            });
+            let not_run = |cluster: &Cluster| {
+                Err(ReleaseError::Unavailable {
+                    reached: 0,
+                    needed: cluster.quorum.majority(),
+                    nodes: cluster.all_not_run(),
+                })
             };
-            outcome = outcome.and(released);
+            outcome = outcome.and(released.await.unwrap_or_else(not_run));
         }
         outcome
     }
@@ -329,7 +352,33 @@ impl Lease {
         if !self.send(ExtendCommand { ttl, token, done }) {
             return Err(lost());
         }
-        outcome.await.unwrap_or_else(|_| Err(lost()))
+        match self.from_task(outcome).await {
+            Ok(outcome) => outcome.unwrap_or_else(|_| Err(lost())),
+            Err(cluster) => Err(ExtendError::Unavailable {
+                reached: 0,
+                needed: cluster.quorum.majority(),
+                nodes: cluster.all_not_run(),
+            }),
+        }
+    }
+
+    /// Waits for what the task reports. Returns the nodes if the home of the task is not run.
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of what it waits for.
+    pub(crate) async fn from_task<T>(
+        &self,
+        reported: impl Future<Output = T>,
+    ) -> Result<T, &Cluster> {
+        let Some(cluster) = &self.terms.elsewhere else {
+            return Ok(reported.await);
+        };
+        tokio::select! {
+            biased;
+            reported = reported => Ok(reported),
+            () = cluster.home.idle() => Err(cluster),
+        }
     }
 
     /// Queues a command; returns false if the task accepts no more commands.

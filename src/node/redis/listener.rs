@@ -27,11 +27,11 @@ use std::time::Duration;
 use deadpool_redis::redis::aio::{PubSub, PubSubSink, PubSubStream};
 use deadpool_redis::redis::{Msg, RedisError, Value};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::node::Mutex;
+use crate::node::home::Home;
 use crate::node::redis::address::Address;
 use crate::node::redis::connector::within;
 use crate::node::redis::describe::describe;
@@ -43,7 +43,10 @@ pub(super) struct Listener {
     address: Arc<Address>,
     /// The time limit for connecting.
     limit: Duration,
-    /// The channel to the task, once there is one.
+    home: Arc<Home>,
+    /// The channel to the task, once there is one. Not bounded, because a command must not be lost: that there are few is
+    /// due to the callers. They subscribe only after an attempt that the lanes have answered, which live in the same home,
+    /// and unsubscribe once for that.
     commands: Mutex<Option<mpsc::UnboundedSender<ListenerCommand>>>,
 }
 
@@ -105,11 +108,17 @@ const PAUSE: Duration = Duration::from_millis(500);
 const MAX_BATCH: usize = 128;
 
 impl Listener {
-    pub(super) fn new(name: &Arc<str>, address: Arc<Address>, limit: Duration) -> Arc<Self> {
+    pub(super) fn new(
+        name: &Arc<str>,
+        address: Arc<Address>,
+        limit: Duration,
+        home: &Arc<Home>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             name: Arc::clone(name),
             address,
             limit,
+            home: Arc::clone(home),
             commands: Mutex::default(),
         })
     }
@@ -132,18 +141,17 @@ impl Listener {
         let command = match &*commands {
             Some(commands) => match commands.send(command) {
                 Ok(()) => return,
-                // The task's runtime has ended; start another task in the current one.
+                // The home of the task has ended.
                 Err(mpsc::error::SendError(command)) => command,
             },
             None => command,
         };
-        if let Ok(runtime) = Handle::try_current()
-            && matches!(command, ListenerCommand::Subscribe(..))
-        {
+        if matches!(command, ListenerCommand::Subscribe(..)) {
             let (sender, receiver) = mpsc::unbounded_channel();
-            runtime.spawn(self.task().run(receiver));
             drop(sender.send(command));
             *commands = Some(sender);
+            drop(commands);
+            self.home.spawn(self.task().run(receiver));
         }
     }
 
@@ -415,7 +423,7 @@ mod tests {
         let (sink, messages) = opened.split();
         let address = "redis://127.0.0.1:1".into_connection_info().unwrap();
         let address = Arc::new(Address::new(&address).unwrap());
-        let listener = Listener::new(&Arc::from("n"), address, PAUSE);
+        let listener = Listener::new(&Arc::from("n"), address, PAUSE, &Arc::default());
         let mut task = listener.task();
         task.connection = Some(PubSubConnection::new(sink, messages));
         let signal = ReleaseSignal::new(Quorum::new(1).unwrap());

@@ -4,9 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-
 use crate::node::failure::NodeFailure;
+use crate::node::home::Home;
 use crate::node::job::Job;
 use crate::node::peers::Peers;
 use crate::node::redis::endpoint::Endpoint;
@@ -20,6 +19,7 @@ use crate::node::redis::shared::{Shared, Timeouts};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::state::NodeState;
 use crate::node::traits::Node;
+use crate::node::votes::VoteReceiver;
 
 /// A Redis server. Connects at first use: a server that is down at start-up is no error.
 pub(crate) struct RedisNode {
@@ -29,11 +29,16 @@ pub(crate) struct RedisNode {
 }
 
 impl RedisNode {
-    pub(crate) fn new(endpoint: Endpoint, timeouts: Timeouts, guard: Option<Arc<Guard>>) -> Self {
-        let listener = |address| Listener::new(&endpoint.name, address, timeouts.connect);
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        timeouts: Timeouts,
+        guard: Option<Arc<Guard>>,
+        home: &Arc<Home>,
+    ) -> Self {
+        let listener = |address| Listener::new(&endpoint.name, address, timeouts.connect, home);
         let listener = endpoint.address.clone().map(listener);
         Self {
-            shared: Arc::new(Shared::new(endpoint, timeouts, guard)),
+            shared: Arc::new(Shared::new(endpoint, timeouts, guard, home)),
             listener,
         }
     }
@@ -72,9 +77,7 @@ impl Node for RedisNode {
         };
         match self.shared.inbox.post(job) {
             Posted::Accepted => {}
-            Posted::NeedsLane(runtime) => lane::spawn(&runtime, Arc::clone(&self.shared)),
-            // Without a runtime the server cannot be reached; dropping the job sends the failure.
-            Posted::NoRuntime(job) => drop(job),
+            Posted::NeedsLane => lane::spawn(&self.shared),
             Posted::Full(job) => job.sender.send(Err(NodeFailure::Unreachable {
                 node: Arc::clone(&self.shared.name),
                 why: "too many requests are queued for it".into(),
@@ -87,16 +90,13 @@ impl Node for RedisNode {
             job.sender.send(Err(failure));
             return;
         }
-        // Without a runtime the server cannot be reached; dropping the job sends the failure.
-        if let Ok(runtime) = Handle::try_current() {
-            let shared = Arc::clone(&self.shared);
-            runtime.spawn(async move {
-                reader::read(&shared, job).await;
-                let pool = shared.pool.weak();
-                drop(shared);
-                reader::close_idle(pool).await;
-            });
-        }
+        let shared = Arc::clone(&self.shared);
+        self.shared.home.spawn(async move {
+            reader::read(&shared, job).await;
+            let pool = shared.pool.weak();
+            drop(shared);
+            reader::close_idle(pool).await;
+        });
     }
 
     fn subscribe(
@@ -109,8 +109,12 @@ impl Node for RedisNode {
         Some(listener.subscribe(lock, signal, node))
     }
 
+    fn is_queued(&self, votes: &VoteReceiver) -> bool {
+        self.shared.inbox.is_queued(votes)
+    }
+
     fn extra_patience(&self) -> Duration {
-        match self.shared.reachability.is_tried() {
+        match self.shared.is_known() {
             false => self.shared.timeouts.connect,
             true => Duration::ZERO,
         }

@@ -26,6 +26,8 @@ pub(super) enum Reachability {
 #[derive(Debug)]
 pub(super) struct CurrentReachability {
     value: Mutex<Reachability>,
+    /// When the lane asks the server again, if it is down or quarantined.
+    asked_at: Mutex<Option<Instant>>,
     /// Whether requests are sent at once: `Untried` or `Up`.
     is_open: AtomicBool,
     /// Whether it is not `Untried`.
@@ -38,6 +40,7 @@ impl CurrentReachability {
     pub(super) fn new() -> Self {
         Self {
             value: Mutex::new(Reachability::Untried),
+            asked_at: Mutex::default(),
             is_open: AtomicBool::new(true),
             is_tried: AtomicBool::new(false),
             peers: OnceLock::new(),
@@ -72,6 +75,17 @@ impl CurrentReachability {
         }
         self.is_tried.store(is_tried, Ordering::Release);
         *value = reachability;
+    }
+
+    /// Notes when the lane asks the server again, or when an attempt to do so ends.
+    pub(super) fn set_asked_at(&self, at: Option<Instant>) {
+        *self.asked_at.lock() = at;
+    }
+
+    /// Returns whether the lane should have asked the server again before, for longer than a running lane may be late.
+    pub(super) fn is_out_of_date(&self, late: Duration) -> bool {
+        let asked_at = *self.asked_at.lock();
+        asked_at.is_some_and(|at| at + late < Instant::now())
     }
 
     pub(super) fn get(&self) -> Reachability {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use deadpool::managed::Pool;
 
 use crate::node::failure::NodeFailure;
+use crate::node::home::Home;
 use crate::node::job::Job;
 use crate::node::redis::connector::Connector;
 use crate::node::redis::describe::PUBLISH_PERMISSIONS;
@@ -25,6 +26,8 @@ pub(super) struct Shared {
     pub(super) guard: Option<Arc<Guard>>,
     pub(super) reachability: CurrentReachability,
     pub(super) inbox: Inbox,
+    /// Where its tasks live.
+    pub(super) home: Arc<Home>,
     /// Whether the missing permission to publish releases has been logged.
     has_warned: AtomicBool,
 }
@@ -37,7 +40,12 @@ pub(crate) struct Timeouts {
 }
 
 impl Shared {
-    pub(super) fn new(endpoint: Endpoint, timeouts: Timeouts, guard: Option<Arc<Guard>>) -> Self {
+    pub(super) fn new(
+        endpoint: Endpoint,
+        timeouts: Timeouts,
+        guard: Option<Arc<Guard>>,
+        home: &Arc<Home>,
+    ) -> Self {
         Self {
             name: endpoint.name,
             pool: endpoint.pool,
@@ -45,16 +53,19 @@ impl Shared {
             guard,
             reachability: CurrentReachability::new(),
             inbox: Inbox::default(),
+            home: Arc::clone(home),
             has_warned: AtomicBool::new(false),
         }
     }
 
-    /// Returns the failure of a request that is not sent because the node is down or must not vote.
+    /// Returns the failure of a request that is not sent because the node is down or must not vote, as far as that is
+    /// known. Otherwise, the request waits until the lane knows more; if there is no lane, it starts one.
     pub(super) fn failure(&self) -> Option<NodeFailure> {
-        if !self.reachability.is_tried() {
-            // The request waits for the first connection; if there is no lane, it starts one.
-            return None;
-        }
+        self.is_known().then(|| self.last_failure()).flatten()
+    }
+
+    /// Returns the same as the lane has just found it, or found it last.
+    pub(super) fn last_failure(&self) -> Option<NodeFailure> {
         let node = || Arc::clone(&self.name);
         if let Some(why) = self.duplicate() {
             return Some(NodeFailure::Unreachable { node: node(), why });
@@ -70,6 +81,14 @@ impl Shared {
             }),
             Reachability::Untried | Reachability::Up => None,
         }
+    }
+
+    /// Returns whether it is known if the server can be reached. Not before the first attempt to connect, and not after
+    /// the time at which the lane was to ask the server again: the home may not be run meanwhile.
+    pub(super) fn is_known(&self) -> bool {
+        let reachability = &self.reachability;
+        reachability.is_tried()
+            && (reachability.is_open() || !reachability.is_out_of_date(self.timeouts.node))
     }
 
     /// Returns whether another node leads to the same server.

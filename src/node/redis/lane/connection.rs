@@ -102,6 +102,7 @@ enum Probe {
 struct ConnectAttempt {
     opening: Opening,
     started: Instant,
+    ends_at: Instant,
 }
 
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
@@ -150,6 +151,18 @@ impl Connection {
     /// Returns whether an attempt is under way or planned. That is always so without a connection.
     pub(super) fn is_probing(&self) -> bool {
         !matches!(&self.state, State::Live(live) if matches!(live.probe, Probe::None))
+    }
+
+    /// Returns when more is known of the server at the latest: the next attempt begins, or the current one ends.
+    pub(super) fn knows_more_at(&self) -> Option<Instant> {
+        match &self.state {
+            State::Connecting(attempt) => Some(attempt.ends_at),
+            State::Live(Live {
+                probe: Probe::Connecting(attempt),
+                ..
+            }) => Some(attempt.ends_at),
+            _ => self.next_timer(),
+        }
     }
 
     /// Returns when [`on_timer`](Self::on_timer) has something to do, if nothing else happens before.
@@ -400,8 +413,10 @@ impl Connection {
 impl ConnectAttempt {
     fn new(shared: &Arc<Shared>, limit: Duration) -> Self {
         let shared = Arc::clone(shared);
+        let started = Instant::now();
         Self {
-            started: Instant::now(),
+            started,
+            ends_at: started + limit,
             opening: Box::pin(async move {
                 tokio::time::timeout(limit, open(&shared))
                     .await
@@ -429,7 +444,7 @@ pub(super) mod tests {
             node: LIMIT,
             connect: LIMIT,
         };
-        Arc::new(Shared::new(endpoint, timeouts, None))
+        Arc::new(Shared::new(endpoint, timeouts, None, &Arc::default()))
     }
 
     /// Connects to a new server, which it returns too.

@@ -3,11 +3,9 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use deadpool_redis::redis::Value;
-use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
@@ -53,8 +51,6 @@ struct Found {
 
 struct Lane {
     shared: Arc<Shared>,
-    /// Its number in the inbox; if the inbox has another one, the lane was replaced.
-    number: u64,
     telemetry: NodeCalls,
     status: ServerStatus,
     connection: Connection,
@@ -67,35 +63,22 @@ struct Lane {
 }
 
 /// Starts a lane, which ends when the inbox is closed and no release is left.
-pub(in super::super) fn spawn(runtime: &Handle, shared: Arc<Shared>) {
-    shared.reachability.set(Reachability::Untried);
-    runtime.spawn(Lane::new(shared).run());
+pub(in super::super) fn spawn(shared: &Arc<Shared>) {
+    shared.home.spawn(Lane::new(Arc::clone(shared)).run());
 }
 
-/// Detaches the lane from the inbox, however it ends. If its runtime has ended, another lane takes over its jobs.
+/// Detaches the lane from the inbox, however it ends. If its home has ended, the next lane sends the releases.
 impl Drop for Lane {
     fn drop(&mut self) {
-        let unfinished = match std::thread::panicking() {
+        let unconfirmed = match std::thread::panicking() {
             // The next lane must not panic on the same job.
             true => Vec::new(),
-            false => self.unfinished(),
+            false => self.unconfirmed(),
         };
-        if self.is_replaced() {
-            return self.shared.inbox.return_unfinished(unfinished);
-        }
         // Requests must not fail because of the last reachability, or none would start the next lane. Reset before
         // detaching, because the next lane may set it at once.
         self.shared.reachability.set(Reachability::Untried);
-        for runtime in self.shared.inbox.detach(unfinished) {
-            let shared = Arc::clone(&self.shared);
-            // Some of the runtimes may be stalled or end, too: the first that runs attaches a lane, unless a caller
-            // starts one before.
-            runtime.spawn(async move {
-                if shared.inbox.attach() {
-                    Self::new(shared).run().await;
-                }
-            });
-        }
+        self.shared.inbox.detach(unconfirmed);
     }
 }
 
@@ -103,7 +86,6 @@ impl Lane {
     fn new(shared: Arc<Shared>) -> Self {
         Self {
             telemetry: NodeCalls::new(&shared.name, shared.reachability.group()),
-            number: shared.inbox.number(),
             status: ServerStatus::new(&shared),
             connection: Connection::new(&shared),
             calls: Calls::default(),
@@ -120,8 +102,11 @@ impl Lane {
         // One timer, which may fire too early: resetting it for every reply costs more than that.
         let mut timer = Box::pin(sleep_until(self.next_timer()));
         let mut jobs = VecDeque::new();
-        let (shared, number) = (Arc::clone(&self.shared), self.number);
+        let shared = Arc::clone(&self.shared);
         while is_open || self.has_release() {
+            if !shared.reachability.is_open() {
+                shared.reachability.set_asked_at(self.knows_more_at());
+            }
             let next_timer = self.next_timer();
             if next_timer < timer.deadline() {
                 timer.as_mut().reset(next_timer);
@@ -129,19 +114,17 @@ impl Lane {
             let load = self.load();
             let is_full = self.in_flight.is_full();
             if is_open && is_full {
-                shared.inbox.set_backlogged(number);
+                shared.inbox.set_busy();
             }
             tokio::select! {
                 biased;
-                // A stalled runtime has resumed: from now on another lane reports the status of the server.
-                () = poll_replaced(&shared, number) => return,
                 event = poll_fn(|context| {
                     self.connection.poll_event(context, &mut self.in_flight.replies)
                 }) => match event {
                     ConnectionEvent::Replied(replied) => self.on_replied(replied),
                     ConnectionEvent::Attempted(attempted) => self.on_attempted(attempted),
                 },
-                has_jobs = poll_fn(|context| shared.inbox.poll_ready(number, context, load)),
+                has_jobs = poll_fn(|context| shared.inbox.poll_ready(context, load)),
                     if is_open && !is_full =>
                 {
                     is_open = has_jobs;
@@ -174,6 +157,8 @@ impl Lane {
         // A single job shares no call.
         let check = self.connection.shared_check(now).filter(|_| jobs.len() > 1);
         let failure = self.shared.failure();
+        let may_send =
+            self.connection.is_live() && (failure.is_some() || self.shared.reachability.is_open());
         for job in jobs {
             if job.calls_off() {
                 job.sender.send(Ok(Reply::Released));
@@ -192,7 +177,7 @@ impl Lane {
                 None => Some(job),
             };
             match job {
-                Some(job) if !self.connection.is_live() => self.parked.push_back(job),
+                Some(job) if !may_send => self.parked.push_back(job),
                 // Also to a silent server: the acquisition is ahead of its release on this connection.
                 Some(job) => self.calls.add(job, check, &mut self.in_flight),
                 None => {}
@@ -448,7 +433,7 @@ impl Lane {
     /// Fails the parked jobs that are not sent to the server in its current state.
     fn refuse_parked(&mut self) {
         let now = Instant::now();
-        let Some(failure) = self.shared.failure() else {
+        let Some(failure) = self.shared.last_failure() else {
             return;
         };
         for job in self.parked.take() {
@@ -541,13 +526,34 @@ impl Lane {
         self.in_flight.silent_at(self.shared.timeouts.node)
     }
 
-    /// Removes the jobs that another connection may execute, also if this one already has: their owners are the same.
-    fn unfinished(&mut self) -> Vec<Job> {
+    /// Removes all jobs. Returns the releases, and answers the others: the server may have executed them.
+    fn unconfirmed(&mut self) -> Vec<Job> {
         let now = Instant::now();
         let refused = self.refused.take().into_iter();
-        let sent = self.in_flight.drain().filter(Job::is_idempotent);
-        let jobs = refused.chain(sent).chain(self.parked.take());
-        jobs.filter(|job| job.is_wanted(now)).collect()
+        let jobs = refused
+            .chain(self.in_flight.drain())
+            .chain(self.parked.take());
+        let (unconfirmed, others): (Vec<_>, Vec<_>) = jobs.partition(Job::is_release);
+        for job in others {
+            job.sender.send(Err(NodeFailure::Disconnected {
+                node: Arc::clone(&self.shared.name),
+                why: "the runtime of the connection has ended; the next use connects again".into(),
+            }));
+        }
+        let is_wanted = |job: &Job| job.is_wanted(now);
+        unconfirmed.into_iter().filter(is_wanted).collect()
+    }
+
+    /// Returns when more is known of a server that is down or must not vote.
+    fn knows_more_at(&self) -> Option<Instant> {
+        [
+            self.connection.knows_more_at(),
+            self.readmit_at(),
+            self.check_duplicate_at(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Returns whether a release is unconfirmed whose lock may still be there. Intents do not count: they live for a
@@ -566,19 +572,6 @@ impl Lane {
         let is_useful = |job: &Job| job.may_unlock(now) || job.sender.is_open();
         self.in_flight.jobs().any(is_useful)
     }
-
-    fn is_replaced(&self) -> bool {
-        self.shared.inbox.number() != self.number
-    }
-}
-
-/// Waits until another lane has taken over. Checked whenever the task is woken.
-async fn poll_replaced(shared: &Shared, number: u64) {
-    poll_fn(|_| match shared.inbox.number() == number {
-        true => Poll::Pending,
-        false => Poll::Ready(()),
-    })
-    .await;
 }
 
 #[cfg(test)]

@@ -326,38 +326,6 @@ async fn releases_of_a_call_that_a_busy_server_refuses_are_kept_in_order() {
     assert_eq!(bench.calls(), [3]);
 }
 
-/// The server may have executed them.
-#[tokio::test]
-async fn acquisitions_of_the_lane_before_are_not_unsent_when_the_server_cannot_be_reached() {
-    for is_decided in [false, true] {
-        let (mut before, mut bench) = (Bench::new().await, Bench::new().await);
-        let owner = Owner::new(1);
-        let acquire = before.acquire(&owner);
-        before.lane.on_jobs([acquire].into_iter());
-        let returned = before.lane.unfinished();
-        assert_eq!(returned.len(), 1);
-        if is_decided {
-            before.votes.next_phase();
-        }
-        bench.lane.on_lost(&"it broke".into());
-        bench.lane.on_attempted(Err("it is down".into()));
-        let never_sent = bench.acquire(&Owner::new(2));
-        bench.lane.on_jobs(
-            returned
-                .into_iter()
-                .chain([never_sent])
-                .collect::<Vec<_>>()
-                .into_iter(),
-        );
-        let failed = |bench: &mut Bench| match bench.votes.try_recv() {
-            Some(vote) => vote.outcome.map_err(|failure| failure.never_sent()),
-            None => panic!("not answered"),
-        };
-        assert_eq!(failed(&mut before), Err(false), "decided: {is_decided}");
-        assert_eq!(failed(&mut bench), Err(true));
-    }
-}
-
 /// The time counts from the grant, and not from when the server executes the release.
 #[tokio::test(start_paused = true)]
 async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {

@@ -1,0 +1,221 @@
+//! The home of background work: the one runtime in which the connections and the leases of a lock service live.
+//!
+//! # Implementation details
+//!
+//! Connections and leases must go on while no caller asks for anything, so they are tasks. All tasks of a lock service
+//! run in one runtime, because a caller in another runtime could not tell a task that waits from one that is never
+//! polled: a current-thread runtime runs only within `block_on`. Nothing moves from one runtime to another while the
+//! home lives.
+//!
+//! No runtime tells that it has ended. Each home therefore has a task that does nothing: when the runtime ends, it
+//! drops the task, and with it one end of a channel. The next use makes its own runtime the home. What the tasks of the
+//! former home left behind, such as unconfirmed releases, waits for that.
+//!
+//! A caller in another runtime than the home makes its attempts with timers of its own runtime, so that it hears in time
+//! that no node has answered. The rest of the lease goes to the home.
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use crate::node::Mutex;
+
+/// The runtime of all background work of a lock service.
+#[derive(Debug, Default)]
+pub(crate) struct Home(Mutex<Place>);
+
+#[derive(Debug, Default)]
+struct Place {
+    runtime: Option<Handle>,
+    /// Closed when the runtime has ended. `None` before the first use.
+    ended: Option<oneshot::Sender<Infallible>>,
+}
+
+/// How long a home may leave a task waiting before it counts as not run.
+const IDLE_AFTER: Duration = Duration::from_millis(500);
+
+/// Why a connection does not answer whose home is not run.
+pub(crate) const NOT_RUN: &str = "the runtime of its connection is not run at present; give \
+     RedlockBuilder::runtime one that always runs, such as a multi-threaded one";
+
+impl Home {
+    /// Creates a home in this runtime, or else in the current one, or else in that of the first use.
+    pub(crate) fn new(given: Option<Handle>) -> Self {
+        let runtime = given.or_else(|| Handle::try_current().ok());
+        Self(Mutex::new(Place {
+            runtime,
+            ended: None,
+        }))
+    }
+
+    /// Spawns a task. Without a runtime, because the home has ended and there is no current one, the task is dropped.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = self.runtime() {
+            runtime.spawn(task);
+        }
+    }
+
+    /// Returns whether the current task or `block_on` runs in the home.
+    pub(crate) fn is_here(&self) -> bool {
+        let here = Handle::try_current().ok();
+        here.is_some_and(|here| self.runtime().is_some_and(|home| home.id() == here.id()))
+    }
+
+    /// Waits until the home has not run a task for a while. Never ends in the home itself.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(crate) async fn idle(&self) {
+        loop {
+            // Most of what a caller waits for comes sooner, and needs no task.
+            sleep(IDLE_AFTER).await;
+            let home = self.runtime().filter(|_| !self.is_here());
+            let Some(home) = home else {
+                return pending().await;
+            };
+            if timeout(IDLE_AFTER, home.spawn(async {})).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Returns the home, which is the current runtime if the former one has ended.
+    fn runtime(&self) -> Option<Handle> {
+        let mut place = self.0.lock();
+        let place = &mut *place;
+        if let Some(ended) = &place.ended
+            && !ended.is_closed()
+        {
+            return place.runtime.clone();
+        }
+        let unused = match &place.ended {
+            Some(_) => None,
+            None => place.runtime.take(),
+        };
+        for runtime in unused.into_iter().chain(Handle::try_current().ok()) {
+            let (sender, ended) = oneshot::channel();
+            // A runtime that has ended drops the task at once.
+            runtime.spawn(async { drop(ended.await) });
+            if !sender.is_closed() {
+                place.runtime = Some(runtime.clone());
+                place.ended = Some(sender);
+                return Some(runtime);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+
+    fn runtime() -> Runtime {
+        let mut builder = Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    }
+
+    /// Returns the runtime in which the next task runs.
+    fn runs_in<'a>(home: &Home, runtimes: &[&'a Runtime]) -> &'a Runtime {
+        let ran = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&ran);
+        home.spawn(async move {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        for runtime in runtimes {
+            runtime.block_on(tokio::task::yield_now());
+            if ran.load(Ordering::Relaxed) == 1 {
+                return runtime;
+            }
+        }
+        panic!("it ran nowhere");
+    }
+
+    #[test]
+    fn home_is_the_given_runtime_or_that_of_new_or_that_of_the_first_use() {
+        let (first, second) = (runtime(), runtime());
+        let both = [&first, &second];
+        let _within = first.enter();
+        let given = Home::new(Some(second.handle().clone()));
+        assert!(std::ptr::eq(runs_in(&given, &both), &second));
+        assert!(!given.is_here());
+        let current = Home::new(None);
+        assert!(current.is_here());
+        {
+            let _within = second.enter();
+            assert!(std::ptr::eq(runs_in(&current, &both), &first));
+            assert!(!current.is_here());
+            let used = Home::default();
+            assert!(used.is_here());
+            let _within = first.enter();
+            assert!(std::ptr::eq(runs_in(&used, &both), &second));
+        }
+    }
+
+    #[test]
+    fn next_use_moves_a_home_whose_runtime_has_ended() {
+        let (given, second, third) = (runtime(), runtime(), runtime());
+        let home = Home::new(Some(given.handle().clone()));
+        second.block_on(async { assert!(!home.is_here()) });
+        drop(given);
+        // There is no runtime, so the task is dropped.
+        let task = Arc::new(());
+        let held = Arc::clone(&task);
+        home.spawn(async move { drop(held) });
+        assert_eq!(Arc::strong_count(&task), 1);
+        second.block_on(async { assert!(home.is_here()) });
+        third.block_on(async { assert!(!home.is_here()) });
+        drop(second);
+        third.block_on(async { assert!(home.is_here()) });
+    }
+
+    /// A runtime may have ended before its first use.
+    #[test]
+    fn home_that_ended_unused_is_moved() {
+        let (given, second) = (runtime(), runtime());
+        let home = Home::new(Some(given.handle().clone()));
+        drop(given);
+        second.block_on(async { assert!(home.is_here()) });
+    }
+
+    #[test]
+    fn home_that_is_dropped_leaves_no_task() {
+        let runtime = runtime();
+        let home = Home::new(Some(runtime.handle().clone()));
+        home.spawn(async {});
+        let tasks = || runtime.metrics().num_alive_tasks();
+        assert_eq!(tasks(), 2);
+        drop(home);
+        runtime.block_on(async {
+            while tasks() > 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+
+    #[test]
+    fn only_a_home_that_is_not_run_is_idle() {
+        let mut builder = Builder::new_current_thread();
+        let paused = builder.enable_all().start_paused(true).build().unwrap();
+        let is_idle = |home: &Home, caller: &Runtime| {
+            caller.block_on(async { timeout(4 * IDLE_AFTER, home.idle()).await.is_ok() })
+        };
+        let rests = runtime();
+        assert!(is_idle(&Home::new(Some(rests.handle().clone())), &paused));
+        assert!(!is_idle(&Home::new(Some(paused.handle().clone())), &paused));
+        // A thread that runs has its own time.
+        let mut builder = Builder::new_multi_thread();
+        let runs = builder.worker_threads(1).build().unwrap();
+        assert!(!is_idle(&Home::new(Some(runs.handle().clone())), &rests));
+    }
+}

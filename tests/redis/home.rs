@@ -1,0 +1,538 @@
+//! The home of background work: the runtime in which connections and leases live. It may end, rest, or be a thread of its
+//! own, while callers run in other runtimes.
+
+use std::fs;
+use std::future::IntoFuture;
+use std::sync::LazyLock;
+use std::thread;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::routing::post;
+use support::{Answer, Cluster, Proxy, RedisServer, ms, once, secs, until};
+use tokio::runtime::Runtime;
+use tokio::time::{Instant, sleep, timeout};
+use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{
+    LockError, LockGuard, LockHandle, LostReason, NodeFailure, NodeState, Redlock, RedlockLayer,
+    ReleaseError, RestartGuard, key,
+};
+
+use crate::patient::{LONGEST, builder, guarded, many_threads, name_of, one_thread, pay};
+
+async fn until_locked(redlock: &Redlock) {
+    until("locked", LONGEST, || async {
+        match redlock.try_lock("k").await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+}
+
+/// Locks as a synchronous program does, which runs its runtime for nothing else.
+fn lock_alone(runtime: &Runtime, redlock: &Redlock) -> Result<LockGuard, LockError> {
+    runtime.block_on(redlock.try_lock("k").into_future())
+}
+
+/// Calls until the outcome is the expected one, with pauses in which no runtime runs.
+fn call_until<T>(what: &str, mut call: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..150 {
+        if let Some(found) = call() {
+            return found;
+        }
+        thread::sleep(ms(100));
+    }
+    panic!("never {what}");
+}
+
+/// Asserts that the failures of all nodes say that the home is not run, and what to do.
+fn assert_not_run(nodes: &[NodeFailure]) {
+    assert_eq!(nodes.len(), 3);
+    for failure in nodes {
+        assert!(
+            matches!(failure, NodeFailure::Unreachable { .. }),
+            "{failure:?}"
+        );
+        let text = failure.to_string();
+        assert!(
+            text.contains("is not run at present; give RedlockBuilder::runtime"),
+            "{text}"
+        );
+    }
+}
+
+/// The state of a node does not outlive the time at which the node was to be asked again, although no lane had a turn.
+#[test]
+fn synchronous_program_gets_through_quarantine_and_a_stop_of_the_servers() {
+    let cluster = Cluster::start(3);
+    let redlock = guarded(cluster.urls())
+        .connect_timeout(ms(300))
+        .build()
+        .unwrap();
+    let runtime = one_thread();
+    let refused = lock_alone(&runtime, &redlock).unwrap_err();
+    let LockError::Unavailable { nodes, .. } = &refused else {
+        panic!("{refused:?}");
+    };
+    let is_quarantined = |failure: &NodeFailure| matches!(failure, NodeFailure::Quarantined { .. });
+    assert!(nodes.iter().any(is_quarantined), "{refused:?}");
+    let locked = |runtime| {
+        let guard = call_until("locked", || lock_alone(runtime, &redlock).ok());
+        runtime.block_on(guard.release()).unwrap();
+    };
+    locked(&runtime);
+    cluster.servers.iter().for_each(RedisServer::stop);
+    call_until("refused", || lock_alone(&runtime, &redlock).err());
+    cluster.servers.iter().for_each(RedisServer::cont);
+    locked(&runtime);
+    // Refusals in a row, between which it does not run for a moment either.
+    cluster.servers.iter().for_each(RedisServer::stop);
+    let began = std::time::Instant::now();
+    while began.elapsed() < secs(2) {
+        lock_alone(&runtime, &redlock).unwrap_err();
+    }
+    cluster.servers.iter().for_each(RedisServer::cont);
+    locked(&runtime);
+}
+
+#[test]
+fn callers_hear_that_the_home_is_not_run() {
+    let cluster = Cluster::start(3);
+    let (resting, other) = (one_thread(), many_threads());
+    let redlock = {
+        let _within = resting.enter();
+        builder(cluster.urls()).ttl(secs(2)).build().unwrap()
+    };
+    let held = resting
+        .block_on(redlock.lock("held").into_future())
+        .unwrap();
+    let asked = other.spawn(redlock.lock("asked").into_future());
+    let extended = resting.block_on(async { held.extend(secs(2)).await });
+    extended.unwrap();
+    // It asked while its nodes were reached, and hears nothing any more.
+    let asked = match other.block_on(asked).unwrap() {
+        Ok(guard) => guard,
+        Err(_) => resting.block_on(async {
+            let asked = other.spawn(redlock.lock("asked").into_future());
+            asked.await.unwrap().unwrap()
+        }),
+    };
+    other.block_on(async {
+        let began = Instant::now();
+        let refused = redlock.lock("free").await.unwrap_err();
+        let LockError::Unavailable {
+            nodes, reached: 0, ..
+        } = &refused
+        else {
+            panic!("{refused:?}");
+        };
+        assert_not_run(nodes);
+        assert!(began.elapsed() < secs(4), "{:?}", began.elapsed());
+        for node in redlock.health().await.nodes {
+            let NodeState::Unreachable { why, .. } = &node.state else {
+                panic!("{node:?}");
+            };
+            assert!(why.contains("is not run"), "{node:?}");
+        }
+        let released = timeout(LONGEST, asked.release()).await.expect("it hangs");
+        let Err(ReleaseError::Unavailable { nodes, .. }) = &released else {
+            panic!("{released:?}");
+        };
+        assert_not_run(nodes);
+    });
+    // It was asked for in the home, so its task was to tell of the loss; nobody did.
+    assert!(other.block_on(async {
+        sleep(secs(2)).await;
+        !held.is_valid()
+    }));
+    // The home goes on: it is in order at once.
+    drop(held);
+    resting.block_on(until_locked(&redlock));
+}
+
+/// The guard of a caller elsewhere tells in time that the lock is over.
+#[test]
+fn loss_is_told_elsewhere_also_by_a_home_that_is_not_run() {
+    let cluster = Cluster::start(3);
+    let (resting, other) = (one_thread(), many_threads());
+    let redlock = {
+        let _within = resting.enter();
+        builder(cluster.urls()).ttl(secs(1)).build().unwrap()
+    };
+    let held = resting.block_on(async {
+        let held = other.spawn(redlock.lock("k").into_future());
+        held.await.unwrap().unwrap()
+    });
+    let lost = other.block_on(async { timeout(LONGEST, held.lost()).await });
+    assert_eq!(lost.expect("it is never told"), LostReason::Expired);
+    assert!(!held.is_valid());
+}
+
+#[test]
+fn all_works_in_a_home_of_its_own_while_the_programs_runtime_rests() {
+    let cluster = Cluster::start(3);
+    let (background, resting, other) = (many_threads(), one_thread(), many_threads());
+    let redlock = {
+        let _within = resting.enter();
+        let builder = builder(cluster.urls()).ttl(secs(1));
+        builder
+            .runtime(background.handle().clone())
+            .build()
+            .unwrap()
+    };
+    let held = resting
+        .block_on(redlock.lock("held").into_future())
+        .unwrap();
+    other.block_on(async {
+        // Longer than the ttl: somebody renews it.
+        sleep(secs(3)).await;
+        let refused = redlock.try_lock("held").await.unwrap_err();
+        assert!(
+            matches!(refused, LockError::Contended { .. }),
+            "{refused:?}"
+        );
+        let guard = redlock.lock("free").await.unwrap();
+        guard.extend(secs(1)).await.unwrap();
+        guard.release().await.unwrap();
+    });
+    assert!(held.is_valid());
+    // A waiter is woken by the release, which nobody of its runtime sends.
+    let waiting = other.spawn(redlock.lock("held").wait(LONGEST).into_future());
+    other.block_on(async { sleep(ms(100)).await });
+    drop(held);
+    let next = other.block_on(waiting).unwrap().unwrap();
+    // Its own runtime ends, and its lock lives on.
+    drop(other);
+    thread::sleep(secs(2));
+    assert!(next.is_valid());
+    resting.block_on(next.release()).unwrap();
+    background.block_on(cluster.wait_until_free(LONGEST));
+}
+
+/// Blocks the only thread of the program's runtime, as careless handlers do.
+async fn think(lock: LockHandle) -> String {
+    let blocked = thread::spawn(|| thread::sleep(secs(15)));
+    blocked.join().expect("it sleeps");
+    format!("{} {:?}", lock.is_valid(), lock.fencing_token().is_some())
+}
+
+#[test]
+fn handler_that_blocks_the_only_thread_keeps_its_lock_until_max_hold() {
+    let cluster = Cluster::start(3);
+    let background = many_threads();
+    let redlock = builder(cluster.urls()).ttl(secs(2));
+    let redlock = redlock
+        .runtime(background.handle().clone())
+        .build()
+        .unwrap();
+    let another_process = builder(cluster.urls()).ttl(secs(2)).build().unwrap();
+    let handler = |name: &'static str, max_hold| {
+        let redlock = redlock.clone();
+        thread::spawn(move || {
+            let layer = RedlockLayer::new(redlock, key::literal(name));
+            let app = Router::new().route("/", post(think));
+            let app = app.route_layer(layer.max_hold(max_hold));
+            let request = Request::post("/").body(Body::empty()).unwrap();
+            one_thread().block_on(Answer::to(&app, request))
+        })
+    };
+    let began = Instant::now();
+    let (kept, lost) = (handler("kept", secs(60)), handler("lost", secs(6)));
+    let other = many_threads();
+    other.block_on(async {
+        let is_free = async |key| match another_process.try_lock(key).await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(error) => {
+                assert!(matches!(error, LockError::Contended { .. }), "{error:?}");
+                false
+            }
+        };
+        sleep(ms(500)).await;
+        assert!(!is_free("kept").await && !is_free("lost").await);
+        until("over", LONGEST, || is_free("lost")).await;
+        assert!(began.elapsed() > secs(5), "{:?}", began.elapsed());
+        sleep(Duration::from_secs(13).saturating_sub(began.elapsed())).await;
+        assert!(!is_free("kept").await);
+    });
+    let kept = kept.join().unwrap();
+    assert_eq!(
+        (kept.status, &kept.body[..]),
+        (StatusCode::OK, &b"true true"[..])
+    );
+    let lost = lost.join().unwrap();
+    assert_ne!(lost.status, StatusCode::OK, "{:?}", lost.body);
+}
+
+/// Returns how much memory this process has, in KiB.
+fn memory() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = resident.and_then(|rest| rest.split_whitespace().next());
+    kib.map_or(0, |kib| kib.parse().expect("it is a number"))
+}
+
+/// A synchronous program may have one runtime for each call, and the service in a static.
+#[test]
+fn one_runtime_for_each_call_leaks_nothing() {
+    static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
+    static REDLOCK: LazyLock<Redlock> = LazyLock::new(|| builder([SERVER.url()]).build().unwrap());
+    let call = || {
+        let runtime = one_thread();
+        runtime.block_on(async {
+            let guard = REDLOCK.lock("k").await.unwrap();
+            guard.release().await.unwrap();
+        });
+        // The home, and the lane.
+        assert!(runtime.metrics().num_alive_tasks() <= 2);
+    };
+    (0..200).for_each(|_| call());
+    let before = memory();
+    (0..800).for_each(|_| call());
+    let after = memory();
+    let clients = || {
+        let clients = SERVER.command(&["CLIENT", "LIST"]);
+        clients.as_str().unwrap().lines().count()
+    };
+    println!(
+        "1,000 runtimes: {} connections, {before} KiB after 200 calls, {after} KiB at the end",
+        clients()
+    );
+    assert!(after < before + 4 * 1024, "{before} KiB, {after} KiB");
+    call_until("closed", || (clients() <= 1).then_some(()));
+}
+
+/// No key stays beyond its ttl, nothing hangs, and everybody is told.
+#[test]
+fn home_that_ends_with_locks_requests_and_releases_leaves_nothing() {
+    let server = RedisServer::start();
+    let other = many_threads();
+    let wire = other.block_on(Proxy::start(server.addr()));
+    let redlock = builder([wire.url()]).ttl(secs(60)).node_timeout(secs(2));
+    let home = many_threads();
+    let redlock = redlock.runtime(home.handle().clone()).build().unwrap();
+    let lock = |key: &'static str| other.block_on(redlock.lock(key).into_future()).unwrap();
+    let (held, dropped, releasing) = (lock("held"), lock("dropped"), lock("releasing"));
+    wire.delay(ms(300));
+    drop(dropped);
+    let releasing = other.spawn(releasing.release());
+    let asking = other.spawn(redlock.lock("asked").into_future());
+    other.block_on(until("asked", LONGEST, || async {
+        server.exists(&name_of("asked"))
+    }));
+    home.shutdown_background();
+    other.block_on(async {
+        let lost = timeout(LONGEST, held.lost()).await.expect("it is not told");
+        assert_eq!(lost, LostReason::Abandoned);
+        assert!(!held.is_valid());
+        let asked = timeout(LONGEST, asking).await.expect("it hangs").unwrap();
+        let Err(LockError::Unavailable { nodes, .. }) = &asked else {
+            panic!("{asked:?}");
+        };
+        assert!(
+            matches!(nodes[0], NodeFailure::Disconnected { .. }),
+            "{asked:?}"
+        );
+        let released = timeout(LONGEST, releasing)
+            .await
+            .expect("it hangs")
+            .unwrap();
+        assert!(released.is_err(), "{released:?}");
+        wire.pass();
+        // The next use has a new home, which sends what the other one left.
+        let guard = redlock.lock("next").await.unwrap();
+        for key in ["asked", "dropped", "releasing"] {
+            until("free", LONGEST, || async { !server.exists(&name_of(key)) }).await;
+        }
+        guard.release().await.unwrap();
+        let drained = redlock.drain(secs(1)).await;
+        assert!(drained.held.is_empty(), "{drained:?}");
+    });
+    // Under its holder, a lock is never released.
+    assert!(server.exists(&name_of("held")));
+    drop(held);
+}
+
+async fn state(redlock: &Redlock) -> NodeState {
+    redlock.health().await.nodes[0].state.clone()
+}
+
+async fn until_unreachable(redlock: &Redlock) {
+    until("unreachable", LONGEST, || async {
+        matches!(state(redlock).await, NodeState::Unreachable { .. })
+    })
+    .await;
+}
+
+#[test]
+fn killed_node_is_asked_again_by_the_next_home() {
+    let mut server = RedisServer::start();
+    let redlock = builder([server.url()]);
+    let redlock = redlock.build().expect("the settings are valid");
+    let first = many_threads();
+    first.block_on(until_locked(&redlock));
+    server.kill();
+    first.block_on(until_unreachable(&redlock));
+    drop(first);
+    server.restart();
+    many_threads().block_on(until_locked(&redlock));
+}
+
+#[test]
+fn quarantined_node_is_asked_again_by_the_next_home() {
+    let server = RedisServer::start();
+    let guard = RestartGuard::For(Duration::from_secs(2));
+    let redlock = builder([server.url()]).ttl(Duration::from_secs(1));
+    let redlock = redlock.restart_guard(guard).build();
+    let redlock = redlock.expect("the settings are valid");
+    many_threads().block_on(async {
+        assert!(redlock.try_lock("k").await.is_err());
+        let state = state(&redlock).await;
+        assert!(matches!(state, NodeState::Quarantined { .. }), "{state:?}");
+    });
+    many_threads().block_on(until_locked(&redlock));
+}
+
+#[test]
+fn node_with_a_duplicate_address_is_asked_again_by_the_next_home() {
+    let servers = [RedisServer::start(), RedisServer::start()];
+    let second = many_threads();
+    let name = second.block_on(Proxy::start(servers[0].addr()));
+    let guard = RestartGuard::For(Duration::from_secs(2));
+    let redlock = builder([servers[0].url()]).url(name.url());
+    let redlock = redlock.ttl(Duration::from_secs(1)).restart_guard(guard);
+    let redlock = redlock.build().expect("the settings are valid");
+    many_threads().block_on(until("twins", LONGEST, || async {
+        let refused = redlock.try_lock("k").await;
+        refused.is_err_and(|error| error.to_string().contains("are one server; list it once"))
+    }));
+    name.lead_to(servers[1].addr());
+    second.block_on(until_locked(&redlock));
+}
+
+/// The server executes what it got before the connection ended.
+#[test]
+fn lock_asked_for_by_a_dropped_runtime_is_released_at_a_server_that_was_stopped() {
+    let server = RedisServer::start();
+    let redlock = builder([server.url()]);
+    let redlock = redlock.ttl(Duration::from_secs(60));
+    let redlock = redlock.node_timeout(Duration::from_secs(10));
+    let redlock = redlock.connect_timeout(Duration::from_millis(300)).build();
+    let redlock = redlock.expect("the settings are valid");
+    let (first, second) = (many_threads(), many_threads());
+    first.block_on(until_locked(&redlock));
+    server.stop();
+    let asking = async {
+        // The lane notices that the server is silent only later.
+        let refused = redlock.try_lock("k").await.unwrap_err();
+        let LockError::Unavailable { nodes, .. } = &refused else {
+            panic!("{refused:?}");
+        };
+        assert!(
+            matches!(nodes[0], NodeFailure::Disconnected { .. }),
+            "{refused:?}"
+        );
+    };
+    let ending = async {
+        sleep(Duration::from_millis(200)).await;
+        first.shutdown_background();
+    };
+    second.block_on(async { tokio::join!(asking, ending) });
+    server.cont();
+    second.block_on(until("free", LONGEST, || async {
+        !server.exists("redlock:{k}")
+    }));
+}
+
+/// The first to ask for a record reads it for all, in a runtime of which nothing may come any more.
+#[test]
+fn big_record_is_replayed_while_the_runtime_that_fetches_it_is_idle() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes).build().unwrap();
+    let layer = once(&redlock).max_response_body(100_000);
+    let app = Router::new().route("/", post(async || vec![b'x'; 50_000]));
+    let app = app.route_layer(layer);
+    let (resting, going_on) = (one_thread(), many_threads());
+    let first = going_on.block_on(pay(&app, "a"));
+    assert_eq!(first.status, StatusCode::OK);
+    for node in 0..3 {
+        nodes.set_for(node, OpKind::Fetch, Gate::Slow(ms(40)));
+    }
+    assert!(
+        resting
+            .block_on(async { timeout(ms(20), pay(&app, "a")).await })
+            .is_err()
+    );
+    for node in 0..3 {
+        nodes.set(node, Gate::Ready);
+    }
+    let again = going_on.block_on(async { timeout(LONGEST, pay(&app, "a")).await });
+    let again = again.expect("it waits for a runtime that rests");
+    assert!(again.is_replayed(), "{} {}", again.status, again.code());
+    drop(resting);
+}
+
+#[test]
+fn runtime_dropped_while_connecting_leaves_a_redlock_that_connects() {
+    let server = RedisServer::start();
+    let second = many_threads();
+    let wire = second.block_on(Proxy::start(server.addr()));
+    let redlock = builder([wire.url()]).build().unwrap();
+    wire.black_hole();
+    let first = many_threads();
+    let asked = first.block_on(async { timeout(ms(50), redlock.lock("k").into_future()).await });
+    assert!(asked.is_err());
+    drop(first);
+    wire.pass();
+    let guard = second.block_on(redlock.lock("k").into_future()).unwrap();
+    second.block_on(guard.release()).unwrap();
+    assert!(!server.exists(&name_of("k")));
+}
+
+/// The head of the local queue goes away with its runtime, and the next is let in.
+#[test]
+fn dropped_runtime_of_the_first_waiter_lets_the_next_waiter_in() {
+    let cluster = Cluster::start(3);
+    let redlock = builder(cluster.urls()).build().unwrap();
+    let (first, second) = (many_threads(), many_threads());
+    let guard = second.block_on(redlock.lock("k").into_future()).unwrap();
+    for _ in 0..3 {
+        first.spawn(redlock.lock("k").wait(LONGEST).into_future());
+    }
+    second.block_on(async { sleep(ms(100)).await });
+    let last = second.spawn(redlock.lock("k").wait(LONGEST).into_future());
+    second.block_on(async { sleep(ms(50)).await });
+    drop(first);
+    second.block_on(guard.release()).unwrap();
+    let last = second.block_on(last).unwrap().unwrap();
+    second.block_on(last.release()).unwrap();
+    second.block_on(cluster.wait_until_free(LONGEST));
+}
+
+#[test]
+fn block_on_within_spawn_blocking_locks_and_releases() {
+    let cluster = Cluster::start(3);
+    let redlock = builder(cluster.urls()).build().unwrap();
+    let runtime = many_threads();
+    runtime.block_on(async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let redlock = redlock.clone();
+            tasks.spawn_blocking(move || {
+                let handle = tokio::runtime::Handle::current();
+                for _ in 0..5 {
+                    let asked = redlock.lock("k").wait(LONGEST).into_future();
+                    let guard = handle.block_on(asked).unwrap();
+                    handle.block_on(guard.release()).unwrap();
+                }
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        cluster.wait_until_free(LONGEST).await;
+    });
+}
