@@ -14,6 +14,7 @@
 //! The nodes are the Redis servers in `REDLOCK_URLS` (comma-separated), or embedded ones, which exclude no other process.
 
 #![allow(clippy::print_stdout, reason = "a program for people to look at")]
+#![expect(clippy::disallowed_methods, reason = "its threads may block")]
 
 use std::collections::BTreeMap;
 use std::env;

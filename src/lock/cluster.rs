@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::lock::error::LockError;
 use crate::lock::queue::WaiterCap;
 use crate::lock::time::whole_millis;
-use crate::node::{Home, Job, NOT_RUN, Node, NodeFailure, Peers, Request, VoteReceiver};
+use crate::node::{Home, Job, Node, NodeFailure, Peers, Request, VoteReceiver};
 use crate::protocol::message::Reply;
 use crate::protocol::{Namespace, Quorum, Retry, validity};
 
@@ -106,12 +106,38 @@ impl Cluster {
                 () = sleep_until(due) => break,
             }
         }
+        let latency = asked.elapsed();
+        let is_idle = !silent.is_empty() && self.home.is_idle().await;
         for node in silent {
-            let latency = asked.elapsed();
-            let outcome = Err(self.timed_out(node, latency, &votes));
+            let failure = match is_idle {
+                true => self.not_run(node),
+                false => self.timed_out(node, latency),
+            };
+            let outcome = Err(failure);
             found[node] = Some(Asked { outcome, latency });
         }
         found
+    }
+
+    /// Has a new home send what the one that has ended left, such as releases.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(crate) async fn resume(&self) {
+        for _ in 0..2 {
+            // At first, a connection of the former home may not have noticed yet that it has ended.
+            let asked = self.ask_all(|_| Some(Request::Ping)).await;
+            let is_over = |asked: &Asked| {
+                !matches!(
+                    asked.outcome,
+                    Err(NodeFailure::TimedOut { .. } | NodeFailure::Disconnected { .. })
+                )
+            };
+            if asked.iter().flatten().all(is_over) {
+                return;
+            }
+        }
     }
 
     pub(crate) fn submit(&self, node: usize, job: Job) {
@@ -125,33 +151,35 @@ impl Cluster {
         drop(catch_unwind(AssertUnwindSafe(|| self.submit(node, job))));
     }
 
-    /// Returns the failure of a node that has not answered the requests with these votes for `after`.
-    pub(crate) fn timed_out(
-        &self,
-        node: usize,
-        after: Duration,
-        votes: &VoteReceiver,
-    ) -> NodeFailure {
-        if self.nodes[node].is_queued(votes) && !self.home.is_here() {
-            return self.not_run(node);
-        }
+    /// Returns the failure of a node that has not answered for `after`.
+    pub(crate) fn timed_out(&self, node: usize, after: Duration) -> NodeFailure {
         let node = Arc::clone(&self.names[node]);
         NodeFailure::TimedOut { node, after }
     }
 
     /// Returns the failure of a node whose connection lives in a home that is not run.
     fn not_run(&self, node: usize) -> NodeFailure {
+        let why = "the runtime of its connection is not run at present; give RedlockBuilder::runtime one that always \
+                   runs, such as a multi-threaded one";
         NodeFailure::Unreachable {
             node: Arc::clone(&self.names[node]),
-            why: NOT_RUN.into(),
+            why: why.into(),
         }
     }
 
     /// Returns the failures of all nodes if the home is not run.
     pub(crate) fn all_not_run(&self) -> Vec<NodeFailure> {
-        (0..self.nodes.len())
-            .map(|node| self.not_run(node))
-            .collect()
+        let nodes = 0..self.nodes.len();
+        nodes.map(|node| self.not_run(node)).collect()
+    }
+
+    /// Returns the failures of all nodes if a task of the home has ended without a report.
+    pub(crate) fn all_ended(&self) -> Vec<NodeFailure> {
+        let ended = |node: &Arc<str>| NodeFailure::Disconnected {
+            node: Arc::clone(node),
+            why: "the task of the lock has ended, with its runtime or by a panic".into(),
+        };
+        self.names.iter().map(ended).collect()
     }
 }
 

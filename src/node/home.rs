@@ -11,11 +11,11 @@
 //! drops the task, and with it one end of a channel. The next use makes its own runtime the home. What the tasks of the
 //! former home left behind, such as unconfirmed releases, waits for that.
 //!
-//! A caller in another runtime than the home makes its attempts with timers of its own runtime, so that it hears in time
-//! that no node has answered. The rest of the lease goes to the home.
+//! A caller in another runtime than the home does nothing but wait for the [report](Home::report) of a task, with a
+//! timer of its own runtime, so that it hears in time that the home is not run.
 
 use std::convert::Infallible;
-use std::future::{Future, pending};
+use std::future::Future;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -38,9 +38,9 @@ struct Place {
 /// How long a home may leave a task waiting before it counts as not run.
 const IDLE_AFTER: Duration = Duration::from_millis(500);
 
-/// Why a connection does not answer whose home is not run.
-pub(crate) const NOT_RUN: &str = "the runtime of its connection is not run at present; give \
-     RedlockBuilder::runtime one that always runs, such as a multi-threaded one";
+/// Why a connection does not answer whose home has ended.
+pub(crate) const HOME_ENDED: &str =
+    "the runtime of its connection has ended; the next use connects again";
 
 impl Home {
     /// Creates a home in this runtime, or else in the current one, or else in that of the first use.
@@ -59,28 +59,46 @@ impl Home {
         }
     }
 
-    /// Returns whether the current task or `block_on` runs in the home.
-    pub(crate) fn is_here(&self) -> bool {
+    /// Returns whether the current task or `block_on` runs in another runtime than the home.
+    pub(crate) fn is_elsewhere(&self) -> bool {
         let here = Handle::try_current().ok();
-        here.is_some_and(|here| self.runtime().is_some_and(|home| home.id() == here.id()))
+        here.is_some_and(|here| self.runtime().is_none_or(|home| home.id() != here.id()))
     }
 
-    /// Waits until the home has not run a task for a while. Never ends in the home itself.
+    /// Waits for what a task of the home reports. Returns `None` if the home is not run, which takes a runtime to notice.
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of what it waits for.
+    pub(crate) async fn report<T>(&self, reported: impl Future<Output = T>) -> Option<T> {
+        if !self.is_elsewhere() {
+            return Some(reported.await);
+        }
+        let idle = async {
+            loop {
+                // Most reports come sooner.
+                sleep(IDLE_AFTER).await;
+                if self.is_idle().await {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            reported = reported => Some(reported),
+            () = Box::pin(idle) => None,
+        }
+    }
+
+    /// Returns whether the home does not run a task that it is given. Never in the home itself.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any point.
-    pub(crate) async fn idle(&self) {
-        loop {
-            // Most of what a caller waits for comes sooner, and needs no task.
-            sleep(IDLE_AFTER).await;
-            let home = self.runtime().filter(|_| !self.is_here());
-            let Some(home) = home else {
-                return pending().await;
-            };
-            if timeout(IDLE_AFTER, home.spawn(async {})).await.is_err() {
-                return;
-            }
+    pub(crate) async fn is_idle(&self) -> bool {
+        match self.runtime().filter(|_| self.is_elsewhere()) {
+            Some(home) => timeout(IDLE_AFTER, home.spawn(async {})).await.is_err(),
+            None => false,
         }
     }
 
@@ -148,15 +166,15 @@ mod tests {
         let _within = first.enter();
         let given = Home::new(Some(second.handle().clone()));
         assert!(std::ptr::eq(runs_in(&given, &both), &second));
-        assert!(!given.is_here());
+        assert!(given.is_elsewhere());
         let current = Home::new(None);
-        assert!(current.is_here());
+        assert!(!current.is_elsewhere());
         {
             let _within = second.enter();
             assert!(std::ptr::eq(runs_in(&current, &both), &first));
-            assert!(!current.is_here());
+            assert!(current.is_elsewhere());
             let used = Home::default();
-            assert!(used.is_here());
+            assert!(!used.is_elsewhere());
             let _within = first.enter();
             assert!(std::ptr::eq(runs_in(&used, &both), &second));
         }
@@ -166,17 +184,17 @@ mod tests {
     fn next_use_moves_a_home_whose_runtime_has_ended() {
         let (given, second, third) = (runtime(), runtime(), runtime());
         let home = Home::new(Some(given.handle().clone()));
-        second.block_on(async { assert!(!home.is_here()) });
+        second.block_on(async { assert!(home.is_elsewhere()) });
         drop(given);
         // There is no runtime, so the task is dropped.
         let task = Arc::new(());
         let held = Arc::clone(&task);
         home.spawn(async move { drop(held) });
         assert_eq!(Arc::strong_count(&task), 1);
-        second.block_on(async { assert!(home.is_here()) });
-        third.block_on(async { assert!(!home.is_here()) });
+        second.block_on(async { assert!(!home.is_elsewhere()) });
+        third.block_on(async { assert!(home.is_elsewhere()) });
         drop(second);
-        third.block_on(async { assert!(home.is_here()) });
+        third.block_on(async { assert!(!home.is_elsewhere()) });
     }
 
     /// A runtime may have ended before its first use.
@@ -185,7 +203,7 @@ mod tests {
         let (given, second) = (runtime(), runtime());
         let home = Home::new(Some(given.handle().clone()));
         drop(given);
-        second.block_on(async { assert!(home.is_here()) });
+        second.block_on(async { assert!(!home.is_elsewhere()) });
     }
 
     #[test]
@@ -208,7 +226,11 @@ mod tests {
         let mut builder = Builder::new_current_thread();
         let paused = builder.enable_all().start_paused(true).build().unwrap();
         let is_idle = |home: &Home, caller: &Runtime| {
-            caller.block_on(async { timeout(4 * IDLE_AFTER, home.idle()).await.is_ok() })
+            let report = home.report(std::future::pending::<()>());
+            match caller.block_on(async { timeout(4 * IDLE_AFTER, report).await }) {
+                Ok(reported) => reported.is_none(),
+                Err(_) => false,
+            }
         };
         let rests = runtime();
         assert!(is_idle(&Home::new(Some(rests.handle().clone())), &paused));

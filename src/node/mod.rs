@@ -35,7 +35,7 @@ mod votes;
 pub(crate) use embedded::EmbeddedNode;
 pub use failure::NodeFailure;
 pub(crate) use failure::whole_seconds;
-pub(crate) use home::{Home, NOT_RUN};
+pub(crate) use home::Home;
 pub(crate) use job::{Job, Request};
 pub(crate) use mutex::Mutex;
 pub(crate) use packet::{Packet, Trail, transit, transit_of};

@@ -8,7 +8,6 @@ use crate::node::job::Job;
 use crate::node::peers::Peers;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::state::NodeState;
-use crate::node::votes::VoteReceiver;
 
 /// One independent lock server.
 ///
@@ -33,11 +32,6 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// separate connection.
     fn fetch(&self, job: Job) {
         self.submit(job);
-    }
-
-    /// Returns whether a request with these votes waits for a connection that has not looked at it yet.
-    fn is_queued(&self, _: &VoteReceiver) -> bool {
-        false
     }
 
     /// Returns how much longer than the node timeout to wait for a job submitted now: the connect timeout while it is

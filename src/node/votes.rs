@@ -212,13 +212,6 @@ impl VoteSender {
         }
     }
 
-    /// Returns whether the vote goes to this receiver.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_for(&self, votes: &VoteReceiver) -> bool {
-        let unsent = self.0.as_ref();
-        unsent.is_some_and(|unsent| Arc::ptr_eq(&unsent.channel, &votes.channel))
-    }
-
     /// Turns "there is no record" into this failure: the node may be read from, but must not vote.
     #[cfg(feature = "redis")]
     pub(crate) fn fail_without_record(&mut self, failure: NodeFailure) {

@@ -89,11 +89,11 @@ impl Execution {
         if self.commands.send(ExecutionCommand::Begin(done)).is_err() {
             return Err(self.lost());
         }
-        let begun = self.guard.lease().from_task(begun).await;
-        begun.map_or_else(
-            |_| Err(self.lost()),
-            |begun| begun.unwrap_or_else(|_| Err(self.lost())),
-        )?;
+        let begun = self.guard.lease().home().report(begun).await;
+        match begun {
+            Some(Ok(begun)) => begun?,
+            Some(Err(_)) | None => return Err(self.lost()),
+        }
         self.check_validity()
     }
 
@@ -178,11 +178,11 @@ impl Execution {
         drop(self.commands.send(ExecutionCommand::Record(command)));
         async move {
             let lease = Arc::clone(self.guard.lease());
-            let recorded = lease.from_task(outcome).await;
+            let recorded = lease.home().report(outcome).await;
             drop(self);
             match recorded {
-                Ok(Ok(recorded)) => recorded,
-                Ok(Err(_)) | Err(_) => Recorded::No,
+                Some(Ok(recorded)) => recorded,
+                Some(Err(_)) | None => Recorded::No,
             }
         }
     }

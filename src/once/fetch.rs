@@ -11,7 +11,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -78,19 +77,18 @@ impl Fetches {
                 let fetch = async move { fetch.run().await };
                 cluster.home.spawn(fetch.in_current_span());
             }
-            let limit = Instant::now() + time_limit(cluster);
-            if let Ok(ended) = timeout_at(limit, receiver.wait_for(Option::is_some)).await {
-                if let Ok(outcome) = ended
-                    && let Some(outcome) = &*outcome
-                {
-                    return outcome.clone();
+            let ended = cluster.home.report(receiver.wait_for(Option::is_some));
+            match ended.await {
+                Some(Ok(outcome)) => {
+                    if let Some(outcome) = &*outcome {
+                        return outcome.clone();
+                    }
                 }
-                continue;
+                Some(Err(_)) => {}
+                None => return Err(unread(cluster.all_not_run())),
             }
-            // The home is not run.
-            self.remove(&wanted, |sender| sender.subscribe().same_channel(&receiver));
         }
-        Err(LockError::Closed)
+        Err(unread(cluster.all_ended()))
     }
 
     /// Joins the callers that want the same record. Also returns the fetch if the caller must run it.
@@ -122,14 +120,6 @@ impl Fetches {
             fetches.remove(wanted);
         }
     }
-}
-
-/// Returns the longest time that a fetch takes while its runtime runs: a node timeout for each node, the transit of
-/// a body from the last one, and one more node timeout for the rest.
-fn time_limit(cluster: &Cluster) -> Duration {
-    let nodes = u32::try_from(cluster.nodes.len()).unwrap_or(u32::MAX);
-    let node_timeout = cluster.settings.node_timeout;
-    node_timeout.saturating_mul(nodes.saturating_add(1)) + transit_of(MAX_BODY)
 }
 
 impl Fetch {
@@ -197,7 +187,7 @@ impl Fetch {
         }
         let timed_out = silent
             .into_iter()
-            .map(|node| cluster.timed_out(node, patience, &votes));
+            .map(|node| cluster.timed_out(node, patience));
         failures.extend(timed_out);
         Err(unread(failures))
     }

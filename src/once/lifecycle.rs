@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use crate::lock::{
-    AcquireError, Backoff, Cleanup, Disposal, Handoff, Holding, Inline, LockError, LockGuard,
-    Permit, WaiterSlots,
+    AcquireError, Backoff, Cleanup, Disposal, Handoff, Holding, Inline, LockGuard, Permit,
+    WaiterSlots,
 };
 use crate::node::Vote;
 use crate::once::attempt::{AttemptError, GrantedExecution};
@@ -49,11 +49,9 @@ pub(super) async fn acquire(
     max_hold: Option<Duration>,
     span: &Span,
 ) -> ExecutionResult {
-    let home = Arc::clone(&task.lease.cluster.home);
+    let cluster = Arc::clone(&task.lease.cluster);
     let run = |handoff| run(task, permit, slots, deadline, max_hold, handoff);
-    let outcome = Inline::new(&home, run, span).await;
-    // The task ends without an outcome if it panics.
-    outcome.unwrap_or(Err(LockError::Closed.into()))
+    Inline::new(&cluster, run, span).outcome().await?
 }
 
 /// Runs an execution: attempts, hold, record or release.
@@ -82,7 +80,6 @@ fn run(
                     if let Some(denied) = denied {
                         handoff.send(Err(denied));
                     }
-                    task.lease.go_home().await;
                     break 'held replay;
                 }
             };
@@ -97,7 +94,6 @@ fn run(
                 let (sender, mut commands) = mpsc::unbounded_channel();
                 let execution = Execution::new(LockGuard::new(share), sender);
                 handoff.hand_out(Ok(execution)).await;
-                task.lease.go_home().await;
                 let ending = task
                     .hold(&mut holding, &mut pending, &mut commands, &mut permit)
                     .await;

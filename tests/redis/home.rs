@@ -1,6 +1,11 @@
 //! The home of background work: the runtime in which connections and leases live. It may end, rest, or be a thread of its
 //! own, while callers run in other runtimes.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "synchronous programs block their threads"
+)]
+
 use std::fs;
 use std::future::IntoFuture;
 use std::sync::LazyLock;
@@ -91,7 +96,7 @@ fn synchronous_program_gets_through_quarantine_and_a_stop_of_the_servers() {
     locked(&runtime);
     // Refusals in a row, between which it does not run for a moment either.
     cluster.servers.iter().for_each(RedisServer::stop);
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     while began.elapsed() < secs(2) {
         lock_alone(&runtime, &redlock).unwrap_err();
     }

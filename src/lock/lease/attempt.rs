@@ -264,7 +264,7 @@ impl LeaseTask {
         let after = progress.began.elapsed();
         let late = progress.late(Instant::now());
         for node in &late {
-            let failure = self.cluster.timed_out(*node, after, &self.votes);
+            let failure = self.cluster.timed_out(*node, after);
             progress.failures.set(*node, failure);
         }
         for node in late {

@@ -2,18 +2,15 @@
 //!
 //! # Implementation details
 //!
-//! A lease task may outlive its caller, so it must be a spawned task in the end. A task that is spawned at once
-//! would make each lock wait for the scheduler twice: to start the task, and to wake the caller. Instead, the caller
-//! polls the task *inline* until its outcome is decided, and spawns the rest in the [`Home`]. This saves two wake-ups,
-//! and a caller in another runtime hears in time that the home is not run.
+//! A lease task outlives its caller, so it must be a spawned task in the end. A task that is spawned at once would make
+//! each lock wait for the scheduler twice: to start the task, and to wake the caller. A caller in the home of the
+//! lock service therefore polls the task *inline* until its outcome is decided, and spawns the rest.
 //!
 //! The task is spawned as soon as one of these happens:
 //!
+//! * It is made by a caller elsewhere, which may not go on for as long as the home does.
 //! * The task hands out the outcome. [`Handoff::hand_out`] yields once, so that no later step runs inline.
 //! * The caller drops [`Inline`]. The task finds the hand-off closed, and cleans up.
-//!
-//! A timer belongs to the runtime in which it was made, and fires no more when that has ended. Before the outcome, the
-//! task therefore looks whether the hand-off is closed before it looks at a timer; afterwards it makes new ones.
 //!
 //! A panic while the task is polled inline is caught, as the runtime catches it in a spawned task: the task is
 //! dropped, its `Drop` cleans up, and the caller gets no outcome.
@@ -24,22 +21,31 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::{Instrument, Span};
 
-use crate::node::Home;
+use crate::lock::cluster::Cluster;
+use crate::lock::error::LockError;
 
 /// The task's end of the hand-off.
 #[derive(Debug)]
-pub(crate) struct Handoff<T>(oneshot::Sender<T>);
+pub(crate) struct Handoff<T> {
+    outcome: oneshot::Sender<T>,
+    /// Whether the caller polls the task, until it goes away.
+    is_inline: bool,
+}
 
 /// The caller's end of the hand-off: a future that polls the task and resolves to its outcome, or to `None` if the
 /// task ended without one.
 pub(crate) struct Inline<T> {
-    task: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// The task while the caller polls it.
+    task: Option<Task>,
     outcome: oneshot::Receiver<T>,
-    home: Arc<Home>,
+    cluster: Arc<Cluster>,
 }
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl<T> Handoff<T> {
     /// Waits until the caller goes away.
@@ -48,18 +54,18 @@ impl<T> Handoff<T> {
     ///
     /// May be dropped at any point.
     pub(crate) async fn closed(&mut self) {
-        self.0.closed().await;
+        self.outcome.closed().await;
     }
 
     /// Sends the outcome of a task that is about to end. Without a caller, the outcome is dropped.
     pub(crate) fn send(self, outcome: T) {
-        drop(self.0.send(outcome));
+        drop(self.outcome.send(outcome));
     }
 
     /// Sends the outcome of a task that goes on.
     pub(crate) async fn hand_out(self, outcome: T) {
         // Without a caller, the task is spawned already.
-        let mut yields = !self.0.is_closed();
+        let mut yields = self.is_inline && !self.outcome.is_closed();
         self.send(outcome);
         // No waker is needed: the caller spawns the task, which polls it again.
         poll_fn(|_| {
@@ -75,17 +81,63 @@ impl<T> Handoff<T> {
 
 impl<T> Inline<T> {
     /// Creates the task within a span.
-    pub(crate) fn new<F>(home: &Arc<Home>, task: impl FnOnce(Handoff<T>) -> F, span: &Span) -> Self
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a runtime.
+    pub(crate) fn new<F>(
+        cluster: &Arc<Cluster>,
+        task: impl FnOnce(Handoff<T>) -> F,
+        span: &Span,
+    ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        // A lock has time limits, also where the home is given.
+        let _with_timers = Handle::current();
+        let is_inline = !cluster.home.is_elsewhere();
         let (sender, outcome) = oneshot::channel();
-        let task = task(Handoff(sender)).instrument(span.clone());
+        let handoff = Handoff {
+            outcome: sender,
+            is_inline,
+        };
+        let task: Task = Box::pin(task(handoff).instrument(span.clone()));
+        let task = match is_inline {
+            true => Some(task),
+            false => {
+                cluster.home.spawn(task);
+                None
+            }
+        };
         Self {
-            task: Some(Box::pin(task)),
+            task,
             outcome,
-            home: Arc::clone(home),
+            cluster: Arc::clone(cluster),
         }
+    }
+
+    /// Waits for the outcome. If the home ends before, the keys are released by a new one.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; the task then cleans up.
+    pub(crate) async fn outcome(self) -> Result<T, LockError> {
+        let cluster = Arc::clone(&self.cluster);
+        let outcome = cluster.home.report(self).await;
+        let nodes = match outcome {
+            Some(Some(outcome)) => return Ok(outcome),
+            Some(None) => {
+                cluster.resume().await;
+                cluster.all_ended()
+            }
+            None => cluster.all_not_run(),
+        };
+        Err(LockError::Unavailable {
+            reached: 0,
+            needed: cluster.quorum.majority(),
+            voted: Vec::new(),
+            nodes,
+        })
     }
 }
 
@@ -93,20 +145,20 @@ impl<T> Future for Inline<T> {
     type Output = Option<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        if let Some(mut task) = self.task.take() {
-            let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
-            let is_pending = matches!(polled, Ok(Poll::Pending));
-            let outcome = self.outcome.try_recv();
-            if is_pending {
-                if matches!(outcome, Err(TryRecvError::Empty)) {
-                    self.task = Some(task);
-                    return Poll::Pending;
-                }
-                self.home.spawn(task);
+        let Some(mut task) = self.task.take() else {
+            return Pin::new(&mut self.outcome).poll(context).map(Result::ok);
+        };
+        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+        let is_pending = matches!(polled, Ok(Poll::Pending));
+        let outcome = self.outcome.try_recv();
+        if is_pending {
+            if matches!(outcome, Err(TryRecvError::Empty)) {
+                self.task = Some(task);
+                return Poll::Pending;
             }
-            return Poll::Ready(outcome.ok());
+            self.cluster.home.spawn(task);
         }
-        Poll::Ready(None)
+        Poll::Ready(outcome.ok())
     }
 }
 
@@ -114,7 +166,7 @@ impl<T> Drop for Inline<T> {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             self.outcome.close();
-            self.home.spawn(task);
+            self.cluster.home.spawn(task);
         }
     }
 }

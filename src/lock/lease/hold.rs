@@ -84,14 +84,13 @@ impl LeaseTask {
         } = acquired;
         let (keys, registry) = (self.keys.clone(), Arc::clone(self.ticket.registry()));
         let terms = LeaseTerms {
-            settings: Arc::clone(&self.cluster.settings),
+            cluster: Arc::clone(&self.cluster),
             registry,
             keys,
             access: self.terms.access,
             slot: self.slot,
             hold_at_least: self.terms.hold_at_least,
             purpose,
-            elsewhere: self.is_elsewhere.then(|| Arc::clone(&self.cluster)),
         };
         let (lease, share, control) = Lease::new(terms, disposal, token, valid_until);
         permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>), self.task);
@@ -210,17 +209,14 @@ impl LeaseTask {
         if let Some(extension) = holding.extension.as_ref().filter(|e| e.due <= now) {
             let late: Vec<usize> = extension.round.silent().collect();
             let (phase, after) = (extension.phase, self.cluster.settings.node_timeout);
-            let failures = late.iter().map(|node| {
-                let failure = self.cluster.timed_out(*node, after, &self.votes);
-                (*node, failure)
-            });
-            let failures: Vec<_> = failures.collect();
             if let Some(extension) = &mut holding.extension {
-                for (node, failure) in &failures {
-                    extension.failures.set(*node, failure.clone());
+                for node in &late {
+                    let failure = self.cluster.timed_out(*node, after);
+                    extension.failures.set(*node, failure);
                 }
             }
-            for (node, failure) in failures {
+            for node in late {
+                let failure = self.cluster.timed_out(node, after);
                 self.on_extension_vote(holding, node, phase, Err(failure));
             }
         }

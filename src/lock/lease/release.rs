@@ -186,7 +186,7 @@ impl LeaseTask {
             release.due = None;
             let late: Vec<usize> = release.round.silent().collect();
             for node in late {
-                let failure = self.cluster.timed_out(node, after, &self.votes);
+                let failure = self.cluster.timed_out(node, after);
                 let answer = release.failures.note(node, Err(failure));
                 release.round.on_release(node, &answer);
             }

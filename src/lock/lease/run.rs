@@ -1,5 +1,6 @@
 //! The life of one lock, from its order to its end.
 
+use std::convert::identity;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,11 +31,10 @@ pub(crate) fn acquire(
     max_hold: Option<Duration>,
     span: &Span,
 ) -> impl Future<Output = Result<Share, LockError>> + Send + use<> {
-    let home = Arc::clone(&task.cluster.home);
+    let cluster = Arc::clone(&task.cluster);
     let run = |handoff| run(task, permit, slots, deadline, max_hold, handoff);
-    let outcome = Inline::new(&home, run, span);
-    // The task ends without an outcome if it panics.
-    async move { outcome.await.unwrap_or(Err(LockError::Closed)) }
+    let inline = Inline::new(&cluster, run, span);
+    async move { inline.outcome().await.and_then(identity) }
 }
 
 /// Runs a plain lock: attempts, hold, release.
@@ -66,7 +66,6 @@ fn run(
                     if let Some(error) = error {
                         handoff.send(Err(error));
                     }
-                    task.go_home().await;
                     break 'held;
                 }
             };
@@ -74,7 +73,6 @@ fn run(
                 let (mut holding, share) =
                     task.begin_holding(acquired, max_hold, Disposal::Release, None, &permit);
                 handoff.hand_out(Ok(share)).await;
-                task.go_home().await;
                 task.hold(&mut holding, &mut permit).await;
                 holding
             };

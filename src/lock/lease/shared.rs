@@ -12,7 +12,6 @@
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::iter;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,13 +21,13 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::access::Access;
-use crate::lock::cluster::{Cluster, Settings};
+use crate::lock::cluster::Cluster;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{LeaseStatus, Lost, LostReason};
 use crate::lock::queue::{HeldLease, Memo};
 use crate::lock::registry::Registry;
 use crate::lock::time::{after, whole_millis};
-use crate::node::{Mutex, telemetry};
+use crate::node::{Home, Mutex, telemetry};
 use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
 
 /// A held lock, as its holders see it.
@@ -63,7 +62,8 @@ struct Joined {
 /// What does not change during a lease.
 #[derive(Debug)]
 pub(crate) struct LeaseTerms {
-    pub(super) settings: Arc<Settings>,
+    /// The nodes, and the home of the task.
+    pub(super) cluster: Arc<Cluster>,
     /// Identifies the lock service.
     pub(crate) registry: Arc<Registry>,
     pub(super) keys: LockKeys,
@@ -74,8 +74,6 @@ pub(crate) struct LeaseTerms {
     pub(super) hold_at_least: Option<Duration>,
     /// What the lock is held for; see [`Memo`].
     pub(super) purpose: Option<Memo>,
-    /// The nodes and the home of the task, if the caller runs elsewhere: it may not hear of the task any more.
-    pub(super) elsewhere: Option<Arc<Cluster>>,
 }
 
 #[derive(Debug)]
@@ -174,6 +172,11 @@ impl Lease {
         self.state.lock().token
     }
 
+    /// Returns the home of the task.
+    pub(crate) fn home(&self) -> &Home {
+        &self.terms.cluster.home
+    }
+
     /// Returns the further leases of the lock.
     fn further(&self) -> &[Arc<Self>] {
         self.joined.get().map_or(&[], |joined| &joined.leases)
@@ -264,17 +267,14 @@ impl Lease {
                 if let Some(reason) = lease.lost_reason() {
                     return reason;
                 }
-                if lease.terms.elsewhere.is_none() {
+                if !lease.home().is_elsewhere() {
                     changed.await;
                     continue;
                 }
                 // The task reports the loss before, unless its home is not run.
-                let valid_until = lease.valid_until();
-                if timeout_at(valid_until, changed).await.is_err()
-                    && lease.lost_reason().is_none()
-                    && lease.valid_until() <= Instant::now()
-                {
-                    return LostReason::Expired;
+                drop(timeout_at(lease.valid_until(), changed).await);
+                if lease.valid_until() <= Instant::now() {
+                    return lease.lost_reason().unwrap_or(LostReason::Expired);
                 }
             }
         })
@@ -289,7 +289,8 @@ impl Lease {
         let mut outcome = Ok(());
         let further = self.further().iter().map(Arc::as_ref);
         for lease in iter::once(self).chain(further) {
-            let released = lease.from_task(async {
+            let cluster = &lease.terms.cluster;
+            let released = lease.home().report(async {
                 loop {
                     // Created before the check, so that no notification is missed.
                     let changed = lease.changed.notified();
@@ -299,7 +300,7 @@ impl Lease {
                     changed.await;
                 }
             });
-            let not_run = |cluster: &Cluster| {
+            let not_run = || {
                 Err(ReleaseError::Unavailable {
                     reached: 0,
                     needed: cluster.quorum.majority(),
@@ -313,15 +314,16 @@ impl Lease {
 
     /// Extends the lock; see [`LockGuard::extend`](crate::LockGuard::extend).
     pub(crate) async fn extend(&self, ttl: Duration) -> Result<(), ExtendError> {
-        if ttl > self.terms.settings.max_ttl {
+        let settings = &self.terms.cluster.settings;
+        if ttl > settings.max_ttl {
             return Err(ExtendError::TtlTooLong {
                 asked: ttl,
-                max: self.terms.settings.max_ttl,
+                max: settings.max_ttl,
             });
         }
         let asked = ttl;
         let ttl = whole_millis(asked);
-        if ttl <= self.terms.settings.node_timeout || validity::lifetime(ttl).is_none() {
+        if ttl <= settings.node_timeout || validity::lifetime(ttl).is_none() {
             return Err(ExtendError::TtlTooShort { asked });
         }
         for lease in self.further().iter().map(Arc::as_ref).chain([self]) {
@@ -352,32 +354,14 @@ impl Lease {
         if !self.send(ExtendCommand { ttl, token, done }) {
             return Err(lost());
         }
-        match self.from_task(outcome).await {
-            Ok(outcome) => outcome.unwrap_or_else(|_| Err(lost())),
-            Err(cluster) => Err(ExtendError::Unavailable {
+        let cluster = &self.terms.cluster;
+        match self.home().report(outcome).await {
+            Some(outcome) => outcome.unwrap_or_else(|_| Err(lost())),
+            None => Err(ExtendError::Unavailable {
                 reached: 0,
                 needed: cluster.quorum.majority(),
                 nodes: cluster.all_not_run(),
             }),
-        }
-    }
-
-    /// Waits for what the task reports. Returns the nodes if the home of the task is not run.
-    ///
-    /// # Cancel safety
-    ///
-    /// As that of what it waits for.
-    pub(crate) async fn from_task<T>(
-        &self,
-        reported: impl Future<Output = T>,
-    ) -> Result<T, &Cluster> {
-        let Some(cluster) = &self.terms.elsewhere else {
-            return Ok(reported.await);
-        };
-        tokio::select! {
-            biased;
-            reported = reported => Ok(reported),
-            () = cluster.home.idle() => Err(cluster),
         }
     }
 

@@ -38,8 +38,6 @@ pub(crate) struct LeaseTask {
     /// The places of the keys in the queue, which know the processes that wait for each key.
     pub(super) places: Places,
     pub(crate) timer: Timer,
-    /// Whether the caller, which polls the task at first, runs in another runtime than the home.
-    pub(super) is_elsewhere: bool,
     /// Present while the caller waits for readers to leave.
     pub(super) announcement: Option<Box<Announcement>>,
 }
@@ -114,16 +112,7 @@ impl LeaseTask {
             labels,
             places: Places::default(),
             timer: Timer::default(),
-            is_elsewhere: !cluster.home.is_here(),
             announcement: None,
-        }
-    }
-
-    /// Ends the part of the task that its caller polls: what follows has a timer of the home.
-    pub(crate) async fn go_home(&mut self) {
-        if self.is_elsewhere {
-            self.timer = Timer::default();
-            task::yield_now().await;
         }
     }
 }

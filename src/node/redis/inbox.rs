@@ -23,7 +23,6 @@ use std::task::{Context, Poll, Waker};
 
 use crate::node::Mutex;
 use crate::node::job::Job;
-use crate::node::votes::VoteReceiver;
 
 /// The jobs that are queued for a lane, in the order of submission.
 #[derive(Debug, Default)]
@@ -54,10 +53,8 @@ enum LaneState {
     /// There is no lane, or its home has ended.
     #[default]
     Absent,
-    /// It looks into the inbox before it sleeps.
+    /// It looks into the inbox before it sleeps, or after the next reply.
     Awake,
-    /// It looks into the inbox only after the next reply.
-    Busy,
     Asleep(Waker),
 }
 
@@ -85,15 +82,12 @@ impl Inbox {
         }
         queued.bytes += bytes;
         queued.jobs.push_back(job);
-        let lane = match queued.lane {
-            LaneState::Busy => LaneState::Busy,
-            _ => std::mem::replace(&mut queued.lane, LaneState::Awake),
-        };
+        let lane = std::mem::replace(&mut queued.lane, LaneState::Awake);
         drop(queued);
         match lane {
             LaneState::Absent => return Posted::NeedsLane,
             LaneState::Asleep(lane) => lane.wake(),
-            LaneState::Awake | LaneState::Busy => {}
+            LaneState::Awake => {}
         }
         Posted::Accepted
     }
@@ -114,18 +108,6 @@ impl Inbox {
             lane => *lane = LaneState::Asleep(context.waker().clone()),
         }
         Poll::Pending
-    }
-
-    /// Notes that the lane looks again after the next reply.
-    pub(super) fn set_busy(&self) {
-        self.0.lock().lane = LaneState::Busy;
-    }
-
-    /// Returns whether a job with these votes waits for the lane, although the lane is not busy.
-    pub(super) fn is_queued(&self, votes: &VoteReceiver) -> bool {
-        let queued = self.0.lock();
-        let is_busy = matches!(queued.lane, LaneState::Busy);
-        !is_busy && queued.jobs.iter().any(|job| job.sender.is_for(votes))
     }
 
     /// Moves up to `most` jobs to `jobs`, which is empty.
@@ -290,24 +272,5 @@ mod tests {
         assert!(matches!(inbox.post(job(Op::Look)), Posted::Accepted));
         inbox.take(9, &mut taken);
         assert!(taken.len() == 4 && taken[0].is_release());
-    }
-
-    /// A caller elsewhere takes that for a home that is not run.
-    #[test]
-    fn job_is_queued_until_the_lane_takes_it_unless_the_lane_is_busy() {
-        let inbox = Inbox::default();
-        let [votes, others] = [(), ()].map(|()| VoteReceiver::new(&["n".into()].into()));
-        let Request::Command(packet) = job(Op::Look).request else {
-            unreachable!("it is a command");
-        };
-        let request = Request::Command(packet);
-        inbox.post(Job::new(request, votes.sender(0), Instant::now()));
-        assert!(inbox.is_queued(&votes) && !inbox.is_queued(&others));
-        inbox.set_busy();
-        assert!(!inbox.is_queued(&votes));
-        inbox.detach(Vec::new());
-        assert!(inbox.is_queued(&votes));
-        inbox.take(1, &mut VecDeque::new());
-        assert!(!inbox.is_queued(&votes));
     }
 }

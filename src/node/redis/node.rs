@@ -19,7 +19,6 @@ use crate::node::redis::shared::{Shared, Timeouts};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::state::NodeState;
 use crate::node::traits::Node;
-use crate::node::votes::VoteReceiver;
 
 /// A Redis server. Connects at first use: a server that is down at start-up is no error.
 pub(crate) struct RedisNode {
@@ -107,10 +106,6 @@ impl Node for RedisNode {
     ) -> Option<Subscription> {
         let listener = self.listener.as_ref()?;
         Some(listener.subscribe(lock, signal, node))
-    }
-
-    fn is_queued(&self, votes: &VoteReceiver) -> bool {
-        self.shared.inbox.is_queued(votes)
     }
 
     fn extra_patience(&self) -> Duration {

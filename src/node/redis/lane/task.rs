@@ -113,9 +113,6 @@ impl Lane {
             }
             let load = self.load();
             let is_full = self.in_flight.is_full();
-            if is_open && is_full {
-                shared.inbox.set_busy();
-            }
             tokio::select! {
                 biased;
                 event = poll_fn(|context| {
