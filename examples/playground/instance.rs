@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
-use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard};
+use tower_redlock::{NodeState, Redlock, RestartGuard};
 
 use crate::board::{Board, Power};
 use crate::checker::{Checker, Counters};
@@ -74,12 +74,11 @@ impl Instance {
                 Some(Weakness::NoRestartGuard) => builder.restart_guard(RestartGuard::Off),
             }
         };
-        let connect = |builder: RedlockBuilder, server| cluster.connect(builder, server).build();
         let storage = Arc::new(Storage::new(feed.clone()));
         let checker = Checker::new(feed.clone());
         let serve = |server: usize| -> Result<Server, Box<dyn Error + Send + Sync>> {
-            let redlock = connect(builder(), server)?;
-            Ok(Server::start(server, redlock, &checker, &storage)?)
+            let redlock = cluster.connect(builder(), server);
+            Server::start(server, redlock, &checker, &storage)
         };
         let servers = Arc::new([serve(0)?, serve(1)?]);
         let mut instance = Self {

@@ -4,6 +4,7 @@
 //! the renewal of its locks.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -20,7 +21,9 @@ use serde_json::json;
 use tokio::runtime::{self, Handle};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
-use tower_redlock::{Health, IdempotencyLayer, LockHandle, Redlock, RedlockLayer, key};
+use tower_redlock::{
+    Health, IdempotencyLayer, LockHandle, Redlock, RedlockBuilder, RedlockLayer, key,
+};
 
 use crate::CALLERS;
 use crate::checker::Checker;
@@ -63,10 +66,10 @@ struct Bank {
 impl Server {
     pub(crate) fn start(
         server: usize,
-        redlock: Redlock,
+        redlock: RedlockBuilder,
         checker: &Arc<Checker>,
         storage: &Arc<Storage>,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -82,6 +85,8 @@ impl Server {
             .enable_all()
             .build()?;
         let handle = runtime.handle().clone();
+        // A pause stops the renewal of locks, too.
+        let redlock = redlock.runtime(handle.clone()).build()?;
         let observed = redlock.clone();
         thread::Builder::new().spawn(move || {
             runtime.block_on(async {

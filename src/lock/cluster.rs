@@ -159,8 +159,8 @@ impl Cluster {
 
     /// Returns the failure of a node whose connection lives in a home that is not run.
     fn not_run(&self, node: usize) -> NodeFailure {
-        let why = "the runtime of its connection is not run at present; give RedlockBuilder::runtime one that always \
-                   runs, such as a multi-threaded one";
+        let why = "the runtime of its connection is not run at present; give RedlockBuilder one that always runs \
+                   with .runtime(..)";
         NodeFailure::Unreachable {
             node: Arc::clone(&self.names[node]),
             why: why.into(),

@@ -26,10 +26,10 @@ use crate::node::Mutex;
 
 /// The runtime of all background work of a lock service.
 #[derive(Debug, Default)]
-pub(crate) struct Home(Mutex<Place>);
+pub(crate) struct Home(Mutex<HomeState>);
 
 #[derive(Debug, Default)]
-struct Place {
+struct HomeState {
     runtime: Option<Handle>,
     /// Closed when the runtime has ended. `None` before the first use.
     ended: Option<oneshot::Sender<Infallible>>,
@@ -37,16 +37,14 @@ struct Place {
 
 /// How long a home may leave a task waiting before it counts as not run.
 const IDLE_AFTER: Duration = Duration::from_millis(500);
-
-/// Why a connection does not answer whose home has ended.
-pub(crate) const HOME_ENDED: &str =
-    "the runtime of its connection has ended; the next use connects again";
+/// How long a caller waits for its report before it looks whether the home is run: most reports come sooner.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 impl Home {
     /// Creates a home in this runtime, or else in the current one, or else in that of the first use.
     pub(crate) fn new(given: Option<Handle>) -> Self {
         let runtime = given.or_else(|| Handle::try_current().ok());
-        Self(Mutex::new(Place {
+        Self(Mutex::new(HomeState {
             runtime,
             ended: None,
         }))
@@ -75,12 +73,9 @@ impl Home {
             return Some(reported.await);
         }
         let idle = async {
-            loop {
-                // Most reports come sooner.
+            sleep(PATIENCE).await;
+            while !self.is_idle().await {
                 sleep(IDLE_AFTER).await;
-                if self.is_idle().await {
-                    return;
-                }
             }
         };
         tokio::select! {
@@ -104,24 +99,24 @@ impl Home {
 
     /// Returns the home, which is the current runtime if the former one has ended.
     fn runtime(&self) -> Option<Handle> {
-        let mut place = self.0.lock();
-        let place = &mut *place;
-        if let Some(ended) = &place.ended
+        let mut state = self.0.lock();
+        let state = &mut *state;
+        if let Some(ended) = &state.ended
             && !ended.is_closed()
         {
-            return place.runtime.clone();
+            return state.runtime.clone();
         }
-        let unused = match &place.ended {
+        let unused = match &state.ended {
             Some(_) => None,
-            None => place.runtime.take(),
+            None => state.runtime.take(),
         };
         for runtime in unused.into_iter().chain(Handle::try_current().ok()) {
             let (sender, ended) = oneshot::channel();
             // A runtime that has ended drops the task at once.
             runtime.spawn(async { drop(ended.await) });
             if !sender.is_closed() {
-                place.runtime = Some(runtime.clone());
-                place.ended = Some(sender);
+                state.runtime = Some(runtime.clone());
+                state.ended = Some(sender);
                 return Some(runtime);
             }
         }

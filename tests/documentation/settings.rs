@@ -11,7 +11,7 @@ const TABLES: [(&str, &str); 3] = [
 const NO_SETTINGS: [&str; 3] = ["build", "scripted", "simulated"];
 
 /// Settings of the builder that no environment variable can have; `urls` has one, which may have groups too.
-const NO_VARIABLES: [&str; 8] = [
+const NO_VARIABLES: [&str; 9] = [
     "url",
     "pool_config",
     "pool",
@@ -20,6 +20,7 @@ const NO_VARIABLES: [&str; 8] = [
     "named_group",
     "node_group",
     "retry",
+    "runtime",
 ];
 
 /// The setters that the chapter lacks, and the names in it that are no setters.

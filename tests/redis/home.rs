@@ -64,7 +64,9 @@ fn assert_not_run(nodes: &[NodeFailure]) {
         );
         let text = failure.to_string();
         assert!(
-            text.contains("is not run at present; give RedlockBuilder::runtime"),
+            text.contains(
+                "is not run at present; give RedlockBuilder one that always runs with .runtime(..)"
+            ),
             "{text}"
         );
     }

@@ -290,6 +290,7 @@ impl LeaseTask {
         delay: Duration,
         handoff: &mut Handoff<T>,
     ) -> Result<bool, AcquireError> {
+        handoff.detach();
         tokio::select! {
             biased;
             () = handoff.closed() => Err(AcquireError::Abandoned),

@@ -2,14 +2,17 @@
 //!
 //! # Implementation details
 //!
-//! A lease task outlives its caller, so it must be a spawned task in the end. A task that is spawned at once would make
-//! each lock wait for the scheduler twice: to start the task, and to wake the caller. A caller in the home of the
-//! lock service therefore polls the task *inline* until its outcome is decided, and spawns the rest.
+//! A lease task may outlive its caller, so it must be a spawned task in the end. A task that is spawned at once
+//! would make each lock wait for the scheduler twice: to start the task, and to wake the caller. Instead, the caller
+//! polls the task *inline* until its outcome is decided, and spawns the rest in the home of the lock service. This saves
+//! two wake-ups.
 //!
 //! The task is spawned as soon as one of these happens:
 //!
-//! * It is made by a caller elsewhere, which may not go on for as long as the home does.
+//! * It is created by a caller elsewhere, whose runtime may rest or end before the home does.
 //! * The task hands out the outcome. [`Handoff::hand_out`] yields once, so that no later step runs inline.
+//! * The task is about to wait for other holders ([`Handoff::detach`]). It then has a deadline to keep, and callers
+//!   wait behind it in the queue, whether its own caller polls or not.
 //! * The caller drops [`Inline`]. The task finds the hand-off closed, and cleans up.
 //!
 //! A panic while the task is polled inline is caught, as the runtime catches it in a spawned task: the task is
@@ -19,6 +22,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
@@ -32,20 +36,29 @@ use crate::lock::error::LockError;
 #[derive(Debug)]
 pub(crate) struct Handoff<T> {
     outcome: oneshot::Sender<T>,
-    /// Whether the caller polls the task, until it goes away.
-    is_inline: bool,
+    /// Who polls the task: one of the constants below.
+    mode: Arc<AtomicU8>,
 }
 
 /// The caller's end of the hand-off: a future that polls the task and resolves to its outcome, or to `None` if the
 /// task ended without one.
 pub(crate) struct Inline<T> {
-    /// The task while the caller polls it.
+    /// The task, while the caller polls it.
     task: Option<Task>,
     outcome: oneshot::Receiver<T>,
+    /// Who polls the task: one of the constants below.
+    mode: Arc<AtomicU8>,
     cluster: Arc<Cluster>,
 }
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The caller polls it.
+const INLINE: u8 = 0;
+/// The caller polls the task, and must spawn it.
+const DETACHING: u8 = 1;
+/// The runtime polls the task.
+const SPAWNED: u8 = 2;
 
 impl<T> Handoff<T> {
     /// Waits until the caller goes away.
@@ -64,8 +77,7 @@ impl<T> Handoff<T> {
 
     /// Sends the outcome of a task that goes on.
     pub(crate) async fn hand_out(self, outcome: T) {
-        // Without a caller, the task is spawned already.
-        let mut yields = self.is_inline && !self.outcome.is_closed();
+        let mut yields = self.mode.load(Ordering::Relaxed) != SPAWNED;
         self.send(outcome);
         // No waker is needed: the caller spawns the task, which polls it again.
         poll_fn(|_| {
@@ -76,6 +88,13 @@ impl<T> Handoff<T> {
             }
         })
         .await;
+    }
+
+    /// Asks the caller to spawn the task at the next await.
+    pub(crate) fn detach(&self) {
+        if self.mode.load(Ordering::Relaxed) == INLINE {
+            self.mode.store(DETACHING, Ordering::Relaxed);
+        }
     }
 }
 
@@ -95,25 +114,24 @@ impl<T> Inline<T> {
     {
         // A lock has time limits, also where the home is given.
         let _with_timers = Handle::current();
-        let is_inline = !cluster.home.is_elsewhere();
+        let mode = Arc::new(AtomicU8::new(INLINE));
         let (sender, outcome) = oneshot::channel();
         let handoff = Handoff {
             outcome: sender,
-            is_inline,
+            mode: Arc::clone(&mode),
         };
         let task: Task = Box::pin(task(handoff).instrument(span.clone()));
-        let task = match is_inline {
-            true => Some(task),
-            false => {
-                cluster.home.spawn(task);
-                None
-            }
-        };
-        Self {
-            task,
+        let mut inline = Self {
+            task: None,
             outcome,
+            mode,
             cluster: Arc::clone(cluster),
+        };
+        match cluster.home.is_elsewhere() {
+            true => inline.spawn(task),
+            false => inline.task = Some(task),
         }
+        inline
     }
 
     /// Waits for the outcome. If the home ends before, the keys are released by a new one.
@@ -122,10 +140,11 @@ impl<T> Inline<T> {
     ///
     /// May be dropped at any point; the task then cleans up.
     pub(crate) async fn outcome(self) -> Result<T, LockError> {
-        let cluster = Arc::clone(&self.cluster);
+        let (cluster, is_inline) = (Arc::clone(&self.cluster), self.task.is_some());
         let outcome = cluster.home.report(self).await;
         let nodes = match outcome {
             Some(Some(outcome)) => return Ok(outcome),
+            Some(None) if is_inline => return Err(LockError::Closed),
             Some(None) => {
                 cluster.resume().await;
                 cluster.all_ended()
@@ -139,26 +158,37 @@ impl<T> Inline<T> {
             nodes,
         })
     }
+
+    fn spawn(&self, task: Task) {
+        self.mode.store(SPAWNED, Ordering::Relaxed);
+        self.cluster.home.spawn(task);
+    }
 }
 
 impl<T> Future for Inline<T> {
     type Output = Option<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let Some(mut task) = self.task.take() else {
-            return Pin::new(&mut self.outcome).poll(context).map(Result::ok);
-        };
-        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
-        let is_pending = matches!(polled, Ok(Poll::Pending));
-        let outcome = self.outcome.try_recv();
-        if is_pending {
-            if matches!(outcome, Err(TryRecvError::Empty)) {
-                self.task = Some(task);
-                return Poll::Pending;
+        if let Some(mut task) = self.task.take() {
+            let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+            let is_pending = matches!(polled, Ok(Poll::Pending));
+            let outcome = self.outcome.try_recv();
+            if is_pending {
+                if matches!(outcome, Err(TryRecvError::Empty))
+                    && self.mode.load(Ordering::Relaxed) != DETACHING
+                {
+                    self.task = Some(task);
+                    return Poll::Pending;
+                }
+                self.spawn(task);
             }
-            self.cluster.home.spawn(task);
+            match outcome {
+                Ok(outcome) => return Poll::Ready(Some(outcome)),
+                Err(TryRecvError::Closed) => return Poll::Ready(None),
+                Err(TryRecvError::Empty) => {}
+            }
         }
-        Poll::Ready(outcome.ok())
+        Pin::new(&mut self.outcome).poll(context).map(Result::ok)
     }
 }
 
@@ -166,7 +196,7 @@ impl<T> Drop for Inline<T> {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             self.outcome.close();
-            self.cluster.home.spawn(task);
+            self.spawn(task);
         }
     }
 }
