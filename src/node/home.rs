@@ -16,6 +16,8 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::pin::pin;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -52,15 +54,22 @@ impl Home {
 
     /// Spawns a task. Without a runtime, because the home has ended and there is no current one, the task is dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        if let Some(runtime) = self.runtime() {
+        // A runtime that has ended drops the task at once, which may spawn another one.
+        let runtime = self.current().runtime.clone();
+        if let Some(runtime) = runtime {
             runtime.spawn(task);
         }
     }
 
     /// Returns whether the current task or `block_on` runs in another runtime than the home.
     pub(crate) fn is_elsewhere(&self) -> bool {
-        let here = Handle::try_current().ok();
-        here.is_some_and(|here| self.runtime().is_none_or(|home| home.id() != here.id()))
+        Handle::try_current().is_ok_and(|here| !self.is(&here))
+    }
+
+    /// Returns whether this runtime, which is the current one, is the home.
+    pub(crate) fn is(&self, here: &Handle) -> bool {
+        let home = &self.current().runtime;
+        home.as_ref().is_some_and(|home| home.id() == here.id())
     }
 
     /// Waits for what a task of the home reports. Returns `None` if the home is not run, which takes a runtime to notice.
@@ -69,6 +78,7 @@ impl Home {
     ///
     /// As that of what it waits for.
     pub(crate) async fn report<T>(&self, reported: impl Future<Output = T>) -> Option<T> {
+        let mut reported = pin!(reported);
         if !self.is_elsewhere() {
             return Some(reported.await);
         }
@@ -80,7 +90,7 @@ impl Home {
         };
         tokio::select! {
             biased;
-            reported = reported => Some(reported),
+            reported = reported.as_mut() => Some(reported),
             () = Box::pin(idle) => None,
         }
     }
@@ -91,36 +101,33 @@ impl Home {
     ///
     /// May be dropped at any point.
     pub(crate) async fn is_idle(&self) -> bool {
-        match self.runtime().filter(|_| self.is_elsewhere()) {
-            Some(home) => timeout(IDLE_AFTER, home.spawn(async {})).await.is_err(),
-            None => false,
+        if !self.is_elsewhere() {
+            return false;
         }
+        let (ran, probe) = oneshot::channel();
+        self.spawn(async move { ran.send(()).unwrap_or_default() });
+        timeout(IDLE_AFTER, probe).await.is_err()
     }
 
     /// Returns the home, which is the current runtime if the former one has ended.
-    fn runtime(&self) -> Option<Handle> {
+    fn current(&self) -> MutexGuard<'_, HomeState> {
         let mut state = self.0.lock();
-        let state = &mut *state;
-        if let Some(ended) = &state.ended
-            && !ended.is_closed()
-        {
-            return state.runtime.clone();
-        }
-        let unused = match &state.ended {
-            Some(_) => None,
-            None => state.runtime.take(),
+        let is_used = match &state.ended {
+            Some(ended) if !ended.is_closed() => return state,
+            ended => ended.is_some(),
         };
+        let unused = state.runtime.take().filter(|_| !is_used);
         for runtime in unused.into_iter().chain(Handle::try_current().ok()) {
             let (sender, ended) = oneshot::channel();
             // A runtime that has ended drops the task at once.
             runtime.spawn(async { drop(ended.await) });
             if !sender.is_closed() {
-                state.runtime = Some(runtime.clone());
+                state.runtime = Some(runtime);
                 state.ended = Some(sender);
-                return Some(runtime);
+                break;
             }
         }
-        None
+        state
     }
 }
 

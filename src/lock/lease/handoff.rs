@@ -112,8 +112,7 @@ impl<T> Inline<T> {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        // A lock has time limits, also where the home is given.
-        let _with_timers = Handle::current();
+        let here = Handle::current();
         let mode = Arc::new(AtomicU8::new(INLINE));
         let (sender, outcome) = oneshot::channel();
         let handoff = Handoff {
@@ -127,9 +126,9 @@ impl<T> Inline<T> {
             mode,
             cluster: Arc::clone(cluster),
         };
-        match cluster.home.is_elsewhere() {
-            true => inline.spawn(task),
-            false => inline.task = Some(task),
+        match cluster.home.is(&here) {
+            true => inline.task = Some(task),
+            false => inline.spawn(task),
         }
         inline
     }
@@ -140,11 +139,17 @@ impl<T> Inline<T> {
     ///
     /// May be dropped at any point; the task then cleans up.
     pub(crate) async fn outcome(self) -> Result<T, LockError> {
-        let (cluster, is_inline) = (Arc::clone(&self.cluster), self.task.is_some());
-        let outcome = cluster.home.report(self).await;
-        let nodes = match outcome {
+        match self.task {
+            Some(_) => self.await.ok_or(LockError::Closed),
+            // Boxed, so that the usual case has no room for it.
+            None => Box::pin(self.outcome_elsewhere()).await,
+        }
+    }
+
+    async fn outcome_elsewhere(self) -> Result<T, LockError> {
+        let cluster = Arc::clone(&self.cluster);
+        let nodes = match cluster.home.report(self).await {
             Some(Some(outcome)) => return Ok(outcome),
-            Some(None) if is_inline => return Err(LockError::Closed),
             Some(None) => {
                 cluster.resume().await;
                 cluster.all_ended()
