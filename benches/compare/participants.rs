@@ -1,18 +1,29 @@
 //! The measured implementations, behind one interface.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use rslock::LockManager;
+use tokio::runtime::{self, Runtime};
 use tokio::time::Instant;
 use tower_redlock::{LockGuard, Redlock, RestartGuard};
 
 use crate::batched::{Batched, BatchedClaim};
 use crate::by_hand::{ByHand, Claim};
 
+/// The runtime of its own that the guide recommends to programs that block.
+static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
+    let mut builder = runtime::Builder::new_multi_thread();
+    let built = builder.worker_threads(1).enable_all().build();
+    built.expect("a thread can be started")
+});
+
 /// The measured implementations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Who {
     Ours,
+    /// Its connections and leases in a runtime on a thread of its own.
+    OursElsewhere,
     OursFenced,
     ByHand,
     ByHandFenced,
@@ -22,8 +33,9 @@ pub(crate) enum Who {
 }
 
 impl Who {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Ours,
+        Self::OursElsewhere,
         Self::OursFenced,
         Self::ByHand,
         Self::ByHandFenced,
@@ -47,6 +59,7 @@ impl Who {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ours => "tower-redlock, fencing off",
+            Self::OursElsewhere => "tower-redlock, a runtime of its own",
             Self::OursFenced => "tower-redlock, fencing on",
             Self::ByHand => "by hand",
             Self::ByHandFenced => "by hand, same scripts",
@@ -60,6 +73,7 @@ impl Who {
     pub(crate) fn short(self) -> &'static str {
         match self {
             Self::Ours => "fencing off",
+            Self::OursElsewhere => "a runtime of its own",
             Self::OursFenced => "fencing on",
             Self::ByHand
             | Self::ByHandFenced
@@ -85,8 +99,12 @@ impl Who {
     /// Connects the participant, with its default connections and settings.
     pub(crate) async fn connect(self, urls: &[String]) -> Participant {
         match self {
-            Self::Ours | Self::OursFenced => {
+            Self::Ours | Self::OursElsewhere | Self::OursFenced => {
                 let builder = Redlock::builder().urls(urls).fencing(self.is_fenced());
+                let builder = match self {
+                    Self::OursElsewhere => builder.runtime(BACKGROUND.handle().clone()),
+                    _ => builder,
+                };
                 // Fresh servers refuse locks for their first 20 seconds.
                 let built = builder.restart_guard(RestartGuard::Off).build();
                 Participant::Ours(built.expect("the settings are valid"))

@@ -26,7 +26,17 @@ pub(crate) async fn w1(options: &Options, samples: &mut Samples) -> Vec<Line> {
         let times = samples.ratios(&name, Metric::AcquireP50, who, to);
         Line::new(what, Target::AtMost(1.05), times)
     });
-    lines.into()
+    let mut lines = Vec::from(lines);
+    lines.push(elsewhere("W1", &name, Metric::AcquireP50, samples));
+    lines
+}
+
+/// Returns what a runtime of its own costs.
+fn elsewhere(workload: &str, name: &str, metric: Metric, samples: &Samples) -> Line {
+    let (who, to) = (Who::OursElsewhere, Who::Ours);
+    let (metric_name, who_name) = (metric.title(), who.short());
+    let what = format!("{workload} {metric_name}, {who_name}, x {}", to.name());
+    Line::without_target(what, samples.ratios(name, metric, who, to))
 }
 
 pub(crate) async fn w2(options: &Options, samples: &mut Samples) -> Vec<Line> {
@@ -34,6 +44,10 @@ pub(crate) async fn w2(options: &Options, samples: &mut Samples) -> Vec<Line> {
     let cluster = Cluster::start(NODES);
     compare(options, samples, &loads, &cluster, &cluster.urls()).await;
     let mut lines = Vec::new();
+    for (name, concurrency) in &loads {
+        let workload = format!("W2 c={concurrency}");
+        lines.push(elsewhere(&workload, name, Metric::Rate, samples));
+    }
     for (who, column) in [(Who::Ours, 0), (Who::OursFenced, 1)] {
         for (concurrency, targets) in W2_TARGETS {
             // Both columns relate to one loop, so that the costs of fences count, too.
