@@ -389,7 +389,8 @@ impl RedlockBuilder {
         /// Sets the tokio runtime in which the connections and the leases live. Default: the runtime in which
         /// [`build`](Self::build) is called, or else that of the first lock.
         ///
-        /// Callers may use any runtime, but a lock is acquired, renewed and released only while this one runs. A
+        /// It needs tokio's I/O and time ([`enable_all`](tokio::runtime::Builder::enable_all)). Callers may use any
+        /// runtime, but a lock is acquired, renewed and released only while this one runs. A
         /// current-thread runtime runs only within `block_on`; while it rests, callers elsewhere get
         /// [`LockError::Unavailable`](crate::LockError::Unavailable), whose failures name this setting. A runtime on a
         /// thread of its own renews locks also while a handler blocks the program's own threads; see [blocking and

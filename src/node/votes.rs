@@ -13,6 +13,9 @@
 //! task for an earlier one would be in vain. The receiver therefore says how many votes of which phase it
 //! needs, and is woken once, by the vote that completes them.
 //!
+//! *Bound.* The queue holds at most one vote for each request of the lease that has not been answered, so the number of
+//! its nodes and phases bounds it.
+//!
 //! Invariants: every sender sends exactly one vote (dropping it sends a failure), and no vote is lost unless
 //! the receiver has been dropped. A release that a server refuses and a lane repeats has a sender for each answer.
 

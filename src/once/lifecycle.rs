@@ -91,6 +91,7 @@ fn run(
                 let lease = &mut task.lease;
                 let (mut holding, share) =
                     lease.begin_holding(acquired, max_hold, unused, Some(memo), &permit);
+                // Bounded by the holder: it begins the execution once or a few times, and records it once.
                 let (sender, mut commands) = mpsc::unbounded_channel();
                 let execution = Execution::new(LockGuard::new(share), sender);
                 handoff.hand_out(Ok(execution)).await;

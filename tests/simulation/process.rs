@@ -233,8 +233,9 @@ impl Process {
         self.drained.as_mut()?.try_recv().ok()
     }
 
+    /// Returns the number of its tasks without the one of the home, which lives as long as the service.
     pub(crate) fn tasks(&self) -> usize {
-        let alive = |runtime: &Runtime| runtime.metrics().num_alive_tasks();
+        let alive = |runtime: &Runtime| runtime.metrics().num_alive_tasks().saturating_sub(1);
         self.runtime.as_ref().map_or(0, alive)
     }
 }

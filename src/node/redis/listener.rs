@@ -44,9 +44,9 @@ pub(super) struct Listener {
     /// The time limit for connecting.
     limit: Duration,
     home: Arc<Home>,
-    /// The channel to the task, once there is one. Not bounded, because a command must not be lost: that there are few is
-    /// due to the callers. They subscribe only after an attempt that the lanes have answered, which live in the same home,
-    /// and unsubscribe once for that.
+    /// The channel to the task, once there is one. It has no bound of its own, because a command must not be lost. Its
+    /// senders bound it: lease tasks of the same home, which rest when the listener rests. Each subscribes after an
+    /// attempt that the lanes have answered, and unsubscribes once for that.
     commands: Mutex<Option<mpsc::UnboundedSender<ListenerCommand>>>,
 }
 
