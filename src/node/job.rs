@@ -237,8 +237,7 @@ impl Job {
                     };
                     let look = Packet::of_attempt(look, false, packet.trail.clone());
                     self.request = Request::Command(look);
-                    let failure = self.failure_to_send(failure);
-                    self.sender.fail_without_record(failure);
+                    self.sender.fail_without_record(failure.clone());
                     return Some(self);
                 }
                 _ => {}
@@ -250,19 +249,7 @@ impl Job {
 
     /// Answers the job with a failure to send it.
     pub(crate) fn fail(self, failure: &NodeFailure) {
-        let failure = self.failure_to_send(failure);
-        self.sender.send(Err(failure));
-    }
-
-    /// Returns a failure to send the job. If another lane has sent it before, the server may have executed it.
-    fn failure_to_send(&self, failure: &NodeFailure) -> NodeFailure {
-        match self.times_sent {
-            0 => failure.clone(),
-            _ => NodeFailure::Disconnected {
-                node: failure.node().into(),
-                why: "it was sent on an earlier connection".into(),
-            },
-        }
+        self.sender.send(Err(failure.clone()));
     }
 
     /// Returns the size of the record that the job carries.
