@@ -819,7 +819,8 @@ impl State {
 
 /// What the checker asks.
 impl State {
-    /// Returns the last attempt of a process to lock these keys, or those of them that are in one group.
+    /// Returns the last attempt of a process to lock these keys. If they are in several groups, there is one for each,
+    /// and this is the first of them: when the last one begins, the servers' clocks may have ended the others.
     pub(crate) fn latest_attempt(
         &self,
         process: usize,
@@ -827,11 +828,16 @@ impl State {
         is_shared: bool,
     ) -> Option<Attempt> {
         let all = lock_names(names);
-        let of_lock = self.latest.iter().filter(|((by, locked, shared), _)| {
-            *by == process && *shared == is_shared && locked.iter().all(|name| all.contains(name))
-        });
-        let attempts = of_lock.filter_map(|(_, owner)| self.attempts.get(owner).copied());
-        attempts.max_by_key(|attempt| attempt.began)
+        let of_key = |name| {
+            let of_lock = self.latest.iter().filter(|((by, locked, shared), _)| {
+                let is_of_lock = locked.contains(name) && locked.iter().all(|it| all.contains(it));
+                *by == process && *shared == is_shared && is_of_lock
+            });
+            let attempts = of_lock.filter_map(|(_, owner)| self.attempts.get(owner).copied());
+            attempts.max_by_key(|attempt| attempt.began)
+        };
+        let attempts = all.iter().filter_map(of_key);
+        attempts.min_by_key(|attempt| attempt.began)
     }
 
     /// Returns the locks that are held, as nodes and the processes that hold them there, without
