@@ -483,6 +483,18 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
+    async fn more_is_known_at_the_end_of_an_attempt() {
+        let (mut first, mut probe) = (Connection::new(&shared()), live().await);
+        assert_eq!(probe.knows_more_at(), None);
+        for connection in [&mut first, &mut probe] {
+            let began = Instant::now();
+            connection.start_attempt();
+            let at = connection.knows_more_at().unwrap();
+            assert!(began < at && at <= Instant::now() + LIMIT);
+        }
+    }
+
+    #[tokio::test]
     async fn a_connection_lost_twice_without_use_rests_until_a_job_wakes_it() {
         let mut connection = live().await;
         let now = Instant::now();

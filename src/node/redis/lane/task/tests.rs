@@ -326,6 +326,51 @@ async fn releases_of_a_call_that_a_busy_server_refuses_are_kept_in_order() {
     assert_eq!(bench.calls(), [3]);
 }
 
+/// The home has ended: the server may have executed what was sent, and the next lane sends the releases.
+#[tokio::test]
+async fn lane_that_is_dropped_answers_its_jobs_and_leaves_only_releases() {
+    let mut bench = Bench::new().await;
+    let (first, second) = (Owner::new(1), Owner::new(2));
+    let sent = bench.jobs(&[first, second], &ACQUIRE);
+    bench.lane.on_jobs(sent.into_iter());
+    let release = bench.job(&Owner::new(3), Op::ReleaseExecuted);
+    bench.lane.parked.push_back(release);
+    bench.lane.status.set_down(&"it is down".into());
+    let shared = Arc::clone(&bench.lane.shared);
+    let Bench {
+        lane, mut votes, ..
+    } = bench;
+    assert!(shared.failure().is_some());
+    drop(lane);
+    assert!(
+        shared.failure().is_none(),
+        "nothing would start the next lane"
+    );
+    for _ in 0..2 {
+        let failure = votes.try_recv().unwrap().outcome.unwrap_err();
+        assert!(!failure.never_sent(), "{failure}");
+    }
+    let mut left = VecDeque::new();
+    shared.inbox.take(9, &mut left);
+    assert!(left.len() == 1 && left[0].is_release());
+}
+
+/// The lane was late, because its home was not run: the server may be quarantined for longer by now.
+#[tokio::test(start_paused = true)]
+async fn job_waits_while_it_is_not_known_whether_a_quarantine_is_over() {
+    let mut bench = Bench::new().await;
+    bench.lane.status.set_quarantined(Instant::now());
+    let asked_at = bench.lane.knows_more_at();
+    bench.lane.shared.reachability.set_asked_at(asked_at);
+    advance(2 * TTL).await;
+    let job = bench.acquire(&Owner::new(1));
+    bench.lane.on_jobs([job].into_iter());
+    assert_eq!((bench.calls(), bench.outcomes()), (vec![], vec![]));
+    bench.lane.status.set_up();
+    bench.lane.send_parked();
+    assert_eq!(bench.calls(), [1]);
+}
+
 /// The time counts from the grant, and not from when the server executes the release.
 #[tokio::test(start_paused = true)]
 async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
