@@ -17,7 +17,7 @@ use tower_redlock::protocol::message::Reply;
 use tower_redlock::protocol::round::{
     AcquireRound, AcquireStep, Answer, ReleaseRound, ReleaseStep,
 };
-use tower_redlock::protocol::{Namespace, Quorum};
+use tower_redlock::protocol::{Namespace, NodeSet, Quorum};
 use tower_redlock::{LockKey, LockKeys, Redlock, RedlockLayer, key};
 
 criterion_group!(micro, rounds, keys, locks, middleware);
@@ -39,7 +39,7 @@ fn rounds(criterion: &mut Criterion) {
     let released = Answer::Replied(Reply::Released);
     criterion.bench_function("release round", |bencher| {
         bencher.iter(|| {
-            let mut round = ReleaseRound::new(quorum);
+            let mut round = ReleaseRound::new(quorum, NodeSet::all(quorum));
             let mut step = ReleaseStep::Wait;
             for node in 0..quorum.majority() {
                 step = round.on_release(node, black_box(&released));

@@ -25,7 +25,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::access::Access;
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
@@ -40,6 +39,7 @@ use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
 use crate::lock::time::after;
 use crate::node::{random_u64, sha256};
+use crate::protocol::lease::Access;
 use crate::protocol::{KeyNames, LockKeys, Namespace};
 
 /// What a caller asks for.

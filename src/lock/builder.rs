@@ -14,7 +14,7 @@ use crate::lock::time::whole_millis;
 use crate::node::Home;
 #[cfg(feature = "redis")]
 use crate::node::redis::{Guard, Timeouts};
-use crate::protocol::{Namespace, Retry};
+use crate::protocol::{Namespace, NodeSet, Retry};
 
 /// The longest retention of a fence, and the longest restart guard: ten years.
 const LONGEST_RETENTION: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
@@ -84,12 +84,16 @@ impl Redlock {
     ///
     /// # Panics
     ///
-    /// Panics if `nodes` is zero.
+    /// Panics if `nodes` is zero or more than 64.
     #[must_use]
     pub fn in_memory(nodes: usize) -> Self {
         assert!(nodes > 0, "Redlock::in_memory needs at least one node");
+        assert!(
+            nodes <= NodeSet::MAX,
+            "Redlock::in_memory makes at most 64 nodes"
+        );
         let built = Self::builder().embedded(nodes).build();
-        built.expect("defaults with at least one node are valid")
+        built.expect("defaults with as many nodes are valid")
     }
 }
 
@@ -418,8 +422,8 @@ impl RedlockBuilder {
     ///
     /// # Errors
     ///
-    /// Returns a [`BuildError`], which names the setting, its value and the remedy, if there is no node, if a URL is
-    /// malformed or listed twice, or if settings exclude each other. If the value was read from an environment variable,
+    /// Returns a [`BuildError`], which names the setting, its value and the remedy, if there is no node, or more than
+    /// 64 in a group, if a URL is malformed or listed twice, or if settings exclude each other. If the value was read from an environment variable,
     /// the error names that.
     pub fn build(self) -> Result<Redlock, BuildError> {
         let built = self.settings().and_then(|settings| {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::lock::error::{ExtendError, ReleaseError};
-use crate::lock::lease::{Lease, Share};
+use crate::lock::lease::{LockState, Share};
 use crate::lock::lost::{Lost, LostReason};
 use crate::lock::slots::key_of_slot;
 use crate::node::Mutex;
@@ -74,9 +74,9 @@ pub struct LockGuard {
 /// ```
 #[derive(Clone)]
 pub struct LockHandle {
-    lease: Arc<Lease>,
+    lease: Arc<LockState>,
     /// Other locks of the same request; see [`LockGuard::keys`].
-    others: Vec<Arc<Lease>>,
+    others: Vec<Arc<LockState>>,
     /// The share of the layer that made the handle; dangling if a guard made it.
     request_share: Weak<RequestShare>,
 }
@@ -274,7 +274,7 @@ impl LockGuard {
         }
     }
 
-    pub(crate) fn lease(&self) -> &Arc<Lease> {
+    pub(crate) fn lease(&self) -> &Arc<LockState> {
         self.share.lease()
     }
 
@@ -287,7 +287,7 @@ impl LockGuard {
         self.slot().is_some() && keys.as_slice().iter().all(is_slot)
     }
 
-    fn leases(&self) -> impl Iterator<Item = &Arc<Lease>> {
+    fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
         let others = self.others.iter().map(Self::lease);
         std::iter::once(self.lease()).chain(others)
     }
@@ -302,7 +302,8 @@ impl LockHandle {
     ///
     /// Returns [`AlreadyReleased`] if the last share is gone.
     pub fn upgrade(&self) -> Result<LockGuard, AlreadyReleased> {
-        let share = |lease: &Arc<Lease>| lease.share().map(LockGuard::new).ok_or(AlreadyReleased);
+        let share =
+            |lease: &Arc<LockState>| lease.share().map(LockGuard::new).ok_or(AlreadyReleased);
         let others: Result<_, _> = self.others.iter().map(share).collect();
         Ok(share(&self.lease)?.with_others(others?))
     }
@@ -364,7 +365,7 @@ impl LockHandle {
     }
 
     /// Adds a lock that ends with this one.
-    pub(crate) fn and_lease(mut self, lease: &Arc<Lease>) -> Self {
+    pub(crate) fn and_lease(mut self, lease: &Arc<LockState>) -> Self {
         self.others.push(Arc::clone(lease));
         self
     }
@@ -388,11 +389,11 @@ impl LockHandle {
         Arc::ptr_eq(&self.lease, &other.lease)
     }
 
-    pub(crate) fn lease(&self) -> &Arc<Lease> {
+    pub(crate) fn lease(&self) -> &Arc<LockState> {
         &self.lease
     }
 
-    fn leases(&self) -> impl Iterator<Item = &Arc<Lease>> {
+    fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
         std::iter::once(&self.lease).chain(&self.others)
     }
 }
@@ -436,7 +437,7 @@ impl RequestShare {
 }
 
 /// Waits for the release of those leases whose last share is gone.
-async fn released(left: Vec<(Arc<Lease>, bool)>) -> Result<Released, ReleaseError> {
+async fn released(left: Vec<(Arc<LockState>, bool)>) -> Result<Released, ReleaseError> {
     let mut outcome = Ok(Released::Freed);
     for (lease, is_last) in left {
         let released = if is_last {

@@ -18,7 +18,6 @@
 //! * `uuid`: keys from UUIDs;
 //! * `guard`, `options`, `request`, `health`, `redlock`, `node_group`, `builder`, `config`, `shutdown`: the public face.
 
-mod access;
 mod acquisition;
 mod builder;
 mod cluster;
@@ -62,13 +61,12 @@ pub use request::{LockFuture, LockRequest};
 pub use shutdown::{Served, Stopping};
 
 pub(crate) use self::core::Core;
-pub(crate) use access::Access;
 pub(crate) use cluster::{Asked, Cluster};
 pub(crate) use guard::RequestShare;
 pub(crate) use layout::Group;
 pub(crate) use lease::{
     AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Earlier, Failures, GrantedLock,
-    Handoff, Holding, Inline, LeaseTask, Progress, Round, Terms,
+    Handoff, HoldingLock, Inline, LeaseTask, Progress, Round, Terms,
 };
 pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;

@@ -267,11 +267,15 @@ pub(super) fn layout(
         })?;
         let quorum = Quorum::new(made.len()).ok_or_else(|| {
             let value = match named.setting {
-                "nodes" => "0".to_owned(),
+                "nodes" => made.len().to_string(),
                 _ => format!("group {name}"),
             };
-            let remedy =
-                "there is no node in it; add `url`, `urls`, `pool_config`, `pool` or `embedded`";
+            let remedy = match made.len() {
+                0 => {
+                    "there is no node in it; add `url`, `urls`, `pool_config`, `pool` or `embedded`"
+                }
+                _ => "there are more than 64 nodes, the most that a lock can ask; use an odd number from 3 to 7",
+            };
             BuildError::new(named.setting, value, remedy)
         })?;
         let label = is_told.then_some(name);

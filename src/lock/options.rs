@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::lock::access::Access;
+use crate::protocol::lease::Access;
 
 /// Options of a lock; see [`LockResource::options`](crate::LockResource::options) and
 /// [`RedlockLayer::options`](crate::RedlockLayer::options).

@@ -88,7 +88,7 @@ impl Unsettled {
             }
         }
         self.releases
-            .retain(|release| now < release.gone_at && release.round.unreleased().next().is_some());
+            .retain(|release| now < release.gone_at && !release.round.unreleased().is_empty());
         !self.releases.is_empty()
     }
 }
@@ -212,9 +212,9 @@ impl Registry {
         } in &leases.unsettled
         {
             for release in releases {
-                let nodes = release.round.unreleased();
+                let nodes = release.round.unreleased().iter();
                 let nodes = nodes.map(|node| Arc::clone(&names[node]));
-                if 2 * release.round.unreleased().count() < names.len() {
+                if 2 * release.round.unreleased().len() < names.len() {
                     lagging.extend(nodes);
                 } else {
                     unconfirmed.extend(nodes.map(|node| Unconfirmed {
@@ -294,7 +294,7 @@ impl Drop for Ticket {
 mod tests {
     use super::*;
     use crate::protocol::message::Reply;
-    use crate::protocol::{LockKey, Quorum};
+    use crate::protocol::{LockKey, NodeSet, Quorum};
 
     /// As many as one process may leave behind in an outage, behind one with a long ttl.
     #[tokio::test(start_paused = true)]
@@ -303,6 +303,7 @@ mod tests {
         let keys = LockKeys::from(LockKey::from("k"));
         let names: Arc<[Arc<str>]> = vec![Arc::from("n"); 3].into();
         let second = Duration::from_secs(1);
+        let quorum = Quorum::new(3).unwrap();
         let mut late = Vec::new();
         let mut most = 0;
         for lock in 0..1_000 {
@@ -319,7 +320,7 @@ mod tests {
                 releases: vec![UnsettledRelease {
                     keys: keys.clone(),
                     phase: 0,
-                    round: ReleaseRound::new(Quorum::new(3).unwrap()),
+                    round: ReleaseRound::new(quorum, NodeSet::all(quorum)),
                     gone_at: Instant::now() + ttl * second,
                 }],
             });

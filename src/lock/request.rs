@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::lock::access::Access;
 use crate::lock::acquisition::Acquisition;
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
@@ -15,6 +14,7 @@ use crate::lock::guard::LockGuard;
 use crate::lock::options::{LockOptions, kind_setters, option_setters};
 use crate::lock::queue::WaiterCap;
 use crate::protocol::LockKeys;
+use crate::protocol::lease::Access;
 
 option_setters!(
     LockRequest,

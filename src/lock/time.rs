@@ -7,18 +7,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Resolution of tokio's timers. A timer that must not be late is armed this much earlier.
-pub(crate) const TICK: Duration = Duration::from_millis(1);
+pub(crate) use crate::protocol::lease::TICK;
+pub(crate) use crate::protocol::validity::whole_millis;
 
 /// Adds a duration to an instant; cuts it to 30 years, so that the sum cannot overflow.
 pub(crate) fn after(instant: Instant, duration: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     instant + duration.min(NEVER)
-}
-
-/// Rounds down to whole milliseconds, the unit of the nodes.
-pub(crate) fn whole_millis(duration: Duration) -> Duration {
-    duration - Duration::from_nanos(u64::from(duration.subsec_nanos() % 1_000_000))
 }
 
 /// The one timer of a task.

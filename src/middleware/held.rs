@@ -18,11 +18,12 @@ use std::time::Duration;
 use http::Extensions;
 
 use crate::lock::{
-    Access, LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
+    LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
     RequestShare, WaiterCap, first_slots,
 };
 use crate::middleware::config::OnLost;
 use crate::node::Mutex;
+use crate::protocol::lease::Access;
 use crate::protocol::{LockKey, LockKeys};
 
 /// Handles of all locks that were taken for a request, outermost first: by the layers of a stack

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use crate::lock::{
-    AcquireError, Backoff, Cleanup, Disposal, Handoff, Holding, Inline, LockGuard, Permit,
+    AcquireError, Backoff, Cleanup, Disposal, Handoff, HoldingLock, Inline, LockGuard, Permit,
     WaiterSlots,
 };
 use crate::node::Vote;
@@ -145,7 +145,7 @@ impl OnceTask {
     /// Holds and renews the lock of an execution until it ends.
     async fn hold(
         &mut self,
-        holding: &mut Holding,
+        holding: &mut HoldingLock,
         pending: &mut Option<Box<Pending>>,
         commands: &mut mpsc::UnboundedReceiver<ExecutionCommand>,
         permit: &mut Permit,
@@ -185,14 +185,14 @@ impl OnceTask {
     }
 
     /// Records what is to be recorded, and frees the key if that may be done.
-    async fn end(&mut self, mut holding: Holding, ending: Ending, permit: Permit) {
+    async fn end(&mut self, mut holding: HoldingLock, ending: Ending, permit: Permit) {
         holding.end();
         match ending {
             Ending::Recording(command) => self.record(holding, command, permit).await,
             Ending::Overtaken(overtaken) => self.yield_to_record(holding, *overtaken, permit).await,
             Ending::Released if holding.cleanup.disposal() == Disposal::Expire => {
                 holding.set_released();
-                let Holding {
+                let HoldingLock {
                     cleanup, control, ..
                 } = holding;
                 self.lease.leave_to_expire(cleanup);
@@ -204,14 +204,19 @@ impl OnceTask {
     }
 
     /// Goes on with the record that overtook an execution.
-    async fn yield_to_record(&mut self, holding: Holding, overtaken: Overtaken, permit: Permit) {
+    async fn yield_to_record(
+        &mut self,
+        holding: HoldingLock,
+        overtaken: Overtaken,
+        permit: Permit,
+    ) {
         let Overtaken {
             progress,
             step,
             beginning,
         } = overtaken;
         holding.set_released();
-        let Holding {
+        let HoldingLock {
             mut cleanup,
             control,
             ..

@@ -9,7 +9,7 @@
 
 use tokio::time::Instant;
 
-use crate::lock::{Cleanup, Disposal, GrantedLock, Holding, Progress};
+use crate::lock::{Cleanup, Disposal, GrantedLock, HoldingLock, Progress};
 use crate::node::Vote;
 use crate::once::attempt::GrantedExecution;
 use crate::once::command::BeginSender;
@@ -80,7 +80,7 @@ impl OnceTask {
     /// Begins an execution that asks for it, unless a record overtook it or the lock is lost.
     pub(super) fn try_begin(
         &mut self,
-        holding: &mut Holding,
+        holding: &mut HoldingLock,
         pending: &mut Option<Box<Pending>>,
     ) -> Option<Box<Overtaken>> {
         let is_asked = |pending: &Pending| pending.beginning.is_some();

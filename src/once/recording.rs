@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::lock::{Cleanup, Holding, Permit};
+use crate::lock::{Cleanup, HoldingLock, Permit};
 use crate::once::attempt::AttemptError;
 use crate::once::command::{RecordCommand, Recorded};
 use crate::once::replay::Inquiry;
@@ -40,7 +40,7 @@ impl OnceTask {
     /// Records an outcome and frees the key, and reports how that went as soon as it is decided.
     pub(super) async fn record(
         &mut self,
-        holding: Holding,
+        holding: HoldingLock,
         command: RecordCommand,
         permit: Permit,
     ) {
@@ -50,7 +50,7 @@ impl OnceTask {
             done,
         } = command;
         holding.set_released();
-        let Holding {
+        let HoldingLock {
             mut cleanup,
             control,
             ..

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::{
-    Access, Core, DrainStage, Earlier, Group, HeldLease, LeaseTask, LocalWait, LockError,
-    LockOptions, LockSpan, Redlock, Terms, Waited, WaiterCap, WaiterSlots, after, option_setters,
-    whole_millis,
+    Core, DrainStage, Earlier, Group, HeldLease, LeaseTask, LocalWait, LockError, LockOptions,
+    LockSpan, Redlock, Terms, Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
@@ -15,6 +14,7 @@ use crate::once::execution::Execution;
 use crate::once::lifecycle::acquire;
 use crate::once::limits::DAY;
 use crate::once::task::{KeyMemo, OnceTask};
+use crate::protocol::lease::Access;
 use crate::protocol::{Fingerprint, LockKey, LockKeys, validity};
 
 /// An allowance for rounding, and for the drift within the allowance itself.

@@ -157,6 +157,7 @@
 pub mod admission;
 mod fence;
 mod key;
+pub mod lease;
 pub mod message;
 mod names;
 pub mod once;
@@ -177,7 +178,7 @@ pub use names::{
 pub use owner::OwnerToken;
 pub(crate) use placement::MAX_SLOTS;
 pub use placement::Placement;
-pub use quorum::Quorum;
+pub use quorum::{NodeSet, Quorum};
 pub use record::{ExecutionId, Fingerprint, Record};
 pub use retry::{OnRelease, Retry};
 pub use store::Store;

@@ -1,4 +1,6 @@
-//! Quorum arithmetic.
+//! Quorum arithmetic, and sets of nodes.
+
+use std::iter;
 
 /// The number of nodes, and the sizes of their majorities.
 ///
@@ -10,10 +12,10 @@ pub struct Quorum {
 }
 
 impl Quorum {
-    /// Creates a quorum over `nodes` nodes; returns `None` for zero.
+    /// Creates a quorum over `nodes` nodes; returns `None` for zero, and for more than [`NodeSet::MAX`].
     #[must_use]
     pub const fn new(nodes: usize) -> Option<Self> {
-        if nodes == 0 {
+        if nodes == 0 || nodes > NodeSet::MAX {
             None
         } else {
             Some(Self { nodes })
@@ -40,6 +42,93 @@ impl Quorum {
     }
 }
 
+/// A set of the nodes of one quorum, by their numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct NodeSet(u64);
+
+impl NodeSet {
+    /// The largest number of nodes.
+    pub const MAX: usize = 64;
+
+    /// Returns the set of all nodes of a quorum.
+    #[must_use]
+    pub const fn all(quorum: Quorum) -> Self {
+        Self(u64::MAX >> (Self::MAX - quorum.nodes))
+    }
+
+    /// Returns whether the set has this node.
+    #[must_use]
+    pub const fn contains(self, node: usize) -> bool {
+        node < Self::MAX && self.0 >> node & 1 == 1
+    }
+
+    /// Returns the number of its nodes.
+    #[must_use]
+    pub const fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Returns whether the set has no node.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Adds a node, and returns whether the set did not have it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if its number is not below [`MAX`](Self::MAX).
+    pub const fn insert(&mut self, node: usize) -> bool {
+        assert!(node < Self::MAX, "a quorum has no more nodes");
+        let is_new = !self.contains(node);
+        self.0 |= 1 << node;
+        is_new
+    }
+
+    /// Removes a node, and returns whether the set had it.
+    pub const fn remove(&mut self, node: usize) -> bool {
+        let had = self.contains(node);
+        if had {
+            self.0 &= !(1 << node);
+        }
+        had
+    }
+
+    /// Returns the nodes of both sets together.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns the nodes of this set that the other one does not have.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Returns the numbers of the nodes, in ascending order.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        let mut rest = self.0;
+        iter::from_fn(move || {
+            let next = rest.trailing_zeros() as usize;
+            // Clears the lowest bit.
+            rest &= rest.checked_sub(1)?;
+            Some(next)
+        })
+    }
+}
+
+impl FromIterator<usize> for NodeSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(nodes: I) -> Self {
+        let mut set = Self::default();
+        for node in nodes {
+            set.insert(node);
+        }
+        set
+    }
+}
+
 /// Returns the numbers of the nodes whose state matches.
 pub(super) fn which<T>(nodes: &[T], matches: impl Fn(&T) -> bool) -> impl Iterator<Item = usize> {
     let nodes = nodes.iter().enumerate();
@@ -60,5 +149,24 @@ mod tests {
             assert!(quorum.decisive() <= quorum.majority());
         }
         assert_eq!(Quorum::new(0), None);
+        assert_eq!(Quorum::new(NodeSet::MAX + 1), None);
+    }
+
+    #[test]
+    fn sets_have_the_nodes_that_were_added_and_not_removed() {
+        for nodes in [1, 5, NodeSet::MAX] {
+            let all = NodeSet::all(Quorum::new(nodes).unwrap());
+            assert!(all.iter().eq(0..nodes));
+            assert_eq!(all.len(), nodes);
+            assert!(!all.contains(nodes));
+        }
+        let mut set: NodeSet = [0, 63, 5].into_iter().collect();
+        assert!(set.insert(7) && !set.insert(7));
+        assert!(set.remove(63) && !set.remove(63) && !set.remove(64));
+        assert!(set.iter().eq([0, 5, 7]));
+        let other = [5, 6].into_iter().collect();
+        assert!(set.union(other).iter().eq([0, 5, 6, 7]));
+        assert!(set.without(other).iter().eq([0, 7]));
+        assert!(set.without(set).is_empty() && !set.is_empty());
     }
 }

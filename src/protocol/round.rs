@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::protocol::message::Reply;
-use crate::protocol::quorum::{Quorum, which};
+use crate::protocol::quorum::{NodeSet, Quorum, which};
 
 /// One node's answer to one request, as a round takes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -36,8 +36,6 @@ pub struct AcquireRound {
     highest: u64,
     /// Whether readers hold the lock at some node.
     is_shared: bool,
-    /// The free slots that nodes named with their refusals.
-    free: Vec<u64>,
     nodes: Vec<Standing>,
 }
 
@@ -53,7 +51,11 @@ struct Standing {
 enum Acquired {
     Silent,
     Granted(u64),
-    Held(Option<Duration>),
+    Held {
+        expires_in: Option<Duration>,
+        /// The free slots, if the node named them.
+        free: Option<u64>,
+    },
     Failed,
 }
 
@@ -91,8 +93,10 @@ pub struct Refusal {
     pub is_shared: bool,
     /// The slots that are free at a majority of the nodes that refused this one, one bit for each.
     pub free: u64,
-    /// The number of nodes with a vote.
-    pub reached: usize,
+    /// The nodes that gave a vote, for this attempt or for another owner.
+    pub voted: NodeSet,
+    /// The nodes that had not answered the `ACQUIRE` when the others decided.
+    pub unanswered: NodeSet,
 }
 
 /// The two meanings of a failed acquisition, which must never be mistaken for each other.
@@ -121,7 +125,6 @@ impl AcquireRound {
             target: 0,
             highest: 0,
             is_shared: false,
-            free: Vec::new(),
             nodes: vec![standing; quorum.nodes()],
         }
     }
@@ -138,22 +141,26 @@ impl AcquireRound {
         if *acquired != Acquired::Silent {
             return AcquireStep::Wait;
         }
+        let held = |expires_in| Acquired::Held {
+            expires_in,
+            free: None,
+        };
         *acquired = match *answer {
             Answer::Replied(Reply::Granted(number)) => {
                 self.highest = self.highest.max(number);
                 Acquired::Granted(number)
             }
-            Answer::Replied(Reply::Held { expires_in, .. }) => Acquired::Held(expires_in),
+            Answer::Replied(Reply::Held { expires_in, .. }) => held(expires_in),
             Answer::Replied(Reply::HeldShared { expires_in }) => {
                 self.is_shared = true;
-                Acquired::Held(expires_in)
+                held(expires_in)
             }
-            Answer::Replied(Reply::HeldSlot { expires_in, free }) => {
-                self.free.push(free);
-                Acquired::Held(expires_in)
-            }
+            Answer::Replied(Reply::HeldSlot { expires_in, free }) => Acquired::Held {
+                expires_in,
+                free: Some(free),
+            },
             // No grant either; the round that keeps records interprets it.
-            Answer::Replied(Reply::Done { .. } | Reply::Intended) => Acquired::Held(None),
+            Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None),
             Answer::Replied(_) | Answer::Failed => Acquired::Failed,
         };
         self.decide()
@@ -217,7 +224,7 @@ impl AcquireRound {
     /// attempt with another holder.
     #[must_use]
     pub fn is_refused_by(&self, node: usize) -> bool {
-        matches!(self.nodes[node].acquired, Acquired::Held(_))
+        matches!(self.nodes[node].acquired, Acquired::Held { .. })
     }
 
     fn decide(&mut self) -> AcquireStep {
@@ -268,7 +275,7 @@ impl AcquireRound {
                 _ if node.confirmed == Confirmed::Lost => Confirmed::Lost,
                 Acquired::Granted(number) if number == self.target => Confirmed::NotAsked,
                 Acquired::Granted(_) | Acquired::Silent => Confirmed::Silent,
-                Acquired::Held(_) | Acquired::Failed => Confirmed::NotAsked,
+                Acquired::Held { .. } | Acquired::Failed => Confirmed::NotAsked,
             };
         }
         AcquireStep::Confirm(self.target)
@@ -279,13 +286,13 @@ impl AcquireRound {
         if possible >= self.majority {
             return AcquireStep::Wait;
         }
-        let reached = self.count(Standing::has_voted);
-        let silent = self.count(|node| node.acquired == Acquired::Silent);
-        let kind = if reached >= self.majority {
+        let voted: NodeSet = which(&self.nodes, Standing::has_voted).collect();
+        let unanswered: NodeSet = self.unanswered().collect();
+        let kind = if voted.len() >= self.majority {
             RefusalKind::Contended {
                 expires_in: self.expires_in(),
             }
-        } else if reached + silent < self.majority {
+        } else if voted.len() + unanswered.len() < self.majority {
             RefusalKind::Unavailable
         } else {
             return AcquireStep::Wait;
@@ -298,34 +305,31 @@ impl AcquireRound {
                 .any(|node| matches!(node.acquired, Acquired::Granted(_))),
             is_shared: self.is_shared,
             free: self.free_slots(),
-            reached,
+            voted,
+            unanswered,
         })
     }
 
+    /// Returns the slots that a majority of the nodes that named free slots named.
     fn free_slots(&self) -> u64 {
+        let named = || self.nodes.iter().filter_map(Standing::free);
         let is_free = |slot: &u32| {
-            let saying_so = self.free.iter().filter(|free| **free >> slot & 1 == 1);
-            2 * saying_so.count() > self.free.len()
+            let naming_it = named().filter(|free| free >> slot & 1 == 1);
+            2 * naming_it.count() > named().count()
         };
-        let slots = (0..u64::BITS).filter(|_| !self.free.is_empty());
+        let slots = (0..u64::BITS).filter(|_| named().next().is_some());
         slots.filter(is_free).fold(0, |free, slot| free | 1 << slot)
     }
 
     /// Returns the time until a majority is free, if the holders do not renew.
     fn expires_in(&self) -> Option<Duration> {
-        let mut held: Vec<Option<Duration>> = self
-            .nodes
-            .iter()
-            .filter_map(|node| match node.acquired {
-                Acquired::Held(expires_in) => Some(expires_in),
-                _ => None,
-            })
-            .collect();
-        let others = self.nodes.len() - held.len();
+        // A key that never expires comes last, not first.
+        let held = || self.nodes.iter().filter_map(Standing::held_for);
+        let others = self.nodes.len() - held().count();
         let needed = self.majority.saturating_sub(others).max(1);
-        // A key that never expires sorts last, not first.
-        held.sort_unstable_by_key(|left| left.unwrap_or(Duration::MAX));
-        held.get(needed - 1).copied().flatten()
+        let is_enough = |left: &Duration| held().filter(|other| other <= left).count() >= needed;
+        let left = held().filter(is_enough).min();
+        left.filter(|left| *left < Duration::MAX)
     }
 
     fn count(&self, matches: impl Fn(&Standing) -> bool) -> usize {
@@ -334,6 +338,22 @@ impl AcquireRound {
 }
 
 impl Standing {
+    /// Returns how long another owner holds the node, at most for ever.
+    fn held_for(&self) -> Option<Duration> {
+        match self.acquired {
+            Acquired::Held { expires_in, .. } => Some(expires_in.unwrap_or(Duration::MAX)),
+            _ => None,
+        }
+    }
+
+    /// Returns the free slots, if the node named them.
+    fn free(&self) -> Option<u64> {
+        match self.acquired {
+            Acquired::Held { free, .. } => free,
+            _ => None,
+        }
+    }
+
     /// Returns whether the node may still acknowledge a number for this attempt.
     fn may_yet_grant(&self) -> bool {
         matches!(self.acquired, Acquired::Silent | Acquired::Granted(_))
@@ -348,7 +368,7 @@ impl Standing {
     fn is_silent(&self) -> bool {
         match (self.acquired, self.confirmed) {
             // The round does not wait for such a node.
-            (Acquired::Held(_) | Acquired::Failed, _) => false,
+            (Acquired::Held { .. } | Acquired::Failed, _) => false,
             (acquired, Confirmed::NotAsked) => acquired == Acquired::Silent,
             (_, confirmed) => confirmed == Confirmed::Silent,
         }
@@ -356,7 +376,7 @@ impl Standing {
 
     /// Returns whether the node's answer is a vote.
     fn has_voted(&self) -> bool {
-        matches!(self.acquired, Acquired::Granted(_) | Acquired::Held(_))
+        matches!(self.acquired, Acquired::Granted(_) | Acquired::Held { .. })
             || matches!(self.confirmed, Confirmed::At(_) | Confirmed::Lost)
     }
 }
@@ -371,7 +391,7 @@ pub struct ExtendRound {
     token: u64,
     exact: usize,
     gone: usize,
-    silent: Vec<bool>,
+    silent: NodeSet,
 }
 
 /// The next step of an extension, after the answers so far.
@@ -399,13 +419,13 @@ impl ExtendRound {
             token,
             exact: 0,
             gone: 0,
-            silent: vec![true; quorum.nodes()],
+            silent: NodeSet::all(quorum),
         }
     }
 
     /// Takes the answer of `node`.
     pub fn on_confirm(&mut self, node: usize, answer: &Answer) -> ExtendStep {
-        if !std::mem::replace(&mut self.silent[node], false) {
+        if !self.silent.remove(node) {
             return ExtendStep::Wait;
         }
         match *answer {
@@ -414,7 +434,7 @@ impl ExtendRound {
             Answer::Replied(Reply::At(_) | Reply::Lost | Reply::Done { .. }) => self.gone += 1,
             Answer::Replied(_) | Answer::Failed => {}
         }
-        let silent = self.silent().count();
+        let silent = self.silent.len();
         if self.exact >= self.majority {
             ExtendStep::Extended
         } else if self.gone >= self.majority {
@@ -429,25 +449,22 @@ impl ExtendRound {
     }
 
     /// Returns the nodes that have not answered.
-    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        which(&self.silent, |silent| *silent)
+    #[must_use]
+    pub fn silent(&self) -> NodeSet {
+        self.silent
     }
 }
 
 /// The release of a lock: `RELEASE` at every node that may hold it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReleaseRound {
-    majority: usize,
-    nodes: Vec<Releasing>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Releasing {
-    Silent,
-    Released,
-    /// It held nothing for this owner.
-    Gone,
-    Failed,
+    quorum: Quorum,
+    /// The nodes that have not answered.
+    silent: NodeSet,
+    /// The nodes that are silent or have failed.
+    unreleased: NodeSet,
+    /// The nodes that held nothing for this owner.
+    gone: NodeSet,
 }
 
 /// The next step of a release, after the answers so far.
@@ -464,24 +481,29 @@ pub enum ReleaseStep {
 }
 
 impl ReleaseRound {
-    /// Creates a round whose `RELEASE` was sent to every node.
+    /// Creates a round whose `RELEASE` was sent to these nodes. The others need none.
     #[must_use]
-    pub fn new(quorum: Quorum) -> Self {
+    pub fn new(quorum: Quorum, nodes: NodeSet) -> Self {
         Self {
-            majority: quorum.majority(),
-            nodes: vec![Releasing::Silent; quorum.nodes()],
+            quorum,
+            silent: nodes,
+            unreleased: nodes,
+            gone: NodeSet::default(),
         }
     }
 
-    /// Takes the answer of `node`; report a node that needs no request as released.
+    /// Takes the answer of `node`.
     pub fn on_release(&mut self, node: usize, answer: &Answer) -> ReleaseStep {
-        // Also after a failure: the release of an overdue node goes on.
-        if matches!(self.nodes[node], Releasing::Silent | Releasing::Failed) {
-            self.nodes[node] = match answer {
-                Answer::Replied(Reply::Released) => Releasing::Released,
-                Answer::Replied(Reply::Lost) => Releasing::Gone,
-                Answer::Replied(_) | Answer::Failed => Releasing::Failed,
-            };
+        self.silent.remove(node);
+        match answer {
+            // Also after a failure: the release of an overdue node goes on.
+            Answer::Replied(Reply::Released) => {
+                self.unreleased.remove(node);
+            }
+            Answer::Replied(Reply::Lost) if self.unreleased.remove(node) => {
+                self.gone.insert(node);
+            }
+            Answer::Replied(_) | Answer::Failed => {}
         }
         self.step()
     }
@@ -489,13 +511,13 @@ impl ReleaseRound {
     /// Returns the step after the answers so far.
     #[must_use]
     pub fn step(&self) -> ReleaseStep {
-        let (released, silent) = (self.released(), self.silent().count());
-        let gone = self.which(|node| node == Releasing::Gone).count();
-        if gone >= self.majority {
+        let majority = self.quorum.majority();
+        let (released, silent, gone) = (self.released(), self.silent.len(), self.gone.len());
+        if gone >= majority {
             ReleaseStep::Lost
-        } else if released >= self.majority && gone + silent < self.majority {
+        } else if released >= majority && gone + silent < majority {
             ReleaseStep::Freed
-        } else if released + silent < self.majority {
+        } else if released + silent < majority {
             ReleaseStep::Unconfirmed
         } else {
             ReleaseStep::Wait
@@ -503,22 +525,20 @@ impl ReleaseRound {
     }
 
     /// Returns the nodes that have not answered.
-    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| node == Releasing::Silent)
+    #[must_use]
+    pub fn silent(&self) -> NodeSet {
+        self.silent
     }
 
     /// Returns the nodes that may still hold the lock for this owner.
-    pub fn unreleased(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| matches!(node, Releasing::Silent | Releasing::Failed))
+    #[must_use]
+    pub fn unreleased(&self) -> NodeSet {
+        self.unreleased
     }
 
     /// Returns the number of nodes that have confirmed the release.
     #[must_use]
     pub fn released(&self) -> usize {
-        self.nodes.len() - self.unreleased().count()
-    }
-
-    fn which(&self, matches: impl Fn(Releasing) -> bool) -> impl Iterator<Item = usize> {
-        which(&self.nodes, move |node| matches(*node))
+        self.quorum.nodes() - self.unreleased.len()
     }
 }

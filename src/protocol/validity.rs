@@ -27,6 +27,20 @@ pub fn remaining(ttl: Duration, elapsed: Duration) -> Option<Duration> {
         .filter(|left| !left.is_zero())
 }
 
+/// Returns the shortest ttl, in whole milliseconds, with at least this [`lifetime`].
+#[must_use]
+pub fn ttl_for(lifetime: Duration) -> Duration {
+    let nanos = (lifetime + Duration::from_millis(2)).as_nanos() * 100;
+    let millis = nanos.div_ceil(99 * 1_000_000);
+    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+}
+
+/// Rounds down to whole milliseconds, the unit of the nodes.
+#[must_use]
+pub fn whole_millis(duration: Duration) -> Duration {
+    duration - Duration::from_nanos(u64::from(duration.subsec_nanos() % 1_000_000))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,5 +62,14 @@ mod tests {
     fn drift_leaves_no_validity_for_a_short_ttl() {
         assert_eq!(lifetime(ms(2)), None);
         assert!(lifetime(ms(3)).is_some());
+    }
+
+    #[test]
+    fn ttl_for_a_lifetime_is_the_shortest_one() {
+        for millis in 1..20_000 {
+            let ttl = ttl_for(ms(millis));
+            assert!(lifetime(ttl) >= Some(ms(millis)), "{millis}");
+            assert!(lifetime(ttl - ms(1)) < Some(ms(millis)), "{millis}");
+        }
     }
 }

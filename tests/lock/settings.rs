@@ -9,8 +9,8 @@ use support::{ms, secs};
 use tokio::time::{Instant, sleep};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{
-    BuildError, KeyError, LockError, LockKey, LockedRejection, OnceError, Redlock, RedlockBuilder,
-    Released, RestartGuard,
+    BuildError, KeyError, LockError, LockKey, LockedRejection, NodeGroup, OnceError, Redlock,
+    RedlockBuilder, Released, RestartGuard,
 };
 
 fn embedded() -> RedlockBuilder {
@@ -37,6 +37,22 @@ fn refused(builder: RedlockBuilder, setting: &str, words: &[&str]) -> BuildError
 fn build_rejects_a_redlock_without_nodes() {
     refused(Redlock::builder(), "nodes", &["0", "add"]);
     refused(Redlock::builder().embedded(0), "nodes", &["0", "embedded"]);
+}
+
+#[test]
+fn build_rejects_more_nodes_than_a_lock_can_ask() {
+    assert!(Redlock::builder().embedded(64).build().is_ok());
+    let told = ["65", "64 nodes"];
+    refused(Redlock::builder().embedded(65), "nodes", &told);
+    let group = NodeGroup::new().name("many").embedded(65);
+    let told = ["many", "64 nodes"];
+    refused(Redlock::builder().node_group(group), "group", &told);
+}
+
+#[test]
+#[should_panic(expected = "at most 64 nodes")]
+fn in_memory_panics_for_more_nodes_than_a_lock_can_ask() {
+    drop(Redlock::in_memory(65));
 }
 
 #[test]

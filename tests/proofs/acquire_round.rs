@@ -82,7 +82,7 @@ fn check_split(fates: &[Fate], order: &[usize]) {
             AcquireStep::Granted(token) => assert_eq!(token, 7),
             AcquireStep::Refused(refusal) => {
                 assert_eq!(refusal.is_split, granted > 0, "{}", context());
-                assert_eq!(refusal.reached, reached, "{}", context());
+                assert_eq!(refusal.voted.len(), reached, "{}", context());
             }
             AcquireStep::Wait | AcquireStep::Confirm(_) => {}
         }

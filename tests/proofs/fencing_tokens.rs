@@ -398,7 +398,7 @@ impl World {
                 ..
             } => (
                 Purpose::Extend(extension.number),
-                extension.round.silent().collect(),
+                extension.round.silent().iter().collect(),
             ),
             Phase::Idle | Phase::Holding { .. } => return,
         };

@@ -10,6 +10,7 @@ mod extend_and_release_rounds;
 mod fencing_tokens;
 mod key_names;
 mod kleppmann;
+mod lease_allocations;
 mod node_contract;
 mod record_contract;
 mod record_rounds;

@@ -138,7 +138,7 @@ fn keys_lost_while_confirming_end_the_round_without_a_majority() {
     };
     assert!(matches!(refusal.kind, RefusalKind::Contended { .. }));
     assert!(refusal.is_split);
-    assert_eq!(refusal.reached, 4);
+    assert_eq!(refusal.voted.len(), 4);
 }
 
 /// A request that is under way.
@@ -344,7 +344,7 @@ fn check_unequal(nodes: usize, dice: &[(u16, u16)]) -> Result<Option<u64>, TestC
             AcquireStep::Refused(refusal) => {
                 let contended = matches!(refusal.kind, RefusalKind::Contended { .. });
                 prop_assert_eq!(refusal.is_split, grants > 0);
-                prop_assert_eq!(contended, refusal.reached >= enough);
+                prop_assert_eq!(contended, refusal.voted.len() >= enough);
                 if journal.step == 0 {
                     prop_assert!(
                         grants + nodes - journal.acquired.len() < enough,

@@ -21,12 +21,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::lease::cleanup::Cleanup;
 use crate::lock::lease::task::{Failures, LeaseTask};
 use crate::node::{NodeFailure, Threshold, Vote, next_proposal, unguessable};
+use crate::protocol::lease::Access;
 use crate::protocol::message::{Op, SharedOp};
 use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal, RefusalKind};
 use crate::protocol::{FencingToken, OwnerToken, validity};

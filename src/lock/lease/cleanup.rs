@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
-use crate::lock::lease::shared::{Disposal, Lease};
+use crate::lock::lease::shared::{Disposal, LockState};
 use crate::lock::lost::LostReason;
 use crate::lock::registry::{Unsettled, UnsettledRelease};
 use crate::node::{Job, Packet, Request, Trail, VoteReceiver};
-use crate::protocol::message::{Command, Op, Reply, SharedOp};
+use crate::protocol::lease::Access;
+use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::round::{Answer, ReleaseRound};
-use crate::protocol::{KeyNames, OwnerToken};
+use crate::protocol::{KeyNames, NodeSet, OwnerToken};
 
 /// Guard that releases the keys of one attempt on the nodes that may hold them.
 ///
@@ -26,14 +26,14 @@ pub(crate) struct Cleanup {
     names: Arc<[KeyNames]>,
     owner: OwnerToken,
     access: Access,
-    /// By node, whether the node may hold the keys for this owner.
-    may_hold: Vec<bool>,
+    /// The nodes that may hold the keys for this owner.
+    may_hold: NodeSet,
     /// When the keys have expired on every node for certain. An intent lives longer.
     gone_at: Instant,
     /// The nodes to which requests of the attempt have been sent.
     trail: Trail,
     /// The lease, once the attempt is granted.
-    pub(super) lease: Option<Arc<Lease>>,
+    pub(super) lease: Option<Arc<LockState>>,
     is_armed: bool,
 }
 
@@ -51,7 +51,7 @@ impl Cleanup {
             names: Arc::clone(names),
             owner,
             access,
-            may_hold: vec![false; cluster.nodes.len()],
+            may_hold: NodeSet::default(),
             gone_at: now,
             trail: Trail::default(),
             lease: None,
@@ -73,7 +73,7 @@ impl Cleanup {
         // because no request shortens the ttl that an earlier one set.
         self.gone_at = self.gone_at.max(now + 2 * ttl);
         for node in nodes {
-            self.may_hold[node] = true;
+            self.may_hold.insert(node);
             self.cluster.submit(node, self.job(node, &packet, votes));
         }
     }
@@ -95,7 +95,7 @@ impl Cleanup {
 
     /// Notes that a node certainly holds no key for this owner.
     pub(crate) fn mark_not_held(&mut self, node: usize) {
-        self.may_hold[node] = false;
+        self.may_hold.remove(node);
     }
 
     /// Forgets the lease of an execution that did not begin.
@@ -122,13 +122,9 @@ impl Cleanup {
     }
 
     fn failed_round(&self) -> ReleaseRound {
-        let mut round = ReleaseRound::new(self.cluster.quorum);
-        for (node, may_hold) in self.may_hold.iter().enumerate() {
-            let answer = match may_hold {
-                true => Answer::Failed,
-                false => Answer::Replied(Reply::Released),
-            };
-            round.on_release(node, &answer);
+        let mut round = ReleaseRound::new(self.cluster.quorum, self.may_hold);
+        for node in self.may_hold.iter() {
+            round.on_release(node, &Answer::Failed);
         }
         round
     }
@@ -146,8 +142,9 @@ impl Cleanup {
     ) -> ReleaseRound {
         self.is_armed = false;
         let now = Instant::now();
-        let is_in_time =
-            |lease: &&Arc<Lease>| matches!(lease.lost_reason(), None | Some(LostReason::Released));
+        let is_in_time = |lease: &&Arc<LockState>| {
+            matches!(lease.lost_reason(), None | Some(LostReason::Released))
+        };
         let lease = self.lease.as_ref().filter(is_in_time);
         let left = lease.map_or(Duration::ZERO, |lease| lease.stays_for(now));
         let op = match (self.access, self.disposal()) {
@@ -157,15 +154,10 @@ impl Cleanup {
             (_, Disposal::ReleaseExecuted | Disposal::Expire) => Op::ReleaseExecuted,
         };
         let packet = self.packet(op, publishes && self.cluster.settings.wake_ups);
-        let mut round = ReleaseRound::new(self.cluster.quorum);
-        for node in 0..self.may_hold.len() {
-            if self.may_hold[node] {
-                submit(&self.cluster, node, self.job(node, &packet, votes));
-            } else {
-                round.on_release(node, &Answer::Replied(Reply::Released));
-            }
+        for node in self.may_hold.iter() {
+            submit(&self.cluster, node, self.job(node, &packet, votes));
         }
-        round
+        ReleaseRound::new(self.cluster.quorum, self.may_hold)
     }
 
     fn job(&self, node: usize, packet: &Arc<Packet>, votes: &VoteReceiver) -> Job {

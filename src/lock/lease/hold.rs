@@ -24,7 +24,7 @@ use crate::lock::error::ExtendError;
 use crate::lock::lease::attempt::GrantedLock;
 use crate::lock::lease::cleanup::Cleanup;
 use crate::lock::lease::shared::{
-    Disposal, ExtendCommand, Lease, LeaseControl, LeaseTerms, Share, report_loss,
+    Disposal, ExtendCommand, LeaseControl, LeaseTerms, LockState, Share, report_loss,
 };
 use crate::lock::lease::task::{Failures, LeaseTask};
 use crate::lock::lost::LostReason;
@@ -38,8 +38,8 @@ use crate::protocol::round::{ExtendRound, ExtendStep};
 use crate::protocol::{FencingToken, Quorum, validity};
 
 /// A lock while it is held.
-pub(crate) struct Holding {
-    pub(crate) lease: Arc<Lease>,
+pub(crate) struct HoldingLock {
+    pub(crate) lease: Arc<LockState>,
     pub(crate) cleanup: Cleanup,
     pub(crate) control: LeaseControl,
     /// `Some` until the holding ends.
@@ -50,11 +50,11 @@ pub(crate) struct Holding {
     /// When to renew the lock next; `None` if renewal is off or has ended.
     renew_at: Option<Instant>,
     /// Boxed, because few locks are held long enough for one.
-    extension: Option<Box<Extending>>,
+    extension: Option<Box<ExtendingLock>>,
 }
 
 /// An extension under way.
-struct Extending {
+struct ExtendingLock {
     round: ExtendRound,
     phase: u32,
     /// The time before the first request was sent.
@@ -75,7 +75,7 @@ impl LeaseTask {
         disposal: Disposal,
         purpose: Option<Memo>,
         permit: &Permit,
-    ) -> (Holding, Share) {
+    ) -> (HoldingLock, Share) {
         let GrantedLock {
             mut cleanup,
             token,
@@ -92,7 +92,7 @@ impl LeaseTask {
             hold_at_least: self.terms.hold_at_least,
             purpose,
         };
-        let (lease, share, control) = Lease::new(terms, disposal, token, valid_until);
+        let (lease, share, control) = LockState::new(terms, disposal, token, valid_until);
         permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>), self.task);
         permit.unsubscribe();
         // Readers may come again behind this caller.
@@ -100,7 +100,7 @@ impl LeaseTask {
         self.ticket.set_held(self.slot.map(|_| &self.keys));
         cleanup.lease = Some(Arc::clone(&lease));
         let renew_at = self.renews(&lease).then(|| began + self.terms.ttl / 3);
-        let holding = Holding {
+        let holding = HoldingLock {
             lease,
             cleanup,
             control,
@@ -114,7 +114,7 @@ impl LeaseTask {
     }
 
     /// Holds and renews a lock until its last share is gone.
-    pub(super) async fn hold(&mut self, holding: &mut Holding, permit: &mut Permit) {
+    pub(super) async fn hold(&mut self, holding: &mut HoldingLock, permit: &mut Permit) {
         while holding.is_held_with(permit) {
             self.hold_step(holding, &mut |_, _| {}).await;
         }
@@ -128,7 +128,7 @@ impl LeaseTask {
     /// May be dropped at any point, and called again.
     pub(crate) async fn hold_step(
         &mut self,
-        holding: &mut Holding,
+        holding: &mut HoldingLock,
         observe: &mut (impl FnMut(&Vote, &mut Cleanup) + Send),
     ) {
         if holding.extension.is_none()
@@ -152,7 +152,7 @@ impl LeaseTask {
     /// Takes the votes that have arrived.
     pub(crate) fn take_votes(
         &mut self,
-        holding: &mut Holding,
+        holding: &mut HoldingLock,
         observe: &mut impl FnMut(&Vote, &mut Cleanup),
     ) {
         while let Some(vote) = self.votes.try_recv() {
@@ -162,14 +162,14 @@ impl LeaseTask {
 
     /// Returns whether the lock is renewed. That of an execution always is, because a second one must not begin beside
     /// it. One of several leases is until the caller has them all: it may wait for the others for longer than the ttl.
-    fn renews(&self, lease: &Lease) -> bool {
+    fn renews(&self, lease: &LockState) -> bool {
         let is_execution = lease.purpose().is_some();
         let is_partial = || self.terms.earlier.is_some() && lease.delivered_at().is_none();
         self.cluster.settings.renew || is_execution || is_partial()
     }
 
     /// Asks all nodes to confirm the lock once more, and renews it with that if it is to be renewed.
-    pub(crate) fn ask_again(&mut self, holding: &mut Holding, now: Instant) {
+    pub(crate) fn ask_again(&mut self, holding: &mut HoldingLock, now: Instant) {
         let renewed = holding.renewal_ttl(self.terms.ttl, now);
         let ttl = renewed.filter(|_| holding.renew_at.is_some());
         // A lock that is not to be renewed is confirmed for the rest of its validity.
@@ -177,7 +177,7 @@ impl LeaseTask {
         self.begin_extension(holding, ttl, None);
     }
 
-    fn on_command(&mut self, holding: &mut Holding, command: ExtendCommand) {
+    fn on_command(&mut self, holding: &mut HoldingLock, command: ExtendCommand) {
         if let Some(reason) = holding.lost() {
             // The holder may have gone away.
             drop(command.done.send(Err(ExtendError::Lost(reason))));
@@ -189,7 +189,7 @@ impl LeaseTask {
 
     fn on_vote(
         &mut self,
-        holding: &mut Holding,
+        holding: &mut HoldingLock,
         vote: Vote,
         observe: &mut impl FnMut(&Vote, &mut Cleanup),
     ) {
@@ -199,7 +199,11 @@ impl LeaseTask {
         }
     }
 
-    fn on_alarm(&mut self, holding: &mut Holding, observe: &mut impl FnMut(&Vote, &mut Cleanup)) {
+    fn on_alarm(
+        &mut self,
+        holding: &mut HoldingLock,
+        observe: &mut impl FnMut(&Vote, &mut Cleanup),
+    ) {
         let now = Instant::now();
         holding.check_validity(now);
         if holding.is_overdue(now) {
@@ -207,15 +211,15 @@ impl LeaseTask {
             self.take_votes(holding, observe);
         }
         if let Some(extension) = holding.extension.as_ref().filter(|e| e.due <= now) {
-            let late: Vec<usize> = extension.round.silent().collect();
+            let late = extension.round.silent();
             let (phase, after) = (extension.phase, self.cluster.settings.node_timeout);
             if let Some(extension) = &mut holding.extension {
-                for node in &late {
-                    let failure = self.cluster.timed_out(*node, after);
-                    extension.failures.set(*node, failure);
+                for node in late.iter() {
+                    let failure = self.cluster.timed_out(node, after);
+                    extension.failures.set(node, failure);
                 }
             }
-            for node in late {
+            for node in late.iter() {
                 let failure = self.cluster.timed_out(node, after);
                 self.on_extension_vote(holding, node, phase, Err(failure));
             }
@@ -236,7 +240,7 @@ impl LeaseTask {
 
     fn begin_extension(
         &mut self,
-        holding: &mut Holding,
+        holding: &mut HoldingLock,
         ttl: Duration,
         command: Option<ExtendCommand>,
     ) {
@@ -253,7 +257,7 @@ impl LeaseTask {
         let nodes = 0..self.cluster.quorum.nodes();
         let (cleanup, longest) = (&mut holding.cleanup, ttl.max(self.terms.ttl));
         cleanup.send(confirm, longest, began, &self.votes, nodes);
-        holding.extension = Some(Box::new(Extending {
+        holding.extension = Some(Box::new(ExtendingLock {
             round: ExtendRound::new(self.cluster.quorum, token.unwrap_or(0)),
             phase,
             began,
@@ -266,7 +270,7 @@ impl LeaseTask {
 
     fn on_extension_vote(
         &mut self,
-        holding: &mut Holding,
+        holding: &mut HoldingLock,
         node: usize,
         phase: u32,
         outcome: Result<Reply, NodeFailure>,
@@ -284,7 +288,12 @@ impl LeaseTask {
         }
     }
 
-    fn end_extension(&mut self, holding: &mut Holding, extension: Extending, step: ExtendStep) {
+    fn end_extension(
+        &mut self,
+        holding: &mut HoldingLock,
+        extension: ExtendingLock,
+        step: ExtendStep,
+    ) {
         let now = Instant::now();
         holding.check_validity(now);
         let (began, ttl) = (extension.began, extension.ttl);
@@ -314,7 +323,7 @@ impl LeaseTask {
                     reached,
                     needed: self.cluster.quorum.majority(),
                     nodes: {
-                        let silent = extension.round.silent();
+                        let silent = extension.round.silent().iter();
                         extension.failures.list(&self.cluster, silent)
                     },
                 })
@@ -329,7 +338,7 @@ impl LeaseTask {
     }
 }
 
-impl Holding {
+impl HoldingLock {
     /// Returns whether the lock has holders. Drops the permit of a lost lock, because a holder that continues without
     /// its lock must not block the other callers of this process.
     pub(crate) fn is_held_with(&self, permit: &mut Permit) -> bool {
@@ -407,7 +416,7 @@ impl Holding {
         let Some(extension) = &self.extension else {
             return Threshold::any();
         };
-        let answered = quorum.nodes() - extension.round.silent().count();
+        let answered = quorum.nodes() - extension.round.silent().len();
         Threshold::new(extension.phase, quorum.decisive().saturating_sub(answered))
     }
 

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::lock::error::ReleaseError;
 use crate::lock::lease::cleanup::Cleanup;
-use crate::lock::lease::hold::Holding;
+use crate::lock::lease::hold::HoldingLock;
 use crate::lock::lease::shared::report_loss;
 use crate::lock::lease::task::{Failures, LeaseTask, Release};
 use crate::lock::lost::LostReason;
@@ -30,7 +30,7 @@ impl LeaseTask {
     /// Not an `async fn`, which would have room for the holding in every lock that is held.
     pub(crate) fn release(
         &mut self,
-        mut holding: Holding,
+        mut holding: HoldingLock,
         permit: Permit,
     ) -> impl Future<Output = ()> + Send + use<'_> {
         holding.end();
@@ -39,7 +39,7 @@ impl LeaseTask {
             holding.control.lose(LostReason::Expired);
         }
         let lost = holding.set_released();
-        let Holding {
+        let HoldingLock {
             cleanup, control, ..
         } = holding;
         let phase = self.begin_release(cleanup, permit.publishes());
@@ -110,9 +110,9 @@ impl LeaseTask {
 
     /// Waits until every node has answered every release or is overdue, and passes the unconfirmed ones to the registry.
     pub(crate) async fn settle(&mut self) {
-        let is_open = |release: &&Release| release.round.silent().next().is_some();
+        let is_open = |release: &&Release| !release.round.silent().is_empty();
         while let Some(release) = self.releases.iter().find(is_open) {
-            let threshold = Threshold::new(release.phase, release.round.silent().count());
+            let threshold = Threshold::new(release.phase, release.round.silent().len());
             self.next_release_votes(threshold).await;
         }
         self.forget_releases(Instant::now());
@@ -150,7 +150,7 @@ impl LeaseTask {
                         needed: quorum.majority(),
                         nodes: {
                             let failures = release.failures.clone();
-                            failures.list(&self.cluster, release.round.silent())
+                            failures.list(&self.cluster, release.round.silent().iter())
                         },
                     });
                 }
@@ -184,8 +184,7 @@ impl LeaseTask {
         let is_late = |release: &&mut Release| release.due.is_some_and(|at| at <= due);
         for release in self.releases.iter_mut().filter(is_late) {
             release.due = None;
-            let late: Vec<usize> = release.round.silent().collect();
-            for node in late {
+            for node in release.round.silent().iter() {
                 let failure = self.cluster.timed_out(node, after);
                 let answer = release.failures.note(node, Err(failure));
                 release.round.on_release(node, &answer);
@@ -204,14 +203,14 @@ impl LeaseTask {
     /// Forgets the releases that every node has confirmed, and those whose keys have ended by their ttl.
     fn forget_releases(&mut self, now: Instant) {
         self.releases
-            .retain(|release| now < release.gone_at && release.round.unreleased().next().is_some());
+            .retain(|release| now < release.gone_at && !release.round.unreleased().is_empty());
     }
 }
 
 impl Release {
     /// Returns the number of further votes that may decide the release.
     fn threshold(&self, quorum: Quorum) -> Threshold {
-        let answered = quorum.nodes() - self.round.silent().count();
+        let answered = quorum.nodes() - self.round.silent().len();
         Threshold::new(self.phase, quorum.decisive().saturating_sub(answered))
     }
 }

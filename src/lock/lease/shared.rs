@@ -20,7 +20,6 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{LeaseStatus, Lost, LostReason};
@@ -28,11 +27,12 @@ use crate::lock::queue::{HeldLease, Memo};
 use crate::lock::registry::Registry;
 use crate::lock::time::{after, whole_millis};
 use crate::node::{Home, Mutex, telemetry};
+use crate::protocol::lease::Access;
 use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
 
 /// A held lock, as its holders see it.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct LockState {
     pub(crate) terms: LeaseTerms,
     /// Set if this is the first of several leases in which a caller has one lock.
     joined: OnceLock<Joined>,
@@ -54,7 +54,7 @@ pub(crate) struct Lease {
 #[derive(Debug)]
 struct Joined {
     keys: LockKeys,
-    leases: Vec<Arc<Lease>>,
+    leases: Vec<Arc<LockState>>,
     /// Taken when the last holder goes.
     shares: Mutex<Vec<Share>>,
 }
@@ -101,7 +101,7 @@ pub(super) struct ExtendCommand {
 
 /// The task's end of a lease. Dropping it closes the lease and drops the remaining commands.
 #[derive(Debug)]
-pub(crate) struct LeaseControl(Arc<Lease>);
+pub(crate) struct LeaseControl(Arc<LockState>);
 
 /// The treatment of the keys when their lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,9 +123,9 @@ pub(crate) enum Disposal {
 ///
 /// Dropping it does no I/O and cannot panic: it counts down and wakes the task.
 #[derive(Debug)]
-pub(crate) struct Share(Arc<Lease>);
+pub(crate) struct Share(Arc<LockState>);
 
-impl Lease {
+impl LockState {
     pub(super) fn new(
         terms: LeaseTerms,
         disposal: Disposal,
@@ -378,7 +378,7 @@ impl Lease {
     }
 }
 
-impl HeldLease for Lease {
+impl HeldLease for LockState {
     fn is_ending(&self) -> bool {
         // The task of a lost lock gives its permit back at once, although there are shares.
         !self.is_shared() || self.state.lock().lost().is_some()
@@ -496,7 +496,7 @@ impl Drop for LeaseControl {
 }
 
 impl Share {
-    pub(crate) fn lease(&self) -> &Arc<Lease> {
+    pub(crate) fn lease(&self) -> &Arc<LockState> {
         &self.0
     }
 
@@ -515,7 +515,7 @@ impl Share {
     }
 
     /// Gives the share up. Returns its lease, and whether it was the last share.
-    pub(crate) fn leave(self) -> (Arc<Lease>, bool) {
+    pub(crate) fn leave(self) -> (Arc<LockState>, bool) {
         let lease = Arc::clone(&self.0);
         drop(self);
         let was_last = !lease.is_shared();

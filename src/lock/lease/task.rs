@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::task;
 use tokio::time::Instant;
 
-use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::lease::announce::Announcement;
 use crate::lock::queue::Places;
@@ -16,6 +15,7 @@ use crate::lock::slots::SlotTable;
 use crate::lock::time::Timer;
 use crate::node::telemetry::LockLabels;
 use crate::node::{NodeFailure, VoteReceiver};
+use crate::protocol::lease::Access;
 use crate::protocol::message::Reply;
 use crate::protocol::round::{Answer, ReleaseRound};
 use crate::protocol::{FencingToken, KeyNames, LockKeys};

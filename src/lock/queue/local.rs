@@ -24,7 +24,6 @@ use tokio::sync::SemaphorePermit;
 use tokio::task;
 use tokio::time::Instant;
 
-use crate::lock::access::Access;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::queue::place::{
@@ -35,6 +34,7 @@ use crate::lock::queue::subscription::Watching;
 use crate::lock::slots::slot_at_random;
 use crate::lock::time::after;
 use crate::node::Mutex;
+use crate::protocol::lease::Access;
 use crate::protocol::{KeyNames, LockKey, LockKeys};
 
 /// The places of all keys that this process holds, requests or waits for.

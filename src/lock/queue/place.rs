@@ -15,11 +15,11 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task;
 use tokio::time::Instant;
 
-use crate::lock::access::Access;
 use crate::lock::error::LockError;
 use crate::lock::queue::remote::RemoteWaiters;
 use crate::lock::queue::subscription::PlaceSubscription;
 use crate::node::Mutex;
+use crate::protocol::lease::Access;
 use crate::protocol::{LockKey, LockKeys};
 
 /// What callers queue for: a key, or one of so many slots of it. They do not exclude each other.

@@ -1,0 +1,157 @@
+//! What goes into a lease and comes out of it.
+
+use std::time::Duration;
+
+use crate::protocol::lease::Access;
+use crate::protocol::message::Op;
+use crate::protocol::quorum::NodeSet;
+use crate::protocol::round::{Answer, Refusal, ReleaseStep};
+
+/// What a caller asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LeaseSpec {
+    /// How the caller is to hold the keys.
+    pub access: Access,
+    /// The lifetime of a lock that nothing renews.
+    pub ttl: Duration,
+    /// The number to propose as token; `None` with fencing off.
+    pub proposal: Option<u64>,
+    /// The lifetime of the fence.
+    pub retention: Duration,
+    /// How long a node may take for an answer.
+    pub node_timeout: Duration,
+    /// Whether to renew the lock while it is held.
+    pub renews: bool,
+    /// Whether the caller needs other locks too, and has this one only when it has all of them. Until then it is
+    /// renewed in any case, because the caller may wait for longer than the ttl.
+    pub is_partial: bool,
+    /// How long it may be held: from the beginning of the acquisition on, and if it is partial, from when the caller
+    /// has it.
+    pub max_hold: Option<Duration>,
+    /// How long the keys stay taken at least, from when the caller has the lock, although it is released earlier.
+    pub hold_at_least: Option<Duration>,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Input {
+    /// A node answered a request, or failed to.
+    Answered {
+        /// The number of the node.
+        node: usize,
+        /// The number of the request.
+        number: u32,
+        /// Its answer.
+        answer: Answer,
+    },
+    /// A request was certainly not sent to this node, and will not be.
+    NeverSent {
+        /// The number of the node.
+        node: usize,
+        /// The number of the request.
+        number: u32,
+    },
+    /// The time of [`Lease::poll_timeout`](super::Lease::poll_timeout) has come.
+    TimedOut,
+    /// The caller went away before it had the lock.
+    Abandoned,
+    /// The caller got the lock at this time, and with it all others that it needs.
+    Delivered {
+        /// When it did.
+        at: Duration,
+    },
+    /// A holder asks for an extension. Not while another one is [under way](super::Lease::is_extending).
+    Extend {
+        /// The ttl from now on; `None` for the one that the lease has.
+        ttl: Option<Duration>,
+        /// A higher token than the lease has.
+        token: Option<u64>,
+    },
+    /// The lock was taken away from its holders.
+    Revoked,
+    /// No renewal is to begin any more.
+    StopRenewing,
+    /// The last holder is gone.
+    Dropped {
+        /// Whether other processes wait for the release.
+        publishes: bool,
+    },
+}
+
+/// A request to some nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LeaseRequest {
+    /// Its number: that of the first is 1, and each further one has the next.
+    pub number: u32,
+    /// The operation.
+    pub op: Op,
+    /// The nodes to ask.
+    pub nodes: NodeSet,
+    /// Whether a node that releases the lock publishes that.
+    pub publishes: bool,
+    /// When every node has certainly forgotten what the lease has asked for so far.
+    pub gone_at: Duration,
+}
+
+/// What the driver tells the caller or the holders.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// The lock is held.
+    Granted {
+        /// The token; zero with fencing off.
+        number: u64,
+        /// The number of nodes that granted exactly this token so far.
+        acknowledged: usize,
+        /// The end of the validity.
+        valid_until: Duration,
+    },
+    /// The attempt has failed.
+    Refused(Refusal),
+    /// A majority granted the lock, but so late that its validity was over.
+    TooLate {
+        /// How long that took.
+        elapsed: Duration,
+    },
+    /// The lock is valid until a later time.
+    Extended {
+        /// The end of the validity.
+        valid_until: Duration,
+        /// Whether a holder asked for it.
+        is_asked: bool,
+    },
+    /// The extension that a holder asked for has no majority. The lock is as valid as before.
+    NotExtended {
+        /// The number of nodes that answered.
+        reached: usize,
+        /// The nodes that had not answered when the others decided.
+        silent: NodeSet,
+    },
+    /// The lock is lost, although it has holders. So is an extension that they asked for.
+    Lost(Loss),
+    /// A majority has confirmed the release, or cannot.
+    Released(ReleaseStep),
+    /// Every node has answered the release, or is overdue. Final.
+    Settled,
+}
+
+/// Why a lock was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Loss {
+    /// Its validity ended before a majority extended it.
+    Expired,
+    /// It was held for as long as it may be.
+    MaxHold,
+    /// A majority answered that it is gone.
+    Gone,
+    /// It was taken away.
+    Revoked,
+}
+
+/// How many answers to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Awaited {
+    /// The number of the request.
+    pub number: u32,
+    /// The number of further answers to it that may decide something; zero if any answer to any request may.
+    pub answers: usize,
+}
