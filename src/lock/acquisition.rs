@@ -26,10 +26,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::core::Core;
+use crate::lock::driver::{Driver, acquire};
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::layout::{Group, Stage, Stages};
-use crate::lock::lease::{Earlier, LeaseTask, Share, Terms, acquire};
 use crate::lock::local_wait::LocalWait;
 use crate::lock::lost::Lost;
 use crate::lock::options::LockOptions;
@@ -37,6 +37,8 @@ use crate::lock::queue::{HeldLease, Waited, WaiterCap, WaiterSlots};
 use crate::lock::registry::DrainStage;
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
+use crate::lock::state::Share;
+use crate::lock::terms::{Earlier, Terms};
 use crate::lock::time::after;
 use crate::node::{random_u64, sha256};
 use crate::protocol::lease::Access;
@@ -304,10 +306,17 @@ impl Acquisition {
             earlier,
             hold_at_least: options.hold_at_least,
         };
-        let task = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
         let max_hold = options.max_hold.or(settings.max_hold);
+        let driver = Driver::new(
+            &group.cluster,
+            keys.clone(),
+            terms,
+            max_hold,
+            ticket,
+            labels,
+        );
         let deadline = deadline.unwrap_or_else(|| span.began());
-        acquire(task, permit, places, deadline, max_hold, span.span()).await
+        acquire(driver, permit, places, deadline, span.span()).await
     }
 }
 

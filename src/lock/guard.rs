@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::lock::error::{ExtendError, ReleaseError};
-use crate::lock::lease::{LockState, Share};
 use crate::lock::lost::{Lost, LostReason};
 use crate::lock::slots::key_of_slot;
+use crate::lock::state::{LockState, Share};
 use crate::node::Mutex;
 use crate::protocol::{FencingToken, LockKey, LockKeys};
 

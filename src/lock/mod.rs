@@ -10,22 +10,31 @@
 //!
 //! # Map, from the ground up
 //!
-//! * `access`, `error`, `lost`, `time`: how keys are held, errors, the loss of a lock, timers; `span`: telemetry; `registry`: the lease tasks;
+//! * `error`, `lost`, `time`: errors, the loss of a lock, timers; `span`: telemetry; `registry`: the lease tasks;
 //! * `queue`: waiting callers of this process, waiting processes beside it, and the cap on waiting calls;
 //! * `cluster`: the nodes of a group and the settings; `layout`: the groups; `core`: the state that all clones of a
 //!   [`Redlock`] share;
-//! * `lease`: the life of a lock, from its order to its end; `acquisition`: locks in several groups;
+//! * `terms`, `state`, `failures`: what a caller asks for, what its holders see, and why it failed; `backoff`: the waits
+//!   between attempts, with `announcement`, which keeps new readers out meanwhile; `handoff`: from the caller to the task;
+//! * `driver`: the life of a lock, from its order to its end, with the state machine in
+//!   [`protocol::lease`](crate::protocol::lease); `acquisition`: locks in several groups;
+//! * `lease`: the steps of an execution's lock;
 //! * `uuid`: keys from UUIDs;
 //! * `guard`, `options`, `request`, `health`, `redlock`, `node_group`, `builder`, `config`, `shutdown`: the public face.
 
 mod acquisition;
+mod announcement;
+mod backoff;
 mod builder;
 mod cluster;
 #[cfg(feature = "redis")]
 mod config;
 mod core;
+mod driver;
 mod error;
+mod failures;
 mod guard;
+mod handoff;
 mod health;
 mod layout;
 mod lead;
@@ -41,6 +50,8 @@ mod request;
 mod shutdown;
 mod slots;
 mod span;
+mod state;
+mod terms;
 mod time;
 #[cfg(feature = "uuid")]
 mod uuid;
@@ -61,12 +72,14 @@ pub use request::{LockFuture, LockRequest};
 pub use shutdown::{Served, Stopping};
 
 pub(crate) use self::core::Core;
+pub(crate) use backoff::{AcquireError, Backoff};
 pub(crate) use cluster::{Asked, Cluster};
+pub(crate) use failures::Failures;
 pub(crate) use guard::RequestShare;
+pub(crate) use handoff::{Handoff, Inline};
 pub(crate) use layout::Group;
 pub(crate) use lease::{
-    AcquireError, Attempt, Backoff, Cleanup, Concluded, Disposal, Earlier, Failures, GrantedLock,
-    Handoff, HoldingLock, Inline, LeaseTask, Progress, Round, Terms,
+    Attempt, Cleanup, Concluded, GrantedLock, HoldingLock, LeaseTask, Progress, Round,
 };
 pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;
@@ -74,4 +87,6 @@ pub(crate) use queue::{HeldLease, Permit, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::DrainStage;
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
+pub(crate) use state::Disposal;
+pub(crate) use terms::{Earlier, Terms};
 pub(crate) use time::{after, whole_millis};

@@ -123,6 +123,11 @@ impl VoteReceiver {
         self.channel.phase.fetch_add(1, Ordering::AcqRel) + 1
     }
 
+    /// Returns the number of the current phase.
+    pub(crate) fn phase(&self) -> u32 {
+        self.channel.phase.load(Ordering::Acquire)
+    }
+
     /// Returns the sender of one node for the current phase.
     pub(crate) fn sender(&self, node: usize) -> VoteSender {
         VoteSender(Some(Unsent {

@@ -119,9 +119,10 @@ impl OnceTask {
         permit: &Permit,
         handoff: &mut Handoff<ExecutionResult>,
     ) -> Result<GrantedExecution, AttemptError> {
-        let backoff = &mut Backoff::new(deadline, slots);
-        self.lease
-            .let_remote_first(backoff, permit, handoff)
+        let mut backoff = Backoff::new(deadline, slots, false);
+        self.lease.set_places(permit);
+        backoff
+            .let_remote_first(&self.lease.caller(permit), handoff)
             .await?;
         loop {
             backoff.begin_attempt();
@@ -136,9 +137,8 @@ impl OnceTask {
                 },
                 ended => return ended,
             };
-            self.lease
-                .back_off(backoff, refusal, permit, handoff)
-                .await?;
+            let caller = self.lease.caller(permit);
+            backoff.back_off(&caller, refusal, handoff).await?;
         }
     }
 

@@ -230,6 +230,30 @@ impl Lease {
         }
     }
 
+    /// Returns the number of the last request.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Returns whether answers to this request still count.
+    #[must_use]
+    pub fn counts(&self, number: u32) -> bool {
+        match &self.stage {
+            LifeStage::Acquiring(acquiring) => {
+                number == ACQUIRE || acquiring.confirm == Some(number)
+            }
+            LifeStage::Holding(_) => self.is_extending() && number == self.number,
+            LifeStage::Releasing(releasing) => number == releasing.number,
+        }
+    }
+
+    /// Returns whether the lock is neither granted nor given up.
+    #[must_use]
+    pub fn is_acquiring(&self) -> bool {
+        matches!(self.stage, LifeStage::Acquiring(_))
+    }
+
     /// Returns whether an extension is under way.
     #[must_use]
     pub fn is_extending(&self) -> bool {
@@ -248,7 +272,7 @@ impl Lease {
 
     /// Returns the nodes that have not answered the release; none before it has begun.
     #[must_use]
-    pub fn unreleasing(&self) -> NodeSet {
+    pub fn unanswered(&self) -> NodeSet {
         match &self.stage {
             LifeStage::Releasing(releasing) => releasing.round.silent(),
             LifeStage::Acquiring(_) | LifeStage::Holding(_) => NodeSet::default(),
@@ -261,6 +285,24 @@ impl Lease {
         match &self.stage {
             LifeStage::Releasing(releasing) => releasing.round.unreleased(),
             LifeStage::Acquiring(_) | LifeStage::Holding(_) => self.may_hold,
+        }
+    }
+
+    /// Returns whether the release has begun.
+    #[must_use]
+    pub fn is_releasing(&self) -> bool {
+        matches!(self.stage, LifeStage::Releasing(_))
+    }
+
+    /// Ends the lease. Returns the number of its release and the answers to it; of a lease that is not releasing, none.
+    #[must_use]
+    pub fn into_release(self) -> (u32, ReleaseRound) {
+        match self.stage {
+            LifeStage::Releasing(releasing) => (releasing.number, releasing.round),
+            LifeStage::Acquiring(_) | LifeStage::Holding(_) => {
+                let round = ReleaseRound::new(self.quorum, self.may_hold);
+                (self.number + 1, round)
+            }
         }
     }
 
@@ -293,17 +335,11 @@ impl Lease {
     }
 
     fn on_timeout(&mut self, now: Duration) {
-        if let LifeStage::Holding(_) = self.stage {
-            self.check_validity(now);
-        }
-        let number = match &self.stage {
-            LifeStage::Acquiring(acquiring) => acquiring.confirm.unwrap_or(ACQUIRE),
-            LifeStage::Holding(_) | LifeStage::Releasing(_) => self.number,
-        };
+        self.check_validity(now);
+        let number = self.number;
         for node in self.overdue(now).iter() {
             self.on_answer(node, number, &Answer::Failed, now);
-            let (is_asking, is_told) = (self.request.is_some(), self.event.is_some());
-            if is_asking || is_told {
+            if self.request.is_some() || self.event.is_some() {
                 // Decided: the others are silent about a request that is over.
                 break;
             }
@@ -329,7 +365,7 @@ impl Lease {
                 let refused = |node: &usize| acquiring.round.is_refused_by(*node);
                 let refused = (0..self.quorum.nodes()).filter(refused).collect();
                 self.may_hold = self.may_hold.without(refused);
-                self.event = Some(Event::Refused(refusal));
+                self.tell(Event::Refused(refusal));
                 self.release(false, None, now);
             }
         }
@@ -343,7 +379,7 @@ impl Lease {
         // After the last answer that counts.
         let elapsed = now.saturating_sub(self.began);
         let Some(left) = validity::remaining(self.spec.ttl, elapsed) else {
-            self.event = Some(Event::TooLate { elapsed });
+            self.tell(Event::TooLate { elapsed });
             return self.release(false, None, now);
         };
         let valid_until = now + left;
@@ -356,7 +392,7 @@ impl Lease {
             renew_at: is_renewed.then(|| self.began + self.spec.ttl / 3),
             extending: None,
         });
-        self.event = Some(Event::Granted {
+        self.tell(Event::Granted {
             number,
             acknowledged,
             valid_until,
@@ -430,9 +466,10 @@ impl Lease {
                 }
                 let next = extending.began + self.spec.ttl / 3;
                 holding.renew_at = holding.renew_at.map(|_| next);
-                self.event = Some(Event::Extended {
-                    valid_until: holding.valid_until,
-                    is_asked: extending.is_asked,
+                let (valid_until, is_asked) = (holding.valid_until, extending.is_asked);
+                self.tell(Event::Extended {
+                    valid_until,
+                    is_asked,
                 });
             }
             ExtendStep::Missed { reached } => {
@@ -440,7 +477,7 @@ impl Lease {
                 holding.renew_at = holding.renew_at.map(|_| next);
                 if extending.is_asked {
                     let silent = extending.round.silent();
-                    self.event = Some(Event::NotExtended { reached, silent });
+                    self.tell(Event::NotExtended { reached, silent });
                 }
             }
         }
@@ -453,8 +490,8 @@ impl Lease {
         let Some(end) = self.hold_until(holding) else {
             return Some(ttl);
         };
-        let enough = validity::ttl_for(end.saturating_sub(now) + 2 * TICK);
-        (holding.valid_until < end + TICK).then(|| ttl.min(enough))
+        let enough = validity::ttl_for(end.saturating_sub(now).saturating_add(2 * TICK));
+        (holding.valid_until < end.saturating_add(TICK)).then(|| ttl.min(enough))
     }
 
     /// Returns when the longest hold is over, if that is known.
@@ -489,7 +526,7 @@ impl Lease {
             holding.lost = Some(loss);
             holding.renew_at = None;
             holding.extending = None;
-            self.event = Some(Event::Lost(loss));
+            self.tell(Event::Lost(loss));
         }
     }
 
@@ -519,9 +556,16 @@ impl Lease {
             is_settled: false,
         });
         if !self.may_hold.is_empty() {
-            self.ask(self.spec.access.release(left), self.may_hold, publishes);
+            self.number += 1;
+            let release = self.spec.access.release(left);
+            self.request = Some((release, self.may_hold, publishes));
         }
         self.tell_release();
+    }
+
+    fn tell(&mut self, event: Event) {
+        debug_assert!(self.event.is_none(), "the driver takes each event");
+        self.event = Some(event);
     }
 
     fn tell_release(&mut self) {
@@ -529,13 +573,13 @@ impl Lease {
             return;
         };
         let step = releasing.round.step();
-        if releasing.is_awaited && step != ReleaseStep::Wait {
-            releasing.is_awaited = false;
-            self.event = Some(Event::Released(step));
-        }
         if !releasing.is_settled && releasing.round.silent().is_empty() {
             releasing.is_settled = true;
             self.ends = true;
+        }
+        if releasing.is_awaited && step != ReleaseStep::Wait {
+            releasing.is_awaited = false;
+            self.tell(Event::Released(step));
         }
     }
 
@@ -550,11 +594,7 @@ impl Lease {
         // request shortens the ttl that an earlier one set.
         self.gone_at = self.gone_at.max(now + 2 * ttl);
         self.may_hold = self.may_hold.union(nodes);
-        self.ask(op, nodes, false);
-    }
-
-    fn ask(&mut self, op: Op, nodes: NodeSet, publishes: bool) {
         self.number += 1;
-        self.request = Some((op, nodes, publishes));
+        self.request = Some((op, nodes, false));
     }
 }

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+/// The precision of Redis expiry.
+const DRIFT: Duration = Duration::from_millis(2);
+
 /// Returns the tolerated drift of clocks over one ttl: `ttl / 100 + 2 ms`, as in the Redlock description.
 ///
 /// The two milliseconds cover the precision of Redis expiry, the hundredth covers clocks of different
 /// rates.
 #[must_use]
 pub fn drift(ttl: Duration) -> Duration {
-    ttl / 100 + Duration::from_millis(2)
+    ttl / 100 + DRIFT
 }
 
 /// Returns the validity of a lock *from before the first request was sent*, or `None`
@@ -30,7 +33,7 @@ pub fn remaining(ttl: Duration, elapsed: Duration) -> Option<Duration> {
 /// Returns the shortest ttl, in whole milliseconds, with at least this [`lifetime`].
 #[must_use]
 pub fn ttl_for(lifetime: Duration) -> Duration {
-    let nanos = (lifetime + Duration::from_millis(2)).as_nanos() * 100;
+    let nanos = lifetime.saturating_add(DRIFT).as_nanos() * 100;
     let millis = nanos.div_ceil(99 * 1_000_000);
     Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
 }
@@ -71,5 +74,6 @@ mod tests {
             assert!(lifetime(ttl) >= Some(ms(millis)), "{millis}");
             assert!(lifetime(ttl - ms(1)) < Some(ms(millis)), "{millis}");
         }
+        assert!(ttl_for(Duration::MAX) > ms(1 << 60));
     }
 }

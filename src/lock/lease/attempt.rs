@@ -16,16 +16,17 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::lock::backoff::AcquireError;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
+use crate::lock::failures::Failures;
 use crate::lock::lease::cleanup::Cleanup;
-use crate::lock::lease::task::{Failures, LeaseTask};
-use crate::node::{NodeFailure, Threshold, Vote, next_proposal, unguessable};
+use crate::lock::lease::task::LeaseTask;
+use crate::node::{NodeFailure, Threshold, Vote, next_proposal};
 use crate::protocol::lease::Access;
 use crate::protocol::message::{Op, SharedOp};
 use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal, RefusalKind};
@@ -93,30 +94,6 @@ pub(crate) struct GrantedLock {
     pub(crate) valid_until: Instant,
 }
 
-/// Error of an acquisition, before the caller gets it as a [`LockError`].
-pub(crate) enum AcquireError {
-    /// Other callers held too many nodes. Another attempt may succeed.
-    Contended {
-        retry_after: Option<Duration>,
-        /// Whether this attempt got some nodes, so that perhaps no caller has a majority.
-        is_split: bool,
-        /// Whether readers hold the lock at some node.
-        is_shared: bool,
-        /// The free slots of the key, one bit for each.
-        free: u64,
-    },
-    /// The acquisition failed; no further attempt is made.
-    Failed(LockError),
-    /// The caller went away.
-    Abandoned,
-}
-
-impl From<LockError> for AcquireError {
-    fn from(error: LockError) -> Self {
-        Self::Failed(error)
-    }
-}
-
 /// The conclusion of an attempt's round.
 pub(crate) enum Concluded<T> {
     /// A majority granted the lock with this fencing number.
@@ -128,48 +105,7 @@ pub(crate) enum Concluded<T> {
     Abandoned,
 }
 
-impl Round for AcquireRound {
-    type Other = std::convert::Infallible;
-
-    fn acquiring(&self) -> &AcquireRound {
-        self
-    }
-
-    fn on_acquire(&mut self, node: usize, answer: &Answer) -> Result<AcquireStep, Self::Other> {
-        Ok(Self::on_acquire(self, node, answer))
-    }
-
-    fn on_confirm(&mut self, node: usize, answer: &Answer) -> Result<AcquireStep, Self::Other> {
-        Ok(Self::on_confirm(self, node, self.step(), answer))
-    }
-
-    fn silent(&self) -> impl Iterator<Item = usize> {
-        Self::silent(self)
-    }
-}
-
 impl LeaseTask {
-    /// Makes one attempt at a plain lock. Keys that a failed attempt may hold are released.
-    pub(super) async fn attempt(
-        &mut self,
-        abandoned: impl Future<Output = ()> + Send,
-    ) -> Result<GrantedLock, AcquireError> {
-        let round = AcquireRound::new(self.cluster.quorum);
-        let mut attempt = self.begin_attempt(round, OwnerToken::from_random(unguessable()));
-        let first = Ok(AcquireStep::Wait);
-        match self
-            .pursue(&mut attempt, first, std::pin::pin!(abandoned))
-            .await
-        {
-            Concluded::Granted(number) => {
-                self.granted(attempt, number).map(|(acquired, _)| acquired)
-            }
-            Concluded::Refused(refusal) => Err(self.refused(attempt, refusal)),
-            Concluded::Abandoned => Err(self.abandoned(attempt)),
-            Concluded::Other(never) => match never {},
-        }
-    }
-
     /// Sends the `ACQUIRE` of a new attempt to every node.
     pub(crate) fn begin_attempt<R: Round>(&self, round: R, owner: OwnerToken) -> Attempt<R> {
         let settings = &self.cluster.settings;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
-use crate::lock::lease::shared::{Disposal, LockState};
 use crate::lock::lost::LostReason;
 use crate::lock::registry::{Unsettled, UnsettledRelease};
+use crate::lock::state::{Disposal, LockState};
 use crate::node::{Job, Packet, Request, Trail, VoteReceiver};
 use crate::protocol::lease::Access;
 use crate::protocol::message::{Command, Op, SharedOp};

@@ -21,16 +21,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::lock::error::ExtendError;
+use crate::lock::failures::Failures;
 use crate::lock::lease::attempt::GrantedLock;
 use crate::lock::lease::cleanup::Cleanup;
-use crate::lock::lease::shared::{
-    Disposal, ExtendCommand, LeaseControl, LeaseTerms, LockState, Share, report_loss,
-};
-use crate::lock::lease::task::{Failures, LeaseTask};
+use crate::lock::lease::task::LeaseTask;
 use crate::lock::lost::LostReason;
 use crate::lock::queue::{HeldLease, Memo, Permit};
 use crate::lock::registry::DrainStage;
 use crate::lock::span::HeldSpan;
+use crate::lock::state::{
+    Disposal, ExtendCommand, LeaseControl, LeaseTerms, LockState, Share, report_loss,
+};
 use crate::lock::time::{TICK, after, whole_millis};
 use crate::node::{NodeFailure, Threshold, Vote};
 use crate::protocol::message::Reply;
@@ -95,8 +96,6 @@ impl LeaseTask {
         let (lease, share, control) = LockState::new(terms, disposal, token, valid_until);
         permit.set_holder(&(Arc::clone(&lease) as Arc<dyn HeldLease>), self.task);
         permit.unsubscribe();
-        // Readers may come again behind this caller.
-        self.announcement = None;
         self.ticket.set_held(self.slot.map(|_| &self.keys));
         cleanup.lease = Some(Arc::clone(&lease));
         let renew_at = self.renews(&lease).then(|| began + self.terms.ttl / 3);
@@ -111,13 +110,6 @@ impl LeaseTask {
             extension: None,
         };
         (holding, share)
-    }
-
-    /// Holds and renews a lock until its last share is gone.
-    pub(super) async fn hold(&mut self, holding: &mut HoldingLock, permit: &mut Permit) {
-        while holding.is_held_with(permit) {
-            self.hold_step(holding, &mut |_, _| {}).await;
-        }
     }
 
     /// Waits for the next event of a held lock, and handles it. Passes every vote that is not on a release to

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::lock::error::ReleaseError;
+use crate::lock::failures::Failures;
 use crate::lock::lease::cleanup::Cleanup;
 use crate::lock::lease::hold::HoldingLock;
-use crate::lock::lease::shared::report_loss;
-use crate::lock::lease::task::{Failures, LeaseTask, Release};
+use crate::lock::lease::task::{LeaseTask, Release};
 use crate::lock::lost::LostReason;
 use crate::lock::queue::Permit;
 use crate::lock::registry::{Unsettled, UnsettledRelease};
@@ -47,13 +47,7 @@ impl LeaseTask {
         drop(permit);
         async move {
             let outcome = self.confirmed(phase).await;
-            if let (None, Err(ReleaseError::Lost(reason))) = (lost, &outcome) {
-                report_loss(*reason);
-            }
-            control.close(match lost {
-                Some(reason) => Err(ReleaseError::Lost(reason)),
-                None => outcome,
-            });
+            control.conclude(lost, outcome);
         }
     }
 

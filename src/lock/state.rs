@@ -63,17 +63,17 @@ struct Joined {
 #[derive(Debug)]
 pub(crate) struct LeaseTerms {
     /// The nodes, and the home of the task.
-    pub(super) cluster: Arc<Cluster>,
+    pub(crate) cluster: Arc<Cluster>,
     /// Identifies the lock service.
     pub(crate) registry: Arc<Registry>,
-    pub(super) keys: LockKeys,
+    pub(crate) keys: LockKeys,
     pub(crate) access: Access,
     /// The number of the slot, if it is one of several.
     pub(crate) slot: Option<usize>,
     /// How long the keys stay taken at least, although the lock is released earlier.
-    pub(super) hold_at_least: Option<Duration>,
+    pub(crate) hold_at_least: Option<Duration>,
     /// What the lock is held for; see [`Memo`].
-    pub(super) purpose: Option<Memo>,
+    pub(crate) purpose: Option<Memo>,
 }
 
 #[derive(Debug)]
@@ -91,12 +91,12 @@ struct LeaseState {
 
 /// A holder's command to extend the lock.
 #[derive(Debug)]
-pub(super) struct ExtendCommand {
+pub(crate) struct ExtendCommand {
     /// From now on; `None` for the ttl that the lease has.
-    pub(super) ttl: Option<Duration>,
+    pub(crate) ttl: Option<Duration>,
     /// A higher token than the lease has, for it and for the fences.
-    pub(super) token: Option<FencingToken>,
-    pub(super) done: oneshot::Sender<Result<(), ExtendError>>,
+    pub(crate) token: Option<FencingToken>,
+    pub(crate) done: oneshot::Sender<Result<(), ExtendError>>,
 }
 
 /// The task's end of a lease. Dropping it closes the lease and drops the remaining commands.
@@ -126,7 +126,7 @@ pub(crate) enum Disposal {
 pub(crate) struct Share(Arc<LockState>);
 
 impl LockState {
-    pub(super) fn new(
+    pub(crate) fn new(
         terms: LeaseTerms,
         disposal: Disposal,
         token: Option<FencingToken>,
@@ -163,7 +163,7 @@ impl LockState {
     }
 
     /// Returns the keys of this lease, without those of the further ones.
-    pub(super) fn own_keys(&self) -> &LockKeys {
+    pub(crate) fn own_keys(&self) -> &LockKeys {
         &self.terms.keys
     }
 
@@ -221,13 +221,20 @@ impl LockState {
             .for_each(|lease| lease.set_delivered());
     }
 
+    /// Returns when the caller got its guard, if it has, and whether the lock was revoked.
+    pub(crate) fn done_by_holders(&self) -> (Option<Instant>, bool) {
+        let state = self.state.lock();
+        let is_revoked = state.status.lost == Some(LostReason::Revoked);
+        (state.delivered_at, is_revoked)
+    }
+
     /// Returns when the caller got its guard.
-    pub(super) fn delivered_at(&self) -> Option<Instant> {
+    pub(crate) fn delivered_at(&self) -> Option<Instant> {
         self.state.lock().delivered_at
     }
 
     /// Returns for how long the keys are to stay taken after their release at this time; zero if not at all.
-    pub(super) fn stays_for(&self, now: Instant) -> Duration {
+    pub(crate) fn stays_for(&self, now: Instant) -> Duration {
         let held = self.terms.hold_at_least.zip(self.delivered_at());
         let stays_until = held.map_or(now, |(least, delivered)| after(delivered, least));
         whole_millis(stays_until.saturating_duration_since(now))
@@ -413,7 +420,7 @@ impl HeldLease for LockState {
 }
 
 /// Counts and logs the loss of a lock that was held.
-pub(super) fn report_loss(reason: LostReason) {
+pub(crate) fn report_loss(reason: LostReason) {
     telemetry::lost(reason.name());
     tracing::warn!(%reason, "lock lost while it was held");
 }
@@ -442,18 +449,18 @@ impl LeaseControl {
         self.0.state.lock().status
     }
 
-    pub(super) fn set_token(&self, token: FencingToken) {
+    pub(crate) fn set_token(&self, token: FencingToken) {
         self.0.state.lock().token = Some(token);
     }
 
     /// Prolongs the validity; never moves its end back.
-    pub(super) fn prolong(&self, valid_until: Instant) {
+    pub(crate) fn prolong(&self, valid_until: Instant) {
         let status = &mut self.0.state.lock().status;
         status.valid_until = status.valid_until.max(valid_until);
     }
 
     /// Publishes that the lock is lost. Returns the reason that was published before, which stays.
-    pub(super) fn lose(&self, reason: LostReason) -> Option<LostReason> {
+    pub(crate) fn lose(&self, reason: LostReason) -> Option<LostReason> {
         let before = {
             let status = &mut self.0.state.lock().status;
             let before = status.lost;
@@ -464,7 +471,7 @@ impl LeaseControl {
         before
     }
 
-    pub(super) fn try_recv(&self) -> Option<ExtendCommand> {
+    pub(crate) fn try_recv(&self) -> Option<ExtendCommand> {
         self.0.state.lock().extensions.pop_front()
     }
 
@@ -473,8 +480,19 @@ impl LeaseControl {
     /// # Cancel safety
     ///
     /// May be dropped at any point.
-    pub(super) async fn notified(&self) {
+    pub(crate) async fn notified(&self) {
         self.0.notified.notified().await;
+    }
+
+    /// Publishes the outcome of the release, unless the lock was lost before, and reports a loss that the release shows.
+    pub(crate) fn conclude(self, lost: Option<LostReason>, outcome: Result<(), ReleaseError>) {
+        if let (None, Err(ReleaseError::Lost(reason))) = (lost, &outcome) {
+            report_loss(*reason);
+        }
+        self.close(match lost {
+            Some(reason) => Err(ReleaseError::Lost(reason)),
+            None => outcome,
+        });
     }
 
     /// Publishes the outcome of the release, as the last act of the task on the lease.

@@ -14,7 +14,7 @@ use crate::protocol::{KeyNames, OwnerToken};
 ///
 /// It serves fairness and not safety, so nothing depends on its answers.
 #[derive(Debug)]
-pub(super) struct Announcement {
+pub(crate) struct Announcement {
     cluster: Arc<Cluster>,
     names: Arc<[KeyNames]>,
     owner: OwnerToken,
@@ -27,7 +27,7 @@ pub(super) struct Announcement {
 
 impl Announcement {
     /// Creates an announcement that no node knows yet.
-    pub(super) fn new(cluster: &Arc<Cluster>, names: &[KeyNames]) -> Self {
+    pub(crate) fn new(cluster: &Arc<Cluster>, names: &[KeyNames]) -> Self {
         let namespace = &cluster.settings.namespace;
         let names = names.iter().cloned();
         Self {
@@ -41,7 +41,7 @@ impl Announcement {
     }
 
     /// Keeps new readers out for this long, at every node where readers hold the keys.
-    pub(super) fn renew(&mut self, patience: Duration) {
+    pub(crate) fn renew(&mut self, patience: Duration) {
         // Requests of before that are not sent yet are not needed any more, nor are their answers.
         self.votes.next_phase();
         while self.votes.try_recv().is_some() {}

@@ -1,0 +1,265 @@
+//! The task of one lock: passes votes and time to its lease, and sends what the lease asks for.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task;
+use tokio::time::Instant;
+
+use crate::lock::cluster::Cluster;
+use crate::lock::driver::owned::OwnedLease;
+use crate::lock::failures::Failures;
+use crate::lock::queue::Places;
+use crate::lock::registry::{DrainStage, Ticket, Unsettled};
+use crate::lock::terms::Terms;
+use crate::lock::time::Timer;
+use crate::node::telemetry::LockLabels;
+use crate::node::{Job, Request, Threshold, Vote, VoteReceiver};
+use crate::protocol::LockKeys;
+use crate::protocol::lease::{Event, Input};
+
+/// The task of one lock.
+pub(crate) struct Driver {
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) terms: Terms,
+    pub(super) max_hold: Option<Duration>,
+    pub(super) keys: LockKeys,
+    /// The number of the slot, if the lock is one of several.
+    pub(super) slot: Option<usize>,
+    pub(super) votes: VoteReceiver,
+    /// The current attempt, and the lock once it is granted.
+    pub(super) attempt: Option<Box<OwnedLease>>,
+    /// Attempts that were refused, and are releasing.
+    pub(super) earlier: Vec<OwnedLease>,
+    pub(super) ticket: Ticket,
+    /// The task that requested the lock, which is not the one that owns it from the grant on.
+    pub(super) task: Option<task::Id>,
+    /// The labels of the lock in spans and metrics.
+    pub(super) labels: LockLabels,
+    /// The places of the keys in the queue, which know the processes that wait for each key.
+    pub(super) places: Places,
+    pub(super) timer: Timer,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        cluster: &Arc<Cluster>,
+        keys: LockKeys,
+        terms: Terms,
+        max_hold: Option<Duration>,
+        ticket: Ticket,
+        labels: LockLabels,
+    ) -> Self {
+        Self {
+            votes: VoteReceiver::new(&cluster.names),
+            cluster: Arc::clone(cluster),
+            terms,
+            max_hold,
+            keys,
+            slot: None,
+            attempt: None,
+            earlier: Vec::new(),
+            ticket,
+            task: task::try_id(),
+            labels,
+            places: Places::default(),
+            timer: Timer::default(),
+        }
+    }
+
+    /// Tells the lease what its holders have done.
+    pub(super) fn tell(&mut self) {
+        let Some(attempt) = &mut self.attempt else {
+            return;
+        };
+        let Some(state) = &attempt.state else {
+            return;
+        };
+        let (delivered_at, is_revoked) = state.done_by_holders();
+        if let Some(at) = delivered_at {
+            let at = at.saturating_duration_since(attempt.origin);
+            attempt.handle(Input::Delivered { at });
+        }
+        if is_revoked {
+            attempt.handle(Input::Revoked);
+        }
+    }
+
+    /// Waits until every node has answered every release or is overdue, and passes the unconfirmed ones to the registry.
+    pub(super) async fn settle(&mut self) {
+        loop {
+            let now = Instant::now();
+            self.earlier
+                .extend(self.attempt.take().map(|attempt| *attempt));
+            self.earlier.retain(|attempt| attempt.is_open(now));
+            let open = |attempt: &OwnedLease| attempt.lease.awaited().is_some();
+            let Some(open) = self.earlier.iter().position(open) else {
+                break;
+            };
+            self.attempt = Some(Box::new(self.earlier.swap_remove(open)));
+            while let Some(attempt) = &self.attempt
+                && attempt.lease.awaited().is_some()
+            {
+                self.next_event(pin!(std::future::pending::<()>())).await;
+            }
+        }
+        if self.earlier.is_empty() {
+            return;
+        }
+        let votes = std::mem::replace(&mut self.votes, VoteReceiver::new(&self.cluster.names));
+        // Only releases go on.
+        votes.next_phase();
+        let earlier = std::mem::take(&mut self.earlier);
+        let releases = earlier.into_iter().map(|attempt| attempt.unsettled());
+        self.ticket.registry().keep_unsettled(Unsettled {
+            votes,
+            names: Arc::clone(&self.cluster.names),
+            releases: releases.collect(),
+        });
+    }
+
+    /// Waits for the next event of the current attempt; `None` if something else happens before.
+    pub(super) async fn next_event(
+        &mut self,
+        mut other: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Option<Event> {
+        loop {
+            if let Some(event) = self.poll_event() {
+                return Some(event);
+            }
+            let attempt = self.attempt.as_ref()?;
+            let (lease, due) = (&attempt.lease, attempt.lease.poll_timeout());
+            // Without a time, the lease waits for its holders only.
+            let due = attempt.origin + due.unwrap_or(Duration::from_secs(60 * 60));
+            let threshold = lease.awaited().map(|awaited| match awaited.answers {
+                0 => Threshold::any(),
+                answers => Threshold::new(attempt.phase + awaited.number, answers),
+            });
+            let vote = match threshold.and_then(|_| self.votes.try_recv()) {
+                Some(vote) => Some(vote),
+                None => tokio::select! {
+                    biased;
+                    () = other.as_mut() => return None,
+                    vote = self.votes.recv(threshold.unwrap_or_else(Threshold::any)), if threshold.is_some() => Some(vote),
+                    // Votes below the threshold have arrived in time.
+                    () = self.timer.at(due) => self.votes.try_recv(),
+                },
+            };
+            match vote {
+                Some(vote) => self.on_vote(vote),
+                None => self.on_timeout(),
+            }
+        }
+    }
+
+    pub(super) fn on_vote(&mut self, vote: Vote) {
+        if let Some(subscribers) = vote.subscribers {
+            self.places.set_subscribers(subscribers);
+        }
+        // Phases count on from attempt to attempt.
+        let current = self.attempt.as_deref_mut().into_iter();
+        let attempts = current.chain(&mut self.earlier);
+        let attempts = attempts.filter(|attempt| attempt.phase < vote.phase);
+        if let Some(attempt) = attempts.max_by_key(|attempt| attempt.phase) {
+            attempt.on_vote(vote);
+        }
+        self.send(Cluster::submit);
+    }
+
+    pub(super) fn on_timeout(&mut self) {
+        if self.ticket.registry().stage() >= DrainStage::TimedOut {
+            self.handle(Input::StopRenewing);
+        }
+        if let Some(attempt) = &mut self.attempt {
+            let now = attempt.origin.elapsed();
+            let after = match attempt.lease.is_acquiring() {
+                true => now,
+                false => self.cluster.settings.node_timeout,
+            };
+            let number = attempt.lease.number();
+            for node in attempt.lease.overdue(now).iter() {
+                let failure = self.cluster.timed_out(node, after);
+                attempt.failures(number).set(node, failure);
+            }
+        }
+        self.tell();
+        self.handle(Input::TimedOut);
+    }
+
+    pub(super) fn handle(&mut self, input: Input) {
+        if let Some(attempt) = &mut self.attempt {
+            attempt.handle(input);
+        }
+        self.send(Cluster::submit);
+    }
+
+    /// Sends what the lease asks for.
+    pub(super) fn send(&mut self, submit: fn(&Cluster, usize, Job)) {
+        let Some(attempt) = &mut self.attempt else {
+            return;
+        };
+        let Some(request) = attempt.lease.poll_request() else {
+            return;
+        };
+        self.votes.next_phase();
+        let publishes = request.publishes && self.cluster.settings.wake_ups;
+        let gone_at = attempt.origin + request.gone_at;
+        let packet = attempt.packet(request.op, publishes, gone_at);
+        for node in request.nodes.iter() {
+            let request = Request::Command(Arc::clone(&packet));
+            let job = Job::new(request, self.votes.sender(node), gone_at);
+            submit(&self.cluster, node, job);
+        }
+    }
+
+    pub(super) fn poll_event(&mut self) -> Option<Event> {
+        self.attempt.as_mut()?.lease.poll_event()
+    }
+
+    pub(super) fn is_extending(&self) -> bool {
+        let attempt = self.attempt.as_ref();
+        attempt.is_some_and(|attempt| attempt.lease.is_extending())
+    }
+
+    pub(super) fn instant(&self, at: Duration) -> Instant {
+        let origin = self.attempt.as_ref().map(|attempt| attempt.origin);
+        origin.unwrap_or_else(Instant::now) + at
+    }
+
+    pub(super) fn take_failures(&mut self) -> Failures {
+        let attempt = self.attempt.as_mut();
+        let failures = attempt.map(|attempt| std::mem::take(&mut attempt.failures));
+        failures.unwrap_or_default()
+    }
+}
+
+impl Drop for Driver {
+    /// Releases a lock whose task ends early. It stays while it has holders, because they get it from no one else.
+    fn drop(&mut self) {
+        let Some(attempt) = &mut self.attempt else {
+            return;
+        };
+        let state = attempt.state.clone();
+        if attempt.lease.is_releasing() {
+            return;
+        }
+        if !state.as_ref().is_some_and(|state| state.is_shared()) {
+            // There is no task that would pass it on.
+            while attempt.lease.poll_event().is_some() {}
+            attempt.handle(Input::Abandoned);
+            attempt.handle(Input::Dropped { publishes: true });
+            self.send(Cluster::submit_in_drop);
+        }
+        if let Some(attempt) = self.attempt.take().filter(|_| state.is_some()) {
+            let votes = std::mem::replace(&mut self.votes, VoteReceiver::new(&self.cluster.names));
+            // No task is left to count the answers.
+            self.ticket.registry().keep_unsettled(Unsettled {
+                votes,
+                names: Arc::clone(&self.cluster.names),
+                releases: vec![attempt.unsettled()],
+            });
+        }
+    }
+}
