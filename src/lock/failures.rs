@@ -17,7 +17,9 @@ impl Failures {
     pub(crate) fn note(&mut self, node: usize, outcome: Result<Reply, NodeFailure>) -> Answer {
         match outcome {
             Ok(reply) => {
-                self.0.remove(&node);
+                if !self.0.is_empty() {
+                    self.0.remove(&node);
+                }
                 Answer::Replied(reply)
             }
             Err(failure) => {

@@ -155,7 +155,14 @@ impl VoteReceiver {
 
     /// Returns a vote that has arrived already.
     pub(crate) fn try_recv(&mut self) -> Option<Vote> {
-        self.channel.queue.lock().votes.pop_front()
+        self.try_recv_of_several().map(|(vote, _)| vote)
+    }
+
+    /// Returns a vote that has arrived already, and how many others have.
+    pub(crate) fn try_recv_of_several(&mut self) -> Option<(Vote, usize)> {
+        let votes = &mut self.channel.queue.lock().votes;
+        let vote = votes.pop_front()?;
+        Some((vote, votes.len()))
     }
 
     fn poll_recv(&mut self, context: &Context<'_>, threshold: Threshold) -> Poll<Vote> {

@@ -52,6 +52,7 @@ mod io;
 mod stages;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use access::Access;
 pub use io::{Awaited, Event, Input, LeaseRequest, LeaseSpec, Loss};
@@ -160,58 +161,22 @@ impl Lease {
         })
     }
 
+    /// Returns whether there is a request to send.
+    #[must_use]
+    pub fn is_asking(&self) -> bool {
+        self.request.is_some()
+    }
+
+    /// Returns whether there is an event.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        self.event.is_some() || self.ends
+    }
+
     /// Returns the next event. To be called after each input until there is none.
     pub fn poll_event(&mut self) -> Option<Event> {
         let end = |ends: &mut bool| std::mem::take(ends).then_some(Event::Settled);
         self.event.take().or_else(|| end(&mut self.ends))
-    }
-
-    /// Returns when to handle [`Input::TimedOut`], if nothing else happens before.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Duration> {
-        match &self.stage {
-            LifeStage::Acquiring(acquiring) => acquiring.next_due(),
-            LifeStage::Holding(holding) => {
-                let lost_at = holding.valid_until.saturating_sub(TICK);
-                let lost_at = holding.lost.is_none().then_some(lost_at);
-                let extending = holding.extending.as_ref();
-                let due = extending.map(|extending| extending.began + self.spec.node_timeout);
-                let renew_at = holding.renew_at.filter(|_| due.is_none());
-                [lost_at, due, renew_at].into_iter().flatten().min()
-            }
-            LifeStage::Releasing(releasing) => (!releasing.is_settled).then_some(releasing.due),
-        }
-    }
-
-    /// Returns how many answers may decide what happens next; `None` if none can.
-    #[must_use]
-    pub fn awaited(&self) -> Option<Awaited> {
-        let decisive = |number, silent: usize| Awaited {
-            number,
-            answers: (self.quorum.decisive() + silent).saturating_sub(self.quorum.nodes()),
-        };
-        match &self.stage {
-            LifeStage::Acquiring(acquiring) => Some(match acquiring.confirm {
-                // A late grant may be of exactly the number that is being confirmed.
-                Some(_) => decisive(0, 0),
-                None => decisive(ACQUIRE, acquiring.round.unanswered().count()),
-            }),
-            LifeStage::Holding(holding) => {
-                let extending = holding.extending.as_ref()?;
-                Some(decisive(extending.number, extending.round.silent().len()))
-            }
-            LifeStage::Releasing(releasing) => {
-                let (number, silent) = (releasing.number, releasing.round.silent().len());
-                match (releasing.is_settled, releasing.is_awaited) {
-                    (true, _) => None,
-                    (false, true) => Some(decisive(number, silent)),
-                    (false, false) => Some(Awaited {
-                        number,
-                        answers: silent,
-                    }),
-                }
-            }
-        }
     }
 
     /// Returns the nodes that have been silent for too long by now. [`Input::TimedOut`] counts them as failed.
@@ -228,88 +193,6 @@ impl Lease {
             LifeStage::Releasing(releasing) if releasing.due <= now => releasing.round.silent(),
             LifeStage::Releasing(_) => NodeSet::default(),
         }
-    }
-
-    /// Returns the number of the last request.
-    #[must_use]
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// Returns whether answers to this request still count.
-    #[must_use]
-    pub fn counts(&self, number: u32) -> bool {
-        match &self.stage {
-            LifeStage::Acquiring(acquiring) => {
-                number == ACQUIRE || acquiring.confirm == Some(number)
-            }
-            LifeStage::Holding(_) => self.is_extending() && number == self.number,
-            LifeStage::Releasing(releasing) => number == releasing.number,
-        }
-    }
-
-    /// Returns whether the lock is neither granted nor given up.
-    #[must_use]
-    pub fn is_acquiring(&self) -> bool {
-        matches!(self.stage, LifeStage::Acquiring(_))
-    }
-
-    /// Returns whether an extension is under way.
-    #[must_use]
-    pub fn is_extending(&self) -> bool {
-        matches!(&self.stage, LifeStage::Holding(holding) if holding.extending.is_some())
-    }
-
-    /// Returns the reason if the lock was lost while it had holders.
-    #[must_use]
-    pub fn lost(&self) -> Option<Loss> {
-        match &self.stage {
-            LifeStage::Acquiring(_) => None,
-            LifeStage::Holding(holding) => holding.lost,
-            LifeStage::Releasing(releasing) => releasing.lost,
-        }
-    }
-
-    /// Returns the nodes that have not answered the release; none before it has begun.
-    #[must_use]
-    pub fn unanswered(&self) -> NodeSet {
-        match &self.stage {
-            LifeStage::Releasing(releasing) => releasing.round.silent(),
-            LifeStage::Acquiring(_) | LifeStage::Holding(_) => NodeSet::default(),
-        }
-    }
-
-    /// Returns the nodes that may still have the lock.
-    #[must_use]
-    pub fn may_hold(&self) -> NodeSet {
-        match &self.stage {
-            LifeStage::Releasing(releasing) => releasing.round.unreleased(),
-            LifeStage::Acquiring(_) | LifeStage::Holding(_) => self.may_hold,
-        }
-    }
-
-    /// Returns whether the release has begun.
-    #[must_use]
-    pub fn is_releasing(&self) -> bool {
-        matches!(self.stage, LifeStage::Releasing(_))
-    }
-
-    /// Ends the lease. Returns the number of its release and the answers to it; of a lease that is not releasing, none.
-    #[must_use]
-    pub fn into_release(self) -> (u32, ReleaseRound) {
-        match self.stage {
-            LifeStage::Releasing(releasing) => (releasing.number, releasing.round),
-            LifeStage::Acquiring(_) | LifeStage::Holding(_) => {
-                let round = ReleaseRound::new(self.quorum, self.may_hold);
-                (self.number + 1, round)
-            }
-        }
-    }
-
-    /// Returns when every node has certainly forgotten the lock.
-    #[must_use]
-    pub fn gone_at(&self) -> Duration {
-        self.gone_at
     }
 
     fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
@@ -532,32 +415,29 @@ impl Lease {
 
     fn on_dropped(&mut self, publishes: bool, now: Duration) {
         if let LifeStage::Holding(holding) = &self.stage {
-            let is_over = holding.valid_until <= now;
-            let lost = holding.lost.or_else(|| is_over.then_some(Loss::Expired));
+            // A lost lock may have another holder by now.
+            let is_lost = holding.lost.is_some() || holding.valid_until <= now;
             let stays_until = self.spec.hold_at_least.zip(holding.delivered_at);
             let stays_until = stays_until.map(|(least, at)| at.saturating_add(least));
-            // A lost lock may have another holder by now.
-            let stays_until = stays_until.filter(|_| lost.is_none());
+            let stays_until = stays_until.filter(|_| !is_lost);
             let left = whole_millis(stays_until.unwrap_or(now).saturating_sub(now));
-            self.release(publishes, Some((lost, left)), now);
+            self.release(publishes, Some(left), now);
         }
     }
 
-    /// Releases the lock on every node that may hold it. Every life ends here. For a lock that was held, with why it was
-    /// lost before and how long its keys stay taken.
-    fn release(&mut self, publishes: bool, held: Option<(Option<Loss>, Duration)>, now: Duration) {
-        let (lost, left) = held.unwrap_or_default();
+    /// Releases the lock on every node that may hold it. Every life ends here. For a lock that was held, with how long
+    /// its keys stay taken.
+    fn release(&mut self, publishes: bool, held: Option<Duration>, now: Duration) {
         self.stage = LifeStage::Releasing(Releasing {
             round: ReleaseRound::new(self.quorum, self.may_hold),
             number: self.number + 1,
             due: now + self.spec.node_timeout,
-            lost,
             is_awaited: held.is_some(),
             is_settled: false,
         });
         if !self.may_hold.is_empty() {
             self.number += 1;
-            let release = self.spec.access.release(left);
+            let release = self.spec.access.release(held.unwrap_or_default());
             self.request = Some((release, self.may_hold, publishes));
         }
         self.tell_release();

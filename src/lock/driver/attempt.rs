@@ -197,7 +197,7 @@ impl Driver {
                             voted.insert(vote.node);
                         }
                     } else {
-                        self.on_vote(vote);
+                        self.on_vote(vote, self.now());
                     }
                 }
                 let unanswered = refusal.unanswered.without(voted);

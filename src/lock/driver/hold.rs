@@ -1,6 +1,6 @@
 //! The holders of a granted lock: what they see of it, and what they ask for.
 
-use std::future::pending;
+use std::future::{Future, pending};
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -139,35 +139,43 @@ impl Driver {
     }
 
     /// Releases the lock, and reports to its last holder as soon as a majority has confirmed that.
-    pub(super) async fn release(&mut self, held: Held, permit: Permit) {
+    ///
+    /// Not an `async fn`, which would have room for its arguments in every lock that is held.
+    pub(super) fn release(
+        &mut self,
+        held: Held,
+        permit: Permit,
+    ) -> impl Future<Output = ()> + Send + use<'_> {
         let Held { control, span, .. } = held;
         drop(span);
-        let publishes = permit.publishes();
-        self.handle(Input::Dropped { publishes });
-        if self
-            .attempt
-            .as_ref()
-            .and_then(|attempt| attempt.lease.lost())
-            == Some(Loss::Expired)
-        {
+        let status = control.status();
+        if status.lost.is_none() && status.valid_until <= Instant::now() {
             control.lose(LostReason::Expired);
         }
+        // Before the first node can grant the lock to another caller: no handle may show it as valid then.
         let lost = control.lose(LostReason::Released);
+        let publishes = permit.publishes();
+        self.handle(Input::Dropped { publishes });
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
-        let outcome = loop {
+        async move {
+            let outcome = self.released().await;
+            control.conclude(lost, outcome);
+        }
+    }
+
+    /// Waits until a majority has confirmed the release, or cannot.
+    async fn released(&mut self) -> Result<(), ReleaseError> {
+        loop {
             match self.next_event(pin!(pending::<()>())).await {
                 Some(Event::Released(ReleaseStep::Lost)) => {
-                    break Err(ReleaseError::Lost(LostReason::Gone));
+                    return Err(ReleaseError::Lost(LostReason::Gone));
                 }
-                Some(Event::Released(ReleaseStep::Unconfirmed)) => {
-                    break Err(self.unconfirmed());
-                }
-                Some(Event::Released(_) | Event::Settled) | None => break Ok(()),
+                Some(Event::Released(ReleaseStep::Unconfirmed)) => return Err(self.unconfirmed()),
+                Some(Event::Released(_) | Event::Settled) | None => return Ok(()),
                 Some(_) => {}
             }
-        };
-        control.conclude(lost, outcome);
+        }
     }
 
     fn unconfirmed(&mut self) -> ReleaseError {

@@ -1,6 +1,7 @@
 //! A lease with its owner: what its requests are made of.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -36,21 +37,22 @@ impl OwnedLease {
         self.lease.handle(input, self.origin.elapsed());
     }
 
-    pub(super) fn on_vote(&mut self, vote: Vote) {
+    pub(super) fn on_vote(&mut self, vote: Vote, now: Duration) {
         let (node, number) = (vote.node, vote.phase - self.phase);
         if !self.lease.counts(number) {
             return;
         }
         let never_sent = vote.outcome.as_ref().is_err_and(NodeFailure::never_sent);
         let answer = self.failures(number).note(node, vote.outcome);
-        self.handle(match never_sent {
+        let input = match never_sent {
             true => Input::NeverSent { node, number },
             false => Input::Answered {
                 node,
                 number,
                 answer,
             },
-        });
+        };
+        self.lease.handle(input, now);
     }
 
     /// Returns the failures of the nodes in the decision to which this request belongs.

@@ -56,7 +56,7 @@ impl Driver {
                     let (mut held, share) = self.begin_holding(acquired, &permit);
                     handoff.hand_out(Ok(share)).await;
                     self.hold(&mut held, &mut permit).await;
-                    Box::pin(self.release(held, permit)).await;
+                    self.release(held, permit).await;
                 }
                 Err(error) => {
                     let error = error.into_lock_error();
@@ -69,7 +69,7 @@ impl Driver {
                     }
                 }
             }
-            Box::pin(self.settle()).await;
+            self.settle().await;
         }
     }
 }

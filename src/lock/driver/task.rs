@@ -90,33 +90,32 @@ impl Driver {
     /// Waits until every node has answered every release or is overdue, and passes the unconfirmed ones to the registry.
     pub(super) async fn settle(&mut self) {
         loop {
-            let now = Instant::now();
-            self.earlier
-                .extend(self.attempt.take().map(|attempt| *attempt));
-            self.earlier.retain(|attempt| attempt.is_open(now));
-            let open = |attempt: &OwnedLease| attempt.lease.awaited().is_some();
-            let Some(open) = self.earlier.iter().position(open) else {
-                break;
-            };
-            self.attempt = Some(Box::new(self.earlier.swap_remove(open)));
             while let Some(attempt) = &self.attempt
                 && attempt.lease.awaited().is_some()
             {
                 self.next_event(pin!(std::future::pending::<()>())).await;
             }
+            let is_settling = |attempt: &&mut OwnedLease| attempt.lease.awaited().is_some();
+            let settling = self.earlier.iter_mut().find(is_settling);
+            match (&mut self.attempt, settling) {
+                (Some(attempt), Some(settling)) => std::mem::swap(&mut **attempt, settling),
+                _ => break,
+            }
         }
-        if self.earlier.is_empty() {
+        let (last, earlier) = (self.attempt.take(), std::mem::take(&mut self.earlier));
+        let releases = last.map(|last| *last).into_iter().chain(earlier);
+        let now = Instant::now();
+        let mut releases = releases.filter(|release| release.is_open(now)).peekable();
+        if releases.peek().is_none() {
             return;
         }
         let votes = std::mem::replace(&mut self.votes, VoteReceiver::new(&self.cluster.names));
         // Only releases go on.
         votes.next_phase();
-        let earlier = std::mem::take(&mut self.earlier);
-        let releases = earlier.into_iter().map(|attempt| attempt.unsettled());
         self.ticket.registry().keep_unsettled(Unsettled {
             votes,
             names: Arc::clone(&self.cluster.names),
-            releases: releases.collect(),
+            releases: releases.map(OwnedLease::unsettled).collect(),
         });
     }
 
@@ -125,55 +124,68 @@ impl Driver {
         &mut self,
         mut other: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Option<Event> {
+        // One look at the clock serves all votes that had arrived by then.
+        let (mut now, mut arrived) = (Duration::ZERO, 0);
         loop {
             if let Some(event) = self.poll_event() {
                 return Some(event);
             }
             let attempt = self.attempt.as_ref()?;
-            let (lease, due) = (&attempt.lease, attempt.lease.poll_timeout());
-            // Without a time, the lease waits for its holders only.
-            let due = attempt.origin + due.unwrap_or(Duration::from_secs(60 * 60));
-            let threshold = lease.awaited().map(|awaited| match awaited.answers {
+            if let Some((vote, others)) = self.votes.try_recv_of_several() {
+                if arrived == 0 {
+                    (now, arrived) = (attempt.origin.elapsed(), others + 1);
+                }
+                arrived -= 1;
+                self.on_vote(vote, now);
+                continue;
+            }
+            arrived = 0;
+            let awaited = attempt.lease.awaited();
+            let threshold = awaited.map_or_else(Threshold::any, |awaited| match awaited.answers {
                 0 => Threshold::any(),
                 answers => Threshold::new(attempt.phase + awaited.number, answers),
             });
-            let vote = match threshold.and_then(|_| self.votes.try_recv()) {
-                Some(vote) => Some(vote),
-                None => tokio::select! {
-                    biased;
-                    () = other.as_mut() => return None,
-                    vote = self.votes.recv(threshold.unwrap_or_else(Threshold::any)), if threshold.is_some() => Some(vote),
-                    // Votes below the threshold have arrived in time.
-                    () = self.timer.at(due) => self.votes.try_recv(),
-                },
+            // Without a time, the lease waits for its holders only.
+            let due = attempt.lease.poll_timeout();
+            let due = attempt.origin + due.unwrap_or(Duration::from_secs(60 * 60));
+            let vote = tokio::select! {
+                biased;
+                () = other.as_mut() => return None,
+                vote = self.votes.recv(threshold), if awaited.is_some() => Some(vote),
+                // Votes below the threshold have arrived in time.
+                () = self.timer.at(due) => self.votes.try_recv(),
             };
+            let now = self.now();
             match vote {
-                Some(vote) => self.on_vote(vote),
-                None => self.on_timeout(),
+                Some(vote) => self.on_vote(vote, now),
+                None => self.on_timeout(now),
             }
         }
     }
 
-    pub(super) fn on_vote(&mut self, vote: Vote) {
+    pub(super) fn on_vote(&mut self, vote: Vote, now: Duration) {
         if let Some(subscribers) = vote.subscribers {
             self.places.set_subscribers(subscribers);
         }
-        // Phases count on from attempt to attempt.
-        let current = self.attempt.as_deref_mut().into_iter();
-        let attempts = current.chain(&mut self.earlier);
-        let attempts = attempts.filter(|attempt| attempt.phase < vote.phase);
-        if let Some(attempt) = attempts.max_by_key(|attempt| attempt.phase) {
-            attempt.on_vote(vote);
+        match &mut self.attempt {
+            Some(attempt) if attempt.phase < vote.phase => attempt.on_vote(vote, now),
+            _ => {
+                // Phases count on from attempt to attempt, and an answered release needs no time.
+                let earlier = self.earlier.iter_mut();
+                let earlier = earlier.filter(|attempt| attempt.phase < vote.phase);
+                if let Some(attempt) = earlier.max_by_key(|attempt| attempt.phase) {
+                    attempt.on_vote(vote, now);
+                }
+            }
         }
         self.send(Cluster::submit);
     }
 
-    pub(super) fn on_timeout(&mut self) {
+    pub(super) fn on_timeout(&mut self, now: Duration) {
         if self.ticket.registry().stage() >= DrainStage::TimedOut {
             self.handle(Input::StopRenewing);
         }
         if let Some(attempt) = &mut self.attempt {
-            let now = attempt.origin.elapsed();
             let after = match attempt.lease.is_acquiring() {
                 true => now,
                 false => self.cluster.settings.node_timeout,
@@ -200,7 +212,9 @@ impl Driver {
         let Some(attempt) = &mut self.attempt else {
             return;
         };
-        let Some(request) = attempt.lease.poll_request() else {
+        // Asked first, because most votes lead to no request.
+        let is_asking = attempt.lease.is_asking();
+        let Some(request) = is_asking.then(|| attempt.lease.poll_request()).flatten() else {
             return;
         };
         self.votes.next_phase();
@@ -215,12 +229,19 @@ impl Driver {
     }
 
     pub(super) fn poll_event(&mut self) -> Option<Event> {
-        self.attempt.as_mut()?.lease.poll_event()
+        let lease = &mut self.attempt.as_mut()?.lease;
+        lease.has_news().then(|| lease.poll_event()).flatten()
     }
 
     pub(super) fn is_extending(&self) -> bool {
         let attempt = self.attempt.as_ref();
         attempt.is_some_and(|attempt| attempt.lease.is_extending())
+    }
+
+    /// Returns the time as the current attempt counts it.
+    pub(super) fn now(&self) -> Duration {
+        let attempt = self.attempt.as_ref();
+        attempt.map_or(Duration::ZERO, |attempt| attempt.origin.elapsed())
     }
 
     pub(super) fn instant(&self, at: Duration) -> Instant {

@@ -46,7 +46,6 @@ pub(super) struct Releasing {
     pub(super) number: u32,
     /// When the silent nodes count as failed.
     pub(super) due: Duration,
-    pub(super) lost: Option<Loss>,
     /// Whether a holder waits for the outcome.
     pub(super) is_awaited: bool,
     pub(super) is_settled: bool,
