@@ -9,6 +9,8 @@ use crate::protocol::round::ReleaseRound;
 
 impl Lease {
     /// Returns when to handle [`Input::TimedOut`], if nothing else happens before.
+    ///
+    /// [`Input::TimedOut`]: crate::protocol::lease::Input::TimedOut
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         match &self.stage {
