@@ -49,7 +49,8 @@ use crate::idempotency::stored::{self, CompleteResponse};
 use crate::lock::LostReason;
 use crate::middleware::{CallTracker, HandlerState, HeldLock, OnLost, Rejection, declared_length};
 use crate::node::{telemetry, unguessable};
-use crate::once::{BeginError, Execution, ExecutionHandle, Recorded};
+use crate::once::{BeginError, Execution, ExecutionHandle};
+use crate::protocol::lease::Recorded;
 use crate::protocol::{ExecutionId, Fingerprint};
 
 /// A request that may be executed, and everything that its execution holds.

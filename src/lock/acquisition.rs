@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+use crate::lock::backoff::AcquireError;
 use crate::lock::core::Core;
 use crate::lock::driver::{Driver, acquire};
 use crate::lock::error::LockError;
@@ -305,6 +306,7 @@ impl Acquisition {
             slot_table: slot_table.map(Box::new),
             earlier,
             hold_at_least: options.hold_at_least,
+            once: None,
         };
         let max_hold = options.max_hold.or(settings.max_hold);
         let driver = Driver::new(
@@ -316,7 +318,8 @@ impl Acquisition {
             labels,
         );
         let deadline = deadline.unwrap_or_else(|| span.began());
-        acquire(driver, permit, places, deadline, span.span()).await
+        let acquired = acquire(driver, permit, places, deadline, span.span()).await;
+        acquired.map_err(AcquireError::into_lock_error)
     }
 }
 

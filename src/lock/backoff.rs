@@ -31,6 +31,7 @@ use crate::lock::registry::{DrainStage, Registry};
 use crate::lock::terms::Terms;
 use crate::lock::time::TICK;
 use crate::node::random_u64;
+use crate::protocol::lease::Decided;
 use crate::protocol::{KeyNames, OnRelease, Retry};
 
 /// The longest run of local callers that acquire a key in a row while releases are not published, in multiples of
@@ -99,6 +100,8 @@ pub(crate) enum AcquireError {
         /// The free slots of the key, one bit for each.
         free: u64,
     },
+    /// What was executed under the key decides; no further attempt is made.
+    Decided(Decided),
     /// The acquisition failed; no further attempt is made.
     Failed(LockError),
     /// The caller went away.
@@ -112,12 +115,23 @@ impl From<LockError> for AcquireError {
 }
 
 impl AcquireError {
-    /// Returns the error for the caller; `None` if the caller has gone away.
-    pub(crate) fn into_lock_error(self) -> Option<LockError> {
+    /// Returns the error for the caller of a plain lock, for whom nothing else decides.
+    pub(crate) fn into_lock_error(self) -> LockError {
         match self {
-            Self::Contended { retry_after, .. } => Some(LockError::Contended { retry_after }),
-            Self::Failed(error) => Some(error),
-            Self::Abandoned => None,
+            Self::Contended { retry_after, .. } => LockError::Contended { retry_after },
+            Self::Failed(error) => error,
+            Self::Decided(_) | Self::Abandoned => LockError::Closed,
+        }
+    }
+
+    /// Returns the error that callers behind this one in the queue may get too.
+    pub(crate) fn for_others(&self) -> Option<LockError> {
+        match self {
+            Self::Contended { retry_after, .. } => Some(LockError::Contended {
+                retry_after: *retry_after,
+            }),
+            Self::Failed(error) => Some(error.clone()),
+            Self::Decided(_) | Self::Abandoned => None,
         }
     }
 }

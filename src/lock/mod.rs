@@ -38,7 +38,6 @@ mod handoff;
 mod health;
 mod layout;
 mod lead;
-mod lease;
 mod local_wait;
 mod lost;
 mod node_group;
@@ -72,21 +71,16 @@ pub use request::{LockFuture, LockRequest};
 pub use shutdown::{Served, Stopping};
 
 pub(crate) use self::core::Core;
-pub(crate) use backoff::{AcquireError, Backoff};
+pub(crate) use backoff::AcquireError;
 pub(crate) use cluster::{Asked, Cluster};
-pub(crate) use failures::Failures;
+pub(crate) use driver::{Driver, acquire};
 pub(crate) use guard::RequestShare;
-pub(crate) use handoff::{Handoff, Inline};
 pub(crate) use layout::Group;
-pub(crate) use lease::{
-    Attempt, Cleanup, Concluded, GrantedLock, HoldingLock, LeaseTask, Progress, Round,
-};
 pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;
-pub(crate) use queue::{HeldLease, Permit, Waited, WaiterCap, WaiterSlots};
+pub(crate) use queue::{HeldLease, Waited, WaiterCap, WaiterSlots};
 pub(crate) use registry::DrainStage;
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
-pub(crate) use state::Disposal;
 pub(crate) use terms::{Earlier, Terms};
 pub(crate) use time::{after, whole_millis};

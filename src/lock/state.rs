@@ -2,7 +2,7 @@
 //!
 //! # Implementation details
 //!
-//! Holders count their shares and queue their extensions here. The task publishes the status of the lock and the
+//! Holders count their shares and queue their commands here. The task publishes the status of the lock and the
 //! outcome of the release. Two rules keep the two sides from missing each other:
 //!
 //! * Zero shares is final. Dropping the last share wakes the task, and no new share can be taken.
@@ -12,8 +12,9 @@
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::iter;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,11 +24,11 @@ use tokio::time::{Instant, timeout_at};
 use crate::lock::cluster::Cluster;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{LeaseStatus, Lost, LostReason};
-use crate::lock::queue::{HeldLease, Memo};
+use crate::lock::queue::HeldLease;
 use crate::lock::registry::Registry;
-use crate::lock::time::{after, whole_millis};
+use crate::lock::time::whole_millis;
 use crate::node::{Home, Mutex, telemetry};
-use crate::protocol::lease::Access;
+use crate::protocol::lease::{Access, Effect, Input, OnceEvent, OnceSpec};
 use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
 
 /// A held lock, as its holders see it.
@@ -36,8 +37,6 @@ pub(crate) struct LockState {
     pub(crate) terms: LeaseTerms,
     /// Set if this is the first of several leases in which a caller has one lock.
     joined: OnceLock<Joined>,
-    /// A [`Disposal`].
-    disposal: AtomicU8,
     /// The number of shares, which guards, responses and bodies hold. Zero is final.
     shares: AtomicUsize,
     state: Mutex<LeaseState>,
@@ -70,10 +69,8 @@ pub(crate) struct LeaseTerms {
     pub(crate) access: Access,
     /// The number of the slot, if it is one of several.
     pub(crate) slot: Option<usize>,
-    /// How long the keys stay taken at least, although the lock is released earlier.
-    pub(crate) hold_at_least: Option<Duration>,
-    /// What the lock is held for; see [`Memo`].
-    pub(crate) purpose: Option<Memo>,
+    /// What is executed under the lock.
+    pub(crate) purpose: Option<OnceSpec>,
 }
 
 #[derive(Debug)]
@@ -82,42 +79,28 @@ struct LeaseState {
     token: Option<FencingToken>,
     /// When the caller got its guard, so that its work may have begun.
     delivered_at: Option<Instant>,
-    extensions: VecDeque<ExtendCommand>,
+    /// What the holder of an execution has said about its work.
+    effect: Effect,
+    commands: VecDeque<Box<HolderCommand>>,
     /// The outcome of the release, once a majority has confirmed it or cannot.
     released: Option<Result<(), ReleaseError>>,
     /// Whether the task is done with the lease, and takes no more commands.
     is_closed: bool,
 }
 
-/// A holder's command to extend the lock.
+/// A holder's command: an input for the lease, and where the event that answers it goes.
 #[derive(Debug)]
-pub(crate) struct ExtendCommand {
-    /// From now on; `None` for the ttl that the lease has.
-    pub(crate) ttl: Option<Duration>,
-    /// A higher token than the lease has, for it and for the fences.
-    pub(crate) token: Option<FencingToken>,
-    pub(crate) done: oneshot::Sender<Result<(), ExtendError>>,
+pub(crate) struct HolderCommand {
+    pub(crate) input: Input,
+    pub(crate) done: oneshot::Sender<CommandOutcome>,
 }
+
+/// The answer to a command; an event only where an execution asked.
+pub(crate) type CommandOutcome = Result<Option<OnceEvent>, ExtendError>;
 
 /// The task's end of a lease. Dropping it closes the lease and drops the remaining commands.
 #[derive(Debug)]
 pub(crate) struct LeaseControl(Arc<LockState>);
-
-/// The treatment of the keys when their lease ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Disposal {
-    /// The keys are released with the last share. If the task dies while there are shares, they stay until their
-    /// ttl, because a lock is never released under its holder.
-    Release,
-    /// The keys are released even if the task dies while there are shares, because nothing begins under the lock
-    /// without the task.
-    ReleaseUnused,
-    /// Like [`Release`](Self::Release), for keys under which something was executed.
-    ReleaseExecuted,
-    /// The keys stay until their ttl.
-    Expire,
-}
 
 /// One share of a lease. The task releases the lock when the last is dropped.
 ///
@@ -128,14 +111,12 @@ pub(crate) struct Share(Arc<LockState>);
 impl LockState {
     pub(crate) fn new(
         terms: LeaseTerms,
-        disposal: Disposal,
         token: Option<FencingToken>,
         valid_until: Instant,
     ) -> (Arc<Self>, Share, LeaseControl) {
         let lease = Arc::new(Self {
             terms,
             joined: OnceLock::new(),
-            disposal: AtomicU8::new(disposal as u8),
             shares: AtomicUsize::new(1),
             state: Mutex::new(LeaseState {
                 status: LeaseStatus {
@@ -144,7 +125,8 @@ impl LockState {
                 },
                 token,
                 delivered_at: None,
-                extensions: VecDeque::new(),
+                effect: Effect::default(),
+                commands: VecDeque::new(),
                 released: None,
                 is_closed: false,
             }),
@@ -160,11 +142,6 @@ impl LockState {
         self.joined
             .get()
             .map_or(&self.terms.keys, |joined| &joined.keys)
-    }
-
-    /// Returns the keys of this lease, without those of the further ones.
-    pub(crate) fn own_keys(&self) -> &LockKeys {
-        &self.terms.keys
     }
 
     /// Returns the fencing token of the lock.
@@ -197,20 +174,13 @@ impl LockState {
         self.shares.load(Ordering::Acquire) > 0
     }
 
-    pub(crate) fn set_disposal(&self, disposal: Disposal) {
-        self.disposal.store(disposal as u8, Ordering::Release);
+    /// Notes what the holder of an execution says about its work.
+    pub(crate) fn set_effect(&self, effect: Effect) {
+        self.state.lock().effect = effect;
     }
 
-    pub(crate) fn disposal(&self) -> Disposal {
-        const RELEASE: u8 = Disposal::Release as u8;
-        const RELEASE_UNUSED: u8 = Disposal::ReleaseUnused as u8;
-        const RELEASE_EXECUTED: u8 = Disposal::ReleaseExecuted as u8;
-        match self.disposal.load(Ordering::Acquire) {
-            RELEASE => Disposal::Release,
-            RELEASE_UNUSED => Disposal::ReleaseUnused,
-            RELEASE_EXECUTED => Disposal::ReleaseExecuted,
-            _ => Disposal::Expire,
-        }
+    pub(crate) fn effect(&self) -> Effect {
+        self.state.lock().effect
     }
 
     /// Notes that the caller gets its guard now. The times that `max_hold` and `hold_at_least` bound begin.
@@ -226,18 +196,6 @@ impl LockState {
         let state = self.state.lock();
         let is_revoked = state.status.lost == Some(LostReason::Revoked);
         (state.delivered_at, is_revoked)
-    }
-
-    /// Returns when the caller got its guard.
-    pub(crate) fn delivered_at(&self) -> Option<Instant> {
-        self.state.lock().delivered_at
-    }
-
-    /// Returns for how long the keys are to stay taken after their release at this time; zero if not at all.
-    pub(crate) fn stays_for(&self, now: Instant) -> Duration {
-        let held = self.terms.hold_at_least.zip(self.delivered_at());
-        let stays_until = held.map_or(now, |(least, delivered)| after(delivered, least));
-        whole_millis(stays_until.saturating_duration_since(now))
     }
 
     /// Returns how much longer the lock is certainly held.
@@ -320,7 +278,7 @@ impl LockState {
     }
 
     /// Extends the lock; see [`LockGuard::extend`](crate::LockGuard::extend).
-    pub(crate) async fn extend(&self, ttl: Duration) -> Result<(), ExtendError> {
+    pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<(), ExtendError> {
         let settings = &self.terms.cluster.settings;
         if ttl > settings.max_ttl {
             return Err(ExtendError::TtlTooLong {
@@ -333,8 +291,9 @@ impl LockState {
         if ttl <= settings.node_timeout || validity::lifetime(ttl).is_none() {
             return Err(ExtendError::TtlTooShort { asked });
         }
-        for lease in self.further().iter().map(Arc::as_ref).chain([self]) {
-            lease.command(Some(ttl), None).await?;
+        for lease in self.further().iter().chain([self]) {
+            let ttl = Some(ttl);
+            lease.command(Input::Extend { ttl, token: None }).await?;
         }
         Ok(())
     }
@@ -344,41 +303,46 @@ impl LockState {
     /// # Cancel safety
     ///
     /// If the future is dropped, some fences may be raised.
-    pub(crate) async fn raise(&self, token: FencingToken) -> Result<(), ExtendError> {
-        self.command(None, Some(token)).await
+    pub(crate) async fn raise(self: &Arc<Self>, token: FencingToken) -> Result<(), ExtendError> {
+        let (ttl, token) = (None, Some(token.as_u64()));
+        self.command(Input::Extend { ttl, token }).await.map(drop)
     }
 
-    async fn command(
-        &self,
-        ttl: Option<Duration>,
-        token: Option<FencingToken>,
-    ) -> Result<(), ExtendError> {
+    /// Sends a command, at once, and returns its outcome.
+    pub(crate) fn command(
+        self: &Arc<Self>,
+        input: Input,
+    ) -> impl Future<Output = CommandOutcome> + Send + use<> {
+        let lease = Arc::clone(self);
         let (done, outcome) = oneshot::channel();
-        let lost = || {
-            let reason = self.lost_reason().unwrap_or(LostReason::Abandoned);
-            ExtendError::Lost(reason)
-        };
-        if !self.send(ExtendCommand { ttl, token, done }) {
-            return Err(lost());
-        }
-        let cluster = &self.terms.cluster;
-        match self.home().report(outcome).await {
-            Some(outcome) => outcome.unwrap_or_else(|_| Err(lost())),
-            None => Err(ExtendError::Unavailable {
-                reached: 0,
-                needed: cluster.quorum.majority(),
-                nodes: cluster.all_not_run(),
-            }),
+        let is_sent = self.send(HolderCommand { input, done });
+        async move {
+            let lost = || {
+                let reason = lease.lost_reason().unwrap_or(LostReason::Abandoned);
+                ExtendError::Lost(reason)
+            };
+            if !is_sent {
+                return Err(lost());
+            }
+            let cluster = &lease.terms.cluster;
+            match lease.home().report(outcome).await {
+                Some(outcome) => outcome.unwrap_or_else(|_| Err(lost())),
+                None => Err(ExtendError::Unavailable {
+                    reached: 0,
+                    needed: cluster.quorum.majority(),
+                    nodes: cluster.all_not_run(),
+                }),
+            }
         }
     }
 
     /// Queues a command; returns false if the task accepts no more commands.
-    fn send(&self, command: ExtendCommand) -> bool {
+    fn send(&self, command: HolderCommand) -> bool {
         let mut state = self.state.lock();
         if state.is_closed {
             return false;
         }
-        state.extensions.push_back(command);
+        state.commands.push_back(Box::new(command));
         drop(state);
         self.notified.notify_one();
         true
@@ -395,8 +359,8 @@ impl HeldLease for LockState {
         self.state.lock().status.valid_until
     }
 
-    fn purpose(&self) -> Option<&Memo> {
-        self.terms.purpose.as_ref()
+    fn purpose(&self) -> Option<OnceSpec> {
+        self.terms.purpose
     }
 
     fn has(&self, key: &LockKey) -> bool {
@@ -471,8 +435,8 @@ impl LeaseControl {
         before
     }
 
-    pub(crate) fn try_recv(&self) -> Option<ExtendCommand> {
-        self.0.state.lock().extensions.pop_front()
+    pub(crate) fn try_recv(&self) -> Option<Box<HolderCommand>> {
+        self.0.state.lock().commands.pop_front()
     }
 
     /// Waits for a command or the drop of the last share; may return without either.
@@ -505,10 +469,10 @@ impl Drop for LeaseControl {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.is_closed = true;
-        let extensions = std::mem::take(&mut state.extensions);
+        let commands = std::mem::take(&mut state.commands);
         // Dropping a command wakes its sender, which locks the mutex.
         drop(state);
-        drop(extensions);
+        drop(commands);
         self.0.changed.notify_waiters();
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::slots::SlotTable;
-use crate::protocol::lease::Access;
+use crate::protocol::lease::{Access, OnceSpec};
 use crate::protocol::{FencingToken, KeyNames};
 
 /// What a caller asked for.
@@ -20,6 +20,8 @@ pub(crate) struct Terms {
     pub(crate) earlier: Option<Earlier>,
     /// How long the keys stay taken at least, counted from the grant.
     pub(crate) hold_at_least: Option<Duration>,
+    /// Present if something is executed under the lock.
+    pub(crate) once: Option<OnceSpec>,
 }
 
 /// The leases that a caller has acquired before, in other groups, for the same lock.

@@ -10,10 +10,9 @@ use tokio::time::Instant;
 use crate::node::failure::NodeFailure;
 use crate::node::packet::Packet;
 #[cfg(feature = "redis")]
-use crate::node::packet::transit_of;
 use crate::node::votes::VoteSender;
 #[cfg(feature = "redis")]
-use crate::protocol::message::{Command, Op, Reply, SharedOp};
+use crate::protocol::message::{Command, Op, Reply, SharedOp, transit};
 
 /// A request on its way to one node.
 #[derive(Debug)]
@@ -262,7 +261,7 @@ impl Job {
 
     /// Returns how much longer than the node timeout the job may take because of its size.
     pub(crate) fn transit(&self) -> Duration {
-        transit_of(self.bytes())
+        transit(self.bytes())
     }
 
     /// Returns whether this is a release whose lock has expired, so that at most an intent is left to take back.

@@ -38,7 +38,7 @@ pub(crate) use failure::whole_seconds;
 pub(crate) use home::Home;
 pub(crate) use job::{Job, Request};
 pub(crate) use mutex::Mutex;
-pub(crate) use packet::{Packet, Trail, transit, transit_of};
+pub(crate) use packet::{Packet, Trail};
 pub(crate) use peers::Peers;
 pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
 pub use state::NodeState;

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 #[cfg(feature = "redis")]
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::protocol::Record;
-use crate::protocol::message::{Command, Op};
+use crate::protocol::message::Command;
 
 /// A command, encoded once and shared by all nodes.
 #[derive(Debug)]
@@ -112,7 +110,7 @@ impl Packet {
     /// Returns the size of the record that it carries.
     #[cfg(feature = "redis")]
     pub(crate) fn bytes(&self) -> usize {
-        record_bytes(&self.command.op)
+        self.command.op.record_bytes()
     }
 }
 
@@ -148,26 +146,4 @@ fn bit(node: usize) -> u64 {
         .ok()
         .and_then(|node| 1_u64.checked_shl(node))
         .unwrap_or(0)
-}
-
-/// Returns how much longer than the node timeout a request may take because of its size.
-pub(crate) fn transit(op: &Op) -> Duration {
-    transit_of(record_bytes(op))
-}
-
-/// Returns how much longer than the node timeout the transfer of this many bytes may take: one second for each
-/// mebibyte, at ten megabits a second, and nothing for records that come with every reply.
-pub(crate) fn transit_of(bytes: usize) -> Duration {
-    if bytes <= Record::MAX_INLINE {
-        return Duration::ZERO;
-    }
-    let kibibytes = u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
-    Duration::from_secs(1) * kibibytes / 1024
-}
-
-fn record_bytes(op: &Op) -> usize {
-    match op {
-        Op::Record { record, .. } | Op::TopUp { record, .. } => record.as_bytes().len(),
-        _ => 0,
-    }
 }

@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::{Earlier, Group, LockError, LockSpan, Waited};
-use crate::once::command::Recorded;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::fetch;
 use crate::once::inspect::{names, request};
 use crate::once::request::ExecuteOnce;
+use crate::protocol::lease::Recorded;
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{LockKeys, Record};
 

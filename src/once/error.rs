@@ -2,23 +2,24 @@
 
 use std::fmt;
 
-use crate::lock::{LockError, LostReason};
+use crate::lock::{AcquireError, LockError, LostReason};
 use crate::protocol::Record;
+use crate::protocol::lease::Decided;
 
 /// The reason for which a request is not executed.
 #[derive(Debug, Clone)]
 pub(crate) enum Denied {
     /// The lock was not acquired.
     Lock(LockError),
-    /// A majority of the nodes has this record of an earlier execution. It is a head only if the record is large.
+    /// As for [`Decided::Recorded`].
     Recorded(Record),
-    /// The key was used for another request.
+    /// As for [`Decided::OtherRequest`].
     OtherRequest,
-    /// Some node has a record, and more nodes must answer before it is known whether that record counts.
+    /// As for [`Decided::Undecided`].
     Undecided,
-    /// The key was executed more than once, and no majority has one of the outcomes.
+    /// As for [`Decided::Conflicting`].
     Conflicting,
-    /// The key may have been executed, with an unknown outcome.
+    /// As for [`Decided::Unknown`].
     Unknown,
 }
 
@@ -45,6 +46,27 @@ impl Denied {
             Self::Undecided => "undecided",
             Self::Conflicting => "conflicting",
             Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl From<Decided> for Denied {
+    fn from(decided: Decided) -> Self {
+        match decided {
+            Decided::Recorded(record) => Self::Recorded(record),
+            Decided::OtherRequest => Self::OtherRequest,
+            Decided::Undecided => Self::Undecided,
+            Decided::Conflicting => Self::Conflicting,
+            Decided::Unknown => Self::Unknown,
+        }
+    }
+}
+
+impl From<AcquireError> for Denied {
+    fn from(error: AcquireError) -> Self {
+        match error {
+            AcquireError::Decided(decided) => decided.into(),
+            error => Self::Lock(error.into_lock_error()),
         }
     }
 }

@@ -5,12 +5,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::{Disposal, ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
-use crate::once::command::{ExecutionCommand, RecordCommand, Recorded};
+use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
 use crate::once::error::{BeginError, Denied};
+use crate::protocol::lease::{Effect, Input, OnceEvent, OnceInput, Recorded};
 use crate::protocol::{FencingToken, LockKey, Record};
 
 /// The right to execute while the lock of the key is held.
@@ -20,18 +19,13 @@ use crate::protocol::{FencingToken, LockKey, Record};
 #[derive(Debug)]
 pub(crate) struct Execution {
     guard: LockGuard,
-    commands: mpsc::UnboundedSender<ExecutionCommand>,
     /// The same execution in the group that the key moves to.
     next: Option<Box<Self>>,
 }
 
 impl Execution {
-    pub(super) fn new(guard: LockGuard, commands: mpsc::UnboundedSender<ExecutionCommand>) -> Self {
-        Self {
-            guard,
-            commands,
-            next: None,
-        }
+    pub(super) fn new(guard: LockGuard) -> Self {
+        Self { guard, next: None }
     }
 
     /// Joins the execution of a key that moves with that in its next group. Both get the same fencing token.
@@ -85,16 +79,14 @@ impl Execution {
     }
 
     async fn begin_alone(&self) -> Result<(), BeginError> {
-        let (done, begun) = oneshot::channel();
-        if self.commands.send(ExecutionCommand::Begin(done)).is_err() {
-            return Err(self.lost());
+        let begin = Input::Once(OnceInput::Begin);
+        match self.guard.lease().command(begin).await {
+            Ok(Some(OnceEvent::Begun)) => self.check_validity(),
+            Ok(Some(OnceEvent::Decided(decided))) => Err(BeginError::Denied(decided.into())),
+            Ok(_) => Err(BeginError::Denied(Denied::Undecided)),
+            Err(ExtendError::Lost(reason)) => Err(BeginError::Lost(reason)),
+            Err(_) => Err(self.lost()),
         }
-        let begun = self.guard.lease().home().report(begun).await;
-        match begun {
-            Some(Ok(begun)) => begun?,
-            Some(Err(_)) | None => return Err(self.lost()),
-        }
-        self.check_validity()
     }
 
     fn check_validity(&self) -> Result<(), BeginError> {
@@ -102,7 +94,7 @@ impl Execution {
             return Ok(());
         }
         // The process was paused, or its thread blocked, after the lease task had answered.
-        self.guard.lease().set_disposal(Disposal::ReleaseUnused);
+        self.guard.lease().set_effect(Effect::NotBegun);
         Err(self.lost())
     }
 
@@ -117,7 +109,7 @@ impl Execution {
     ///
     /// Goes on in the background if the future is dropped.
     pub(crate) async fn release(self) {
-        self.release_as(Disposal::ReleaseUnused).await;
+        self.release_after(Effect::NotBegun).await;
     }
 
     /// Releases the key without a record, because the execution had no effect. A retry may execute, unless there is
@@ -127,13 +119,13 @@ impl Execution {
     ///
     /// Goes on in the background if the future is dropped.
     pub(crate) async fn release_without_effect(self) {
-        self.release_as(Disposal::ReleaseExecuted).await;
+        self.release_after(Effect::WithoutEffect).await;
     }
 
-    async fn release_as(self, disposal: Disposal) {
-        self.guard.lease().set_disposal(disposal);
+    async fn release_after(self, effect: Effect) {
+        self.guard.lease().set_effect(effect);
         let next = self.next.map(|next| {
-            next.guard.lease().set_disposal(disposal);
+            next.guard.lease().set_effect(effect);
             next.guard
         });
         // Both are given up before the first await, because this future may be dropped.
@@ -168,21 +160,15 @@ impl Execution {
     }
 
     fn record_alone(self, record: Record, retention: Duration) -> impl Future<Output = Recorded> {
-        let (done, outcome) = oneshot::channel();
-        let command = RecordCommand {
-            record,
-            retention,
-            done,
-        };
-        // Refused if the lease task ended with its runtime; the outcome then never comes.
-        drop(self.commands.send(ExecutionCommand::Record(command)));
+        let lease = Arc::clone(self.guard.lease());
+        // At once, because the future may be dropped.
+        let outcome = lease.command(Input::Once(OnceInput::Record { record, retention }));
         async move {
-            let lease = Arc::clone(self.guard.lease());
-            let recorded = lease.home().report(outcome).await;
+            let recorded = outcome.await;
             drop(self);
             match recorded {
-                Some(Ok(recorded)) => recorded,
-                Some(Err(_)) | None => Recorded::No,
+                Ok(Some(OnceEvent::Recorded { outcome, .. })) => outcome,
+                _ => Recorded::No,
             }
         }
     }

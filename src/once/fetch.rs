@@ -18,11 +18,10 @@ use tracing::Instrument;
 
 use crate::lock::{Cluster, Group, LockError};
 use crate::node::{
-    Job, Mutex, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, transit_of,
-    unguessable,
+    Job, Mutex, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, unguessable,
 };
 use crate::once::limits::MAX_BODY;
-use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::message::{Command, Op, Reply, transit};
 use crate::protocol::{LockKey, OwnerToken, Record};
 
 /// The number of fetches that a caller makes if they end without a result: bounded, in case each one panics.
@@ -156,7 +155,7 @@ impl Fetch {
         let mut nodes = self.order().into_iter().peekable();
         let mut silent = Vec::new();
         // The head does not contain the size of the body.
-        let patience = settings.node_timeout + transit_of(MAX_BODY);
+        let patience = settings.node_timeout + transit(MAX_BODY);
         let mut due = Instant::now();
         loop {
             let now = Instant::now();

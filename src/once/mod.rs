@@ -7,44 +7,28 @@
 //! minority has is written to a majority first, so that all later requests get the same outcome. No request
 //! executes again after a majority has recorded an outcome. [`protocol::once`](crate::protocol::once) has the rules.
 //!
-//! This floor adds to the lease of a plain lock:
+//! The life of an execution is that of a [lease](crate::protocol::lease), which one driver runs for all locks. This floor
+//! adds:
 //!
 //! | file | adds |
 //! |---|---|
-//! | `round` | the records to the acquisition round |
-//! | `attempt` | repair and replay to an attempt |
-//! | `lifecycle` | the life of an execution: attempts, pending, executing, recorded |
-//! | `pending` | the wait between the grant and the beginning, in which a record still decides |
-//! | `recording` | the write of the outcome to a majority |
-//! | `replay` | the write of a replayed record to the nodes that lack it |
 //! | `fetch` | the read of a large record, from one node for all interested callers |
 //! | `limits` | the range of retentions and sizes |
-//! | `task`, `command` | the state that all steps share, and the commands of the execution |
 //! | `request`, `acquisition`, `execution`, `error` | the internal API, which the HTTP layer uses too; in one group of nodes, or in two |
 //! | `run`, `result` | the public API: [`Redlock::once`](crate::Redlock::once) |
 
 mod acquisition;
-mod attempt;
-mod command;
 mod error;
 mod execution;
 mod fetch;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod inspect;
-mod lifecycle;
 mod limits;
-mod pending;
-mod recording;
-mod replay;
 mod request;
 mod result;
-mod round;
 mod run;
-mod task;
 
-#[cfg(feature = "idempotency")]
-pub(crate) use command::Recorded;
 pub use error::OnceError;
 #[cfg(feature = "idempotency")]
 pub(crate) use error::{BeginError, Denied};

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::{
-    Core, DrainStage, Earlier, Group, HeldLease, LeaseTask, LocalWait, LockError, LockOptions,
-    LockSpan, Redlock, Terms, Waited, WaiterCap, WaiterSlots, after, option_setters, whole_millis,
+    Core, DrainStage, Driver, Earlier, Group, HeldLease, LocalWait, LockError, LockGuard,
+    LockOptions, LockSpan, Redlock, Terms, Waited, WaiterCap, WaiterSlots, acquire, after,
+    option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
-use crate::once::lifecycle::acquire;
+use crate::once::fetch::fetch;
 use crate::once::limits::DAY;
-use crate::once::task::{KeyMemo, OnceTask};
-use crate::protocol::lease::Access;
+use crate::protocol::lease::{Access, Decided, Input, OnceInput, OnceSpec, Unread};
 use crate::protocol::{Fingerprint, LockKey, LockKeys, validity};
 
 /// An allowance for rounding, and for the drift within the allowance itself.
@@ -184,12 +184,12 @@ impl ExecuteOnce {
                 Box::pin(local.acquire(waiting, &mut slots, refuse)).await?
             }
         };
-        if let Some(KeyMemo::Recorded(at, record)) = permit.memo().as_deref().and_then(KeyMemo::from_memo)
+        if let Some((at, Decided::Recorded(record))) = permit.memo()
             // Found after this call began; an older one may have expired.
-            && *at >= asked
+            && at >= asked
         {
             return Err(if record.fingerprint() == self.fingerprint {
-                Denied::Recorded(record.clone())
+                Denied::Recorded(record)
             } else {
                 Denied::OtherRequest
             });
@@ -205,22 +205,29 @@ impl ExecuteOnce {
             slot_table: None,
             earlier,
             hold_at_least: None,
+            once: Some(OnceSpec {
+                fingerprint: self.fingerprint,
+                executes: true,
+            }),
         };
-        let lease = LeaseTask::new(&group.cluster, keys.clone(), terms, ticket, labels);
-        let task = OnceTask {
-            lease,
-            fingerprint: self.fingerprint,
-            group: Arc::clone(group),
-        };
-        acquire(task, permit, slots, deadline, options.max_hold, span.span()).await
+        let (cluster, max_hold) = (&group.cluster, options.max_hold);
+        let driver = Driver::new(cluster, keys.clone(), terms, max_hold, ticket, labels);
+        let (group, key) = (Arc::clone(group), self.key.clone());
+        let driver = driver.read_with(Box::new(move |Unread(head)| {
+            let (group, key) = (Arc::clone(&group), key.clone());
+            Box::pin(async move {
+                let record = fetch(&group, &key, &head).await.ok();
+                Input::Once(OnceInput::Read(record))
+            })
+        }));
+        let share = acquire(driver, permit, slots, deadline, span.span()).await?;
+        Ok(Execution::new(LockGuard::new(share)))
     }
 
     /// Refuses the request if the holder of the key executes another one.
     fn refuse(&self, holder: &dyn HeldLease) -> Option<Denied> {
-        match KeyMemo::from_memo(&**holder.purpose()?)? {
-            KeyMemo::Executing(other) if *other != self.fingerprint => Some(Denied::OtherRequest),
-            KeyMemo::Executing(_) | KeyMemo::Recorded(..) => None,
-        }
+        let other = holder.purpose()?.fingerprint;
+        (other != self.fingerprint).then_some(Denied::OtherRequest)
     }
 }
 
@@ -244,8 +251,8 @@ impl fmt::Debug for ExecuteOnce {
 #[cfg(test)]
 mod tests {
     use crate::node::unguessable;
-    use crate::once::command::Recorded;
     use crate::once::error::BeginError;
+    use crate::protocol::lease::Recorded;
     use crate::protocol::{ExecutionId, Record};
 
     use super::*;

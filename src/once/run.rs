@@ -11,13 +11,13 @@ use tracing::Instrument;
 
 use crate::lock::{LockError, LostReason};
 use crate::node::telemetry;
-use crate::once::command::Recorded;
 use crate::once::error::{BeginError, Denied, OnceError};
 use crate::once::execution::{Execution, ExecutionHandle};
 use crate::once::limits::{bound_body, bound_retention};
 use crate::once::request::ExecuteOnce;
 use crate::once::result::{ResultError, decode, encode};
 use crate::protocol::Record;
+use crate::protocol::lease::Recorded;
 
 /// Result of [`ExecuteOnce::run`].
 #[derive(Debug, Clone, PartialEq, Eq)]

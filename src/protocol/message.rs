@@ -101,6 +101,20 @@ impl Op {
         )
     }
 
+    /// Returns how much longer than the node timeout the request may take because of its size.
+    #[must_use]
+    pub fn transit(&self) -> Duration {
+        transit(self.record_bytes())
+    }
+
+    /// Returns the size of the record that the request carries.
+    pub(crate) fn record_bytes(&self) -> usize {
+        match self {
+            Self::Record { record, .. } | Self::TopUp { record, .. } => record.as_bytes().len(),
+            _ => 0,
+        }
+    }
+
     /// Returns whether this asks for a lock or its extension, which depends on the memory of the node.
     pub(crate) fn asks_for_vote(&self) -> bool {
         matches!(
@@ -110,6 +124,16 @@ impl Op {
                 | Self::Shared(SharedOp::Acquire { .. } | SharedOp::Confirm { .. })
         )
     }
+}
+
+/// Returns how much longer than the node timeout the transfer of this many bytes may take: one second for each
+/// mebibyte, at ten megabits a second, and nothing for records that come with every reply.
+pub(crate) fn transit(bytes: usize) -> Duration {
+    if bytes <= Record::MAX_INLINE {
+        return Duration::ZERO;
+    }
+    let kibibytes = u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
+    Duration::from_secs(1) * kibibytes / 1024
 }
 
 /// The operations on keys that readers share, which need [`KeyNames::shared`].

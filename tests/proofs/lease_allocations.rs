@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tower_redlock::protocol::lease::{Access, Event, Input, Lease, LeaseRequest, LeaseSpec};
+use tower_redlock::protocol::lease::{
+    Access, Effect, Event, Input, Lease, LeaseRequest, LeaseSpec,
+};
 use tower_redlock::protocol::message::{Op, Reply};
 use tower_redlock::protocol::round::{Answer, ReleaseStep};
 
@@ -31,6 +33,7 @@ fn lease_of_five_nodes_allocates_nothing_after_its_creation() {
         is_partial: false,
         max_hold: None,
         hold_at_least: None,
+        once: None,
     };
     let mut now = TTL;
     let mut lease = Lease::new(spec, quorum(5), now, |_| Duration::ZERO);
@@ -61,7 +64,13 @@ fn lease_of_five_nodes_allocates_nothing_after_its_creation() {
                 freed |= event == Event::Released(ReleaseStep::Freed);
             }
             if renewed == 3 && !freed {
-                lease.handle(Input::Dropped { publishes: true }, now);
+                lease.handle(
+                    Input::Dropped {
+                        publishes: true,
+                        effect: Effect::default(),
+                    },
+                    now,
+                );
             } else if let Some(at) = lease.poll_timeout() {
                 now = at;
                 lease.handle(Input::TimedOut, now);

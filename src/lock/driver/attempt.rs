@@ -18,7 +18,7 @@ use crate::lock::handoff::Handoff;
 use crate::lock::queue::{Permit, WaiterSlots};
 use crate::lock::slots::slot_at_random;
 use crate::node::{Trail, next_proposal, random_u64, unguessable};
-use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
+use crate::protocol::lease::{Event, Input, Lease, LeaseSpec, OnceEvent};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
 use crate::protocol::{FencingToken, OwnerToken};
 
@@ -49,6 +49,17 @@ impl Driver {
                 Ok(granted) => {
                     self.terms.slot_table = None;
                     return Ok(granted);
+                }
+                // More nodes may answer before the deadline.
+                Err(AcquireError::Decided(decided))
+                    if decided.may_change() && backoff.is_in_time() =>
+                {
+                    AcquireError::Contended {
+                        retry_after: None,
+                        is_split: false,
+                        is_shared: false,
+                        free: 0,
+                    }
                 }
                 Err(error) => error,
             };
@@ -87,7 +98,7 @@ impl Driver {
     pub(super) fn take_free_slot(&mut self, permit: &Permit, refusal: &AcquireError) -> bool {
         match refusal {
             AcquireError::Contended { free, .. } => self.take_slot(permit, *free),
-            AcquireError::Failed(_) | AcquireError::Abandoned => false,
+            _ => false,
         }
     }
 
@@ -129,6 +140,7 @@ impl Driver {
                 Ok((token, self.instant(valid_until)))
             }
             Some(Event::Refused(refusal)) => Err(self.refused(refusal)),
+            Some(Event::Once(OnceEvent::Decided(decided))) => Err(AcquireError::Decided(decided)),
             Some(Event::TooLate { elapsed }) => {
                 let ttl = self.terms.ttl;
                 Err(LockError::Expired { ttl, elapsed }.into())
@@ -154,17 +166,22 @@ impl Driver {
             proposal: terms.is_fenced.then(proposal),
             retention: settings.fence_retention,
             node_timeout: settings.node_timeout,
-            renews: settings.renew,
+            // A second execution must not begin beside the first.
+            renews: settings.renew || terms.once.is_some(),
             is_partial: terms.earlier.is_some(),
             max_hold: self.max_hold,
             hold_at_least: terms.hold_at_least,
+            once: terms.once,
         };
         let patience = |node: usize| self.cluster.nodes[node].extra_patience();
         let attempt = OwnedLease {
             lease: Lease::new(spec, self.cluster.quorum, Duration::ZERO, patience),
             origin: Instant::now(),
             phase: self.votes.phase(),
-            owner: OwnerToken::from_random(unguessable()),
+            owner: match &terms.once {
+                None => OwnerToken::from_random(unguessable()),
+                Some(once) => once.owner(unguessable()),
+            },
             trail: Trail::default(),
             names: Arc::clone(&terms.names),
             keys: self.keys.clone(),

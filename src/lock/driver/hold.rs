@@ -12,7 +12,7 @@ use crate::lock::lost::LostReason;
 use crate::lock::queue::{HeldLease, Permit};
 use crate::lock::span::HeldSpan;
 use crate::lock::state::{
-    Disposal, ExtendCommand, LeaseControl, LeaseTerms, LockState, Share, report_loss,
+    CommandOutcome, HolderCommand, LeaseControl, LeaseTerms, LockState, Share, report_loss,
 };
 use crate::protocol::FencingToken;
 use crate::protocol::lease::{Event, Input, Lease, Loss};
@@ -23,8 +23,8 @@ pub(super) struct Held {
     pub(super) state: Arc<LockState>,
     pub(super) control: LeaseControl,
     pub(super) span: HeldSpan,
-    /// The command of the holder whose extension is under way.
-    pub(super) command: Option<ExtendCommand>,
+    /// The command of the holder that is being carried out.
+    pub(super) command: Option<Box<HolderCommand>>,
 }
 
 impl Driver {
@@ -40,10 +40,9 @@ impl Driver {
             keys: self.keys.clone(),
             access: self.terms.access,
             slot: self.slot,
-            hold_at_least: self.terms.hold_at_least,
-            purpose: None,
+            purpose: self.terms.once,
         };
-        let (state, share, control) = LockState::new(terms, Disposal::Release, token, valid_until);
+        let (state, share, control) = LockState::new(terms, token, valid_until);
         permit.set_holder(&(Arc::clone(&state) as Arc<dyn HeldLease>), self.task);
         permit.unsubscribe();
         self.ticket.set_held(self.slot.map(|_| &self.keys));
@@ -59,34 +58,26 @@ impl Driver {
         (held, share)
     }
 
-    /// Holds and renews the lock until its last share is gone.
+    /// Holds and renews the lock until its last share is gone, or the lease needs no holder any more.
     pub(super) async fn hold(&mut self, held: &mut Held, permit: &mut Permit) {
         loop {
-            self.tell();
-            while let Some(event) = self.poll_event() {
-                self.on_event(held, &event);
+            if !self.is_holding() {
+                return;
             }
+            self.tell();
+            self.pass_events(held);
             if held.control.status().lost.is_some() {
                 // A holder that continues without its lock must not block the other callers of this process.
                 drop(std::mem::take(permit));
             }
             if !held.state.is_shared() {
-                return;
-            }
-            if held.command.is_none()
-                && !self.is_extending()
-                && let Some(command) = held.control.try_recv()
-            {
-                let (ttl, token) = (command.ttl, command.token.map(FencingToken::as_u64));
-                held.command = Some(command);
-                self.handle(Input::Extend { ttl, token });
-                if !self.is_extending() {
-                    while let Some(event) = self.poll_event() {
-                        self.on_event(held, &event);
-                    }
-                    // Lost before.
-                    held.answer(Err(held.lost()));
+                // The last share may have gone right after a command that needs none.
+                held.take_last_command();
+                if held.command.is_none() {
+                    return;
                 }
+            }
+            if self.carry_out(held) {
                 continue;
             }
             let event = {
@@ -99,6 +90,39 @@ impl Driver {
         }
     }
 
+    /// Carries out the next command, or goes on with one that waited for an extension. Returns whether there was one.
+    fn carry_out(&mut self, held: &mut Held) -> bool {
+        if self.is_extending() && held.state.is_shared() {
+            return false;
+        }
+        if held.command.is_none() {
+            held.command = held.control.try_recv();
+        }
+        let Some(command) = &held.command else {
+            return false;
+        };
+        let input = command.input.clone();
+        // They came before the command.
+        self.take_votes();
+        self.pass_events(held);
+        self.handle(input);
+        if !self.is_holding() {
+            return true;
+        }
+        self.pass_events(held);
+        if !self.is_extending() {
+            // Lost before.
+            held.answer(Err(held.lost()));
+        }
+        true
+    }
+
+    fn pass_events(&mut self, held: &mut Held) {
+        while let Some(event) = self.poll_event() {
+            self.on_event(held, &event);
+        }
+    }
+
     fn on_event(&mut self, held: &mut Held, event: &Event) {
         match *event {
             Event::Extended {
@@ -107,11 +131,15 @@ impl Driver {
             } => {
                 held.control.prolong(self.instant(valid_until));
                 if is_asked {
-                    let command = held.command.as_ref();
-                    if let Some(token) = command.and_then(|command| command.token) {
+                    let input = held.command.as_ref().map(|command| &command.input);
+                    if let Some(Input::Extend {
+                        token: Some(token), ..
+                    }) = input
+                        && let Ok(token) = FencingToken::try_from(*token)
+                    {
                         held.control.set_token(token);
                     }
-                    held.answer(Ok(()));
+                    held.answer(Ok(None));
                 }
             }
             Event::NotExtended { reached, silent } => {
@@ -130,10 +158,12 @@ impl Driver {
                 }
                 held.answer(Err(held.lost()));
             }
+            Event::Once(ref event) => held.answer(Ok(Some(event.clone()))),
             Event::Granted { .. }
             | Event::Refused(_)
             | Event::TooLate { .. }
             | Event::Released(_)
+            | Event::Unread(_)
             | Event::Settled => {}
         }
     }
@@ -146,7 +176,12 @@ impl Driver {
         held: Held,
         permit: Permit,
     ) -> impl Future<Output = ()> + Send + use<'_> {
-        let Held { control, span, .. } = held;
+        let Held {
+            state,
+            control,
+            span,
+            ..
+        } = held;
         drop(span);
         let status = control.status();
         if status.lost.is_none() && status.valid_until <= Instant::now() {
@@ -155,7 +190,8 @@ impl Driver {
         // Before the first node can grant the lock to another caller: no handle may show it as valid then.
         let lost = control.lose(LostReason::Released);
         let publishes = permit.publishes();
-        self.handle(Input::Dropped { publishes });
+        let effect = state.effect();
+        self.handle(Input::Dropped { publishes, effect });
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
         async move {
@@ -198,7 +234,18 @@ impl Held {
         ExtendError::Lost(lost.unwrap_or(LostReason::Abandoned))
     }
 
-    fn answer(&mut self, outcome: Result<(), ExtendError>) {
+    /// Takes the command of a holder that is gone, if it is one that needs no holder.
+    fn take_last_command(&mut self) {
+        let needs_none = |command: &HolderCommand| command.input.outlives_holder();
+        self.command = self.command.take().filter(|command| needs_none(command));
+        while self.command.is_none()
+            && let Some(command) = self.control.try_recv()
+        {
+            self.command = Some(command).filter(|command| needs_none(command));
+        }
+    }
+
+    fn answer(&mut self, outcome: CommandOutcome) {
         if let Some(command) = self.command.take() {
             // The holder may have gone away.
             drop(command.done.send(outcome));

@@ -11,8 +11,10 @@
 //! | `run` | the life of a lock from its order to its end |
 //! | `attempt` | attempts, until one is granted |
 //! | `hold` | what holders see of the lock and ask for; the release |
+//! | `once` | what only an execution meets |
 //! | `task` | passes votes and time to the lease, and sends its requests |
 //! | `owned` | the lease with its owner |
+//! | `reading` | reads that a lease asks for |
 //!
 //! # Invariants
 //!
@@ -23,7 +25,9 @@
 
 mod attempt;
 mod hold;
+mod once;
 mod owned;
+mod reading;
 mod run;
 mod task;
 

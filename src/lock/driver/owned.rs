@@ -39,9 +39,6 @@ impl OwnedLease {
 
     pub(super) fn on_vote(&mut self, vote: Vote, now: Duration) {
         let (node, number) = (vote.node, vote.phase - self.phase);
-        if !self.lease.counts(number) {
-            return;
-        }
         let never_sent = vote.outcome.as_ref().is_err_and(NodeFailure::never_sent);
         let answer = self.failures(number).note(node, vote.outcome);
         let input = match never_sent {
@@ -78,9 +75,14 @@ impl OwnedLease {
         Packet::of_release(until, command, publishes, self.trail.clone())
     }
 
+    /// Returns whether a vote is on a request of this attempt to which answers still count.
+    pub(super) fn is_asked(&self, vote: &Vote) -> bool {
+        vote.phase > self.phase && self.lease.counts(vote.phase - self.phase)
+    }
+
     /// Returns whether a vote is on a request of the acquisition, which has ended.
     pub(super) fn is_late(&self, vote: &Vote) -> bool {
-        vote.phase > self.phase && !self.lease.counts(vote.phase - self.phase)
+        vote.phase > self.phase && !self.is_asked(vote)
     }
 
     /// Returns whether a node may still have the lock.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::lock::backoff::AcquireError;
 use crate::lock::driver::task::Driver;
-use crate::lock::error::LockError;
 use crate::lock::handoff::{Handoff, Inline};
 use crate::lock::queue::{Permit, WaiterSlots};
 use crate::lock::state::Share;
@@ -27,11 +27,14 @@ pub(crate) fn acquire(
     slots: WaiterSlots,
     deadline: Instant,
     span: &Span,
-) -> impl Future<Output = Result<Share, LockError>> + Send + use<> {
+) -> impl Future<Output = Result<Share, AcquireError>> + Send + use<> {
     let cluster = Arc::clone(&driver.cluster);
     let run = |handoff| driver.run(permit, slots, deadline, handoff);
     let inline = Inline::new(&cluster, run, span);
-    async move { inline.outcome().await.and_then(identity) }
+    async move {
+        let outcome = inline.outcome().await;
+        outcome.map_err(AcquireError::from).and_then(identity)
+    }
 }
 
 impl Driver {
@@ -47,7 +50,7 @@ impl Driver {
         mut permit: Permit,
         slots: WaiterSlots,
         deadline: Instant,
-        mut handoff: Handoff<Result<Share, LockError>>,
+        mut handoff: Handoff<Result<Share, AcquireError>>,
     ) -> impl Future<Output = ()> + Send {
         async move {
             let acquiring = Box::pin(self.acquire(slots, deadline, &permit, &mut handoff));
@@ -56,15 +59,22 @@ impl Driver {
                     let (mut held, share) = self.begin_holding(acquired, &permit);
                     handoff.hand_out(Ok(share)).await;
                     self.hold(&mut held, &mut permit).await;
-                    self.release(held, permit).await;
+                    match self.is_holding() {
+                        true => self.release(held, permit).await,
+                        false => Box::pin(self.finish(held, permit)).await,
+                    }
                 }
                 Err(error) => {
-                    let error = error.into_lock_error();
-                    if let Some(error) = &error {
-                        permit.set_failed(false, error);
+                    if let Some(error) = error.for_others() {
+                        permit.set_failed(self.terms.once.is_some(), &error);
+                    }
+                    if let AcquireError::Decided(decided) = &error
+                        && decided.is_memorable()
+                    {
+                        permit.set_memo(decided.clone());
                     }
                     drop(permit);
-                    if let Some(error) = error {
+                    if !matches!(error, AcquireError::Abandoned) {
                         handoff.send(Err(error));
                     }
                 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
 use crate::lock::driver::owned::OwnedLease;
+use crate::lock::driver::reading::{Reading, read};
 use crate::lock::failures::Failures;
 use crate::lock::queue::Places;
 use crate::lock::registry::{DrainStage, Ticket, Unsettled};
@@ -41,6 +42,8 @@ pub(crate) struct Driver {
     /// The places of the keys in the queue, which know the processes that wait for each key.
     pub(super) places: Places,
     pub(super) timer: Timer,
+    /// Present if the lease may ask for a read.
+    pub(super) reading: Option<Box<Reading>>,
 }
 
 impl Driver {
@@ -66,6 +69,7 @@ impl Driver {
             labels,
             places: Places::default(),
             timer: Timer::default(),
+            reading: None,
         }
     }
 
@@ -90,12 +94,10 @@ impl Driver {
     /// Waits until every node has answered every release or is overdue, and passes the unconfirmed ones to the registry.
     pub(super) async fn settle(&mut self) {
         loop {
-            while let Some(attempt) = &self.attempt
-                && attempt.lease.awaited().is_some()
-            {
+            while !self.is_settled() {
                 self.next_event(pin!(std::future::pending::<()>())).await;
             }
-            let is_settling = |attempt: &&mut OwnedLease| attempt.lease.awaited().is_some();
+            let is_settling = |attempt: &&mut OwnedLease| !attempt.lease.is_settled();
             let settling = self.earlier.iter_mut().find(is_settling);
             match (&mut self.attempt, settling) {
                 (Some(attempt), Some(settling)) => std::mem::swap(&mut **attempt, settling),
@@ -127,8 +129,15 @@ impl Driver {
         // One look at the clock serves all votes that had arrived by then.
         let (mut now, mut arrived) = (Duration::ZERO, 0);
         loop {
-            if let Some(event) = self.poll_event() {
-                return Some(event);
+            match self.poll_event() {
+                Some(Event::Unread(unread)) => {
+                    if let Some(reading) = &mut self.reading {
+                        reading.read = Some((reading.reader)(unread));
+                    }
+                    continue;
+                }
+                Some(event) => return Some(event),
+                None => {}
             }
             let attempt = self.attempt.as_ref()?;
             if let Some((vote, others)) = self.votes.try_recv_of_several() {
@@ -151,6 +160,13 @@ impl Driver {
             let vote = tokio::select! {
                 biased;
                 () = other.as_mut() => return None,
+                input = read(&mut self.reading), if self.reading.is_some() => {
+                    if let Some(reading) = &mut self.reading {
+                        reading.read = None;
+                    }
+                    self.handle(input);
+                    continue;
+                }
                 vote = self.votes.recv(threshold), if awaited.is_some() => Some(vote),
                 // Votes below the threshold have arrived in time.
                 () = self.timer.at(due) => self.votes.try_recv(),
@@ -168,12 +184,11 @@ impl Driver {
             self.places.set_subscribers(subscribers);
         }
         match &mut self.attempt {
-            Some(attempt) if attempt.phase < vote.phase => attempt.on_vote(vote, now),
+            Some(attempt) if attempt.is_asked(&vote) => attempt.on_vote(vote, now),
             _ => {
-                // Phases count on from attempt to attempt, and an answered release needs no time.
-                let earlier = self.earlier.iter_mut();
-                let earlier = earlier.filter(|attempt| attempt.phase < vote.phase);
-                if let Some(attempt) = earlier.max_by_key(|attempt| attempt.phase) {
+                // An answered release needs no time.
+                let mut earlier = self.earlier.iter_mut();
+                if let Some(attempt) = earlier.find(|attempt| attempt.is_asked(&vote)) {
                     attempt.on_vote(vote, now);
                 }
             }
@@ -217,7 +232,8 @@ impl Driver {
         let Some(request) = is_asking.then(|| attempt.lease.poll_request()).flatten() else {
             return;
         };
-        self.votes.next_phase();
+        // Another attempt may have asked meanwhile.
+        attempt.phase = self.votes.next_phase() - request.number;
         let publishes = request.publishes && self.cluster.settings.wake_ups;
         let gone_at = attempt.origin + request.gone_at;
         let packet = attempt.packet(request.op, publishes, gone_at);
@@ -231,6 +247,23 @@ impl Driver {
     pub(super) fn poll_event(&mut self) -> Option<Event> {
         let lease = &mut self.attempt.as_mut()?.lease;
         lease.has_news().then(|| lease.poll_event()).flatten()
+    }
+
+    /// Takes the votes that have arrived.
+    pub(super) fn take_votes(&mut self) {
+        while let Some(vote) = self.votes.try_recv() {
+            self.on_vote(vote, self.now());
+        }
+    }
+
+    pub(super) fn is_holding(&self) -> bool {
+        let attempt = self.attempt.as_ref();
+        attempt.is_some_and(|attempt| attempt.lease.is_holding())
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        let attempt = self.attempt.as_ref();
+        attempt.is_none_or(|attempt| attempt.lease.is_settled())
     }
 
     pub(super) fn is_extending(&self) -> bool {
@@ -266,11 +299,17 @@ impl Drop for Driver {
         if attempt.lease.is_releasing() {
             return;
         }
-        if !state.as_ref().is_some_and(|state| state.is_shared()) {
+        // Nothing begins under an unused lock without the task.
+        let is_shared = state.as_ref().is_some_and(|state| state.is_shared());
+        if !is_shared || attempt.lease.is_unused() {
             // There is no task that would pass it on.
             while attempt.lease.poll_event().is_some() {}
             attempt.handle(Input::Abandoned);
-            attempt.handle(Input::Dropped { publishes: true });
+            let effect = state.as_ref().map(|state| state.effect());
+            attempt.handle(Input::Dropped {
+                publishes: true,
+                effect: effect.unwrap_or_default(),
+            });
             self.send(Cluster::submit_in_drop);
         }
         if let Some(attempt) = self.attempt.take().filter(|_| state.is_some()) {

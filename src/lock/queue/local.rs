@@ -34,7 +34,7 @@ use crate::lock::queue::subscription::Watching;
 use crate::lock::slots::slot_at_random;
 use crate::lock::time::after;
 use crate::node::Mutex;
-use crate::protocol::lease::Access;
+use crate::protocol::lease::{Access, Decided};
 use crate::protocol::{KeyNames, LockKey, LockKeys};
 
 /// The places of all keys that this process holds, requests or waits for.
@@ -367,9 +367,9 @@ impl Permit {
     }
 
     /// Leaves a memo for the next callers of this process. A set of keys has it at the first key.
-    pub(crate) fn set_memo(&self, memo: Memo) {
+    pub(crate) fn set_memo(&self, decided: Decided) {
         if let Some(place) = self.places.0.first() {
-            *place.memo.lock() = Some(memo);
+            *place.memo.lock() = Some((Instant::now(), decided));
         }
     }
 

@@ -8,5 +8,5 @@ mod subscription;
 
 pub(crate) use cap::{Waited, WaiterCap, WaiterSlots};
 pub(crate) use local::{LocalQueue, Permit, Places};
-pub(crate) use place::{CountedWaiter, HeldLease, Memo, Occupancy, permits};
+pub(crate) use place::{CountedWaiter, HeldLease, Occupancy, permits};
 pub(crate) use subscription::Watching;

@@ -5,7 +5,6 @@
 //! A place lists the callers that have its permits. Who is on the list owns permits, so a caller that does not react
 //! can be taken off it, and its permits go to the next one. Exclusion does not depend on permits: the nodes decide.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,7 +18,7 @@ use crate::lock::error::LockError;
 use crate::lock::queue::remote::RemoteWaiters;
 use crate::lock::queue::subscription::PlaceSubscription;
 use crate::node::Mutex;
-use crate::protocol::lease::Access;
+use crate::protocol::lease::{Access, Decided, OnceSpec};
 use crate::protocol::{LockKey, LockKeys};
 
 /// What callers queue for: a key, or one of so many slots of it. They do not exclude each other.
@@ -29,8 +28,8 @@ pub(super) struct PlaceKey {
     slots: Option<usize>,
 }
 
-/// Data of a higher floor about a key, for the next callers of this process; opaque to the queue.
-pub(crate) type Memo = Arc<dyn Any + Send + Sync>;
+/// What was decided about a key, and when, for the next callers of this process.
+pub(crate) type Memo = (Instant, Decided);
 
 /// The view of a lease that the waiting callers of its key have.
 pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
@@ -40,8 +39,8 @@ pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
     /// Returns the end of the validity.
     fn valid_until(&self) -> Instant;
 
-    /// Returns what the lock is held for, if a higher floor said so.
-    fn purpose(&self) -> Option<&Memo>;
+    /// Returns what is executed under the lock.
+    fn purpose(&self) -> Option<OnceSpec>;
 
     /// Returns whether the lock has a key.
     fn has(&self, key: &LockKey) -> bool;

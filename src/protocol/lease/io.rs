@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use crate::protocol::lease::Access;
+use crate::protocol::lease::access::Access;
+use crate::protocol::lease::once::{Effect, OnceEvent, OnceInput, OnceSpec, Unread};
 use crate::protocol::message::Op;
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::round::{Answer, Refusal, ReleaseStep};
+
+/// The number of the `ACQUIRE`, the first request.
+pub(super) const ACQUIRE: u32 = 1;
 
 /// What a caller asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -30,6 +34,8 @@ pub struct LeaseSpec {
     pub max_hold: Option<Duration>,
     /// How long the keys stay taken at least, from when the caller has the lock, although it is released earlier.
     pub hold_at_least: Option<Duration>,
+    /// Present if something is executed under the lock, whose outcome counts for all later callers.
+    pub once: Option<OnceSpec>,
 }
 
 /// What happened.
@@ -75,7 +81,19 @@ pub enum Input {
     Dropped {
         /// Whether other processes wait for the release.
         publishes: bool,
+        /// What the holder says about its work, if it is an execution.
+        effect: Effect,
     },
+    /// What only an execution meets.
+    Once(OnceInput),
+}
+
+impl Input {
+    /// Returns whether a holder may go after this, because the lease goes on without one.
+    #[must_use]
+    pub fn outlives_holder(&self) -> bool {
+        matches!(self, Self::Once(OnceInput::Record { .. }))
+    }
 }
 
 /// A request to some nodes.
@@ -130,6 +148,10 @@ pub enum Event {
     Lost(Loss),
     /// A majority has confirmed the release, or cannot.
     Released(ReleaseStep),
+    /// What only an execution meets.
+    Once(OnceEvent),
+    /// Something is to be read from a node. [`OnceInput::Read`] follows.
+    Unread(Unread),
     /// Every node has answered the release, or is overdue. Final.
     Settled,
 }

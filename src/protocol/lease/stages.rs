@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use crate::protocol::lease::Loss;
+use crate::protocol::lease::io::{ACQUIRE, Loss};
+use crate::protocol::lease::once::OnceSpec;
+use crate::protocol::lease::recorded::{RecordedRound, Step};
+use crate::protocol::lease::recording::Finish;
+use crate::protocol::message::Reply;
 use crate::protocol::quorum::{NodeSet, Quorum};
 use crate::protocol::round::{AcquireRound, AcquireStep, Answer, ExtendRound, ReleaseRound};
-
-/// The number of the `ACQUIRE`, the first request.
-pub(super) const ACQUIRE: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum LifeStage {
     Acquiring(Acquiring),
     Holding(Holding),
+    Recording(Box<Finish>),
     Releasing(Releasing),
 }
 
@@ -25,6 +27,18 @@ pub(super) struct Holding {
     /// When to renew the lock next; `None` if it is not, or no longer, renewed.
     pub(super) renew_at: Option<Duration>,
     pub(super) extending: Option<Extending>,
+    pub(super) purpose: Purpose,
+}
+
+/// What the lock is held for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) enum Purpose {
+    #[default]
+    Lock,
+    /// An execution that has not begun.
+    Pending(Box<Pending>),
+    /// One that has.
+    Execution,
 }
 
 /// An extension under way.
@@ -53,34 +67,96 @@ pub(super) struct Releasing {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Acquiring {
-    pub(super) round: AcquireRound,
+    pub(super) round: AttemptRound,
     /// The number of the current `CONFIRM`.
     pub(super) confirm: Option<u32>,
     /// Until when the nodes may answer the `ACQUIRE`.
     due: Duration,
     /// The nodes that are not connected yet, which may until these later times.
     connecting: Vec<(usize, Duration)>,
+    /// The end of all phases together.
+    pub(super) deadline: Duration,
+}
+
+/// The round of an attempt: that of a lock, or that of an execution.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum AttemptRound {
+    Lock(AcquireRound),
+    Once(Box<RecordedRound>),
+}
+
+impl AttemptRound {
+    pub(super) fn acquiring(&self) -> &AcquireRound {
+        match self {
+            Self::Lock(round) => round,
+            Self::Once(round) => round.acquiring(),
+        }
+    }
+
+    /// Returns the round of an execution.
+    pub(super) fn recorded(&mut self) -> Option<&mut RecordedRound> {
+        match self {
+            Self::Lock(_) => None,
+            Self::Once(round) => Some(round),
+        }
+    }
+
+    fn silent(&self) -> NodeSet {
+        match self {
+            Self::Lock(round) => round.silent().collect(),
+            Self::Once(round) => round.silent(),
+        }
+    }
 }
 
 impl Acquiring {
     /// Creates the attempt whose nodes have until `due` and their patience to answer.
-    pub(super) fn new(quorum: Quorum, due: Duration, patience: impl Fn(usize) -> Duration) -> Self {
+    pub(super) fn new(
+        quorum: Quorum,
+        once: Option<OnceSpec>,
+        due: Duration,
+        patience: impl Fn(usize) -> Duration,
+    ) -> Self {
         let nodes = (0..quorum.nodes()).map(|node| (node, due + patience(node)));
+        let connecting: Vec<_> = nodes.filter(|(_, until)| *until > due).collect();
+        let last = connecting.iter().map(|(_, until)| *until).max();
         Self {
-            round: AcquireRound::new(quorum),
+            round: match once {
+                None => AttemptRound::Lock(AcquireRound::new(quorum)),
+                Some(spec) => AttemptRound::Once(Box::new(RecordedRound::new(spec, quorum))),
+            },
             confirm: None,
             due,
-            connecting: nodes.filter(|(_, until)| *until > due).collect(),
+            connecting,
+            deadline: last.unwrap_or(due),
         }
     }
 
-    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> AcquireStep {
-        if number == ACQUIRE {
-            self.round.on_acquire(node, answer)
-        } else if Some(number) == self.confirm {
-            self.round.on_confirm(node, self.round.step(), answer)
-        } else {
-            AcquireStep::Wait
+    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> Step {
+        match &mut self.round {
+            AttemptRound::Once(round) => round.on_answer(node, number, self.confirm, answer),
+            AttemptRound::Lock(round) if number == ACQUIRE => Ok(round.on_acquire(node, answer)),
+            AttemptRound::Lock(round) if Some(number) == self.confirm => {
+                Ok(round.on_confirm(node, round.step(), answer))
+            }
+            AttemptRound::Lock(_) => Ok(AcquireStep::Wait),
+        }
+    }
+
+    /// Returns whether answers to this request count.
+    pub(super) fn counts(&self, number: u32) -> bool {
+        let is_repair = match &self.round {
+            AttemptRound::Lock(_) => false,
+            AttemptRound::Once(round) => round.counts(number),
+        };
+        number == ACQUIRE || self.confirm == Some(number) || is_repair
+    }
+
+    /// Returns the number of the request that the silent nodes have not answered.
+    pub(super) fn silence(&self) -> u32 {
+        match &self.round {
+            AttemptRound::Lock(_) => self.confirm.unwrap_or(ACQUIRE),
+            AttemptRound::Once(round) => round.silence(self.confirm),
         }
     }
 
@@ -91,26 +167,93 @@ impl Acquiring {
         connecting.map_or(self.due, |(_, until)| *until)
     }
 
-    /// Returns until when the nodes may answer a `CONFIRM`: all phases together have the longest time of the first one.
-    fn last_due(&self) -> Duration {
+    /// Returns until when the last node may answer the `ACQUIRE`.
+    pub(super) fn last_due(&self) -> Duration {
         let connecting = self.connecting.iter().map(|(_, until)| *until);
         connecting.max().unwrap_or(self.due)
     }
 
     /// Returns when the next silent node is overdue.
     pub(super) fn next_due(&self) -> Option<Duration> {
-        match self.confirm {
-            Some(_) => Some(self.last_due()),
-            None => self.round.silent().map(|node| self.due(node)).min(),
+        if let AttemptRound::Once(round) = &self.round
+            && round.is_reading()
+        {
+            return None;
+        }
+        match self.is_late_phase() {
+            true => Some(self.deadline),
+            false => self.round.silent().iter().map(|node| self.due(node)).min(),
         }
     }
 
     /// Returns the overdue nodes.
     pub(super) fn overdue(&self, now: Duration) -> NodeSet {
-        let is_late = |node: &usize| match self.confirm {
-            Some(_) => self.last_due() <= now,
-            None => self.due(*node) <= now,
+        let is_late = |node: &usize| match self.is_late_phase() {
+            true => self.deadline <= now,
+            false => self.due(*node) <= now,
         };
-        self.round.silent().filter(is_late).collect()
+        self.round.silent().iter().filter(is_late).collect()
+    }
+
+    /// Returns whether a phase after the first is under way, which has what is left of the longest time of the first.
+    fn is_late_phase(&self) -> bool {
+        let is_repairing = match &self.round {
+            AttemptRound::Lock(_) => false,
+            AttemptRound::Once(round) => round.is_repairing(),
+        };
+        self.confirm.is_some() || is_repairing
+    }
+}
+
+/// A granted execution that has not begun.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Pending {
+    /// The granted attempt, which still takes answers.
+    pub(super) acquiring: Acquiring,
+    pub(super) granted_at: Duration,
+    /// The step that follows from a record that arrived since the grant.
+    pub(super) step: Option<Step>,
+    pub(super) asked_again: bool,
+}
+
+impl Pending {
+    pub(super) fn new(acquiring: Acquiring, now: Duration) -> Self {
+        Self {
+            acquiring,
+            granted_at: now,
+            step: None,
+            asked_again: false,
+        }
+    }
+
+    /// Looks for a record in an answer.
+    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) {
+        let is_of_attempt = self.acquiring.counts(number);
+        let Some(round) = self.acquiring.round.recorded() else {
+            return;
+        };
+        let step = if is_of_attempt {
+            self.acquiring.on_answer(node, number, answer)
+        } else if matches!(answer, Answer::Replied(Reply::Done { .. })) {
+            // The answer to an extension of the granted lock.
+            round.on_extension(node, answer)
+        } else {
+            return;
+        };
+        let is_recorded = |round: &mut RecordedRound| round.round.is_recorded();
+        let is_recorded = self.acquiring.round.recorded().is_some_and(is_recorded);
+        let is_decided = step != Ok(AcquireStep::Wait);
+        if is_recorded && (self.step.is_none() || is_decided) {
+            self.step = Some(step);
+        }
+    }
+
+    pub(super) fn resume(mut self, until: Duration) -> (Acquiring, Option<Step>) {
+        // The time between the grant and the beginning does not count.
+        self.acquiring.deadline = until;
+        if let Some(round) = self.acquiring.round.recorded() {
+            round.executes = false;
+        }
+        (self.acquiring, self.step)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::*;
 use crate::protocol::round::RefusalKind;
 use world::*;
 
+mod executing;
 mod holding;
 mod world;
 
@@ -150,7 +150,7 @@ fn node_that_was_never_asked_is_not_released() {
 fn release_is_told_by_a_majority_and_goes_on_at_the_others() {
     let mut world = held(spec(7));
     let publishes = true;
-    world.handle(0, Input::Dropped { publishes });
+    world.handle(0, dropped(publishes));
     let awaited = |answers| Some(Awaited { number: 2, answers });
     assert_eq!(world.callers[0].lease.awaited(), awaited(2));
     world.serve(0, &[0]);
@@ -167,7 +167,7 @@ fn release_is_told_by_a_majority_and_goes_on_at_the_others() {
 fn release_that_no_majority_confirms_is_told_after_the_node_timeout() {
     let mut world = held(spec(7));
     let publishes = false;
-    world.handle(0, Input::Dropped { publishes });
+    world.handle(0, dropped(publishes));
     world.serve(0, &[0]);
     world.pass(START + NODE_TIMEOUT);
     let unconfirmed = Event::Released(ReleaseStep::Unconfirmed);
@@ -214,7 +214,7 @@ fn two_callers_exclude_each_other_in_every_order_and_leave_nothing() {
             }
             let input = match of.lease.stage {
                 LifeStage::Acquiring(_) if caller == 1 => Input::Abandoned,
-                LifeStage::Holding(_) => Input::Dropped { publishes: true },
+                LifeStage::Holding(_) => dropped(true),
                 _ => continue,
             };
             let mut world = world.clone();

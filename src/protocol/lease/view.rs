@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use crate::protocol::lease::stages::{ACQUIRE, LifeStage};
-use crate::protocol::lease::{Awaited, Lease, TICK};
+use crate::protocol::lease::io::ACQUIRE;
+use crate::protocol::lease::io::Awaited;
+use crate::protocol::lease::life::{Lease, TICK};
+use crate::protocol::lease::stages::{LifeStage, Purpose};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::round::ReleaseRound;
 
@@ -23,6 +25,7 @@ impl Lease {
                 let renew_at = holding.renew_at.filter(|_| due.is_none());
                 [lost_at, due, renew_at].into_iter().flatten().min()
             }
+            LifeStage::Recording(recording) => recording.poll_timeout(),
             LifeStage::Releasing(releasing) => (!releasing.is_settled).then_some(releasing.due),
         }
     }
@@ -35,11 +38,15 @@ impl Lease {
             answers: (self.quorum.decisive() + silent).saturating_sub(self.quorum.nodes()),
         };
         match &self.stage {
-            LifeStage::Acquiring(acquiring) => Some(match acquiring.confirm {
-                // A late grant may be of exactly the number that is being confirmed.
-                Some(_) => decisive(0, 0),
-                None => decisive(ACQUIRE, acquiring.round.unanswered().count()),
-            }),
+            LifeStage::Acquiring(acquiring) => {
+                let unanswered = || acquiring.round.acquiring().unanswered().count();
+                Some(match acquiring.silence() {
+                    ACQUIRE => decisive(ACQUIRE, unanswered()),
+                    // A late grant may be of exactly the number that is being confirmed.
+                    _ => decisive(0, 0),
+                })
+            }
+            LifeStage::Recording(recording) => recording.awaited(self.quorum),
             LifeStage::Holding(holding) => {
                 let extending = holding.extending.as_ref()?;
                 Some(decisive(extending.number, extending.round.silent().len()))
@@ -68,10 +75,12 @@ impl Lease {
     #[must_use]
     pub fn counts(&self, number: u32) -> bool {
         match &self.stage {
-            LifeStage::Acquiring(acquiring) => {
-                number == ACQUIRE || acquiring.confirm == Some(number)
+            LifeStage::Acquiring(acquiring) => acquiring.counts(number),
+            LifeStage::Holding(holding) => {
+                let is_pending = matches!(holding.purpose, Purpose::Pending(_));
+                is_pending || holding.extending.is_some() && number == self.number
             }
-            LifeStage::Holding(_) => self.is_extending() && number == self.number,
+            LifeStage::Recording(recording) => recording.number() == number,
             LifeStage::Releasing(releasing) => number == releasing.number,
         }
     }
@@ -93,7 +102,7 @@ impl Lease {
     pub fn unanswered(&self) -> NodeSet {
         match &self.stage {
             LifeStage::Releasing(releasing) => releasing.round.silent(),
-            LifeStage::Acquiring(_) | LifeStage::Holding(_) => NodeSet::default(),
+            _ => NodeSet::default(),
         }
     }
 
@@ -102,8 +111,26 @@ impl Lease {
     pub fn may_hold(&self) -> NodeSet {
         match &self.stage {
             LifeStage::Releasing(releasing) => releasing.round.unreleased(),
-            LifeStage::Acquiring(_) | LifeStage::Holding(_) => self.may_hold,
+            _ => self.may_hold,
         }
+    }
+
+    /// Returns whether it is granted, and neither released nor about to record.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        matches!(self.stage, LifeStage::Holding(_))
+    }
+
+    /// Returns whether nothing is executed under the lock that might be.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        self.spec.once.is_some() && !self.is_begun
+    }
+
+    /// Returns whether nothing is left to do.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        matches!(&self.stage, LifeStage::Releasing(releasing) if releasing.is_settled)
     }
 
     /// Returns whether the release has begun.
@@ -117,7 +144,7 @@ impl Lease {
     pub fn into_release(self) -> (u32, ReleaseRound) {
         match self.stage {
             LifeStage::Releasing(releasing) => (releasing.number, releasing.round),
-            LifeStage::Acquiring(_) | LifeStage::Holding(_) => {
+            _ => {
                 let round = ReleaseRound::new(self.quorum, self.may_hold);
                 (self.number + 1, round)
             }

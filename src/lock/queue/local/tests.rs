@@ -1,6 +1,7 @@
 //! Tests of the queues of this process.
 
 use super::*;
+use crate::protocol::lease::OnceSpec;
 
 fn keys(names: &[&str]) -> LockKeys {
     names.iter().map(|name| LockKey::from(*name)).collect()
@@ -88,7 +89,7 @@ impl HeldLease for Ending {
         Instant::now()
     }
 
-    fn purpose(&self) -> Option<&Memo> {
+    fn purpose(&self) -> Option<OnceSpec> {
         None
     }
 }

@@ -1,7 +1,6 @@
 //! Tests of a lock while it is held.
 
 use super::world::*;
-use crate::protocol::lease::*;
 use crate::protocol::{Namespace, Store};
 
 #[test]
@@ -92,7 +91,7 @@ fn lock_that_a_majority_does_not_have_is_gone() {
     world.serve(0, &[1]);
     assert_eq!(world.events(), [Event::Lost(Loss::Gone)]);
     let publishes = false;
-    world.handle(0, Input::Dropped { publishes });
+    world.handle(0, dropped(publishes));
     world.serve(0, &[0, 1]);
     assert_eq!(world.events(), [Event::Released(ReleaseStep::Lost)]);
 }
@@ -133,7 +132,7 @@ fn revoked_lock_is_not_renewed_and_its_keys_stay_until_the_holder_is_gone() {
     world.pass(START + TTL / 2);
     assert_eq!(world.asked(0), [0; NODES]);
     let publishes = true;
-    world.handle(0, Input::Dropped { publishes });
+    world.handle(0, dropped(publishes));
     assert_eq!(world.asked(0), [1; NODES]);
 }
 
@@ -178,7 +177,7 @@ fn released_keys_stay_taken_for_as_long_as_they_are_to() {
         world.handle(0, Input::Delivered { at: START });
         world.handle(0, Input::StopRenewing);
         world.pass(START + ms(held_for));
-        world.handle(0, Input::Dropped { publishes: true });
+        world.handle(0, dropped(true));
         let (_, op) = &world.callers[0].links[0].requests[0];
         let expected = match left {
             Some(left) => Op::ReleaseAfter { left },
@@ -193,7 +192,7 @@ fn released_keys_stay_taken_for_as_long_as_they_are_to() {
     });
     world.handle(0, Input::Delivered { at: START });
     world.handle(0, Input::Revoked);
-    world.handle(0, Input::Dropped { publishes: true });
+    world.handle(0, dropped(true));
     assert_eq!(world.callers[0].links[0].requests[0].1, Op::Release);
 }
 
@@ -224,7 +223,7 @@ fn readers_share_a_lock_and_exclude_a_writer_until_the_last_one_is_gone() {
     world.serve(refused, &[0, 1]);
     assert_eq!(world.callers[refused].number(), None);
     for reader in readers {
-        world.handle(reader, Input::Dropped { publishes: true });
+        world.handle(reader, dropped(true));
         world.serve(reader, &[0, 1, 2]);
         let freed = Event::Released(ReleaseStep::Freed);
         assert!(world.callers[reader].events.contains(&freed));
@@ -247,7 +246,7 @@ fn holder_that_goes_during_a_renewal_leaves_nothing_in_any_order_of_answers() {
             world.pass(START + TTL / 3);
             (0..executed).for_each(|node| world.execute(0, node));
             (0..answered).for_each(|node| world.answer(0, node));
-            world.handle(0, Input::Dropped { publishes: true });
+            world.handle(0, dropped(true));
             for node in 0..NODES {
                 while !world.callers[0].links[node].requests.is_empty() {
                     world.serve(0, &[node]);

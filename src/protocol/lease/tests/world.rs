@@ -4,7 +4,13 @@ use std::array;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::protocol::lease::*;
+pub(super) use crate::protocol::lease::stages::LifeStage;
+pub(super) use crate::protocol::lease::*;
+pub(super) use crate::protocol::message::Op;
+pub(super) use crate::protocol::quorum::{NodeSet, Quorum};
+pub(super) use crate::protocol::round::{Answer, ReleaseStep};
+pub(super) use crate::protocol::validity;
+
 use crate::protocol::message::Command;
 use crate::protocol::{KeyNames, LockKey, Namespace, OwnerToken, Store};
 
@@ -28,7 +34,13 @@ pub(super) fn spec(proposal: u64) -> LeaseSpec {
         is_partial: false,
         max_hold: None,
         hold_at_least: None,
+        once: None,
     }
+}
+
+pub(super) fn dropped(publishes: bool) -> Input {
+    let effect = Effect::default();
+    Input::Dropped { publishes, effect }
 }
 
 /// Callers of one key, the nodes, and what is on its way between them.
@@ -66,6 +78,16 @@ impl World {
         }
     }
 
+    /// Returns a world whose nodes keep the outcomes of executions.
+    pub(super) fn executing() -> Self {
+        let names = Namespace::default();
+        let names = names.names_with_record(&LockKey::from("k"), None, |_| [0; 32]);
+        Self {
+            names: [names.unwrap()].into(),
+            ..Self::new()
+        }
+    }
+
     /// Returns a world with one caller, who asks for the lock.
     pub(super) fn of(spec: LeaseSpec) -> Self {
         let mut world = Self::new();
@@ -76,8 +98,12 @@ impl World {
     pub(super) fn call(&mut self, spec: LeaseSpec) -> usize {
         let number = self.callers.len();
         let quorum = Quorum::new(NODES).unwrap();
+        let random = [u8::try_from(number).unwrap(); 16];
         self.callers.push(Caller {
-            owner: OwnerToken::from_random([u8::try_from(number).unwrap(); 16]),
+            owner: match spec.once {
+                None => OwnerToken::from_random(random),
+                Some(once) => once.owner(random),
+            },
             lease: Lease::new(spec, quorum, self.now, |_| Duration::ZERO),
             links: array::from_fn(|_| Link::default()),
             events: Vec::new(),
@@ -120,10 +146,10 @@ impl World {
         );
     }
 
-    /// Has a caller that releases take the answers that it has.
+    /// Has a caller whose life is decided take the answers that it has.
     pub(super) fn finish(&mut self, caller: usize) {
         for node in 0..NODES {
-            while let LifeStage::Releasing(_) = self.callers[caller].lease.stage
+            while self.callers[caller].is_decided()
                 && !self.callers[caller].links[node].answers.is_empty()
             {
                 self.answer(caller, node);
@@ -180,6 +206,20 @@ impl Caller {
         }
         self.events
             .extend(std::iter::from_fn(|| self.lease.poll_event()));
+    }
+
+    fn is_decided(&self) -> bool {
+        let is_told = || {
+            self.events.iter().any(|event| match event {
+                Event::Once(event) => *event != OnceEvent::Begun,
+                _ => false,
+            })
+        };
+        match self.lease.stage {
+            LifeStage::Releasing(_) => true,
+            LifeStage::Recording(_) => is_told(),
+            LifeStage::Acquiring(_) | LifeStage::Holding(_) => false,
+        }
     }
 
     pub(super) fn number(&self) -> Option<u64> {

@@ -1,0 +1,443 @@
+//! The life of an execution: what records add to that of a lock.
+//!
+//! # The algorithm
+//!
+//! ```text
+//!               granted              begun                   the outcome is known
+//!   Acquiring ──────────▶ Holding ──────────▶ Holding, begun ─────────────────────▶ Recording ──▶ Releasing
+//!     │    ▲              │ pending                │                                  ▲
+//!     │    └──────────────┘                        └─ without one: the keys stay      │
+//!     │     a record overtook it                                                      │
+//!     └─ a majority has a record, which is replayed ──────────────────────────────────┘
+//! ```
+//!
+//! *Acquiring.* Until a node answers with a record, this is the acquisition of a lock. With one, the round waits for
+//! all nodes and decides by the number of copies. The record of a majority is replayed. That of a minority is first
+//! written to the nodes that granted the key to this attempt, if that makes a majority.
+//!
+//! *Pending.* Between the grant and the beginning, a node may still answer with a record. All answers therefore go to
+//! the round, and the execution begins only if none of them changed its decision. If the grant is older than a node
+//! timeout by then, all nodes are asked once more.
+//!
+//! *Recording.* `RECORD` goes to all nodes. If no majority accepts it, the nodes are asked for their records:
+//!
+//! 1. A majority has a record: that record counts, ours or another.
+//! 2. A minority has a record: the leading one is sent as `RECORD` under the old owner value first, because its grants
+//!    may still stand. Only if that misses the majority, another lease with a fresh owner value repairs the record, as
+//!    any other request does; it never executes.
+//! 3. No node has a record: the outcome is not recorded, and the key stays locked until its ttl.
+//!
+//! *Topping up.* Once the outcome is told, the nodes that lack the record get it too, and then the key is released
+//! where it may still be held.
+//!
+//! The rules for the answers are those of [`once`](crate::protocol::once).
+
+use std::time::Duration;
+
+use crate::protocol::lease::io::{ACQUIRE, Event};
+use crate::protocol::lease::life::{Lease, TICK};
+use crate::protocol::lease::once::{Decided, OnceEvent, OnceInput, Recorded, Unread};
+use crate::protocol::lease::recorded::Step;
+use crate::protocol::lease::recording::{Finish, FinishStep};
+use crate::protocol::lease::stages::{LifeStage, Purpose};
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::once::{LookRound, LookStep, OnceStep, RecordRound, RecordStep};
+use crate::protocol::quorum::NodeSet;
+use crate::protocol::record::Record;
+use crate::protocol::round::{AcquireStep, Answer};
+use crate::protocol::validity::whole_millis;
+
+impl Lease {
+    pub(super) fn on_once(&mut self, input: OnceInput, now: Duration) {
+        match input {
+            OnceInput::Begin => self.on_begin(now),
+            OnceInput::Record { record, retention } => self.on_record(record, retention, now),
+            OnceInput::Read(record) => self.on_read(record, now),
+            OnceInput::Repaired(decided) => self.on_repaired(decided, now),
+        }
+    }
+
+    /// Takes a step of an attempt.
+    pub(super) fn on_step(&mut self, step: Step, now: Duration) {
+        match step {
+            // It was to find a record only.
+            Ok(AcquireStep::Granted(_)) if !self.executes() => self.deny(Decided::Undecided, now),
+            Ok(step) => self.on_acquire_step(step, now),
+            Err(step) => self.on_recorded_step(step, now),
+        }
+    }
+
+    /// Returns whether a grant leads to an execution; always for a plain lock.
+    fn executes(&mut self) -> bool {
+        let LifeStage::Acquiring(acquiring) = &mut self.stage else {
+            return true;
+        };
+        let round = acquiring.round.recorded();
+        round.is_none_or(|round| round.executes)
+    }
+
+    /// Takes a step of an attempt that has met a record.
+    fn on_recorded_step(&mut self, step: OnceStep, now: Duration) {
+        match step {
+            OnceStep::Repair(record) if record.is_whole() => self.repair(record),
+            OnceStep::Repair(record) => {
+                if let LifeStage::Acquiring(acquiring) = &mut self.stage
+                    && let Some(round) = acquiring.round.recorded()
+                {
+                    round.reading = Some(now);
+                }
+                self.unread = Some(Unread(record));
+            }
+            OnceStep::Replay(record) => self.replay(record, now),
+            OnceStep::OtherRequest => self.deny(Decided::OtherRequest, now),
+            OnceStep::Conflicting => self.deny(Decided::Conflicting, now),
+            OnceStep::Unknown => self.deny(Decided::Unknown, now),
+            _ => self.deny(Decided::Undecided, now),
+        }
+    }
+
+    /// Ends an attempt whose request is not to be executed.
+    fn deny(&mut self, decided: Decided, now: Duration) {
+        self.forget_refused();
+        self.tell(Event::Once(OnceEvent::Decided(decided)));
+        self.release(false, None, now);
+    }
+
+    /// Writes the record of a minority to the nodes that granted the key.
+    fn repair(&mut self, record: Record) {
+        let number = self.number + 1;
+        let LifeStage::Acquiring(acquiring) = &mut self.stage else {
+            return;
+        };
+        let Some(round) = acquiring.round.recorded() else {
+            return;
+        };
+        round.repair = Some(number);
+        let nodes = round.round.repairers().collect();
+        let retention = round.expires_in;
+        let write = Op::Record { record, retention };
+        // A large record needs additional time on the wire.
+        acquiring.deadline += write.transit();
+        self.ask(write, nodes);
+    }
+
+    fn replay(&mut self, record: Record, now: Duration) {
+        self.tell(Event::Once(OnceEvent::Decided(Decided::Recorded(record))));
+        let LifeStage::Acquiring(acquiring) = &mut self.stage else {
+            return;
+        };
+        let due = acquiring.last_due();
+        let Some(round) = acquiring.round.recorded() else {
+            return;
+        };
+        self.stage = LifeStage::Recording(Box::new(Finish {
+            number: ACQUIRE,
+            due,
+            until: now.saturating_add(round.expires_in),
+            own: None,
+            step: FinishStep::Replaying(round.round.clone()),
+        }));
+        self.end_replay(now);
+    }
+
+    /// Goes on with a replay of whose attempt every node has answered or is overdue.
+    fn end_replay(&mut self, now: Duration) {
+        let LifeStage::Recording(recording) = &mut self.stage else {
+            return;
+        };
+        let FinishStep::Replaying(round) = &recording.step else {
+            return;
+        };
+        if round.unanswered().next().is_some() {
+            return;
+        }
+        let refused = (0..self.quorum.nodes()).filter(|node| round.is_refused_by(*node));
+        self.may_hold = self.may_hold.without(refused.collect());
+        let without: NodeSet = round.without_record().collect();
+        match round.record() {
+            Some(record) if record.is_whole() => self.top_up(record, without, now),
+            Some(record) if !without.is_empty() => {
+                recording.step = FinishStep::ReadingReplay(without);
+                self.unread = Some(Unread(record));
+            }
+            _ => self.release(false, None, now),
+        }
+    }
+
+    fn on_begin(&mut self, now: Duration) {
+        let node_timeout = self.spec.node_timeout;
+        if let LifeStage::Holding(holding) = &mut self.stage
+            && let Purpose::Pending(pending) = &mut holding.purpose
+            && pending.step.is_some()
+        {
+            let purpose = std::mem::take(&mut holding.purpose);
+            if let Purpose::Pending(pending) = purpose {
+                let (acquiring, step) = pending.resume(now + node_timeout);
+                self.stage = LifeStage::Acquiring(acquiring);
+                self.on_step(step.unwrap_or(Ok(AcquireStep::Wait)), now);
+            }
+            return;
+        }
+        self.check_validity(now);
+        let LifeStage::Holding(holding) = &mut self.stage else {
+            return;
+        };
+        if holding.lost.is_some() {
+            return;
+        }
+        if let Purpose::Pending(pending) = &mut holding.purpose
+            && now.saturating_sub(pending.granted_at) > node_timeout
+            && !pending.asked_again
+        {
+            pending.asked_again = true;
+            let (is_renewed, valid_until) = (holding.renew_at.is_some(), holding.valid_until);
+            let renewed = match &self.stage {
+                LifeStage::Holding(holding) if is_renewed => self.renewal_ttl(holding, now),
+                _ => None,
+            };
+            // A lock that is not to be renewed is confirmed for the rest of its validity.
+            let left = || whole_millis(valid_until.saturating_sub(now)).max(TICK);
+            return self.extend(renewed.unwrap_or_else(left), None, false, now);
+        }
+        holding.purpose = Purpose::Execution;
+        self.is_begun = true;
+        self.tell(Event::Once(OnceEvent::Begun));
+    }
+
+    fn on_record(&mut self, record: Record, retention: Duration, now: Duration) {
+        if let LifeStage::Holding(_) = self.stage {
+            let until = now.saturating_add(retention);
+            self.write(Some(record.clone()), record, until, false, now);
+        }
+    }
+
+    /// Writes a record to all nodes, with the owner of the execution: each node checks that it granted the key to this
+    /// owner last.
+    fn write(
+        &mut self,
+        own: Option<Record>,
+        record: Record,
+        until: Duration,
+        is_repair: bool,
+        now: Duration,
+    ) {
+        let round = RecordRound::new(self.quorum, record.execution());
+        let write = Op::Record {
+            record: record.clone(),
+            retention: until.saturating_sub(now),
+        };
+        self.stage = LifeStage::Recording(Box::new(Finish {
+            number: self.number + 1,
+            due: now + self.spec.node_timeout + write.transit(),
+            until,
+            own,
+            step: FinishStep::Writing {
+                record,
+                round,
+                is_decided: false,
+                is_repair,
+            },
+        }));
+        self.ask(write, NodeSet::all(self.quorum));
+    }
+
+    pub(super) fn on_recording_answer(&mut self, node: usize, answer: &Answer, now: Duration) {
+        let LifeStage::Recording(recording) = &mut self.stage else {
+            return;
+        };
+        match &mut recording.step {
+            FinishStep::Writing {
+                record,
+                round,
+                is_decided,
+                is_repair,
+            } => {
+                if matches!(answer, Answer::Replied(Reply::Done { .. })) {
+                    // A record ends the lock.
+                    self.may_hold.remove(node);
+                }
+                let step = round.on_record(node, answer);
+                let is_new = !*is_decided;
+                *is_decided = step == RecordStep::Recorded;
+                let (record, is_repair) = (record.clone(), *is_repair);
+                let is_answered = round.silent().next().is_none();
+                let without = round.without().collect();
+                match step {
+                    RecordStep::Wait => {}
+                    RecordStep::Missed if is_repair => self.give_repair_away(),
+                    RecordStep::Missed => self.look(now),
+                    RecordStep::Recorded => {
+                        if is_new {
+                            let found = recording.found(record.clone());
+                            self.tell(Event::Once(found));
+                        }
+                        if is_answered {
+                            self.top_up(record, without, now);
+                        }
+                    }
+                }
+            }
+            FinishStep::Looking(round) => {
+                if let Answer::Replied(Reply::Done { expires_in, .. }) = answer {
+                    recording.until = recording.until.min(now.saturating_add(*expires_in));
+                }
+                match round.on_look(node, answer) {
+                    LookStep::Wait => {}
+                    LookStep::Found(record) => self.end_look(Some(record), now),
+                    LookStep::Nothing => self.end_look(None, now),
+                    LookStep::Minority => self.lead(now),
+                }
+            }
+            FinishStep::Replaying(round) => {
+                round.on_acquire(node, answer);
+                self.end_replay(now);
+            }
+            FinishStep::ToppingUp(silent) => {
+                silent.remove(node);
+                if silent.is_empty() {
+                    self.release(false, None, now);
+                }
+            }
+            FinishStep::ReadingLeader | FinishStep::Repairing | FinishStep::ReadingReplay(_) => {}
+        }
+    }
+
+    /// Asks all nodes for their records, because no majority accepted ours.
+    fn look(&mut self, now: Duration) {
+        if let LifeStage::Recording(recording) = &mut self.stage {
+            recording.step = FinishStep::Looking(LookRound::new(self.quorum));
+            recording.number = self.number + 1;
+            recording.due = now + self.spec.node_timeout;
+            self.ask(Op::Look, NodeSet::all(self.quorum));
+        }
+    }
+
+    /// Writes the leading record of a minority.
+    fn lead(&mut self, now: Duration) {
+        let LifeStage::Recording(recording) = &mut self.stage else {
+            return;
+        };
+        let FinishStep::Looking(round) = &recording.step else {
+            return;
+        };
+        let (Some(own), until) = (recording.own.clone(), recording.until) else {
+            return;
+        };
+        match round.leading(own.execution()).cloned() {
+            Some(leader) if leader.execution() == own.execution() => {
+                self.write(Some(own.clone()), own, until, true, now);
+            }
+            Some(leader) if leader.is_whole() => self.write(Some(own), leader, until, true, now),
+            Some(leader) => {
+                recording.step = FinishStep::ReadingLeader;
+                self.unread = Some(Unread(leader));
+            }
+            None => self.give_repair_away(),
+        }
+    }
+
+    fn give_repair_away(&mut self) {
+        if let LifeStage::Recording(recording) = &mut self.stage {
+            recording.step = FinishStep::Repairing;
+            self.tell(Event::Once(OnceEvent::Unrepaired));
+        }
+    }
+
+    fn on_repaired(&mut self, decided: Decided, now: Duration) {
+        if let LifeStage::Recording(recording) = &self.stage
+            && recording.step == FinishStep::Repairing
+        {
+            let record = match decided {
+                Decided::Recorded(record) => Some(record),
+                _ => None,
+            };
+            self.end_look(record, now);
+        }
+    }
+
+    /// Ends a recording with the record that a majority has, if there is one.
+    fn end_look(&mut self, record: Option<Record>, now: Duration) {
+        let LifeStage::Recording(recording) = &self.stage else {
+            return;
+        };
+        match record {
+            Some(record) => {
+                let found = recording.found(record);
+                self.tell(Event::Once(found));
+                self.release(false, None, now);
+            }
+            None => {
+                self.tell(Event::Once(OnceEvent::Recorded {
+                    outcome: Recorded::No,
+                    record: None,
+                }));
+                // The key was executed with an unknown outcome, so it stays locked for as long as possible.
+                self.leave();
+            }
+        }
+    }
+
+    fn on_read(&mut self, record: Option<Record>, now: Duration) {
+        match &mut self.stage {
+            LifeStage::Acquiring(acquiring) => {
+                let Some(round) = acquiring.round.recorded() else {
+                    return;
+                };
+                let Some(began) = round.reading.take() else {
+                    return;
+                };
+                match record {
+                    Some(record) => {
+                        // The time of the read does not count, because the read has a limit of its own.
+                        acquiring.deadline += now.saturating_sub(began);
+                        self.repair(record);
+                    }
+                    None => {
+                        let step = round.on_unreadable();
+                        self.on_step(step, now);
+                    }
+                }
+            }
+            LifeStage::Recording(recording) => match (&recording.step, record) {
+                (FinishStep::ReadingLeader, Some(record)) => {
+                    let (own, until) = (recording.own.clone(), recording.until);
+                    self.write(own, record, until, true, now);
+                }
+                (FinishStep::ReadingLeader, None) => self.give_repair_away(),
+                (FinishStep::ReadingReplay(without), Some(record)) => {
+                    let without = *without;
+                    self.top_up(record, without, now);
+                }
+                (FinishStep::ReadingReplay(_), None) => self.release(false, None, now),
+                _ => {}
+            },
+            LifeStage::Holding(_) | LifeStage::Releasing(_) => {}
+        }
+    }
+
+    /// Writes a record that a majority has to the nodes that lack it, and then releases the key.
+    ///
+    /// Waits for the answers although no caller needs them, because a request whose phase is over may not be sent.
+    fn top_up(&mut self, record: Record, without: NodeSet, now: Duration) {
+        let LifeStage::Recording(recording) = &mut self.stage else {
+            return;
+        };
+        let retention = recording.until.saturating_sub(now);
+        if without.is_empty() || retention.is_zero() {
+            return self.release(false, None, now);
+        }
+        let write = Op::TopUp { record, retention };
+        recording.step = FinishStep::ToppingUp(without);
+        recording.number = self.number + 1;
+        recording.due = now + self.spec.node_timeout + write.transit();
+        self.ask(write, without);
+    }
+
+    /// Sends a request that neither locks nor extends a key.
+    fn ask(&mut self, op: Op, nodes: NodeSet) {
+        self.number += 1;
+        // A record ends the lock.
+        let publishes = matches!(op, Op::Record { .. });
+        self.request = Some((op, nodes, publishes));
+    }
+}

@@ -1,0 +1,432 @@
+//! Tests of executions: found, begun, recorded, and repaired.
+
+use std::collections::HashSet;
+
+use super::world::*;
+use crate::protocol::{ExecutionId, Fingerprint, Record};
+
+const KEPT: Duration = ms(60_000);
+
+fn fingerprint(number: u8) -> Fingerprint {
+    Fingerprint::from_digest([number; 32])
+}
+
+fn once(proposal: u64) -> LeaseSpec {
+    LeaseSpec {
+        once: Some(OnceSpec {
+            fingerprint: fingerprint(0),
+            executes: true,
+        }),
+        ..spec(proposal)
+    }
+}
+
+fn record(number: u8) -> Record {
+    let id = ExecutionId::from_random([number; 16]);
+    Record::new(id, fingerprint(0), [0; 32], &[number])
+}
+
+/// One whose rest nodes do not send with their answers.
+fn large(number: u8) -> Record {
+    let id = ExecutionId::from_random([number; 16]);
+    let rest = vec![number; Record::MAX_INLINE + 1];
+    Record::new(id, fingerprint(0), [0; 32], &rest)
+}
+
+fn store(record: Record) -> Input {
+    let retention = KEPT;
+    Input::Once(OnceInput::Record { record, retention })
+}
+
+fn begin() -> Input {
+    Input::Once(OnceInput::Begin)
+}
+
+fn decided(decided: Decided) -> Event {
+    Event::Once(OnceEvent::Decided(decided))
+}
+
+fn recorded(outcome: Recorded, record: Option<Record>) -> Event {
+    Event::Once(OnceEvent::Recorded { outcome, record })
+}
+
+/// Returns a world whose first caller holds the key by the grants of two nodes, while its request to the third is on
+/// its way.
+fn granted() -> World {
+    let mut world = World::executing();
+    world.call(once(7));
+    world.serve(0, &[0, 1]);
+    assert!(matches!(world.events()[..], [Event::Granted { .. }]));
+    world
+}
+
+fn begun() -> World {
+    let mut world = granted();
+    world.serve(0, &[2]);
+    world.handle(0, begin());
+    assert_eq!(world.events(), [Event::Once(OnceEvent::Begun)]);
+    world
+}
+
+/// Has some nodes store a record of another execution, which wrote it before the world began.
+fn stored(nodes: &[usize], record: Record) -> World {
+    let mut world = World::executing();
+    world.now = Duration::ZERO;
+    let other = world.call(once(1));
+    world.serve(other, &[0, 1, 2]);
+    let retention = KEPT + START;
+    let store = OnceInput::Record { record, retention };
+    world.handle(other, Input::Once(store));
+    for node in nodes {
+        world.execute(other, *node);
+    }
+    // Its lock has expired where it was not recorded.
+    world.now = START;
+    world.callers.clear();
+    world
+}
+
+/// Returns the last request to each node that is on its way.
+fn asks(world: &World, caller: usize) -> Vec<(usize, Op)> {
+    let links = world.callers[caller].links.iter().enumerate();
+    let last = |(node, link): (usize, &Link)| Some((node, link.requests.back()?.1.clone()));
+    links.filter_map(last).collect()
+}
+
+#[test]
+fn outcome_is_told_by_a_majority_and_written_to_the_rest() {
+    let mut world = begun();
+    world.handle(0, store(record(1)));
+    world.serve(0, &[0]);
+    assert_eq!(world.events(), []);
+    world.serve(0, &[2]);
+    let told = recorded(Recorded::Yes, Some(record(1)));
+    assert_eq!(world.events(), [told]);
+    // The third is overdue, and gets the record as one that is known.
+    world.callers[0].links[1].requests.clear();
+    world.pass(START + NODE_TIMEOUT);
+    let retention = KEPT - NODE_TIMEOUT;
+    let record = record(1);
+    assert_eq!(asks(&world, 0), [(1, Op::TopUp { record, retention })]);
+    world.serve(0, &[1]);
+    // It did not answer the `RECORD`, and may still have the lock.
+    assert_eq!(asks(&world, 0), [(1, Op::ReleaseExecuted)]);
+    world.serve(0, &[1]);
+    assert_eq!(world.events(), [Event::Settled]);
+    assert_eq!(world.holders(), 0);
+}
+
+#[test]
+fn later_caller_gets_the_outcome_and_copies_it_to_a_node_without_one() {
+    let mut world = stored(&[0, 1], record(1));
+    world.call(once(8));
+    world.serve(0, &[2, 0]);
+    assert_eq!(world.events(), []);
+    world.serve(0, &[1]);
+    assert_eq!(world.events(), [decided(Decided::Recorded(record(1)))]);
+    let (record, retention) = (record(1), KEPT);
+    assert_eq!(asks(&world, 0), [(2, Op::TopUp { record, retention })]);
+    world.serve(0, &[2]);
+    // Granted there, and not begun.
+    assert_eq!(asks(&world, 0), [(2, Op::Release)]);
+    world.serve(0, &[2]);
+    assert_eq!(world.events(), [Event::Settled]);
+    assert_eq!(world.holders(), 0);
+}
+
+#[test]
+fn record_of_a_minority_is_written_to_a_majority_before_it_is_replayed() {
+    let mut world = stored(&[0], record(1));
+    world.call(once(8));
+    world.serve(0, &[0, 1]);
+    assert_eq!(world.events(), []);
+    world.serve(0, &[2]);
+    let repair = Op::Record {
+        record: record(1),
+        retention: KEPT,
+    };
+    assert_eq!(asks(&world, 0), [(1, repair.clone()), (2, repair)]);
+    assert_eq!(world.events(), []);
+    world.serve(0, &[2]);
+    assert_eq!(world.events()[0], decided(Decided::Recorded(record(1))));
+}
+
+#[test]
+fn large_record_is_read_before_it_is_repaired_and_the_read_has_its_own_time() {
+    let head = Record::from_bytes(large(1).as_bytes()[..Record::HEAD].into()).unwrap();
+    for is_readable in [true, false] {
+        let mut world = stored(&[0], large(1));
+        world.call(once(8));
+        world.serve(0, &[0, 1, 2]);
+        assert_eq!(world.events(), [Event::Unread(Unread(head.clone()))]);
+        // No node is waited for meanwhile.
+        assert_eq!(world.callers[0].lease.poll_timeout(), None);
+        world.now += ms(500);
+        let read = is_readable.then(|| large(1));
+        world.handle(0, Input::Once(OnceInput::Read(read)));
+        if !is_readable {
+            assert_eq!(world.events()[0], decided(Decided::Undecided));
+            assert!(matches!(
+                asks(&world, 0)[..],
+                [(1, Op::Release), (2, Op::Release)]
+            ));
+            continue;
+        }
+        let due = START + NODE_TIMEOUT + ms(500) + asks(&world, 0)[0].1.transit();
+        assert_eq!(world.callers[0].lease.poll_timeout(), Some(due));
+        world.serve(0, &[1]);
+        assert!(matches!(
+            world.events()[..],
+            [Event::Once(OnceEvent::Decided(Decided::Recorded(_))), ..]
+        ));
+    }
+}
+
+#[test]
+fn record_that_arrives_before_the_execution_begins_decides() {
+    // Two nodes granted the key, and the third has a record of an execution that they have lost.
+    let mut world = stored(&[2], record(1));
+    world.call(once(8));
+    world.serve(0, &[0, 1]);
+    assert!(matches!(world.events()[..], [Event::Granted { .. }]));
+    world.serve(0, &[2]);
+    world.handle(0, begin());
+    assert_eq!(world.events(), []);
+    assert!(!world.callers[0].lease.is_holding());
+    assert!(matches!(
+        asks(&world, 0)[..],
+        [(0, Op::Record { .. }), (1, Op::Record { .. })]
+    ));
+    world.serve(0, &[0]);
+    assert_eq!(world.events(), [decided(Decided::Recorded(record(1)))]);
+}
+
+#[test]
+fn old_grant_is_confirmed_once_before_the_execution_begins() {
+    let mut world = granted();
+    world.now += NODE_TIMEOUT + ms(1);
+    world.handle(0, begin());
+    assert_eq!(world.events(), []);
+    assert!(world.callers[0].lease.is_extending());
+    world.callers[0].links[2].requests.pop_front();
+    world.serve(0, &[0, 1]);
+    assert!(matches!(world.events()[..], [Event::Extended { .. }]));
+    world.now += NODE_TIMEOUT + ms(1);
+    world.handle(0, begin());
+    assert_eq!(world.events(), [Event::Once(OnceEvent::Begun)]);
+    // And in that answer a record decides, too.
+    let mut world = stored(&[2], record(1));
+    world.call(once(8));
+    world.serve(0, &[0, 1]);
+    world.callers[0].links[2].requests.clear();
+    world.now += NODE_TIMEOUT + ms(1);
+    world.handle(0, begin());
+    world.serve(0, &[2, 0, 1]);
+    world.events();
+    world.handle(0, begin());
+    assert!(!world.callers[0].lease.is_holding());
+    assert!(!world.events().contains(&Event::Once(OnceEvent::Begun)));
+}
+
+#[test]
+fn execution_does_not_begin_when_its_lock_is_lost() {
+    let mut world = granted();
+    world.now = START + TTL;
+    world.handle(0, begin());
+    assert_eq!(world.events(), [Event::Lost(Loss::Expired)]);
+    world.handle(0, begin());
+    assert_eq!(world.events(), []);
+    world.handle(0, dropped(true));
+    assert!(matches!(asks(&world, 0)[..], [(0, Op::Release), ..]));
+}
+
+#[test]
+fn execution_without_a_record_keeps_its_key_unless_it_says_that_it_had_no_effect() {
+    let drop_with = |effect| Input::Dropped {
+        publishes: true,
+        effect,
+    };
+    let mut world = begun();
+    world.handle(0, drop_with(Effect::Unknown));
+    assert_eq!(asks(&world, 0), []);
+    assert_eq!(world.events(), [Event::Settled]);
+    assert_eq!(world.callers[0].lease.may_hold().len(), NODES);
+    assert_eq!(world.holders(), NODES);
+    for (effect, op) in [
+        (Effect::WithoutEffect, Op::ReleaseExecuted),
+        (Effect::NotBegun, Op::Release),
+    ] {
+        let mut world = begun();
+        world.handle(0, drop_with(effect));
+        assert_eq!(asks(&world, 0)[0], (0, op));
+    }
+    let mut world = granted();
+    world.serve(0, &[2]);
+    world.handle(0, drop_with(Effect::Unknown));
+    assert_eq!(asks(&world, 0)[0], (0, Op::Release));
+}
+
+/// Has the nodes fail at the last request, until that decides.
+fn fail_all(world: &mut World) {
+    let number = world.callers[0].lease.number();
+    for link in &mut world.callers[0].links {
+        link.requests.clear();
+        link.answers.clear();
+    }
+    for node in 0..NODES {
+        let answer = Answer::Failed;
+        let failed = Input::Answered {
+            node,
+            number,
+            answer,
+        };
+        if world.callers[0].lease.number() == number {
+            world.handle(0, failed);
+        }
+    }
+}
+
+#[test]
+fn outcome_that_no_node_has_is_not_recorded_and_the_key_stays() {
+    let mut world = begun();
+    world.handle(0, store(record(1)));
+    fail_all(&mut world);
+    assert_eq!(asks(&world, 0)[0], (0, Op::Look));
+    world.serve(0, &[0, 1, 2]);
+    let told = recorded(Recorded::No, None);
+    assert_eq!(world.events(), [told, Event::Settled]);
+    assert_eq!(world.holders(), NODES);
+}
+
+#[test]
+fn outcome_of_a_minority_is_written_again_under_the_old_owner() {
+    let mut world = begun();
+    world.handle(0, store(record(1)));
+    world.execute(0, 1);
+    fail_all(&mut world);
+    world.now += ms(10);
+    world.serve(0, &[0, 1, 2]);
+    let again = Op::Record {
+        record: record(1),
+        retention: KEPT - ms(10),
+    };
+    assert_eq!(asks(&world, 0)[0], (0, again));
+    world.serve(0, &[0, 1]);
+    let told = recorded(Recorded::Yes, Some(record(1)));
+    assert_eq!(world.events(), [told]);
+    world.serve(0, &[2]);
+    assert_eq!(world.events(), [Event::Settled]);
+    assert_eq!(world.holders(), 0);
+}
+
+#[test]
+fn outcome_that_the_old_owner_cannot_write_is_repaired_by_another() {
+    let another = Decided::Recorded(record(2));
+    let cases = [
+        (Decided::Recorded(record(1)), Recorded::Yes, Some(record(1))),
+        (another, Recorded::Another(record(2)), Some(record(2))),
+        (Decided::Undecided, Recorded::No, None),
+    ];
+    for (found, outcome, record_of_majority) in cases {
+        let mut world = begun();
+        world.handle(0, store(record(1)));
+        world.execute(0, 1);
+        fail_all(&mut world);
+        world.serve(0, &[0, 1, 2]);
+        fail_all(&mut world);
+        assert_eq!(world.events(), [Event::Once(OnceEvent::Unrepaired)]);
+        assert_eq!(world.callers[0].lease.awaited(), None);
+        let is_recorded = outcome != Recorded::No;
+        world.handle(0, Input::Once(OnceInput::Repaired(found)));
+        let told = recorded(outcome, record_of_majority);
+        assert_eq!(world.events()[0], told);
+        // What may still be locked is released only if the outcome is known.
+        assert_eq!(!asks(&world, 0).is_empty(), is_recorded);
+    }
+}
+
+#[test]
+fn lease_that_only_repairs_is_granted_nothing() {
+    let mut world = World::executing();
+    let mut spec = once(7);
+    spec.once = spec.once.map(|once| OnceSpec {
+        executes: false,
+        ..once
+    });
+    world.call(spec);
+    world.serve(0, &[0, 1]);
+    assert_eq!(world.events(), [decided(Decided::Undecided)]);
+    assert!(world.callers[0].lease.is_releasing());
+}
+
+/// Each order in which the requests and answers of two executing callers can arrive, where each may go at any time
+/// before it begins: a caller never begins once an outcome is known, and all outcomes are one.
+#[test]
+fn no_order_of_messages_leads_to_two_outcomes() {
+    let mut world = World::executing();
+    world.call(once(7));
+    world.call(once(5));
+    let (mut seen, mut ahead) = (HashSet::new(), vec![world]);
+    let (mut executed, mut replayed, mut both) = (0, 0, 0);
+    while let Some(world) = ahead.pop() {
+        if !seen.insert(world.clone()) {
+            continue;
+        }
+        let told = |caller: &Caller| {
+            caller.events.iter().find_map(|event| match event {
+                Event::Once(OnceEvent::Recorded { record, .. }) => record.clone(),
+                Event::Once(OnceEvent::Decided(Decided::Recorded(record))) => Some(record.clone()),
+                _ => None,
+            })
+        };
+        let outcomes: Vec<_> = world.callers.iter().filter_map(told).collect();
+        assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]));
+        let mut next = Vec::new();
+        for (number, caller) in world.callers.iter().enumerate() {
+            for (node, link) in caller.links.iter().enumerate() {
+                if !link.requests.is_empty() {
+                    let mut world = world.clone();
+                    world.execute(number, node);
+                    world.finish(number);
+                    next.push(world);
+                }
+                if !link.answers.is_empty() {
+                    let mut world = world.clone();
+                    world.answer(number, node);
+                    world.finish(number);
+                    next.push(world);
+                }
+            }
+            if !caller.lease.is_holding() {
+                continue;
+            }
+            let is_begun = caller.events.contains(&Event::Once(OnceEvent::Begun));
+            let mut after = world.clone();
+            if is_begun {
+                let record = record(u8::try_from(number).unwrap() + 1);
+                after.handle(number, store(record));
+            } else {
+                after.handle(number, begin());
+                let begins = after.callers[number]
+                    .events
+                    .contains(&Event::Once(OnceEvent::Begun));
+                assert!(!begins || outcomes.is_empty(), "begun after an outcome");
+            }
+            after.finish(number);
+            next.push(after);
+        }
+        if next.is_empty() {
+            let is_begun = |caller: &&Caller| {
+                let begun = Event::Once(OnceEvent::Begun);
+                caller.events.contains(&begun)
+            };
+            let begun = world.callers.iter().filter(is_begun).count();
+            executed += usize::from(begun == 1);
+            both += usize::from(begun == 2);
+            replayed += usize::from(outcomes.len() > begun);
+        }
+        ahead.extend(next);
+    }
+    assert!(executed > 0 && replayed > 0, "{executed} {replayed}");
+    assert_eq!(both, 0);
+}
