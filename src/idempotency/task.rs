@@ -308,7 +308,7 @@ impl ExecutionTask {
         };
         let token = execution.handle().fencing_token();
         let record = stored::record(context, token, response, &config.codec);
-        match execution.record(record, config.retention).await {
+        match execution.record(&record, config.retention).await {
             Recorded::Yes => Ok(true),
             Recorded::Another(other) => {
                 telemetry::conflict();

@@ -93,16 +93,16 @@ impl Acquisition {
             Stages::One(group) => {
                 let wait = self.options.wait.unwrap_or(self.core.settings.wait);
                 let deadline = (!wait.is_zero()).then(|| after(span.began(), wait));
-                self.acquire(group, &self.keys, deadline, None, &span, &waited)
-                    .await
+                let share = self.acquire(group, &self.keys, deadline, None, &span, &waited);
+                share.await.map(LockGuard::new)
             }
             Stages::Several(stages) => Box::pin(self.lock_in_all(&stages, &span, &waited)).await,
         };
         match outcome {
-            Ok(share) => {
-                share.lease().set_delivered();
-                span.granted(share.lease().token(), waited.so_far());
-                Ok(LockGuard::new(share))
+            Ok(guard) => {
+                guard.set_delivered();
+                span.granted(guard.fencing_token(), waited.so_far());
+                Ok(guard)
             }
             Err(error) => {
                 span.refused(error.outcome(), waited.so_far());
@@ -121,7 +121,7 @@ impl Acquisition {
         stages: &[Stage<'_>],
         span: &LockSpan,
         waited: &Waited,
-    ) -> Result<Share, LockError> {
+    ) -> Result<LockGuard, LockError> {
         let settings = &self.core.settings;
         // All errors of the request itself, before any key is locked.
         settings.namespace.names(&self.keys, sha256)?;
@@ -131,7 +131,7 @@ impl Acquisition {
         let (mut tries, mut slots) = (0, self.all_slots());
         loop {
             let refused = match self.lock_stages(stages, until, slots, span, waited).await {
-                Ok(share) => return Ok(share),
+                Ok(guard) => return Ok(guard),
                 Err(StageError::Failed(error)) => return Err(error),
                 Err(StageError::Again(error)) => error,
                 Err(StageError::SlotTaken(slot, error)) => {
@@ -181,7 +181,7 @@ impl Acquisition {
         slots: u64,
         span: &LockSpan,
         waited: &Waited,
-    ) -> Result<Share, StageError> {
+    ) -> Result<LockGuard, StageError> {
         let mut shares: Vec<Share> = Vec::with_capacity(stages.len());
         let mut earlier = Earlier { token: None, slots };
         for (number, stage) in stages.iter().enumerate() {
@@ -238,12 +238,12 @@ impl Acquisition {
         let mut shares = shares.into_iter();
         // There are several stages.
         let first = shares.next().ok_or(LockError::Closed)?;
-        let share = first.join(shares.collect());
-        if share.lease().valid_for().is_zero() {
+        let guard = LockGuard::join(first, shares.collect());
+        if !guard.is_valid() {
             let (ttl, elapsed) = (self.ttl(), span.began().elapsed());
             return Err(LockError::Expired { ttl, elapsed }.into());
         }
-        Ok(share)
+        Ok(guard)
     }
 
     fn ttl(&self) -> Duration {

@@ -43,8 +43,18 @@ use crate::protocol::{FencingToken, LockKey, LockKeys};
 #[must_use = "dropping the guard releases the lock at once"]
 pub struct LockGuard {
     share: Share,
-    /// Other locks of the same request, which this guard holds too.
-    others: Vec<Self>,
+    /// The further leases of the lock, and behind them those of other locks of the same request, which this guard holds
+    /// too.
+    others: Vec<Share>,
+    joined: Option<Joined>,
+}
+
+/// What a lock of several leases has in common: its keys belong to several groups of nodes, or move from one to another.
+#[derive(Debug, Clone)]
+struct Joined {
+    keys: LockKeys,
+    /// The number of further leases.
+    further: usize,
 }
 
 /// A view of a lock that holds no share of it. Cheap to clone.
@@ -75,8 +85,9 @@ pub struct LockGuard {
 #[derive(Clone)]
 pub struct LockHandle {
     lease: Arc<LockState>,
-    /// Other locks of the same request; see [`LockGuard::keys`].
+    /// As in the guard.
     others: Vec<Arc<LockState>>,
+    joined: Option<Joined>,
     /// The share of the layer that made the handle; dangling if a guard made it.
     request_share: Weak<RequestShare>,
 }
@@ -112,8 +123,8 @@ pub enum Released {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AlreadyReleased;
 
-/// Implements the methods that guard and handle have in common. Both provide `lease()`, that of the lock itself,
-/// and `leases()`, that one followed by those of the other locks.
+/// Implements the methods that guard and handle have in common. Both provide `lease()`, the first of the lock itself,
+/// and `leases()`, that one followed by its further ones and those of the other locks.
 macro_rules! view {
     ($view:ty) => {
         impl $view {
@@ -129,7 +140,8 @@ macro_rules! view {
             /// another lock with another token, of which this one holds a share.
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
-                self.lease().keys().as_slice()
+                let all = self.joined.as_ref().map(|joined| &joined.keys);
+                all.unwrap_or(&self.lease().terms.keys).as_slice()
             }
 
             /// Returns the fencing token of [`keys`](Self::keys), which the storage should check; `None` only if
@@ -146,7 +158,7 @@ macro_rules! view {
             #[must_use]
             pub fn fencing_token_of(&self, key: &LockKey) -> Option<FencingToken> {
                 let mut leases = self.leases();
-                let lease = leases.find(|lease| lease.keys().as_slice().contains(key))?;
+                let lease = leases.find(|lease| lease.terms.keys.as_slice().contains(key))?;
                 lease.token()
             }
 
@@ -233,13 +245,42 @@ impl LockGuard {
         Self {
             share,
             others: Vec::new(),
+            joined: None,
+        }
+    }
+
+    /// Makes one lock of several leases, before its caller gets it. They have the same token.
+    pub(crate) fn join(first: Share, further: Vec<Share>) -> Self {
+        let leases = [&first].into_iter().chain(&further).map(Share::lease);
+        let keys = leases.flat_map(|lease| lease.terms.keys.as_slice());
+        let joined = Joined {
+            keys: keys.collect(),
+            further: further.len(),
+        };
+        Self {
+            share: first,
+            others: further,
+            joined: Some(joined),
         }
     }
 
     /// Adds other locks. The guard holds them too, and is valid only as long as all of them are.
     pub(crate) fn with_others(mut self, others: Vec<Self>) -> Self {
-        self.others.extend(others);
+        for other in others {
+            self.others.push(other.share);
+            self.others.extend(other.others);
+        }
         self
+    }
+
+    /// Notes that the caller gets the guard now. The times that `max_hold` and `hold_at_least` bound begin.
+    pub(crate) fn set_delivered(&self) {
+        self.leases().for_each(|lease| lease.set_delivered());
+    }
+
+    /// Returns the leases apart.
+    pub(crate) fn into_shares(self) -> impl Iterator<Item = Share> {
+        std::iter::once(self.share).chain(self.others)
     }
 
     /// Gives up this share. If it was the last one, waits until a majority of the nodes has released the lock.
@@ -255,11 +296,10 @@ impl LockGuard {
     ///
     /// Dropping the future ends only the wait; the lock is released all the same.
     pub async fn release(self) -> Result<Released, ReleaseError> {
-        let Self { share, others } = self;
         // All shares are given up before the first await, because this future may be dropped.
-        let others = others.into_iter().map(|guard| guard.share.leave());
-        let (mut left, this): (Vec<_>, _) = (others.collect(), share.leave());
-        left.push(this);
+        let mut left: Vec<_> = self.into_shares().map(Share::leave).collect();
+        // The other locks first.
+        left.rotate_left(1);
         released(left).await
     }
 
@@ -270,6 +310,7 @@ impl LockGuard {
         LockHandle {
             lease: Arc::clone(self.lease()),
             others: others.collect(),
+            joined: self.joined.clone(),
             request_share: Weak::new(),
         }
     }
@@ -287,8 +328,8 @@ impl LockGuard {
         self.slot().is_some() && keys.as_slice().iter().all(is_slot)
     }
 
-    fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
-        let others = self.others.iter().map(Self::lease);
+    pub(crate) fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
+        let others = self.others.iter().map(Share::lease);
         std::iter::once(self.lease()).chain(others)
     }
 }
@@ -302,10 +343,13 @@ impl LockHandle {
     ///
     /// Returns [`AlreadyReleased`] if the last share is gone.
     pub fn upgrade(&self) -> Result<LockGuard, AlreadyReleased> {
-        let share =
-            |lease: &Arc<LockState>| lease.share().map(LockGuard::new).ok_or(AlreadyReleased);
+        let share = |lease: &Arc<LockState>| lease.share().ok_or(AlreadyReleased);
         let others: Result<_, _> = self.others.iter().map(share).collect();
-        Ok(share(&self.lease)?.with_others(others?))
+        Ok(LockGuard {
+            share: share(&self.lease)?,
+            others: others?,
+            joined: self.joined.clone(),
+        })
     }
 
     /// Gives up the share of the layer, for a handler that is done with the resource before its response is complete.
@@ -364,18 +408,12 @@ impl LockHandle {
         self.request_share.upgrade()
     }
 
-    /// Adds a lock that ends with this one.
-    pub(crate) fn and_lease(mut self, lease: &Arc<LockState>) -> Self {
-        self.others.push(Arc::clone(lease));
-        self
-    }
-
     /// Returns a handle of the lock itself, without the other locks.
     pub(crate) fn alone(&self) -> Self {
+        let further = self.joined.as_ref().map_or(0, |joined| joined.further);
         Self {
-            lease: Arc::clone(&self.lease),
-            others: Vec::new(),
-            request_share: Weak::clone(&self.request_share),
+            others: self.others[..further].to_vec(),
+            ..self.clone()
         }
     }
 

@@ -13,9 +13,8 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::iter;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
@@ -35,8 +34,6 @@ use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
 #[derive(Debug)]
 pub(crate) struct LockState {
     pub(crate) terms: LeaseTerms,
-    /// Set if this is the first of several leases in which a caller has one lock.
-    joined: OnceLock<Joined>,
     /// The number of shares, which guards, responses and bodies hold. Zero is final.
     shares: AtomicUsize,
     state: Mutex<LeaseState>,
@@ -44,18 +41,6 @@ pub(crate) struct LockState {
     notified: Notify,
     /// Wakes the holders when the lock is lost, when its release has an outcome, and when the task closes the lease.
     changed: Notify,
-}
-
-/// The leases of one lock beside the first, and all its keys.
-///
-/// A lock has several leases if its keys belong to several groups of nodes, or if they move from one to another. The
-/// holders of the lock see the first lease only: it holds the shares of the others for them.
-#[derive(Debug)]
-struct Joined {
-    keys: LockKeys,
-    leases: Vec<Arc<LockState>>,
-    /// Taken when the last holder goes.
-    shares: Mutex<Vec<Share>>,
 }
 
 /// What does not change during a lease.
@@ -116,7 +101,6 @@ impl LockState {
     ) -> (Arc<Self>, Share, LeaseControl) {
         let lease = Arc::new(Self {
             terms,
-            joined: OnceLock::new(),
             shares: AtomicUsize::new(1),
             state: Mutex::new(LeaseState {
                 status: LeaseStatus {
@@ -137,13 +121,6 @@ impl LockState {
         (lease, share, control)
     }
 
-    /// Returns all keys of the lock in ascending order.
-    pub(crate) fn keys(&self) -> &LockKeys {
-        self.joined
-            .get()
-            .map_or(&self.terms.keys, |joined| &joined.keys)
-    }
-
     /// Returns the fencing token of the lock.
     pub(crate) fn token(&self) -> Option<FencingToken> {
         self.state.lock().token
@@ -152,11 +129,6 @@ impl LockState {
     /// Returns the home of the task.
     pub(crate) fn home(&self) -> &Home {
         &self.terms.cluster.home
-    }
-
-    /// Returns the further leases of the lock.
-    fn further(&self) -> &[Arc<Self>] {
-        self.joined.get().map_or(&[], |joined| &joined.leases)
     }
 
     /// Takes one more share, unless the last is gone.
@@ -186,9 +158,6 @@ impl LockState {
     /// Notes that the caller gets its guard now. The times that `max_hold` and `hold_at_least` bound begin.
     pub(crate) fn set_delivered(&self) {
         self.state.lock().delivered_at = Some(Instant::now());
-        self.further()
-            .iter()
-            .for_each(|lease| lease.set_delivered());
     }
 
     /// Returns when the caller got its guard, if it has, and whether the lock was revoked.
@@ -203,9 +172,7 @@ impl LockState {
         if self.lost_reason().is_some() {
             return Duration::ZERO;
         }
-        let further = self.further().iter().map(|lease| lease.valid_until());
-        let valid_until = further.fold(self.valid_until(), Instant::min);
-        valid_until.saturating_duration_since(Instant::now())
+        self.valid_until().saturating_duration_since(Instant::now())
     }
 
     /// Returns the reason if the task has reported the loss of the lock, or is gone.
@@ -213,17 +180,10 @@ impl LockState {
     /// Does not compare the end of the validity with the clock: the task reports it in time, and holders that need
     /// a comparison make it.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
-        let lost = self.state.lock().lost();
-        let mut further = self.further().iter();
-        lost.or_else(|| further.find_map(|lease| lease.lost_reason()))
+        self.state.lock().lost()
     }
 
     pub(crate) fn lost(self: &Arc<Self>) -> Lost {
-        let further = self.further().iter().map(Self::lost_alone);
-        further.fold(self.lost_alone(), Lost::or)
-    }
-
-    fn lost_alone(self: &Arc<Self>) -> Lost {
         let lease = Arc::clone(self);
         Lost::new(async move {
             loop {
@@ -251,30 +211,25 @@ impl LockState {
     ///
     /// May be dropped at any point.
     pub(crate) async fn released(&self) -> Result<(), ReleaseError> {
-        let mut outcome = Ok(());
-        let further = self.further().iter().map(Arc::as_ref);
-        for lease in iter::once(self).chain(further) {
-            let cluster = &lease.terms.cluster;
-            let released = lease.home().report(async {
-                loop {
-                    // Created before the check, so that no notification is missed.
-                    let changed = lease.changed.notified();
-                    if let Some(outcome) = lease.state.lock().outcome() {
-                        return outcome;
-                    }
-                    changed.await;
+        let released = self.home().report(async {
+            loop {
+                // Created before the check, so that no notification is missed.
+                let changed = self.changed.notified();
+                if let Some(outcome) = self.state.lock().outcome() {
+                    return outcome;
                 }
-            });
-            let not_run = || {
-                Err(ReleaseError::Unavailable {
-                    reached: 0,
-                    needed: cluster.quorum.majority(),
-                    nodes: cluster.all_not_run(),
-                })
-            };
-            outcome = outcome.and(released.await.unwrap_or_else(not_run));
-        }
-        outcome
+                changed.await;
+            }
+        });
+        let not_run = || {
+            let cluster = &self.terms.cluster;
+            Err(ReleaseError::Unavailable {
+                reached: 0,
+                needed: cluster.quorum.majority(),
+                nodes: cluster.all_not_run(),
+            })
+        };
+        released.await.unwrap_or_else(not_run)
     }
 
     /// Extends the lock; see [`LockGuard::extend`](crate::LockGuard::extend).
@@ -291,11 +246,8 @@ impl LockState {
         if ttl <= settings.node_timeout || validity::lifetime(ttl).is_none() {
             return Err(ExtendError::TtlTooShort { asked });
         }
-        for lease in self.further().iter().chain([self]) {
-            let ttl = Some(ttl);
-            lease.command(Input::Extend { ttl, token: None }).await?;
-        }
-        Ok(())
+        let (ttl, token) = (Some(ttl), None);
+        self.command(Input::Extend { ttl, token }).await.map(drop)
     }
 
     /// Raises the token, and the fences on a majority of the nodes.
@@ -482,20 +434,6 @@ impl Share {
         &self.0
     }
 
-    /// Adds the leases that the same lock has in other groups. They end with the last share of this one.
-    pub(crate) fn join(self, shares: Vec<Self>) -> Self {
-        let leases: Vec<_> = shares.iter().map(|share| Arc::clone(&share.0)).collect();
-        let all = leases.iter().chain([&self.0]);
-        let joined = Joined {
-            keys: all.flat_map(|lease| lease.terms.keys.as_slice()).collect(),
-            leases,
-            shares: Mutex::new(shares),
-        };
-        // A lock is joined once, before its caller gets it.
-        drop(self.0.joined.set(joined));
-        self
-    }
-
     /// Gives the share up. Returns its lease, and whether it was the last share.
     pub(crate) fn leave(self) -> (Arc<LockState>, bool) {
         let lease = Arc::clone(&self.0);
@@ -509,10 +447,6 @@ impl Drop for Share {
     fn drop(&mut self) {
         if self.0.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.notified.notify_one();
-            if let Some(joined) = self.0.joined.get() {
-                let shares = std::mem::take(&mut *joined.shares.lock());
-                drop(shares);
-            }
         }
     }
 }

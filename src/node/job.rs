@@ -9,7 +9,6 @@ use tokio::time::Instant;
 #[cfg(feature = "redis")]
 use crate::node::failure::NodeFailure;
 use crate::node::packet::Packet;
-#[cfg(feature = "redis")]
 use crate::node::votes::VoteSender;
 #[cfg(feature = "redis")]
 use crate::protocol::message::{Command, Op, Reply, SharedOp, transit};

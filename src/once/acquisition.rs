@@ -142,7 +142,7 @@ impl ExecuteOnce {
             to.release().await;
             return Denied::Undecided;
         };
-        match to.record(whole, left).await {
+        match to.record(&whole, left).await {
             Recorded::Yes => Denied::Recorded(record),
             Recorded::Another(other) if other.execution() == record.execution() => {
                 Denied::Recorded(record)

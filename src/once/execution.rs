@@ -12,20 +12,16 @@ use crate::once::error::{BeginError, Denied};
 use crate::protocol::lease::{Effect, Input, OnceEvent, OnceInput, Recorded};
 use crate::protocol::{FencingToken, LockKey, Record};
 
-/// The right to execute while the lock of the key is held.
+/// The right to execute while the lock of the key is held, in each group that the key belongs to.
 ///
 /// Dropping it before [`begin`](Self::begin) releases the key. Dropping it after that leaves the key locked until its
 /// ttl, because something may have been executed.
 #[derive(Debug)]
-pub(crate) struct Execution {
-    guard: LockGuard,
-    /// The same execution in the group that the key moves to.
-    next: Option<Box<Self>>,
-}
+pub(crate) struct Execution(LockGuard);
 
 impl Execution {
     pub(super) fn new(guard: LockGuard) -> Self {
-        Self { guard, next: None }
+        Self(guard)
     }
 
     /// Joins the execution of a key that moves with that in its next group. Both get the same fencing token.
@@ -34,20 +30,30 @@ impl Execution {
     ///
     /// Returns an [`ExtendError`] if the token of the first one cannot be raised to that of the second. Both are released
     /// then.
-    pub(super) async fn join(mut self, next: Self) -> Result<Self, ExtendError> {
-        let (lease, token) = (self.guard.lease(), next.guard.fencing_token());
+    pub(super) async fn join(self, next: Self) -> Result<Self, ExtendError> {
+        let (lease, token) = (Arc::clone(self.0.lease()), next.0.fencing_token());
+        // Owned by this future from here on, so that both are released if it is dropped.
+        let mut shares = self.0.into_shares().chain(next.0.into_shares());
         let raised = match token {
             Some(token) if lease.token() < Some(token) => lease.raise(token).await,
             _ => Ok(()),
         };
-        let leases = [&self, &next].map(|execution| Arc::clone(execution.guard.lease()));
-        self.next = Some(Box::new(next));
-        if let Err(error) = raised {
-            self.release().await;
-            return Err(error);
+        let first = shares.next();
+        let joined = first.map(|first| Self(LockGuard::join(first, shares.collect())));
+        match (joined, raised) {
+            (Some(joined), Ok(())) => {
+                joined.0.set_delivered();
+                Ok(joined)
+            }
+            (joined, raised) => {
+                if let Some(joined) = joined {
+                    joined.release().await;
+                }
+                Err(raised
+                    .err()
+                    .unwrap_or(ExtendError::Lost(LostReason::Abandoned)))
+            }
         }
-        leases.iter().for_each(|lease| lease.set_delivered());
-        Ok(self)
     }
 
     /// Begins the execution. From then on, something may have been executed.
@@ -64,43 +70,35 @@ impl Execution {
     ///
     /// May be dropped at any point. The execution may have begun by then.
     pub(crate) async fn begin(&self) -> Result<(), BeginError> {
-        let Some(next) = &self.next else {
-            return self.begin_alone().await;
-        };
-        for execution in [self, next] {
-            execution.begin_alone().await.map_err(|error| match error {
+        let is_alone = self.0.leases().count() == 1;
+        for lease in self.0.leases() {
+            match lease.command(Input::Once(OnceInput::Begin)).await {
+                Ok(Some(OnceEvent::Begun)) => {}
                 // The other group may not have that record. The next call copies it there.
-                BeginError::Denied(Denied::Recorded(_)) => BeginError::Denied(Denied::Undecided),
-                error => error,
-            })?;
+                Ok(Some(OnceEvent::Decided(decided))) if is_alone || !decided.is_memorable() => {
+                    return Err(BeginError::Denied(decided.into()));
+                }
+                Ok(_) => return Err(BeginError::Denied(Denied::Undecided)),
+                Err(ExtendError::Lost(reason)) => return Err(BeginError::Lost(reason)),
+                Err(_) => return Err(self.lost()),
+            }
         }
-        // It may have been lost while the next began.
-        self.check_validity()
-    }
-
-    async fn begin_alone(&self) -> Result<(), BeginError> {
-        let begin = Input::Once(OnceInput::Begin);
-        match self.guard.lease().command(begin).await {
-            Ok(Some(OnceEvent::Begun)) => self.check_validity(),
-            Ok(Some(OnceEvent::Decided(decided))) => Err(BeginError::Denied(decided.into())),
-            Ok(_) => Err(BeginError::Denied(Denied::Undecided)),
-            Err(ExtendError::Lost(reason)) => Err(BeginError::Lost(reason)),
-            Err(_) => Err(self.lost()),
-        }
-    }
-
-    fn check_validity(&self) -> Result<(), BeginError> {
-        if self.guard.is_valid() {
+        if self.0.is_valid() {
             return Ok(());
         }
-        // The process was paused, or its thread blocked, after the lease task had answered.
-        self.guard.lease().set_effect(Effect::NotBegun);
+        // The process was paused, or its thread blocked, after the lease task had answered; or one was lost while the
+        // next began.
+        self.set_effect(Effect::NotBegun);
         Err(self.lost())
     }
 
     fn lost(&self) -> BeginError {
-        let reason = self.guard.lease().lost_reason();
+        let reason = self.0.leases().find_map(|lease| lease.lost_reason());
         BeginError::Lost(reason.unwrap_or(LostReason::Expired))
+    }
+
+    fn set_effect(&self, effect: Effect) {
+        self.0.leases().for_each(|lease| lease.set_effect(effect));
     }
 
     /// Releases the key without a record, because nothing was executed.
@@ -123,15 +121,9 @@ impl Execution {
     }
 
     async fn release_after(self, effect: Effect) {
-        self.guard.lease().set_effect(effect);
-        let next = self.next.map(|next| {
-            next.guard.lease().set_effect(effect);
-            next.guard
-        });
-        // Both are given up before the first await, because this future may be dropped.
-        let guard = self.guard.with_others(next.into_iter().collect());
+        self.set_effect(effect);
         // Unconfirmed or lost, the key expires by its ttl.
-        if let Err(error) = guard.release().await {
+        if let Err(error) = self.0.release().await {
             tracing::debug!(%error, "the release of an execution was not confirmed");
         }
     }
@@ -141,43 +133,39 @@ impl Execution {
     /// # Cancel safety
     ///
     /// Goes on in the background if the future is dropped.
-    pub(crate) async fn record(mut self, record: Record, retention: Duration) -> Recorded {
-        let Some(next) = self.next.take() else {
-            return self.record_alone(record, retention).await;
-        };
-        let in_next = next.record_alone(record.clone(), retention);
-        let recorded = tokio::join!(self.record_alone(record, retention), in_next);
-        match recorded {
-            (Recorded::Yes, Recorded::Yes) => Recorded::Yes,
-            (Recorded::Another(one), Recorded::Another(other))
-                if one.execution() == other.execution() =>
-            {
-                Recorded::Another(one)
-            }
-            // A process that knows only the group without the outcome may record another.
-            _ => Recorded::No,
-        }
-    }
-
-    fn record_alone(self, record: Record, retention: Duration) -> impl Future<Output = Recorded> {
-        let lease = Arc::clone(self.guard.lease());
-        // At once, because the future may be dropped.
-        let outcome = lease.command(Input::Once(OnceInput::Record { record, retention }));
+    pub(crate) fn record(
+        self,
+        record: &Record,
+        retention: Duration,
+    ) -> impl Future<Output = Recorded> + use<> {
+        // At once and to all groups, because the future may be dropped.
+        let asked = self.0.leases().map(|lease| {
+            let record = record.clone();
+            lease.command(Input::Once(OnceInput::Record { record, retention }))
+        });
+        let asked: Vec<_> = asked.collect();
         async move {
-            let recorded = outcome.await;
-            drop(self);
-            match recorded {
-                Ok(Some(OnceEvent::Recorded { outcome, .. })) => outcome,
-                _ => Recorded::No,
+            let mut outcome: Option<Recorded> = None;
+            for asked in asked {
+                let in_group = match asked.await {
+                    Ok(Some(OnceEvent::Recorded { outcome, .. })) => outcome,
+                    _ => Recorded::No,
+                };
+                outcome = Some(match outcome {
+                    None => in_group,
+                    Some(other) if other.is_same(&in_group) => other,
+                    // A process that knows only the group without the outcome may record another.
+                    Some(_) => Recorded::No,
+                });
             }
+            drop(self);
+            outcome.unwrap_or(Recorded::No)
         }
     }
 
     /// Returns a view of the execution.
     pub(crate) fn handle(&self) -> ExecutionHandle {
-        let handle = self.guard.handle();
-        let next = self.next.iter().map(|next| next.guard.lease());
-        ExecutionHandle(next.fold(handle, LockHandle::and_lease))
+        ExecutionHandle(self.0.handle())
     }
 }
 

@@ -273,7 +273,7 @@ mod tests {
             let rest = if number % 10 == 0 { &large } else { &small };
             let id = ExecutionId::from_random(unguessable());
             let record = Record::new(id, once.fingerprint, sha256(rest), rest);
-            let recorded = execution.record(record.clone(), Duration::from_secs(1));
+            let recorded = execution.record(&record, Duration::from_secs(1));
             assert!(matches!(recorded.await, Recorded::Yes));
             let head = match once.acquire().await {
                 Err(Denied::Recorded(head)) => head,
@@ -309,7 +309,7 @@ mod tests {
             assert_eq!(nodes.sent(0, OpKind::Confirm), usize::from(!held.is_zero()));
             let id = ExecutionId::from_random(unguessable());
             let record = Record::new(id, once.fingerprint, sha256(b"r"), b"r");
-            let mut recording = Box::pin(execution.record(record, DAY));
+            let mut recording = Box::pin(execution.record(&record, DAY));
             assert!(futures_util::poll!(&mut recording).is_pending());
             drop(recording);
             tokio::time::sleep(Duration::from_millis(30)).await;

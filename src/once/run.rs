@@ -161,7 +161,7 @@ impl ExecuteOnce {
         T: Serialize + DeserializeOwned,
     {
         let record = encode(&result, self.fingerprint, self.max_result);
-        match execution.record(record, self.retention).await {
+        match execution.record(&record, self.retention).await {
             Recorded::Yes => Ok(Outcome::Executed(result)),
             Recorded::Another(other) => {
                 telemetry::conflict();

@@ -26,9 +26,10 @@
 //! the node has answered that it holds nothing, or was certainly never asked. Each way out of acquiring and holding goes
 //! through `release`, which sends a release to all of them.
 //!
-//! *Validity.* It counts from before the first request: `ttl - drift`, see [`validity`]. An extension that a majority
-//! confirmed counts from before *its* request, and never shortens the validity. The lock is lost one [tick](TICK)
-//! before the end, because a timer may be late by that much.
+//! *Validity.* It counts from before the first request: `ttl - drift`, see
+//! [`validity`](crate::protocol::validity). An extension that a majority confirmed counts from before *its* request, and
+//! never shortens the validity. The lock is lost one [tick](TICK) before the end, because a timer may be late by that
+//! much.
 //!
 //! *Silence.* A node that is silent for longer than the node timeout counts as failed for the decision under way, and
 //! for nothing else: it may have executed the request, and is released.
@@ -36,7 +37,8 @@
 //! *Wake-ups.* [`awaited`](Lease::awaited) says how many more answers can decide anything. A driver that waits for so
 //! many is woken once, and not by each answer.
 //!
-//! The rules for the votes are those of [`round`](crate::protocol::round); the machine adds the time and the order.
+//! The rules for the votes are those of [`round`](crate::protocol::round); the machine adds the time and the order. What
+//! an execution adds is told in `record`.
 
 use std::time::Duration;
 

@@ -116,6 +116,18 @@ impl OnceEvent {
     }
 }
 
+impl Recorded {
+    /// Returns whether both say that the outcome of the same execution counts.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Yes, Self::Yes) => true,
+            (Self::Another(one), Self::Another(other)) => one.execution() == other.execution(),
+            _ => false,
+        }
+    }
+}
+
 impl Decided {
     /// Returns whether it stays, so that the next callers of the key need not ask the nodes.
     #[must_use]
