@@ -1,12 +1,15 @@
 //! The groups of nodes of a lock service, and which of them a key is locked in.
 
-use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use crate::lock::cluster::Cluster;
+use crate::lock::error::LockError;
 use crate::lock::queue::LocalQueue;
 use crate::node::Mutex;
+use crate::protocol::lease::Stored;
 use crate::protocol::{LockKey, LockKeys, Placement};
 
 /// A group of nodes, whose majority decides on the keys that belong to it, and the callers of this process.
@@ -15,12 +18,15 @@ pub(crate) struct Group {
     pub(crate) name: Arc<str>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) queue: Arc<LocalQueue>,
-    pub(crate) extensions: Extensions,
+    pub(crate) reads: Arc<Reads>,
 }
 
-/// State of higher floors for a group: one value of each type.
+/// The reads of large values under way, by key and head. All callers that want the same value share one.
 #[derive(Debug, Default)]
-pub(crate) struct Extensions(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+pub(crate) struct Reads(pub(crate) Mutex<HashMap<(LockKey, Stored), Arc<ReadSender>>>);
+
+/// Tells the outcome of a read to all who wait for it.
+pub(crate) type ReadSender = watch::Sender<Option<Result<Stored, LockError>>>;
 
 /// The groups of nodes, and the placement of keys on them.
 ///
@@ -62,7 +68,7 @@ impl Group {
             name,
             cluster,
             queue: Arc::default(),
-            extensions: Extensions::default(),
+            reads: Arc::default(),
         })
     }
 }
@@ -189,17 +195,5 @@ impl Placed {
 
     fn group_of<'a>(&self, all: &'a [Arc<Group>], key: &LockKey) -> &'a Arc<Group> {
         &all[self.groups[self.placement.group_of(key)]]
-    }
-}
-
-impl Extensions {
-    /// Returns the value of a type, created at its first use.
-    pub(crate) fn get<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
-        let mut values = self.0.lock();
-        let value = values
-            .entry(TypeId::of::<T>())
-            .or_insert_with(|| Arc::new(T::default()));
-        // Cannot fail: the entry of a type is a value of that type.
-        Arc::clone(value).downcast().unwrap_or_default()
     }
 }

@@ -9,38 +9,33 @@
 //! A task may end without a result, if it panics or if its home ends. Its entry is then removed, and a caller begins
 //! another fetch.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
-use crate::lock::{Cluster, Group, LockError};
+use crate::lock::{Cluster, Group, LockError, ReadSender, Reads};
 use crate::node::{
-    Job, Mutex, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, unguessable,
+    Job, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, unguessable,
 };
 use crate::once::limits::MAX_BODY;
+use crate::protocol::lease::Stored;
 use crate::protocol::message::{Command, Op, Reply, transit};
 use crate::protocol::{LockKey, OwnerToken, Record};
 
 /// The number of fetches that a caller makes if they end without a result: bounded, in case each one panics.
 const FETCHES: usize = 2;
 
-/// The fetches under way, by key and head of the record.
-#[derive(Debug, Default)]
-struct Fetches(Mutex<HashMap<Wanted, Arc<FetchSender>>>);
-
-type Wanted = (LockKey, Record);
-type FetchSender = watch::Sender<Option<Result<Record, LockError>>>;
-type FetchReceiver = watch::Receiver<Option<Result<Record, LockError>>>;
+type Wanted = (LockKey, Stored);
+type ReadReceiver = watch::Receiver<Option<Result<Stored, LockError>>>;
 
 /// The entry of a fetch, removed when it is dropped. Callers that still wait see the channel closed.
 struct Fetch {
-    fetches: Arc<Fetches>,
+    fetches: Arc<Reads>,
     cluster: Arc<Cluster>,
     wanted: Wanted,
-    sender: Arc<FetchSender>,
+    sender: Arc<ReadSender>,
 }
 
 /// Returns the whole record with this head.
@@ -58,18 +53,18 @@ pub(super) async fn fetch(
     key: &LockKey,
     head: &Record,
 ) -> Result<Record, LockError> {
-    let fetches: Arc<Fetches> = group.extensions.get();
-    fetches.fetch(&group.cluster, key, head).await
+    let read = group.reads.fetch(&group.cluster, key, head).await;
+    read.map(|Stored(record)| record)
 }
 
-impl Fetches {
+impl Reads {
     async fn fetch(
         self: &Arc<Self>,
         cluster: &Arc<Cluster>,
         key: &LockKey,
         head: &Record,
-    ) -> Result<Record, LockError> {
-        let wanted = (key.clone(), head.clone());
+    ) -> Result<Stored, LockError> {
+        let wanted = (key.clone(), Stored(head.clone()));
         for _ in 0..FETCHES {
             let (mut receiver, fetch) = self.join(cluster, wanted.clone());
             if let Some(fetch) = fetch {
@@ -95,7 +90,7 @@ impl Fetches {
         self: &Arc<Self>,
         cluster: &Arc<Cluster>,
         wanted: Wanted,
-    ) -> (FetchReceiver, Option<Fetch>) {
+    ) -> (ReadReceiver, Option<Fetch>) {
         let mut fetches = self.0.lock();
         if let Some(sender) = fetches.get(&wanted) {
             return (sender.subscribe(), None);
@@ -113,7 +108,7 @@ impl Fetches {
     }
 
     /// Removes an entry, unless it belongs to a later fetch.
-    fn remove(&self, wanted: &Wanted, is_own: impl Fn(&Arc<FetchSender>) -> bool) {
+    fn remove(&self, wanted: &Wanted, is_own: impl Fn(&Arc<ReadSender>) -> bool) {
         let mut fetches = self.0.lock();
         if fetches.get(wanted).is_some_and(is_own) {
             fetches.remove(wanted);
@@ -124,17 +119,17 @@ impl Fetches {
 impl Fetch {
     async fn run(self) {
         let outcome = self.read().await;
-        self.finish(outcome);
+        self.finish(outcome.map(Stored));
     }
 
     /// Hands the outcome to the waiting callers. Later callers begin another fetch.
-    fn finish(&self, outcome: Result<Record, LockError>) {
+    fn finish(&self, outcome: Result<Stored, LockError>) {
         self.leave();
         self.sender.send_replace(Some(outcome));
     }
 
     fn leave(&self) {
-        let is_own = |sender: &Arc<FetchSender>| Arc::ptr_eq(sender, &self.sender);
+        let is_own = |sender: &Arc<ReadSender>| Arc::ptr_eq(sender, &self.sender);
         self.fetches.remove(&self.wanted, is_own);
     }
 
@@ -142,7 +137,7 @@ impl Fetch {
     ///
     /// Asking all nodes at once would transfer the body from each, nearly always in vain.
     async fn read(&self) -> Result<Record, LockError> {
-        let (cluster, (key, head)) = (&self.cluster, &self.wanted);
+        let (cluster, (key, Stored(head))) = (&self.cluster, &self.wanted);
         let settings = &cluster.settings;
         let names = settings.namespace.names_with_record(key, None, sha256)?;
         let packet = Packet::new(Command {
@@ -194,7 +189,7 @@ impl Fetch {
     /// Returns the nodes in the order in which to ask them: reachable ones first, and in an order that differs
     /// between records.
     fn order(&self) -> Vec<usize> {
-        let (nodes, (_, head)) = (&self.cluster.nodes, &self.wanted);
+        let (nodes, (_, Stored(head))) = (&self.cluster.nodes, &self.wanted);
         let first = usize::from(head.digest()[0]) % nodes.len();
         let mut order: Vec<usize> = (first..nodes.len()).chain(0..first).collect();
         order.sort_by_key(|node| matches!(nodes[*node].state(), NodeState::Unreachable { .. }));
@@ -248,13 +243,13 @@ mod tests {
     fn wanted() -> Wanted {
         let id = ExecutionId::from_random([1; 16]);
         let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest");
-        ("k".into(), record)
+        ("k".into(), Stored(record))
     }
 
     /// The first fetch ends, a second one begins, and only then is the first dropped.
     #[tokio::test]
     async fn a_fetch_that_ends_leaves_the_entry_of_a_later_one() {
-        let (fetches, cluster) = (Arc::new(Fetches::default()), cluster());
+        let (fetches, cluster) = (Arc::new(Reads::default()), cluster());
         let (ended, first) = fetches.join(&cluster, wanted());
         let first = first.expect("no fetch is under way");
         first.finish(Err(LockError::Closed));
@@ -274,8 +269,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_fetch_that_ends_without_a_result_is_begun_anew_by_its_callers() {
-        let (fetches, cluster) = (Arc::new(Fetches::default()), cluster());
-        let (key, head) = wanted();
+        let (fetches, cluster) = (Arc::new(Reads::default()), cluster());
+        let (key, Stored(head)) = wanted();
         let (_, lost) = fetches.join(&cluster, wanted());
         let mut waiting = tokio_test::task::spawn(fetches.fetch(&cluster, &key, &head));
         tokio_test::assert_pending!(waiting.poll());

@@ -14,7 +14,7 @@ use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::fetch;
 use crate::once::limits::DAY;
-use crate::protocol::lease::{Access, Decided, Input, OnceInput, OnceSpec, Unread};
+use crate::protocol::lease::{Access, Decided, Input, OnceInput, OnceSpec, Stored};
 use crate::protocol::{Fingerprint, LockKey, LockKeys, validity};
 
 /// An allowance for rounding, and for the drift within the allowance itself.
@@ -213,7 +213,7 @@ impl ExecuteOnce {
         let (cluster, max_hold) = (&group.cluster, options.max_hold);
         let driver = Driver::new(cluster, keys.clone(), terms, max_hold, ticket, labels);
         let (group, key) = (Arc::clone(group), self.key.clone());
-        let driver = driver.read_with(Box::new(move |Unread(head)| {
+        let driver = driver.read_with(Box::new(move |Stored(head)| {
             let (group, key) = (Arc::clone(&group), key.clone());
             Box::pin(async move {
                 let record = fetch(&group, &key, &head).await.ok();

@@ -61,7 +61,7 @@ pub use access::Access;
 use io::ACQUIRE;
 pub use io::{Awaited, Event, Input, LeaseRequest, LeaseSpec, Loss};
 pub use life::{Lease, TICK};
-pub use once::{Decided, Effect, OnceEvent, OnceInput, OnceSpec, Recorded, Unread};
+pub use once::{Decided, Effect, OnceEvent, OnceInput, OnceSpec, Recorded, Stored};
 use stages::{Acquiring, LifeStage, Purpose};
 
 impl Lease {

@@ -3,10 +3,10 @@
 use std::future::{Future, pending};
 use std::pin::Pin;
 
-use crate::protocol::lease::{Input, Unread};
+use crate::protocol::lease::{Input, Stored};
 
 /// Reads what a lease asks for, and returns the input with it.
-pub(crate) type Reader = dyn Fn(Unread) -> Read + Send + Sync;
+pub(crate) type Reader = dyn Fn(Stored) -> Read + Send + Sync;
 
 /// A read under way.
 pub(crate) type Read = Pin<Box<dyn Future<Output = Input> + Send + Sync>>;

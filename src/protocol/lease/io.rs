@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::protocol::lease::access::Access;
-use crate::protocol::lease::once::{Effect, OnceEvent, OnceInput, OnceSpec, Unread};
+use crate::protocol::lease::once::{Effect, OnceEvent, OnceInput, OnceSpec, Stored};
 use crate::protocol::message::Op;
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::round::{Answer, Refusal, ReleaseStep};
@@ -151,7 +151,7 @@ pub enum Event {
     /// What only an execution meets.
     Once(OnceEvent),
     /// Something is to be read from a node. [`OnceInput::Read`] follows.
-    Unread(Unread),
+    Unread(Stored),
     /// Every node has answered the release, or is overdue. Final.
     Settled,
 }

@@ -77,9 +77,9 @@ pub enum Recorded {
     No,
 }
 
-/// The head of a record of which the rest is to be read from a node.
+/// What nodes keep under a key: a record, or its head while the rest is to be read from a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Unread(pub Record);
+pub struct Stored(pub Record);
 
 /// What a caller that executed says about its work when it goes without a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

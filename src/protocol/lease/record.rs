@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Event};
 use crate::protocol::lease::life::{Lease, TICK};
-use crate::protocol::lease::once::{Decided, OnceEvent, OnceInput, Recorded, Unread};
+use crate::protocol::lease::once::{Decided, OnceEvent, OnceInput, Recorded, Stored};
 use crate::protocol::lease::recorded::Step;
 use crate::protocol::lease::recording::{Finish, FinishStep};
 use crate::protocol::lease::stages::{LifeStage, Purpose};
@@ -86,7 +86,7 @@ impl Lease {
                 {
                     round.reading = Some(now);
                 }
-                self.unread = Some(Unread(record));
+                self.unread = Some(Stored(record));
             }
             OnceStep::Replay(record) => self.replay(record, now),
             OnceStep::OtherRequest => self.deny(Decided::OtherRequest, now),
@@ -158,7 +158,7 @@ impl Lease {
             Some(record) if record.is_whole() => self.top_up(record, without, now),
             Some(record) if !without.is_empty() => {
                 recording.step = FinishStep::ReadingReplay(without);
-                self.unread = Some(Unread(record));
+                self.unread = Some(Stored(record));
             }
             _ => self.release(false, None, now),
         }
@@ -330,7 +330,7 @@ impl Lease {
             Some(leader) if leader.is_whole() => self.write(Some(own), leader, until, true, now),
             Some(leader) => {
                 recording.step = FinishStep::ReadingLeader;
-                self.unread = Some(Unread(leader));
+                self.unread = Some(Stored(leader));
             }
             None => self.give_repair_away(),
         }

@@ -158,7 +158,7 @@ fn large_record_is_read_before_it_is_repaired_and_the_read_has_its_own_time() {
         let mut world = stored(&[0], large(1));
         world.call(once(8));
         world.serve(0, &[0, 1, 2]);
-        assert_eq!(world.events(), [Event::Unread(Unread(head.clone()))]);
+        assert_eq!(world.events(), [Event::Unread(Stored(head.clone()))]);
         // No node is waited for meanwhile.
         assert_eq!(world.callers[0].lease.poll_timeout(), None);
         world.now += ms(500);
