@@ -33,6 +33,20 @@ async fn upgraded_handle_keeps_the_lock_until_it_is_dropped() {
     assert_eq!(nodes.locks(), [0, 0, 0]);
 }
 
+/// The first node that frees it may grant it to another caller at once.
+#[tokio::test(start_paused = true)]
+async fn handle_is_invalid_before_the_first_node_is_asked_for_the_release() {
+    let nodes = ScriptedNodes::new(3);
+    let redlock = builder(&nodes).build().unwrap();
+    let guard = redlock.try_lock("k").await.unwrap();
+    let handle = guard.handle();
+    // The task of the lock ends when it asks, and can publish nothing after that.
+    nodes.set_for(0, OpKind::Release, Gate::Panic);
+    drop(guard);
+    assert_eq!(handle.lost().await, LostReason::Released);
+    assert!(!handle.is_valid());
+}
+
 #[tokio::test(start_paused = true)]
 async fn lock_handle_does_not_keep_the_lock() {
     let nodes = ScriptedNodes::new(3);
