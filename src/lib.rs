@@ -143,6 +143,7 @@ pub mod key {
 /// simulation of several processes.
 #[cfg(feature = "test-util")]
 pub mod test_util {
+    pub use crate::lock::Traces;
     pub use crate::node::scripted::{Gate, OpKind, ScriptedNodes};
     pub use crate::node::sim::{SimNetwork, SimRequest, SimSubscriber};
     pub use crate::node::sim_env::SimEnv;

@@ -11,6 +11,8 @@ use crate::lock::node_group::{NodeGroup, NodeSettings, layout, moved_to, named};
 use crate::lock::queue::WaiterCap;
 use crate::lock::redlock::Redlock;
 use crate::lock::time::whole_millis;
+#[cfg(feature = "test-util")]
+use crate::lock::traces::Traces;
 use crate::node::Home;
 #[cfg(feature = "redis")]
 use crate::node::redis::{Guard, Timeouts};
@@ -68,6 +70,8 @@ pub struct RedlockBuilder {
     restart_guard: RestartGuard,
     max_waiters: Option<usize>,
     log_keys: bool,
+    #[cfg(feature = "test-util")]
+    traces: Option<Traces>,
     runtime: Option<Handle>,
     pub(super) variables: Variables,
 }
@@ -119,6 +123,8 @@ impl Default for RedlockBuilder {
             restart_guard: RestartGuard::default(),
             max_waiters: None,
             log_keys: false,
+            #[cfg(feature = "test-util")]
+            traces: None,
             runtime: None,
             variables: Variables::default(),
         }
@@ -211,6 +217,13 @@ impl RedlockBuilder {
         network: Arc<dyn crate::node::sim::SimNetwork>,
     ) -> Self {
         self.nodes = self.nodes.simulated(0..count, network);
+        self
+    }
+
+    /// Remembers what happens to the last 1,000 leases. Default: off.
+    #[cfg(feature = "test-util")]
+    pub fn traces(mut self, traces: &Traces) -> Self {
+        self.traces = Some(traces.clone());
         self
     }
 
@@ -516,6 +529,8 @@ impl RedlockBuilder {
             fence_retention: whole_millis(fence_retention),
             max_waiters: self.max_waiters.map(WaiterCap::new),
             log_keys: self.log_keys,
+            #[cfg(feature = "test-util")]
+            traces: self.traces.clone(),
         })
     }
 

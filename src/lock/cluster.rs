@@ -9,6 +9,8 @@ use tokio::time::{Instant, sleep_until};
 use crate::lock::error::LockError;
 use crate::lock::queue::WaiterCap;
 use crate::lock::time::whole_millis;
+#[cfg(feature = "test-util")]
+use crate::lock::traces::Traces;
 use crate::node::{Home, Job, Node, NodeFailure, Peers, Request, VoteReceiver};
 use crate::protocol::message::Reply;
 use crate::protocol::{Namespace, Quorum, Retry, validity};
@@ -42,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) fence_retention: Duration,
     pub(crate) max_waiters: Option<Arc<WaiterCap>>,
     pub(crate) log_keys: bool,
+    #[cfg(feature = "test-util")]
+    pub(crate) traces: Option<Traces>,
 }
 
 /// The outcome of a request at one node.

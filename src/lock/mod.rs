@@ -52,6 +52,8 @@ mod span;
 mod state;
 mod terms;
 mod time;
+#[cfg(feature = "test-util")]
+mod traces;
 #[cfg(feature = "uuid")]
 mod uuid;
 
@@ -69,6 +71,8 @@ pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};
 pub use request::{LockFuture, LockRequest};
 pub use shutdown::{Served, Stopping};
+#[cfg(feature = "test-util")]
+pub use traces::Traces;
 
 pub(crate) use self::core::Core;
 pub(crate) use backoff::AcquireError;

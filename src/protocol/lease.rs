@@ -55,6 +55,7 @@ mod recording;
 mod stages;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod view;
 
 pub use access::Access;
@@ -63,6 +64,7 @@ pub use io::{Awaited, Event, Input, LeaseRequest, LeaseSpec, Loss};
 pub use life::{Lease, TICK};
 pub use once::{Decided, Effect, OnceEvent, OnceInput, OnceSpec, Recorded, Stored};
 use stages::{Acquiring, LifeStage, Purpose};
+pub use trace::{LeaseOutput, Trace};
 
 impl Lease {
     /// Begins an attempt: asks every node for the lock. `patience` is how much longer than the node timeout a node may

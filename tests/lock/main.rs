@@ -23,6 +23,7 @@ mod shared;
 mod slots;
 mod stages;
 mod telemetry;
+mod traces;
 mod try_lock;
 mod validity;
 mod waiting;

@@ -271,7 +271,7 @@ impl History {
                 if !lease.intersects(other) || lease.token.or(other.token).is_none() {
                     continue;
                 }
-                let pair = format!("locks {index} and {other_index}");
+                let pair = format!("locks {index} and {other_index} of {:?}", lease.keys);
                 if let (Some(token), Some(other_token)) = (lease.token, other.token) {
                     if token == other_token {
                         found.push(format!("{pair} have the same token {token}"));

@@ -171,7 +171,7 @@ fn seeds_that_failed_once_pass() {
 fn check(seed: u64, plan: &Plan) {
     let outcome = simulate(seed, plan);
     if let Some(violation) = outcome.violations.first() {
-        panic!("seed {seed}: violated: {violation}");
+        panic!("seed {seed}: violated: {violation}\n{}", outcome.traces);
     }
 }
 
@@ -213,7 +213,10 @@ fn run_orders(name: &str, seeds: u64, plan: fn(u64) -> Plan) {
             let kind = violation.replace(|c: char| c.is_ascii_digit(), "");
             let kind = kind.chars().take(40).collect();
             let (_, times) = found.entry(kind).or_insert_with(|| {
-                say(&format!("simulation: {name}: seed {seed}: {violation}"));
+                let traces = &outcome.traces;
+                say(&format!(
+                    "simulation: {name}: seed {seed}: {violation}\n{traces}"
+                ));
                 (seed, 0)
             });
             *times += 1;
@@ -297,6 +300,7 @@ fn run(next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bool) -> Total
             heard,
             missed,
             violations,
+            traces,
             ..
         }) = outcome
         else {
@@ -314,7 +318,7 @@ fn run(next: &AtomicU64, end: u64, plan: fn(u64) -> Plan, single: bool) -> Total
         if let Some(violation) = violations.first() {
             total.failed.push((seed, violation.clone()));
             say(&format!(
-                "simulation: seed {seed}: {violations:#?}\nTOWER_REDLOCK_SEEDS={seed} tells its story"
+                "simulation: seed {seed}: {violations:#?}\n{traces}\nTOWER_REDLOCK_SEEDS={seed} tells its story"
             ));
         }
     }

@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tower_redlock::protocol::{LockKeys, Namespace};
-use tower_redlock::test_util::{SimEnv, SimNetwork};
+use tower_redlock::test_util::{SimEnv, SimNetwork, Traces};
 use tower_redlock::{Drained, LockGuard, Redlock, RestartGuard};
 
 use crate::history::{History, LeaseId};
@@ -33,6 +33,7 @@ pub(crate) struct Process {
     sent: Arc<Notify>,
     history: History,
     redlock: Redlock,
+    pub(crate) traces: Traces,
     /// How far its clock has come.
     pub(crate) now: Duration,
     users: Vec<oneshot::Receiver<()>>,
@@ -87,6 +88,7 @@ impl Process {
             }
         };
         let begin = Arc::new(Semaphore::new(usize::from(!waits_to_begin)));
+        let traces = Traces::default();
         let redlock = builder
             .ttl(MAX_TTL)
             .node_timeout(NODE_TIMEOUT)
@@ -94,6 +96,7 @@ impl Process {
             .wake_ups(plan.processes[index].wake_ups)
             .poll_interval(plan.processes[index].poll_interval)
             .restart_guard(RestartGuard::Off)
+            .traces(&traces)
             .build()
             .expect("the settings are valid");
         let users = plan.processes[index].users.iter().map(|wishes| {
@@ -151,6 +154,7 @@ impl Process {
             sent,
             history: history.clone(),
             redlock,
+            traces,
             now: Duration::ZERO,
             users,
             begin,

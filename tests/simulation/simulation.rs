@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tower_redlock::protocol::{KeyNames, LockKeys, Namespace};
+use tower_redlock::protocol::{KeyNames, LockKey, LockKeys, Namespace};
 
 use crate::history::{Counts, History};
 use crate::network::Network;
@@ -35,6 +35,8 @@ pub(crate) struct Outcome {
     pub(crate) heard: usize,
     pub(crate) missed: usize,
     pub(crate) violations: Vec<String>,
+    /// What happened to the leases of the keys that the first violation names.
+    pub(crate) traces: String,
 }
 
 struct Simulation {
@@ -77,6 +79,7 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         network,
         history,
         pauses,
+        processes,
         ..
     } = simulation;
     let state = network.state();
@@ -85,8 +88,10 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         history.violations(plan.clocks_are_steady(), &pauses, idle, plan.attempts());
     violations.extend(ledger.violations(plan));
     violations.extend(state.orders.wrong.iter().cloned());
+    let traces = violations.first().map(|first| traces(&processes, first));
     Outcome {
         violations,
+        traces: traces.unwrap_or_default(),
         orders: ledger.counts(),
         told_late: state.orders.told_late,
         counts: history.counts(),
@@ -96,6 +101,25 @@ pub(crate) fn simulate(seed: u64, plan: &Plan) -> Outcome {
         missed: state.wake_ups.missed,
         story: history.text(),
     }
+}
+
+/// Returns the traces of the keys that a violation names; of all, if it names none.
+fn traces(processes: &[Process], violation: &str) -> String {
+    let is_named = |key: &LockKey| violation.contains(&format!("{key:?}"));
+    let mut text = String::new();
+    for is_all in [false, true] {
+        for (index, process) in processes.iter().enumerate() {
+            for (keys, trace) in process.traces.all() {
+                if is_all || keys.as_slice().iter().any(is_named) {
+                    text += &format!("process {index}, {keys:?}\n{trace}\n");
+                }
+            }
+        }
+        if !text.is_empty() {
+            break;
+        }
+    }
+    text
 }
 
 impl Simulation {

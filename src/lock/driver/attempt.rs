@@ -18,6 +18,8 @@ use crate::lock::handoff::Handoff;
 use crate::lock::queue::{Permit, WaiterSlots};
 use crate::lock::slots::slot_at_random;
 use crate::node::{Trail, next_proposal, random_u64, unguessable};
+#[cfg(feature = "test-util")]
+use crate::protocol::lease::Trace;
 use crate::protocol::lease::{Event, Input, Lease, LeaseSpec, OnceEvent};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
 use crate::protocol::{FencingToken, OwnerToken};
@@ -174,6 +176,12 @@ impl Driver {
             once: terms.once,
         };
         let patience = |node: usize| self.cluster.nodes[node].extra_patience();
+        #[cfg(feature = "test-util")]
+        let trace = settings.traces.as_ref().map(|traces| {
+            let quorum = self.cluster.quorum;
+            let trace = Trace::new(spec.clone(), quorum, Duration::ZERO, patience);
+            traces.begin(&self.keys, trace)
+        });
         let attempt = OwnedLease {
             lease: Lease::new(spec, self.cluster.quorum, Duration::ZERO, patience),
             origin: Instant::now(),
@@ -188,6 +196,8 @@ impl Driver {
             failures: Failures::default(),
             decision: 0,
             state: None,
+            #[cfg(feature = "test-util")]
+            trace,
         };
         let earlier = self.attempt.replace(Box::new(attempt));
         self.earlier.extend(earlier.map(|attempt| *attempt));

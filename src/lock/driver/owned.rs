@@ -8,6 +8,8 @@ use tokio::time::Instant;
 use crate::lock::failures::Failures;
 use crate::lock::registry::UnsettledRelease;
 use crate::lock::state::LockState;
+#[cfg(feature = "test-util")]
+use crate::lock::traces::LeaseTrace;
 use crate::node::{NodeFailure, Packet, Trail, Vote};
 use crate::protocol::lease::{Input, Lease};
 use crate::protocol::message::{Command, Op};
@@ -30,11 +32,22 @@ pub(super) struct OwnedLease {
     pub(super) decision: u32,
     /// What its holders see, once it is granted.
     pub(super) state: Option<Arc<LockState>>,
+    #[cfg(feature = "test-util")]
+    pub(super) trace: Option<LeaseTrace>,
 }
 
 impl OwnedLease {
     pub(super) fn handle(&mut self, input: Input) {
-        self.lease.handle(input, self.origin.elapsed());
+        let now = self.origin.elapsed();
+        self.handle_at(input, now);
+    }
+
+    fn handle_at(&mut self, input: Input, now: Duration) {
+        #[cfg(feature = "test-util")]
+        if let Some(trace) = &self.trace {
+            trace.lock().push(input.clone(), now);
+        }
+        self.lease.handle(input, now);
     }
 
     pub(super) fn on_vote(&mut self, vote: Vote, now: Duration) {
@@ -49,7 +62,7 @@ impl OwnedLease {
                 answer,
             },
         };
-        self.lease.handle(input, now);
+        self.handle_at(input, now);
     }
 
     /// Returns the failures of the nodes in the decision to which this request belongs.

@@ -26,7 +26,7 @@ pub enum OnceInput {
         /// How long to keep it.
         retention: Duration,
     },
-    /// The record of an [`Unread`] event was read; `None` if it cannot be.
+    /// The record of an [`Event::Unread`](crate::protocol::lease::Event::Unread) was read; `None` if it cannot be.
     Read(Option<Record>),
     /// What another lease, of a new owner that does not execute, has found.
     Repaired(Decided),

@@ -13,6 +13,7 @@ use support::{Cluster, Proxy, Random, RedisServer};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, timeout};
 use tower_redlock::deadpool_redis::Config;
+use tower_redlock::test_util::Traces;
 use tower_redlock::{NodeState, Redlock, RedlockBuilder, RestartGuard, Retry};
 
 use crate::chaos::clients::Client;
@@ -43,6 +44,7 @@ async fn run(seconds: u64, reads: bool) -> History {
     let violations = &history.violations;
     if let Some(first) = violations.first() {
         let count = violations.len();
+        say(&history.traces_of(first));
         panic!("CHAOS_SEED={seed}: violated: {first} ({count} violations)");
     }
     let acquired = u64::try_from(history.records.len()).unwrap();
@@ -94,6 +96,7 @@ impl World {
             let wire = Proxy::start(server.addr()).await;
             nodes.push(Node { server, wire });
         }
+        let traces: Vec<Traces> = (0..INSTANCES).map(|_| Traces::default()).collect();
         let instances = (0..INSTANCES).map(|number| {
             let urls = nodes.iter().map(|node| node.wire.url());
             // Half of them over redis-rs's connections, half over their own.
@@ -109,6 +112,7 @@ impl World {
                 _ => urls.fold(Redlock::builder(), by_pool),
             };
             builder
+                .traces(&traces[number])
                 .ttl(TTL)
                 .node_timeout(Duration::from_millis(100))
                 .restart_guard(RestartGuard::For(WINDOW))
@@ -124,8 +128,11 @@ impl World {
         });
         let world = Self {
             instances: instances.collect(),
+            history: Mutex::new(History {
+                traces,
+                ..History::default()
+            }),
             nodes: nodes.into_iter().map(tokio::sync::Mutex::new).collect(),
-            history: Mutex::default(),
             is_over: AtomicBool::new(false),
         };
         for node in 0..NODES {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tower_redlock::LockHandle;
+use tower_redlock::test_util::Traces;
 
 use crate::chaos::faults::KEYS;
 
@@ -21,9 +22,35 @@ pub(crate) struct History {
     pub(crate) highest: BTreeMap<&'static str, Record>,
     pub(crate) violations: Vec<String>,
     pub(crate) counts: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    /// What happened to the leases of each instance.
+    pub(crate) traces: Vec<Traces>,
 }
 
 impl History {
+    /// Returns the traces of the keys that a violation names; of all, if it names none.
+    pub(crate) fn traces_of(&self, violation: &str) -> String {
+        let named: Vec<_> = KEYS
+            .iter()
+            .filter(|key| violation.contains(**key))
+            .collect();
+        let keys = if named.is_empty() {
+            KEYS.iter().collect()
+        } else {
+            named
+        };
+        let mut text = String::new();
+        for key in keys {
+            for trace in self
+                .traces
+                .iter()
+                .flat_map(|traces| traces.of(&(*key).into()))
+            {
+                text += &format!("{key}: {trace}\n");
+            }
+        }
+        text
+    }
+
     /// Compares a new lock with all that are held, and with those that were.
     pub(crate) fn on_grant(&mut self, new: &Record, handle: &LockHandle) {
         self.live.retain(|(_, handle)| handle.is_valid());

@@ -1,0 +1,94 @@
+//! Traces: what happened to a lease, to be shown and repeated.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::protocol::lease::io::{Event, Input, LeaseRequest, LeaseSpec};
+use crate::protocol::lease::life::Lease;
+use crate::protocol::quorum::Quorum;
+
+/// Everything that happened to a lease. As the lease has neither clock nor I/O, this is enough to repeat its life.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Trace {
+    spec: LeaseSpec,
+    quorum: Quorum,
+    began: Duration,
+    /// By node; see [`Lease::new`].
+    patience: Vec<Duration>,
+    inputs: Vec<(Duration, Input)>,
+}
+
+/// What a lease did.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum LeaseOutput {
+    /// It asked some nodes.
+    Request(LeaseRequest),
+    /// It told its driver.
+    Event(Event),
+}
+
+impl Trace {
+    /// Begins the trace of a lease that was made of the same.
+    #[must_use]
+    pub fn new(
+        spec: LeaseSpec,
+        quorum: Quorum,
+        began: Duration,
+        patience: impl Fn(usize) -> Duration,
+    ) -> Self {
+        Self {
+            spec,
+            quorum,
+            began,
+            patience: (0..quorum.nodes()).map(patience).collect(),
+            inputs: Vec::new(),
+        }
+    }
+
+    /// Adds an input.
+    pub fn push(&mut self, input: Input, now: Duration) {
+        self.inputs.push((now, input));
+    }
+
+    /// Repeats the life of the lease. Returns what it did at its beginning, and after each input.
+    #[must_use]
+    pub fn replay(&self) -> Vec<Vec<LeaseOutput>> {
+        let patience = |node: usize| self.patience[node];
+        let mut lease = Lease::new(self.spec.clone(), self.quorum, self.began, patience);
+        let inputs = self.inputs.iter().map(|(now, input)| {
+            let before = outputs(&mut lease);
+            lease.handle(input.clone(), *now);
+            before
+        });
+        let mut replayed: Vec<_> = inputs.collect();
+        replayed.push(outputs(&mut lease));
+        replayed
+    }
+}
+
+fn outputs(lease: &mut Lease) -> Vec<LeaseOutput> {
+    let requests = std::iter::from_fn(|| lease.poll_request()).map(LeaseOutput::Request);
+    let mut outputs: Vec<_> = requests.collect();
+    outputs.extend(std::iter::from_fn(|| lease.poll_event()).map(LeaseOutput::Event));
+    outputs
+}
+
+/// One line for each input, and for each request and event that followed it.
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:?} begins: {:?}", self.began, self.spec)?;
+        let inputs = self.inputs.iter().map(Some).chain([None]);
+        for (outputs, input) in self.replay().iter().zip(inputs) {
+            for output in outputs {
+                match output {
+                    LeaseOutput::Request(request) => writeln!(f, "    -> {request:?}")?,
+                    LeaseOutput::Event(event) => writeln!(f, "    => {event:?}")?,
+                }
+            }
+            if let Some((now, input)) = input {
+                writeln!(f, "{now:?} {input:?}")?;
+            }
+        }
+        Ok(())
+    }
+}
