@@ -77,6 +77,8 @@ impl<T> Handoff<T> {
 
     /// Sends the outcome of a task that goes on.
     pub(crate) async fn hand_out(self, outcome: T) {
+        // Relaxed here and below: task and caller are one thread while the mode is `INLINE`, and the spawn that changes it
+        // happens before the task's next poll.
         let mut yields = self.mode.load(Ordering::Relaxed) != SPAWNED;
         self.send(outcome);
         // No waker is needed: the caller spawns the task, which polls it again.

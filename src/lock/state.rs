@@ -133,6 +133,7 @@ impl LockState {
 
     /// Takes one more share, unless the last is gone.
     pub(crate) fn share(self: &Arc<Self>) -> Option<Share> {
+        // A compare-and-swap and no plain add: zero is final, because the task may have begun the release.
         let more = |shares| (shares > 0).then_some(shares + 1);
         let shares = &self.shares;
         shares
@@ -143,6 +144,8 @@ impl LockState {
 
     /// Returns whether the lock has a holder.
     pub(crate) fn is_shared(&self) -> bool {
+        // Acquire, with the release of each drop: what the holders did, such as their last command, is seen by the task that
+        // finds them gone.
         self.shares.load(Ordering::Acquire) > 0
     }
 

@@ -117,6 +117,7 @@ impl Packet {
 #[cfg(feature = "redis")]
 impl Trail {
     pub(crate) fn mark_sent(&self, node: usize) {
+        // Relaxed here and below: a node's bits are set and read by its lane only.
         self.0.sent.fetch_or(bit(node), Ordering::Relaxed);
     }
 

@@ -26,6 +26,7 @@ impl Peers {
     /// Counts a node that votes no longer, or votes again.
     pub(crate) fn count(&self, votes: bool) {
         if votes {
+            // A count for log messages. Nothing else depends on it.
             self.silent.fetch_sub(1, Ordering::Relaxed);
         } else {
             self.silent.fetch_add(1, Ordering::Relaxed);

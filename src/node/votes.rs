@@ -120,6 +120,8 @@ impl VoteReceiver {
 
     /// Begins a new phase, which closes the senders of the one before, and returns its number.
     pub(crate) fn next_phase(&self) -> u32 {
+        // Release, with the acquire in `is_open`: a lane that sees the new phase does not send a request of an older one that it
+        // still has. One that does not see it yet sends it, and its answer is not counted.
         self.channel.phase.fetch_add(1, Ordering::AcqRel) + 1
     }
 
@@ -272,6 +274,7 @@ impl Drop for VoteSender {
 impl Channel {
     fn push(&self, vote: Vote) {
         let mut queue = self.queue.lock();
+        // Relaxed, because the lock of the queue orders it with the store in the receiver's drop.
         if self.phase.load(Ordering::Relaxed) == CLOSED {
             return;
         }

@@ -63,6 +63,8 @@ impl WaiterSlots {
     /// Returns [`LockError::Overloaded`] if no slot is free.
     pub(crate) fn occupy(&mut self) -> Result<(), LockError> {
         while let Some(cap) = self.caps.get(self.occupied) {
+            // The count is all that is shared, and one atomic add decides, so any ordering would do. A caller that is one too many
+            // counts itself for a moment, so another may be refused beside it; never is one admitted too many.
             if cap.waiting.fetch_add(1, Ordering::AcqRel) >= cap.max {
                 cap.waiting.fetch_sub(1, Ordering::AcqRel);
                 return Err(LockError::Overloaded { max: cap.max });

@@ -130,6 +130,7 @@ impl LocalQueue {
             queue: Some(Arc::clone(self)),
             places: Places(places),
             access,
+            // A number that no other caller has; it orders nothing.
             caller: self.callers.fetch_add(1, Ordering::Relaxed),
             number: AtomicU64::new(0),
         }
@@ -229,6 +230,7 @@ impl Permit {
                 if !place.is_waited_for() {
                     *place.run_began.lock() = None;
                 }
+                // Last: the caller that gets them must find this one off the list.
                 place.permits.add_permits(permits as usize);
             }
         }
@@ -341,6 +343,8 @@ impl Permit {
     /// Takes one of the numbers, one bit each, that no other caller of this process has. Gives the former number back.
     pub(crate) fn take_number(&self, numbers: u64, random: u64) -> Option<usize> {
         let place = self.places.0.first()?;
+        // Acquire here, and release where a number is given back: who takes it comes after all that its last owner did.
+        // The compare-and-swap makes sure that no two callers take one.
         let number = loop {
             let taken = place.numbers.load(Ordering::Acquire);
             let number = slot_at_random(numbers & !taken, random)?;
@@ -360,6 +364,7 @@ impl Permit {
 
     /// Gives the number back, so that other callers can take it.
     pub(crate) fn give_number_back(&self) {
+        // Swapped out first, so that it is given back once, however often and from wherever this is called.
         let number = self.number.swap(0, Ordering::AcqRel);
         if let Some(place) = self.places.0.first().filter(|_| number != 0) {
             place.numbers.fetch_and(!number, Ordering::AcqRel);
@@ -383,6 +388,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(queue) = &self.queue {
+            // The permits first, so that a place has all of them when it is removed.
             self.give_back();
             queue.leave(&self.places);
         }

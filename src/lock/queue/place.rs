@@ -174,6 +174,8 @@ impl Place {
     }
 
     pub(super) fn is_waited_for(&self) -> bool {
+        // Acquire, with the release in `CountedWaiter`: who is seen to wait had entered the queue before. A waiter that comes
+        // just after this look finds the permit free, or asks the nodes like any other.
         self.waiting.load(Ordering::Acquire) > 0
     }
 

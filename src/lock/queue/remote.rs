@@ -29,6 +29,8 @@ pub(crate) struct RemoteWaiters {
 impl RemoteWaiters {
     /// Sets the number of subscribers to which a node published a release.
     pub(crate) fn set_subscribers(&self, subscribers: usize) {
+        // Relaxed here and below: the counts only say who should go first. With a stale one, a process waits for one turn
+        // more, or polls; no lock depends on it.
         self.subscribers.store(subscribers, Ordering::Relaxed);
     }
 
@@ -53,6 +55,8 @@ impl RemoteWaiters {
     ///
     /// If the local caller goes away without an attempt, the other processes find the key free when they poll.
     pub(super) fn keep(&self, is_waited_for: bool) -> bool {
+        // Load and store, not one step: only the holder of the place's permit decides, and the permit's semaphore orders the
+        // holders.
         let kept = self.kept.load(Ordering::Relaxed) + 1;
         let keep = is_waited_for && kept < LOCAL_RUN && self.count().is_some();
         self.kept

@@ -253,6 +253,8 @@ impl Guard {
 
     /// Returns the other node that is the same server, or a copy of it.
     pub(super) fn duplicate_of(&self, node: &str) -> Option<Arc<str>> {
+        // A hint that saves the lock. The node that is refused is the later one of the two, and its own lane has stored the
+        // hint, under the lock, when the server was admitted.
         if !self.has_duplicates.load(Ordering::Relaxed) {
             return None;
         }

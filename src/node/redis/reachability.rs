@@ -69,6 +69,8 @@ impl CurrentReachability {
         let is_tried = !matches!(reachability, Reachability::Untried);
         let mut value = self.value.lock();
         let is_open = reachability.is_open();
+        // Within the lock, which orders the writers. Readers that need only this one answer take no lock; a stale one costs a
+        // request that fails, or one that a lane refuses although its server is back.
         let was_open = self.is_open.swap(is_open, Ordering::AcqRel);
         if let Some(peers) = self.peers.get().filter(|_| is_open != was_open) {
             peers.count(is_open);

@@ -4,6 +4,32 @@ use super::world::*;
 use crate::protocol::{Namespace, Store};
 
 #[test]
+fn first_renewal_counts_from_before_the_first_request() {
+    let mut world = World::of(spec(7));
+    world.now += ms(40);
+    world.serve(0, &[0, 1]);
+    let at = START + TTL / 3;
+    world.pass(at - ms(1));
+    assert!(!world.callers[0].lease.is_extending());
+    world.pass(at);
+    assert!(world.callers[0].lease.is_extending());
+}
+
+/// A renewal may lock the key at a node that the first request did not reach.
+#[test]
+fn node_that_was_asked_for_a_renewal_only_is_released_too() {
+    let mut world = World::of(spec(7));
+    world.callers[0].links[2].requests.clear();
+    world.handle(0, Input::NeverSent { node: 2, number: 1 });
+    world.serve(0, &[0, 1]);
+    assert_eq!(world.callers[0].lease.may_hold().len(), 2);
+    world.pass(START + TTL / 3);
+    world.serve(0, &[2, 0, 1]);
+    world.handle(0, dropped(true));
+    assert_eq!(world.asked(0), [1, 1, 1]);
+}
+
+#[test]
 fn lock_is_renewed_after_each_third_of_its_ttl() {
     let mut world = held(spec(7));
     for third in 1..=9 {
