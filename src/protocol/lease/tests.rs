@@ -75,6 +75,8 @@ fn refused_attempt_is_released_where_it_may_be_held_and_nowhere_else() {
     };
     assert!(matches!(refusal.kind, RefusalKind::Contended { .. }) && refusal.is_split);
     assert_eq!(world.asked(second), [0, 0, 1]);
+    // Others hold the key, so nobody waits for this.
+    assert_eq!(world.callers[second].published, 0);
     world.serve(second, &[2]);
     assert_eq!(world.callers[second].events[1..], [Event::Settled]);
     assert_eq!(world.holders(), 2);
@@ -123,6 +125,7 @@ fn caller_that_goes_away_leaves_nothing_wherever_its_requests_are() {
         let mut world = World::of(spec(7));
         (0..executed).for_each(|node| world.execute(0, node));
         world.handle(0, Input::Abandoned);
+        assert_eq!(world.callers[0].published, 1);
         for node in 0..NODES {
             while !world.callers[0].links[node].requests.is_empty() {
                 world.execute(0, node);

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::world::*;
+use crate::protocol::message::Reply;
 use crate::protocol::{ExecutionId, Fingerprint, Record};
 
 const KEPT: Duration = ms(60_000);
@@ -97,6 +98,8 @@ fn asks(world: &World, caller: usize) -> Vec<(usize, Op)> {
 fn outcome_is_told_by_a_majority_and_written_to_the_rest() {
     let mut world = begun();
     world.handle(0, store(record(1)));
+    // A record ends the lock, for which others wait.
+    assert_eq!(world.callers[0].published, 1);
     world.serve(0, &[0]);
     assert_eq!(world.events(), []);
     world.serve(0, &[2]);
@@ -114,6 +117,7 @@ fn outcome_is_told_by_a_majority_and_written_to_the_rest() {
     world.serve(0, &[1]);
     assert_eq!(world.events(), [Event::Settled]);
     assert_eq!(world.holders(), 0);
+    assert_eq!(world.callers[0].published, 1);
 }
 
 #[test]
@@ -317,6 +321,31 @@ fn outcome_of_a_minority_is_written_again_under_the_old_owner() {
     world.serve(0, &[2]);
     assert_eq!(world.events(), [Event::Settled]);
     assert_eq!(world.holders(), 0);
+}
+
+/// Otherwise each attempt to write it could lengthen the life of a record.
+#[test]
+fn outcome_that_is_written_again_is_kept_as_long_as_where_it_is() {
+    let mut world = begun();
+    world.handle(0, store(record(1)));
+    fail_all(&mut world);
+    world.serve(0, &[1, 2]);
+    let (number, left) = (world.callers[0].lease.number(), ms(5_000));
+    let answer = Answer::Replied(Reply::Done {
+        record: record(1),
+        expires_in: left,
+    });
+    let found = Input::Answered {
+        node: 0,
+        number,
+        answer,
+    };
+    world.handle(0, found);
+    let again = Op::Record {
+        record: record(1),
+        retention: left,
+    };
+    assert_eq!(asks(&world, 0)[1], (1, again));
 }
 
 #[test]

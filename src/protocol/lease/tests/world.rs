@@ -57,6 +57,8 @@ pub(super) struct Caller {
     pub(super) owner: OwnerToken,
     pub(super) lease: Lease,
     pub(super) links: [Link; NODES],
+    /// How many requests had their nodes publish a release.
+    pub(super) published: usize,
     pub(super) events: Vec<Event>,
 }
 
@@ -106,6 +108,7 @@ impl World {
             },
             lease: Lease::new(spec, quorum, self.now, |_| Duration::ZERO),
             links: array::from_fn(|_| Link::default()),
+            published: 0,
             events: Vec::new(),
         });
         self.callers[number].drain();
@@ -199,6 +202,7 @@ impl World {
 impl Caller {
     pub(super) fn drain(&mut self) {
         while let Some(request) = self.lease.poll_request() {
+            self.published += usize::from(request.publishes);
             for node in request.nodes.iter() {
                 let request = (request.number, request.op.clone());
                 self.links[node].requests.push_back(request);
