@@ -270,6 +270,20 @@ fn execution_without_a_record_keeps_its_key_unless_it_says_that_it_had_no_effect
     assert_eq!(asks(&world, 0)[0], (0, Op::Release));
 }
 
+impl World {
+    /// Has a node answer the last request with a record.
+    fn tell_record(&mut self, node: usize, record: Record, expires_in: Duration) {
+        let number = self.callers[0].lease.number();
+        let answer = Answer::Replied(Reply::Done { record, expires_in });
+        let told = Input::Answered {
+            node,
+            number,
+            answer,
+        };
+        self.handle(0, told);
+    }
+}
+
 /// Has the nodes fail at the last request, until that decides.
 fn fail_all(world: &mut World) {
     let number = world.callers[0].lease.number();
@@ -330,22 +344,30 @@ fn outcome_that_is_written_again_is_kept_as_long_as_where_it_is() {
     world.handle(0, store(record(1)));
     fail_all(&mut world);
     world.serve(0, &[1, 2]);
-    let (number, left) = (world.callers[0].lease.number(), ms(5_000));
-    let answer = Answer::Replied(Reply::Done {
-        record: record(1),
-        expires_in: left,
-    });
-    let found = Input::Answered {
-        node: 0,
-        number,
-        answer,
-    };
-    world.handle(0, found);
+    let left = ms(5_000);
+    world.tell_record(0, record(1), left);
     let again = Op::Record {
         record: record(1),
         retention: left,
     };
     assert_eq!(asks(&world, 0)[1], (1, again));
+}
+
+#[test]
+fn outcome_of_another_that_leads_is_written_instead() {
+    let mut world = begun();
+    world.handle(0, store(record(1)));
+    fail_all(&mut world);
+    world.serve(0, &[1, 2]);
+    world.tell_record(0, record(2), KEPT);
+    let other = Op::Record {
+        record: record(2),
+        retention: KEPT,
+    };
+    assert_eq!(asks(&world, 0)[1], (1, other));
+    (0..2).for_each(|node| world.tell_record(node, record(2), KEPT));
+    let told = recorded(Recorded::Another(record(2)), Some(record(2)));
+    assert_eq!(world.events(), [told]);
 }
 
 #[test]
