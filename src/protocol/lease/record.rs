@@ -79,12 +79,12 @@ impl Lease {
     /// Takes a step of an attempt that has met a record.
     fn on_recorded_step(&mut self, step: OnceStep, now: Duration) {
         match step {
-            OnceStep::Repair(record) if record.is_whole() => self.repair(record),
+            OnceStep::Repair(record) if record.is_whole() => self.repair(record, now),
             OnceStep::Repair(record) => {
                 if let LifeStage::Acquiring(acquiring) = &mut self.stage
                     && let Some(round) = acquiring.round.recorded()
                 {
-                    round.reading = Some(now);
+                    round.is_reading = true;
                 }
                 self.unread = Some(Stored(record));
             }
@@ -104,7 +104,7 @@ impl Lease {
     }
 
     /// Writes the record of a minority to the nodes that granted the key.
-    fn repair(&mut self, record: Record) {
+    fn repair(&mut self, record: Record, now: Duration) {
         let number = self.number + 1;
         let LifeStage::Acquiring(acquiring) = &mut self.stage else {
             return;
@@ -116,8 +116,10 @@ impl Lease {
         let nodes = round.round.repairers().collect();
         let retention = round.expires_in;
         let write = Op::Record { record, retention };
-        // A large record needs additional time on the wire.
-        acquiring.deadline += write.transit();
+        // As for a request of its own: that a node was silent is known only at the end of the time for the others. A
+        // large record needs additional time on the wire.
+        let due = now + self.spec.node_timeout;
+        acquiring.deadline = acquiring.deadline.max(due) + write.transit();
         self.ask(write, nodes);
     }
 
@@ -383,15 +385,11 @@ impl Lease {
                 let Some(round) = acquiring.round.recorded() else {
                     return;
                 };
-                let Some(began) = round.reading.take() else {
+                if !std::mem::take(&mut round.is_reading) {
                     return;
-                };
+                }
                 match record {
-                    Some(record) => {
-                        // The time of the read does not count, because the read has a limit of its own.
-                        acquiring.deadline += now.saturating_sub(began);
-                        self.repair(record);
-                    }
+                    Some(record) => self.repair(record, now),
                     None => {
                         let step = round.on_unreadable();
                         self.on_step(step, now);

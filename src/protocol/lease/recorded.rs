@@ -20,8 +20,8 @@ pub(super) struct RecordedRound {
     pub(super) expires_in: Duration,
     /// The number of the `RECORD` of a repair.
     pub(super) repair: Option<u32>,
-    /// Since when the rest of the record to repair is being read.
-    pub(super) reading: Option<Duration>,
+    /// Whether the rest of the record to repair is being read, for which the round waits.
+    pub(super) is_reading: bool,
     pub(super) executes: bool,
 }
 
@@ -31,7 +31,7 @@ impl RecordedRound {
             round: OnceRound::new(quorum, spec.fingerprint),
             expires_in: Duration::MAX,
             repair: None,
-            reading: None,
+            is_reading: false,
             executes: spec.executes,
         }
     }
@@ -42,11 +42,6 @@ impl RecordedRound {
 
     pub(super) fn silent(&self) -> NodeSet {
         self.round.silent().collect()
-    }
-
-    /// Returns whether it waits for no node.
-    pub(super) fn is_reading(&self) -> bool {
-        self.reading.is_some()
     }
 
     /// Returns whether all phases have the same deadline by now.

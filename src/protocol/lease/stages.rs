@@ -176,7 +176,7 @@ impl Acquiring {
     /// Returns when the next silent node is overdue.
     pub(super) fn next_due(&self) -> Option<Duration> {
         if let AttemptRound::Once(round) = &self.round
-            && round.is_reading()
+            && round.is_reading
         {
             return None;
         }

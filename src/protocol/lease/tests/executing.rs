@@ -194,15 +194,46 @@ fn record_that_arrives_before_the_execution_begins_decides() {
     world.serve(0, &[0, 1]);
     assert!(matches!(world.events()[..], [Event::Granted { .. }]));
     world.serve(0, &[2]);
+    world.now += 3 * NODE_TIMEOUT;
     world.handle(0, begin());
     assert_eq!(world.events(), []);
     assert!(!world.callers[0].lease.is_holding());
+    // The time between does not count.
+    let due = world.now + NODE_TIMEOUT;
+    assert_eq!(world.callers[0].lease.poll_timeout(), Some(due));
     assert!(matches!(
         asks(&world, 0)[..],
         [(0, Op::Record { .. }), (1, Op::Record { .. })]
     ));
     world.serve(0, &[0]);
     assert_eq!(world.events(), [decided(Decided::Recorded(record(1)))]);
+}
+
+/// With a record, the answers to the first request matter even in the second phase.
+#[test]
+fn node_that_is_silent_in_a_second_phase_with_a_record_is_not_waited_for() {
+    let mut world = World::executing();
+    let other = world.call(once(20));
+    world.execute(other, 0);
+    world.handle(other, Input::Abandoned);
+    world.execute(other, 0);
+    world.callers.clear();
+    world.call(once(7));
+    world.serve(0, &[0, 1]);
+    assert!(matches!(
+        asks(&world, 0)[..],
+        [(1, Op::Confirm { .. }), (2, _)]
+    ));
+    world.tell_record(1, record(1), KEPT);
+    assert_eq!(world.events(), []);
+    world.pass(START + NODE_TIMEOUT);
+    assert!(matches!(asks(&world, 0)[0], (0, Op::Record { .. })));
+    // What it asks for then has time of its own.
+    let due = world.now + NODE_TIMEOUT;
+    assert_eq!(world.callers[0].lease.poll_timeout(), Some(due));
+    world.callers[0].links[0].requests.clear();
+    world.tell_record(0, record(1), KEPT);
+    assert_eq!(world.events()[0], decided(Decided::Recorded(record(1))));
 }
 
 #[test]
