@@ -8,7 +8,7 @@ const TABLES: [(&str, &str); 3] = [
 ];
 
 /// Not settings: the end of the builder, and nodes for tests.
-const NO_SETTINGS: [&str; 3] = ["build", "scripted", "simulated"];
+const NO_SETTINGS: [&str; 4] = ["build", "scripted", "simulated", "traces"];
 
 /// Settings of the builder that no environment variable can have; `urls` has one, which may have groups too.
 const NO_VARIABLES: [&str; 9] = [
