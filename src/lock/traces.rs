@@ -16,7 +16,7 @@ use crate::protocol::{LockKey, LockKeys};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let traces = Traces::default();
-/// let redlock = Redlock::builder().embedded_nodes(3).traces(&traces).build()?;
+/// let redlock = Redlock::builder().embedded(3).traces(&traces).build()?;
 /// redlock.lock("k").await?.release().await?;
 /// for trace in traces.of(&"k".into()) {
 ///     println!("{trace}");
