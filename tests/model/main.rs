@@ -50,6 +50,8 @@ use crate::timed::{EXCLUSION, Fault, ORDER, Timed, UNIQUE};
 
 mod asynchronous;
 mod layouts;
+#[allow(dead_code, reason = "the models turn to it one after the other")]
+mod leases;
 mod once;
 mod records;
 mod requests;

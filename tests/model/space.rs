@@ -15,7 +15,7 @@ use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, ExtendRo
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Quorum, Store};
 
 /// No fence is ever forgotten within the time of a model.
-const RETENTION: Duration = Duration::from_secs(1_000_000);
+pub(crate) const RETENTION: Duration = Duration::from_secs(1_000_000);
 
 /// What is done wrong on purpose; all else is shared with the run of the shipped protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,17 +165,22 @@ impl<T: Clone + Eq + Hash, N> Interner<T, N> {
 #[derive(Debug)]
 pub(crate) struct Memo<K, V>(RwLock<HashMap<K, V>>);
 
-impl<K: Copy + Eq + Hash, V: Copy> Memo<K, V> {
+impl<K: Eq + Hash, V: Clone> Memo<K, V> {
     pub(crate) fn new() -> Self {
         Self(RwLock::new(HashMap::new()))
     }
 
     pub(crate) fn get_or(&self, key: K, make: impl FnOnce() -> V) -> V {
+        self.get_or_make(key, |_| make())
+    }
+
+    pub(crate) fn get_or_make(&self, key: K, make: impl FnOnce(&K) -> V) -> V {
         if let Some(value) = self.0.read().expect("no panic").get(&key) {
-            return *value;
+            return value.clone();
         }
-        let value = make();
-        self.0.write().expect("no panic").insert(key, value);
+        let value = make(&key);
+        let mut values = self.0.write().expect("no panic");
+        values.insert(key, value.clone());
         value
     }
 }
