@@ -38,13 +38,13 @@
 //!
 //! | without time: tokens | | states | depth |
 //! |---|---|---|---|
-//! | 2 acquisitions of 1..2, storage | all | 91,273 | 26 |
-//! | 2 acquisitions of 1..3 | all | 130,215 | 25 |
-//! | 2 acquisitions of 1..2, a repeated `ACQUIRE` | all | 797,032 | 29 |
-//! | 2 acquisitions of 1..2, an extension | all | 337,355 | 29 |
+//! | 2 acquisitions of 1..2, storage | all | 87,353 | 26 |
+//! | 2 acquisitions of 1..3 | all | 125,175 | 25 |
+//! | 2 acquisitions of 1..2, a repeated `ACQUIRE` | all | 787,872 | 29 |
+//! | 2 acquisitions of 1..2, an extension | all | 375,489 | 28 |
 //! | sets {x,y} and {x} of 1..2, storage | all | 458,139 | 29 |
-//! | sets {x,y} and {x}, equal proposals, a repeated `ACQUIRE` | all | 2,240,847 | 32 |
-//! | sets {x,y} and {x}, equal proposals, an extension | all | 811,791 | 32 |
+//! | sets {x,y} and {x}, equal proposals, a repeated `ACQUIRE` | all | 2,206,111 | 32 |
+//! | sets {x,y} and {x}, equal proposals, an extension | all | 814,967 | 31 |
 //! | sets {x,y}, {x} and {y}, equal proposals | bounded | 885,017 | 17 |
 //! | 3 acquisitions, equal proposals | bounded | 1,558,204 | 19 |
 //! | 5 nodes, 2 acquisitions, equal proposals | bounded | 903,730 | 20 |

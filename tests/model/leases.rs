@@ -81,6 +81,14 @@ impl Words {
         ))
     }
 
+    /// What the node said, if it did.
+    pub(crate) fn reply(&self, heard: Heard) -> Option<Reply> {
+        match self.answer(heard) {
+            Answer::Replied(reply) => Some(reply),
+            Answer::Failed => None,
+        }
+    }
+
     pub(crate) fn answer(&self, heard: Heard) -> Answer {
         let answers = self.answers.read().expect("no panic");
         answers.value(heard.0.into()).clone()

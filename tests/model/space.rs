@@ -14,6 +14,8 @@ use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
 use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, ExtendRound, ExtendStep};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Quorum, Store};
 
+use crate::leases::{self, Words};
+
 /// No fence is ever forgotten within the time of a model.
 pub(crate) const RETENTION: Duration = Duration::from_secs(1_000_000);
 
@@ -188,6 +190,7 @@ impl<K: Eq + Hash, V: Clone> Memo<K, V> {
 /// All nodes: one function from a store and a request to a store and an answer.
 #[derive(Debug)]
 pub(crate) struct Nodes {
+    pub(crate) words: Arc<Words>,
     variant: Variant,
     owners: Vec<OwnerToken>,
     /// Per client the names of its keys.
@@ -196,7 +199,8 @@ pub(crate) struct Nodes {
     single: Vec<Vec<Arc<[KeyNames]>>>,
     stores: RwLock<Interner<Store, ()>>,
     asked: Memo<(u32, u8, Ask, u8), (u32, Heard)>,
-    vanished: Memo<(u32, u8, u8), u32>,
+    executed: Memo<(u32, u8, u8, u8), (u32, leases::Heard)>,
+    vanished: Memo<(u32, usize, u8), u32>,
 }
 
 impl Nodes {
@@ -213,6 +217,7 @@ impl Nodes {
             OwnerToken::from_random([u8::try_from(client).expect("few clients"); 16])
         });
         Self {
+            words: Words::new(),
             variant,
             owners: owners.collect(),
             names: sets.iter().map(|set| name(set)).collect(),
@@ -222,6 +227,7 @@ impl Nodes {
                 .collect(),
             stores: Interner::new(),
             asked: Memo::new(),
+            executed: Memo::new(),
             vanished: Memo::new(),
         }
     }
@@ -235,17 +241,34 @@ impl Nodes {
     pub(crate) fn ask(&self, store: u32, client: u8, ask: Ask, now: u8) -> (u32, Heard) {
         self.asked.get_or((store, client, ask, now), || {
             let mut node = self.get(store);
-            let reply = self.apply(&mut node, usize::from(client), ask, ticks(now));
+            let op = op(ask);
+            let reply = self.apply(&mut node, usize::from(client), op, ticks(now));
             (self.intern(node), Heard::of(reply))
         })
     }
 
+    /// Carries out a request of `client`, by its number, at a node, at `now`.
+    pub(crate) fn execute(
+        &self,
+        store: u32,
+        client: usize,
+        op: u8,
+        now: u8,
+    ) -> (u32, leases::Heard) {
+        let number = u8::try_from(client).expect("few clients");
+        self.executed.get_or((store, number, op, now), || {
+            let mut node = self.get(store);
+            let reply = self.apply(&mut node, client, self.words.op(op), ticks(now));
+            (self.intern(node), self.words.hear(reply))
+        })
+    }
+
     /// Lets the lock of `client` on the `key`th of its keys vanish from a node; the fence stays.
-    pub(crate) fn vanish(&self, store: u32, client: u8, key: u8) -> u32 {
+    pub(crate) fn vanish(&self, store: u32, client: usize, key: u8) -> u32 {
         self.vanished.get_or((store, client, key), || {
             let mut node = self.get(store);
-            let names = &self.single[usize::from(client)][usize::from(key)];
-            self.send(&mut node, usize::from(client), names, Op::Release, ticks(0));
+            let names = &self.single[client][usize::from(key)];
+            self.send(&mut node, client, names, Op::Release, ticks(0));
             self.intern(node)
         })
     }
@@ -255,35 +278,13 @@ impl Nodes {
         self.get(store).held(ticks(now))
     }
 
-    fn apply(&self, node: &mut Store, client: usize, ask: Ask, now: Duration) -> Reply {
+    fn apply(&self, node: &mut Store, client: usize, op: Op, now: Duration) -> Reply {
         let all = &self.names[client];
-        let op = match ask {
-            Ask::Acquire { proposal, ttl } => Op::Acquire {
-                proposal: Some(proposal.into()),
-                ttl: ticks(ttl),
-                retention: RETENTION,
-            },
-            Ask::Confirm { token, ttl } => Op::Confirm {
-                token: Some(token.into()),
-                ttl: ticks(ttl),
-                retention: RETENTION,
-            },
-            Ask::Exclude { ttl } => Op::Acquire {
-                proposal: None,
-                ttl: ticks(ttl),
-                retention: RETENTION,
-            },
-            Ask::Release => Op::Release,
-            Ask::Shared(ask) => Op::Shared(match ask {
-                SharedAsk::Acquire { ttl } => SharedOp::Acquire { ttl: ticks(ttl) },
-                SharedAsk::Confirm { ttl } => SharedOp::Confirm { ttl: ticks(ttl) },
-                SharedAsk::Release => SharedOp::Release,
-            }),
-        };
-        match (self.variant, ask) {
-            (Variant::RaisesNewFencesOnly, Ask::Acquire { ttl, .. }) => {
+        match (self.variant, &op) {
+            (Variant::RaisesNewFencesOnly, Op::Acquire { ttl, .. }) => {
                 // What the shipped node answers is the right number; it is then carried out on
                 // the free keys alone.
+                let ttl = *ttl;
                 let reply = self.send(&mut node.clone(), client, all, op, now);
                 let Reply::Granted(number) = reply else {
                     return reply;
@@ -294,46 +295,27 @@ impl Nodes {
                     let free = *node == before;
                     *node = before;
                     if free {
-                        let op = Op::Acquire {
-                            proposal: Some(number),
-                            ttl: ticks(ttl),
-                            retention: RETENTION,
-                        };
-                        self.send(node, client, names, op, now);
+                        self.send(node, client, names, acquire(Some(number), ttl), now);
                     }
                 }
                 reply
             }
-            (Variant::ConfirmShortens, Ask::Confirm { ttl, .. }) => {
+            (Variant::ConfirmShortens, Op::Confirm { ttl, .. }) => {
+                let ttl = *ttl;
                 let reply = self.send(node, client, all, op, now);
-                if reply != Reply::Lost {
+                if let Reply::At(fence) = reply {
                     // The lock set anew, with the number that the fence has: only the expiry
-                    // can have changed.
-                    let Reply::At(fence) = reply else {
-                        return reply;
-                    };
+                    // can have changed. A shipped node never grants without raising the fence, so the node is built
+                    // again.
                     self.send(node, client, all, Op::Release, now);
-                    *node = self.relocked(node, client, fence, ttl, now);
+                    assert_eq!(node.held(now), 0, "for models with a single key");
+                    *node = Store::new();
+                    self.send(node, client, all, acquire(Some(fence), ttl), now);
                 }
                 reply
             }
             _ => self.send(node, client, all, op, now),
         }
-    }
-
-    /// The node with the keys locked for `client` from now on, and the fences at `fence`.
-    ///
-    /// A shipped node never grants without raising the fence, so the node is built again.
-    fn relocked(&self, node: &Store, client: usize, fence: u64, ttl: u8, now: Duration) -> Store {
-        assert_eq!(node.held(now), 0, "for models with a single key");
-        let mut again = Store::new();
-        let op = Op::Acquire {
-            proposal: Some(fence),
-            ttl: ticks(ttl),
-            retention: RETENTION,
-        };
-        self.send(&mut again, client, &self.names[client], op, now);
-        again
     }
 
     fn send(
@@ -359,6 +341,32 @@ impl Nodes {
 
     fn intern(&self, store: Store) -> u32 {
         self.stores.write().expect("no panic").id(store, ())
+    }
+}
+
+fn acquire(proposal: Option<u64>, ttl: Duration) -> Op {
+    Op::Acquire {
+        proposal,
+        ttl,
+        retention: RETENTION,
+    }
+}
+
+fn op(ask: Ask) -> Op {
+    match ask {
+        Ask::Acquire { proposal, ttl } => acquire(Some(proposal.into()), ticks(ttl)),
+        Ask::Confirm { token, ttl } => Op::Confirm {
+            token: Some(token.into()),
+            ttl: ticks(ttl),
+            retention: RETENTION,
+        },
+        Ask::Exclude { ttl } => acquire(None, ticks(ttl)),
+        Ask::Release => Op::Release,
+        Ask::Shared(ask) => Op::Shared(match ask {
+            SharedAsk::Acquire { ttl } => SharedOp::Acquire { ttl: ticks(ttl) },
+            SharedAsk::Confirm { ttl } => SharedOp::Confirm { ttl: ticks(ttl) },
+            SharedAsk::Release => SharedOp::Release,
+        }),
     }
 }
 

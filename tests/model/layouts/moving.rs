@@ -118,7 +118,7 @@ impl<const NODES: usize> Model for Moving<NODES> {
                 (store, _) = self
                     .nodes
                     .ask(store, earlier, Ask::Acquire { proposal, ttl }, 0);
-                store = self.nodes.vanish(store, earlier, 0);
+                store = self.nodes.vanish(store, earlier.into(), 0);
             }
             Column {
                 store,
