@@ -252,7 +252,7 @@ impl Acquisition {
 
     /// Returns the places that this call has under the caps while it waits.
     fn places(&self, waited: &Waited) -> WaiterSlots {
-        let caps = [self.core.settings.max_waiters.clone(), self.cap.clone()];
+        let caps = [self.core.cap.clone(), self.cap.clone()];
         let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
         WaiterSlots::new(caps, waited.clone())
     }

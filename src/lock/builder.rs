@@ -5,35 +5,16 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::lock::cluster::Settings;
-use crate::lock::error::{BuildError, LONGEST_TTL, Variables};
+use crate::lock::error::BuildError;
 use crate::lock::node_group::{NodeGroup, NodeSettings, layout, moved_to, named};
-use crate::lock::queue::WaiterCap;
 use crate::lock::redlock::Redlock;
-use crate::lock::time::whole_millis;
+use crate::lock::settings::{RestartGuard, Settings, settings};
 #[cfg(feature = "test-util")]
 use crate::lock::traces::Traces;
 use crate::node::Home;
 #[cfg(feature = "redis")]
 use crate::node::redis::{Guard, Timeouts};
 use crate::protocol::{Namespace, NodeSet, Retry};
-
-/// The longest retention of a fence, and the longest restart guard: ten years.
-const LONGEST_RETENTION: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
-
-/// How long a node that lost its memory is quarantined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum RestartGuard {
-    /// Long enough for every lock that the node may have forgotten: `max(2 * max_ttl, max_ttl + 5 s)`.
-    #[default]
-    Auto,
-    /// For this long after the node came up; must be more than `max_ttl`.
-    For(Duration),
-    /// Never. A node that restarts empty votes at once, which breaks mutual exclusion. Two addresses of one server
-    /// still get no vote, if its user may run `INFO`; otherwise the crate logs one warning.
-    Off,
-}
 
 /// Builds a [`Redlock`]; [`build`](Self::build) checks all settings at once.
 ///
@@ -51,29 +32,14 @@ pub enum RestartGuard {
 #[must_use = "a builder does nothing itself; call `.build()`"]
 pub struct RedlockBuilder {
     /// The nodes outside of named groups, which are a group if there is no other.
-    nodes: NodeGroup,
-    groups: Vec<NodeGroup>,
-    moving_to: Option<Vec<NodeGroup>>,
-    namespace: String,
-    ttl: Duration,
-    max_ttl: Option<Duration>,
-    node_timeout: Duration,
-    connect_timeout: Duration,
-    wait: Duration,
-    retry: Retry,
-    wake_ups: bool,
-    poll_interval: Duration,
-    max_hold: Option<Duration>,
-    renew: bool,
-    fencing: bool,
-    fence_retention: Option<Duration>,
-    restart_guard: RestartGuard,
-    max_waiters: Option<usize>,
-    log_keys: bool,
-    #[cfg(feature = "test-util")]
-    traces: Option<Traces>,
+    pub(super) nodes: NodeGroup,
+    pub(super) groups: Vec<NodeGroup>,
+    pub(super) moving_to: Option<Vec<NodeGroup>>,
+    pub(super) namespace: String,
+    pub(super) settings: Settings,
     runtime: Option<Handle>,
-    pub(super) variables: Variables,
+    /// The settings that were read from environment variables, and not set again.
+    pub(super) variables: Vec<&'static str>,
 }
 
 impl Redlock {
@@ -103,44 +69,34 @@ impl Redlock {
 
 impl Default for RedlockBuilder {
     fn default() -> Self {
+        let settings = Settings::default();
         Self {
             nodes: NodeGroup::new(),
             groups: Vec::new(),
             moving_to: None,
-            namespace: Namespace::default().as_str().to_owned(),
-            ttl: Duration::from_secs(10),
-            max_ttl: None,
-            node_timeout: Duration::from_millis(50),
-            connect_timeout: Duration::from_secs(1),
-            wait: Duration::from_secs(5),
-            retry: Retry::default(),
-            wake_ups: true,
-            poll_interval: Duration::from_millis(500),
-            max_hold: None,
-            renew: true,
-            fencing: true,
-            fence_retention: None,
-            restart_guard: RestartGuard::default(),
-            max_waiters: None,
-            log_keys: false,
-            #[cfg(feature = "test-util")]
-            traces: None,
+            namespace: settings.namespace.as_str().to_owned(),
+            settings,
             runtime: None,
-            variables: Variables::default(),
+            variables: Vec::new(),
         }
     }
 }
 
-/// Defines setters of the builder, each with the documentation in front of its name. A setter sets the field of its name.
+/// Defines the setter of each setting.
 macro_rules! setters {
-    ($($(#[$doc:meta])+ $field:ident: $type:ty;)+) => {$(
-        $(#[$doc])+
-        pub fn $field(mut self, $field: $type) -> Self {
-            self.$field = $field.into();
-            self
-        }
-    )+};
+    ($($(#[$doc:meta])+ $name:ident: $type:ty $(as $optional:ty)? = $default:expr;)+) => {
+        impl RedlockBuilder {$(
+            $(#[$doc])+
+            pub fn $name(mut self, $name: $type) -> Self {
+                self.settings.$name = $name.into();
+                self.is_set(stringify!($name));
+                self
+            }
+        )+}
+    };
 }
+
+settings!(setters);
 
 impl RedlockBuilder {
     /// Adds a Redis server by its URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for
@@ -223,7 +179,7 @@ impl RedlockBuilder {
     /// Remembers what happens to the last 1,000 leases. Default: off.
     #[cfg(feature = "test-util")]
     pub fn traces(mut self, traces: &Traces) -> Self {
-        self.traces = Some(traces.clone());
+        self.settings.traces = Some(traces.clone());
         self
     }
 
@@ -301,6 +257,7 @@ impl RedlockBuilder {
     /// ```
     pub fn moving_to(mut self, groups: impl IntoIterator<Item = impl Into<NodeGroup>>) -> Self {
         self.moving_to = Some(groups.into_iter().map(Into::into).collect());
+        self.is_set("moving_to");
         self
     }
 
@@ -310,123 +267,43 @@ impl RedlockBuilder {
     /// name of its key, as with other Redlock clients.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
+        self.is_set("namespace");
         self
     }
 
-    setters! {
-        /// Sets how long a lock lives on the nodes without renewal. Default: 10 s.
-        ///
-        /// After a crash of the holder, other callers wait this long. A holder that is paused for longer loses its
-        /// lock.
-        ttl: Duration;
+    /// Sets the delays between attempts while another process holds the lock and no majority of the nodes
+    /// would publish its release. Default: random, growing from 10 ms to 250 ms.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.settings.retry = retry;
+        self
+    }
 
-        /// Sets the longest ttl that any client of the namespace may request. Default: `ttl`.
-        max_ttl: Duration;
-
-        /// Sets how long to wait for the answer of one node. Default: 50 ms.
-        ///
-        /// A slower node has no vote. Choose a time well above the round trip and well below the ttl.
-        node_timeout: Duration;
-
-        /// Sets how long opening a connection may take. Default: 1 s.
-        connect_timeout: Duration;
-
-        /// Sets how long [`Redlock::lock`] waits while another caller holds the lock. Default: 5 s.
-        wait: Duration;
-
-        /// Sets whether a release wakes the processes that wait for the lock. Default: true.
-        ///
-        /// A release is published with `PUBLISH`, and a process that waits subscribes to it with `SUBSCRIBE`.
-        ///
-        /// A process subscribes only while it waits, on a further connection to each server, which it opens for
-        /// the first wait and closes after 10 s without one. A [`pool`](Self::pool) has no address for a further
-        /// connection; use [`pool_config`](Self::pool_config). Without the [rights](crate::guide::operating_the_nodes) to
-        /// subscribe, or without a majority of the nodes, the [`retry`](Self::retry) delays apply. All clients of a
-        /// namespace should agree on this setting: a release that is not published is found only by the next poll,
-        /// after up to [`poll_interval`](Self::poll_interval).
-        ///
-        /// Without wake-ups, a process whose callers acquire a lock one after the other pauses now and then, for
-        /// about a twentieth of the time, so that other processes can acquire it too.
-        wake_ups: bool;
-
-        /// Sets the longest pause between attempts while a majority of the nodes would publish the release. Default:
-        /// 500 ms.
-        ///
-        /// A process that waits polls all the same, because a message can be lost and a lock that expires sends none.
-        poll_interval: Duration;
-
-        /// Sets the delays between attempts while another process holds the lock and no majority of the nodes
-        /// would publish its release. Default: random, growing from 10 ms to 250 ms.
-        retry: Retry;
-
-        /// Sets for how long a lock is renewed, so that a holder that hangs does not keep it for ever. Default: no
-        /// bound for [`Redlock::lock`], 60 s for `RedlockLayer` and `Locked`. [`Duration::MAX`] is no bound for all of them.
-        ///
-        /// Layers and [`LockOptions`](crate::LockOptions) may override it.
-        max_hold: Duration;
-
-        /// Sets whether locks are renewed while they are held. Default: true.
-        ///
-        /// Executions ([`Redlock::once`], `IdempotencyLayer`) always renew theirs, because a second execution must not begin
-        /// beside the first.
-        renew: bool;
-
-        /// Sets whether locks come with a fencing token. Default: true.
-        ///
-        /// Without fencing an acquisition writes no fence, which is cheaper for the servers; with
-        /// [`RestartGuard::Off`] it is the plain `SET key value NX PX ttl` of the Redlock description. Only if that is
-        /// refused, a script asks what holds the key.
-        /// All clients of a namespace must agree on it.
-        fencing: bool;
-
-        /// Sets how long a node remembers the fence of a key after its last lock. Default: 1 h, or the least that is
-        /// allowed, `max(2 * max_ttl, max_hold + max_ttl)`, if that is longer.
-        fence_retention: Duration;
-
-        /// Sets how long a Redis node that lost its memory is quarantined. Default:
-        /// [`RestartGuard::Auto`]; with the default ttl that is 20 s.
-        ///
-        /// Each client notices a restart, with or without data, a `FLUSHALL`, and the promotion of a replica: it reads
-        /// the age of the server's memory on each connection, and every request for a vote names that memory. A fresh
-        /// cluster therefore refuses locks for that long after the first contact. A server that restores older data
-        /// without a restart is not noticed. The guard needs the right to `INFO` and `TIME`. Embedded nodes are exempt.
-        restart_guard: RestartGuard;
-
-        /// Sets how many calls may wait for locks at once. Default: no limit.
-        ///
-        /// One more call is refused with [`LockError::Overloaded`](crate::LockError::Overloaded). A candidate of
-        /// [`lead`](crate::Redlock::lead) does not count.
-        max_waiters: usize;
-
-        /// Sets whether the spans of locks show their keys, in the field `key`. Default: false.
-        ///
-        /// Keys come from clients, and may contain e-mail addresses or session ids, which do not belong into a log.
-        log_keys: bool;
-
-        /// Sets the tokio runtime in which the connections and the leases live. Default: the runtime in which
-        /// [`build`](Self::build) is called, or else that of the first lock.
-        ///
-        /// It needs tokio's I/O and time ([`enable_all`](tokio::runtime::Builder::enable_all)). Callers may use any
-        /// runtime, but a lock is acquired, renewed and released only while this one runs. A
-        /// current-thread runtime runs only within `block_on`; while it rests, callers elsewhere get
-        /// [`LockError::Unavailable`](crate::LockError::Unavailable), whose failures name this setting. A runtime on a
-        /// thread of its own renews locks also while a handler blocks the program's own threads; see [blocking and
-        /// synchronous programs](crate::guide::waiting_and_losing#blocking-and-synchronous-programs).
-        ///
-        /// When the runtime has ended, the next use makes its own runtime the new home of both. Locks that were held until
-        /// then are lost.
-        ///
-        /// ```
-        /// use tower_redlock::Redlock;
-        ///
-        /// let background = tokio::runtime::Builder::new_multi_thread()
-        ///     .worker_threads(1)
-        ///     .enable_all()
-        ///     .build()?;
-        /// let redlock = Redlock::builder().embedded(3).runtime(background.handle().clone()).build()?;
-        /// # Ok::<(), Box<dyn std::error::Error>>(())
-        /// ```
-        runtime: Handle;
+    /// Sets the tokio runtime in which the connections and the leases live. Default: the runtime in which
+    /// [`build`](Self::build) is called, or else that of the first lock.
+    ///
+    /// It needs tokio's I/O and time ([`enable_all`](tokio::runtime::Builder::enable_all)). Callers may use any
+    /// runtime, but a lock is acquired, renewed and released only while this one runs. A
+    /// current-thread runtime runs only within `block_on`; while it rests, callers elsewhere get
+    /// [`LockError::Unavailable`](crate::LockError::Unavailable), whose failures name this setting. A runtime on a
+    /// thread of its own renews locks also while a handler blocks the program's own threads; see [blocking and
+    /// synchronous programs](crate::guide::waiting_and_losing#blocking-and-synchronous-programs).
+    ///
+    /// When the runtime has ended, the next use makes its own runtime the new home of both. Locks that were held until
+    /// then are lost.
+    ///
+    /// ```
+    /// use tower_redlock::Redlock;
+    ///
+    /// let background = tokio::runtime::Builder::new_multi_thread()
+    ///     .worker_threads(1)
+    ///     .enable_all()
+    ///     .build()?;
+    /// let redlock = Redlock::builder().embedded(3).runtime(background.handle().clone()).build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
     }
 
     /// Checks the settings and creates the lock service.
@@ -449,89 +326,22 @@ impl RedlockBuilder {
         built.map_err(|error| error.name_variable(&self.variables))
     }
 
+    /// Notes that the program chose a setting, whatever the environment said.
+    fn is_set(&mut self, setting: &str) {
+        self.variables.retain(|variable| *variable != setting);
+    }
+
     fn settings(&self) -> Result<Settings, BuildError> {
         let namespace = Namespace::new(&self.namespace).ok_or_else(|| {
             let remedy = "braces would make key names ambiguous; leave them out";
             BuildError::new("namespace", &self.namespace, remedy)
         })?;
-        let max_ttl = self.max_ttl.unwrap_or(self.ttl);
-        BuildError::check_ttl("ttl", self.ttl)?;
-        BuildError::check_ttl("max_ttl", max_ttl)?;
-        if max_ttl < self.ttl {
-            let remedy = format!("it is below ttl = {:?}; raise it or lower ttl", self.ttl);
-            return Err(BuildError::from_duration("max_ttl", max_ttl, remedy));
-        }
-        for (setting, value) in [
-            ("node_timeout", self.node_timeout),
-            ("connect_timeout", self.connect_timeout),
-            ("max_hold", self.max_hold.unwrap_or(Duration::MAX)),
-        ] {
-            if value.is_zero() {
-                return Err(BuildError::from_duration(
-                    setting,
-                    value,
-                    "zero leaves no time; raise it",
-                ));
-            }
-        }
-        if self.connect_timeout > LONGEST_TTL {
-            let remedy = format!("it is too long; use at most {LONGEST_TTL:?}");
-            let value = self.connect_timeout;
-            return Err(BuildError::from_duration("connect_timeout", value, remedy));
-        }
-        if self.node_timeout >= self.ttl {
-            let remedy = format!(
-                "a lock would expire before its nodes have answered; use a time well below ttl = {:?}",
-                self.ttl
-            );
-            return Err(BuildError::from_duration(
-                "node_timeout",
-                self.node_timeout,
-                remedy,
-            ));
-        }
-        // A longer time is no bound.
-        let is_bound = |held: &Duration| held.saturating_add(max_ttl) <= LONGEST_RETENTION;
-        let held = self.max_hold.filter(is_bound).unwrap_or_default();
-        let least = (2 * max_ttl).max(held.saturating_add(max_ttl));
-        let default = Duration::from_secs(60 * 60).max(least);
-        let fence_retention = self.fence_retention.unwrap_or(default);
-        if fence_retention < least {
-            let remedy = format!(
-                "a fence could expire before its lock; use at least max(2 * max_ttl, max_hold + max_ttl) = {least:?}"
-            );
-            return Err(BuildError::from_duration(
-                "fence_retention",
-                fence_retention,
-                remedy,
-            ));
-        }
-        if fence_retention > LONGEST_RETENTION {
-            let remedy = format!("it is too long; use at most {LONGEST_RETENTION:?}");
-            return Err(BuildError::from_duration(
-                "fence_retention",
-                fence_retention,
-                remedy,
-            ));
-        }
-        Ok(Settings {
+        let settings = self.settings.clone();
+        let settings = Settings {
             namespace,
-            ttl: whole_millis(self.ttl),
-            max_ttl,
-            node_timeout: self.node_timeout,
-            wait: self.wait,
-            retry: self.retry,
-            wake_ups: self.wake_ups,
-            poll_interval: self.poll_interval,
-            max_hold: self.max_hold,
-            renew: self.renew,
-            fencing: self.fencing,
-            fence_retention: whole_millis(fence_retention),
-            max_waiters: self.max_waiters.map(WaiterCap::new),
-            log_keys: self.log_keys,
-            #[cfg(feature = "test-util")]
-            traces: self.traces.clone(),
-        })
+            ..settings
+        };
+        settings.checked()
     }
 
     /// Returns what the nodes of all groups need.
@@ -545,7 +355,7 @@ impl RedlockBuilder {
             #[cfg(feature = "redis")]
             timeouts: Timeouts {
                 node: settings.node_timeout,
-                connect: self.connect_timeout,
+                connect: settings.connect_timeout,
             },
             #[cfg(feature = "redis")]
             guard: self.guard(settings)?,
@@ -554,22 +364,11 @@ impl RedlockBuilder {
 
     #[cfg(feature = "redis")]
     fn guard(&self, settings: &Settings) -> Result<Option<Arc<Guard>>, BuildError> {
-        let max_ttl = settings.max_ttl;
         let groups = self.groups.iter().chain(self.moving_to.iter().flatten());
         let sources: usize = groups.chain([&self.nodes]).map(NodeGroup::sources).sum();
-        let window = match self.restart_guard {
-            RestartGuard::Off if sources < 2 => return Ok(None),
-            RestartGuard::Off => return Ok(Some(Guard::off())),
-            RestartGuard::Auto => (2 * max_ttl).max(max_ttl + Duration::from_secs(5)),
-            RestartGuard::For(window) if window > max_ttl && window <= LONGEST_RETENTION => window,
-            RestartGuard::For(window) => {
-                let remedy = format!(
-                    "a restarted node must not vote while a lock that it forgot may live; use more than max_ttl = {max_ttl:?} and at most {LONGEST_RETENTION:?}"
-                );
-                return Err(BuildError::from_duration("restart_guard", window, remedy));
-            }
-        };
-        let generation_key = settings.namespace.generation();
-        Ok(Some(Guard::new(window, generation_key)))
+        Ok(match settings.quarantine()? {
+            Some(window) => Some(Guard::new(window, settings.namespace.generation())),
+            None => (sources > 1).then(Guard::off),
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! The nodes of a group and the settings of the lock service.
+//! The nodes of a group.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -6,14 +6,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::error::LockError;
-use crate::lock::queue::WaiterCap;
-use crate::lock::time::whole_millis;
-#[cfg(feature = "test-util")]
-use crate::lock::traces::Traces;
+use crate::lock::settings::Settings;
 use crate::node::{Home, Job, Node, NodeFailure, Peers, Request, VoteReceiver};
+use crate::protocol::Quorum;
 use crate::protocol::message::Reply;
-use crate::protocol::{Namespace, Quorum, Retry, validity};
 
 /// The nodes of a group, their names, and the settings of the lock service.
 #[derive(Debug)]
@@ -25,27 +21,6 @@ pub(crate) struct Cluster {
     pub(crate) settings: Arc<Settings>,
     /// The runtime of all background work.
     pub(crate) home: Arc<Home>,
-}
-
-/// The builder's settings, checked and completed with defaults.
-#[derive(Debug)]
-pub(crate) struct Settings {
-    pub(crate) namespace: Namespace,
-    pub(crate) ttl: Duration,
-    pub(crate) max_ttl: Duration,
-    pub(crate) node_timeout: Duration,
-    pub(crate) wait: Duration,
-    pub(crate) retry: Retry,
-    pub(crate) wake_ups: bool,
-    pub(crate) poll_interval: Duration,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) renew: bool,
-    pub(crate) fencing: bool,
-    pub(crate) fence_retention: Duration,
-    pub(crate) max_waiters: Option<Arc<WaiterCap>>,
-    pub(crate) log_keys: bool,
-    #[cfg(feature = "test-util")]
-    pub(crate) traces: Option<Traces>,
 }
 
 /// The outcome of a request at one node.
@@ -184,23 +159,5 @@ impl Cluster {
             why: "the task of the lock has ended, with its runtime or by a panic".into(),
         };
         self.names.iter().map(ended).collect()
-    }
-}
-
-impl Settings {
-    /// Checks the ttl of a lock, and returns it in whole milliseconds, the unit of the nodes.
-    pub(crate) fn ttl(&self, asked: Option<Duration>) -> Result<Duration, LockError> {
-        let asked = asked.unwrap_or(self.ttl);
-        if asked > self.max_ttl {
-            return Err(LockError::TtlTooLong {
-                asked,
-                max: self.max_ttl,
-            });
-        }
-        let ttl = whole_millis(asked);
-        if validity::lifetime(ttl).is_none() {
-            return Err(LockError::TtlTooShort { asked });
-        }
-        Ok(ttl)
     }
 }

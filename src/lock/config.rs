@@ -1,14 +1,15 @@
 //! Settings as data: from environment variables or, with the feature `serde`, from a configuration file.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
-use crate::lock::builder::{RedlockBuilder, RestartGuard};
-use crate::lock::error::{BuildError, Variables, without_credentials};
+use crate::lock::builder::RedlockBuilder;
+use crate::lock::error::BuildError;
 use crate::lock::node_group::NodeGroup;
+use crate::lock::settings::{RestartGuard, settings};
 
 /// Settings of a [`RedlockBuilder`] as data: from the environment ([`from_env`](Self::from_env)) or, with the feature
 /// `serde`, from a configuration file.
@@ -68,31 +69,9 @@ use crate::lock::node_group::NodeGroup;
 #[cfg_attr(
     feature = "serde",
     derive(serde::Deserialize),
-    serde(default, deny_unknown_fields)
+    serde(try_from = "Fields")
 )]
-pub struct RedlockConfig {
-    #[cfg_attr(feature = "serde", serde(deserialize_with = "deserialize::groups"))]
-    urls: Vec<ServerGroup>,
-    #[cfg_attr(feature = "serde", serde(deserialize_with = "deserialize::groups"))]
-    moving_to: Vec<ServerGroup>,
-    namespace: Option<String>,
-    ttl: Option<Time>,
-    max_ttl: Option<Time>,
-    node_timeout: Option<Time>,
-    connect_timeout: Option<Time>,
-    wait: Option<Time>,
-    wake_ups: Option<bool>,
-    poll_interval: Option<Time>,
-    max_hold: Option<Time>,
-    renew: Option<bool>,
-    fencing: Option<bool>,
-    fence_retention: Option<Time>,
-    restart_guard: Option<GuardTime>,
-    max_waiters: Option<usize>,
-    log_keys: Option<bool>,
-    #[cfg_attr(feature = "serde", serde(skip))]
-    is_from_env: bool,
-}
+pub struct RedlockConfig(RedlockBuilder);
 
 impl RedlockConfig {
     /// Reads the environment: `REDLOCK_URLS`, the URLs with commas between them, and for each other setting a variable
@@ -114,138 +93,164 @@ impl RedlockConfig {
     }
 
     fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Result<Self, BuildError> {
-        let vars = Vars(var);
-        Ok(Self {
-            urls: vars.groups("REDLOCK_URLS")?,
-            moving_to: vars.groups("REDLOCK_MOVING_TO")?,
-            namespace: vars.text("REDLOCK_NAMESPACE")?,
-            ttl: vars.read("REDLOCK_TTL", TIME)?,
-            max_ttl: vars.read("REDLOCK_MAX_TTL", TIME)?,
-            node_timeout: vars.read("REDLOCK_NODE_TIMEOUT", TIME)?,
-            connect_timeout: vars.read("REDLOCK_CONNECT_TIMEOUT", TIME)?,
-            wait: vars.read("REDLOCK_WAIT", TIME)?,
-            wake_ups: vars.read("REDLOCK_WAKE_UPS", BOOL)?,
-            poll_interval: vars.read("REDLOCK_POLL_INTERVAL", TIME)?,
-            max_hold: vars.read("REDLOCK_MAX_HOLD", TIME)?,
-            renew: vars.read("REDLOCK_RENEW", BOOL)?,
-            fencing: vars.read("REDLOCK_FENCING", BOOL)?,
-            fence_retention: vars.read("REDLOCK_FENCE_RETENTION", TIME)?,
-            restart_guard: vars.read("REDLOCK_RESTART_GUARD", GUARD)?,
-            max_waiters: vars.read("REDLOCK_MAX_WAITERS", NUMBER)?,
-            log_keys: vars.read("REDLOCK_LOG_KEYS", BOOL)?,
-            is_from_env: true,
-        })
+        let mut config = Self::default();
+        for name in NAMES {
+            let Some(text) = var(&format!("REDLOCK_{}", name.to_ascii_uppercase())) else {
+                continue;
+            };
+            config.0.variables.push(name);
+            let not_text = |_| BuildError::new(name, "not UTF-8", "correct it or unset it");
+            let read = text.into_string().map_err(not_text).and_then(|text| {
+                let value = match *name {
+                    "urls" | "moving_to" | "namespace" => Value::Text(text),
+                    _ => Value::from_text(text.trim()),
+                };
+                config.set(name, value)
+            });
+            read.map_err(|error| error.name_variable(&[name]))?;
+        }
+        let names: &[_] = match config.0.variables.contains(&"urls") {
+            true => &["url", "group"],
+            false => &["nodes"],
+        };
+        config.0.variables.extend(names);
+        Ok(config)
     }
 
     /// Returns the URLs of the Redis servers, which may contain credentials, without those of groups that the service
     /// moves to.
     #[must_use]
     pub fn urls(&self) -> impl ExactSizeIterator<Item = &str> {
-        let urls = self.urls.iter().flat_map(ServerGroup::urls);
-        urls.collect::<Vec<_>>().into_iter()
-    }
-
-    /// Returns the settings that errors of the builder may name, with the values that they show.
-    fn variables(&self) -> Variables {
-        let guard = match self.restart_guard {
-            Some(GuardTime(RestartGuard::For(time))) => Some(Time(time)),
-            _ => None,
-        };
-        let times = [
-            ("ttl", self.ttl),
-            ("max_ttl", self.max_ttl),
-            ("node_timeout", self.node_timeout),
-            ("connect_timeout", self.connect_timeout),
-            ("max_hold", self.max_hold),
-            ("fence_retention", self.fence_retention),
-            ("restart_guard", guard),
-        ];
-        let times = times.into_iter();
-        let times = times.filter_map(|(name, time)| Some((name, Some(format!("{:?}", time?.0)))));
-        let namespace = self.namespace.clone();
-        let namespace = namespace.map(|namespace| ("namespace", Some(namespace)));
-        let nodes: &[&str] = match *self.urls {
-            [] => &["nodes", "moving_to"],
-            _ => &["url", "group", "moving_to"],
-        };
-        let nodes = nodes.iter().map(|name| (*name, None));
-        Variables(times.chain(namespace).chain(nodes).collect())
+        let groups = [&self.0.nodes].into_iter().chain(&self.0.groups);
+        let urls: Vec<&str> = groups.flat_map(NodeGroup::listed_urls).collect();
+        urls.into_iter()
     }
 }
+
+macro_rules! read {
+    ($($(#[$doc:meta])+ $name:ident: $type:ty $(as $optional:ty)? = $default:expr;)+) => {
+        /// The names of all settings that are data.
+        const NAMES: &[&str] = &["urls", "moving_to", "namespace", $(stringify!($name)),+];
+
+        /// A configuration file.
+        #[cfg(feature = "serde")]
+        #[derive(Default, serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        struct Fields {
+            urls: Value,
+            moving_to: Value,
+            namespace: Value,
+            $($name: Value,)+
+        }
+
+        #[cfg(feature = "serde")]
+        impl TryFrom<Fields> for RedlockConfig {
+            type Error = BuildError;
+
+            fn try_from(fields: Fields) -> Result<Self, BuildError> {
+                let mut config = Self::default();
+                config.set("urls", fields.urls)?;
+                config.set("moving_to", fields.moving_to)?;
+                config.set("namespace", fields.namespace)?;
+                $(config.set(stringify!($name), fields.$name)?;)+
+                Ok(config)
+            }
+        }
+
+        impl RedlockConfig {
+            fn set(&mut self, name: &'static str, value: Value) -> Result<(), BuildError> {
+                let Self(builder) = self;
+                let refuse = |problem: String| BuildError::new(name, problem, URLS);
+                match (name, value) {
+                    (_, Value::Nothing) => {}
+                    ("urls", value) => match groups(value).map_err(refuse)? {
+                        groups if matches!(&*groups, [only] if !only.has_name()) => {
+                            builder.nodes = groups.into_iter().next().unwrap_or_default();
+                        }
+                        groups => builder.groups = groups,
+                    },
+                    ("moving_to", value) => {
+                        let groups = groups(value).map_err(refuse)?;
+                        builder.moving_to = Some(groups).filter(|groups| !groups.is_empty());
+                    }
+                    ("namespace", Value::Text(namespace)) => builder.namespace = namespace,
+                    $((stringify!($name), value) => {
+                        let read = <$type>::from_value(&value);
+                        let read = read.map_err(|form| BuildError::new(name, value, form))?;
+                        builder.settings.$name = read.into();
+                    })+
+                    (_, value) => return Err(BuildError::new(name, value, TEXT)),
+                }
+                Ok(())
+            }
+        }
+    };
+}
+
+settings!(read);
 
 impl From<RedlockConfig> for RedlockBuilder {
     fn from(config: RedlockConfig) -> Self {
-        let mut builder = match &*config.urls {
-            [ServerGroup { name: None, .. }] => Self::default().urls(config.urls()),
-            groups => groups
-                .iter()
-                .map(NodeGroup::from)
-                .fold(Self::default(), Self::node_group),
-        };
-        if !config.moving_to.is_empty() {
-            builder = builder.moving_to(&config.moving_to);
-        }
-        if config.is_from_env {
-            builder.variables = config.variables();
-        }
-        macro_rules! set {
-            ($($setting:ident $(. $field:tt)?)+) => {$(
-                if let Some(value) = config.$setting {
-                    builder = builder.$setting(value$(.$field)?);
-                }
-            )+};
-        }
-        set! { namespace ttl.0 max_ttl.0 node_timeout.0 connect_timeout.0 wait.0 wake_ups poll_interval.0 }
-        set! { max_hold.0 renew fencing fence_retention.0 restart_guard.0 max_waiters log_keys }
-        builder
+        config.0
     }
 }
 
-/// The servers of a group, with its name if it is given.
-#[derive(Debug, Clone)]
-struct ServerGroup {
-    name: Option<String>,
-    urls: Vec<ServerUrl>,
+/// The value of a setting, as the environment or a configuration file has it.
+#[derive(Default)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(untagged))]
+#[cfg_attr(
+    not(feature = "serde"),
+    expect(dead_code, reason = "the environment has only text")
+)]
+enum Value {
+    #[default]
+    Nothing,
+    Bool(bool),
+    Number(u64),
+    Text(String),
+    List(Vec<Self>),
+    Map(BTreeMap<String, Self>),
+    /// Such as a negative number.
+    #[cfg(feature = "serde")]
+    Other(serde::de::IgnoredAny),
 }
 
-impl ServerGroup {
-    fn urls(&self) -> impl Iterator<Item = &str> {
-        self.urls.iter().map(|url| &*url.0)
-    }
-}
-
-impl From<&ServerGroup> for NodeGroup {
-    fn from(group: &ServerGroup) -> Self {
-        let nodes = Self::new().urls(group.urls());
-        match &group.name {
-            Some(name) => nodes.name(name),
-            None => nodes,
+impl Value {
+    fn from_text(text: &str) -> Self {
+        match (text.parse(), text.parse()) {
+            (Ok(value), _) => Self::Bool(value),
+            (_, Ok(value)) => Self::Number(value),
+            _ => Self::Text(text.to_owned()),
         }
     }
 }
 
-/// The URL of a server, which may contain credentials.
-#[derive(Clone)]
-struct ServerUrl(String);
-
-/// Shows no credentials.
-impl fmt::Debug for ServerUrl {
+impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&without_credentials(&self.0))
+        match self {
+            Self::Bool(value) => value.fmt(f),
+            Self::Number(value) => value.fmt(f),
+            Self::Text(text) if text.is_empty() => f.write_str("empty"),
+            Self::Text(text) => f.write_str(text),
+            _ => f.write_str("of another type"),
+        }
     }
 }
 
-/// A time with a unit.
-#[derive(Debug, Clone, Copy)]
-struct Time(Duration);
+/// The type of a setting that is data.
+trait FromValue: Sized {
+    /// # Errors
+    ///
+    /// Returns what such values look like.
+    fn from_value(value: &Value) -> Result<Self, &'static str>;
+}
 
-impl FromStr for Time {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, &'static str> {
-        let end = text.find(|c: char| !c.is_ascii_digit());
-        let (number, unit) = text.split_at(end.unwrap_or(text.len()));
-        let number: u64 = number.parse().map_err(|_| TIME)?;
+impl FromValue for Duration {
+    fn from_value(value: &Value) -> Result<Self, &'static str> {
+        let Value::Text(text) = value else {
+            return Err(TIME);
+        };
+        let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(TIME)?);
         let unit = match unit {
             "ms" => 1,
             "s" => 1_000,
@@ -254,58 +259,80 @@ impl FromStr for Time {
             "d" => 24 * 60 * 60 * 1_000,
             _ => return Err(TIME),
         };
-        let millis = number.checked_mul(unit).ok_or(TIME)?;
-        Ok(Self(Duration::from_millis(millis)))
+        let millis = number.parse::<u64>().map_err(|_| TIME)?.checked_mul(unit);
+        millis.map(Self::from_millis).ok_or(TIME)
     }
 }
 
-/// A [`RestartGuard`]: `auto`, `off` or a time.
-#[derive(Debug, Clone, Copy)]
-struct GuardTime(RestartGuard);
+impl FromValue for RestartGuard {
+    fn from_value(value: &Value) -> Result<Self, &'static str> {
+        match value {
+            Value::Text(text) if text == "auto" => Ok(Self::Auto),
+            Value::Text(text) if text == "off" => Ok(Self::Off),
+            time => Duration::from_value(time).map(Self::For).map_err(|_| GUARD),
+        }
+    }
+}
 
-impl FromStr for GuardTime {
-    type Err = &'static str;
+impl FromValue for bool {
+    fn from_value(value: &Value) -> Result<Self, &'static str> {
+        match value {
+            Value::Bool(value) => Ok(*value),
+            _ => Err(BOOL),
+        }
+    }
+}
 
-    fn from_str(text: &str) -> Result<Self, &'static str> {
-        Ok(Self(match text {
-            "auto" => RestartGuard::Auto,
-            "off" => RestartGuard::Off,
-            time => {
-                let Time(time) = time.parse().map_err(|_| GUARD)?;
-                RestartGuard::For(time)
+impl FromValue for usize {
+    fn from_value(value: &Value) -> Result<Self, &'static str> {
+        match value {
+            Value::Number(value) => Self::try_from(*value).map_err(|_| NUMBER),
+            _ => Err(NUMBER),
+        }
+    }
+}
+
+/// Reads a list of URLs, a list of groups, or text with both.
+///
+/// # Errors
+///
+/// Returns what is wrong with it, without its content, which may contain credentials.
+fn groups(value: Value) -> Result<Vec<NodeGroup>, String> {
+    let is_text = |entry: &Value| matches!(entry, Value::Text(_));
+    match value {
+        Value::Text(text) => parse_groups(&text),
+        Value::List(urls) if !urls.is_empty() && urls.iter().all(is_text) => {
+            group(Value::List(urls)).map(|group| vec![group])
+        }
+        Value::List(entries) => entries.into_iter().map(group).collect(),
+        _ => Err("not a list of URLs or groups, or text with commas between URLs".to_owned()),
+    }
+}
+
+fn group(value: Value) -> Result<NodeGroup, String> {
+    match value {
+        Value::Text(_) => Err("a URL beside groups; put it into one".to_owned()),
+        Value::List(urls) => {
+            let urls = urls.into_iter().map(|url| match url {
+                Value::Text(url) => Ok(url),
+                _ => Err(NO_URLS.to_owned()),
+            });
+            Ok(NodeGroup::new().urls(urls.collect::<Result<Vec<_>, _>>()?))
+        }
+        Value::Map(mut fields) => {
+            let nodes = match fields.remove("urls") {
+                Some(Value::Text(urls)) => parse_urls(&urls)?,
+                Some(urls @ Value::List(_)) => group(urls)?,
+                _ => return Err("a group without `urls`".to_owned()),
+            };
+            match (fields.remove("name"), fields.pop_first()) {
+                (_, Some((field, _))) => Err(format!("a group with a field `{field}`")),
+                (None | Some(Value::Nothing), None) => Ok(nodes),
+                (Some(Value::Text(name)), None) => Ok(nodes.name(name)),
+                _ => Err("a group whose name is no text".to_owned()),
             }
-        }))
-    }
-}
-
-/// The variables of an environment.
-struct Vars<F>(F);
-
-impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
-    /// Returns the value of a variable; `None` if it is not set.
-    fn text(&self, name: &'static str) -> Result<Option<String>, BuildError> {
-        let value = self.0(name).map(OsString::into_string).transpose();
-        value.map_err(|_| BuildError::new(name, "not UTF-8", "correct it or unset it"))
-    }
-
-    fn read<T: FromStr>(
-        &self,
-        name: &'static str,
-        remedy: &'static str,
-    ) -> Result<Option<T>, BuildError> {
-        let Some(text) = self.text(name)? else {
-            return Ok(None);
-        };
-        let value = text.trim().parse();
-        let value = value.map_err(|_| BuildError::new(name, shown(&text), remedy));
-        value.map(Some)
-    }
-
-    fn groups(&self, name: &'static str) -> Result<Vec<ServerGroup>, BuildError> {
-        let Some(text) = self.text(name)? else {
-            return Ok(Vec::new());
-        };
-        parse_groups(&text).map_err(|problem| BuildError::new(name, problem, URLS))
+        }
+        _ => Err("not a URL, a list of URLs, or a map with `name` and `urls`".to_owned()),
     }
 }
 
@@ -314,7 +341,7 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
 /// # Errors
 ///
 /// Returns what is wrong with the text, without its content, which may contain credentials.
-fn parse_groups(text: &str) -> Result<Vec<ServerGroup>, String> {
+fn parse_groups(text: &str) -> Result<Vec<NodeGroup>, String> {
     let groups = parts(text, ';')?;
     let count = groups.len();
     let groups = groups.into_iter().enumerate();
@@ -328,30 +355,33 @@ fn parse_groups(text: &str) -> Result<Vec<ServerGroup>, String> {
     groups.collect()
 }
 
-fn parse_group(text: &str) -> Result<ServerGroup, String> {
+fn parse_group(text: &str) -> Result<NodeGroup, String> {
     // A URL may have an equals sign too.
     let head = text.split_once(":/").map_or(text, |(head, _)| head);
     let (name, urls) = match head.split_once('=') {
-        Some((name, _)) => (Some(name.trim().to_owned()), &text[name.len() + 1..]),
+        Some((name, _)) => (Some(name.trim()), &text[name.len() + 1..]),
         None => (None, text),
     };
-    let urls = parse_urls(urls)?;
-    Ok(ServerGroup { name, urls })
+    let nodes = parse_urls(urls)?;
+    Ok(match name {
+        Some(name) => nodes.name(name),
+        None => nodes,
+    })
 }
 
 /// Splits a list of URLs.
 ///
 /// A comma in a password would split it, and an error of `build` would show a part of it.
-fn parse_urls(text: &str) -> Result<Vec<ServerUrl>, String> {
+fn parse_urls(text: &str) -> Result<NodeGroup, String> {
     let is_url = |part: &str| {
         let scheme = part.split_once(":/").map(|(scheme, _)| scheme);
         scheme.is_some_and(|scheme| scheme.chars().all(|c| c.is_ascii_alphabetic() || c == '+'))
     };
-    let urls = parts(text, ',')?.into_iter().map(|url| match is_url(url) {
-        true => Ok(ServerUrl(url.into())),
+    let urls = parts(text, ',')?;
+    match urls.iter().all(|url| is_url(url)) {
+        true => Ok(NodeGroup::new().urls(urls)),
         false => Err(NO_URLS.to_owned()),
-    });
-    urls.collect()
+    }
 }
 
 /// Splits text at a separator. An empty part is an error: it is what an unset variable leaves of a template, and without it
@@ -372,156 +402,12 @@ fn parts(text: &str, separator: char) -> Result<Vec<&str>, String> {
 /// What is wrong with a list that has something else than URLs.
 const NO_URLS: &str = "not a list of URLs";
 
-fn shown(text: &str) -> &str {
-    if text.is_empty() { "empty" } else { text }
-}
-
 const TIME: &str = "use a whole number with a unit, such as `500ms`, `10s`, `5m`, `1h` or `7d`";
 const GUARD: &str = "use `auto`, `off`, or a time such as `30s`";
 const BOOL: &str = "use `true` or `false`";
+const TEXT: &str = "use text";
 const NUMBER: &str = "use a whole number";
 const URLS: &str = "list the URLs of all servers, such as `redis://10.0.0.1,redis://10.0.0.2`, with a semicolon between groups, and write a comma or semicolon in a password as `%2C` or `%3B`; or unset it";
-
-/// The forms of settings in a configuration file.
-#[cfg(feature = "serde")]
-mod deserialize {
-    use std::fmt;
-    use std::marker::PhantomData;
-    use std::str::FromStr;
-
-    use serde::Deserialize;
-    use serde::de::value::MapAccessDeserializer;
-    use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
-
-    use super::{GUARD, GuardTime, ServerGroup, ServerUrl, TIME, Time, parse_groups, parse_urls};
-
-    /// Parses text, and says what is expected also if there is a number.
-    struct Parse<T>(&'static str, PhantomData<T>);
-
-    impl<T: FromStr<Err = &'static str>> Visitor<'_> for Parse<T> {
-        type Value = T;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "text; {}", self.0)
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-            text.parse()
-                .map_err(|remedy| E::custom(format_args!("{text:?}: {remedy}")))
-        }
-    }
-
-    impl<'de> Deserialize<'de> for Time {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-            from.deserialize_str(Parse(TIME, PhantomData))
-        }
-    }
-
-    impl<'de> Deserialize<'de> for GuardTime {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-            from.deserialize_str(Parse(GUARD, PhantomData))
-        }
-    }
-
-    /// Reads a list of URLs, a list of groups, or text as in the variable. No error shows the text, which may contain
-    /// credentials.
-    pub(super) fn groups<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<ServerGroup>, D::Error> {
-        from.deserialize_any(Groups)
-    }
-
-    struct Groups;
-
-    impl<'de> Visitor<'de> for Groups {
-        type Value = Vec<ServerGroup>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list of URLs or groups, or text with commas between URLs")
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-            parse_groups(text).map_err(|problem| refused(&problem))
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-            let (mut urls, mut groups) = (Vec::new(), Vec::new());
-            while let Some(entry) = list.next_element()? {
-                match entry {
-                    Entry::Url(url) => urls.push(url),
-                    Entry::Group(group) => groups.push(group),
-                }
-            }
-            match (urls.is_empty(), groups.is_empty()) {
-                (true, _) => Ok(groups),
-                (false, true) => Ok(vec![ServerGroup { name: None, urls }]),
-                (false, false) => Err(A::Error::custom(
-                    "a URL stands beside groups; put it into one",
-                )),
-            }
-        }
-    }
-
-    /// An entry of a list of URLs or groups.
-    enum Entry {
-        Url(ServerUrl),
-        Group(ServerGroup),
-    }
-
-    impl<'de> Deserialize<'de> for Entry {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-            from.deserialize_any(EntryVisitor)
-        }
-    }
-
-    struct EntryVisitor;
-
-    impl<'de> Visitor<'de> for EntryVisitor {
-        type Value = Entry;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a URL, a list of URLs, or a map with `name` and `urls`")
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Entry, E> {
-            Ok(Entry::Url(ServerUrl(text.into())))
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Entry, A::Error> {
-            let mut urls = Vec::new();
-            while let Some(url) = list.next_element::<String>()? {
-                urls.push(ServerUrl(url));
-            }
-            Ok(Entry::Group(ServerGroup { name: None, urls }))
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
-            let NamedUrls { name, urls } = NamedUrls::deserialize(MapAccessDeserializer::new(map))?;
-            let urls = match urls {
-                UrlList::List(urls) => urls.into_iter().map(ServerUrl).collect(),
-                UrlList::Text(text) => parse_urls(&text).map_err(|problem| refused(&problem))?,
-            };
-            Ok(Entry::Group(ServerGroup { name, urls }))
-        }
-    }
-
-    /// A group with its name.
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct NamedUrls {
-        name: Option<String>,
-        urls: UrlList,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum UrlList {
-        List(Vec<String>),
-        Text(String),
-    }
-
-    fn refused<E: Error>(problem: &str) -> E {
-        E::custom(format_args!("`urls` is {problem}"))
-    }
-}
 
 #[cfg(test)]
 mod tests;

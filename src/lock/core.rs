@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::lock::cluster::Settings;
 use crate::lock::layout::{Group, Layout};
+use crate::lock::queue::WaiterCap;
 use crate::lock::registry::Registry;
+use crate::lock::settings::Settings;
 
 /// A lock service: the settings, the groups of nodes, and the lease tasks.
 #[derive(Debug)]
@@ -13,6 +14,8 @@ pub(crate) struct Core {
     pub(crate) settings: Arc<Settings>,
     pub(crate) layout: Layout,
     pub(crate) registry: Arc<Registry>,
+    /// The cap on all calls that wait.
+    pub(crate) cap: Option<Arc<WaiterCap>>,
     /// Whether a second request of one task for a lock that is still held was logged.
     has_warned: AtomicBool,
 }
@@ -20,6 +23,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(settings: Arc<Settings>, layout: Layout) -> Arc<Self> {
         Arc::new(Self {
+            cap: settings.max_waiters.map(WaiterCap::new),
             settings,
             layout,
             registry: Registry::new(),

@@ -383,22 +383,17 @@ impl BuildError {
         &self.setting
     }
 
-    /// Names the environment variable instead of the setting, if the value was read from one.
-    pub(crate) fn name_variable(mut self, variables: &Variables) -> Self {
-        let is_this = |(setting, value): &&(&str, Option<String>)| {
-            *setting == self.setting && value.as_ref().is_none_or(|value| *value == self.value)
-        };
-        let Some((setting, _)) = variables.0.iter().find(is_this) else {
-            return self;
-        };
-        self.setting = match *setting {
-            "nodes" => {
+    /// Names the environment variable instead of the setting, if the setting is one of those that were read from one.
+    pub(crate) fn name_variable(mut self, variables: &[&str]) -> Self {
+        if variables.contains(&&*self.setting) {
+            if self.setting == "nodes" {
                 self.value = "not set".into();
-                "REDLOCK_URLS".into()
             }
-            "url" | "group" => "REDLOCK_URLS".into(),
-            setting => format!("REDLOCK_{}", setting.to_ascii_uppercase()).into(),
-        };
+            self.setting = match &*self.setting {
+                "nodes" | "url" | "group" => "REDLOCK_URLS".into(),
+                setting => format!("REDLOCK_{}", setting.to_ascii_uppercase()).into(),
+            };
+        }
         self
     }
 
@@ -436,10 +431,6 @@ impl fmt::Display for BuildError {
 }
 
 impl std::error::Error for BuildError {}
-
-/// The settings that were read from environment variables, each with its value in errors. `None` is any value.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Variables(pub(super) Vec<(&'static str, Option<String>)>);
 
 /// Removes credentials from a URL that could not be parsed.
 #[cfg(feature = "redis")]

@@ -12,7 +12,7 @@
 //!
 //! * `error`, `lost`, `time`: errors, the loss of a lock, timers; `span`: telemetry; `registry`: the lease tasks;
 //! * `queue`: waiting callers of this process, waiting processes beside it, and the cap on waiting calls;
-//! * `cluster`: the nodes of a group and the settings; `layout`: the groups; `core`: the state that all clones of a
+//! * `settings`: all settings; `cluster`: the nodes of a group; `layout`: the groups; `core`: the state that all clones of a
 //!   [`Redlock`] share;
 //! * `terms`, `state`, `failures`: what a caller asks for, what its holders see, and why it failed; `backoff`: the waits
 //!   between attempts, with `announcement`, which keeps new readers out meanwhile; `handoff`: from the caller to the task;
@@ -46,6 +46,7 @@ mod queue;
 mod redlock;
 mod registry;
 mod request;
+mod settings;
 mod shutdown;
 mod slots;
 mod span;
@@ -57,7 +58,7 @@ mod traces;
 #[cfg(feature = "uuid")]
 mod uuid;
 
-pub use builder::{RedlockBuilder, RestartGuard};
+pub use builder::RedlockBuilder;
 #[cfg(feature = "redis")]
 pub use config::RedlockConfig;
 pub use error::{BuildError, ExtendError, LockError, ReleaseError};
@@ -70,6 +71,7 @@ pub use options::LockOptions;
 pub use redlock::Redlock;
 pub use registry::{Drained, Unconfirmed};
 pub use request::{LockFuture, LockRequest};
+pub use settings::RestartGuard;
 pub use shutdown::{Served, Stopping};
 #[cfg(feature = "test-util")]
 pub use traces::Traces;

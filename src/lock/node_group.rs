@@ -7,11 +7,12 @@ use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::time::Duration;
 
-use crate::lock::cluster::{Cluster, Settings};
+use crate::lock::cluster::Cluster;
 use crate::lock::error::BuildError;
 #[cfg(feature = "redis")]
 use crate::lock::error::without_credentials;
 use crate::lock::layout::{Group, Layout};
+use crate::lock::settings::Settings;
 #[cfg(feature = "redis")]
 use crate::node::redis::{Endpoint, Guard, RedisNode, Timeouts};
 use crate::node::{EmbeddedNode, Home, Node};
@@ -141,6 +142,21 @@ impl NodeGroup {
     #[cfg(feature = "redis")]
     pub(super) fn sources(&self) -> usize {
         self.sources.len()
+    }
+
+    /// Returns the URLs that it was given.
+    #[cfg(feature = "redis")]
+    pub(super) fn listed_urls(&self) -> impl Iterator<Item = &str> {
+        self.sources.iter().filter_map(|source| match source {
+            Source::Url(url) => Some(&**url),
+            _ => None,
+        })
+    }
+
+    /// Returns whether it has a name of its own.
+    #[cfg(feature = "redis")]
+    pub(super) fn has_name(&self) -> bool {
+        self.name.is_some()
     }
 
     /// Returns what tells its nodes from those of other groups, in any order.

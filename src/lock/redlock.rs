@@ -5,7 +5,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::cluster::Settings;
 use crate::lock::core::Core;
 use crate::lock::error::BuildError;
 use crate::lock::guard::{LockGuard, LockHandle};
@@ -15,6 +14,7 @@ use crate::lock::lead::Lead;
 use crate::lock::options::LockOptions;
 use crate::lock::registry::Drained;
 use crate::lock::request::LockRequest;
+use crate::lock::settings::Settings;
 use crate::node::telemetry;
 use crate::protocol::{LockKey, LockKeys};
 
@@ -206,7 +206,7 @@ impl Redlock {
     /// Checks the ttl of a layer against the settings of the service.
     pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<(), BuildError> {
         BuildError::check_ttl("ttl", ttl)?;
-        let max = self.0.settings.max_ttl;
+        let max = self.0.settings.max_ttl();
         if ttl > max {
             let remedy = format!("it is over max_ttl = {max:?}; raise that in the builder");
             return Err(BuildError::from_duration("ttl", ttl, remedy));

@@ -238,13 +238,10 @@ impl LockState {
     /// Extends the lock; see [`LockGuard::extend`](crate::LockGuard::extend).
     pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<(), ExtendError> {
         let settings = &self.terms.cluster.settings;
-        if ttl > settings.max_ttl {
-            return Err(ExtendError::TtlTooLong {
-                asked: ttl,
-                max: settings.max_ttl,
-            });
+        let (asked, max) = (ttl, settings.max_ttl());
+        if asked > max {
+            return Err(ExtendError::TtlTooLong { asked, max });
         }
-        let asked = ttl;
         let ttl = whole_millis(asked);
         if ttl <= settings.node_timeout || validity::lifetime(ttl).is_none() {
             return Err(ExtendError::TtlTooShort { asked });

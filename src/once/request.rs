@@ -164,7 +164,7 @@ impl ExecuteOnce {
         };
         let asked = span.began();
         let deadline = after(asked, options.wait.unwrap_or_default());
-        let caps = [settings.max_waiters.clone(), self.cap.clone()];
+        let caps = [core.cap.clone(), self.cap.clone()];
         let mut slots = WaiterSlots::new(caps.into_iter().flatten(), waited.clone());
         if core.registry.stage() != DrainStage::Open {
             return Err(LockError::Closed.into());

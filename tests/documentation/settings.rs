@@ -1,10 +1,13 @@
 //! The tables of settings, compared with the setters, and those of variables with what is read.
 
-/// The heading of a table, and the file and the type whose setters it lists.
-const TABLES: [(&str, &str); 3] = [
-    ("Redlock::builder()", "src/lock/builder.rs"),
-    ("RedlockLayer", "src/middleware/layer.rs"),
-    ("IdempotencyLayer", "src/idempotency/layer.rs"),
+/// The heading of a table, and the files with the setters that it lists.
+const TABLES: [(&str, &[&str]); 3] = [
+    (
+        "Redlock::builder()",
+        &["src/lock/builder.rs", "src/lock/settings.rs"],
+    ),
+    ("RedlockLayer", &["src/middleware/layer.rs"]),
+    ("IdempotencyLayer", &["src/idempotency/layer.rs"]),
 ];
 
 /// Not settings: the end of the builder, and nodes for tests.
@@ -26,9 +29,11 @@ const NO_VARIABLES: [&str; 9] = [
 /// The setters that the chapter lacks, and the names in it that are no setters.
 pub(crate) fn differences(chapter: &str, read: &impl Fn(&str) -> String) -> Vec<String> {
     let mut found = Vec::new();
-    for (heading, file) in TABLES {
-        let listed = listed(chapter, heading);
-        let setters = setters(&read(file));
+    let all_setters =
+        |files: &[&str]| Vec::from_iter(files.iter().flat_map(|file| setters(&read(file))));
+    for (heading, files) in TABLES {
+        let (listed, setters) = (listed(chapter, heading), all_setters(files));
+        let file = files[0];
         assert!(setters.len() > 5, "{file}: {setters:?}");
         let missing = setters.iter().filter(|name| !listed.contains(name));
         found.extend(missing.map(|name| format!("{heading} lacks `{name}`")));
@@ -37,8 +42,8 @@ pub(crate) fn differences(chapter: &str, read: &impl Fn(&str) -> String) -> Vec<
     }
     found.extend(differences_of_variables(
         &listed(chapter, "RedlockConfig"),
-        &variables(&read("src/lock/config.rs")),
-        &setters(&read("src/lock/builder.rs")),
+        &variables(&read("src/lock/config.rs"), &read("src/lock/settings.rs")),
+        &all_setters(TABLES[0].1),
     ));
     found
 }
@@ -61,12 +66,14 @@ fn differences_of_variables(
     missing.chain(unknown).chain(unread).collect()
 }
 
-/// The environment variables that a source reads.
-fn variables(source: &str) -> Vec<String> {
-    let source = source.split("\nmod tests").next().unwrap_or_default();
-    let names = source.split("vars.").skip(1);
-    let names = names.filter_map(|call| call.split('"').nth(1));
-    names.map(str::to_owned).collect()
+/// The environment variables that a source reads: those in its list of names, and those of the table of settings.
+fn variables(source: &str, table: &str) -> Vec<String> {
+    let list = source.split("const NAMES: &[&str] = &[").nth(1);
+    let list = list.and_then(|list| list.split(']').next());
+    let names = list.unwrap_or_default().split('"').skip(1).step_by(2);
+    let names = names.map(str::to_owned).chain(setters(table));
+    let variable = |name: String| format!("REDLOCK_{}", name.to_uppercase());
+    names.map(variable).collect()
 }
 
 /// The names in the first column of the table below a heading.
@@ -106,9 +113,9 @@ fn setters(source: &str) -> Vec<String> {
     }
     let by_macro = source.split("    layer_setters! {\n");
     let by_macro = by_macro
-        .flat_map(|block| block.split("    setters! {\n"))
+        .flat_map(|block| block.split("    $macro! {\n"))
         .skip(1);
-    let by_macro = by_macro.filter_map(|block| block.split("\n    }").next());
+    let by_macro = by_macro.filter_map(|block| block.split("    }\n").next());
     for line in by_macro.flat_map(str::lines) {
         if let Some(setter) = line.trim().strip_suffix(';')
             && let Some(name) = setter.split(": ").next()
@@ -128,7 +135,10 @@ fn planted_differences_are_found() {
     let methods =
         names.map(|name| format!("    pub fn {name}(mut self, x: u8) -> Self {{\n    }}\n"));
     let source = methods.concat() + "    layer_setters! {\n        /// Docs.\n        f;\n    }\n";
-    let found = differences(chapter, &|_| source.clone());
+    let found = differences(chapter, &|file| match file {
+        "src/lock/settings.rs" => String::new(),
+        _ => source.clone(),
+    });
     assert_eq!(
         found[..2],
         [
@@ -147,11 +157,13 @@ fn planted_differences_are_found() {
 #[test]
 fn planted_differences_of_variables_are_found() {
     let names = |names: &[&str]| Vec::from_iter(names.iter().map(|name| String::from(*name)));
-    let source = "a: vars.read(\"REDLOCK_A\", TIME)?,\nb: vars.text(\"REDLOCK_B\")?,\nmod tests { vars.x(\"C\") }";
-    assert_eq!(variables(source), ["REDLOCK_A", "REDLOCK_B"]);
+    let source = "const NAMES: &[&str] = &[\"a\", $(stringify!($name)),+];\nlet x = \"c\";";
+    let table = "        $macro! {\n            /// Docs.\n            b: u8 = 1;\n        }\n";
+    let variables = variables(source, table);
+    assert_eq!(variables, ["REDLOCK_A", "REDLOCK_B"]);
     let found = differences_of_variables(
         &names(&["REDLOCK_A", "REDLOCK_GONE"]),
-        &variables(source),
+        &variables,
         &names(&["a", "b", "c", "retry"]),
     );
     assert_eq!(

@@ -12,11 +12,9 @@ fn read(vars: &[(&str, &str)]) -> Result<RedlockConfig, BuildError> {
 
 /// The settings of the builder, regardless of where they were read from.
 fn built(config: RedlockConfig) -> String {
-    let config = RedlockConfig {
-        is_from_env: false,
-        ..config
-    };
-    format!("{:?}", RedlockBuilder::from(config))
+    let mut builder = RedlockBuilder::from(config);
+    builder.variables.clear();
+    format!("{builder:?}")
 }
 
 #[test]
@@ -203,10 +201,8 @@ fn error_of_build_names_the_setting_that_code_or_a_file_chose() {
         error(not_set.max_ttl(Duration::from_secs(10))),
         "node_timeout"
     );
-    let from_file = RedlockConfig {
-        is_from_env: false,
-        ..config
-    };
+    let mut from_file = config;
+    from_file.0.variables.clear();
     assert_eq!(error(from_file.into()), "max_ttl");
     assert_eq!(error(RedlockConfig::default().into()), "nodes");
 }
@@ -238,6 +234,13 @@ fn config_is_deserialized_from_the_names_of_the_settings() {
     assert!(error(r#"{"ttl": "5"}"#).contains(TIME));
     assert!(error(r#"{"ttl": 5}"#).contains(TIME));
     assert!(error(r#"{"restart_guard": false}"#).contains(GUARD));
+    assert!(error(r#"{"fencing": "true"}"#).contains(BOOL));
+    assert!(error(r#"{"max_waiters": -1}"#).contains(NUMBER));
+    assert!(error(r#"{"ttl": "5s", "ttl": "6s"}"#).contains("duplicate"));
+    assert_eq!(
+        built(parse(r#"{"ttl": null}"#).unwrap()),
+        built(RedlockConfig::default())
+    );
     let error = error(r#"{"urls": "redis://app:hunter,2@10.0.0.1"}"#);
     assert!(
         error.contains("`urls`") && !error.contains("hunter"),

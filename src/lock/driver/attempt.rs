@@ -166,7 +166,7 @@ impl Driver {
             access: terms.access,
             ttl: terms.ttl,
             proposal: terms.is_fenced.then(proposal),
-            retention: settings.fence_retention,
+            retention: settings.fence_retention(),
             node_timeout: settings.node_timeout,
             // A second execution must not begin beside the first.
             renews: settings.renew || terms.once.is_some(),
