@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Shows that the tests notice a change of the protocol: applies each patch of tests/mutations to a copy
-# of the tree and expects the tests of its group to fail there. To be run by hand; CI does not.
+# Shows that the tests notice a change of the protocol, or of what threads share: applies each patch of tests/mutations
+# to a copy of the tree and expects the tests of its group to fail there. To be run by hand; CI does not.
 #
 #   tests/mutations.sh                   all patches
 #   tests/mutations.sh model             those of one group, which is a folder of tests/mutations
@@ -30,6 +30,10 @@ use_group() {
         chaos)
             command=(env CHAOS_SECONDS=10 cargo test -p tests --all-features --test proofs chaos::)
             evidence=': violated: '
+            ;;
+        schedules)
+            command=(tests/schedules.sh)
+            evidence='panicked at '
             ;;
         *) fail "tests/mutations.sh does not say what group $1 runs" ;;
     esac

@@ -17,7 +17,6 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::MutexGuard;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -25,6 +24,7 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use crate::node::Mutex;
+use crate::node::sync::MutexGuard;
 
 /// The runtime of all background work of a lock service.
 #[derive(Debug, Default)]

@@ -27,6 +27,7 @@ pub(crate) mod sim;
 #[cfg(feature = "test-util")]
 pub(crate) mod sim_env;
 mod state;
+pub(crate) mod sync;
 mod system;
 pub(crate) mod telemetry;
 mod traits;

@@ -1,6 +1,8 @@
 //! A mutex that ignores poisoning.
 
-use std::sync::{Mutex as StdMutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+
+use crate::node::sync::{MutexGuard, StdMutex};
 
 /// A [`std::sync::Mutex`] whose [`lock`](Self::lock) cannot fail.
 ///

@@ -17,9 +17,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use tokio::sync::Notify;
-
 use crate::node::mutex::Mutex;
+use crate::node::sync::Notify;
 use crate::protocol::Quorum;
 
 /// What the nodes have published to this process about one lock.
@@ -202,6 +201,9 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready_eq};
 
     use super::*;
+
+    #[cfg(shuttle)]
+    mod schedules;
 
     #[test]
     fn released_needs_messages_from_a_majority() {

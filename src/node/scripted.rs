@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -13,6 +13,7 @@ use crate::node::embedded::EmbeddedNode;
 use crate::node::failure::NodeFailure;
 use crate::node::job::{Job, Request};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
+use crate::node::sync::MutexGuard;
 use crate::node::traits::Node;
 use crate::protocol::message::{Command, Op, Reply, SharedOp};
 

@@ -22,11 +22,11 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use crate::node::failure::NodeFailure;
 use crate::node::mutex::Mutex;
+use crate::node::sync::atomic::{AtomicU32, Ordering};
 use crate::protocol::message::Reply;
 
 /// Receives the votes of one lease. Once it is dropped, votes are discarded.
@@ -310,6 +310,9 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready};
 
     use super::*;
+
+    #[cfg(shuttle)]
+    mod schedules;
 
     #[test]
     fn recv_wakes_once_by_the_vote_that_reaches_the_threshold() {

@@ -186,6 +186,9 @@ mod tests {
     use crate::protocol::message::{Command, Op};
     use crate::protocol::{ExecutionId, Fingerprint, KeyNames, OwnerToken, Record};
 
+    #[cfg(shuttle)]
+    mod schedules;
+
     fn job(op: Op) -> Job {
         let names: Arc<[KeyNames]> = Arc::new([]);
         let packet = Packet::new(Command {

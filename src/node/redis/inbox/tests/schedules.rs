@@ -1,0 +1,104 @@
+//! Threads that post jobs while lanes take them, begin and end.
+
+use shuttle::future::block_on;
+use shuttle::thread::{JoinHandle, spawn};
+
+use super::*;
+use crate::node::sync::atomic::{AtomicUsize, Ordering};
+use crate::node::sync::tests::{in_many_orders, join};
+
+/// An inbox, and what its lanes have done.
+#[derive(Debug, Default)]
+struct Lanes {
+    inbox: Inbox,
+    /// The number of lanes at present.
+    alive: AtomicUsize,
+    lanes: Mutex<Vec<JoinHandle<()>>>,
+    /// The numbers of the finished jobs.
+    finished: Mutex<Vec<usize>>,
+}
+
+impl Lanes {
+    /// Posts a job with this number, and starts a lane if the inbox asks for one. After so many jobs, that lane ends as
+    /// if its runtime had.
+    fn post(self: &Arc<Self>, number: usize, ends_after: usize) {
+        let votes = VoteReceiver::new(&["n".into()].into());
+        let job = Job::new(Request::Ping, votes.sender(number), Instant::now());
+        drop(votes);
+        if let Posted::NeedsLane = self.inbox.post(job) {
+            let others = self.alive.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(others, 0, "a second lane");
+            let lanes = Arc::clone(self);
+            let lane = spawn(move || lanes.run(ends_after));
+            self.lanes.lock().push(lane);
+        }
+    }
+
+    fn run(&self, mut jobs_left: usize) {
+        let mut taken = VecDeque::new();
+        while jobs_left > 0 && self.has_jobs() {
+            self.inbox.take(2, &mut taken);
+            while jobs_left > 0
+                && let Some(job) = taken.pop_front()
+            {
+                self.finished.lock().push(job.sender.node());
+                jobs_left -= 1;
+            }
+        }
+        self.alive.fetch_sub(1, Ordering::SeqCst);
+        self.inbox.detach(taken.into());
+    }
+
+    fn has_jobs(&self) -> bool {
+        block_on(poll_fn(|context| {
+            self.inbox.poll_ready(context, Load::default())
+        }))
+    }
+
+    /// Closes the inbox, and returns the numbers of the jobs once all lanes have ended.
+    fn close(&self) -> Vec<usize> {
+        self.inbox.close();
+        let lanes = std::mem::take(&mut *self.lanes.lock());
+        join(lanes);
+        self.finished.lock().clone()
+    }
+}
+
+/// Invariant: there is one lane, which takes all jobs, those of a thread in their order, and ends once the inbox is
+/// closed.
+#[test]
+fn a_lane_does_not_sleep_over_jobs_or_the_end() {
+    in_many_orders(|| {
+        let lanes = Arc::new(Lanes::default());
+        let posting = [10, 20].map(|first| {
+            let lanes = Arc::clone(&lanes);
+            spawn(move || (first..first + 2).for_each(|number| lanes.post(number, usize::MAX)))
+        });
+        join(posting);
+        let finished = lanes.close();
+        let of_thread = |first| {
+            let numbers = finished.iter().filter(|number| **number / first == 1);
+            numbers.copied().collect::<Vec<_>>()
+        };
+        assert_eq!(finished.len(), 4);
+        assert_eq!((of_thread(10), of_thread(20)), (vec![10, 11], vec![20, 21]));
+    });
+}
+
+/// Invariant: after a lane has ended, the next job starts one lane, which begins with the jobs that the former left.
+#[test]
+fn the_next_lane_begins_with_the_jobs_that_the_former_left() {
+    in_many_orders(|| {
+        let lanes = Arc::new(Lanes::default());
+        lanes.post(0, 1);
+        let former = lanes.lanes.lock().pop().unwrap();
+        let posting = {
+            let lanes = Arc::clone(&lanes);
+            spawn(move || [1, 2].map(|number| lanes.post(number, usize::MAX)))
+        };
+        join([former]);
+        join([posting]);
+        lanes.post(3, usize::MAX);
+        assert_eq!(lanes.close(), [0, 1, 2, 3]);
+    });
+}
