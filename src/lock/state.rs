@@ -14,10 +14,9 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use crate::lock::cluster::Cluster;
@@ -26,6 +25,8 @@ use crate::lock::lost::{LeaseStatus, Lost, LostReason};
 use crate::lock::queue::HeldLease;
 use crate::lock::registry::Registry;
 use crate::lock::time::whole_millis;
+use crate::node::sync::Notify;
+use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::{Home, Mutex, telemetry};
 use crate::protocol::lease::{Access, Effect, Input, OnceEvent, OnceSpec};
 use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
@@ -450,3 +451,6 @@ impl Drop for Share {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

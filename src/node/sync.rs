@@ -13,11 +13,11 @@
 pub(crate) use std::sync::{Mutex as StdMutex, MutexGuard, atomic};
 
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use tokio::sync::Notify;
+pub(crate) use tokio::sync::{Notify, Semaphore};
 
 #[cfg(test)]
 #[cfg(shuttle)]
-pub(crate) use crate::node::sync::tests::{MutexGuard, Notify, StdMutex, atomic};
+pub(crate) use crate::node::sync::tests::{MutexGuard, Notify, Semaphore, StdMutex, atomic};
 
 #[cfg(test)]
 pub(crate) mod tests;

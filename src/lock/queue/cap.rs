@@ -1,12 +1,12 @@
 //! The cap on the number of calls that wait for locks at once.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::lock::error::LockError;
+use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::telemetry::Counted;
 
 /// Counts and limits the waiting calls of a whole [`Redlock`](crate::Redlock) or of one layer.
@@ -84,3 +84,6 @@ impl Drop for WaiterSlots {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::SemaphorePermit;
@@ -34,6 +33,7 @@ use crate::lock::queue::subscription::Watching;
 use crate::lock::slots::slot_at_random;
 use crate::lock::time::after;
 use crate::node::Mutex;
+use crate::node::sync::atomic::{AtomicU64, Ordering};
 use crate::protocol::lease::{Access, Decided};
 use crate::protocol::{KeyNames, LockKey, LockKeys};
 

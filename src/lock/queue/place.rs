@@ -7,10 +7,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore};
 use tokio::task;
 use tokio::time::Instant;
 
@@ -18,6 +16,8 @@ use crate::lock::error::LockError;
 use crate::lock::queue::remote::RemoteWaiters;
 use crate::lock::queue::subscription::PlaceSubscription;
 use crate::node::Mutex;
+use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::node::sync::{Notify, Semaphore};
 use crate::protocol::lease::{Access, Decided, OnceSpec};
 use crate::protocol::{LockKey, LockKeys};
 

@@ -7,7 +7,7 @@
 //! acquires the key without a message. To keep other processes from starving, at most [`LOCAL_RUN`] local callers
 //! acquire the key in a row. Then the release is published, and the next local caller waits like a remote one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::node::sync::atomic::{AtomicUsize, Ordering};
 
 /// The number of local callers that acquire a key in a row while other processes wait for it.
 ///

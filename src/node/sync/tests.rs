@@ -1,12 +1,15 @@
 //! Runs a few threads in many orders.
 #![cfg(shuttle)]
 
+use std::future::Future;
+
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 pub(crate) use shuttle::sync::{Mutex as StdMutex, MutexGuard, atomic};
 use shuttle::thread::JoinHandle;
 use shuttle::{Config, Runner};
 use tokio::sync::futures::Notified;
+use tokio::sync::{AcquireError, SemaphorePermit, TryAcquireError};
 
 /// The number of orders of threads in which each check runs, unless the variable `SCHEDULES` sets another one.
 const SCHEDULES: usize = 1_000;
@@ -77,5 +80,46 @@ impl Notify {
     pub(crate) fn notify_waiters(&self) {
         self.point.pass();
         self.inner.notify_waiters();
+    }
+}
+
+/// That of tokio, as for [`Notify`].
+#[derive(Debug)]
+pub(crate) struct Semaphore {
+    inner: tokio::sync::Semaphore,
+    point: Point,
+}
+
+impl Semaphore {
+    pub(crate) fn new(permits: usize) -> Self {
+        let inner = tokio::sync::Semaphore::new(permits);
+        let point = Point::default();
+        Self { inner, point }
+    }
+
+    pub(crate) fn available_permits(&self) -> usize {
+        self.point.pass();
+        self.inner.available_permits()
+    }
+
+    pub(crate) fn add_permits(&self, permits: usize) {
+        self.point.pass();
+        self.inner.add_permits(permits);
+    }
+
+    pub(crate) fn try_acquire_many(
+        &self,
+        permits: u32,
+    ) -> Result<SemaphorePermit<'_>, TryAcquireError> {
+        self.point.pass();
+        self.inner.try_acquire_many(permits)
+    }
+
+    pub(crate) fn acquire_many(
+        &self,
+        permits: u32,
+    ) -> impl Future<Output = Result<SemaphorePermit<'_>, AcquireError>> {
+        self.point.pass();
+        self.inner.acquire_many(permits)
     }
 }

@@ -3,6 +3,9 @@
 use super::*;
 use crate::protocol::lease::OnceSpec;
 
+#[cfg(shuttle)]
+mod schedules;
+
 fn keys(names: &[&str]) -> LockKeys {
     names.iter().map(|name| LockKey::from(*name)).collect()
 }
@@ -76,7 +79,7 @@ struct Ending(bool);
 
 impl HeldLease for Ending {
     fn has(&self, _: &LockKey) -> bool {
-        false
+        true
     }
 
     fn revoke(&self) {}

@@ -1,0 +1,4 @@
+//! Tests of the caps.
+
+#[cfg(shuttle)]
+mod schedules;

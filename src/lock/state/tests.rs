@@ -1,0 +1,4 @@
+//! Tests of the state of a lock.
+
+#[cfg(shuttle)]
+mod schedules;
