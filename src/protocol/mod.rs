@@ -51,15 +51,15 @@
 //!
 //! | with time: 2 acquisitions, validity and tokens | | states | depth |
 //! |---|---|---|---|
-//! | no faults | all | 87,125 | 22 |
-//! | a shorter extension | all | 643,642 | 24 |
-//! | two extensions, longer and longer | all | 5,767,008 | 27 |
-//! | a delayed restart | all | 440,190 | 23 |
-//! | restart guard, one node flushed | all | 1,843,747 | 28 |
-//! | restart guard, one node restarted empty | all | 497,356 | 25 |
-//! | restart guard, one node restarted with data from before all locks | all | 1,969,665 | 27 |
-//! | restart guard, one node made a copy of another | bounded | 1,628,076 | 16 |
-//! | longer guard, one node flushed, one node's clock ahead | bounded | 2,090,863 | 17 |
+//! | no faults | all | 136,842 | 22 |
+//! | a shorter extension | all | 901,812 | 24 |
+//! | two extensions, longer and longer | all | 8,195,418 | 27 |
+//! | a delayed restart | all | 732,801 | 23 |
+//! | restart guard, one node flushed | all | 3,117,066 | 29 |
+//! | restart guard, one node restarted empty | all | 760,632 | 27 |
+//! | restart guard, one node restarted with data from before all locks | all | 3,338,964 | 29 |
+//! | restart guard, one node made a copy of another | bounded | 1,667,701 | 16 |
+//! | longer guard, one node flushed, one node's clock ahead | bounded | 2,159,453 | 17 |
 //!
 //! | with time: readers, who share a lock, and writers | | states | depth |
 //! |---|---|---|---|

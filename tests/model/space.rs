@@ -580,8 +580,6 @@ pub(crate) enum Call {
     Deaf,
     /// The answer is under way.
     Ran(Heard),
-    /// The round was told the answer.
-    Read(Heard),
 }
 
 impl Call {
@@ -589,7 +587,7 @@ impl Call {
     pub(crate) fn deafen(&mut self) {
         *self = match self {
             Self::Sent | Self::Deaf => Self::Deaf,
-            Self::None | Self::Ran(_) | Self::Read(_) => Self::None,
+            Self::None | Self::Ran(_) => Self::None,
         };
     }
 
@@ -599,14 +597,5 @@ impl Call {
             Self::Sent => Self::Ran(heard),
             _ => Self::None,
         };
-    }
-
-    /// The round was told what became of the request.
-    pub(crate) fn read(&mut self, heard: Heard) {
-        if heard == Heard::Failed {
-            self.deafen();
-        } else {
-            *self = Self::Read(heard);
-        }
     }
 }
