@@ -45,15 +45,20 @@ pub struct NodeGroup {
 enum Source {
     Embedded(usize),
     #[cfg(feature = "redis")]
-    Url(String),
-    #[cfg(feature = "redis")]
-    PoolConfig(Box<deadpool_redis::Config>),
-    #[cfg(feature = "redis")]
-    Pool(deadpool_redis::Pool),
+    Server(Server),
     #[cfg(feature = "test-util")]
     Scripted(crate::node::scripted::ScriptedNodes),
     #[cfg(feature = "test-util")]
     Simulated(Range<usize>, Arc<dyn crate::node::sim::SimNetwork>),
+}
+
+/// A Redis server, as the program names it.
+#[cfg(feature = "redis")]
+#[derive(Clone)]
+enum Server {
+    Url(String),
+    PoolConfig(Box<deadpool_redis::Config>),
+    Pool(deadpool_redis::Pool),
 }
 
 /// What all nodes of a lock service have in common.
@@ -88,7 +93,8 @@ impl NodeGroup {
     /// Adds a Redis server by its URL; see [`RedlockBuilder::url`](crate::RedlockBuilder::url).
     #[cfg(feature = "redis")]
     pub fn url(mut self, url: impl AsRef<str>) -> Self {
-        self.sources.push(Source::Url(url.as_ref().to_owned()));
+        let server = Server::Url(url.as_ref().to_owned());
+        self.sources.push(Source::Server(server));
         self
     }
 
@@ -102,7 +108,8 @@ impl NodeGroup {
     /// [`RedlockBuilder::pool_config`](crate::RedlockBuilder::pool_config).
     #[cfg(feature = "redis")]
     pub fn pool_config(mut self, config: deadpool_redis::Config) -> Self {
-        self.sources.push(Source::PoolConfig(Box::new(config)));
+        let server = Server::PoolConfig(Box::new(config));
+        self.sources.push(Source::Server(server));
         self
     }
 
@@ -110,7 +117,7 @@ impl NodeGroup {
     /// [`RedlockBuilder::pool`](crate::RedlockBuilder::pool).
     #[cfg(feature = "redis")]
     pub fn pool(mut self, pool: deadpool_redis::Pool) -> Self {
-        self.sources.push(Source::Pool(pool));
+        self.sources.push(Source::Server(Server::Pool(pool)));
         self
     }
 
@@ -148,7 +155,7 @@ impl NodeGroup {
     #[cfg(feature = "redis")]
     pub(super) fn listed_urls(&self) -> impl Iterator<Item = &str> {
         self.sources.iter().filter_map(|source| match source {
-            Source::Url(url) => Some(&**url),
+            Source::Server(Server::Url(url)) => Some(&**url),
             _ => None,
         })
     }
@@ -244,34 +251,31 @@ fn with_names<'a>(
 }
 
 /// Makes the nodes of all groups, and their layout.
-pub(super) fn layout(
-    current: &[Named<'_>],
-    next: Option<&[Named<'_>]>,
+pub(super) fn layout<'n>(
+    current: &'n [Named<'n>],
+    next: Option<&'n [Named<'n>]>,
     nodes: &NodeSettings,
     settings: &Arc<Settings>,
 ) -> Result<Layout, BuildError> {
-    let mut all: Vec<&Named<'_>> = current.iter().collect();
-    let mut numbers = next.map(|_| Vec::new());
-    for named in next.into_iter().flatten() {
-        let known = current.iter().position(|other| other.name == named.name);
-        if let Some(known) = known
-            && current[known].group.identity() != named.group.identity()
-        {
+    let mut all: Vec<&Named<'n>> = current.iter().collect();
+    let mut number_of = |named: &'n Named<'n>| {
+        let Named { name, group, .. } = named;
+        let Some(known) = current.iter().position(|other| other.name == *name) else {
+            all.push(named);
+            return Ok(all.len() - 1);
+        };
+        if current[known].group.identity() != group.identity() {
             let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
             return Err(BuildError::new(
                 "moving_to",
-                format!("group {}", named.name),
+                format!("group {name}"),
                 remedy,
             ));
         }
-        let number = known.unwrap_or(all.len());
-        if known.is_none() {
-            all.push(named);
-        }
-        if let Some(numbers) = &mut numbers {
-            numbers.push(number);
-        }
-    }
+        Ok(known)
+    };
+    let numbers = next.map(|next| next.iter().map(&mut number_of).collect());
+    let numbers: Option<Vec<usize>> = numbers.transpose()?;
     let is_told = all.len() > 1;
     let (mut groups, mut names) = (Vec::with_capacity(all.len()), Vec::new());
     for named in all {
@@ -317,47 +321,86 @@ impl NodeGroup {
             let made = nodes.len();
             match source {
                 Source::Embedded(count) => {
-                    let first = names.len();
-                    let numbers = first..first + count;
-                    nodes.extend(
-                        numbers.map(|i| -> Arc<dyn Node> { Arc::new(EmbeddedNode::new(i)) }),
-                    );
+                    for number in names.len()..names.len() + count {
+                        nodes.push(Arc::new(EmbeddedNode::new(number)));
+                    }
                 }
                 #[cfg(feature = "redis")]
-                Source::Url(url) => {
-                    let endpoint = endpoint_of_url(url, settings.timeouts.connect)?;
-                    nodes.push(redis_node("url", endpoint, settings, names)?);
-                }
-                #[cfg(feature = "redis")]
-                Source::PoolConfig(config) => {
-                    let endpoint = endpoint_of_config(config, settings.timeouts.connect)?;
-                    nodes.push(redis_node("pool_config", endpoint, settings, names)?);
-                }
-                #[cfg(feature = "redis")]
-                Source::Pool(pool) => {
-                    let name: Arc<str> = format!("pool-{}", names.len()).into();
-                    let connect_timeout = settings.timeouts.connect;
-                    let endpoint = Endpoint::from_pool(&name, pool.clone(), connect_timeout);
-                    let endpoint = endpoint.map_err(|why| BuildError::new("pool", &name, why))?;
-                    nodes.push(redis_node("pool", endpoint, settings, names)?);
-                }
+                Source::Server(server) => nodes.push(server.make(settings, names)?),
                 #[cfg(feature = "test-util")]
                 Source::Scripted(scripted) => {
-                    nodes.extend(scripted.nodes.iter().map(|node| -> Arc<dyn Node> {
-                        Arc::new(crate::node::scripted::ScriptedLane::to(node))
-                    }));
+                    for node in scripted.nodes.iter() {
+                        nodes.push(Arc::new(crate::node::scripted::ScriptedLane::to(node)));
+                    }
                 }
                 #[cfg(feature = "test-util")]
                 Source::Simulated(numbers, network) => {
-                    nodes.extend(numbers.clone().map(|index| -> Arc<dyn Node> {
+                    for number in numbers.clone() {
                         let network = Arc::clone(network);
-                        Arc::new(crate::node::sim::SimNode::new(index, network))
-                    }));
+                        nodes.push(Arc::new(crate::node::sim::SimNode::new(number, network)));
+                    }
                 }
             }
             names.extend(nodes[made..].iter().map(|node| Arc::clone(node.name())));
         }
         Ok(nodes)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Server {
+    /// Makes the node, whose name is none of these.
+    fn make(
+        &self,
+        settings: &NodeSettings,
+        names: &[Arc<str>],
+    ) -> Result<Arc<dyn Node>, BuildError> {
+        let endpoint = self.endpoint(names.len(), settings.timeouts.connect);
+        let endpoint =
+            endpoint.map_err(|(value, why)| BuildError::new(self.setting(), value, why))?;
+        if names.contains(&endpoint.name) {
+            let remedy = "it is listed twice; list it once, because a majority must be of independent servers, and a group \
+                          that stays keeps its name";
+            return Err(BuildError::new(self.setting(), &endpoint.name, remedy));
+        }
+        let (guard, home) = (settings.guard.clone(), &settings.home);
+        let node = RedisNode::new(endpoint, settings.timeouts, guard, home);
+        Ok(Arc::new(node))
+    }
+
+    fn setting(&self) -> &'static str {
+        match self {
+            Self::Url(_) => "url",
+            Self::PoolConfig(_) => "pool_config",
+            Self::Pool(_) => "pool",
+        }
+    }
+
+    /// Returns how to reach the server. Pools have no address and are numbered.
+    ///
+    /// # Errors
+    ///
+    /// Returns the value that is wrong, without credentials, and why.
+    fn endpoint(
+        &self,
+        number: usize,
+        connect_timeout: Duration,
+    ) -> Result<Endpoint, (String, String)> {
+        match self {
+            Self::Url(url) => Endpoint::from_url(url, connect_timeout)
+                .map_err(|why| (without_credentials(url), why)),
+            Self::PoolConfig(config) => {
+                let url = config.url.as_deref().map(without_credentials);
+                let url = url.unwrap_or_else(|| "a configuration without a url".into());
+                Endpoint::from_config(config, connect_timeout).map_err(|why| (url, why))
+            }
+            Self::Pool(pool) => {
+                let name = format!("pool-{number}");
+                let endpoint =
+                    Endpoint::from_pool(&name.clone().into(), pool.clone(), connect_timeout);
+                endpoint.map_err(|why| (name, why))
+            }
+        }
     }
 }
 
@@ -367,89 +410,31 @@ impl Source {
         match self {
             Self::Embedded(count) => vec!["embedded".into(); *count],
             #[cfg(feature = "redis")]
-            Self::Url(url) => vec![identity_of(endpoint_of_url(url, Duration::from_secs(1)))],
+            Self::Server(Server::Pool(_)) => vec!["pool".into()],
             #[cfg(feature = "redis")]
-            Self::PoolConfig(config) => {
-                vec![identity_of(endpoint_of_config(
-                    config,
-                    Duration::from_secs(1),
-                ))]
-            }
-            #[cfg(feature = "redis")]
-            Self::Pool(_) => vec!["pool".into()],
+            Self::Server(server) => vec![match server.endpoint(0, Duration::from_secs(1)) {
+                Ok(endpoint) => endpoint.identity(),
+                // It is refused when its node is made.
+                Err((value, why)) => format!("{value}: {why}"),
+            }],
             #[cfg(feature = "test-util")]
             Self::Scripted(nodes) => {
-                let nodes = nodes.nodes.iter();
-                nodes
-                    .map(|node| format!("{:p}", Arc::as_ptr(node)))
-                    .collect()
+                let addresses = nodes.nodes.iter().map(Arc::as_ptr);
+                addresses.map(|at| format!("{at:p}")).collect()
             }
             #[cfg(feature = "test-util")]
-            Self::Simulated(numbers, _) => numbers
-                .clone()
-                .map(|number| format!("sim-{number}"))
-                .collect(),
+            Self::Simulated(numbers, _) => numbers.clone().map(|i| format!("sim-{i}")).collect(),
         }
     }
 }
 
-#[cfg(feature = "redis")]
-fn endpoint_of_url(url: &str, connect_timeout: Duration) -> Result<Endpoint, BuildError> {
-    let endpoint = Endpoint::from_url(url, connect_timeout);
-    endpoint.map_err(|why| BuildError::new("url", without_credentials(url), why))
-}
-
-#[cfg(feature = "redis")]
-fn endpoint_of_config(
-    config: &deadpool_redis::Config,
-    connect_timeout: Duration,
-) -> Result<Endpoint, BuildError> {
-    let endpoint = Endpoint::from_config(config, connect_timeout);
-    endpoint.map_err(|why| {
-        let url = config.url.as_deref().map(without_credentials);
-        let url = url.unwrap_or_else(|| "a configuration without a url".into());
-        BuildError::new("pool_config", url, why)
-    })
-}
-
-#[cfg(feature = "redis")]
-fn identity_of(endpoint: Result<Endpoint, BuildError>) -> String {
-    // An endpoint that is refused is reported when its node is made.
-    endpoint.map_or_else(|error| error.to_string(), |endpoint| endpoint.identity())
-}
-
-#[cfg(feature = "redis")]
-fn redis_node(
-    setting: &'static str,
-    endpoint: Endpoint,
-    settings: &NodeSettings,
-    names: &[Arc<str>],
-) -> Result<Arc<dyn Node>, BuildError> {
-    if names.contains(&endpoint.name) {
-        let remedy = "it is listed twice; list it once, because a majority must be of independent servers, and a group \
-                      that stays keeps its name";
-        return Err(BuildError::new(setting, &endpoint.name, remedy));
-    }
-    let (guard, home) = (settings.guard.clone(), &settings.home);
-    let node = RedisNode::new(endpoint, settings.timeouts, guard, home);
-    Ok(Arc::new(node))
-}
-
-/// Shows no URL and no pool: both carry credentials.
+/// Shows no credentials, which URLs and pools have.
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Embedded(count) => write!(f, "Embedded({count})"),
             #[cfg(feature = "redis")]
-            Self::Url(url) => write!(f, "Url({})", without_credentials(url)),
-            #[cfg(feature = "redis")]
-            Self::PoolConfig(_) => f.write_str("PoolConfig(..)"),
-            #[cfg(feature = "redis")]
-            Self::Pool(_) => f.write_str("Pool(..)"),
-            #[cfg(feature = "test-util")]
-            Self::Scripted(nodes) => write!(f, "Scripted({})", nodes.nodes.len()),
-            #[cfg(feature = "test-util")]
-            Self::Simulated(numbers, _) => write!(f, "Simulated({numbers:?})"),
+            Self::Server(Server::Url(url)) => write!(f, "Url({})", without_credentials(url)),
+            other => f.debug_list().entries(other.identity()).finish(),
         }
     }
 }
