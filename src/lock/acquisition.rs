@@ -34,7 +34,7 @@ use crate::lock::layout::{Group, Stage, Stages};
 use crate::lock::local_wait::LocalWait;
 use crate::lock::lost::Lost;
 use crate::lock::options::LockOptions;
-use crate::lock::queue::{HeldLease, Waited, WaiterCap, WaiterSlots};
+use crate::lock::queue::{CapPermits, HeldLease, Waited, WaiterCap};
 use crate::lock::registry::DrainStage;
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
@@ -251,10 +251,10 @@ impl Acquisition {
     }
 
     /// Returns the places that this call has under the caps while it waits.
-    fn places(&self, waited: &Waited) -> WaiterSlots {
+    fn places(&self, waited: &Waited) -> CapPermits {
         let caps = [self.core.cap.clone(), self.cap.clone()];
         let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
-        WaiterSlots::new(caps, waited.clone())
+        CapPermits::new(caps, waited.clone())
     }
 
     /// Acquires keys of one group. Waits until the deadline, if there is one, while other callers hold them.

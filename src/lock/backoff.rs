@@ -26,7 +26,7 @@ use crate::lock::announcement::Announcement;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::handoff::Handoff;
-use crate::lock::queue::{Permit, WaiterSlots, Watching};
+use crate::lock::queue::{CapPermits, Permit, Watching};
 use crate::lock::registry::{DrainStage, Registry};
 use crate::lock::terms::Terms;
 use crate::lock::time::TICK;
@@ -42,7 +42,7 @@ const RUN: u32 = 10;
 pub(crate) struct Backoff {
     began: Instant,
     deadline: Instant,
-    slots: WaiterSlots,
+    slots: CapPermits,
     /// When the current attempt began.
     attempt_began: Instant,
     /// How long the last attempt took.
@@ -137,7 +137,7 @@ impl AcquireError {
 }
 
 impl Backoff {
-    pub(crate) fn new(deadline: Instant, slots: WaiterSlots, is_for_slot: bool) -> Self {
+    pub(crate) fn new(deadline: Instant, slots: CapPermits, is_for_slot: bool) -> Self {
         let began = Instant::now();
         Self {
             began,
@@ -169,12 +169,8 @@ impl Backoff {
         let settings = &caller.cluster.settings;
         let left = self.deadline.saturating_duration_since(self.began);
         let delay = if settings.wake_ups {
-            let Some(waiters) = caller
-                .permit
-                .places()
-                .notified()
-                .filter(|_| !left.is_zero())
-            else {
+            let waiters = caller.permit.notified();
+            let Some(waiters) = waiters.filter(|_| !left.is_zero()) else {
                 return Ok(());
             };
             match Retry::on_release(waiters, 0, TICK, random_u64()) {

@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::layout::Group;
-use crate::lock::queue::{CountedWaiter, HeldLease, Occupancy, Permit, WaiterSlots, permits};
+use crate::lock::queue::{CapPermits, CountedWaiter, HeldLease, Occupancy, Permit, permits};
 use crate::lock::registry::DrainStage;
 use crate::protocol::LockKeys;
 
@@ -59,7 +59,7 @@ impl LocalWait<'_> {
     pub(crate) async fn acquire<E: From<LockError>>(
         &self,
         permit: Permit,
-        slots: &mut WaiterSlots,
+        slots: &mut CapPermits,
         refuse: impl Fn(&dyn HeldLease) -> Option<E>,
     ) -> Result<Permit, E> {
         let acquiring = async {
@@ -82,7 +82,7 @@ impl LocalWait<'_> {
         &self,
         permit: &Permit,
         number: usize,
-        slots: &mut WaiterSlots,
+        slots: &mut CapPermits,
         over_since: &mut Option<Instant>,
         refuse: &impl Fn(&dyn HeldLease) -> Option<E>,
     ) -> Result<(), E> {

@@ -84,7 +84,7 @@ pub(crate) use guard::RequestShare;
 pub(crate) use layout::{Group, ReadSender, Reads};
 pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;
-pub(crate) use queue::{HeldLease, Waited, WaiterCap, WaiterSlots};
+pub(crate) use queue::{CapPermits, HeldLease, Waited, WaiterCap};
 pub(crate) use registry::DrainStage;
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;

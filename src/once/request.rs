@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::{
-    Core, DrainStage, Driver, Earlier, Group, HeldLease, LocalWait, LockError, LockGuard,
-    LockOptions, LockSpan, Redlock, Terms, Waited, WaiterCap, WaiterSlots, acquire, after,
+    CapPermits, Core, DrainStage, Driver, Earlier, Group, HeldLease, LocalWait, LockError,
+    LockGuard, LockOptions, LockSpan, Redlock, Terms, Waited, WaiterCap, acquire, after,
     option_setters, whole_millis,
 };
 use crate::node::sha256;
@@ -165,7 +165,7 @@ impl ExecuteOnce {
         let asked = span.began();
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [core.cap.clone(), self.cap.clone()];
-        let mut slots = WaiterSlots::new(caps.into_iter().flatten(), waited.clone());
+        let mut slots = CapPermits::new(caps.into_iter().flatten(), waited.clone());
         if core.registry.stage() != DrainStage::Open {
             return Err(LockError::Closed.into());
         }

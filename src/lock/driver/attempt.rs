@@ -15,7 +15,7 @@ use crate::lock::driver::task::Driver;
 use crate::lock::error::LockError;
 use crate::lock::failures::Failures;
 use crate::lock::handoff::Handoff;
-use crate::lock::queue::{Permit, WaiterSlots};
+use crate::lock::queue::{CapPermits, Permit};
 use crate::lock::slots::slot_at_random;
 use crate::node::{Trail, next_proposal, random_u64, unguessable};
 #[cfg(feature = "test-util")]
@@ -32,12 +32,12 @@ impl Driver {
     /// Makes attempts until one is granted. Returns its token and the end of its validity.
     pub(super) async fn acquire<T: Send>(
         &mut self,
-        slots: WaiterSlots,
+        slots: CapPermits,
         deadline: Instant,
         permit: &Permit,
         handoff: &mut Handoff<T>,
     ) -> Result<(Option<FencingToken>, Instant), AcquireError> {
-        self.places = permit.places().clone();
+        self.places = Arc::clone(permit.places());
         let is_for_slot = self.terms.slot_table.is_some();
         let mut backoff = Backoff::new(deadline, slots, is_for_slot);
         backoff

@@ -10,7 +10,7 @@ use tracing::Span;
 use crate::lock::backoff::AcquireError;
 use crate::lock::driver::task::Driver;
 use crate::lock::handoff::{Handoff, Inline};
-use crate::lock::queue::{Permit, WaiterSlots};
+use crate::lock::queue::{CapPermits, Permit};
 use crate::lock::state::Share;
 
 /// Acquires a lock, and returns the first share of it.
@@ -24,7 +24,7 @@ use crate::lock::state::Share;
 pub(crate) fn acquire(
     driver: Driver,
     permit: Permit,
-    slots: WaiterSlots,
+    slots: CapPermits,
     deadline: Instant,
     span: &Span,
 ) -> impl Future<Output = Result<Share, AcquireError>> + Send + use<> {
@@ -48,7 +48,7 @@ impl Driver {
     fn run(
         mut self,
         mut permit: Permit,
-        slots: WaiterSlots,
+        slots: CapPermits,
         deadline: Instant,
         mut handoff: Handoff<Result<Share, AcquireError>>,
     ) -> impl Future<Output = ()> + Send {

@@ -12,7 +12,7 @@ use crate::lock::cluster::Cluster;
 use crate::lock::driver::owned::OwnedLease;
 use crate::lock::driver::reading::{Reading, read};
 use crate::lock::failures::Failures;
-use crate::lock::queue::Places;
+use crate::lock::queue::Place;
 use crate::lock::registry::{DrainStage, Ticket, Unsettled};
 use crate::lock::terms::Terms;
 use crate::lock::time::Timer;
@@ -40,7 +40,7 @@ pub(crate) struct Driver {
     /// The labels of the lock in spans and metrics.
     pub(super) labels: LockLabels,
     /// The places of the keys in the queue, which know the processes that wait for each key.
-    pub(super) places: Places,
+    pub(super) places: Arc<[Arc<Place>]>,
     pub(super) timer: Timer,
     /// Present if the lease may ask for a read.
     pub(super) reading: Option<Box<Reading>>,
@@ -67,7 +67,7 @@ impl Driver {
             ticket,
             task: task::try_id(),
             labels,
-            places: Places::default(),
+            places: Arc::default(),
             timer: Timer::default(),
             reading: None,
         }
@@ -181,7 +181,9 @@ impl Driver {
 
     pub(super) fn on_vote(&mut self, vote: Vote, now: Duration) {
         if let Some(subscribers) = vote.subscribers {
-            self.places.set_subscribers(subscribers);
+            for place in self.places.iter() {
+                place.remote.set_subscribers(subscribers);
+            }
         }
         match &mut self.attempt {
             Some(attempt) if attempt.is_asked(&vote) => attempt.on_vote(vote, now),

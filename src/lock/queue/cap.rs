@@ -18,7 +18,7 @@ pub(crate) struct WaiterCap {
 
 /// The slots that one waiting call occupies under its caps; dropping it frees them.
 #[derive(Debug)]
-pub(crate) struct WaiterSlots {
+pub(crate) struct CapPermits {
     caps: Vec<Arc<WaiterCap>>,
     occupied: usize,
     waited: Waited,
@@ -46,7 +46,7 @@ impl WaiterCap {
     }
 }
 
-impl WaiterSlots {
+impl CapPermits {
     pub(crate) fn new(caps: impl IntoIterator<Item = Arc<WaiterCap>>, waited: Waited) -> Self {
         Self {
             caps: caps.into_iter().collect(),
@@ -77,7 +77,7 @@ impl WaiterSlots {
     }
 }
 
-impl Drop for WaiterSlots {
+impl Drop for CapPermits {
     fn drop(&mut self) {
         for cap in &self.caps[..self.occupied] {
             cap.waiting.fetch_sub(1, Ordering::AcqRel);

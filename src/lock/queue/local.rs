@@ -26,11 +26,10 @@ use tokio::time::Instant;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::queue::place::{
-    CallerStage, CountedWaiter, Failed, HeldLease, Memo, Occupancy, PERMITS, Place, PlaceKey,
-    PlaceState, permits,
+    CallerStage, CountedWaiter, Failed, HeldLease, Memo, Occupancy, PERMITS, Place, PlaceState,
+    permits,
 };
-use crate::lock::queue::subscription::Watching;
-use crate::lock::slots::slot_at_random;
+use crate::lock::queue::remote::Watching;
 use crate::lock::time::after;
 use crate::node::Mutex;
 use crate::node::sync::atomic::{AtomicU64, Ordering};
@@ -40,16 +39,10 @@ use crate::protocol::{KeyNames, LockKey, LockKeys};
 /// The places of all keys that this process holds, requests or waits for.
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueue {
-    places: Mutex<HashMap<PlaceKey, Entered>>,
+    /// By key and number of slots: the number of callers that have entered the place, and the place.
+    places: Mutex<HashMap<(LockKey, Option<usize>), (usize, Arc<Place>)>>,
     /// The number of callers so far.
     callers: AtomicU64,
-}
-
-/// A place in the map, and the number of callers that have entered it.
-#[derive(Debug)]
-struct Entered {
-    place: Arc<Place>,
-    callers: usize,
 }
 
 /// How often a set of keys may find one of them busy before it keeps the others while it waits.
@@ -62,17 +55,12 @@ const ROUNDS: u32 = 5;
 pub(crate) struct Permit {
     /// `None` if there are no keys.
     queue: Option<Arc<LocalQueue>>,
-    places: Places,
+    /// In the order of the keys.
+    places: Arc<[Arc<Place>]>,
     access: Access,
     /// Tells it from the other callers of its places.
     caller: u64,
-    /// The numbers that it has taken: one bit, or none.
-    number: AtomicU64,
 }
-
-/// The places of some keys, in the order of the keys.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Places(Arc<[Arc<Place>]>);
 
 impl LocalQueue {
     /// Acquires the permits of all keys.
@@ -99,8 +87,8 @@ impl LocalQueue {
     pub(crate) fn leases_of(&self, key: &LockKey) -> Vec<Arc<dyn HeldLease>> {
         let mut found = Vec::new();
         // In all places, because callers do not queue for one slot of a key, but for any of them.
-        for entered in self.places.lock().values() {
-            let callers = entered.place.callers.lock();
+        for (_, place) in self.places.lock().values() {
+            let callers = place.callers.lock();
             let leases = callers.leases().filter(|lease| lease.has(key));
             found.extend(leases.map(Arc::clone));
         }
@@ -116,34 +104,35 @@ impl LocalQueue {
     /// Enters the places of all keys, without acquiring their permits.
     fn enter(self: &Arc<Self>, keys: &LockKeys, access: Access) -> Permit {
         let mut places = self.places.lock();
-        let mut enter = |key: &LockKey| {
-            let key = PlaceKey::new(key, access);
-            let entered = places.entry(key).or_insert_with_key(|key| Entered {
-                place: Arc::new(Place::new(key.clone())),
-                callers: 0,
-            });
-            entered.callers += 1;
-            Arc::clone(&entered.place)
+        let slots = match access {
+            Access::Exclusive | Access::Shared => None,
+            Access::Slot(count) => Some(count),
         };
-        let places = keys.as_slice().iter().map(&mut enter).collect();
+        let enter = |key: &LockKey| {
+            let entry = places.entry((key.clone(), slots));
+            let (callers, place) =
+                entry.or_insert_with_key(|key| (0, Arc::new(Place::new(key.clone()))));
+            *callers += 1;
+            Arc::clone(place)
+        };
         Permit {
             queue: Some(Arc::clone(self)),
-            places: Places(places),
+            places: keys.as_slice().iter().map(enter).collect(),
             access,
             // A number that no other caller has; it orders nothing.
             caller: self.callers.fetch_add(1, Ordering::Relaxed),
-            number: AtomicU64::new(0),
         }
     }
 
-    fn leave(&self, left: &Places) {
+    fn leave(&self, left: &[Arc<Place>]) {
         let mut places = self.places.lock();
-        for place in left.0.iter() {
+        for place in left {
             if let Entry::Occupied(mut entry) = places.entry(place.key.clone()) {
-                entry.get_mut().callers -= 1;
-                if entry.get().callers == 0 {
+                entry.get_mut().0 -= 1;
+                if entry.get().0 == 0 {
+                    entry.remove();
                     // The lease task of the last caller may keep the place alive for longer.
-                    entry.remove().place.subscription.end();
+                    place.remote.unsubscribe();
                 }
             }
         }
@@ -152,7 +141,7 @@ impl LocalQueue {
 
 impl Permit {
     pub(crate) fn place(&self, number: usize) -> &Arc<Place> {
-        &self.places.0[number]
+        &self.places[number]
     }
 
     pub(crate) fn access(&self) -> Access {
@@ -161,7 +150,7 @@ impl Permit {
 
     /// Acquires the permits that it does not have. Returns the number of the first busy place.
     pub(crate) fn try_acquire_rest(&self) -> Option<usize> {
-        self.places.0.iter().position(|place| {
+        self.places.iter().position(|place| {
             if place.has(self.caller) {
                 return false;
             }
@@ -219,17 +208,11 @@ impl Permit {
 
     /// Gives all permits back, and keeps the place in the queue. Such a caller keeps no other one from its keys.
     pub(crate) fn give_back(&self) {
-        self.give_number_back();
-        for place in self.places.0.iter() {
+        for place in self.places.iter() {
             let permits = place.remove(self.caller);
-            if !place.is_waited_for() {
-                // Callers that have entered the place may wait for another key for long, or hold this one.
-                place.subscription.end();
-            }
+            // Also by a caller without permits: it may wait for another of its keys for long.
+            place.unsubscribe();
             if let Some(permits) = permits {
-                if !place.is_waited_for() {
-                    *place.run_began.lock() = None;
-                }
                 // Last: the caller that gets them must find this one off the list.
                 place.permits.add_permits(permits as usize);
             }
@@ -238,7 +221,7 @@ impl Permit {
 
     /// Returns how a key stands that is not to be had, and that no wait for another key of the set would change.
     pub(crate) fn blocked(&self) -> Option<PlaceState> {
-        let places = self.places.0.iter();
+        let places = self.places.iter();
         let blocked = places.filter(|place| {
             place.permits.available_permits() < permits(self.access) as usize
                 && !place.has(self.caller)
@@ -250,26 +233,26 @@ impl Permit {
     /// Returns whether the present task requested a lock that holds one of the keys, and has not released it.
     pub(crate) fn is_held_by_own_task(&self) -> bool {
         let own = task::try_id();
-        own.is_some() && self.places.0.iter().any(|place| place.is_held_by(own))
+        own.is_some() && self.places.iter().any(|place| place.is_held_by(own))
     }
 
     /// Notes that the nodes refused the caller, which asks again at this time. A set of keys gives its permits back
     /// until then, so that other callers can have the keys that are free.
     pub(crate) fn set_refused(&self, next: Instant, retry_after: Option<Duration>) {
         let held_until = retry_after.map(|left| after(Instant::now(), left));
-        for place in self.places.0.iter() {
+        for place in self.places.iter() {
             place.set_stage(self.caller, CallerStage::Refused { next, held_until }, None);
         }
-        if self.places.0.len() > 1 {
+        if self.places.len() > 1 {
             self.give_back();
         }
     }
 
     /// Notes that the caller goes without a lock, for those that wait for the same.
     pub(crate) fn set_failed(&self, is_execution: bool, error: &LockError) {
-        let places = self.places.0.iter();
-        let keys: LockKeys = places.map(|place| &place.key.key).collect();
-        let waited = self.places.0.iter().filter(|place| place.is_waited_for());
+        let places = self.places.iter();
+        let keys: LockKeys = places.map(|place| &place.key.0).collect();
+        let waited = self.places.iter().filter(|place| place.is_waited_for());
         for place in waited {
             place.set_failed(Failed {
                 keys: keys.clone(),
@@ -283,7 +266,7 @@ impl Permit {
     /// Returns whether the release of the keys is to be published, and not kept for a local caller; see
     /// [`RemoteWaiters`].
     pub(crate) fn publishes(&self) -> bool {
-        match &*self.places.0 {
+        match &*self.places {
             // A node publishes only the release of the last reader, whose next caller is not known. Any caller can take
             // a slot that is free.
             _ if self.access != Access::Exclusive => true,
@@ -294,94 +277,76 @@ impl Permit {
     }
 
     /// Returns the places of the keys, which outlive the permit.
-    pub(crate) fn places(&self) -> &Places {
+    pub(crate) fn places(&self) -> &Arc<[Arc<Place>]> {
         &self.places
+    }
+
+    /// Returns the number of processes that wait for one of the keys; see [`RemoteWaiters::notified`].
+    pub(crate) fn notified(&self) -> Option<usize> {
+        let places = self.places.iter();
+        places.filter_map(|place| place.remote.notified()).max()
     }
 
     /// Watches the releases of each key, to which this process is subscribed until no local caller waits any more.
     pub(crate) fn subscribe(&self, cluster: &Cluster, names: &[KeyNames]) -> Vec<Watching> {
-        let places = self.places.0.iter().zip(names);
-        let watching = places.map(|(place, name)| {
-            let (remote, channel) = (&place.remote, name.channel());
-            place.subscription.watch(remote, cluster, channel)
-        });
+        let places = self.places.iter().zip(names);
+        let watching = places.map(|(place, name)| place.remote.watch(cluster, name.channel()));
         watching.collect()
     }
 
     /// Unsubscribes from the keys for which no local caller waits any more.
     pub(crate) fn unsubscribe(&self) {
-        for place in self.places.0.iter() {
-            if !place.is_waited_for() {
-                place.subscription.end();
-            }
-        }
+        self.places.iter().for_each(|place| place.unsubscribe());
     }
 
     /// Returns how long local callers have acquired the keys in a row; the longest time if there are several keys.
     pub(crate) fn run(&self) -> Duration {
-        let runs = self.places.0.iter().map(|place| {
-            let mut began = place.run_began.lock();
-            began.get_or_insert_with(Instant::now).elapsed()
+        let runs = self.places.iter().map(|place| {
+            let mut callers = place.callers.lock();
+            let began = callers.run_began.get_or_insert_with(Instant::now);
+            began.elapsed()
         });
         runs.max().unwrap_or_default()
     }
 
     /// Ends the run of local callers, because other processes go first.
     pub(crate) fn end_run(&self) {
-        for place in self.places.0.iter() {
-            *place.run_began.lock() = None;
+        for place in self.places.iter() {
+            place.callers.lock().run_began = None;
         }
     }
 
     /// Sets the lease that is held with this permit, and the task that requested it.
     pub(crate) fn set_holder(&self, holder: &Arc<dyn HeldLease>, task: Option<task::Id>) {
-        for place in self.places.0.iter() {
+        for place in self.places.iter() {
             place.set_stage(self.caller, CallerStage::Holds(Arc::clone(holder)), task);
         }
     }
 
-    /// Takes one of the numbers, one bit each, that no other caller of this process has. Gives the former number back.
+    /// Chooses one of these slots, one bit each, that no other caller of this process has. Gives the former one back.
     pub(crate) fn take_number(&self, numbers: u64, random: u64) -> Option<usize> {
-        let place = self.places.0.first()?;
-        // Acquire here, and release where a number is given back: who takes it comes after all that its last owner did.
-        // The compare-and-swap makes sure that no two callers take one.
-        let number = loop {
-            let taken = place.numbers.load(Ordering::Acquire);
-            let number = slot_at_random(numbers & !taken, random)?;
-            let with = taken | 1 << number;
-            let taken =
-                place
-                    .numbers
-                    .compare_exchange(taken, with, Ordering::AcqRel, Ordering::Acquire);
-            if taken.is_ok() {
-                break number;
-            }
-        };
-        self.give_number_back();
-        self.number.store(1 << number, Ordering::Release);
-        Some(number)
+        let place = self.places.first()?;
+        place.take_number(self.caller, numbers, random)
     }
 
-    /// Gives the number back, so that other callers can take it.
+    /// Gives the slot back, so that other callers can choose it.
     pub(crate) fn give_number_back(&self) {
-        // Swapped out first, so that it is given back once, however often and from wherever this is called.
-        let number = self.number.swap(0, Ordering::AcqRel);
-        if let Some(place) = self.places.0.first().filter(|_| number != 0) {
-            place.numbers.fetch_and(!number, Ordering::AcqRel);
+        if let Some(place) = self.places.first() {
+            place.give_number_back(self.caller);
         }
     }
 
     /// Leaves a memo for the next callers of this process. A set of keys has it at the first key.
     pub(crate) fn set_memo(&self, decided: Decided) {
-        if let Some(place) = self.places.0.first() {
-            *place.memo.lock() = Some((Instant::now(), decided));
+        if let Some(place) = self.places.first() {
+            place.callers.lock().memo = Some((Instant::now(), decided));
         }
     }
 
     /// Returns the memo that an earlier caller left.
     pub(crate) fn memo(&self) -> Option<Memo> {
-        let place = self.places.0.first()?;
-        place.memo.lock().clone()
+        let place = self.places.first()?;
+        place.callers.lock().memo.clone()
     }
 }
 
@@ -391,21 +356,6 @@ impl Drop for Permit {
             // The permits first, so that a place has all of them when it is removed.
             self.give_back();
             queue.leave(&self.places);
-        }
-    }
-}
-
-impl Places {
-    /// Returns the number of processes that wait for one of the keys; see [`RemoteWaiters::notified`].
-    pub(crate) fn notified(&self) -> Option<usize> {
-        let places = self.0.iter();
-        places.filter_map(|place| place.remote.notified()).max()
-    }
-
-    /// Sets the number of subscribers to which a node published the release of the keys.
-    pub(crate) fn set_subscribers(&self, subscribers: usize) {
-        for place in self.0.iter() {
-            place.remote.set_subscribers(subscribers);
         }
     }
 }

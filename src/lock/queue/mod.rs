@@ -4,9 +4,8 @@ mod cap;
 mod local;
 mod place;
 mod remote;
-mod subscription;
 
-pub(crate) use cap::{Waited, WaiterCap, WaiterSlots};
-pub(crate) use local::{LocalQueue, Permit, Places};
-pub(crate) use place::{CountedWaiter, HeldLease, Occupancy, permits};
-pub(crate) use subscription::Watching;
+pub(crate) use cap::{CapPermits, Waited, WaiterCap};
+pub(crate) use local::{LocalQueue, Permit};
+pub(crate) use place::{CountedWaiter, HeldLease, Occupancy, Place, permits};
+pub(crate) use remote::Watching;

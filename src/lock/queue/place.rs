@@ -14,19 +14,12 @@ use tokio::time::Instant;
 
 use crate::lock::error::LockError;
 use crate::lock::queue::remote::RemoteWaiters;
-use crate::lock::queue::subscription::PlaceSubscription;
+use crate::lock::slots::slot_at_random;
 use crate::node::Mutex;
-use crate::node::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::sync::{Notify, Semaphore};
 use crate::protocol::lease::{Access, Decided, OnceSpec};
 use crate::protocol::{LockKey, LockKeys};
-
-/// What callers queue for: a key, or one of so many slots of it. They do not exclude each other.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct PlaceKey {
-    pub(super) key: LockKey,
-    slots: Option<usize>,
-}
 
 /// What was decided about a key, and when, for the next callers of this process.
 pub(crate) type Memo = (Instant, Decided);
@@ -54,23 +47,17 @@ pub(super) const PERMITS: u32 = 1 << 24;
 
 #[derive(Debug)]
 pub(crate) struct Place {
-    pub(super) key: PlaceKey,
+    /// What its callers queue for: a key, or one of so many slots of it. The two do not exclude each other.
+    pub(super) key: (LockKey, Option<usize>),
     pub(crate) permits: Semaphore,
     /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
-    /// The numbers of the slots that callers of this process have taken, if the key has slots; one bit for each.
-    pub(super) numbers: AtomicU64,
     pub(super) callers: Mutex<Callers>,
     /// Notified when a caller got its permits, its refusal, or its lock.
     pub(crate) changed: Notify,
     /// Notified when a caller failed.
     pub(crate) failed: Notify,
-    pub(super) memo: Mutex<Option<Memo>>,
-    pub(super) remote: Arc<RemoteWaiters>,
-    /// The time since which local callers acquire the key in a row.
-    pub(super) run_began: Mutex<Option<Instant>>,
-    /// Present once the nodes have refused a caller of this process.
-    pub(super) subscription: PlaceSubscription,
+    pub(crate) remote: RemoteWaiters,
 }
 
 /// The callers that have permits of a place.
@@ -81,6 +68,9 @@ pub(super) struct Callers {
     changes: u64,
     /// The last caller that went without a lock, and the number of such callers.
     failed: (u64, Option<Failed>),
+    pub(super) memo: Option<Memo>,
+    /// The time since which local callers acquire the key in a row.
+    pub(super) run_began: Option<Instant>,
 }
 
 /// A caller that has permits of a place.
@@ -89,6 +79,8 @@ struct Admitted {
     caller: u64,
     /// How many; none if it went past a caller that does not react.
     permits: u32,
+    /// The slot that it has chosen, if it takes one of several: one bit, or none.
+    number: u64,
     /// The task that requested the lock; `None` if that was not in a task.
     task: Option<task::Id>,
     stage: CallerStage,
@@ -144,32 +136,16 @@ pub(crate) enum Occupancy {
 /// Counts a caller as waiting for as long as it lives.
 pub(crate) struct CountedWaiter<'a>(&'a Place);
 
-impl PlaceKey {
-    pub(super) fn new(key: &LockKey, access: Access) -> Self {
-        Self {
-            key: key.clone(),
-            slots: match access {
-                Access::Exclusive | Access::Shared => None,
-                Access::Slot(count) => Some(count),
-            },
-        }
-    }
-}
-
 impl Place {
-    pub(super) fn new(key: PlaceKey) -> Self {
+    pub(super) fn new(key: (LockKey, Option<usize>)) -> Self {
         Self {
             key,
             permits: Semaphore::new(PERMITS as usize),
             waiting: AtomicUsize::new(0),
-            numbers: AtomicU64::new(0),
             callers: Mutex::default(),
             changed: Notify::new(),
             failed: Notify::new(),
-            memo: Mutex::default(),
-            remote: Arc::default(),
-            run_began: Mutex::default(),
-            subscription: PlaceSubscription::default(),
+            remote: RemoteWaiters::default(),
         }
     }
 
@@ -190,10 +166,9 @@ impl Place {
     }
 
     /// Puts a caller on the list, which is about to ask the nodes.
-    pub(super) fn admit(&self, caller: u64, permits: u32) {
-        self.callers
-            .lock()
-            .admit(caller, permits, None, CallerStage::Asks);
+    pub(crate) fn admit(&self, caller: u64, permits: u32) {
+        let mut callers = self.callers.lock();
+        callers.admit(caller, permits, None, CallerStage::Asks);
     }
 
     /// Sets the stage of a caller. One that was taken off the list is on it again, without permits.
@@ -214,9 +189,41 @@ impl Place {
     pub(super) fn remove(&self, caller: u64) -> Option<u32> {
         let mut callers = self.callers.lock();
         let mut admitted = callers.admitted.iter();
-        let number = admitted.position(|one| one.caller == caller)?;
+        let position = admitted.position(|one| one.caller == caller)?;
         callers.changes += 1;
-        Some(callers.admitted.swap_remove(number).permits)
+        if !self.is_waited_for() {
+            callers.run_began = None;
+        }
+        // With its slot, which others may choose from now on. A caller that is still on the list keeps its own, so two that
+        // have permits never choose the same.
+        Some(callers.admitted.swap_remove(position).permits)
+    }
+
+    /// Ends the subscription to the releases of other processes, if no caller waits here.
+    pub(super) fn unsubscribe(&self) {
+        if !self.is_waited_for() {
+            self.remote.unsubscribe();
+        }
+    }
+
+    /// Chooses one of these slots, one bit each, that no other caller on the list has, for a caller on the list.
+    pub(super) fn take_number(&self, caller: u64, numbers: u64, random: u64) -> Option<usize> {
+        let mut callers = self.callers.lock();
+        let taken = callers.admitted.iter().map(|one| one.number);
+        let taken = taken.fold(0, |taken, number| taken | number);
+        let number = slot_at_random(numbers & !taken, random)?;
+        let mut admitted = callers.admitted.iter_mut();
+        admitted.find(|one| one.caller == caller)?.number = 1 << number;
+        Some(number)
+    }
+
+    /// Gives the slot of a caller back, so that others can choose it.
+    pub(super) fn give_number_back(&self, caller: u64) {
+        let mut callers = self.callers.lock();
+        let mut admitted = callers.admitted.iter_mut();
+        if let Some(one) = admitted.find(|one| one.caller == caller) {
+            one.number = 0;
+        }
     }
 
     /// Takes callers off the list that do not react: their runtime is at rest, or their futures are not polled. The
@@ -320,6 +327,7 @@ impl Callers {
         self.admitted.push(Admitted {
             caller,
             permits,
+            number: 0,
             task,
             stage,
         });

@@ -1,4 +1,4 @@
-//! The other processes that wait for a key, as far as this one knows.
+//! The other processes that wait for a key, as far as this one knows, and the subscription to their releases.
 //!
 //! # Implementation details
 //!
@@ -6,8 +6,15 @@
 //! published the release. While local callers wait too, releases are not published, and the next local caller
 //! acquires the key without a message. To keep other processes from starving, at most [`LOCAL_RUN`] local callers
 //! acquire the key in a row. Then the release is published, and the next local caller waits like a remote one.
+//!
+//! All local callers that wait for a release of another process share one subscription, and each watches it by itself. A
+//! caller that waits for the permit will need it next, so the place keeps it while there is one.
 
+use std::sync::{Arc, Weak};
+
+use crate::lock::cluster::Cluster;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
+use crate::node::{Mutex, ReleaseSignal, ReleaseWatch, Subscription};
 
 /// The number of local callers that acquire a key in a row while other processes wait for it.
 ///
@@ -20,10 +27,25 @@ const LOCAL_RUN: usize = 4;
 pub(crate) struct RemoteWaiters {
     /// The number of subscribers to which the last release was published.
     subscribers: AtomicUsize,
-    /// The number of subscriptions of this process: one if it is one of them, and two while one follows another.
-    own: AtomicUsize,
     /// The number of releases in a row that were not published.
     kept: AtomicUsize,
+    /// The subscription of this process: kept for the next callers, which wait for the permit, and known while some
+    /// caller watches it.
+    subscription: Mutex<(Option<Arc<Subscribed>>, Weak<Subscribed>)>,
+}
+
+/// The subscription to the releases of a key, at every node that publishes them.
+#[derive(Debug)]
+struct Subscribed {
+    signal: Arc<ReleaseSignal>,
+    _subscriptions: Vec<Subscription>,
+}
+
+/// A caller's watch for the releases of a key. Keeps the subscription.
+#[derive(Debug)]
+pub(crate) struct Watching {
+    pub(crate) watch: ReleaseWatch,
+    subscribed: Arc<Subscribed>,
 }
 
 impl RemoteWaiters {
@@ -32,16 +54,6 @@ impl RemoteWaiters {
         // Relaxed here and below: the counts only say who should go first. With a stale one, a process waits for one turn
         // more, or polls; no lock depends on it.
         self.subscribers.store(subscribers, Ordering::Relaxed);
-    }
-
-    /// Notes that this process is among the subscribers.
-    pub(super) fn add_subscription(&self) {
-        self.own.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Notes that a subscription of this process has ended.
-    pub(super) fn remove_subscription(&self) {
-        self.own.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Returns the number of waiting processes, this one included, if there are others and the last release was
@@ -65,9 +77,52 @@ impl RemoteWaiters {
     }
 
     fn count(&self) -> Option<usize> {
-        let own = usize::from(self.own.load(Ordering::Relaxed) > 0);
+        // Looked at first, because most keys have none, and most locks need not ask for the subscription then.
         let subscribers = self.subscribers.load(Ordering::Relaxed);
+        if subscribers == 0 {
+            return None;
+        }
+        // The nodes count this process once while it is subscribed. A subscription that just ends is gone here before it is
+        // gone there, so for a moment this process may be taken for another one, which costs one published release.
+        let own = usize::from(self.subscription.lock().1.strong_count() > 0);
         let others = subscribers.saturating_sub(own);
         (others > 0).then_some(others + 1)
+    }
+
+    /// Watches the releases of a lock, which are published on this channel.
+    pub(super) fn watch(&self, cluster: &Cluster, channel: &Arc<[u8]>) -> Watching {
+        let mut subscription = self.subscription.lock();
+        let (kept, watched) = &mut *subscription;
+        let subscribed = watched.upgrade().unwrap_or_else(|| {
+            let signal = ReleaseSignal::new(cluster.quorum);
+            let nodes = cluster.nodes.iter().enumerate();
+            let subscriptions =
+                nodes.filter_map(|(number, node)| node.subscribe(channel, &signal, number));
+            Arc::new(Subscribed {
+                _subscriptions: subscriptions.collect(),
+                signal,
+            })
+        });
+        *watched = Arc::downgrade(&subscribed);
+        *kept = Some(Arc::clone(&subscribed));
+        Watching {
+            watch: ReleaseWatch::new(&subscribed.signal),
+            subscribed,
+        }
+    }
+
+    /// Ends the subscription, unless a caller watches.
+    pub(super) fn unsubscribe(&self) {
+        let kept = self.subscription.lock().0.take();
+        // Behind the mutex, because the nodes are told of its end, if this was the last owner.
+        drop(kept);
+    }
+}
+
+impl Watching {
+    /// Returns how many other callers watch.
+    pub(crate) fn others(&self) -> usize {
+        // Beside the watches, the place has one while callers wait for the permit.
+        Arc::strong_count(&self.subscribed).saturating_sub(2)
     }
 }
