@@ -1,6 +1,10 @@
-//! Jobs: requests on their way to one node.
+//! Jobs: requests on their way to one node, and the packets that all nodes of one attempt share.
 
 use std::sync::Arc;
+#[cfg(feature = "redis")]
+use std::sync::OnceLock;
+#[cfg(feature = "redis")]
+use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(feature = "redis")]
 use std::time::Duration;
 
@@ -8,10 +12,14 @@ use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
 use crate::node::failure::NodeFailure;
-use crate::node::packet::Packet;
-use crate::node::votes::VoteSender;
 #[cfg(feature = "redis")]
-use crate::protocol::message::{Command, Op, Reply, SharedOp, transit};
+use crate::node::redis::{ENCODED_PING, EncodedCommand, GenerationCheck, Operation};
+use crate::node::votes::VoteSender;
+use crate::protocol::message::Command;
+#[cfg(any(feature = "redis", feature = "test-util"))]
+use crate::protocol::message::Op;
+#[cfg(feature = "redis")]
+use crate::protocol::message::{Class, Reply, transit};
 
 /// A request on its way to one node.
 #[derive(Debug)]
@@ -38,6 +46,76 @@ pub(crate) enum Request {
     Ping,
 }
 
+/// A command, encoded once and shared by all nodes.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) command: Command,
+    /// Whether a node does more than it must: it notifies the subscribers of a lock that it releases, or says what
+    /// refuses an acquisition, which the plain `SET` does not.
+    pub(crate) notifies: bool,
+    /// When the intent has certainly expired, for a release that takes one back; until when the keys stay taken, for one
+    /// that leaves them taken.
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "test-util")),
+        expect(dead_code, reason = "embedded nodes answer at once")
+    )]
+    pub(crate) until: Option<Instant>,
+    /// The trail of its attempt.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "embedded nodes queue nothing")
+    )]
+    pub(crate) trail: Trail,
+    /// The command as it goes over the wire.
+    #[cfg(feature = "redis")]
+    encoded: OnceLock<EncodedCommand>,
+}
+
+/// The nodes to which an attempt has sent requests, and those whose lane has taken its release.
+///
+/// An acquisition that was not sent needs no release, which is then called off. An acquisition must not be sent, or
+/// sent again, once the lane has taken its release. For each node, one task sends acquisitions and takes releases, so
+/// no check races with an update.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Trail(#[cfg(feature = "redis")] Arc<Marks>);
+
+/// One bit for each node.
+#[cfg(feature = "redis")]
+#[derive(Debug, Default)]
+struct Marks {
+    sent: AtomicU64,
+    released: AtomicU64,
+}
+
+impl Packet {
+    /// Creates a packet of no attempt.
+    pub(crate) fn new(command: Command) -> Arc<Self> {
+        Self::of_attempt(command, false, Trail::default())
+    }
+
+    /// Creates a packet of the attempt with this trail.
+    pub(crate) fn of_attempt(command: Command, notifies: bool, trail: Trail) -> Arc<Self> {
+        Self::of_release(None, command, notifies, trail)
+    }
+
+    /// Creates the packet of a release for which a time counts; see [`until`](Self::until).
+    pub(crate) fn of_release(
+        until: Option<Instant>,
+        command: Command,
+        notifies: bool,
+        trail: Trail,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            command,
+            notifies,
+            until,
+            trail,
+            #[cfg(feature = "redis")]
+            encoded: OnceLock::new(),
+        })
+    }
+}
+
 impl Job {
     pub(crate) fn new(request: Request, sender: VoteSender, useful_until: Instant) -> Self {
         Self {
@@ -50,29 +128,46 @@ impl Job {
     }
 }
 
+#[cfg(any(feature = "redis", feature = "test-util"))]
+impl Request {
+    /// Returns the operation; `None` for a health check.
+    pub(crate) fn op(&self) -> Option<&Op> {
+        self.packet().map(|packet| &packet.command.op)
+    }
+
+    fn packet(&self) -> Option<&Packet> {
+        match self {
+            Self::Command(packet) => Some(packet),
+            Self::Ping => None,
+        }
+    }
+}
+
 #[cfg(feature = "redis")]
 impl Request {
-    /// Returns the name of its kind in metrics.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Command(packet) => match packet.command.op {
-                Op::Acquire { .. } => "acquire",
-                Op::Confirm { .. } => "confirm",
-                Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. } => "release",
-                Op::Inspect => "inspect",
-                Op::Revoke { .. } => "revoke",
-                Op::Shared(SharedOp::Acquire { .. }) => "acquire_shared",
-                Op::Shared(SharedOp::Confirm { .. }) => "confirm_shared",
-                Op::Shared(SharedOp::Release) => "release_shared",
-                Op::Shared(SharedOp::Announce { .. }) => "announce",
-                Op::Shared(SharedOp::Withdraw) => "withdraw",
-                Op::Record { .. } => "record",
-                Op::TopUp { .. } => "top_up",
-                Op::Look => "look",
-                Op::Fetch => "fetch",
-            },
-            Self::Ping => "ping",
+    /// Returns the request as it goes over the wire. A command is encoded for the first node to which it is sent; the
+    /// checks of all nodes have the same key.
+    pub(crate) fn encoded(&self, check: &GenerationCheck) -> &EncodedCommand {
+        let Some(packet) = self.packet() else {
+            return &ENCODED_PING;
+        };
+        let encode = || EncodedCommand::new(&packet.command, packet.notifies, check);
+        packet.encoded.get_or_init(encode)
+    }
+
+    /// Returns its row in the table of operations.
+    pub(crate) fn operation(&self) -> &'static Operation {
+        let Some(packet) = self.packet() else {
+            return ENCODED_PING.operation;
+        };
+        match packet.encoded.get() {
+            Some(encoded) => encoded.operation,
+            None => Operation::of(&packet.command, packet.notifies, false),
         }
+    }
+
+    fn class(&self) -> Option<Class> {
+        self.op().map(Op::class)
     }
 }
 
@@ -81,10 +176,7 @@ impl Request {
 impl Job {
     /// Returns whether this is a release, which must reach the node in any case.
     pub(crate) fn is_release(&self) -> bool {
-        matches!(
-            &self.request,
-            Request::Command(packet) if packet.command.op.is_release()
-        )
+        self.request.op().is_some_and(Op::is_release)
     }
 
     /// Returns whether to send the job.
@@ -109,10 +201,8 @@ impl Job {
 
     /// Returns whether this is a release whose intent may still be there.
     fn takes_back_intent(&self, now: Instant) -> bool {
-        match &self.request {
-            Request::Command(packet) => packet.until.is_some_and(|until| now < until),
-            Request::Ping => false,
-        }
+        let until = self.request.packet().and_then(|packet| packet.until);
+        until.is_some_and(|until| now < until)
     }
 }
 
@@ -122,24 +212,20 @@ impl Job {
     /// Marks the job as sent. How long a release leaves the keys taken is counted from now on.
     pub(crate) fn mark_sent(&mut self) {
         self.times_sent = self.times_sent.saturating_add(1);
-        let Request::Command(packet) = &self.request else {
+        let Some(packet) = self.request.packet() else {
             return;
         };
         packet.trail.mark_sent(self.sender.node());
         if let (Op::ReleaseAfter { .. }, Some(until)) = (&packet.command.op, packet.until) {
-            let mut command = packet.command.clone();
             let left = until.saturating_duration_since(Instant::now());
-            command.op = Op::ReleaseAfter { left };
-            let (notifies, trail) = (packet.notifies, packet.trail.clone());
-            let packet = Packet::of_release(Some(until), command, notifies, trail);
-            self.request = Request::Command(packet);
+            let op = Op::ReleaseAfter { left };
+            self.request = packet.with(op, packet.notifies);
         }
     }
 
     /// Returns whether this is a release that leaves the keys taken for a while.
     pub(crate) fn leaves_taken(&self) -> bool {
-        matches!(&self.request, Request::Command(packet)
-            if matches!(packet.command.op, Op::ReleaseAfter { left } if !left.is_zero()))
+        matches!(self.request.op(), Some(Op::ReleaseAfter { left }) if !left.is_zero())
     }
 
     /// Returns whether the server may have executed it before, on a connection that is gone.
@@ -156,41 +242,33 @@ impl Job {
     /// Marks the attempt as released if this is its release, so that its acquisition is neither sent nor repeated
     /// behind it. Returns whether the acquisition was never sent, so that the release is not needed either.
     pub(crate) fn calls_off(&self) -> bool {
-        match &self.request {
-            Request::Command(packet) if self.is_release() => {
-                let (trail, node) = (&packet.trail, self.sender.node());
-                trail.mark_released(node);
-                trail.is_called_off(node)
-            }
-            _ => false,
+        let release = self.request.packet().filter(|_| self.is_release());
+        if let Some(packet) = release {
+            packet.trail.mark_released(self.sender.node());
         }
+        release.is_some() && self.is_called_off()
     }
 
     fn is_called_off(&self) -> bool {
-        match &self.request {
-            Request::Command(packet) => packet.trail.is_called_off(self.sender.node()),
-            Request::Ping => false,
-        }
+        let (packet, node) = (self.request.packet(), self.sender.node());
+        packet.is_some_and(|packet| packet.trail.is_called_off(node))
     }
 
     /// Returns whether to send the job again after a server has refused it without executing it.
     pub(crate) fn may_be_repeated(&self, now: Instant) -> bool {
-        let is_released = match &self.request {
-            Request::Command(packet) => packet.trail.is_released(self.sender.node()),
-            Request::Ping => true,
-        };
+        let (packet, node) = (self.request.packet(), self.sender.node());
+        let is_released = packet.is_none_or(|packet| packet.trail.is_released(node));
         self.is_wanted(now) && (self.is_release() || !is_released)
     }
 
     /// Turns an acquisition that the plain `SET` refused, without a reason, into one by a script, which has one and
     /// recognises its owner. Returns whether this was one.
     pub(crate) fn ask_why(&mut self) -> bool {
-        if let Request::Command(packet) = &self.request
+        let packet = self.request.packet().filter(|packet| !packet.notifies);
+        if let Some(packet) = packet
             && matches!(packet.command.op, Op::Acquire { proposal: None, .. })
-            && !packet.notifies
         {
-            let packet = Packet::of_attempt(packet.command.clone(), true, packet.trail.clone());
-            self.request = Request::Command(packet);
+            self.request = packet.with(packet.command.op.clone(), true);
             return true;
         }
         false
@@ -199,14 +277,11 @@ impl Job {
     /// Returns whether to send the job again after the connection on which it was sent has broken: a release
     /// always, a record or a look while the caller waits for its reply. A record is written only once.
     pub(crate) fn is_sent_again(&self) -> bool {
-        let is_repeatable = match &self.request {
-            Request::Command(packet) => matches!(
-                packet.command.op,
-                Op::Record { .. } | Op::TopUp { .. } | Op::Look
-            ),
-            Request::Ping => false,
-        };
-        self.is_release() || (is_repeatable && self.sender.is_open())
+        match self.request.class() {
+            Some(Class::Release) => true,
+            Some(Class::Record) => self.sender.is_open(),
+            _ => false,
+        }
     }
 
     /// Returns what to send to a node in spite of this failure of the node, or answers the job with the failure.
@@ -214,32 +289,16 @@ impl Job {
     /// Releases are always sent. A quarantined node is also sent records and asked for them: a record that it has
     /// counts, but it may have forgotten one that it does not have.
     pub(crate) fn despite(mut self, failure: &NodeFailure) -> Option<Self> {
-        if self.is_release() {
-            return Some(self);
-        }
         let is_quarantined = matches!(failure, NodeFailure::Quarantined { .. });
-        if let Request::Command(packet) = &self.request
-            && is_quarantined
-        {
-            let Command { names, owner, op } = &packet.command;
-            let is_recorded = names.iter().any(|name| name.record.is_some());
-            match op {
-                Op::Record { .. } | Op::TopUp { .. } | Op::Look => {
-                    return Some(self);
-                }
-                Op::Acquire { .. } if is_recorded => {
-                    let look = Command {
-                        names: Arc::clone(names),
-                        owner: owner.clone(),
-                        op: Op::Look,
-                    };
-                    let look = Packet::of_attempt(look, false, packet.trail.clone());
-                    self.request = Request::Command(look);
-                    self.sender.fail_without_record(failure.clone());
-                    return Some(self);
-                }
-                _ => {}
+        match (self.request.packet(), self.request.class()) {
+            (_, Some(Class::Release)) => return Some(self),
+            (_, Some(Class::Record)) if is_quarantined => return Some(self),
+            (Some(packet), _) if is_quarantined && packet.acquires_with_record() => {
+                self.request = packet.with(Op::Look, false);
+                self.sender.fail_without_record(failure.clone());
+                return Some(self);
             }
+            _ => {}
         }
         self.fail(failure);
         None
@@ -252,10 +311,7 @@ impl Job {
 
     /// Returns the size of the record that the job carries.
     pub(crate) fn bytes(&self) -> usize {
-        match &self.request {
-            Request::Command(packet) => packet.bytes(),
-            Request::Ping => 0,
-        }
+        self.request.op().map_or(0, Op::record_bytes)
     }
 
     /// Returns how much longer than the node timeout the job may take because of its size.
@@ -267,4 +323,58 @@ impl Job {
     pub(crate) fn is_about_intent(&self, now: Instant) -> bool {
         self.is_release() && !self.may_unlock(now)
     }
+}
+
+#[cfg(feature = "redis")]
+impl Packet {
+    /// Returns the request for another operation of the same attempt.
+    fn with(&self, op: Op, notifies: bool) -> Request {
+        let command = Command {
+            op,
+            names: Arc::clone(&self.command.names),
+            owner: self.command.owner.clone(),
+        };
+        let trail = self.trail.clone();
+        Request::Command(Self::of_release(self.until, command, notifies, trail))
+    }
+
+    fn acquires_with_record(&self) -> bool {
+        let Command { names, op, .. } = &self.command;
+        matches!(op, Op::Acquire { .. }) && names.iter().any(|name| name.record.is_some())
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Trail {
+    pub(crate) fn mark_sent(&self, node: usize) {
+        // Relaxed here and below: a node's bits are set and read by its lane only.
+        self.0.sent.fetch_or(bit(node), Ordering::Relaxed);
+    }
+
+    pub(crate) fn mark_released(&self, node: usize) {
+        self.0.released.fetch_or(bit(node), Ordering::Relaxed);
+    }
+
+    /// Returns whether the lane has taken the release. Always true beyond 64 nodes.
+    pub(crate) fn is_released(&self, node: usize) -> bool {
+        let bit = bit(node);
+        bit == 0 || self.0.released.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Returns whether the lane has taken the release, and nothing was sent before it.
+    pub(crate) fn is_called_off(&self, node: usize) -> bool {
+        let bit = bit(node);
+        bit != 0
+            && self.0.released.load(Ordering::Relaxed) & bit != 0
+            && self.0.sent.load(Ordering::Relaxed) & bit == 0
+    }
+}
+
+/// Returns the bit of a node; none beyond 64 nodes, whose acquisitions are always released.
+#[cfg(feature = "redis")]
+fn bit(node: usize) -> u64 {
+    u32::try_from(node)
+        .ok()
+        .and_then(|node| 1_u64.checked_shl(node))
+        .unwrap_or(0)
 }

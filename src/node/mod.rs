@@ -11,7 +11,6 @@ mod failure;
 mod home;
 mod job;
 mod mutex;
-mod packet;
 #[cfg_attr(
     not(feature = "redis"),
     expect(dead_code, reason = "nodes of this process are always up")
@@ -37,9 +36,8 @@ pub(crate) use embedded::EmbeddedNode;
 pub use failure::NodeFailure;
 pub(crate) use failure::whole_seconds;
 pub(crate) use home::Home;
-pub(crate) use job::{Job, Request};
+pub(crate) use job::{Job, Packet, Request, Trail};
 pub(crate) use mutex::Mutex;
-pub(crate) use packet::{Packet, Trail};
 pub(crate) use peers::Peers;
 pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
 pub use state::NodeState;

@@ -6,8 +6,8 @@ use deadpool::managed::Manager;
 
 use crate::node::redis::guard::Admission;
 use crate::node::redis::link::Link;
-use crate::node::redis::scripts::load_all;
 use crate::node::redis::shared::Shared;
+use crate::node::redis::table::load_all;
 
 /// A connection that is ready for lock commands.
 pub(super) struct Opened {

@@ -7,9 +7,9 @@ use deadpool_redis::redis::Value;
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Request;
-use crate::node::packet::Packet;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
-use crate::protocol::message::{HolderMark, KeyState, Op, Reply, Seen, SharedOp};
+use crate::node::redis::table::{ReplyForm, number};
+use crate::protocol::message::{Class, HolderMark, KeyState, Op, Reply, Seen};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
 /// Decodes a server's reply to `request`.
@@ -27,7 +27,10 @@ pub(super) fn decode(
     }
     let reply = match request {
         Request::Ping => Some(Reply::Released),
-        Request::Command(packet) => decode_reply(packet, value),
+        Request::Command(_) => {
+            let forms = request.operation().replies.iter();
+            forms.copied().find_map(|form| read(form, value))
+        }
     };
     let reply = reply.ok_or_else(|| refused(describe_unexpected(request, value).into()))?;
     NodeFailure::vote(node, reply)
@@ -40,7 +43,7 @@ fn describe_unexpected(request: &Request, value: &Value) -> String {
         (_, Value::Array(parts)) if matches!(**parts, [Value::Int(4), _, _]) => {
             with_remedy(FOREIGN_RECORD.into())
         }
-        (Request::Command(packet), Value::BulkString(_)) if packet.command.op == Op::Fetch => {
+        (request, Value::BulkString(_)) if request.op() == Some(&Op::Fetch) => {
             with_remedy(FOREIGN_RECORD.into())
         }
         _ => "unexpected reply from lock script; check that the URL names the Redis server itself"
@@ -93,101 +96,108 @@ const TEMPORARY: [&str; 9] = [
     "TRYAGAIN",
 ];
 
-fn decode_reply(packet: &Packet, value: &Value) -> Option<Reply> {
-    match (&packet.command.op, value) {
-        (Op::Acquire { proposal: None, .. }, Value::Okay) => Some(Reply::Granted(0)),
-        (Op::Acquire { proposal: None, .. }, Value::Nil) => Some(Reply::Held {
-            expires_in: None,
-            fingerprint: None,
-        }),
-        (Op::Fetch, Value::BulkString(record)) => {
-            Some(Reply::Whole(Record::from_bytes(record.as_slice().into())?))
+/// The reply to a call as a whole, if its script answers all requests at once: what each asked for is granted.
+const ALL_GRANTED: Value = Value::Int(1);
+
+/// Returns the part of the reply to a call of `count` requests that is the reply to the request at `place`, as if that
+/// had been sent alone. Each part is taken once.
+pub(super) fn deal(reply: &mut Value, count: usize, place: usize, request: &Request) -> Value {
+    match reply {
+        single if count == 1 => std::mem::replace(single, Value::Nil),
+        Value::Array(parts) if parts.len() == count => {
+            std::mem::replace(&mut parts[place], Value::Nil)
         }
-        (Op::Fetch, Value::Nil) => Some(Reply::NotDone),
-        (Op::Acquire { .. }, Value::Int(fence)) => Some(Reply::Granted(number(*fence)?)),
-        (Op::Confirm { .. }, Value::Int(fence)) => Some(Reply::At(number(*fence)?)),
-        (op, Value::Int(-3)) if op.is_release() => Some(Reply::Lost),
-        (Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }, Value::Int(_)) => {
-            Some(Reply::Released)
+        all if *all == ALL_GRANTED => {
+            let vote = request.op().filter(|op| op.class() == Class::Vote);
+            let number = vote.map(|op| i64::try_from(number(op).unwrap_or(0)));
+            number.and_then(Result::ok).map_or(ALL_GRANTED, Value::Int)
         }
-        (Op::Shared(op), Value::Int(_)) => Some(match op {
-            SharedOp::Acquire { .. } => Reply::Granted(0),
-            SharedOp::Confirm { .. } => Reply::At(0),
-            SharedOp::Release | SharedOp::Announce { .. } | SharedOp::Withdraw => Reply::Released,
-        }),
-        (op, Value::Array(parts)) => match (op, parts.as_slice()) {
-            (
-                Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }),
-                [Value::Int(0), Value::Int(pttl)],
-            ) => Some(Reply::Held {
-                // Negative if the key never expires.
-                expires_in: millis(*pttl),
-                fingerprint: None,
-            }),
-            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::Int(1)]) => {
-                Some(Reply::HeldShared {
-                    expires_in: millis(*pttl),
-                })
-            }
-            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(free)])
-                if packet.command.names.iter().any(|name| name.slots.is_some()) =>
-            {
-                Some(Reply::HeldSlot {
-                    expires_in: millis(*pttl),
-                    free: free_slots(free),
-                })
-            }
-            (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(asked)]) => {
-                Some(Reply::Held {
-                    expires_in: millis(*pttl),
-                    fingerprint: Fingerprint::from_hex(asked),
-                })
-            }
-            (Op::Acquire { .. }, [Value::Int(5)]) => Some(Reply::Intended),
-            (
-                Op::Acquire { .. }
-                | Op::Confirm { .. }
-                | Op::Record { .. }
-                | Op::TopUp { .. }
-                | Op::Look,
-                [Value::Int(4), Value::BulkString(record), Value::Int(pttl)],
-            ) => Some(Reply::Done {
+        // An error, or a lost memory.
+        common => common.clone(),
+    }
+}
+
+/// Reads a reply in this form; `None` if it has another.
+fn read(form: ReplyForm, value: &Value) -> Option<Reply> {
+    let Value::Array(parts) = value else {
+        return read_single(form, value);
+    };
+    Some(match (form, parts.as_slice()) {
+        (ReplyForm::Held, [Value::Int(0), Value::Int(pttl)]) => held(*pttl, None),
+        (ReplyForm::HeldBy, [Value::Int(0), Value::Int(pttl), Value::BulkString(asked)]) => {
+            held(*pttl, Fingerprint::from_hex(asked))
+        }
+        (ReplyForm::HeldShared, [Value::Int(0), Value::Int(pttl), Value::Int(1)]) => {
+            let expires_in = millis(*pttl);
+            Reply::HeldShared { expires_in }
+        }
+        (ReplyForm::HeldSlot, [Value::Int(0), Value::Int(pttl), Value::BulkString(free)]) => {
+            let (expires_in, free) = (millis(*pttl), free_slots(free));
+            Reply::HeldSlot { expires_in, free }
+        }
+        (ReplyForm::Overflow, [Value::Int(2)]) => Reply::Overflow,
+        (ReplyForm::Amnesia, [Value::Int(3)]) => Reply::Amnesia,
+        (ReplyForm::Stored, [Value::Int(4), Value::BulkString(record), Value::Int(pttl)]) => {
+            Reply::Done {
                 record: Record::from_bytes(record.as_slice().into())?,
                 // Negative if another client removed the expiry.
                 expires_in: millis(*pttl).unwrap_or_default(),
-            }),
-            (Op::Record { .. }, [Value::Int(0)]) => Some(Reply::Lost),
-            (Op::Look, [Value::Int(0)]) => Some(Reply::NotDone),
-            (Op::Revoke { .. }, [Value::Int(-1)]) => Some(Reply::TooLate),
-            (Op::Revoke { .. }, [Value::Int(was_held)]) => Some(Reply::Revoked {
-                was_held: *was_held != 0,
-            }),
-            (
-                Op::Inspect,
-                [
-                    Value::Int(is_held),
-                    Value::Int(pttl),
-                    Value::Int(readers),
-                    Value::Int(fence),
-                    Value::Int(records),
-                    Value::Int(at),
-                    Value::BulkString(holder),
-                ],
-            ) => Some(Reply::Seen(Seen {
-                state: state(*is_held, *pttl, *readers),
-                fence: number(*fence),
-                is_recorded: *records > 0,
-                at: millis(*at)?,
-                holder: (!holder.is_empty()).then(|| HolderMark::from_bytes(holder)),
-            })),
-            (Op::Acquire { .. }, [Value::Int(2)]) => Some(Reply::Overflow),
-            (op, [Value::Int(3)]) if op.asks_for_vote() => Some(Reply::Amnesia),
-            (Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }), [Value::Int(0)]) => {
-                Some(Reply::Lost)
             }
-            _ => None,
-        },
-        _ => None,
+        }
+        (ReplyForm::Foretold, [Value::Int(5)]) => Reply::Intended,
+        (ReplyForm::Lost, [Value::Int(0)]) => Reply::Lost,
+        (ReplyForm::NotDone, [Value::Int(0)]) => Reply::NotDone,
+        (ReplyForm::TooLate, [Value::Int(-1)]) => Reply::TooLate,
+        (ReplyForm::Revoked, [Value::Int(was_held)]) => {
+            let was_held = *was_held != 0;
+            Reply::Revoked { was_held }
+        }
+        (
+            ReplyForm::Seen,
+            [
+                Value::Int(is_held),
+                Value::Int(pttl),
+                Value::Int(readers),
+                Value::Int(fence),
+                Value::Int(records),
+                Value::Int(at),
+                Value::BulkString(holder),
+            ],
+        ) => Reply::Seen(Seen {
+            state: state(*is_held, *pttl, *readers),
+            fence: fence_of(*fence),
+            is_recorded: *records > 0,
+            at: millis(*at)?,
+            holder: (!holder.is_empty()).then(|| HolderMark::from_bytes(holder)),
+        }),
+        _ => return None,
+    })
+}
+
+fn read_single(form: ReplyForm, value: &Value) -> Option<Reply> {
+    Some(match (form, value) {
+        (ReplyForm::Set, Value::Okay) => Reply::Granted(0),
+        (ReplyForm::NotSet, Value::Nil) => held(-1, None),
+        (ReplyForm::Granted, Value::Int(fence)) => Reply::Granted(fence_of(*fence)?),
+        (ReplyForm::Confirmed, Value::Int(fence)) => Reply::At(fence_of(*fence)?),
+        (ReplyForm::SharedGranted, Value::Int(_)) => Reply::Granted(0),
+        (ReplyForm::SharedConfirmed, Value::Int(_)) => Reply::At(0),
+        (ReplyForm::NotHeld, Value::Int(-3)) => Reply::Lost,
+        (ReplyForm::Released, Value::Int(_)) => Reply::Released,
+        (ReplyForm::Whole, Value::BulkString(record)) => {
+            Reply::Whole(Record::from_bytes(record.as_slice().into())?)
+        }
+        (ReplyForm::Absent, Value::Nil) => Reply::NotDone,
+        _ => return None,
+    })
+}
+
+/// The expiry is negative if the key never expires, or if the server did not report it.
+fn held(pttl: i64, fingerprint: Option<Fingerprint>) -> Reply {
+    let expires_in = millis(pttl);
+    Reply::Held {
+        expires_in,
+        fingerprint,
     }
 }
 
@@ -212,7 +222,7 @@ fn state(is_held: i64, pttl: i64, readers: i64) -> KeyState {
     }
 }
 
-fn number(fence: i64) -> Option<u64> {
+fn fence_of(fence: i64) -> Option<u64> {
     let fence = u64::try_from(fence).ok()?;
     (fence <= FencingToken::MAX.as_u64()).then_some(fence)
 }
@@ -228,8 +238,9 @@ mod tests {
     use deadpool_redis::redis::{Cmd, from_redis_value, parse_redis_value};
 
     use super::*;
-    use crate::node::redis::encode::{GenerationCheck, encode_into};
-    use crate::node::redis::scripts::SCRIPTS;
+    use crate::node::job::Packet;
+    use crate::node::redis::encode::{GenerationCheck, encode_call_into};
+    use crate::node::redis::table::{self, Operation, Verb};
     use crate::protocol::admission::Generation;
     use crate::protocol::message::Command;
     use crate::protocol::{ExecutionId, KeyNames, LockKey, LockKeys, Namespace, OwnerToken};
@@ -306,6 +317,17 @@ mod tests {
         arguments_in(&written)
     }
 
+    fn encode_into(request: &Request, check: &GenerationCheck, output: &mut Vec<u8>) {
+        encode_call_into([request.encoded(check)].into_iter(), check, output);
+    }
+
+    fn hash_of(operation: &'static Operation) -> &'static [u8] {
+        match &operation.verb {
+            Verb::Eval(script) => script.hash().as_bytes(),
+            Verb::Plain(verb) => panic!("no script: {verb}"),
+        }
+    }
+
     fn arguments_in(written: &[u8]) -> Vec<Vec<u8>> {
         let arguments: Vec<Vec<u8>> =
             from_redis_value(parse_redis_value(written).unwrap()).unwrap();
@@ -331,7 +353,7 @@ mod tests {
                 for op in [acquire(number), confirm(number)].into_iter().chain(others) {
                     let request = request(names, op.clone());
                     let has_key = arguments(&request).iter().any(|part| part == GENERATION);
-                    assert_eq!(op.asks_for_vote(), has_key, "{op:?}");
+                    assert_eq!(op.class() == Class::Vote, has_key, "{op:?}");
                 }
             }
         }
@@ -380,25 +402,25 @@ mod tests {
                 number => number.as_bytes(),
             }
         };
-        let (all, keep, top_up) = (&*SCRIPTS, keep(), top_up());
-        let once = &all.acquire_once;
+        let (keep, top_up) = (keep(), top_up());
+        let (once, release) = (&table::ACQUIRE_ONCE, &table::RELEASE);
         let acquire = acquire(Some(5));
         let confirmed = "4 L F D G owner 5 1000 2000";
         let cases: [(_, _, _, &'static str); 11] = [
             (false, &acquire, once, "4 L F D G owner 5 1000 2000 none"),
             (true, &acquire, once, "5 L F D I G owner 5 1000 2000 4000"),
-            (true, &confirm(Some(5)), &all.confirm_once, confirmed),
-            (false, &Op::Release, &all.release, "1 L owner"),
-            (true, &Op::Release, &all.release_once, "2 L I owner"),
-            (true, &Op::ReleaseExecuted, &all.release, "1 L owner"),
-            (false, &keep, &all.record, "3 L F D owner record 3000"),
-            (true, &keep, &all.record, "4 L F D I owner record 3000"),
-            (false, &top_up, &all.top_up, "1 D record 3000"),
-            (true, &top_up, &all.top_up, "2 D I record 3000"),
-            (true, &Op::Look, &all.look, "1 D"),
+            (true, &confirm(Some(5)), &table::CONFIRM_ONCE, confirmed),
+            (false, &Op::Release, release, "1 L owner"),
+            (true, &Op::Release, &table::RELEASE_ONCE, "2 L I owner"),
+            (true, &Op::ReleaseExecuted, release, "1 L owner"),
+            (false, &keep, &table::RECORD, "3 L F D owner record 3000"),
+            (true, &keep, &table::RECORD, "4 L F D I owner record 3000"),
+            (false, &top_up, &table::TOP_UP, "1 D record 3000"),
+            (true, &top_up, &table::TOP_UP, "2 D I record 3000"),
+            (true, &Op::Look, &table::LOOK, "1 D"),
         ];
-        for (intents, op, script, rest) in cases {
-            let mut expected: Vec<&[u8]> = vec![b"EVALSHA", script.hash.as_bytes()];
+        for (intents, op, row, rest) in cases {
+            let mut expected: Vec<&[u8]> = vec![b"EVALSHA", hash_of(row)];
             expected.extend(rest.split(' ').map(part));
             let sent = arguments(&request(&recorded(intents), op.clone()));
             assert_eq!(sent, expected, "{op:?}, intents: {intents}");

@@ -1,91 +1,275 @@
-//! Requests as Redis commands.
+//! Requests as they go over the wire.
 //!
-//! A command is encoded once and shared by all nodes of the attempt. Only the generation, which comes last, differs
-//! between nodes.
+//! # Implementation details
+//!
+//! A command is encoded once and shared by all nodes of the attempt. Only the generation differs between the nodes; it
+//! is written with the command.
+//!
+//! A server takes much longer for many script calls than for one that does the work of all. Requests whose row has a
+//! [`SharedCall`](crate::node::redis::table::SharedCall) can therefore share a call: each is granted or refused on its
+//! own, as if it had been sent alone. The scripts read all keys by one `MGET` before the first write, so no key may come
+//! twice in a call. A call for a single request would take longer than its own script, which is used instead.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::node::job::Request;
-use crate::node::packet::{EncodedCommand, Packet};
-use crate::node::redis::scripts::{Lua, SCRIPTS};
+use crate::node::redis::table::{Argument, Lua, Operation, PING, Verb, number};
+use crate::protocol::KeyNames;
 use crate::protocol::admission::Generation;
-use crate::protocol::message::{Command, Op, SharedOp};
-use crate::protocol::{KeyNames, OwnerToken, RecordNames};
+use crate::protocol::message::{Class, Command, Op, SharedOp};
 
 /// The generation that a request for a vote names, so that it counts only in the memory that was admitted.
 #[derive(Debug, Default)]
-pub(super) struct GenerationCheck {
+pub(crate) struct GenerationCheck {
     /// The key of the generation, if the restart guard is on.
     pub(super) key: Option<Arc<[u8]>>,
     /// The generation of the server on this connection.
     pub(super) generation: Option<Generation>,
 }
 
-/// Appends a request to `output` as it goes over the wire.
-pub(super) fn encode_into(request: &Request, check: &GenerationCheck, output: &mut Vec<u8>) {
-    let Request::Command(packet) = request else {
-        return output.extend(b"*1\r\n$4\r\nPING\r\n");
-    };
-    let encoded = encoded(packet, check);
-    // Every request for a vote ends with it.
-    let generation = check.generation.as_ref();
-    let generation = generation.filter(|_| packet.command.op.asks_for_vote());
-    let arguments = encoded.arguments + usize::from(generation.is_some());
-    put_length(output, b'*', arguments);
-    output.extend(&encoded.bytes);
-    if let Some(generation) = generation {
-        put_argument(output, generation.as_str().as_bytes());
-    }
+/// A command as it goes over the wire, but for its beginning and the generation.
+#[derive(Debug)]
+pub(crate) struct EncodedCommand {
+    pub(crate) operation: &'static Operation,
+    /// The hash of its lock's name, which tells whether two commands may be on one key; `None` for several keys.
+    pub(super) key_hash: Option<u64>,
+    asks_for_vote: bool,
+    /// The numbers of its keys and of its arguments.
+    counts: (usize, usize),
+    /// The keys, and behind them the arguments.
+    bytes: Vec<u8>,
+    keys_end: usize,
+    /// In a shared call: the end of its own arguments, and the beginning and the end of the common ones.
+    shared: [usize; 3],
 }
 
-/// Returns the encoded command, without the generation, which differs between the nodes.
-fn encoded<'a>(packet: &'a Packet, check: &GenerationCheck) -> &'a EncodedCommand {
-    let encode = || encode(&packet.command, packet.notifies, check.key.as_deref());
-    packet.encoded.get_or_init(encode)
-}
+/// A health check.
+pub(crate) static ENCODED_PING: EncodedCommand = EncodedCommand {
+    operation: &PING,
+    key_hash: None,
+    asks_for_vote: false,
+    counts: (0, 0),
+    bytes: Vec::new(),
+    keys_end: 0,
+    shared: [0; 3],
+};
 
 impl EncodedCommand {
-    /// Starts a command, with room for the arguments of an ordinary lock.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new(command: &Command, notifies: bool, check: &GenerationCheck) -> Self {
+        let Command { names, op, .. } = command;
+        let operation = Operation::of(command, notifies, check.key.is_some());
+        let mut bytes = Vec::with_capacity(BYTES);
+        let parts = operation.keys.iter();
+        let keys = parts.flat_map(|part| names.iter().flat_map(|name| part.of(name, op)));
+        let keys = keys.map(|key| put_argument(&mut bytes, key)).count();
+        let (keys_end, mut arguments, mut shared) = (bytes.len(), 0, [0; 3]);
+        let bounds = operation.shared.as_ref();
+        let bounds = bounds.map_or([0; 3], |call| {
+            [call.own, call.common.start, call.common.end]
+        });
+        for (argument, place) in operation.arguments.iter().zip(1..) {
+            arguments += argument.put(command, notifies, &mut bytes);
+            for (_, end) in bounds
+                .iter()
+                .zip(&mut shared)
+                .filter(|(bound, _)| **bound == place)
+            {
+                *end = bytes.len();
+            }
+        }
+        let hash =
+            |name: &KeyNames| BuildHasherDefault::<DefaultHasher>::default().hash_one(&name.lock);
         Self {
-            arguments: 0,
-            bytes: Vec::with_capacity(BYTES),
+            operation,
+            key_hash: match &**names {
+                [name] => Some(hash(name)),
+                _ => None,
+            },
+            asks_for_vote: op.class() == Class::Vote,
+            counts: (keys, arguments),
+            bytes,
+            keys_end,
+            shared,
         }
     }
 
-    /// Appends an argument; the first one is the name of the command.
-    pub(super) fn put(&mut self, argument: &[u8]) -> &mut Self {
-        self.arguments += 1;
-        put_argument(&mut self.bytes, argument);
-        self
+    /// Returns whether the command can share a call with others like it.
+    pub(super) fn is_shareable(&self, check: &GenerationCheck) -> bool {
+        let shared = self.operation.shared.as_ref();
+        shared.is_some_and(|call| !call.is_guarded || check.generation.is_some())
     }
 
-    fn put_number(&mut self, number: u64) -> &mut Self {
-        self.put(Decimal::new(number).digits())
+    /// Returns whether two commands that can share calls can share the same one.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        std::ptr::eq(self.operation, other.operation) && self.common() == other.common()
     }
 
-    /// Appends a duration, in milliseconds.
-    pub(super) fn put_millis(&mut self, duration: Duration) -> &mut Self {
-        self.put_number(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+    /// Returns the length of its part of a shared call.
+    pub(super) fn own_bytes(&self) -> usize {
+        self.shared[0]
     }
 
-    /// Appends the request to notify subscribers, if there is one.
-    fn put_notifies(&mut self, notifies: bool) -> &mut Self {
-        if notifies { self.put(b"1") } else { self }
+    fn keys(&self) -> &[u8] {
+        &self.bytes[..self.keys_end]
+    }
+
+    /// Returns the arguments that all commands of a shared call have in common.
+    fn common(&self) -> &[u8] {
+        &self.bytes[self.shared[1]..self.shared[2]]
+    }
+}
+
+/// Appends the call for some commands, which are alike if there are several, to `output`.
+pub(super) fn encode_call_into<'a>(
+    commands: impl ExactSizeIterator<Item = &'a EncodedCommand> + Clone,
+    check: &GenerationCheck,
+    output: &mut Vec<u8>,
+) {
+    let count = commands.len();
+    let Some(first) = commands.clone().next() else {
+        return;
+    };
+    let of_vote = first.asks_for_vote;
+    let key = check.key.as_deref().filter(|_| of_vote);
+    let generation = check.generation.as_ref().filter(|_| of_vote);
+    let generation = generation.map(|generation| generation.as_str().as_bytes());
+    let (keys, arguments) = first.counts;
+    let keys = count * keys + usize::from(key.is_some());
+    let shared = first.operation.shared.as_ref().filter(|_| count > 1);
+    match (shared, &first.operation.verb) {
+        (Some(call), _) => {
+            let arguments = call.common.len() + usize::from(of_vote) + count * call.own;
+            begin_script(&call.script, keys, arguments, output);
+        }
+        (None, Verb::Eval(script)) => {
+            begin_script(
+                script,
+                keys,
+                arguments + usize::from(generation.is_some()),
+                output,
+            );
+        }
+        (None, Verb::Plain(verb)) => {
+            put_length(output, b'*', 1 + keys + arguments);
+            put_argument(output, verb.as_bytes());
+        }
+    }
+    commands
+        .clone()
+        .for_each(|command| output.extend(command.keys()));
+    if let Some(key) = key {
+        put_argument(output, key);
+    }
+    if shared.is_none() {
+        output.extend(&first.bytes[first.keys_end..]);
+        if let Some(generation) = generation {
+            put_argument(output, generation);
+        }
+        return;
+    }
+    match first.common() {
+        b"" => put_argument(output, b""),
+        common => output.extend(common),
+    }
+    if of_vote {
+        put_argument(output, generation.unwrap_or_default());
+    }
+    commands.for_each(|command| output.extend(&command.bytes[command.keys_end..command.shared[0]]));
+}
+
+fn begin_script(script: &Lua, keys: usize, arguments: usize, output: &mut Vec<u8>) {
+    put_length(output, b'*', 3 + keys + arguments);
+    put_argument(output, b"EVALSHA");
+    put_argument(output, script.hash().as_bytes());
+    put_number(output, keys as u64);
+}
+
+impl Argument {
+    /// Appends the argument, and returns how many it is.
+    fn put(self, command: &Command, notifies: bool, output: &mut Vec<u8>) -> usize {
+        let Command { names, owner, op } = command;
+        let slots = || names.first().and_then(|name| name.slots.as_deref());
+        match self {
+            Self::Word(word) => put_argument(output, word.as_bytes()),
+            Self::Owner => put_argument(output, owner.as_str().as_bytes()),
+            Self::Number => match number(op) {
+                Some(number) => put_number(output, number),
+                None => put_argument(output, b""),
+            },
+            Self::NumberOrZero => put_number(output, number(op).unwrap_or(0)),
+            Self::Time => put_millis(output, times(op).0),
+            Self::Retention => put_millis(output, times(op).1),
+            Self::IntentRetention => match names.first().and_then(KeyNames::intent_retention) {
+                Some(retention) => put_millis(output, retention),
+                None => put_argument(output, b""),
+            },
+            Self::Count => put_number(output, names.len() as u64),
+            Self::Slots => put_number(output, slots().map_or(0, |slots| slots.locks.len() as u64)),
+            Self::Payload => put_argument(output, payload(op)),
+            Self::Notify if notifies => put_argument(output, b"1"),
+            Self::Channels if notifies => {
+                names
+                    .iter()
+                    .for_each(|name| put_argument(output, name.channel()));
+                return names.len();
+            }
+            Self::Notify | Self::Channels => return 0,
+        }
+        1
+    }
+}
+
+/// Returns the times that an operation names, and zero for those that it does not.
+fn times(op: &Op) -> (Duration, Duration) {
+    match *op {
+        Op::Acquire { ttl, retention, .. } | Op::Confirm { ttl, retention, .. } => (ttl, retention),
+        Op::Shared(
+            SharedOp::Acquire { ttl: time }
+            | SharedOp::Confirm { ttl: time }
+            | SharedOp::Announce { patience: time },
+        )
+        | Op::ReleaseAfter { left: time }
+        | Op::Revoke { until: time, .. }
+        | Op::Record {
+            retention: time, ..
+        }
+        | Op::TopUp {
+            retention: time, ..
+        } => (time, Duration::ZERO),
+        _ => (Duration::ZERO, Duration::ZERO),
+    }
+}
+
+fn payload(op: &Op) -> &[u8] {
+    match op {
+        Op::Record { record, .. } | Op::TopUp { record, .. } => record.as_bytes(),
+        Op::Revoke { holder, .. } => holder.as_bytes(),
+        _ => b"",
     }
 }
 
 /// The size of an ordinary lock's command, or more.
 const BYTES: usize = 384;
 
-pub(super) fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
+fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
     put_length(output, b'$', argument.len());
     output.extend(argument);
     output.extend(b"\r\n");
 }
 
-pub(super) fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
+fn put_number(output: &mut Vec<u8>, number: u64) {
+    put_argument(output, Decimal::new(number).digits());
+}
+
+/// Appends a duration, in milliseconds.
+fn put_millis(output: &mut Vec<u8>, duration: Duration) {
+    put_number(
+        output,
+        u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+    );
+}
+fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
     output.push(kind);
     match u8::try_from(length) {
         // Nearly all lengths are short, and a command has many.
@@ -97,14 +281,14 @@ pub(super) fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
 }
 
 /// The decimal digits of a number.
-pub(super) struct Decimal {
+struct Decimal {
     /// The number is at the end.
     digits: [u8; 20],
     from: usize,
 }
 
 impl Decimal {
-    pub(super) fn new(mut number: u64) -> Self {
+    fn new(mut number: u64) -> Self {
         let (mut digits, mut from) = ([b'0'; 20], 19);
         while number > 0 {
             digits[from] += (number % 10) as u8;
@@ -116,275 +300,166 @@ impl Decimal {
         Self { digits, from }
     }
 
-    pub(super) fn digits(&self) -> &[u8] {
+    fn digits(&self) -> &[u8] {
         &self.digits[self.from..]
     }
 }
 
-/// Encodes a command.
-fn encode(command: &Command, notifies: bool, generation_key: Option<&[u8]>) -> EncodedCommand {
-    let Command { names, owner, op } = command;
-    if let [name] = &**names
-        && let Some(record) = &name.record
-        && let Some(encoded) = encode_once(name, record, command, notifies, generation_key)
-    {
-        return encoded;
-    }
-    let (scripts, owner) = (&*SCRIPTS, owner.as_str().as_bytes());
-    let slots = names.first().and_then(|name| name.slots.as_deref());
-    let slots = slots.map_or(0, |slots| slots.locks.len());
-    let single = names.len() == 1;
-    let (script, number, ttl, retention) = match *op {
-        // The plain command of the Redlock description, which needs no script.
-        Op::Acquire {
-            proposal: None,
-            ttl,
-            ..
-        } if single && slots == 0 && generation_key.is_none() && !notifies => {
-            let mut set = EncodedCommand::new();
-            set.put(b"SET").put(&names[0].lock).put(owner);
-            set.put(b"NX").put(b"PX").put_millis(ttl);
-            return set;
-        }
-        Op::Acquire {
-            proposal: number @ Some(_),
-            ttl,
-            retention,
-        } if single && slots == 0 => (&scripts.acquire, number, ttl, retention),
-        Op::Acquire {
-            proposal,
-            ttl,
-            retention,
-        } => (&scripts.acquire_all, proposal, ttl, retention),
-        Op::Confirm {
-            token: Some(number),
-            ttl,
-            retention,
-        } if single => (&scripts.confirm, Some(number), ttl, retention),
-        Op::Confirm {
-            token,
-            ttl,
-            retention,
-        } => (&scripts.confirm_all, token, ttl, retention),
-        Op::Shared(op) => {
-            return encode_shared(names, &command.owner, op, notifies, generation_key);
-        }
-        Op::Release | Op::ReleaseExecuted if slots > 0 => {
-            return encode_release_after(names, owner, Duration::ZERO, notifies);
-        }
-        Op::ReleaseAfter { left } => return encode_release_after(names, owner, left, notifies),
-        Op::Inspect | Op::Revoke { .. } => return encode_for_operators(names, op, notifies),
-        // Only keys with records have something to write or read.
-        Op::Release
-        | Op::ReleaseExecuted
-        | Op::Record { .. }
-        | Op::TopUp { .. }
-        | Op::Look
-        | Op::Fetch => {
-            let script = if single {
-                &scripts.release
-            } else {
-                &scripts.release_all
-            };
-            let mut eval = evalsha(script, names, false, None);
-            eval.put(owner).put_notifies(notifies);
-            return eval;
-        }
-    };
-    let mut eval = evalsha(script, names, number.is_some(), generation_key);
-    eval.put(owner);
-    match number {
-        Some(number) => eval.put_number(number),
-        None => eval.put(b""),
-    };
-    eval.put_millis(ttl).put_millis(retention);
-    if !std::ptr::eq(script, &scripts.acquire) && !std::ptr::eq(script, &scripts.confirm) {
-        eval.put_number(names.len() as u64);
-    }
-    if std::ptr::eq(script, &scripts.acquire_all) {
-        eval.put_number(slots as u64);
-    }
-    eval
-}
-
-/// Encodes the release of locks that stay taken for a while, or of slots, whose releases have a channel of their own.
-fn encode_release_after(
-    names: &[KeyNames],
-    owner: &[u8],
-    left: Duration,
-    notifies: bool,
-) -> EncodedCommand {
-    let mut eval = evalsha(&SCRIPTS.release_after, names, false, None);
-    eval.put(owner).put_millis(left);
-    for name in names.iter().filter(|_| notifies) {
-        eval.put(name.channel());
-    }
-    eval
-}
-
-/// Encodes a command that looks at a key, or frees it whatever its owner is.
-fn encode_for_operators(names: &[KeyNames], op: &Op, notifies: bool) -> EncodedCommand {
-    let scripts = &*SCRIPTS;
-    let shared = names.iter().filter_map(|name| name.shared.as_ref());
-    let records = names.iter().filter_map(|name| name.record.as_ref());
-    let locks = names.iter().map(|name| &*name.lock);
-    let keys = locks.chain(shared.map(|shared| &*shared.readers));
-    if let Op::Revoke { holder, until } = op {
-        let mut eval = eval_keys(&scripts.revoke, keys);
-        eval.put(holder.as_bytes()).put_millis(*until);
-        eval.put_notifies(notifies);
-        eval
-    } else {
-        let fences = names.iter().map(|name| &*name.fence);
-        let records = records.map(|record| &*record.done);
-        eval_keys(&scripts.inspect, keys.chain(fences).chain(records))
-    }
-}
-
-fn eval_keys<'a>(script: &Lua, keys: impl Iterator<Item = &'a [u8]> + Clone) -> EncodedCommand {
-    let mut eval = EncodedCommand::new();
-    eval.put(b"EVALSHA").put(script.hash.as_bytes());
-    eval.put_number(keys.clone().count() as u64);
-    for key in keys {
-        eval.put(key);
-    }
-    eval
-}
-
-/// Encodes a command on keys that readers share.
-fn encode_shared(
-    names: &[KeyNames],
-    owner: &OwnerToken,
-    op: SharedOp,
-    notifies: bool,
-    generation_key: Option<&[u8]>,
-) -> EncodedCommand {
-    let scripts = &*SCRIPTS;
-    let shared = || names.iter().filter_map(|name| name.shared.as_ref());
-    let locks = || names.iter().map(|name| &*name.lock);
-    let readers = || shared().map(|shared| &*shared.readers);
-    let writers = || shared().map(|shared| &*shared.writer);
-    let (script, keys): (_, Vec<&[u8]>) = match op {
-        SharedOp::Acquire { .. } => {
-            let keys = locks().chain(readers()).chain(writers());
-            let keys = keys.chain(generation_key);
-            (&scripts.acquire_shared, keys.collect())
-        }
-        SharedOp::Confirm { .. } => {
-            let keys = locks().chain(readers()).chain(generation_key);
-            (&scripts.confirm_shared, keys.collect())
-        }
-        SharedOp::Release => (&scripts.release_shared, locks().chain(readers()).collect()),
-        SharedOp::Announce { .. } => (&scripts.announce, locks().chain(writers()).collect()),
-        SharedOp::Withdraw => (&scripts.withdraw, writers().collect()),
-    };
-    let mut eval = eval_keys(script, keys.iter().copied());
-    eval.put(owner.as_str().as_bytes());
-    match op {
-        SharedOp::Acquire { ttl } | SharedOp::Confirm { ttl } => {
-            eval.put_millis(ttl).put_number(names.len() as u64)
-        }
-        SharedOp::Release => eval.put_notifies(notifies),
-        SharedOp::Announce { patience } => eval.put_millis(patience),
-        SharedOp::Withdraw => &mut eval,
-    };
-    eval
-}
-
-/// Encodes a command on a key with records, if it has to do with them.
-fn encode_once(
-    name: &KeyNames,
-    record: &RecordNames,
-    command: &Command,
-    notifies: bool,
-    generation_key: Option<&[u8]>,
-) -> Option<EncodedCommand> {
-    let (scripts, owner) = (&*SCRIPTS, command.owner.as_str().as_bytes());
-    let (lock, fence, done) = (&*name.lock, &*name.fence, &*record.done);
-    let intent = record.intent.as_ref();
-    let intent_name = intent.map(|intent| &*intent.name);
-    let encoded = match &command.op {
-        Op::Acquire {
-            proposal,
-            ttl,
-            retention,
-        } => {
-            let keys = [lock, fence, done].into_iter().chain(intent_name);
-            let mut eval = eval_keys(&scripts.acquire_once, keys.chain(generation_key));
-            eval.put(owner).put_number(proposal.unwrap_or(0));
-            eval.put_millis(*ttl).put_millis(*retention);
-            match intent {
-                Some(intent) => eval.put_millis(intent.retention),
-                None => eval.put(b""),
-            };
-            eval
-        }
-        Op::Confirm {
-            token,
-            ttl,
-            retention,
-        } => {
-            let keys = [lock, fence, done].into_iter().chain(generation_key);
-            let mut eval = eval_keys(&scripts.confirm_once, keys);
-            eval.put(owner).put_number(token.unwrap_or(0));
-            eval.put_millis(*ttl).put_millis(*retention);
-            eval
-        }
-        Op::Release if intent.is_some() => {
-            let mut eval = eval_keys(&scripts.release_once, [lock].into_iter().chain(intent_name));
-            eval.put(owner).put_notifies(notifies);
-            eval
-        }
-        Op::Record { record, retention } => {
-            let keys = [lock, fence, done].into_iter().chain(intent_name);
-            let mut eval = eval_keys(&scripts.record, keys);
-            eval.put(owner)
-                .put(record.as_bytes())
-                .put_millis(*retention)
-                .put_notifies(notifies);
-            eval
-        }
-        Op::TopUp { record, retention } => {
-            let mut eval = eval_keys(&scripts.top_up, [done].into_iter().chain(intent_name));
-            eval.put(record.as_bytes()).put_millis(*retention);
-            eval
-        }
-        Op::Look => eval_keys(&scripts.look, [done].into_iter()),
-        // Not a script, which would copy the record twice more while it blocks the server.
-        Op::Fetch => {
-            let mut get = EncodedCommand::new();
-            get.put(b"GET").put(done);
-            get
-        }
-        Op::Release
-        | Op::ReleaseExecuted
-        | Op::ReleaseAfter { .. }
-        | Op::Shared(_)
-        | Op::Inspect
-        | Op::Revoke { .. } => return None,
-    };
-    Some(encoded)
-}
-
-fn evalsha(
-    script: &Lua,
-    names: &[KeyNames],
-    fences: bool,
-    generation: Option<&[u8]>,
-) -> EncodedCommand {
-    let locks = names.iter().map(|name| &*name.lock);
-    let fences = names.iter().filter(|_| fences).map(|name| &*name.fence);
-    // A slot that is held is answered with the free ones.
-    let lists_slots = std::ptr::eq(script, &SCRIPTS.acquire_all);
-    let slots = names.iter().filter(|_| lists_slots);
-    let slots = slots.filter_map(|name| name.slots.as_deref());
-    let slots = slots.flat_map(|slots| &slots.locks).map(|lock| &**lock);
-    eval_keys(script, locks.chain(fences).chain(slots).chain(generation))
-}
-
 #[cfg(test)]
 mod tests {
+    use deadpool_redis::redis::Value;
+
     use super::*;
+    use crate::node::job::{Packet, Request, Trail};
+    use crate::node::redis::socket::tests::parse_all;
+    use crate::node::redis::table;
+    use crate::protocol::{LockKey, Namespace, OwnerToken};
+
+    const TTL: Duration = Duration::from_secs(1);
+    const RETENTION: Duration = Duration::from_secs(2);
+    const GENERATION: &str = "r:100:999999:run";
+
+    /// Returns a request of the owner with this number on a key of its own.
+    fn request(number: u8, op: Op, notifies: bool) -> Request {
+        let key = LockKey::from(format!("k{number}"));
+        let names = Namespace::default().names(&key.into(), |_| [0; 32]);
+        let command = Command {
+            names: names.expect("the key is valid").into(),
+            owner: OwnerToken::from_random([number; 16]),
+            op,
+        };
+        Request::Command(Packet::of_attempt(command, notifies, Trail::default()))
+    }
+
+    fn acquire(proposal: Option<u64>) -> Op {
+        Op::Acquire {
+            proposal,
+            ttl: TTL,
+            retention: RETENTION,
+        }
+    }
+
+    fn confirm(token: u64) -> Op {
+        Op::Confirm {
+            token: Some(token),
+            ttl: TTL,
+            retention: RETENTION,
+        }
+    }
+
+    fn encode(requests: &[Request], check: &GenerationCheck, output: &mut Vec<u8>) {
+        let commands = requests.iter().map(|request| request.encoded(check));
+        encode_call_into(commands, check, output);
+    }
+
+    fn arguments(requests: &[Request], check: &GenerationCheck) -> Vec<String> {
+        let mut written = Vec::new();
+        encode(requests, check, &mut written);
+        let Value::Array(arguments) = parse_all(&written).remove(0) else {
+            panic!("a command is an array");
+        };
+        let text = |argument| match argument {
+            Value::BulkString(bytes) => String::from_utf8(bytes).expect("all of them are text"),
+            other => panic!("no argument: {other:?}"),
+        };
+        arguments.into_iter().map(text).collect()
+    }
+
+    /// The restart guard off; on with a server whose generation is unknown; and with one that is known.
+    fn checks() -> [GenerationCheck; 3] {
+        let key = || Some(b"redlock:generation"[..].into());
+        let check = |key, generation| GenerationCheck { key, generation };
+        let known = Generation::parse(GENERATION);
+        assert!(known.is_some());
+        [check(None, None), check(key(), None), check(key(), known)]
+    }
+
+    #[test]
+    fn calls_have_the_arguments_of_the_script_headers() {
+        let [off, unknown, known] = &checks();
+        let large = 1_763_659_999_000_003;
+        let acquires = [acquire(Some(5)), acquire(Some(large))];
+        let confirms = [confirm(5), confirm(large)];
+        let unfenced = [acquire(None), acquire(None)];
+        let releases = [Op::Release, Op::ReleaseExecuted];
+        let (lock, check) = (&table::ACQUIRE, &table::CONFIRM);
+        let (plain, release) = (&table::ACQUIRE_UNFENCED, &table::RELEASE);
+        let without = "4 L1 F1 L2 F2 1000 2000 none O1 5 O2 1763659999000003";
+        let guarded = "5 L1 F1 L2 F2 G 1000 2000 none O1 5 O2 1763659999000003";
+        let compared = "5 L1 F1 L2 F2 G 1000 2000 generation O1 5 O2 1763659999000003";
+        let cases = [
+            (off, &acquires, false, lock, without),
+            (unknown, &acquires, false, lock, guarded),
+            (known, &acquires, false, lock, compared),
+            (off, &confirms, false, check, without),
+            (unknown, &confirms, false, check, guarded),
+            (known, &confirms, false, check, compared),
+            (
+                known,
+                &unfenced,
+                false,
+                plain,
+                "3 L1 L2 G 1000 generation O1 O2",
+            ),
+            (off, &releases, false, release, "2 L1 L2 none O1 O2"),
+            (known, &releases, false, release, "2 L1 L2 none O1 O2"),
+            (known, &releases, true, release, "2 L1 L2 1 O1 O2"),
+        ];
+        for (check, ops, notifies, row, rest) in cases {
+            let script = &row.shared.as_ref().expect("it can share a call").script;
+            let [first, second] = ops.clone();
+            let requests = [request(1, first, notifies), request(2, second, notifies)];
+            let owners = [1, 2].map(|id| OwnerToken::from_random([id; 16]));
+            let part = |word: &str| match word {
+                "L1" => "redlock:{k1}".to_owned(),
+                "F1" => "redlock:{k1}:fence".to_owned(),
+                "L2" => "redlock:{k2}".to_owned(),
+                "F2" => "redlock:{k2}:fence".to_owned(),
+                "G" => "redlock:generation".to_owned(),
+                "O1" => owners[0].as_str().to_owned(),
+                "O2" => owners[1].as_str().to_owned(),
+                "generation" => GENERATION.to_owned(),
+                "none" => String::new(),
+                number => number.to_owned(),
+            };
+            let mut expected = vec!["EVALSHA".to_owned(), script.hash().to_owned()];
+            expected.extend(rest.split(' ').map(part));
+            assert_eq!(arguments(&requests, check), expected, "{ops:?}, {check:?}");
+        }
+    }
+
+    /// A request may be in a call of each kind of check: its nodes share what is encoded.
+    #[test]
+    fn a_single_request_is_sent_by_its_own_script() {
+        let ops = [acquire(Some(5)), acquire(None), confirm(5), Op::Release];
+        for (op, check) in ops.iter().flat_map(|op| checks().map(|check| (op, check))) {
+            let of = |number| request(number, op.clone(), true);
+            let (alone, shared, other) = (of(1), of(1), of(2));
+            let mut expected = Vec::new();
+            encode(&[alone], &check, &mut expected);
+            // As part of a call before.
+            let requests = [shared, other];
+            encode(&requests, &check, &mut Vec::new());
+            let mut written = Vec::new();
+            encode(&requests[..1], &check, &mut written);
+            assert_eq!(written, expected, "{op:?}, {check:?}");
+        }
+    }
+
+    #[test]
+    fn a_call_of_64_requests_has_lengths_of_three_digits() {
+        let check = &checks()[2];
+        let requests: Vec<_> = (0..64)
+            .map(|number| request(number, acquire(Some(5)), false))
+            .collect();
+        let sent = arguments(&requests, check);
+        assert_eq!(sent.len(), 3 + 129 + 3 + 128);
+        assert_eq!(sent[2], "129");
+        assert_eq!(sent[3 + 2 * 63], "redlock:{k63}");
+        assert_eq!(sent[3 + 128..][..2], ["redlock:generation", "1000"]);
+        let last = OwnerToken::from_random([63; 16]);
+        assert_eq!(sent[3 + 129 + 3 + 126..], [last.as_str(), "5"]);
+    }
 
     #[test]
     fn decimals_and_lengths_are_written_as_the_standard_library_writes_them() {

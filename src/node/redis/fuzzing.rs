@@ -8,11 +8,9 @@ use deadpool_redis::redis::{Msg, Value};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::node::failure::NodeFailure;
-use crate::node::job::Request;
-use crate::node::packet::{Packet, Trail};
-use crate::node::redis::call::{CallKind, CallReply, encode_call_into};
-use crate::node::redis::decode::decode;
-use crate::node::redis::encode::GenerationCheck;
+use crate::node::job::{Packet, Request, Trail};
+use crate::node::redis::decode;
+use crate::node::redis::encode::{GenerationCheck, encode_call_into};
 use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
 use crate::node::redis::link::Link;
@@ -70,7 +68,7 @@ impl NodeRequest {
     ///
     /// The reply is no vote.
     pub fn decode(&self, reply: &Value) -> Result<Reply, NodeFailure> {
-        decode(&self.0, reply, &"node".into())
+        decode::decode(&self.0, reply, &"node".into())
     }
 }
 
@@ -88,26 +86,28 @@ impl RequestCheck {
     /// Returns whether two requests may share a call.
     #[must_use]
     pub fn share_a_call(&self, one: &NodeRequest, other: &NodeRequest) -> bool {
-        let [one, other] = [one, other].map(|request| CallKind::of(&request.0, &self.0));
-        one.is_some() && one == other
+        let [one, other] = [one, other].map(|request| request.0.encoded(&self.0));
+        one.key_hash.and(other.key_hash).is_some()
+            && one.is_shareable(&self.0)
+            && one.is_like(other)
     }
 
     /// Encodes requests as one call.
     #[must_use]
     pub fn encode(&self, requests: &[NodeRequest]) -> Vec<u8> {
         let mut written = Vec::new();
-        let requests = requests.iter().map(|request| &request.0);
-        encode_call_into(requests, &self.0, &mut written);
+        let commands = requests.iter().map(|request| request.0.encoded(&self.0));
+        encode_call_into(commands, &self.0, &mut written);
         written
     }
 }
 
 /// Deals the reply to a call out to its requests.
 #[must_use]
-pub fn deal(reply: Value, requests: &[NodeRequest]) -> Vec<Value> {
-    let mut dealt = CallReply::new(reply, requests.len());
-    let requests = requests.iter();
-    requests.map(|request| dealt.next(&request.0)).collect()
+pub fn deal(mut reply: Value, requests: &[NodeRequest]) -> Vec<Value> {
+    let (count, requests) = (requests.len(), requests.iter().enumerate());
+    let each = requests.map(|(place, request)| decode::deal(&mut reply, count, place, &request.0));
+    each.collect()
 }
 
 /// The restart guard of a lock service.

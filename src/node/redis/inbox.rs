@@ -180,8 +180,7 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready};
 
     use super::*;
-    use crate::node::job::Request;
-    use crate::node::packet::Packet;
+    use crate::node::job::{Packet, Request};
     use crate::node::votes::VoteReceiver;
     use crate::protocol::message::{Command, Op};
     use crate::protocol::{ExecutionId, Fingerprint, KeyNames, OwnerToken, Record};

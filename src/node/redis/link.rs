@@ -10,9 +10,8 @@ use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value};
 
 use crate::node::job::Request;
-use crate::node::redis::call::encode_call_into;
 use crate::node::redis::describe::{describe, describe_refusal};
-use crate::node::redis::encode::GenerationCheck;
+use crate::node::redis::encode::{GenerationCheck, encode_call_into};
 use crate::node::redis::socket::{ByteStream, Socket};
 
 /// A connection to a server, which answers requests in the order in which they are sent.
@@ -57,7 +56,10 @@ impl Link {
         Requests: ExactSizeIterator<Item = &'a Request> + Clone,
     {
         self.send_bytes(calls.len(), |output| {
-            calls.for_each(|requests| encode_call_into(requests, check, output));
+            for requests in calls {
+                let commands = requests.map(|request| request.encoded(check));
+                encode_call_into(commands, check, output);
+            }
         });
     }
 

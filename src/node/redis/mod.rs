@@ -1,14 +1,13 @@
 //! The Redis node: one server behind one connection.
 //!
 //! A job travels from the handle ([`node`]) through the [`inbox`] to the [`lane`], the one task that talks to the
-//! server. The lane sends it, perhaps with others in one [`call`], over its [`link`]: a [`socket`] over TCP, TLS or a
-//! Unix socket if the server's [`address`] is known, else a redis-rs connection from the user's pool. A [`connector`]
-//! makes links; [`connect`] prepares those of lanes, and asks the restart [`guard`] whether the server may vote. Two
-//! parts have connections of their own: the [`listener`], which subscribes to releases while waiters need them, and the
-//! [`reader`], which reads big records on links from a pool.
+//! server. What a request is as a command stands in the [`table`]. The lane sends it, perhaps with others in one call,
+//! over its [`link`]: a [`socket`] over TCP, TLS or a Unix socket if the server's [`address`] is known, else a redis-rs
+//! connection from the user's pool. A [`connector`] makes links; [`connect`] prepares those of lanes, and asks the
+//! restart [`guard`] whether the server may vote. Two parts have connections of their own: the [`listener`], which
+//! subscribes to releases while waiters need them, and the [`reader`], which reads big records on links from a pool.
 
 mod address;
-mod call;
 mod connect;
 mod connector;
 mod decode;
@@ -26,13 +25,15 @@ mod node;
 mod reachability;
 mod reader;
 mod reply;
-mod scripts;
 mod shared;
 mod socket;
+mod table;
 #[cfg(feature = "tls-rustls")]
 mod tls;
 
+pub(super) use encode::{ENCODED_PING, EncodedCommand, GenerationCheck};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use guard::Guard;
 pub(crate) use node::RedisNode;
 pub(crate) use shared::Timeouts;
+pub(super) use table::Operation;

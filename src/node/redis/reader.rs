@@ -66,7 +66,7 @@ async fn try_read(shared: &Shared, job: &Job) -> Result<Reply, NodeFailure> {
         match link.replies().await {
             Ok(replies) => {
                 NodeCalls::new(&shared.name, shared.reachability.group())
-                    .record(job.request.name(), sent.elapsed());
+                    .record(job.request.operation().name, sent.elapsed());
                 let [reply] = &*replies else {
                     unreachable!("a single request has a single reply")
                 };

@@ -1,7 +1,6 @@
 //! The grouping of jobs into calls.
 
 use crate::node::job::Job;
-use crate::node::redis::call::{CallKind, key_hash, part};
 use crate::node::redis::encode::GenerationCheck;
 use crate::node::redis::lane::in_flight::InFlight;
 
@@ -23,10 +22,11 @@ pub(super) struct Calls {
 
 #[derive(Default)]
 struct OpenCall {
-    /// `None` for a job that shares no call.
-    kind: Option<CallKind>,
     jobs: Vec<Job>,
+    /// The length of their own parts.
     bytes: usize,
+    /// Whether more jobs may join it.
+    is_shareable: bool,
 }
 
 /// The most jobs in one call. The server does nothing else meanwhile; a call of this size takes it about a third of a
@@ -49,7 +49,8 @@ impl Calls {
         let Some(check) = check else {
             return output.push_call([job].into_iter());
         };
-        let Some(hash) = key_hash(&job.request) else {
+        let encoded = job.request.encoded(check);
+        let Some(hash) = encoded.key_hash else {
             self.end_run(output);
             return output.push_call([job].into_iter());
         };
@@ -57,16 +58,16 @@ impl Calls {
             self.end_run(output);
         }
         self.keys.push(hash);
-        let kind = CallKind::of(&job.request, check);
-        let part = kind.and_then(|_| part(&job.request));
-        let bytes = part.map_or(0, |part| part.bytes.len());
+        let (bytes, is_shareable) = (encoded.own_bytes(), encoded.is_shareable(check));
         let fits = |call: &&mut OpenCall| {
             let has_room = call.jobs.len() < MAX_JOBS && call.bytes + bytes <= MAX_BYTES;
-            kind.is_some() && call.kind == kind && has_room
+            let is_like = |other: &Job| other.request.encoded(check).is_like(encoded);
+            call.is_shareable && has_room && call.jobs.first().is_some_and(is_like)
         };
-        let call = match self.run[..self.open].iter_mut().find(fits) {
+        let open = self.run[..self.open].iter_mut();
+        let call = match open.filter(|_| is_shareable).find(fits) {
             Some(call) => call,
-            None => self.open_call(kind),
+            None => self.open_call(is_shareable),
         };
         call.bytes += bytes;
         call.jobs.push(job);
@@ -81,13 +82,13 @@ impl Calls {
         }
     }
 
-    fn open_call(&mut self, kind: Option<CallKind>) -> &mut OpenCall {
+    fn open_call(&mut self, is_shareable: bool) -> &mut OpenCall {
         if self.open == self.run.len() {
             self.run.push(OpenCall::default());
         }
         let call = &mut self.run[self.open];
         self.open += 1;
-        call.kind = kind;
+        call.is_shareable = is_shareable;
         call
     }
 }

@@ -11,8 +11,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
-use crate::node::redis::call::CallReply;
-use crate::node::redis::decode::{decode, is_noscript, is_temporary_refusal};
+use crate::node::redis::decode::{
+    deal, decode, is_noscript, is_refusal_of_call, is_temporary_refusal,
+};
 use crate::node::redis::describe::describe_refusal;
 use crate::node::redis::inbox::Load;
 use crate::node::redis::lane::calls::Calls;
@@ -24,8 +25,8 @@ use crate::node::redis::lane::parked::Parked;
 use crate::node::redis::lane::refused::Refused;
 use crate::node::redis::lane::status::ServerStatus;
 use crate::node::redis::reachability::Reachability;
-use crate::node::redis::scripts::load_all;
 use crate::node::redis::shared::Shared;
+use crate::node::redis::table::load_all;
 use crate::node::telemetry::NodeCalls;
 use crate::protocol::message::Reply;
 
@@ -260,15 +261,16 @@ impl Lane {
         }
         let mut found = Found::default();
         let mut replies = self.in_flight.take_replies();
-        for reply in replies.drain(..).take(batch.calls) {
+        for mut reply in replies.drain(..).take(batch.calls) {
             let count = self.in_flight.pop_call();
-            let mut reply = CallReply::new(reply, count);
-            if reply.is_refused() {
+            let is_refused = count > 1 && is_refusal_of_call(&reply);
+            if is_refused {
                 self.connection.pause_sharing(now);
             }
-            for _ in 0..count {
+            for place in 0..count {
                 if let Some(job) = self.in_flight.pop_job() {
-                    self.on_answered(job, &mut reply, now, took, &mut found);
+                    let value = deal(&mut reply, count, place, &job.request);
+                    self.on_answered(job, &value, is_refused, now, took, &mut found);
                 }
             }
         }
@@ -298,34 +300,34 @@ impl Lane {
     fn on_answered(
         &mut self,
         mut job: Job,
-        reply: &mut CallReply,
+        value: &Value,
+        is_refused: bool,
         now: Instant,
         took: Duration,
         found: &mut Found,
     ) {
-        let value = reply.next(&job.request);
-        let is_noscript = is_noscript(&value);
+        let is_noscript = is_noscript(value);
         found.forgot_scripts |= is_noscript;
-        if (is_noscript || reply.is_refused()) && job.may_be_repeated(now) {
+        if (is_noscript || is_refused) && job.may_be_repeated(now) {
             // Sent again behind this batch. The server has executed nothing.
             return self.parked.push_back(job);
         }
-        if value == Value::Nil && job.may_be_repeated(now) && job.ask_why() {
+        if *value == Value::Nil && job.may_be_repeated(now) && job.ask_why() {
             return self.parked.push_back(job);
         }
-        self.telemetry.record(job.request.name(), took);
+        self.telemetry.record(job.request.operation().name, took);
         if let Value::Int(published) = value
             && job.is_release()
         {
             found.has_released = true;
-            self.shared.set_subscribers(&mut job, published);
+            self.shared.set_subscribers(&mut job, *published);
         }
-        let mut outcome = decode(&job.request, &value, &self.shared.name);
+        let mut outcome = decode(&job.request, value, &self.shared.name);
         if outcome == Ok(Reply::Lost) && job.is_release() && job.is_repeated() {
             // It may have released the lock itself, and only the reply was lost.
             outcome = Ok(Reply::Released);
         }
-        if job.is_release() && is_temporary_refusal(&value) {
+        if job.is_release() && is_temporary_refusal(value) {
             // Answered at once, because the next attempts may take longer than any caller waits.
             job.answer(outcome);
             return self.refused.push(job, now + PROBE_PAUSE);

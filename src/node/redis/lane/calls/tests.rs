@@ -7,9 +7,8 @@ use deadpool_redis::redis::Value;
 use tokio::time::Instant;
 
 use super::*;
-use crate::node::job::Request;
-use crate::node::packet::{Packet, Trail};
-use crate::node::redis::call::CallReply;
+use crate::node::job::{Packet, Request, Trail};
+use crate::node::redis::decode::deal;
 use crate::node::redis::socket::tests::parse_all;
 use crate::node::votes::VoteReceiver;
 use crate::protocol::admission::Generation;
@@ -123,13 +122,13 @@ impl Bench {
     fn take_answered(&mut self) -> Vec<(Job, Value, bool)> {
         let batch = self.in_flight.pop_batch().expect("it was sent");
         let mut answered = Vec::new();
-        for reply in self.in_flight.take_replies().into_iter().take(batch.calls) {
+        for mut reply in self.in_flight.take_replies().into_iter().take(batch.calls) {
             let count = self.in_flight.pop_call();
-            let mut reply = CallReply::new(reply, count);
-            let is_whole = matches!(reply, CallReply::Common(_));
-            for _ in 0..count {
+            let is_each = matches!(&reply, Value::Array(parts) if parts.len() == count);
+            let is_whole = count > 1 && !is_each;
+            for place in 0..count {
                 let job = self.in_flight.pop_job().expect("each reply is to jobs");
-                let own = reply.next(&job.request);
+                let own = deal(&mut reply, count, place, &job.request);
                 answered.push((job, own, is_whole));
             }
         }
@@ -144,7 +143,7 @@ fn describe_all<'a>(requests: impl Iterator<Item = &'a Request>) -> String {
 
 /// Returns the name of a request and its keys, as `acquire a b`.
 fn describe(request: &Request) -> String {
-    let mut described = request.name().to_owned();
+    let mut described = request.operation().name.to_owned();
     if let Request::Command(packet) = request {
         for name in packet.command.names.iter() {
             let lock = str::from_utf8(&name.lock).expect("the keys are text");
@@ -246,7 +245,8 @@ fn a_call_has_at_most_32_kib_of_keys_and_owners() {
         bench.calls.end_run(&mut bench.in_flight);
         let mut sizes = Vec::new();
         for call in bench.in_flight.unsent_calls() {
-            let parts = call.map(|request| part(request).expect("it has one key").bytes.len());
+            let check = GenerationCheck::default();
+            let parts = call.map(|request| request.encoded(&check).own_bytes());
             sizes.push(parts.sum::<usize>());
         }
         let [first, second] = sizes[..] else {

@@ -3,8 +3,7 @@
 use tokio::net::TcpStream;
 use tokio::time::advance;
 
-use crate::node::job::Request;
-use crate::node::packet::{Packet, Trail};
+use crate::node::job::{Packet, Request, Trail};
 use crate::node::redis::lane::connection::SHARING_PAUSE;
 use crate::node::redis::lane::connection::tests::{candidate, shared};
 use crate::node::redis::socket::tests::parse_all;
@@ -147,7 +146,9 @@ impl Bench {
     fn in_flight(&self) -> Vec<(OwnerToken, &'static str)> {
         let jobs = self.lane.in_flight.jobs();
         jobs.map(|job| match &job.request {
-            Request::Command(packet) => (packet.command.owner.clone(), job.request.name()),
+            Request::Command(packet) => {
+                (packet.command.owner.clone(), job.request.operation().name)
+            }
             Request::Ping => unreachable!("no test sends a ping"),
         })
         .collect()
