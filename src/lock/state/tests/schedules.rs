@@ -108,6 +108,29 @@ fn the_outcome_of_the_release_is_there_when_the_lease_is_closed() {
     });
 }
 
+/// Invariant: a waiter that looks for a loss, and sleeps, hears of the next, also if another caller has the lock revoked.
+#[test]
+fn a_loss_is_heard_while_the_task_goes_on() {
+    in_many_orders(|| {
+        for reason in [LostReason::Gone, LostReason::Revoked] {
+            let (state, _share, control) = state();
+            let losing = {
+                let state = Arc::clone(&state);
+                spawn(move || {
+                    if reason == LostReason::Revoked {
+                        state.revoke();
+                    } else {
+                        control.lose(reason);
+                    }
+                    control
+                })
+            };
+            assert_eq!(block_on(state.lost()), reason);
+            join([losing]);
+        }
+    });
+}
+
 /// Invariant: a task that dies without an outcome leaves none of those that wait behind.
 #[test]
 fn a_task_that_dies_ends_all_waits() {

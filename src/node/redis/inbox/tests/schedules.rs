@@ -19,9 +19,9 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// Posts a job with this number, and starts a lane if the inbox asks for one. After so many jobs, that lane ends as
-    /// if its runtime had.
-    fn post(self: &Arc<Self>, number: usize, ends_after: usize) {
+    /// Posts a job with this number, and starts a lane if the inbox asks for one. With `ends`, that lane takes jobs once,
+    /// and then ends as if its runtime had.
+    fn post(self: &Arc<Self>, number: usize, ends: bool) {
         let votes = VoteReceiver::new(&["n".into()].into());
         let job = Job::new(Request::Ping, votes.sender(number), Instant::now());
         drop(votes);
@@ -29,21 +29,20 @@ impl Lanes {
             let others = self.alive.fetch_add(1, Ordering::SeqCst);
             assert_eq!(others, 0, "a second lane");
             let lanes = Arc::clone(self);
-            let lane = spawn(move || lanes.run(ends_after));
+            let lane = spawn(move || lanes.run(ends));
             self.lanes.lock().push(lane);
         }
     }
 
-    fn run(&self, mut jobs_left: usize) {
+    fn run(&self, ends: bool) {
         let mut taken = VecDeque::new();
-        while jobs_left > 0 && self.has_jobs() {
+        while self.has_jobs() {
             self.inbox.take(2, &mut taken);
-            while jobs_left > 0
-                && let Some(job) = taken.pop_front()
-            {
-                self.finished.lock().push(job.sender.node());
-                jobs_left -= 1;
+            if ends {
+                break;
             }
+            let numbers = taken.drain(..).map(|job| job.sender.node());
+            self.finished.lock().extend(numbers);
         }
         self.alive.fetch_sub(1, Ordering::SeqCst);
         self.inbox.detach(taken.into());
@@ -72,7 +71,7 @@ fn a_lane_does_not_sleep_over_jobs_or_the_end() {
         let lanes = Arc::new(Lanes::default());
         let posting = [10, 20].map(|first| {
             let lanes = Arc::clone(&lanes);
-            spawn(move || (first..first + 2).for_each(|number| lanes.post(number, usize::MAX)))
+            spawn(move || (first..first + 2).for_each(|number| lanes.post(number, false)))
         });
         join(posting);
         let finished = lanes.close();
@@ -90,15 +89,15 @@ fn a_lane_does_not_sleep_over_jobs_or_the_end() {
 fn the_next_lane_begins_with_the_jobs_that_the_former_left() {
     in_many_orders(|| {
         let lanes = Arc::new(Lanes::default());
-        lanes.post(0, 1);
+        lanes.post(0, true);
         let former = lanes.lanes.lock().pop().unwrap();
         let posting = {
             let lanes = Arc::clone(&lanes);
-            spawn(move || [1, 2].map(|number| lanes.post(number, usize::MAX)))
+            spawn(move || [1, 2].map(|number| lanes.post(number, false)))
         };
         join([former]);
         join([posting]);
-        lanes.post(3, usize::MAX);
+        lanes.post(3, false);
         assert_eq!(lanes.close(), [0, 1, 2, 3]);
     });
 }
