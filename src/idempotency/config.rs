@@ -169,7 +169,7 @@ impl ActiveExecutions {
     /// Returns the layer that executes a resource.
     fn layer_of(&self, redlock: &Redlock, resource: &LockKey) -> Option<&LayerId> {
         self.0.iter().find_map(|(execution, layer, is_answered)| {
-            let is_active = !is_answered.load(Ordering::Acquire);
+            let is_active = !is_answered.load(Ordering::Relaxed);
             (is_active && execution.is_executing(redlock, resource)).then_some(layer)
         })
     }

@@ -134,7 +134,8 @@ impl ExecutionTask {
             answering,
         );
         let answered = answered.await;
-        self.is_answered.store(true, Ordering::Release);
+        // Relaxed: a layer that sends the request again has the answer, which orders this.
+        self.is_answered.store(true, Ordering::Relaxed);
         let state = match (self.calls.handler_state(), &answered) {
             (HandlerState::MaybeCalled, Err(_)) => HandlerState::Stopped,
             (_, Ok(Err(error))) if self.calls.is_single() && is_shed(error) => {

@@ -40,6 +40,7 @@ impl Core {
     /// Logs, once, that a task requests a lock which it requested before and which is still held: it may wait for
     /// itself.
     pub(crate) fn warn_of_reentry(&self, resource: &'static str) {
+        // Relaxed: one swap decides who logs.
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 resource,

@@ -16,6 +16,11 @@
 //!   extensions. The handler was called, so that request does not change the count.
 //!
 //! Hence a count of zero proves that the handler was not called, or that every call of it was stopped.
+//!
+//! *Orderings.* The answer or the error of a call orders what was noted about it before what its reader does next. Calls
+//! may run beside each other, though: a layer may answer with the first of two. The count is therefore changed last when
+//! a call is stopped and first when one begins, with release, and read first, with acquire: a reader that finds no call
+//! left finds the stop that took the last one. The flags are relaxed: the count, or the answer, orders them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -47,7 +52,7 @@ pub(crate) struct CallToken {
 /// By hand: cloned extensions belong to another request, which has no call of its own.
 impl Clone for CallToken {
     fn clone(&self) -> Self {
-        self.tracker.is_copied.store(true, Ordering::Release);
+        self.tracker.is_copied.store(true, Ordering::Relaxed);
         Self {
             tracker: Arc::clone(&self.tracker),
             is_taken: Arc::clone(&self.is_taken),
@@ -82,13 +87,14 @@ impl CallTracker {
     /// Counts a call without a token.
     pub(crate) fn count_call(&self) {
         self.passed_on.fetch_add(1, Ordering::AcqRel);
-        self.is_last_stopped.store(false, Ordering::Release);
+        self.is_last_stopped.store(false, Ordering::Relaxed);
     }
 
     /// Records that a call that was passed on was stopped midway.
     pub(crate) fn mark_stopped(&self) {
-        self.is_stopped.store(true, Ordering::Release);
-        self.is_last_stopped.store(true, Ordering::Release);
+        self.is_stopped.store(true, Ordering::Relaxed);
+        self.is_last_stopped.store(true, Ordering::Relaxed);
+        // Last: who finds the call gone must find it stopped.
         self.take_back();
     }
 
@@ -106,7 +112,7 @@ impl CallTracker {
     #[cfg(feature = "idempotency")]
     pub(crate) fn handler_state(&self) -> HandlerState {
         let is_none_left = self.passed_on.load(Ordering::Acquire) == 0;
-        let is_last_stopped = self.is_last_stopped.load(Ordering::Acquire);
+        let is_last_stopped = self.is_last_stopped.load(Ordering::Relaxed);
         if self.is_stopped() && (is_none_left || is_last_stopped) {
             HandlerState::Stopped
         } else if is_none_left {
@@ -119,13 +125,13 @@ impl CallTracker {
     /// Returns whether any call was stopped midway. Its effect is unknown even if a later call answered.
     #[cfg(feature = "idempotency")]
     pub(crate) fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Ordering::Acquire)
+        self.is_stopped.load(Ordering::Relaxed)
     }
 
     /// Returns whether there was one call at most, as far as a layer that is not of this crate could make several.
     #[cfg(feature = "idempotency")]
     pub(crate) fn is_single(&self) -> bool {
-        !self.is_stopped() && !self.is_copied.load(Ordering::Acquire)
+        !self.is_stopped() && !self.is_copied.load(Ordering::Relaxed)
     }
 
     /// Removes a call, unless a layer further in has removed it and is about to pass the request on.
@@ -168,12 +174,14 @@ impl CallToken {
 
     fn take_over(&self) -> Arc<CallTracker> {
         if self.is_copy {
-            let is_retry = self.is_taken.load(Ordering::Acquire);
+            // Relaxed: a layer that calls again has the answer to the call that took the token, or has passed it on before.
+            let is_retry = self.is_taken.load(Ordering::Relaxed);
             // A request that the handler makes gets a tracker of its own, which is not read.
             let tracker = is_retry.then(|| Arc::clone(&self.tracker));
             return tracker.unwrap_or_default();
         }
-        if !self.is_taken.swap(true, Ordering::AcqRel) {
+        // One swap decides who takes the call back, and the count has an order of its own.
+        if !self.is_taken.swap(true, Ordering::Relaxed) {
             self.tracker.take_back();
         }
         Arc::clone(&self.tracker)

@@ -102,7 +102,8 @@ async fn run<F: Future>(
     is_not_started: Arc<AtomicBool>,
 ) -> Option<F::Output> {
     if held.check_expired().is_some() {
-        is_not_started.store(true, Ordering::Release);
+        // Relaxed: the end of this task, for which the reader waits, orders it.
+        is_not_started.store(true, Ordering::Relaxed);
         return None;
     }
     let aborted = poll_fn(|context| match held.on_lost {

@@ -343,7 +343,7 @@ impl SentRequest {
     /// Returns whether the handler, in a task of its own, found its lock lost before it was first polled.
     fn is_not_started(&self) -> bool {
         let is_not_started = self.is_not_started.as_ref();
-        is_not_started.is_some_and(|is_not_started| is_not_started.load(Ordering::Acquire))
+        is_not_started.is_some_and(|is_not_started| is_not_started.load(Ordering::Relaxed))
     }
 
     /// Refuses a request whose handler was stopped or did not start.

@@ -187,6 +187,7 @@ impl Guard {
         let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
         let Some(run_id) = run_id.filter(|run_id| !run_id.is_empty()) else {
             self.forget(node);
+            // Relaxed: one swap decides who logs.
             if !self.has_warned.swap(true, Ordering::Relaxed) {
                 let why = refusal.unwrap_or_else(|| "INFO has no run_id".into());
                 tracing::warn!(

@@ -69,13 +69,14 @@ impl CurrentReachability {
         let is_tried = !matches!(reachability, Reachability::Untried);
         let mut value = self.value.lock();
         let is_open = reachability.is_open();
-        // Within the lock, which orders the writers. Readers that need only this one answer take no lock; a stale one costs a
-        // request that fails, or one that a lane refuses although its server is back.
-        let was_open = self.is_open.swap(is_open, Ordering::AcqRel);
+        // Relaxed, and so are the other uses: the lock orders the writers. Readers that need only this one answer take no lock,
+        // and read nothing else that depends on it; a stale one costs a request that fails, or one that a lane refuses
+        // although its server is back.
+        let was_open = self.is_open.swap(is_open, Ordering::Relaxed);
         if let Some(peers) = self.peers.get().filter(|_| is_open != was_open) {
             peers.count(is_open);
         }
-        self.is_tried.store(is_tried, Ordering::Release);
+        self.is_tried.store(is_tried, Ordering::Relaxed);
         *value = reachability;
     }
 
@@ -95,11 +96,11 @@ impl CurrentReachability {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Acquire)
+        self.is_open.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_tried(&self) -> bool {
-        self.is_tried.load(Ordering::Acquire)
+        self.is_tried.load(Ordering::Relaxed)
     }
 
     /// Returns since when the server has been down, if it is.

@@ -118,6 +118,7 @@ impl Shared {
     pub(super) fn set_subscribers(&self, release: &mut Job, published: i64) {
         if let Ok(subscribers) = usize::try_from(published) {
             release.sender.set_subscribers(subscribers);
+        // Relaxed: one swap decides who logs.
         } else if published == -1 && !self.has_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 node = &*self.name,
