@@ -8,7 +8,6 @@
 //! subscribes to releases while waiters need them, and the [`reader`], which reads big records on links from a pool.
 
 mod address;
-mod connect;
 mod connector;
 mod decode;
 mod describe;

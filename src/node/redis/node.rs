@@ -13,7 +13,6 @@ use crate::node::redis::guard::Guard;
 use crate::node::redis::inbox::Posted;
 use crate::node::redis::lane;
 use crate::node::redis::listener::Listener;
-use crate::node::redis::reachability::{Reachability, time_until};
 use crate::node::redis::reader;
 use crate::node::redis::shared::{Shared, Timeouts};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
@@ -120,22 +119,6 @@ impl Node for RedisNode {
     }
 
     fn state(&self) -> NodeState {
-        if !self.shared.reachability.is_tried() {
-            return NodeState::Up;
-        }
-        if let Some(why) = self.shared.duplicate() {
-            let since = Duration::ZERO;
-            return NodeState::Unreachable { why, since };
-        }
-        match self.shared.reachability.get() {
-            Reachability::Untried | Reachability::Up => NodeState::Up,
-            Reachability::Quarantined { until } => NodeState::Quarantined {
-                left: time_until(until),
-            },
-            Reachability::Down { why, since } => NodeState::Unreachable {
-                why,
-                since: since.elapsed(),
-            },
-        }
+        self.shared.state()
     }
 }

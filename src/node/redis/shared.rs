@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use deadpool::managed::Pool;
+use tokio::time::Instant;
 
 use crate::node::failure::NodeFailure;
 use crate::node::home::Home;
@@ -14,7 +15,8 @@ use crate::node::redis::describe::PUBLISH_PERMISSIONS;
 use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
 use crate::node::redis::inbox::Inbox;
-use crate::node::redis::reachability::{CurrentReachability, Reachability, time_until};
+use crate::node::redis::reachability::Reachability;
+use crate::node::state::NodeState;
 
 /// The state of a Redis node that its handle, its lane and its reader share.
 pub(super) struct Shared {
@@ -24,7 +26,7 @@ pub(super) struct Shared {
     pub(super) timeouts: Timeouts,
     /// The restart guard; `None` if it is off and there is no other server.
     pub(super) guard: Option<Arc<Guard>>,
-    pub(super) reachability: CurrentReachability,
+    pub(super) reachability: Reachability,
     pub(super) inbox: Inbox,
     /// Where its tasks live.
     pub(super) home: Arc<Home>,
@@ -47,11 +49,11 @@ impl Shared {
         home: &Arc<Home>,
     ) -> Self {
         Self {
+            reachability: Reachability::new(&endpoint.name),
             name: endpoint.name,
             pool: endpoint.pool,
             timeouts,
             guard,
-            reachability: CurrentReachability::new(),
             inbox: Inbox::default(),
             home: Arc::clone(home),
             has_warned: AtomicBool::new(false),
@@ -67,19 +69,25 @@ impl Shared {
     /// Returns the same as the lane has just found it, or found it last.
     pub(super) fn last_failure(&self) -> Option<NodeFailure> {
         let node = || Arc::clone(&self.name);
-        if let Some(why) = self.duplicate() {
-            return Some(NodeFailure::Unreachable { node: node(), why });
+        match self.state() {
+            NodeState::Up => None,
+            NodeState::Quarantined { left } => {
+                Some(NodeFailure::Quarantined { node: node(), left })
+            }
+            NodeState::Unreachable { why, .. } => {
+                Some(NodeFailure::Unreachable { node: node(), why })
+            }
         }
-        if self.reachability.is_open() {
-            return None;
-        }
-        match self.reachability.get() {
-            Reachability::Down { why, .. } => Some(NodeFailure::Unreachable { node: node(), why }),
-            Reachability::Quarantined { until } => Some(NodeFailure::Quarantined {
-                node: node(),
-                left: time_until(until),
-            }),
-            Reachability::Untried | Reachability::Up => None,
+    }
+
+    /// Returns what is known about the node.
+    pub(super) fn state(&self) -> NodeState {
+        match self.duplicate() {
+            Some(why) if self.reachability.is_tried() => NodeState::Unreachable {
+                why,
+                since: Duration::ZERO,
+            },
+            _ => self.reachability.state(),
         }
     }
 
@@ -102,6 +110,14 @@ impl Shared {
         let other = self.guard.as_ref()?.duplicate_of(&self.name)?;
         let why = format!("{} and {other} are one server; list it once", self.name);
         Some(why.into())
+    }
+
+    /// Reports that the server answers and must not vote for this time.
+    pub(super) fn set_quarantined(&self, left: Duration) {
+        let until = Instant::now() + left;
+        let duplicate = self.duplicate();
+        self.reachability
+            .set_quarantined(until, duplicate.as_deref());
     }
 
     /// Returns the failure of a request to a server that has lost its memory since it was admitted.

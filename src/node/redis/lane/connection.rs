@@ -2,21 +2,18 @@
 //!
 //! # Implementation details
 //!
+//! There may be a *live* connection, and there may be a *next* one: an attempt to open it is under way, or planned for an
+//! instant. Without a live connection, there always is a next one. It is *paused* after a failed attempt, and *resting*
+//! if the server closes idle connections and no job needs one; a job wakes it from its rest but not from its pause.
+//!
 //! ```text
-//!                 opened                lost
-//!   Connecting ────────────────▶ Live ────────┬─▶ Connecting, usually
-//!     │     ▲                    │  ▲         ├─▶ Down, if lost twice within the pause
-//!     │     │ due, or            │  │         └─▶ Resting, if lost twice without any use
-//!     │     │ woken by a job     ▼  │ opened
-//!     ▼     │                    Probe
-//!   Down, Resting
+//!             opened                     lost                    when
+//!   next ────────────────▶ live  ──────────────▶ connecting   usually
+//!                                                paused       lost twice within the pause
+//!                                                resting      lost twice without any use
 //! ```
 //!
-//! Without a connection, the lane is `Connecting`, or waits until an instant to connect again: it is `Down` after a
-//! failed attempt, and `Resting` if the server closes idle connections and no job needs one. A job wakes it from
-//! `Resting` but not from `Down`.
-//!
-//! A live connection may be silent or out of date. A *probe* then opens another one beside it. If the old connection
+//! A live connection may be silent or out of date. The next one is a *probe* then, opened beside it. If the old connection
 //! is silent when the new one is ready, the new one stands by: the old one may still answer, and everything on it is
 //! in order. The standby replaces it if it stays silent.
 
@@ -26,14 +23,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use deadpool::managed::Manager;
 use deadpool_redis::redis::{Pipeline, Value};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::node::job::Request;
-use crate::node::redis::connect::{Opened, open};
 use crate::node::redis::encode::GenerationCheck;
+use crate::node::redis::guard::Admission;
 use crate::node::redis::link::Link;
 use crate::node::redis::shared::Shared;
+use crate::node::redis::table::load_all;
 
 /// The interval at which an idle connection is checked.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -50,7 +49,8 @@ const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// The connection of a lane.
 pub(super) struct Connection {
     shared: Arc<Shared>,
-    state: State,
+    live: Option<Live>,
+    next: Next,
     /// When a connection was last lost.
     lost_at: Option<Instant>,
     /// Whether the connection before was lost without any use.
@@ -59,21 +59,6 @@ pub(super) struct Connection {
     last_took: Option<Duration>,
     /// The number of attempts since then.
     attempts: u32,
-}
-
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one value for each lane, which is nearly always live"
-)]
-enum State {
-    /// There is no connection yet; an attempt to open one is under way.
-    Connecting(ConnectAttempt),
-    /// There is a connection.
-    Live(Live),
-    /// There is no connection, and none is needed before this instant unless a job comes.
-    Resting { until: Instant },
-    /// There is no connection, and no attempt before this instant.
-    Down { until: Instant },
 }
 
 struct Live {
@@ -86,32 +71,36 @@ struct Live {
     is_used: bool,
     /// From when on several requests can share a call.
     shares_from: Instant,
-    probe: Probe,
 }
 
-/// The opening of another connection beside the live one.
-enum Probe {
+/// The next connection. Beside a live one, it is a probe.
+enum Next {
+    /// None is planned, because there is a live one.
     None,
+    /// An attempt to open it is under way.
     Connecting(ConnectAttempt),
-    /// The new connection replaces the silent one at this instant.
-    Standby(Candidate, Instant),
-    /// An attempt has failed; the next one starts at this instant.
+    /// It replaces the silent live one at this instant.
+    Standby(Opened, Instant),
+    /// No attempt before this instant, because one has failed.
     Paused(Instant),
+    /// No attempt before this instant unless a job comes.
+    Resting(Instant),
 }
 
 struct ConnectAttempt {
     opening: Opening,
-    started: Instant,
     ends_at: Instant,
 }
 
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
 
-/// A new connection that is ready for use.
-pub(super) struct Candidate {
-    pub(super) opened: Opened,
+/// A new connection that is ready for lock commands.
+pub(super) struct Opened {
+    link: Link,
+    /// Whether and when its server may vote.
+    pub(super) admission: Option<Admission>,
     /// When the attempt to open it started.
-    pub(super) started: Instant,
+    started: Instant,
 }
 
 /// An event on the connection.
@@ -119,16 +108,16 @@ pub(super) enum ConnectionEvent {
     /// All replies to the oldest batch have arrived, or the connection is lost.
     Replied(Result<(), Arc<str>>),
     /// An attempt has ended.
-    Attempted(Result<Candidate, Arc<str>>),
+    Attempted(Result<Opened, Arc<str>>),
 }
 
 impl Connection {
     /// Creates a connection that is down until the first attempt.
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        let until = Instant::now();
         Self {
             shared: Arc::clone(shared),
-            state: State::Down { until },
+            live: None,
+            next: Next::Paused(Instant::now()),
             lost_at: None,
             was_unused: false,
             last_took: None,
@@ -137,57 +126,44 @@ impl Connection {
     }
 
     pub(super) fn is_live(&self) -> bool {
-        matches!(self.state, State::Live(_))
+        self.live.is_some()
     }
 
     /// Returns since when the connection has been live, if it is.
     pub(super) fn live_since(&self) -> Option<Instant> {
-        match &self.state {
-            State::Live(live) => Some(live.since),
-            _ => None,
-        }
+        self.live.as_ref().map(|live| live.since)
     }
 
     /// Returns whether an attempt is under way or planned. That is always so without a connection.
     pub(super) fn is_probing(&self) -> bool {
-        !matches!(&self.state, State::Live(live) if matches!(live.probe, Probe::None))
+        !matches!(self.next, Next::None)
     }
 
     /// Returns when more is known of the server at the latest: the next attempt begins, or the current one ends.
     pub(super) fn knows_more_at(&self) -> Option<Instant> {
-        match &self.state {
-            State::Connecting(attempt) => Some(attempt.ends_at),
-            State::Live(Live {
-                probe: Probe::Connecting(attempt),
-                ..
-            }) => Some(attempt.ends_at),
+        match &self.next {
+            Next::Connecting(attempt) => Some(attempt.ends_at),
             _ => self.next_timer(),
         }
     }
 
     /// Returns when [`on_timer`](Self::on_timer) has something to do, if nothing else happens before.
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        match &self.state {
-            State::Connecting(_) => None,
-            State::Resting { until } | State::Down { until } => Some(*until),
-            State::Live(live) => match &live.probe {
-                Probe::None | Probe::Connecting(_) => None,
-                Probe::Standby(_, until) | Probe::Paused(until) => Some(*until),
-            },
+        match &self.next {
+            Next::None | Next::Connecting(_) => None,
+            Next::Standby(_, at) | Next::Paused(at) | Next::Resting(at) => Some(*at),
         }
     }
 
     /// Returns the check with which requests can share a call, if they can.
     pub(super) fn shared_check(&self, now: Instant) -> Option<&GenerationCheck> {
-        match &self.state {
-            State::Live(live) if live.shares_from <= now => Some(&live.check),
-            _ => None,
-        }
+        let live = self.live.as_ref().filter(|live| live.shares_from <= now);
+        live.map(|live| &live.check)
     }
 
     /// Lets no requests share a call for a while, because the server refused one.
     pub(super) fn pause_sharing(&mut self, now: Instant) {
-        if let State::Live(live) = &mut self.state {
+        if let Some(live) = &mut self.live {
             live.shares_from = now + SHARING_PAUSE;
         }
     }
@@ -197,29 +173,16 @@ impl Connection {
     where
         Requests: ExactSizeIterator<Item = &'a Request> + Clone,
     {
-        if let State::Live(live) = &mut self.state {
+        if let Some(live) = &mut self.live {
             live.is_used = true;
             live.link.send(calls, &live.check);
         }
     }
 
-    /// Sends a ping that counts as no use, and returns whether the connection is live.
-    pub(super) fn ping(&mut self) -> bool {
-        let State::Live(live) = &mut self.state else {
-            return false;
-        };
-        let ping = [&Request::Ping].into_iter();
-        live.link.send([ping].into_iter(), &live.check);
-        true
-    }
-
     /// Sends a pipeline that counts as no use, and returns whether the connection is live.
     pub(super) fn send_pipeline(&mut self, pipeline: &Pipeline) -> bool {
-        let State::Live(live) = &mut self.state else {
-            return false;
-        };
-        live.link.send_pipeline(pipeline);
-        true
+        let live = self.live.as_mut();
+        live.map(|live| live.link.send_pipeline(pipeline)).is_some()
     }
 
     /// Waits for the next event, and appends replies as they arrive.
@@ -228,61 +191,49 @@ impl Connection {
         context: &mut Context<'_>,
         replies: &mut Vec<Value>,
     ) -> Poll<ConnectionEvent> {
-        let attempt = match &mut self.state {
-            State::Connecting(attempt) => attempt,
-            State::Resting { .. } | State::Down { .. } => return Poll::Pending,
-            State::Live(live) => {
-                if let Poll::Ready(replied) = live.link.poll_replies(context, replies) {
-                    return Poll::Ready(ConnectionEvent::Replied(replied));
-                }
-                match &mut live.probe {
-                    Probe::Connecting(attempt) => attempt,
-                    _ => return Poll::Pending,
-                }
-            }
+        if let Some(live) = &mut self.live
+            && let Poll::Ready(replied) = live.link.poll_replies(context, replies)
+        {
+            return Poll::Ready(ConnectionEvent::Replied(replied));
+        }
+        let Next::Connecting(attempt) = &mut self.next else {
+            return Poll::Pending;
         };
-        let started = attempt.started;
-        let opened = std::task::ready!(attempt.opening.as_mut().poll(context));
-        let candidate = opened.map(|opened| Candidate { opened, started });
-        Poll::Ready(ConnectionEvent::Attempted(candidate))
+        let attempted = attempt.opening.as_mut().poll(context);
+        attempted.map(ConnectionEvent::Attempted)
     }
 
     /// Starts an attempt, beside the live connection if there is one.
     pub(super) fn start_attempt(&mut self) {
-        let attempt = self.next_attempt();
-        match &mut self.state {
-            State::Live(live) => live.probe = Probe::Connecting(attempt),
-            state => *state = State::Connecting(attempt),
-        }
+        let limit = self.attempt_limit();
+        self.next = Next::Connecting(ConnectAttempt::new(&self.shared, limit));
+        self.attempts += 1;
     }
 
     /// Starts an attempt if the connection is resting.
     pub(super) fn wake(&mut self) {
-        if matches!(self.state, State::Resting { .. }) {
+        if matches!(self.next, Next::Resting(_)) {
             self.start_attempt();
         }
     }
 
     /// Keeps a new connection beside the live one, which it replaces at this instant.
-    pub(super) fn stand_by(&mut self, candidate: Candidate, until: Instant) {
-        if let State::Live(live) = &mut self.state {
-            live.probe = Probe::Standby(candidate, until);
-        }
+    pub(super) fn stand_by(&mut self, opened: Opened, at: Instant) {
+        self.next = Next::Standby(opened, at);
     }
 
     /// Uses a new connection from now on.
-    pub(super) fn replace(&mut self, candidate: Candidate) {
-        let Opened { link, admission } = candidate.opened;
+    pub(super) fn replace(&mut self, opened: Opened) {
         let guard = self.shared.guard.as_ref();
-        self.last_took = Some(candidate.started.elapsed());
-        self.attempts = 0;
         let now = Instant::now();
-        let (run_id, generation) = match admission {
+        self.last_took = Some(now - opened.started);
+        self.attempts = 0;
+        let (run_id, generation) = match opened.admission {
             Some(admission) => (admission.run_id, admission.generation),
             None => (None, None),
         };
-        self.state = State::Live(Live {
-            link,
+        self.live = Some(Live {
+            link: opened.link,
             run_id,
             check: GenerationCheck {
                 key: guard.and_then(|guard| guard.generation_key.clone()),
@@ -291,62 +242,49 @@ impl Connection {
             since: now,
             shares_from: now,
             is_used: false,
-            probe: Probe::None,
         });
+        self.next = Next::None;
     }
 
     /// Pauses after a failed attempt. A live connection stays.
     pub(super) fn on_attempt_failed(&mut self, now: Instant) {
-        let until = now + PROBE_PAUSE;
-        match &mut self.state {
-            State::Live(live) => live.probe = Probe::Paused(until),
-            state => *state = State::Down { until },
-        }
+        self.next = Next::Paused(now + PROBE_PAUSE);
     }
 
     /// Ends a live connection and its probe, and pauses.
     pub(super) fn close(&mut self, now: Instant) {
-        self.state = State::Down {
-            until: now + PROBE_PAUSE,
-        };
+        self.live = None;
+        self.on_attempt_failed(now);
     }
 
-    /// Ends a live connection in favour of its probe. Returns the standby to use, if there is one.
+    /// Ends a live connection in favour of the next one. Returns the standby to use, if there is one.
     #[must_use]
-    pub(super) fn give_up(&mut self) -> Option<Candidate> {
-        match self.take_probe() {
-            Probe::None => self.state = State::Connecting(self.next_attempt()),
-            Probe::Connecting(attempt) => self.state = State::Connecting(attempt),
-            Probe::Standby(candidate, _) => return Some(candidate),
-            Probe::Paused(until) => self.state = State::Down { until },
+    pub(super) fn give_up(&mut self) -> Option<Opened> {
+        self.live = None;
+        if matches!(self.next, Next::None) {
+            self.start_attempt();
         }
-        None
+        self.take_standby()
     }
 
     /// Ends a connection that was lost. Returns the standby to use, if there is one.
     #[must_use]
-    pub(super) fn on_lost(&mut self, now: Instant, has_parked: bool) -> Option<Candidate> {
-        let is_unused = matches!(&self.state, State::Live(live) if !live.is_used);
-        match self.take_probe() {
-            Probe::Standby(candidate, _) => return Some(candidate),
-            Probe::Connecting(attempt) => {
-                self.state = State::Connecting(attempt);
-                return None;
-            }
-            Probe::None | Probe::Paused(_) => {}
+    pub(super) fn on_lost(&mut self, now: Instant, has_parked: bool) -> Option<Opened> {
+        let is_unused = self.live.take().is_some_and(|live| !live.is_used);
+        if matches!(self.next, Next::Standby(..) | Next::Connecting(_)) {
+            return self.take_standby();
         }
         let was_unused = std::mem::replace(&mut self.was_unused, is_unused);
         let lost_before = self.lost_at.replace(now);
         if is_unused && was_unused && !has_parked {
             // The server, or a proxy, closes idle connections: the next job opens one.
-            let until = now + KEEPALIVE;
-            self.state = State::Resting { until };
+            self.next = Next::Resting(now + KEEPALIVE);
         } else if lost_before.is_some_and(|at| now - at < PROBE_PAUSE) {
             // The server, or a proxy, closes every connection at once.
-            self.close(now);
+            self.on_attempt_failed(now);
         } else {
             // A closed idle connection is no outage, so jobs wait for this attempt.
-            self.state = State::Connecting(self.next_attempt());
+            self.start_attempt();
         }
         None
     }
@@ -354,48 +292,41 @@ impl Connection {
     /// Ends the probe, because the live connection answers again. Returns the standby to use if it leads to another
     /// memory: the state of the node is that of the memory found last.
     #[must_use]
-    pub(super) fn on_recovered(&mut self) -> Option<Candidate> {
-        let State::Live(live) = &mut self.state else {
+    pub(super) fn on_recovered(&mut self) -> Option<Opened> {
+        let live = self.live.as_ref()?;
+        let Next::Standby(opened, _) = std::mem::replace(&mut self.next, Next::None) else {
             return None;
         };
-        match std::mem::replace(&mut live.probe, Probe::None) {
-            Probe::Standby(candidate, _) => {
-                let admission = candidate.opened.admission.as_ref();
-                let generation = admission.and_then(|admission| admission.generation.as_ref());
-                // With the restart guard off, only the run id tells servers apart.
-                let run_id = admission.and_then(|admission| admission.run_id.as_ref());
-                let is_same =
-                    generation == live.check.generation.as_ref() && run_id == live.run_id.as_ref();
-                (!is_same).then_some(candidate)
-            }
-            _ => None,
-        }
+        let admission = opened.admission.as_ref();
+        let generation = admission.and_then(|admission| admission.generation.as_ref());
+        // With the restart guard off, only the run id tells servers apart.
+        let run_id = admission.and_then(|admission| admission.run_id.as_ref());
+        let is_same =
+            generation == live.check.generation.as_ref() && run_id == live.run_id.as_ref();
+        (!is_same).then_some(opened)
     }
 
     /// Starts an attempt that is due. Returns the standby to use, if that is due.
     #[must_use]
-    pub(super) fn on_timer(&mut self, now: Instant) -> Option<Candidate> {
+    pub(super) fn on_timer(&mut self, now: Instant) -> Option<Opened> {
         if self.next_timer().is_none_or(|due| due > now) {
             return None;
         }
-        if let Probe::Standby(candidate, _) = self.take_probe() {
-            return Some(candidate);
+        let standby = self.take_standby();
+        if standby.is_none() {
+            self.start_attempt();
         }
-        self.start_attempt();
-        None
+        standby
     }
 
-    fn take_probe(&mut self) -> Probe {
-        match &mut self.state {
-            State::Live(live) => std::mem::replace(&mut live.probe, Probe::None),
-            _ => Probe::None,
+    fn take_standby(&mut self) -> Option<Opened> {
+        match std::mem::replace(&mut self.next, Next::None) {
+            Next::Standby(opened, _) => Some(opened),
+            next => {
+                self.next = next;
+                None
+            }
         }
-    }
-
-    fn next_attempt(&mut self) -> ConnectAttempt {
-        let attempt = ConnectAttempt::new(&self.shared, self.attempt_limit());
-        self.attempts += 1;
-        attempt
     }
 
     /// Returns the time limit of the next attempt. It is short once the usual time is known, so that a server is
@@ -415,15 +346,34 @@ impl ConnectAttempt {
         let shared = Arc::clone(shared);
         let started = Instant::now();
         Self {
-            started,
             ends_at: started + limit,
             opening: Box::pin(async move {
-                tokio::time::timeout(limit, open(&shared))
-                    .await
-                    .unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
+                let opened = timeout(limit, open(&shared, started)).await;
+                opened.unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
             }),
         }
     }
+}
+
+/// Opens a connection and prepares it for lock commands, on the very connection that is kept.
+///
+/// It does not come out of the pool: the name may lead to another server since an idle connection was opened, and
+/// that one may be dead.
+async fn open(shared: &Shared, started: Instant) -> Result<Opened, Arc<str>> {
+    let mut link = shared.pool.manager().create().await?;
+    link.call_all(&load_all()).await?;
+    let admission = match &shared.guard {
+        Some(guard) => {
+            let attempt = shared.timeouts.connect + shared.timeouts.node;
+            Some(guard.admit(&shared.name, &mut link, attempt).await?)
+        }
+        None => None,
+    };
+    Ok(Opened {
+        link,
+        admission,
+        started,
+    })
 }
 
 #[cfg(test)]
@@ -448,16 +398,20 @@ pub(super) mod tests {
     }
 
     /// Connects to a new server, which it returns too.
-    pub(in super::super) async fn candidate() -> (Candidate, TcpStream) {
+    pub(in super::super) async fn candidate() -> (Opened, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, server) = tokio::join!(client, listener.accept());
         let opened = Opened {
             link: Link::new(Box::new(client.unwrap())),
             admission: None,
+            started: Instant::now(),
         };
-        let started = Instant::now();
-        (Candidate { opened, started }, server.unwrap().0)
+        (opened, server.unwrap().0)
+    }
+
+    fn is_connecting(connection: &Connection) -> bool {
+        !connection.is_live() && matches!(connection.next, Next::Connecting(_))
     }
 
     async fn live() -> Connection {
@@ -473,12 +427,12 @@ pub(super) mod tests {
         connection.send([[&Request::Ping].into_iter()].into_iter());
         let now = Instant::now();
         assert!(connection.on_lost(now, false).is_none());
-        assert!(matches!(connection.state, State::Connecting(_)));
+        assert!(is_connecting(&connection));
         for (after, is_down) in [(PROBE_PAUSE / 2, true), (2 * PROBE_PAUSE, false)] {
             connection.replace(candidate().await.0);
             connection.send([[&Request::Ping].into_iter()].into_iter());
             assert!(connection.on_lost(now + after, false).is_none());
-            assert_eq!(matches!(connection.state, State::Down { .. }), is_down);
+            assert_eq!(matches!(connection.next, Next::Paused(_)), is_down);
         }
     }
 
@@ -500,23 +454,23 @@ pub(super) mod tests {
         let now = Instant::now();
         assert!(connection.on_lost(now, false).is_none());
         connection.wake();
-        assert!(matches!(connection.state, State::Connecting(_)));
+        assert!(is_connecting(&connection));
         connection.replace(candidate().await.0);
         assert!(connection.on_lost(now + LIMIT, false).is_none());
-        assert!(matches!(connection.state, State::Resting { .. }));
+        assert!(matches!(connection.next, Next::Resting(_)));
         assert_eq!(connection.next_timer(), Some(now + LIMIT + KEEPALIVE));
         connection.wake();
-        assert!(matches!(connection.state, State::Connecting(_)));
+        assert!(is_connecting(&connection));
         connection.on_attempt_failed(now);
         connection.wake();
-        assert!(matches!(connection.state, State::Down { .. }));
+        assert!(matches!(connection.next, Next::Paused(_)));
     }
 
     #[tokio::test]
     async fn a_standby_replaces_a_live_connection_when_it_is_due_lost_or_given_up() {
         let now = Instant::now();
         let due = now + LIMIT;
-        let ways: [fn(&mut Connection, Instant) -> Option<Candidate>; 3] = [
+        let ways: [fn(&mut Connection, Instant) -> Option<Opened>; 3] = [
             |connection, due| connection.on_timer(due),
             |connection, due| connection.on_lost(due, false),
             |connection, _| connection.give_up(),
@@ -548,10 +502,10 @@ pub(super) mod tests {
         ] {
             let mut connection = Connection::new(&shared());
             let mut live = candidate().await.0;
-            live.opened.admission = Some(first());
+            live.admission = Some(first());
             connection.replace(live);
             let mut standby = candidate().await.0;
-            standby.opened.admission = Some(standby_admission);
+            standby.admission = Some(standby_admission);
             connection.stand_by(standby, Instant::now());
             assert_eq!(connection.on_recovered().is_some(), is_used);
             assert!(connection.is_live() && !connection.is_probing());
@@ -562,11 +516,11 @@ pub(super) mod tests {
     async fn a_connection_that_is_given_up_leaves_its_probe() {
         let mut connection = live().await;
         assert!(connection.give_up().is_none());
-        assert!(matches!(connection.state, State::Connecting(_)));
+        assert!(is_connecting(&connection));
         connection.replace(candidate().await.0);
         connection.start_attempt();
         assert!(connection.give_up().is_none());
-        assert!(matches!(connection.state, State::Connecting(_)));
+        assert!(is_connecting(&connection));
         connection.replace(candidate().await.0);
         let now = Instant::now();
         connection.on_attempt_failed(now);
@@ -574,7 +528,7 @@ pub(super) mod tests {
         assert!(connection.give_up().is_none());
         assert_eq!(connection.next_timer(), Some(now + PROBE_PAUSE));
         assert!(connection.on_timer(now + PROBE_PAUSE).is_none());
-        assert!(matches!(connection.state, State::Connecting(_)));
+        assert!(is_connecting(&connection));
     }
 
     #[tokio::test]

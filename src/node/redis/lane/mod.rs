@@ -13,9 +13,7 @@
 //! * [`calls`]: the grouping of jobs into calls.
 //! * [`connection`]: the states of the connection and their transitions. It knows no jobs.
 //! * [`in_flight`]: the jobs that were sent and not answered. It knows no connection.
-//! * [`parked`]: the jobs that wait for a connection.
-//! * [`refused`]: the releases that the server has refused for a temporary reason.
-//! * [`status`]: the state of the server, as reported to callers, logs and metrics.
+//! * [`parked`]: jobs that wait for a connection, or for the server to accept them.
 //!
 //! Invariants:
 //!
@@ -35,8 +33,6 @@ mod calls;
 mod connection;
 mod in_flight;
 mod parked;
-mod refused;
-mod status;
 mod task;
 
 pub(super) use task::spawn;

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_redis::redis::Value;
+use deadpool_redis::redis::{Pipeline, Value};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
@@ -18,13 +18,10 @@ use crate::node::redis::describe::describe_refusal;
 use crate::node::redis::inbox::Load;
 use crate::node::redis::lane::calls::Calls;
 use crate::node::redis::lane::connection::{
-    Candidate, Connection, ConnectionEvent, KEEPALIVE, PROBE_PAUSE,
+    Connection, ConnectionEvent, KEEPALIVE, Opened, PROBE_PAUSE,
 };
 use crate::node::redis::lane::in_flight::InFlight;
 use crate::node::redis::lane::parked::Parked;
-use crate::node::redis::lane::refused::Refused;
-use crate::node::redis::lane::status::ServerStatus;
-use crate::node::redis::reachability::Reachability;
 use crate::node::redis::shared::Shared;
 use crate::node::redis::table::load_all;
 use crate::node::telemetry::NodeCalls;
@@ -53,14 +50,17 @@ struct Found {
 struct Lane {
     shared: Arc<Shared>,
     telemetry: NodeCalls,
-    status: ServerStatus,
     connection: Connection,
     calls: Calls,
     in_flight: InFlight,
     /// Jobs that wait for a connection.
     parked: Parked,
-    /// Releases that the server refused for a temporary reason.
-    refused: Refused,
+    /// Releases that the server refused for a temporary reason. A server that is busy with a script, or must not write,
+    /// refuses all releases alike, so one of them is sent after each pause, and the others once that is accepted: sent
+    /// together, the releases of many seconds would load a server that is slow already.
+    refused: Parked,
+    /// When to try the next of them.
+    refused_due: Option<Instant>,
 }
 
 /// Starts a lane, which ends when the inbox is closed and no release is left.
@@ -78,7 +78,7 @@ impl Drop for Lane {
         };
         // Requests must not fail because of the last reachability, or none would start the next lane. Reset before
         // detaching, because the next lane may set it at once.
-        self.shared.reachability.set(Reachability::Untried);
+        self.shared.reachability.reset();
         self.shared.inbox.detach(unconfirmed);
     }
 }
@@ -87,12 +87,12 @@ impl Lane {
     fn new(shared: Arc<Shared>) -> Self {
         Self {
             telemetry: NodeCalls::new(&shared.name, shared.reachability.group()),
-            status: ServerStatus::new(&shared),
             connection: Connection::new(&shared),
             calls: Calls::default(),
             in_flight: InFlight::new(),
             parked: Parked::default(),
-            refused: Refused::default(),
+            refused: Parked::default(),
+            refused_due: None,
             shared,
         }
     }
@@ -222,21 +222,19 @@ impl Lane {
         }
     }
 
+    fn take_refused(&mut self) -> VecDeque<Job> {
+        self.refused_due = None;
+        self.refused.take()
+    }
+
     fn send_parked(&mut self) {
         let parked = self.parked.take();
         self.send_again(parked);
     }
 
-    /// Checks an idle connection, so that the next lock does not have to find out that it is broken.
-    fn keep_alive(&mut self) {
-        if self.connection.ping() {
-            self.in_flight.on_sent();
-        }
-    }
-
-    /// Loads the scripts again after the server has forgotten them (`SCRIPT FLUSH`).
-    fn reload_scripts(&mut self) {
-        if self.connection.send_pipeline(&load_all()) {
+    /// Sends commands that are no jobs.
+    fn send_pipeline(&mut self, commands: &Pipeline) {
+        if self.connection.send_pipeline(commands) {
             self.in_flight.on_sent();
         }
     }
@@ -275,20 +273,21 @@ impl Lane {
             }
         }
         self.in_flight.replies = replies;
-        if self.status.is_down() && !self.is_silent() {
-            if let Some(candidate) = self.connection.on_recovered() {
-                return self.adopt(candidate);
+        if self.shared.reachability.is_down() && !self.is_silent() {
+            if let Some(opened) = self.connection.on_recovered() {
+                return self.adopt(opened);
             }
-            self.status.set_answering();
+            self.shared.reachability.set_answering();
         }
         if found.forgot_scripts {
-            self.reload_scripts();
+            // By `SCRIPT FLUSH`.
+            self.send_pipeline(&load_all());
         }
         if !self.parked.is_empty() && self.connection.is_live() {
             self.send_parked();
         }
         if found.has_released && !self.refused.is_empty() {
-            let refused = self.refused.take();
+            let refused = self.take_refused();
             self.send_again(refused);
         }
         if found.forgot_all {
@@ -330,7 +329,8 @@ impl Lane {
         if job.is_release() && is_temporary_refusal(value) {
             // Answered at once, because the next attempts may take longer than any caller waits.
             job.answer(outcome);
-            return self.refused.push(job, now + PROBE_PAUSE);
+            self.refused_due.get_or_insert(now + PROBE_PAUSE);
+            return self.refused.push_back(job);
         }
         if outcome == Ok(Reply::Released) && job.leaves_taken() && took > self.shared.timeouts.node
         {
@@ -348,23 +348,23 @@ impl Lane {
     /// Quarantines the server, and opens a new connection to have it admitted again.
     fn on_amnesia(&mut self) {
         if let Some(guard) = &self.shared.guard {
-            self.status.set_quarantined(Instant::now() + guard.window());
+            self.shared.set_quarantined(guard.window());
             if !self.connection.is_probing() {
                 self.connection.start_attempt();
             }
         }
     }
 
-    fn on_attempted(&mut self, attempted: Result<Candidate, Arc<str>>) {
+    fn on_attempted(&mut self, attempted: Result<Opened, Arc<str>>) {
         let now = Instant::now();
         match attempted {
-            Ok(candidate) if self.is_silent() => {
+            Ok(opened) if self.is_silent() => {
                 let until = now + self.shared.timeouts.node;
-                self.connection.stand_by(candidate, until);
+                self.connection.stand_by(opened, until);
             }
-            Ok(candidate) => self.adopt(candidate),
+            Ok(opened) => self.adopt(opened),
             Err(why) => {
-                self.status.set_down(&why);
+                self.shared.reachability.set_down(&why);
                 if self.shared.is_duplicate() {
                     self.leave_duplicate(&why, now);
                 } else {
@@ -386,15 +386,15 @@ impl Lane {
     }
 
     /// Uses a new connection from now on. Unconfirmed releases and records are sent again.
-    fn adopt(&mut self, candidate: Candidate) {
+    fn adopt(&mut self, opened: Opened) {
         self.park_in_flight(&"replaced by a new connection".into());
-        let admission = candidate.opened.admission.as_ref();
+        let admission = opened.admission.as_ref();
         let left = admission.map_or(Duration::ZERO, |admission| admission.left);
-        self.connection.replace(candidate);
+        self.connection.replace(opened);
         if left.is_zero() {
-            self.status.set_up();
+            self.shared.reachability.set_up();
         } else {
-            self.status.set_quarantined(Instant::now() + left);
+            self.shared.set_quarantined(left);
         }
         // Jobs that waited for a server which turns out to be quarantined.
         self.refuse_parked();
@@ -404,8 +404,8 @@ impl Lane {
     fn on_lost(&mut self, why: &Arc<str>) {
         self.park_in_flight(why);
         let has_parked = !self.parked.is_empty();
-        if let Some(candidate) = self.connection.on_lost(Instant::now(), has_parked) {
-            self.adopt(candidate);
+        if let Some(opened) = self.connection.on_lost(Instant::now(), has_parked) {
+            self.adopt(opened);
         }
     }
 
@@ -413,7 +413,7 @@ impl Lane {
     /// sent, because they are older.
     fn park_in_flight(&mut self, why: &Arc<str>) {
         // Refused releases are older than the jobs in flight.
-        let mut again: Vec<Job> = self.refused.take().into();
+        let mut again: Vec<Job> = self.take_refused().into();
         for job in self.in_flight.drain() {
             if job.is_sent_again() {
                 again.push(job);
@@ -453,7 +453,7 @@ impl Lane {
             silent_at,
             self.connection.is_live().then_some(keepalive_at),
             self.readmit_at(),
-            self.refused.due(),
+            self.refused_due,
             self.check_duplicate_at(),
         ]
         .into_iter()
@@ -464,13 +464,13 @@ impl Lane {
 
     fn on_timer(&mut self) {
         let now = Instant::now();
-        if let Some(candidate) = self.connection.on_timer(now) {
-            self.adopt(candidate);
+        if let Some(opened) = self.connection.on_timer(now) {
+            self.adopt(opened);
         }
         if self.is_silent() && !self.connection.is_probing() {
             let patience = 2 * self.shared.timeouts.node;
             let why = format!("no answer for {patience:?}, which is twice node_timeout");
-            self.status.set_down(&why.into());
+            self.shared.reachability.set_down(&why.into());
             self.connection.start_attempt();
         }
         // The server decides by its own clock, so it is asked again at the end of its quarantine.
@@ -483,14 +483,17 @@ impl Lane {
         if self.in_flight.last_sent + KEEPALIVE <= now {
             self.in_flight.last_sent = now;
             if !self.is_silent() {
-                self.keep_alive();
+                // So that the next lock does not have to find out that an idle connection is broken.
+                let mut ping = Pipeline::new();
+                ping.cmd("PING");
+                self.send_pipeline(&ping);
             }
         }
         if self.in_flight.is_full() && self.is_silent() && !self.has_useful_in_flight(now) {
             // Otherwise the inbox would not be read, not even to notice that it is closed, while the server is silent.
             self.park_in_flight(&"no job on it is of use any more".into());
-            if let Some(candidate) = self.connection.give_up() {
-                self.adopt(candidate);
+            if let Some(opened) = self.connection.give_up() {
+                self.adopt(opened);
             }
         }
         let has_room = self.load().jobs <= MAX_KEPT;
@@ -498,15 +501,18 @@ impl Lane {
         self.parked.retain(is_kept);
         self.refused.retain(is_kept);
         // Tries one of them; the others follow once the server accepts it.
-        if let Some(release) = self.refused.next(now, now + PROBE_PAUSE) {
-            self.send_again([release]);
+        if self.refused_due.take_if(|due| *due <= now).is_some() {
+            let release = self.refused.pop_front();
+            self.refused_due = (!self.refused.is_empty()).then_some(now + PROBE_PAUSE);
+            self.send_again(release);
         }
     }
 
     /// Returns when to ask a quarantined server again whether it may vote. A duplicate must not vote anyway.
     fn readmit_at(&self) -> Option<Instant> {
         let is_asked = self.connection.is_probing() || self.shared.is_duplicate();
-        self.status.quarantined_until().filter(|_| !is_asked)
+        let until = self.shared.reachability.quarantined_until();
+        until.filter(|_| !is_asked)
     }
 
     /// Returns when to check again whether the server is another node too.
@@ -528,7 +534,7 @@ impl Lane {
     /// Removes all jobs. Returns the releases, and answers the others: the server may have executed them.
     fn unconfirmed(&mut self) -> Vec<Job> {
         let now = Instant::now();
-        let refused = self.refused.take().into_iter();
+        let refused = self.take_refused().into_iter();
         let jobs = refused
             .chain(self.in_flight.drain())
             .chain(self.parked.take());

@@ -70,7 +70,7 @@ impl Bench {
     }
 
     /// Connects to a new server.
-    async fn candidate(&mut self) -> Candidate {
+    async fn candidate(&mut self) -> Opened {
         let (candidate, server) = candidate().await;
         self.servers.push(server);
         candidate
@@ -336,7 +336,11 @@ async fn lane_that_is_dropped_answers_its_jobs_and_leaves_only_releases() {
     bench.lane.on_jobs(sent.into_iter());
     let release = bench.job(&Owner::new(3), Op::ReleaseExecuted);
     bench.lane.parked.push_back(release);
-    bench.lane.status.set_down(&"it is down".into());
+    bench
+        .lane
+        .shared
+        .reachability
+        .set_down(&"it is down".into());
     let shared = Arc::clone(&bench.lane.shared);
     let Bench {
         lane, mut votes, ..
@@ -360,14 +364,14 @@ async fn lane_that_is_dropped_answers_its_jobs_and_leaves_only_releases() {
 #[tokio::test(start_paused = true)]
 async fn job_waits_while_it_is_not_known_whether_a_quarantine_is_over() {
     let mut bench = Bench::new().await;
-    bench.lane.status.set_quarantined(Instant::now());
+    bench.lane.shared.set_quarantined(Duration::ZERO);
     let asked_at = bench.lane.knows_more_at();
     bench.lane.shared.reachability.set_asked_at(asked_at);
     advance(2 * TTL).await;
     let job = bench.acquire(&Owner::new(1));
     bench.lane.on_jobs([job].into_iter());
     assert_eq!((bench.calls(), bench.outcomes()), (vec![], vec![]));
-    bench.lane.status.set_up();
+    bench.lane.shared.reachability.set_up();
     bench.lane.send_parked();
     assert_eq!(bench.calls(), [1]);
 }
