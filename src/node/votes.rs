@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::node::failure::NodeFailure;
-use crate::node::mutex::Mutex;
+use crate::node::sync::Mutex;
 use crate::node::sync::atomic::{AtomicU32, Ordering};
 use crate::protocol::message::Reply;
 
@@ -39,7 +39,16 @@ pub(crate) struct VoteReceiver {
 
 /// The right to send one vote. Dropped unused, it sends a failure.
 #[derive(Debug)]
-pub(crate) struct VoteSender(Option<Unsent>);
+pub(crate) struct VoteSender {
+    channel: Arc<Channel>,
+    phase: u32,
+    node: usize,
+    is_used: bool,
+    /// The vote to send if the node has no record: it may be read from, but must not vote. Boxed because it
+    /// is rare, and every request carries a sender.
+    without_record: Option<Box<NodeFailure>>,
+    subscribers: Option<u32>,
+}
 
 /// One node's vote in one phase of a lease.
 #[derive(Debug, Clone)]
@@ -72,17 +81,6 @@ struct Queue {
     votes: VecDeque<Vote>,
     /// The receiver's task and what it waits for.
     waiting: Option<(Waker, Threshold)>,
-}
-
-#[derive(Debug)]
-struct Unsent {
-    channel: Arc<Channel>,
-    phase: u32,
-    node: usize,
-    /// The vote to send if the node has no record: it may be read from, but must not vote. Boxed because it
-    /// is rare, and every request carries a sender.
-    without_record: Option<Box<NodeFailure>>,
-    subscribers: Option<u32>,
 }
 
 /// The phase of a channel whose receiver has been dropped. No sender has it.
@@ -132,13 +130,14 @@ impl VoteReceiver {
 
     /// Returns the sender of one node for the current phase.
     pub(crate) fn sender(&self, node: usize) -> VoteSender {
-        VoteSender(Some(Unsent {
+        VoteSender {
             channel: Arc::clone(&self.channel),
-            phase: self.channel.phase.load(Ordering::Acquire),
+            phase: self.phase(),
             node,
+            is_used: false,
             without_record: None,
             subscribers: None,
-        }))
+        }
     }
 
     /// Returns the next vote, once there are as many as the threshold asks for.
@@ -201,73 +200,67 @@ impl VoteSender {
     /// Returns a sender of the same node and phase, for the next answer to a release that is repeated.
     #[cfg(feature = "redis")]
     pub(crate) fn again(&self) -> Self {
-        Self(self.0.as_ref().map(|unsent| Unsent {
-            channel: Arc::clone(&unsent.channel),
+        Self {
+            channel: Arc::clone(&self.channel),
             without_record: None,
-            ..*unsent
-        }))
+            ..*self
+        }
     }
 
     /// Sends the vote.
     pub(crate) fn send(mut self, outcome: Result<Reply, NodeFailure>) {
-        self.send_with(|unsent| match &unsent.without_record {
-            Some(failure) if outcome == Ok(Reply::NotDone) => Err((**failure).clone()),
-            _ => outcome,
+        let failure = self.without_record.take();
+        self.push(match failure.filter(|_| outcome == Ok(Reply::NotDone)) {
+            Some(failure) => Err(*failure),
+            None => outcome,
         });
     }
 
     /// Returns the number of its node.
     #[cfg(feature = "redis")]
     pub(crate) fn node(&self) -> usize {
-        self.0.as_ref().map_or(usize::MAX, |unsent| unsent.node)
+        self.node
     }
 
     /// Adds the number of subscribers that the node published the release to.
     pub(crate) fn set_subscribers(&mut self, subscribers: usize) {
-        if let Some(unsent) = &mut self.0 {
-            unsent.subscribers = Some(u32::try_from(subscribers).unwrap_or(u32::MAX));
-        }
+        self.subscribers = Some(u32::try_from(subscribers).unwrap_or(u32::MAX));
     }
 
     /// Turns "there is no record" into this failure: the node may be read from, but must not vote.
     #[cfg(feature = "redis")]
     pub(crate) fn fail_without_record(&mut self, failure: NodeFailure) {
-        if let Some(unsent) = &mut self.0 {
-            unsent.without_record = Some(Box::new(failure));
-        }
+        self.without_record = Some(Box::new(failure));
     }
 
     /// Returns whether the receiver still waits for votes of this phase.
     #[cfg(any(feature = "redis", feature = "test-util"))]
     pub(crate) fn is_open(&self) -> bool {
-        self.0
-            .as_ref()
-            .is_some_and(|unsent| unsent.channel.phase.load(Ordering::Acquire) == unsent.phase)
+        self.channel.phase.load(Ordering::Acquire) == self.phase
     }
 
-    fn send_with(&mut self, outcome: impl FnOnce(&Unsent) -> Result<Reply, NodeFailure>) {
-        if let Some(unsent) = self.0.take() {
-            unsent.channel.push(Vote {
-                node: unsent.node,
-                phase: unsent.phase,
-                outcome: outcome(&unsent),
-                subscribers: unsent
-                    .subscribers
-                    .and_then(|count| usize::try_from(count).ok()),
-            });
-        }
+    fn push(&mut self, outcome: Result<Reply, NodeFailure>) {
+        self.is_used = true;
+        self.channel.push(Vote {
+            node: self.node,
+            phase: self.phase,
+            outcome,
+            subscribers: self
+                .subscribers
+                .and_then(|count| usize::try_from(count).ok()),
+        });
     }
 }
 
 impl Drop for VoteSender {
     fn drop(&mut self) {
-        self.send_with(|unsent| {
-            let node = unsent.channel.names.get(unsent.node);
-            Err(NodeFailure::Disconnected {
+        if !self.is_used {
+            let node = self.channel.names.get(self.node);
+            self.push(Err(NodeFailure::Disconnected {
                 node: node.cloned().unwrap_or_default(),
                 why: "the request was dropped unanswered".into(),
-            })
-        });
+            }));
+        }
     }
 }
 

@@ -259,7 +259,7 @@ fn put_argument(output: &mut Vec<u8>, argument: &[u8]) {
 }
 
 fn put_number(output: &mut Vec<u8>, number: u64) {
-    put_argument(output, Decimal::new(number).digits());
+    put_argument(output, write_decimal(number, &mut [0; 20]));
 }
 
 /// Appends a duration, in milliseconds.
@@ -275,34 +275,21 @@ fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
         // Nearly all lengths are short, and a command has many.
         Ok(short @ 0..10) => output.push(b'0' + short),
         Ok(short @ 10..100) => output.extend([b'0' + short / 10, b'0' + short % 10]),
-        _ => output.extend(Decimal::new(length as u64).digits()),
+        _ => output.extend(write_decimal(length as u64, &mut [0; 20])),
     }
     output.extend(b"\r\n");
 }
 
-/// The decimal digits of a number.
-struct Decimal {
-    /// The number is at the end.
-    digits: [u8; 20],
-    from: usize,
-}
-
-impl Decimal {
-    fn new(mut number: u64) -> Self {
-        let (mut digits, mut from) = ([b'0'; 20], 19);
-        while number > 0 {
-            digits[from] += (number % 10) as u8;
-            number /= 10;
-            if number > 0 {
-                from -= 1;
-            }
-        }
-        Self { digits, from }
+/// Writes the decimal digits of a number to the end of a buffer.
+fn write_decimal(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
+    let mut from = buffer.len() - 1;
+    buffer[from] = b'0';
+    while number > 0 {
+        buffer[from] = b'0' + (number % 10) as u8;
+        number /= 10;
+        from -= usize::from(number > 0);
     }
-
-    fn digits(&self) -> &[u8] {
-        &self.digits[self.from..]
-    }
+    &buffer[from..]
 }
 
 #[cfg(test)]
@@ -466,8 +453,8 @@ mod tests {
         let tens = (0..20).map(|zeros| 10_u64.pow(zeros));
         let around = |ten: u64| [ten - 1, ten, ten + 1, ten.wrapping_mul(9)];
         for number in tens.flat_map(around).chain([0, u64::MAX]) {
-            let written = Decimal::new(number);
-            assert_eq!(written.digits(), number.to_string().as_bytes());
+            let written = write_decimal(number, &mut [b'x'; 20]).to_vec();
+            assert_eq!(written, number.to_string().as_bytes());
         }
         for length in [0, 9, 10, 99, 100, 12_345] {
             let mut written = Vec::new();

@@ -131,22 +131,50 @@ impl Guard {
         link: &mut Link,
         attempt: Duration,
     ) -> Result<Admission, Arc<str>> {
-        let Some(generation_key) = &self.generation_key else {
-            return self.identify(node, link, attempt).await;
+        let introduction = match &self.generation_key {
+            Some(generation_key) => self.interrogate(generation_key, node, link).await?,
+            None => match self.identify(node, link).await? {
+                Some(introduction) => introduction,
+                None => {
+                    return Ok(Admission {
+                        run_id: None,
+                        generation: None,
+                        left: Duration::ZERO,
+                    });
+                }
+            },
         };
+        let generation = introduction.generation.clone();
+        Ok(Admission {
+            run_id: Some(Arc::clone(&introduction.run_id)),
+            generation: Some(generation).filter(|_| self.generation_key.is_some()),
+            left: self.introduce(node, introduction, attempt),
+        })
+    }
+
+    /// Asks a server for its generation.
+    async fn interrogate(
+        &self,
+        generation_key: &[u8],
+        node: &Arc<str>,
+        link: &mut Link,
+    ) -> Result<Introduction, Arc<str>> {
         let info = link.call(cmd("INFO")).await;
         let info = info.map_err(|why| refused("INFO", &why))?;
         let info = Info::parse(&from_redis_value::<String>(info).unwrap_or_default())?;
         let random = OwnerToken::from_random(unguessable());
         let mut admit = cmd("EVALSHA");
-        admit.arg(ADMIT.hash()).arg(1).arg(&**generation_key);
+        admit.arg(ADMIT.hash()).arg(1).arg(generation_key);
         admit.arg(random.as_str()).arg(&info.run_id);
         let stamp = link.call(admit).await;
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;
         let (generation, now) = read_stamp(&stamp).ok_or(FOREIGN_GENERATION)?;
-        let mut observed = self.observed.lock();
         if let Some(policy) = &info.evicts
-            && observed.warned_of_eviction.insert(Arc::clone(node))
+            && self
+                .observed
+                .lock()
+                .warned_of_eviction
+                .insert(Arc::clone(node))
         {
             tracing::warn!(
                 node = &**node,
@@ -154,19 +182,12 @@ impl Guard {
                 "redlock node may evict locks and fences; set its maxmemory-policy to noeviction"
             );
         }
-        let run_id: Arc<str> = info.run_id.into();
-        let introduction = Introduction {
-            run_id: Arc::clone(&run_id),
+        Ok(Introduction {
+            run_id: info.run_id.into(),
             replication_id: info.replication_id.into(),
             uptime: info.uptime,
-            generation: generation.clone(),
+            generation,
             now,
-        };
-        let left = self.introduce(&mut observed, node, introduction, attempt);
-        Ok(Admission {
-            run_id: Some(run_id),
-            generation: Some(generation),
-            left,
         })
     }
 
@@ -176,8 +197,7 @@ impl Guard {
         &self,
         node: &Arc<str>,
         link: &mut Link,
-        attempt: Duration,
-    ) -> Result<Admission, Arc<str>> {
+    ) -> Result<Option<Introduction>, Arc<str>> {
         let mut info = Pipeline::new();
         info.cmd("INFO").arg("server");
         link.send_pipeline(&info);
@@ -197,35 +217,21 @@ impl Guard {
                      permit INFO, or make sure that every server is listed once"
                 );
             }
-            return Ok(Admission {
-                run_id: None,
-                generation: None,
-                left: Duration::ZERO,
-            });
+            return Ok(None);
         };
-        let generation = Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, run_id);
-        let run_id: Arc<str> = run_id.into();
-        let introduction = Introduction {
-            run_id: Arc::clone(&run_id),
-            replication_id: Arc::clone(&run_id),
+        Ok(Some(Introduction {
+            run_id: run_id.into(),
+            replication_id: run_id.into(),
             // Never quarantined.
             uptime: Duration::MAX,
-            generation,
+            generation: Generation::new(&OwnerToken::from_random([0; 16]), Duration::ZERO, run_id),
             now: Duration::ZERO,
-        };
-        let mut observed = self.observed.lock();
-        let left = self.introduce(&mut observed, node, introduction, attempt);
-        Ok(Admission {
-            run_id: Some(run_id),
-            generation: None,
-            left,
-        })
+        }))
     }
 
     /// Stores the introduction of a server, and returns for how long it must not vote.
     fn introduce(
         &self,
-        observed: &mut Observed,
         node: &Arc<str>,
         introduction: Introduction,
         attempt: Duration,
@@ -235,6 +241,7 @@ impl Guard {
             run_id: Arc::clone(&introduction.run_id),
             generation: introduction.generation.clone(),
         };
+        let mut observed = self.observed.lock();
         let moved = observed.set_memory(node, &memory, attempt, now);
         let left = observed.admissions.admit(node, introduction, now);
         self.has_duplicates
