@@ -4,13 +4,13 @@
 //! lease can submit a request or a release from anywhere, also from a destructor, and the node may queue and
 //! batch jobs as it sees fit.
 //!
-//! The files of this module know no Redis; `redis` builds on them.
+//! The files of this module know no Redis, on which `redis` builds; but a packet keeps its command as it goes over the
+//! wire.
 
 mod embedded;
 mod failure;
 mod home;
 mod job;
-mod mutex;
 #[cfg_attr(
     not(feature = "redis"),
     expect(dead_code, reason = "nodes of this process are always up")
@@ -25,7 +25,6 @@ pub(crate) mod scripted;
 pub(crate) mod sim;
 #[cfg(feature = "test-util")]
 pub(crate) mod sim_env;
-mod state;
 pub(crate) mod sync;
 mod system;
 pub(crate) mod telemetry;
@@ -37,12 +36,12 @@ pub use failure::NodeFailure;
 pub(crate) use failure::whole_seconds;
 pub(crate) use home::Home;
 pub(crate) use job::{Job, Packet, Request, Trail};
-pub(crate) use mutex::Mutex;
 pub(crate) use peers::Peers;
 pub(crate) use release_signal::{ReleaseSignal, ReleaseWatch, Subscription};
-pub use state::NodeState;
+pub(crate) use sync::Mutex;
 pub(crate) use system::{next_proposal, random_u64, sha256, unguessable};
 #[cfg(feature = "metrics")]
 pub use telemetry::LATENCY_BUCKETS;
 pub(crate) use traits::Node;
+pub use traits::NodeState;
 pub(crate) use votes::{Threshold, Vote, VoteReceiver};

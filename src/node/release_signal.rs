@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::node::mutex::Mutex;
+use crate::node::sync::Mutex;
 use crate::node::sync::Notify;
 use crate::protocol::Quorum;
 

@@ -1,4 +1,4 @@
-//! The trait of all nodes.
+//! The trait of all nodes, and the state that it tells.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::node::job::Job;
 use crate::node::peers::Peers;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
-use crate::node::state::NodeState;
 
 /// One independent lock server.
 ///
@@ -56,4 +55,24 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     fn state(&self) -> NodeState {
         NodeState::Up
     }
+}
+
+/// The state of a node, as far as this process knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NodeState {
+    /// The node answers, or has not been asked yet.
+    Up,
+    /// The node answers, but must not vote: it was started, restarted or flushed recently.
+    Quarantined {
+        /// The remaining time of the quarantine.
+        left: Duration,
+    },
+    /// The node does not answer.
+    Unreachable {
+        /// The last error, without credentials.
+        why: Arc<str>,
+        /// How long it has not answered.
+        since: Duration,
+    },
 }

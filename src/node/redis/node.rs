@@ -16,8 +16,8 @@ use crate::node::redis::listener::Listener;
 use crate::node::redis::reader;
 use crate::node::redis::shared::{Shared, Timeouts};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
-use crate::node::state::NodeState;
 use crate::node::traits::Node;
+use crate::node::traits::NodeState;
 
 /// A Redis server. Connects at first use: a server that is down at start-up is no error.
 pub(crate) struct RedisNode {

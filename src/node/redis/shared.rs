@@ -16,7 +16,7 @@ use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
 use crate::node::redis::inbox::Inbox;
 use crate::node::redis::reachability::Reachability;
-use crate::node::state::NodeState;
+use crate::node::traits::NodeState;
 
 /// The state of a Redis node that its handle, its lane and its reader share.
 pub(super) struct Shared {
