@@ -20,7 +20,7 @@
 //! redlock_acquire_total{resource="account",outcome="granted"} 2
 //!
 //! curl -s -w '\n' http://127.0.0.1:3000/healthz
-//! {"status":"ready","quorum":true,"needed":2,"nodes":[{"node":"embedded-0","state":"up","latency_us":22},{"node":"embedded-1","state":"up","latency_us":24},{"node":"embedded-2","state":"up","latency_us":25}]}
+//! {"needed":2,"nodes":[{"latency_us":22,"node":"embedded-0","state":"up"},{"latency_us":24,"node":"embedded-1","state":"up"},{"latency_us":25,"node":"embedded-2","state":"up"}],"quorum":true,"status":"ready"}
 //! ```
 //!
 //! Import `grafana_dashboard.json` into Grafana to draw all of `/metrics`. Some metrics need Redis

@@ -1,16 +1,15 @@
 //! Extractors of the lock of a layer: its handle and its token.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use crate::extract::rejection::RefusalFormat;
+use crate::extract::rejection::Misplaced;
 use crate::lock::LockHandle;
-use crate::middleware::{LockHandles, LoggedMistakes, NotLocked, Rejection, route_of};
-use crate::protocol::{FencingToken, KeyError};
+use crate::middleware::{LockHandles, NotLocked};
+use crate::protocol::FencingToken;
 
 /// The handle of the innermost [`RedlockLayer`](crate::RedlockLayer) around the handler. Rejected if that layer
 /// served the request without a lock, even if outer layers have one; [`LockHandles`] has all of them.
@@ -72,25 +71,12 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
 /// Rejection of [`LockHandle`] and [`FencingToken`]: the router is misconfigured, 500. The message names the route and
 /// the remedy, and is logged once for each route.
 #[derive(Debug, Clone)]
-pub struct LockHandleRejection {
-    /// Why the layer served the request without a lock; `None` without a layer.
-    not_locked: Option<NotLocked>,
-    /// The matched route, if an axum router has matched one.
-    route: Option<Arc<str>>,
-    format: RefusalFormat,
-}
+pub struct LockHandleRejection(Misplaced);
 
 impl LockHandleRejection {
+    /// Creates the rejection of a request that the layer served without a lock for this reason; `None` without a layer.
     fn new(not_locked: Option<NotLocked>, parts: &Parts) -> Self {
-        Self {
-            not_locked,
-            route: route_of(parts),
-            format: RefusalFormat::from_parts(parts),
-        }
-    }
-
-    fn reason(&self) -> &'static str {
-        match self.not_locked {
+        let reason = match not_locked {
             None => "no RedlockLayer is around it; apply one with `route_layer`",
             Some(NotLocked::Method) => {
                 "the layer does not lock this method; extract Option<LockHandle>, or add the method to `methods`"
@@ -107,30 +93,25 @@ impl LockHandleRejection {
             Some(NotLocked::Unavailable) => {
                 "`on_unavailable(Proceed)` served the request without a quorum; extract Option<LockHandle>"
             }
-        }
+        };
+        Self(Misplaced::new(parts, |route| match route {
+            Some(route) => format!("the handler of `{route}` has no lock: {reason}"),
+            None => format!("the handler has no lock: {reason}"),
+        }))
     }
 }
 
 impl IntoResponse for LockHandleRejection {
     fn into_response(self) -> Response {
-        let error = KeyError::misconfigured(self.to_string());
-        if LOGGED.is_new(&self.to_string()) {
-            tracing::error!(%error, "redlock handler extracts the lock of a request without one");
-        }
-        self.format.refuse(Rejection::Misconfigured(error))
+        let mistake = "redlock handler extracts the lock of a request without one";
+        self.0.refuse(mistake)
     }
 }
 
 impl std::fmt::Display for LockHandleRejection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.route {
-            Some(route) => write!(f, "the handler of `{route}` has no lock: {}", self.reason()),
-            None => write!(f, "the handler has no lock: {}", self.reason()),
-        }
+        f.write_str(self.0.text())
     }
 }
 
 impl std::error::Error for LockHandleRejection {}
-
-/// For the process, because no layer is there that could keep it.
-static LOGGED: LoggedMistakes = LoggedMistakes::new();

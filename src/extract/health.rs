@@ -1,13 +1,13 @@
 //! A router that reports the health of the nodes.
 
-use axum::Router;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderValue, StatusCode};
+use axum::{Json, Router};
+use http::StatusCode;
+use http::header::CACHE_CONTROL;
+use serde_json::{Value, json};
 
 use crate::lock::{GroupHealth, Health, NodeHealth, Redlock};
-use crate::middleware::escape_json;
 use crate::node::{NodeState, whole_seconds};
 
 /// Creates a router that answers `GET /` with the [`Health`] of the nodes, for a load balancer or an
@@ -43,66 +43,54 @@ impl IntoResponse for Health {
             let name = is_told.then_some(&*group.name);
             group.nodes.iter().map(move |health| node(health, name))
         });
-        let nodes: Vec<String> = nodes.collect();
-        let groups: Vec<String> = self.groups.iter().map(group).collect();
-        let groups = match is_told {
-            true => format!(r#","groups":[{}]"#, groups.join(",")),
-            false => String::new(),
+        let mut body = json!({
+            "status": self.readiness().to_string(),
+            "quorum": self.has_quorum(),
+            "needed": self.needed,
+            "nodes": nodes.collect::<Vec<_>>(),
+        });
+        if self.is_draining {
+            body["status"] = json!("draining");
+        }
+        if is_told {
+            body["groups"] = self.groups.iter().map(group).collect();
+        }
+        let status = match self.has_quorum() && !self.is_draining {
+            true => StatusCode::OK,
+            false => StatusCode::SERVICE_UNAVAILABLE,
         };
-        let draining = self.is_draining.then(|| "draining".to_owned());
-        let readiness = draining.unwrap_or_else(|| self.readiness().to_string());
-        let body = format!(
-            r#"{{"status":"{readiness}","quorum":{},"needed":{},"nodes":[{}]{groups}}}"#,
-            self.has_quorum(),
-            self.needed,
-            nodes.join(",")
-        );
-        let status = if self.has_quorum() && !self.is_draining {
-            StatusCode::OK
-        } else {
-            StatusCode::SERVICE_UNAVAILABLE
-        };
-        let headers = [
-            (CONTENT_TYPE, HeaderValue::from_static("application/json")),
-            (CACHE_CONTROL, HeaderValue::from_static("no-store")),
-        ];
-        (status, headers, body).into_response()
+        (status, [(CACHE_CONTROL, "no-store")], Json(body)).into_response()
     }
 }
 
-fn group(health: &GroupHealth) -> String {
-    format!(
-        r#"{{"group":"{}","status":"{}","quorum":{},"needed":{}}}"#,
-        escape_json(&health.name),
-        health.readiness(),
-        health.has_quorum(),
-        health.needed
-    )
+fn group(health: &GroupHealth) -> Value {
+    json!({
+        "group": &*health.name,
+        "status": health.readiness().to_string(),
+        "quorum": health.has_quorum(),
+        "needed": health.needed,
+    })
 }
 
 /// Returns the health of a node, with the name of its group if there are several.
-fn node(health: &NodeHealth, group: Option<&str>) -> String {
-    let state = match &health.state {
+fn node(health: &NodeHealth, group: Option<&str>) -> Value {
+    let mut node = match &health.state {
         NodeState::Up => {
             let latency = health.latency.unwrap_or_default().as_micros();
-            format!(r#""state":"up","latency_us":{latency}"#)
+            json!({ "state": "up", "latency_us": u64::try_from(latency).unwrap_or(u64::MAX) })
         }
         NodeState::Quarantined { left } => {
-            let seconds = whole_seconds(*left);
-            format!(r#""state":"quarantined","seconds_left":{seconds}"#)
+            json!({ "state": "quarantined", "seconds_left": whole_seconds(*left) })
         }
-        NodeState::Unreachable { why, since } => format!(
-            r#""state":"unreachable","since_seconds":{},"why":"{}""#,
-            since.as_secs(),
-            escape_json(why)
-        ),
+        NodeState::Unreachable { why, since } => {
+            json!({ "state": "unreachable", "since_seconds": since.as_secs(), "why": &**why })
+        }
     };
-    let group = group.map(|name| format!(r#""group":"{}","#, escape_json(name)));
-    let group = group.unwrap_or_default();
-    format!(
-        r#"{{"node":"{}",{group}{state}}}"#,
-        escape_json(&health.node)
-    )
+    node["node"] = json!(&*health.node);
+    if let Some(group) = group {
+        node["group"] = json!(group);
+    }
+    node
 }
 
 #[cfg(test)]
@@ -121,20 +109,20 @@ mod tests {
         let up = known(NodeState::Up, Some(Duration::from_micros(1_500)));
         assert_eq!(
             node(&up, None),
-            r#"{"node":"redis-\"1\"","state":"up","latency_us":1500}"#
+            json!({ "node": "redis-\"1\"", "state": "up", "latency_us": 1500 })
         );
         let left = Duration::from_millis(1_001);
         let quarantined = known(NodeState::Quarantined { left }, None);
         assert_eq!(
             node(&quarantined, Some("a\"b")),
-            r#"{"node":"redis-\"1\"","group":"a\"b","state":"quarantined","seconds_left":2}"#
+            json!({ "node": "redis-\"1\"", "group": "a\"b", "state": "quarantined", "seconds_left": 2 })
         );
         let why = "said \"no\"".into();
         let since = Duration::from_secs(7);
         let unreachable = known(NodeState::Unreachable { why, since }, None);
         assert_eq!(
             node(&unreachable, None),
-            r#"{"node":"redis-\"1\"","state":"unreachable","since_seconds":7,"why":"said \"no\""}"#
+            json!({ "node": "redis-\"1\"", "state": "unreachable", "since_seconds": 7, "why": "said \"no\"" })
         );
     }
 }

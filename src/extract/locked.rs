@@ -231,8 +231,7 @@ impl RequestLocks {
                 Ok(Locked(guard, resource))
             }
             Err(error) => Err(LockedRejection::Lock(LockRefused {
-                rejection: into_rejection(&error, options.hold_at_least.is_some())
-                    .of_slot(options.is_slot()),
+                rejection: into_rejection(&error, &options),
                 format: self.format,
                 token: self.token,
             })),

@@ -1,11 +1,16 @@
-//! Keys from path parameters.
+//! Keys from axum's routes: path parameters as text, or in the form in which the handler reads them, and the route.
+
+use std::fmt;
+use std::marker::PhantomData;
 
 #[cfg(feature = "idempotency")]
 use axum::extract::NestedPath;
-use axum::extract::rejection::RawPathParamsRejection;
-use axum::extract::{MatchedPath, OriginalUri, RawPathParams};
+use axum::extract::rejection::{PathRejection, RawPathParamsRejection};
+use axum::extract::{MatchedPath as Route, OriginalUri, Path as Params, RawPathParams};
 use http::request::Parts;
+use serde::de::DeserializeOwned;
 
+use crate::extract::resource::LockResource;
 use crate::middleware::{KeyExtractor, path_params};
 use crate::protocol::{KeyError, LockKey, LockKeys};
 
@@ -47,7 +52,7 @@ impl KeyExtractor for Path {
         let params = raw_path_params(parts)?;
         let mut params = params.iter().flat_map(RawPathParams::iter);
         let Some((_, value)) = params.find(|(found, _)| *found == name) else {
-            return match parts.extensions.get::<MatchedPath>() {
+            return match parts.extensions.get::<Route>() {
                 Some(route) => Err(KeyError::misconfigured(format!(
                     "the route `{}` has no path parameter `{name}`",
                     route.as_str()
@@ -69,8 +74,115 @@ impl KeyExtractor for Path {
     }
 }
 
+/// Takes the path of the matched axum route, as the program spells it (`/accounts/{id}`): one lock per
+/// route, or, with other parts, a key that is unique to the route.
+///
+/// Outside of any axum router, the layer is misconfigured: 500 `misconfigured`.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("route", key::matched_path(), key::path("id"));
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
+#[must_use]
+pub fn matched_path() -> MatchedPath {
+    MatchedPath { _private: () }
+}
+
+/// Extractor of [`matched_path`].
+#[derive(Debug, Clone)]
+pub struct MatchedPath {
+    _private: (),
+}
+
+impl KeyExtractor for MatchedPath {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        match parts.extensions.get::<Route>() {
+            Some(matched) => Ok(Some(LockKey::from(matched.as_str()).into())),
+            None => unrouted(parts, "key::matched_path()"),
+        }
+    }
+
+    fn source(&self) -> Option<String> {
+        Some("the matched route".to_owned())
+    }
+}
+
+/// Reads the path parameters as `T` and takes its keys. So the layer locks the same resource as
+/// [`Locked<Path<T>>`](crate::Locked): `/invoices/7` and `/invoices/07` are one resource if `T` is a number.
+///
+/// If the parameters cannot be read as `T`, the request is malformed. Every request is malformed if two nested
+/// routers have a parameter of the same name. Only the keys are used, not the options.
+///
+/// ```
+/// use serde::Deserialize;
+/// use tower_redlock::{LockKey, LockKeys, LockResource, key};
+///
+/// #[derive(Deserialize)]
+/// struct InvoiceNumber(u32);
+///
+/// impl LockResource for InvoiceNumber {
+///     fn lock_keys(&self) -> LockKeys {
+///         LockKey::from(("invoice", self.0)).into()
+///     }
+/// }
+///
+/// let by_invoice = key::typed_path::<InvoiceNumber>();
+/// # let _: &dyn tower_redlock::KeyExtractor = &by_invoice;
+/// ```
+#[must_use]
+pub fn typed_path<T>() -> TypedPath<T>
+where
+    T: DeserializeOwned + LockResource + Send + 'static,
+{
+    TypedPath(PhantomData)
+}
+
+/// Extractor of [`typed_path`].
+pub struct TypedPath<T>(PhantomData<fn() -> T>);
+
+impl<T> KeyExtractor for TypedPath<T>
+where
+    T: DeserializeOwned + LockResource + Send + 'static,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        match path_params(parts) {
+            Some(Ok(Params::<T>(resource))) => Ok(Some(resource.lock_keys())),
+            Some(Err(PathRejection::FailedToDeserializePathParams(failed)))
+                if failed.status().is_client_error() =>
+            {
+                Err(KeyError::malformed(
+                    "the path parameters do not name a resource",
+                ))
+            }
+            Some(Err(error)) if parts.extensions.get::<Route>().is_some() => {
+                Err(KeyError::misconfigured(error.body_text()))
+            }
+            Some(Err(_)) | None => unrouted(parts, "key::typed_path()"),
+        }
+    }
+
+    fn source(&self) -> Option<String> {
+        Some("the path parameters".to_owned())
+    }
+}
+
+/// By hand: a derived one would require `T: Clone`.
+impl<T> Clone for TypedPath<T> {
+    fn clone(&self) -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T> fmt::Debug for TypedPath<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TypedPath<{}>", std::any::type_name::<T>())
+    }
+}
+
 /// Returns the result of an extractor that needs a route, for a request without a known one.
-pub(super) fn unrouted(parts: &Parts, extractor: &str) -> Result<Option<LockKeys>, KeyError> {
+fn unrouted(parts: &Parts, extractor: &str) -> Result<Option<LockKeys>, KeyError> {
     if parts.extensions.get::<OriginalUri>().is_some() {
         // A nested service, or no matched route; the layer distinguishes them.
         return Ok(None);

@@ -9,9 +9,10 @@ use http::StatusCode;
 use http::request::Parts;
 use tower::Layer;
 
-use crate::lock::LockError;
+use crate::lock::{LockError, LockOptions};
 use crate::middleware::macros::opaque_debug;
-use crate::middleware::{Rejection, RejectionResponse, RequestKind};
+use crate::middleware::{LoggedMistakes, Rejection, RejectionResponse, RequestKind, route_of};
+use crate::protocol::KeyError;
 
 /// Layer that sets how the refusals of this crate's extractors look, for all handlers inside: those of
 /// [`Locked`](crate::Locked), [`LockHandle`](crate::LockHandle), [`FencingToken`](crate::FencingToken),
@@ -73,13 +74,13 @@ opaque_debug! { ExtractorRejectionLayer }
 /// How the refusal of an extractor looks. Read from the request, which may be consumed before the refusal becomes a
 /// response.
 #[derive(Debug, Clone)]
-pub(crate) struct RefusalFormat {
+pub(super) struct RefusalFormat {
     to: RequestKind,
     custom: Option<ExtractorRejectionLayer>,
 }
 
 impl RefusalFormat {
-    pub(crate) fn from_parts(parts: &Parts) -> Self {
+    pub(super) fn from_parts(parts: &Parts) -> Self {
         Self {
             to: RequestKind::of(parts),
             custom: parts.extensions.get().cloned(),
@@ -87,7 +88,7 @@ impl RefusalFormat {
     }
 
     /// Builds the response for a refusal, with the refusal in its extensions.
-    pub(crate) fn refuse(&self, rejection: Rejection) -> Response {
+    pub(super) fn refuse(&self, rejection: Rejection) -> Response {
         let mut response = match &self.custom {
             Some(ExtractorRejectionLayer(custom)) => custom.response(&rejection, &self.to),
             None => rejection.default_response(&self.to),
@@ -96,6 +97,40 @@ impl RefusalFormat {
         response.into_response()
     }
 }
+
+/// Rejection of an extractor for what a layer puts into the extensions: the router is misconfigured.
+#[derive(Debug, Clone)]
+pub(crate) struct Misplaced {
+    text: String,
+    format: RefusalFormat,
+}
+
+impl Misplaced {
+    /// Creates the rejection with a text about this route, if an axum router has matched one.
+    pub(crate) fn new(parts: &Parts, text: impl FnOnce(Option<&str>) -> String) -> Self {
+        Self {
+            text: text(route_of(parts).as_deref()),
+            format: RefusalFormat::from_parts(parts),
+        }
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Builds the response, and logs the text once.
+    pub(crate) fn refuse(self, mistake: &str) -> Response {
+        let is_new = LOGGED.is_new(&self.text);
+        let error = KeyError::misconfigured(self.text);
+        if is_new {
+            tracing::error!(%error, "{mistake}");
+        }
+        self.format.refuse(Rejection::Misconfigured(error))
+    }
+}
+
+/// For the process, because no layer is there that could keep it.
+static LOGGED: LoggedMistakes = LoggedMistakes::new();
 
 /// The response of a [`RedlockLayer`](crate::RedlockLayer) with its default `rejection`, to an HTTP request. So a
 /// handler that locks by itself passes the error on:
@@ -114,7 +149,7 @@ impl RefusalFormat {
 /// does not record the response, so the handler must not have had an effect.
 impl IntoResponse for LockError {
     fn into_response(self) -> Response {
-        into_rejection(&self, false).into_response()
+        into_rejection(&self, &LockOptions::default()).into_response()
     }
 }
 
@@ -130,9 +165,8 @@ impl IntoResponse for Rejection {
 }
 
 /// Converts an error, and logs it if clients cannot correct it or the response does not show it.
-pub(super) fn into_rejection(error: &LockError, stays_taken: bool) -> Rejection {
-    let rejection = Rejection::from_lock_error(error.clone(), StatusCode::LOCKED);
-    let rejection = rejection.with_retry_after(None, stays_taken);
+pub(super) fn into_rejection(error: &LockError, options: &LockOptions) -> Rejection {
+    let rejection = Rejection::from_lock_error(error.clone(), options, StatusCode::LOCKED, None);
     if matches!(rejection, Rejection::Misconfigured(_)) {
         tracing::error!(%error, "redlock handler cannot lock its resource because it is misconfigured");
     } else if matches!(rejection, Rejection::KeyInvalid(_)) {

@@ -10,13 +10,14 @@ use crate::idempotency::stored;
 use crate::lock::LockError;
 use crate::middleware::{CallTracker, Rejection, RequestKind};
 use crate::node::telemetry;
-use crate::once::Denied;
-use crate::protocol::{KeyError, LockKey, Record};
+use crate::once::{Denied, ExecuteOnce};
+use crate::protocol::lease::Decided;
+use crate::protocol::{KeyError, Record};
 
 /// Answers one request that is not executed.
 pub(super) struct Responder {
     pub(super) config: Arc<Config>,
-    pub(super) resource: LockKey,
+    pub(super) once: ExecuteOnce,
     pub(super) kind: RequestKind,
 }
 
@@ -24,80 +25,68 @@ impl Responder {
     /// Answers a request that must not be executed.
     pub(super) async fn denied<B>(
         &self,
-        reason: Denied,
+        denied: Denied,
         outer_calls: Option<&CallTracker>,
     ) -> Response<IdempotencyBody<B>> {
-        match reason {
-            Denied::Recorded(record) => {
+        self.refuse(match denied {
+            Denied::Decided(Decided::Recorded(record)) => {
                 // To an outer idempotency layer, the replay is a response of the handler.
                 if let Some(outer_calls) = outer_calls {
                     outer_calls.count_call();
                 }
-                return self.replay(record).await;
+                return self.replay(&record).await;
             }
-            Denied::Conflicting => {
+            Denied::Lock(error) => self.not_executed(error),
+            Denied::Lost(reason) => Rejection::Lost(reason),
+            // Not decided yet, so the client may retry.
+            Denied::Decided(Decided::Undecided) => self.in_progress(),
+            Denied::Decided(Decided::OtherRequest) => Rejection::KeyReused,
+            Denied::Decided(Decided::Unknown) => Rejection::OutcomeUnknown,
+            Denied::Decided(Decided::Conflicting) => {
                 telemetry::conflict();
                 tracing::error!(
                     "idempotent request was executed more than once, and no majority of the nodes has one of the outcomes"
                 );
+                Rejection::ConflictingOutcomes
             }
-            _ => {}
-        }
-        self.refuse(rejection(reason))
+        })
     }
 
     pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
-        let rejection = rejection.with_retry_after(self.config.retry_after, false);
         let refusal = self.config.refusals.refuse(rejection, self.kind);
         refusal.map(IdempotencyBody::refusal)
     }
 
     /// Answers with a recorded response, which any server may have recorded.
-    pub(super) async fn replay<B>(&self, record: Record) -> Response<IdempotencyBody<B>> {
-        let read = |record: &Record| stored::replay(record, &self.resource, &self.config.codec);
-        let once = self.config.redlock.once(self.resource.clone());
-        let rest = once.fetch(&record);
-        let replayed = match record.is_whole().then(|| read(&record)) {
-            Some(Ok(replayed)) => Ok(replayed),
-            // This copy is cut, or unreadable; another node may have a readable one.
-            copy => match (rest.await, copy) {
-                (Ok(other), _) => read(&other),
-                (Err(_), Some(unreadable)) => unreadable,
-                (Err(error), None) => return self.refuse(not_executed(error)),
-            },
-        };
-        match replayed {
-            Ok(Some(mut response)) => {
+    pub(super) async fn replay<B>(&self, record: &Record) -> Response<IdempotencyBody<B>> {
+        let decode = |record: &Record| stored::replay(record, &self.once.key, &self.config.codec);
+        self.refuse(match self.once.read(record, decode).await {
+            Ok(Ok(Some(mut response))) => {
                 let name = self.config.replay_header.clone();
                 let headers = response.headers_mut();
                 headers.insert(name, HeaderValue::from_static("true"));
-                response
+                return response;
             }
-            Ok(None) => self.refuse(Rejection::ResultNotKept),
-            Err(why) => {
+            Ok(Ok(None)) => Rejection::ResultNotKept,
+            Ok(Err(why)) => {
                 tracing::error!(%why, "recorded response of an idempotent request is unreadable");
                 let what = KeyError::misconfigured("a recorded response is unreadable");
-                self.refuse(Rejection::Misconfigured(what))
+                Rejection::Misconfigured(what)
             }
+            Err(error) => self.not_executed(error),
+        })
+    }
+
+    /// Converts an error of the lock under which a request is executed.
+    fn not_executed(&self, error: LockError) -> Rejection {
+        match error {
+            LockError::Contended { .. } => self.in_progress(),
+            error => error.into(),
         }
     }
-}
 
-/// Converts an error of the lock under which a request is executed.
-fn not_executed(error: LockError) -> Rejection {
-    match error {
-        LockError::Contended { retry_after } => Rejection::InProgress { retry_after },
-        error => Rejection::from(error),
-    }
-}
-
-fn rejection(reason: Denied) -> Rejection {
-    match reason {
-        Denied::Lock(error) => not_executed(error),
-        // Not decided yet, so the client may retry. `Recorded` has been answered before.
-        Denied::Undecided | Denied::Recorded(_) => Rejection::InProgress { retry_after: None },
-        Denied::OtherRequest => Rejection::KeyReused,
-        Denied::Conflicting => Rejection::ConflictingOutcomes,
-        Denied::Unknown => Rejection::OutcomeUnknown,
+    fn in_progress(&self) -> Rejection {
+        let retry_after = self.config.retry_after;
+        Rejection::InProgress { retry_after }
     }
 }

@@ -4,7 +4,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use pin_project::pin_project;
@@ -18,15 +17,10 @@ use crate::middleware::macros::opaque_debug;
 #[pin_project]
 #[derive(Clone)]
 pub struct IdempotencyRequestBody<B> {
+    /// `None` if the body was read.
     #[pin]
-    content: RequestContent<B>,
-}
-
-#[pin_project(project = RequestContentProjection)]
-#[derive(Clone)]
-enum RequestContent<B> {
-    Untouched(#[pin] B),
-    Buffered(#[pin] BufferedRequestBody),
+    untouched: Option<B>,
+    read: BufferedRequestBody,
 }
 
 /// Response body: the stream of the inner body, or a recorded response.
@@ -34,57 +28,48 @@ enum RequestContent<B> {
 /// The execution reads the inner body and passes it on, and ends with it. If the execution is stopped, or its outcome
 /// is not this response, the body ends with an error.
 #[pin_project]
-pub struct IdempotencyBody<B> {
-    #[pin]
-    content: ResponseContent<B>,
-}
+pub struct IdempotencyBody<B>(#[pin] Either<B, Either<InMemory, Executing>>);
 
-#[pin_project(project = ResponseContentProjection)]
-enum ResponseContent<B> {
-    Streaming(#[pin] B),
-    /// Passed on by its execution; `None` behind its end.
-    Executing(Option<mpsc::Receiver<PassedOn>>),
-    /// In memory: read, recorded, or a refusal.
-    Whole(#[pin] Either<BufferedRequestBody, Full<Bytes>>),
-}
+/// Read, recorded, or a refusal.
+type InMemory = Either<BufferedRequestBody, Full<Bytes>>;
+
+/// Passed on by its execution; `None` behind its end.
+struct Executing(Option<mpsc::Receiver<PassedOn>>);
 
 /// A frame, `None` for the end of the body, or the error that ends it. Without these two, the execution was stopped.
 pub(super) type PassedOn = Result<Option<Frame<Bytes>>, BoxError>;
 
 impl<B> IdempotencyRequestBody<B> {
     pub(super) fn untouched(body: B) -> Self {
-        let content = RequestContent::Untouched(body);
-        Self { content }
+        let untouched = Some(body);
+        let read = BufferedRequestBody::default();
+        Self { untouched, read }
     }
 
-    pub(super) fn buffered(body: BufferedRequestBody) -> Self {
-        let content = RequestContent::Buffered(body);
-        Self { content }
+    pub(super) fn buffered(read: BufferedRequestBody) -> Self {
+        let untouched = None;
+        Self { untouched, read }
     }
 }
 
 impl<B> IdempotencyBody<B> {
     pub(super) fn streaming(body: B) -> Self {
-        let content = ResponseContent::Streaming(body);
-        Self { content }
+        Self(Either::Left(body))
     }
 
     /// Creates a body that an execution passes on.
     pub(super) fn executing() -> (mpsc::Sender<PassedOn>, Self) {
         let (sender, frames) = mpsc::channel(1);
-        let content = ResponseContent::Executing(Some(frames));
-        (sender, Self { content })
+        let executing = Executing(Some(frames));
+        (sender, Self(Either::Right(Either::Right(executing))))
     }
 
-    pub(super) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
-        let body = BufferedRequestBody::new(data, trailers);
-        let content = ResponseContent::Whole(Either::Left(body));
-        Self { content }
+    pub(super) fn whole(body: BufferedRequestBody) -> Self {
+        Self(Either::Right(Either::Left(Either::Left(body))))
     }
 
     pub(super) fn refusal(body: Full<Bytes>) -> Self {
-        let content = ResponseContent::Whole(Either::Right(body));
-        Self { content }
+        Self(Either::Right(Either::Left(Either::Right(body))))
     }
 
     /// Creates the body of a response whose inner body failed while it was read to be recorded.
@@ -121,26 +106,24 @@ where
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.project().content.project() {
-            RequestContentProjection::Untouched(body) => body.poll_frame(context),
-            RequestContentProjection::Buffered(body) => {
-                body.poll_frame(context).map_err(|never| match never {})
+        let this = self.project();
+        match this.untouched.as_pin_mut() {
+            Some(body) => body.poll_frame(context),
+            None => {
+                let frame = Pin::new(this.read).poll_frame(context);
+                frame.map_err(|never| match never {})
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.content {
-            RequestContent::Untouched(body) => body.is_end_stream(),
-            RequestContent::Buffered(body) => body.is_end_stream(),
-        }
+        let untouched = self.untouched.as_ref();
+        untouched.map_or_else(|| self.read.is_end_stream(), B::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.content {
-            RequestContent::Untouched(body) => body.size_hint(),
-            RequestContent::Buffered(body) => body.size_hint(),
-        }
+        let untouched = self.untouched.as_ref();
+        untouched.map_or_else(|| self.read.size_hint(), B::size_hint)
     }
 }
 
@@ -152,39 +135,39 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for IdempotencyBody<B> {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        match self.project().content.project() {
-            ResponseContentProjection::Streaming(body) => {
-                body.poll_frame(context).map_err(Into::into)
-            }
-            ResponseContentProjection::Executing(frames) => {
-                let Some(receiver) = frames else {
-                    return Poll::Ready(None);
-                };
-                let stopped = || Err("the execution of the request was stopped".into());
-                let passed_on = ready!(receiver.poll_recv(context)).unwrap_or_else(stopped);
-                if !matches!(passed_on, Ok(Some(_))) {
-                    *frames = None;
-                }
-                Poll::Ready(passed_on.transpose())
-            }
-            ResponseContentProjection::Whole(body) => body.poll_frame(context),
-        }
+        self.project().0.poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.content {
-            ResponseContent::Streaming(body) => body.is_end_stream(),
-            ResponseContent::Executing(frames) => frames.is_none(),
-            ResponseContent::Whole(body) => body.is_end_stream(),
-        }
+        self.0.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.content {
-            ResponseContent::Streaming(body) => body.size_hint(),
-            ResponseContent::Whole(body) => body.size_hint(),
-            ResponseContent::Executing(_) => SizeHint::default(),
+        self.0.size_hint()
+    }
+}
+
+impl Body for Executing {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let Some(frames) = &mut self.0 else {
+            return Poll::Ready(None);
+        };
+        let stopped = || Err("the execution of the request was stopped".into());
+        let passed_on = ready!(frames.poll_recv(context)).unwrap_or_else(stopped);
+        if !matches!(passed_on, Ok(Some(_))) {
+            self.0 = None;
         }
+        Poll::Ready(passed_on.transpose())
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_none()
     }
 }
 

@@ -124,6 +124,59 @@ impl RecordKeys {
         self.reads_plain = true;
         self
     }
+
+    fn seal(&self, context: RecordContext<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
+        let (id, nonce) = (self.writing.to_be_bytes(), nonce());
+        let aad = aad(context, flags, id);
+        let payload = Payload {
+            msg: bytes,
+            aad: aad.as_bytes(),
+        };
+        let sealed = self.ciphers[&self.writing].encrypt(&XNonce::from(nonce), payload);
+        // Fails beyond 256 GiB; a response has at most 1 MiB.
+        let sealed = sealed.expect("a record is short enough to be encrypted");
+        [&[flags][..], &id, &nonce, &sealed].concat()
+    }
+
+    fn open<'a>(
+        &self,
+        context: RecordContext<'_>,
+        flags: u8,
+        bytes: &'a [u8],
+    ) -> Result<Cow<'a, [u8]>, Unreadable> {
+        if flags & ENCRYPTED == 0 {
+            return self
+                .reads_plain
+                .then_some(bytes.into())
+                .ok_or(Unreadable::Plain);
+        }
+        let (id, bytes) = bytes.split_first_chunk().ok_or(Unreadable::Malformed)?;
+        let nonce = bytes.split_first_chunk::<NONCE>();
+        let (nonce, sealed) = nonce.ok_or(Unreadable::Malformed)?;
+        let cipher = self.ciphers.get(&u32::from_be_bytes(*id));
+        let aad = aad(context, flags, *id);
+        let payload = Payload {
+            msg: sealed,
+            aad: aad.as_bytes(),
+        };
+        let opened = cipher
+            .ok_or(Unreadable::UnknownKey)?
+            .decrypt(<&XNonce>::from(nonce), payload);
+        opened.map(Cow::Owned).map_err(|_| Unreadable::Forged)
+    }
+}
+
+/// Returns what an encrypted record is bound to.
+#[cfg(feature = "encryption")]
+fn aad(context: RecordContext<'_>, flags: u8, key: [u8; 4]) -> LockKey {
+    LockKey::from_parts([
+        &b"tower-redlock record 1"[..],
+        &[flags],
+        &key,
+        context.execution.as_bytes(),
+        context.fingerprint.as_bytes(),
+        context.resource.as_bytes(),
+    ])
 }
 
 /// By hand: keys are never shown.
@@ -138,11 +191,23 @@ impl fmt::Debug for RecordKeys {
     }
 }
 
+#[cfg_attr(
+    not(all(feature = "compression", feature = "encryption")),
+    allow(
+        clippy::unused_self,
+        unused_variables,
+        reason = "the features use the settings"
+    )
+)]
 impl Codec {
     /// Encodes the bytes after the head. Called once per execution, because all copies of a record are equal.
     pub(super) fn write(&self, context: RecordContext<'_>, plain: Vec<u8>) -> Vec<u8> {
         let (flags, bytes) = self.compress(plain);
-        self.encrypt(context, flags, &bytes)
+        #[cfg(feature = "encryption")]
+        if let Some(keys) = &self.keys {
+            return keys.seal(context, flags | ENCRYPTED, &bytes);
+        }
+        [&[flags], &*bytes].concat()
     }
 
     /// Decodes the bytes after the head; copies them only if they are compressed or encrypted.
@@ -162,89 +227,32 @@ impl Codec {
         decompress(&bytes).map(Cow::Owned)
     }
 
-    #[cfg(feature = "compression")]
     fn compress(&self, plain: Vec<u8>) -> (u8, Vec<u8>) {
-        let too_short = self.compress_above.is_none_or(|above| plain.len() <= above);
-        if too_short || plain.len() > MAX_DECODED {
-            return (0, plain);
+        #[cfg(feature = "compression")]
+        if plain.len() <= MAX_DECODED
+            && self.compress_above.is_some_and(|above| plain.len() > above)
+        {
+            let compressed = lz4_flex::compress_prepend_size(&plain);
+            if compressed.len() < plain.len() {
+                return (COMPRESSED, compressed);
+            }
         }
-        let compressed = lz4_flex::compress_prepend_size(&plain);
-        if compressed.len() < plain.len() {
-            (COMPRESSED, compressed)
-        } else {
-            (0, plain)
-        }
-    }
-
-    #[cfg(not(feature = "compression"))]
-    #[allow(clippy::unused_self, reason = "the feature uses the setting")]
-    fn compress(&self, plain: Vec<u8>) -> (u8, Vec<u8>) {
         (0, plain)
     }
 
-    #[cfg(feature = "encryption")]
-    fn encrypt(&self, context: RecordContext<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
-        let Some(keys) = &self.keys else {
-            return flagged(flags, bytes);
-        };
-        let flags = flags | ENCRYPTED;
-        let (id, nonce) = (keys.writing.to_be_bytes(), nonce());
-        let aad = context.encoded(flags, id);
-        let payload = Payload {
-            msg: bytes,
-            aad: &aad,
-        };
-        let sealed = keys.ciphers[&keys.writing].encrypt(&XNonce::from(nonce), payload);
-        // Fails beyond 256 GiB; a response has at most 1 MiB.
-        let sealed = sealed.expect("a record is short enough to be encrypted");
-        [&[flags][..], &id, &nonce, &sealed].concat()
-    }
-
-    #[cfg(not(feature = "encryption"))]
-    #[allow(clippy::unused_self, reason = "the feature uses the keys")]
-    fn encrypt(&self, _: RecordContext<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
-        flagged(flags, bytes)
-    }
-
-    #[cfg(feature = "encryption")]
     fn decrypt<'a>(
         &self,
         context: RecordContext<'_>,
         flags: u8,
         bytes: &'a [u8],
     ) -> Result<Cow<'a, [u8]>, Unreadable> {
-        if flags & ENCRYPTED == 0 {
-            let is_read = self.keys.as_ref().is_none_or(|keys| keys.reads_plain);
-            return is_read.then_some(bytes.into()).ok_or(Unreadable::Plain);
+        #[cfg(feature = "encryption")]
+        if let Some(keys) = &self.keys {
+            return keys.open(context, flags, bytes);
         }
-        let (id, bytes) = bytes.split_first_chunk().ok_or(Unreadable::Malformed)?;
-        let (nonce, sealed) = bytes
-            .split_first_chunk::<NONCE>()
-            .ok_or(Unreadable::Malformed)?;
-        let keys = self.keys.as_ref().ok_or(Unreadable::UnknownKey)?;
-        let cipher = keys.ciphers.get(&u32::from_be_bytes(*id));
-        let cipher = cipher.ok_or(Unreadable::UnknownKey)?;
-        let aad = context.encoded(flags, *id);
-        let payload = Payload {
-            msg: sealed,
-            aad: &aad,
-        };
-        let opened = cipher.decrypt(<&XNonce>::from(nonce), payload);
-        opened.map(Cow::Owned).map_err(|_| Unreadable::Forged)
-    }
-
-    #[cfg(not(feature = "encryption"))]
-    #[allow(clippy::unused_self, reason = "the feature uses the keys")]
-    fn decrypt<'a>(
-        &self,
-        _: RecordContext<'_>,
-        flags: u8,
-        bytes: &'a [u8],
-    ) -> Result<Cow<'a, [u8]>, Unreadable> {
-        if flags & ENCRYPTED == 0 {
-            Ok(bytes.into())
-        } else {
-            Err(Unreadable::UnknownKey)
+        match flags & ENCRYPTED {
+            0 => Ok(bytes.into()),
+            _ => Err(Unreadable::UnknownKey),
         }
     }
 }
@@ -261,25 +269,6 @@ impl fmt::Display for Unreadable {
             Self::Forged => "it was not encrypted for this request with its key",
         })
     }
-}
-
-#[cfg(feature = "encryption")]
-impl RecordContext<'_> {
-    fn encoded(self, flags: u8, key: [u8; 4]) -> Vec<u8> {
-        let parts = [
-            &b"tower-redlock record 1"[..],
-            &[flags],
-            &key,
-            self.execution.as_bytes(),
-            self.fingerprint.as_bytes(),
-            self.resource.as_bytes(),
-        ];
-        LockKey::from_parts(parts).as_bytes().to_vec()
-    }
-}
-
-fn flagged(flags: u8, bytes: &[u8]) -> Vec<u8> {
-    [&[flags], bytes].concat()
 }
 
 #[cfg(feature = "compression")]

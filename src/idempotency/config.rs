@@ -132,10 +132,13 @@ impl Config {
         Fingerprint::from_digest(sha256(&(self.fingerprint)(parts, body)))
     }
 
-    pub(super) fn once(&self, resource: LockKey, fingerprint: Fingerprint) -> ExecuteOnce {
-        let once = self.redlock.once(resource).digest(fingerprint);
-        let once = once.options(self.options).cap(self.waiters.clone());
-        once.at_most_once(self.at_most_once)
+    pub(super) fn once(&self, resource: LockKey) -> ExecuteOnce {
+        let mut once = self.redlock.once(resource);
+        once.options = self.options;
+        once.cap.clone_from(&self.waiters);
+        once.at_most_once = self.at_most_once;
+        once.retention = self.retention;
+        once
     }
 
     /// Returns whether the response of a handler is recorded.

@@ -2,17 +2,14 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use crate::extract::RefusalFormat;
+use crate::extract::Misplaced;
 use crate::idempotency::header::IdempotencyKey;
-use crate::middleware::{LoggedMistakes, Rejection, route_of};
 use crate::once::ExecutionHandle;
-use crate::protocol::KeyError;
 
 /// The key of a request that an [`IdempotencyLayer`](crate::IdempotencyLayer) passed on.
 ///
@@ -57,43 +54,31 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for ExecutionHandle {
 /// Rejection of [`IdempotencyKey`] and [`ExecutionHandle`]: the router is misconfigured, 500. The message names the
 /// route and the remedy, and is logged once for each route.
 #[derive(Debug, Clone)]
-pub struct IdempotencyKeyRejection {
-    /// The matched route, if an axum router has matched one.
-    route: Option<Arc<str>>,
-    format: RefusalFormat,
-}
+pub struct IdempotencyKeyRejection(Misplaced);
 
 impl IdempotencyKeyRejection {
     fn new(parts: &Parts) -> Self {
-        Self {
-            route: route_of(parts),
-            format: RefusalFormat::from_parts(parts),
-        }
+        Self(Misplaced::new(parts, |route| {
+            let route = route.map(|route| format!("route `{route}`: "));
+            format!(
+                "{}the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, or extract Option<IdempotencyKey>",
+                route.unwrap_or_default()
+            )
+        }))
     }
 }
 
 impl IntoResponse for IdempotencyKeyRejection {
     fn into_response(self) -> Response {
-        let error = KeyError::misconfigured(self.to_string());
-        if LOGGED.is_new(&self.to_string()) {
-            tracing::error!(%error, "handler extracts an idempotency key from a request without one");
-        }
-        self.format.refuse(Rejection::Misconfigured(error))
+        let mistake = "handler extracts an idempotency key from a request without one";
+        self.0.refuse(mistake)
     }
 }
 
 impl fmt::Display for IdempotencyKeyRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(route) = &self.route {
-            write!(f, "route `{route}`: ")?;
-        }
-        f.write_str(
-            "the request has no idempotency key; apply an IdempotencyLayer with `required(true)`, or extract Option<IdempotencyKey>",
-        )
+        f.write_str(self.0.text())
     }
 }
 
 impl std::error::Error for IdempotencyKeyRejection {}
-
-/// For the process, because no layer is there that could keep it.
-static LOGGED: LoggedMistakes = LoggedMistakes::new();

@@ -10,6 +10,7 @@ use crate::idempotency::codec::{Codec, RecordContext};
 use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::stored::{self, CompleteResponse};
 use crate::idempotency::{RecordKeys, fingerprint};
+use crate::middleware::BufferedRequestBody;
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
 
 /// Writes and reads recorded responses.
@@ -40,10 +41,13 @@ impl ResponseCodec {
             execution,
             fingerprint,
         };
+        let body = BufferedRequestBody {
+            bytes: Bytes::copy_from_slice(body),
+            trailers: trailers.cloned(),
+        };
         let response = CompleteResponse {
             head,
-            body,
-            trailers,
+            body: &body,
             keep_cookies: true,
         };
         stored::record(context, None, Some(&response), &self.0)

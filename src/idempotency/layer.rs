@@ -1,6 +1,5 @@
 //! The layer, with its settings.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +13,8 @@ use crate::idempotency::codec::RecordKeys;
 use crate::idempotency::config::{Config, OnUnrecorded};
 use crate::idempotency::fingerprint;
 use crate::idempotency::service::IdempotencyService;
-use crate::lock::{LockOptions, Redlock};
-use crate::middleware::macros::layer_setters;
+use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
+use crate::middleware::macros::{layer_setters, opaque_debug};
 use crate::middleware::{KeyExtractor, Refusals, RejectionResponse};
 use crate::node::telemetry;
 use crate::once::{DAY, bound_body, bound_retention};
@@ -113,20 +112,24 @@ impl IdempotencyLayer {
         }
     }
 
+    /// Sets the ttl of the lock under which a request is executed. Default: that of the [`Redlock`].
+    ///
+    /// # Errors
+    ///
+    /// As [`RedlockLayer::ttl`](crate::RedlockLayer::ttl).
+    pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
+        self.config.redlock.check_ttl(ttl)?;
+        self.config.options.ttl = Some(ttl);
+        Ok(self)
+    }
+
     layer_setters! {
         /// Sets how long a duplicate waits for the first execution, to replay its response. Default: zero,
         /// the duplicate is refused with 409 `request-in-progress`.
-        wait;
+        wait(wait: Duration) => options.wait = Some(wait);
 
         /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
-        max_waiters;
-
-        /// Sets the ttl of the lock under which a request is executed. Default: that of the [`Redlock`].
-        ///
-        /// # Errors
-        ///
-        /// As [`RedlockLayer::ttl`](crate::RedlockLayer::ttl).
-        ttl;
+        max_waiters(max_waiters: usize) => waiters = Some(WaiterCap::new(max_waiters));
 
         /// Sets how long an execution may take. Default: no bound. An execution that has begun keeps its lock
         /// until it ends; the `max_hold` of the [`Redlock`] does not apply to it.
@@ -136,133 +139,104 @@ impl IdempotencyLayer {
         /// `lock-lost`, an error event is logged, and `redlock_lost_total` counts it with the reason `max_hold`.
         /// The effect of the stopped execution is unknown. A retry executes again once the lock has ended by its
         /// ttl, or gets 409 `outcome-unknown` with [`at_most_once`](Self::at_most_once).
-        max_hold;
+        max_hold(max_hold: Duration) => options.max_hold = Some(max_hold);
 
         /// Sets the `Retry-After` of a duplicate that is refused with 409 `request-in-progress`: whole seconds, rounded up,
         /// between one second and a minute. Default: one second, as for a
         /// [`RedlockLayer`](crate::RedlockLayer::retry_after).
-        retry_after;
+        retry_after(retry_after: Duration) => retry_after = Some(retry_after);
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
-        rejection;
-    }
+        rejection(rejection: impl RejectionResponse) => refusals.response = Arc::new(rejection);
 
-    layer_setters! {
         /// Sets the header that carries the key. Default: `Idempotency-Key`.
-        header: HeaderName;
+        header(header: HeaderName) => header = header;
 
         /// Sets whether a request without a key is refused with 400 `key-missing`. Default: false, it is
         /// served without the layer.
         ///
         /// A request that matched no route of an axum router always passes, to its 404. A fallback that does work
         /// must ask for the [`IdempotencyKey`](crate::IdempotencyKey) itself.
-        required: bool;
-    }
+        required(required: bool) => required = required;
 
-    /// Sets the methods that are executed once per key. Default: POST and PATCH. The others are idempotent
-    /// (RFC 9110, section 9.2.2) or safe, and pass through. GET stands for HEAD too.
-    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.config.methods = methods.into_iter().collect();
-        self
-    }
+        /// Sets the methods that are executed once per key. Default: POST and PATCH. The others are idempotent
+        /// (RFC 9110, section 9.2.2) or safe, and pass through. GET stands for HEAD too.
+        methods(methods: impl IntoIterator<Item = Method>) => methods = methods.into_iter().collect();
 
-    /// Sets how long responses are kept, between a millisecond and 100 years of 365 days. Default: 24 h.
-    ///
-    /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
-    pub fn retention(mut self, retention: Duration) -> Self {
-        self.config.retention = bound_retention("an IdempotencyLayer", retention);
-        self
-    }
+        /// Sets how long responses are kept, between a millisecond and 100 years of 365 days. Default: 24 h.
+        ///
+        /// A value out of that range is replaced by the nearest one in it, with a warning in the log.
+        retention(retention: Duration) => retention = bound_retention("an IdempotencyLayer", retention);
 
-    /// Sets the bytes by which two requests with one key are the same request; a different request is refused
-    /// with 422 `idempotency-key-reused`. Default: the method, the path and the query, the headers `If-Match`,
-    /// `Content-Type` and `Content-Encoding`, and the body. `/~a` and `/%7Ea` are the same path (RFC 3986, section 6.2.2).
-    /// Of a request that was sent on with the extensions of another, the original path and query count as well.
-    ///
-    /// All other headers are left out, such as `Accept`, `Cookie` and `If-None-Match`: a duplicate gets the recorded
-    /// response whatever they say, and whatever the `Vary` of that response says.
-    ///
-    /// The bytes are hashed with SHA-256.
-    pub fn fingerprint(
-        mut self,
-        fingerprint: impl Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static,
-    ) -> Self {
-        self.config.fingerprint = Arc::new(fingerprint);
-        self
-    }
+        /// Sets the bytes by which two requests with one key are the same request; a different request is refused
+        /// with 422 `idempotency-key-reused`. Default: the method, the path and the query, the headers `If-Match`,
+        /// `Content-Type` and `Content-Encoding`, and the body. `/~a` and `/%7Ea` are the same path (RFC 3986, section 6.2.2).
+        /// Of a request that was sent on with the extensions of another, the original path and query count as well.
+        ///
+        /// All other headers are left out, such as `Accept`, `Cookie` and `If-None-Match`: a duplicate gets the recorded
+        /// response whatever they say, and whatever the `Vary` of that response says.
+        ///
+        /// The bytes are hashed with SHA-256.
+        fingerprint(fingerprint: impl Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static) =>
+            fingerprint = Arc::new(fingerprint);
 
-    /// Sets which responses are recorded. Default: final ones.
-    ///
-    /// By default these are not recorded, because the answer to a retry may differ: 5xx, 401, 407, 408,
-    /// 423, 425 and 429, a 409 with `Retry-After`, 405, and a 404 of a request for which an axum router
-    /// around the layer has matched no route; gRPC statuses 1, 4, 8, 10, 13, 14 and 16, in the head or in the
-    /// trailers. A function that is set here decides alone, by the head.
-    ///
-    /// If the function returns false, the operation must not have had an effect: a retry executes it.
-    ///
-    /// Refusals of inner layers and extractors of this crate, such as 423 of a
-    /// [`RedlockLayer`](crate::RedlockLayer), are never recorded and not passed to the function, because the
-    /// handler was not called. If a lock was lost and the handler stopped midway, nothing is recorded either: its
-    /// effect is unknown, and the key stays locked until its ttl.
-    pub fn record_if(
-        mut self,
-        record_if: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        self.config.record_if = Some(Arc::new(record_if));
-        self
-    }
+        /// Sets which responses are recorded. Default: final ones.
+        ///
+        /// By default these are not recorded, because the answer to a retry may differ: 5xx, 401, 407, 408,
+        /// 423, 425 and 429, a 409 with `Retry-After`, 405, and a 404 of a request for which an axum router
+        /// around the layer has matched no route; gRPC statuses 1, 4, 8, 10, 13, 14 and 16, in the head or in the
+        /// trailers. A function that is set here decides alone, by the head.
+        ///
+        /// If the function returns false, the operation must not have had an effect: a retry executes it.
+        ///
+        /// Refusals of inner layers and extractors of this crate, such as 423 of a
+        /// [`RedlockLayer`](crate::RedlockLayer), are never recorded and not passed to the function, because the
+        /// handler was not called. If a lock was lost and the handler stopped midway, nothing is recorded either: its
+        /// effect is unknown, and the key stays locked until its ttl.
+        record_if(record_if: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) =>
+            record_if = Some(Arc::new(record_if));
 
-    /// Sets the largest response body, in bytes, that is kept: at most 1 MiB, because records share the
-    /// connection with all locks. Default: 64 KiB.
-    ///
-    /// If the body is larger, if its size has no bound in advance, or if headers and trailers together exceed
-    /// 64 KiB, the record says only that the request was executed: a duplicate gets 409 `result-not-kept`, and
-    /// is not executed. Such a body is sent while the execution goes on, which ends, and is recorded, with the body.
-    ///
-    /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
-    pub fn max_response_body(mut self, bytes: usize) -> Self {
-        self.config.max_response_body =
-            bound_body("an IdempotencyLayer", "max_response_body", bytes);
-        self
-    }
+        /// Sets the largest response body, in bytes, that is kept: at most 1 MiB, because records share the
+        /// connection with all locks. Default: 64 KiB.
+        ///
+        /// If the body is larger, if its size has no bound in advance, or if headers and trailers together exceed
+        /// 64 KiB, the record says only that the request was executed: a duplicate gets 409 `result-not-kept`, and
+        /// is not executed. Such a body is sent while the execution goes on, which ends, and is recorded, with the body.
+        ///
+        /// A value over 1 MiB is replaced by 1 MiB, with a warning in the log.
+        max_response_body(bytes: usize) =>
+            max_response_body = bound_body("an IdempotencyLayer", "max_response_body", bytes);
 
-    layer_setters! {
         /// Sets the largest request body in bytes; a larger one is refused with 413. Default: 2 MiB.
-        max_request_body: usize;
+        max_request_body(max_request_body: usize) => max_request_body = max_request_body;
 
         /// Sets the header that marks a replayed response with `true`. Default: `Idempotency-Replayed`.
-        replay_header: HeaderName;
+        replay_header(replay_header: HeaderName) => replay_header = replay_header;
 
         /// Sets whether `Set-Cookie` is recorded too. Default: false, so that a session is issued once.
-        keep_cookies: bool;
+        keep_cookies(keep_cookies: bool) => keep_cookies = keep_cookies;
 
         /// Sets whether a request that may have been executed is never executed again. Default: false.
         ///
         /// If true, a retry gets 409 `outcome-unknown` for a day after a crash between grant and record, after a
         /// panic, and after a response for which [`record_if`](Self::record_if) returned false. This holds as long as a
         /// majority of the nodes remembers the intent to execute.
-        at_most_once: bool;
+        at_most_once(at_most_once: bool) => at_most_once = at_most_once;
 
         /// Sets the answer if no majority accepted the record. Default: [`OnUnrecorded::Answer`].
-        on_unrecorded: OnUnrecorded;
-    }
+        on_unrecorded(on_unrecorded: OnUnrecorded) => on_unrecorded = on_unrecorded;
 
-    /// Sets above how many bytes records are compressed (LZ4). Default: never.
-    ///
-    /// All servers that share records need the feature `compression` to read them: enable it on all of them
-    /// first. If records are encrypted as well, their size reveals something about their content; see
-    /// [the chapter](crate::guide::idempotency).
-    #[cfg(feature = "compression")]
-    pub fn compress_above(mut self, bytes: usize) -> Self {
-        self.config.codec.compress_above = Some(bytes);
-        self
-    }
+        /// Sets above how many bytes records are compressed (LZ4). Default: never.
+        ///
+        /// All servers that share records need the feature `compression` to read them: enable it on all of them
+        /// first. If records are encrypted as well, their size reveals something about their content; see
+        /// [the chapter](crate::guide::idempotency).
+        #[cfg(feature = "compression")]
+        compress_above(bytes: usize) => codec.compress_above = Some(bytes);
 
-    /// Sets the keys with which records are encrypted. Default: none, records are stored in clear.
-    #[cfg(feature = "encryption")]
-    pub fn encrypt(mut self, keys: RecordKeys) -> Self {
-        self.config.codec.keys = Some(keys);
-        self
+        /// Sets the keys with which records are encrypted. Default: none, records are stored in clear.
+        #[cfg(feature = "encryption")]
+        encrypt(keys: RecordKeys) => codec.keys = Some(keys);
     }
 }
 
@@ -275,13 +249,7 @@ impl<S> Layer<S> for IdempotencyLayer {
     }
 }
 
-impl fmt::Debug for IdempotencyLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyLayer")
-            .field("redlock", &self.config.redlock)
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { IdempotencyLayer [redlock = config.redlock] }
 
 /// The kind of resource in spans and metrics.
 const LABEL: &str = "idempotency";

@@ -1,23 +1,22 @@
 //! The service: reads the request, and replays its response or starts its execution.
 
-use std::fmt;
-use std::future::Future;
+use std::fmt::Debug;
+use std::future::{Future, pending, ready};
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use pin_project::pin_project;
 use tower::{BoxError, Service, ServiceExt};
 
 use crate::idempotency::answer::Responder;
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
-use crate::idempotency::config::{ActiveExecutions, Config, KeyedRequest};
+use crate::idempotency::config::{ActiveExecutions, Config};
 use crate::idempotency::task::ExecutionTask;
 use crate::middleware::macros::{inner_accessors, opaque_debug};
 use crate::middleware::{
@@ -62,37 +61,82 @@ where
     }
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        let (parts, body) = request.into_parts();
-        let state = match self.config.keyed(&parts) {
+        let (mut parts, body) = request.into_parts();
+        let keyed = match self.config.keyed(&parts) {
+            Ok(Some(keyed)) => keyed,
             Ok(None) => {
                 let body = IdempotencyRequestBody::untouched(body);
-                State::Passing(self.inner.call(Request::from_parts(parts, body)))
-            }
-            Ok(Some(keyed)) => {
-                // Reading the body and asking the nodes may take long: give up readiness, such as a permit,
-                // and ask for it again before the inner service is called.
-                let clone = self.inner.clone();
-                drop(mem::replace(&mut self.inner, clone));
-                let (inner, config) = (self.inner.clone(), Arc::clone(&self.config));
-                State::Serving(Box::pin(serve(inner, config, keyed, parts, body)))
+                let passing = self.inner.call(Request::from_parts(parts, body));
+                let state = State::Passing(passing);
+                return ResponseFuture { state };
             }
             Err(rejection) => {
-                CallToken::refuse_request(&parts.extensions);
-                let refusals = &self.config.refusals;
-                State::Refused(Some(refusals.refuse_request(rejection, &parts)))
+                let refusal = self.config.refusals.refuse_request(rejection, &parts);
+                let refusal = refusal.map(IdempotencyBody::refusal);
+                let state = State::Serving(Box::pin(ready(Ok(refusal))));
+                return ResponseFuture { state };
             }
         };
+        // Reading the body and asking the nodes may take long: give up readiness, such as a permit, and ask for it again
+        // before the inner service is called.
+        let clone = self.inner.clone();
+        drop(mem::replace(&mut self.inner, clone));
+        let mut inner = self.inner.clone();
+        let mut responder = Responder {
+            config: Arc::clone(&self.config),
+            once: self.config.once(keyed.resource),
+            kind: RequestKind::of(&parts),
+        };
+        // Dropped before the execution starts, this gives the key back. After that, the execution continues without it.
+        let serving = async move {
+            // Until the execution starts, each early return is a refusal for an idempotency layer outside.
+            let outer_calls = CallToken::take(&mut parts.extensions);
+            let body = match read(body, responder.config.max_request_body).await {
+                Ok(body) => body,
+                Err(rejection) => return Ok(responder.refuse(rejection)),
+            };
+            responder.once.fingerprint = responder.config.fingerprint_of(&parts, &body.bytes);
+            let execution = match responder.once.acquire().await {
+                Ok(execution) => execution,
+                Err(denied) => return Ok(responder.denied(denied, outer_calls.as_deref()).await),
+            };
+            if let Err(error) = inner.ready().await {
+                // Before the error is returned: a retry must not meet the lock of the request that it repeats.
+                execution.release().await;
+                return Err(error);
+            }
+            let handle = execution.handle();
+            let mut active = ActiveExecutions::from_extensions(&parts.extensions);
+            let is_answered = active.push(handle.clone(), &responder.config);
+            parts.extensions.insert(active);
+            parts.extensions.insert(handle);
+            parts.extensions.insert(keyed.key);
+            let calls = Arc::<CallTracker>::default();
+            calls.pass_on(&mut parts.extensions);
+            let held = parts.extensions.get::<LockHandles>();
+            let held = held.map(LockHandles::share).unwrap_or_default();
+            let request = Request::from_parts(parts, IdempotencyRequestBody::buffered(body));
+            let task = ExecutionTask {
+                execution,
+                held,
+                calls,
+                outer_calls,
+                matched_no_route: keyed.matched_no_route,
+                is_answered,
+                responder,
+            };
+            match run_to_end(task.run(inner, request)).await {
+                Some(answered) => answered,
+                // The runtime is shutting down, and this future with it.
+                None => pending().await,
+            }
+        };
+        let state = State::Serving(Box::pin(serving));
         ResponseFuture { state }
     }
 }
 
-impl<S: fmt::Debug> fmt::Debug for IdempotencyService<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyService")
-            .field("inner", &self.inner)
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { IdempotencyService<S> [inner = inner] where S: Debug }
 
 /// Response future of [`IdempotencyService`].
 ///
@@ -110,7 +154,6 @@ pub struct ResponseFuture<F, B, E> {
 enum State<F, B, E> {
     Passing(#[pin] F),
     Serving(Pin<Box<dyn Future<Output = Result<Response<IdempotencyBody<B>>, E>> + Send>>),
-    Refused(Option<Response<Full<Bytes>>>),
 }
 
 impl<F, B, E> Future for ResponseFuture<F, B, E>
@@ -126,87 +169,11 @@ where
                 response.map_ok(|response| response.map(IdempotencyBody::streaming))
             }
             StateProjection::Serving(serving) => serving.as_mut().poll(context),
-            StateProjection::Refused(refusal) => {
-                let refusal = refusal
-                    .take()
-                    .expect("a future is not polled after it is ready");
-                Poll::Ready(Ok(refusal.map(IdempotencyBody::refusal)))
-            }
         }
     }
 }
 
 opaque_debug! { ResponseFuture<F, B, E> }
-
-/// Serves a request that has a key.
-///
-/// Dropped before the execution starts, it gives the key back. After that, the execution continues without it.
-async fn serve<S, ReqBody, ResBody>(
-    mut inner: S,
-    config: Arc<Config>,
-    keyed: KeyedRequest,
-    mut parts: Parts,
-    body: ReqBody,
-) -> Result<Response<IdempotencyBody<ResBody>>, S::Error>
-where
-    S: Service<Request<IdempotencyRequestBody<ReqBody>>, Response = Response<ResBody>>
-        + Send
-        + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    ReqBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-    ResBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-{
-    // Until the execution starts, each early return is a refusal for an idempotency layer outside.
-    let outer_calls = CallToken::take(&mut parts.extensions);
-    let responder = Responder {
-        config,
-        resource: keyed.resource,
-        kind: RequestKind::of(&parts),
-    };
-    let config = &responder.config;
-    let body = match read(body, config.max_request_body).await {
-        Ok(body) => body,
-        Err(rejection) => return Ok(responder.refuse(rejection)),
-    };
-    let fingerprint = config.fingerprint_of(&parts, body.bytes());
-    let once = config.once(responder.resource.clone(), fingerprint);
-    let execution = match once.acquire().await {
-        Ok(execution) => execution,
-        Err(reason) => return Ok(responder.denied(reason, outer_calls.as_deref()).await),
-    };
-    if let Err(error) = inner.ready().await {
-        // Before the error is returned: a retry must not meet the lock of the request that it repeats.
-        execution.release().await;
-        return Err(error);
-    }
-    let handle = execution.handle();
-    let mut active = ActiveExecutions::from_extensions(&parts.extensions);
-    let is_answered = active.push(handle.clone(), config);
-    parts.extensions.insert(active);
-    parts.extensions.insert(handle);
-    parts.extensions.insert(keyed.key);
-    let calls = Arc::<CallTracker>::default();
-    calls.pass_on(&mut parts.extensions);
-    let held = parts.extensions.get::<LockHandles>();
-    let held = held.map(LockHandles::share).unwrap_or_default();
-    let request = Request::from_parts(parts, IdempotencyRequestBody::buffered(body));
-    let task = ExecutionTask {
-        execution,
-        held,
-        calls,
-        outer_calls,
-        fingerprint,
-        matched_no_route: keyed.matched_no_route,
-        is_answered,
-        responder,
-    };
-    match run_to_end(task.run(inner, request)).await {
-        Some(answered) => answered,
-        // The runtime is shutting down, and this future with it.
-        None => std::future::pending().await,
-    }
-}
 
 /// Reads the body of a request, which is part of its fingerprint.
 async fn read<B>(body: B, limit: usize) -> Result<BufferedRequestBody, Rejection>
@@ -218,6 +185,5 @@ where
     }
     let collected = Limited::new(body, limit).collect().await;
     let collected = collected.map_err(|error| read_error(&*error))?;
-    let trailers = collected.trailers().cloned();
-    Ok(BufferedRequestBody::new(collected.to_bytes(), trailers))
+    Ok(BufferedRequestBody::collected(collected))
 }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::{Codec, RecordContext, Unreadable};
+use crate::middleware::BufferedRequestBody;
 use crate::node::sha256;
 use crate::once::is_undamaged;
 use crate::protocol::{FencingToken, LockKey, Record};
@@ -54,8 +55,7 @@ struct FieldsVisitor;
 /// A response whose body was read.
 pub(super) struct CompleteResponse<'a> {
     pub(super) head: &'a Parts,
-    pub(super) body: &'a [u8],
-    pub(super) trailers: Option<&'a HeaderMap>,
+    pub(super) body: &'a BufferedRequestBody,
     pub(super) keep_cookies: bool,
 }
 
@@ -90,9 +90,8 @@ fn stored<'a>(response: &CompleteResponse<'a>) -> (Option<StoredResponse<'a>>, V
     });
     let mut marks = Vec::new();
     let headers = fields(headers, &mut marks);
-    let trailers = response
-        .trailers
-        .map(|trailers| fields(trailers.iter(), &mut marks));
+    let trailers = body.trailers.as_ref();
+    let trailers = trailers.map(|trailers| fields(trailers.iter(), &mut marks));
     if !marks.contains(&1) {
         marks.clear();
     }
@@ -103,7 +102,7 @@ fn stored<'a>(response: &CompleteResponse<'a>) -> (Option<StoredResponse<'a>>, V
     let stored = StoredResponse {
         status: head.status.as_u16(),
         headers,
-        body,
+        body: &body.bytes,
         trailers,
     };
     ((size <= MAX_FIELDS).then_some(stored), marks)
@@ -135,9 +134,9 @@ pub(super) fn replay<B>(
     let Some(stored) = result.response else {
         return Ok(None);
     };
-    let body = content.slice_ref(stored.body);
-    let response = response(&stored, marks, body).ok_or(Unreadable::Malformed)?;
-    Ok(Some(response))
+    let bytes = content.slice_ref(stored.body);
+    let response = response(&stored, marks, bytes).ok_or(Unreadable::Malformed)?;
+    Ok(Some(response.map(IdempotencyBody::whole)))
 }
 
 fn encoded(
@@ -157,19 +156,18 @@ fn encoded(
     Record::new(execution, fingerprint, sha256(&bytes), &bytes)
 }
 
-fn response<B>(
+fn response(
     stored: &StoredResponse<'_>,
     marks: &[u8],
-    body: Bytes,
-) -> Option<Response<IdempotencyBody<B>>> {
+    bytes: Bytes,
+) -> Option<Response<BufferedRequestBody>> {
     let mut marks = marks.iter();
-    let headers = header_map(&stored.headers.0, &mut marks)?;
+    let headers = header_map(&stored.headers, &mut marks)?;
     let trailers = match &stored.trailers {
-        Some(trailers) => Some(header_map(&trailers.0, &mut marks)?),
+        Some(trailers) => Some(header_map(trailers, &mut marks)?),
         None => None,
     };
-    let body = IdempotencyBody::whole(body, trailers);
-    let mut response = Response::new(body);
+    let mut response = Response::new(BufferedRequestBody { bytes, trailers });
     *response.status_mut() = StatusCode::from_u16(stored.status).ok()?;
     *response.headers_mut() = headers;
     Some(response)
@@ -186,7 +184,10 @@ fn fields<'a>(
     StoredFields(fields.collect())
 }
 
-fn header_map(fields: &[(&str, &[u8])], marks: &mut Iter<'_, u8>) -> Option<HeaderMap> {
+fn header_map(
+    StoredFields(fields): &StoredFields<'_>,
+    marks: &mut Iter<'_, u8>,
+) -> Option<HeaderMap> {
     // The fields may be forged by a client with write access to the nodes.
     let mut headers = HeaderMap::try_with_capacity(fields.len()).ok()?;
     for (name, value) in fields {

@@ -23,18 +23,17 @@
 //! | stopped, failed, or panicked after it may have been called | locked until its ttl, because its effect is unknown |
 
 use std::any::Any;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, response};
 use http_body::{Body, Frame};
-use http_body_util::{BodyExt, Collected};
+use http_body_util::BodyExt;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tower::load_shed::error::Overloaded;
@@ -47,11 +46,14 @@ use crate::idempotency::codec::RecordContext;
 use crate::idempotency::config::OnUnrecorded;
 use crate::idempotency::stored::{self, CompleteResponse};
 use crate::lock::LostReason;
-use crate::middleware::{CallTracker, HandlerState, HeldLock, OnLost, Rejection, declared_length};
-use crate::node::{telemetry, unguessable};
-use crate::once::{BeginError, Execution, ExecutionHandle};
-use crate::protocol::lease::Recorded;
-use crate::protocol::{ExecutionId, Fingerprint};
+use crate::middleware::{
+    BufferedRequestBody, CallTracker, HandlerState, HeldLock, Rejection, declared_length,
+    first_lost,
+};
+use crate::node::unguessable;
+use crate::once::{Denied, Execution, ExecutionHandle};
+use crate::protocol::ExecutionId;
+use crate::protocol::lease::Decided;
 
 /// A request that may be executed, and everything that its execution holds.
 pub(super) struct ExecutionTask {
@@ -63,7 +65,6 @@ pub(super) struct ExecutionTask {
     pub(super) calls: Arc<CallTracker>,
     /// The calls that an outer idempotency layer tracks.
     pub(super) outer_calls: Option<Arc<CallTracker>>,
-    pub(super) fingerprint: Fingerprint,
     pub(super) matched_no_route: bool,
     pub(super) is_answered: Arc<AtomicBool>,
     pub(super) responder: Responder,
@@ -76,7 +77,7 @@ enum Answered<B> {
     /// With a body that is too large to be read before the response is returned.
     Streamed(Response<B>),
     /// With a body that was read to its end, or until it failed.
-    Read(response::Parts, Result<Collected<Bytes>, BoxError>),
+    Read(response::Parts, Result<BufferedRequestBody, BoxError>),
 }
 
 impl ExecutionTask {
@@ -94,19 +95,15 @@ impl ExecutionTask {
         S::Error: 'static,
     {
         let outer_calls = self.outer_calls.as_deref();
-        let begun = self.execution.begin().await;
+        let mut begun = self.execution.begin().await;
         // After `begin`, which may ask all nodes once more.
-        let begun = begun.and_then(|()| {
-            let expired = self.held.iter().find_map(HeldLock::check_expired);
-            expired.map_or(Ok(()), |reason| Err(BeginError::Lost(reason)))
-        });
-        if let Err(reason) = begun {
-            let responder = self.responder;
+        let expired = self.held.iter().find_map(HeldLock::check_expired);
+        if let (Ok(()), Some(reason)) = (&begun, expired) {
+            begun = Err(Denied::Lost(reason));
+        }
+        if let Err(denied) = begun {
             self.execution.release().await;
-            return Ok(match reason {
-                BeginError::Lost(reason) => responder.refuse(Rejection::Lost(reason)),
-                BeginError::Denied(denied) => responder.denied(denied, outer_calls).await,
-            });
+            return Ok(self.responder.denied(denied, outer_calls).await);
         }
         if let Some(outer_calls) = outer_calls {
             outer_calls.count_call();
@@ -124,8 +121,8 @@ impl ExecutionTask {
                 return Ok(Answered::Streamed(response));
             }
             let (head, body) = response.into_parts();
-            let read = body.collect().await.map_err(Into::into);
-            Ok(Answered::Read(head, read))
+            let read = body.collect().await.map(BufferedRequestBody::collected);
+            Ok(Answered::Read(head, read.map_err(Into::into)))
         };
         let answered = until_stopped(
             &mut self.held,
@@ -169,37 +166,26 @@ impl ExecutionTask {
     async fn finish<B>(
         self,
         mut head: response::Parts,
-        body: Result<Collected<Bytes>, BoxError>,
+        body: Result<BufferedRequestBody, BoxError>,
     ) -> Response<IdempotencyBody<B>> {
         let config = Arc::clone(&self.responder.config);
         let is_recorded = config.is_recorded(&head, self.matched_no_route);
-        let (concluded, body) = match body {
-            Ok(collected) => {
-                let trailers = collected.trailers().cloned();
-                let bytes = collected.to_bytes();
-                let response = CompleteResponse {
-                    head: &head,
-                    body: &bytes,
-                    trailers: trailers.as_ref(),
-                    keep_cookies: config.keep_cookies,
-                };
-                // A record cannot keep an upgraded connection.
-                let is_kept = head.status != StatusCode::SWITCHING_PROTOCOLS;
-                let kept = is_kept.then_some(&response);
-                let concluded = self.conclude(is_recorded, response.trailers, kept).await;
-                (concluded, IdempotencyBody::whole(bytes, trailers))
-            }
-            // The request was executed all the same.
-            Err(error) => {
-                let concluded = self.conclude(is_recorded, None, None).await;
-                (concluded, IdempotencyBody::broken(error))
-            }
-        };
-        match concluded {
+        // Without its body, the request was executed all the same.
+        let read = body.as_ref().ok();
+        // A record cannot keep an upgraded connection.
+        let kept = read.filter(|_| head.status != StatusCode::SWITCHING_PROTOCOLS);
+        let kept = kept.map(|body| CompleteResponse {
+            head: &head,
+            body,
+            keep_cookies: config.keep_cookies,
+        });
+        let trailers = read.and_then(|body| body.trailers.as_ref());
+        match self.conclude(is_recorded, trailers, kept.as_ref()).await {
             Ok(true) => {}
             Ok(false) => drop(head.headers.insert(RECORDED, NOT_RECORDED)),
             Err(other) => return other,
         }
+        let body = body.map_or_else(IdempotencyBody::broken, IdempotencyBody::whole);
         Response::from_parts(head, body)
     }
 
@@ -289,11 +275,10 @@ impl ExecutionTask {
         let Self {
             execution,
             calls,
-            fingerprint,
             responder,
             ..
         } = self;
-        let config = &responder.config;
+        let Responder { config, once, .. } = &responder;
         if !is_recorded || !config.is_recorded_with(trailers) {
             // An earlier call may have had an effect.
             match calls.is_stopped() {
@@ -303,35 +288,20 @@ impl ExecutionTask {
             return Ok(true);
         }
         let context = RecordContext {
-            resource: &responder.resource,
+            resource: &once.key,
             execution: ExecutionId::from_random(unguessable()),
-            fingerprint,
+            fingerprint: once.fingerprint,
         };
         let token = execution.handle().fencing_token();
         let record = stored::record(context, token, response, &config.codec);
-        match execution.record(&record, config.retention).await {
-            Recorded::Yes => Ok(true),
-            Recorded::Another(other) => {
-                telemetry::conflict();
-                tracing::warn!(
-                    "idempotent request was executed twice; the outcome that was recorded first is answered"
-                );
-                // The response to another request is not for this client.
-                if other.fingerprint() != fingerprint {
-                    return Err(responder.refuse(Rejection::ConflictingOutcomes));
-                }
-                Err(responder.replay(other).await)
-            }
-            Recorded::No => {
-                telemetry::unrecorded();
-                tracing::warn!(
-                    "no majority recorded the outcome of an idempotent request; a retry may execute it again"
-                );
-                match config.on_unrecorded {
-                    OnUnrecorded::Answer => Ok(false),
-                    OnUnrecorded::Fail => Err(responder.refuse(Rejection::OutcomeUnknown)),
-                }
-            }
+        match once.conclude(execution, &record).await {
+            Ok(()) => Ok(true),
+            Err(Some(Decided::Recorded(other))) => Err(responder.replay(&other).await),
+            Err(Some(_)) => Err(responder.refuse(Rejection::ConflictingOutcomes)),
+            Err(None) => match config.on_unrecorded {
+                OnUnrecorded::Answer => Ok(false),
+                OnUnrecorded::Fail => Err(responder.refuse(Rejection::OutcomeUnknown)),
+            },
         }
     }
 }
@@ -362,18 +332,6 @@ fn log_stopped(reason: LostReason) {
         %reason,
         "idempotent execution stopped because its lock was lost; its key stays locked until its ttl"
     );
-}
-
-/// Waits until a lock is lost whose loss stops the execution; forever if there is none.
-async fn first_lost(held: &mut [HeldLock]) -> LostReason {
-    poll_fn(|context| {
-        let mut aborting = held.iter_mut().filter(|held| held.on_lost == OnLost::Abort);
-        match aborting.find_map(|held| held.check_lost(context)) {
-            Some(reason) => Poll::Ready(reason),
-            None => Poll::Pending,
-        }
-    })
-    .await
 }
 
 /// Tells a client that its retry may execute again.

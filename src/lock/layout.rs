@@ -18,15 +18,12 @@ pub(crate) struct Group {
     pub(crate) name: Arc<str>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) queue: Arc<LocalQueue>,
-    pub(crate) reads: Arc<Reads>,
+    /// The reads of large values under way, by key and head. All callers that want the same value share one.
+    pub(crate) reads: Mutex<HashMap<(LockKey, Stored), ReadReceiver>>,
 }
 
-/// The reads of large values under way, by key and head. All callers that want the same value share one.
-#[derive(Debug, Default)]
-pub(crate) struct Reads(pub(crate) Mutex<HashMap<(LockKey, Stored), Arc<ReadSender>>>);
-
-/// Tells the outcome of a read to all who wait for it.
-pub(crate) type ReadSender = watch::Sender<Option<Result<Stored, LockError>>>;
+/// Gets the outcome of a read, which is closed if it ends without one.
+pub(crate) type ReadReceiver = watch::Receiver<Option<Result<Stored, LockError>>>;
 
 /// The groups of nodes, and the placement of keys on them.
 ///
@@ -68,7 +65,7 @@ impl Group {
             name,
             cluster,
             queue: Arc::default(),
-            reads: Arc::default(),
+            reads: Mutex::default(),
         })
     }
 }

@@ -81,7 +81,7 @@ pub(crate) use backoff::AcquireError;
 pub(crate) use cluster::{Asked, Cluster};
 pub(crate) use driver::{Driver, acquire};
 pub(crate) use guard::RequestShare;
-pub(crate) use layout::{Group, ReadSender, Reads};
+pub(crate) use layout::{Group, ReadReceiver};
 pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;
 pub(crate) use queue::{CapPermits, HeldLease, Waited, WaiterCap};

@@ -4,14 +4,14 @@
 //!
 //! A locked body goes through these states:
 //!
-//! `Locked → Releasing → Unlocked`, or `Locked → Aborted` when the lock is lost.
+//! `Locked → Releasing → Unlocked`, or `Locked → Unlocked` without its inner body when the lock is lost.
 //!
 //! * In `Locked`, every frame is passed on at once, but for the last one. A frame is the last if it has trailers,
 //!   if the inner body reports its end after it, or if it completes the declared length: hyper ends a message
 //!   there without polling again, and drops the body. Without such a frame, the end of the stream is the last.
 //! * In `Releasing`, the last frame waits for the confirmation of the release, so the client's next request cannot
 //!   meet the lock. Until the frame is passed on, `is_end_stream` is false and `size_hint` counts the frame.
-//! * In `Aborted`, the body has ended with an error, so the client cannot take the part for the whole. The inner
+//! * When the lock is lost, the body ends with an error, so the client cannot take the part for the whole. The inner
 //!   body is dropped first.
 //!
 //! The loss of the lock is checked before the inner body is polled: by the signal of the lease, and by the clock
@@ -61,7 +61,6 @@ enum State {
         /// The delayed frame; `None` delays the end of the stream.
         last: Option<Frame<Bytes>>,
     },
-    Aborted,
 }
 
 impl<B> LockBody<B> {
@@ -90,23 +89,22 @@ impl<B> Default for LockBody<B> {
 }
 
 impl<B: Body> LockBody<B> {
-    /// Creates a body that holds a lock to the end of the response with these headers.
-    pub(super) fn locked(
-        body: B,
-        headers: &HeaderMap,
+    /// Makes the body of a response hold a lock to the end of the response.
+    pub(super) fn hold(
+        response: Response<B>,
         held: HeldLock,
         await_release: bool,
-    ) -> Self {
+    ) -> Response<Self> {
         // hyper ends a message at its declared length, and prefers that of the header.
-        let remaining = declared_length(headers).or_else(|| body.size_hint().exact());
-        Self {
-            body: Some(Either::Left(body)),
+        let declared = declared_length(response.headers());
+        response.map(|body| Self {
             state: State::Locked {
                 held,
                 await_release,
-                remaining,
+                remaining: declared.or_else(|| body.size_hint().exact()),
             },
-        }
+            body: Some(Either::Left(body)),
+        })
     }
 }
 
@@ -126,10 +124,7 @@ impl LockGuard {
     /// A response without a body cannot wait for the release: [`release`](Self::release) the guard
     /// before you return one.
     pub fn hold_until_sent<B: Body>(self, response: Response<B>) -> Response<LockBody<B>> {
-        let (parts, body) = response.into_parts();
-        let held = HeldLock::new(self, OnLost::Abort);
-        let body = LockBody::locked(body, &parts.headers, held, true);
-        Response::from_parts(parts, body)
+        LockBody::hold(response, HeldLock::new(self, OnLost::Abort), true)
     }
 }
 
@@ -150,7 +145,7 @@ where
             && held.on_lost == OnLost::Abort
             && let Some(reason) = held.check_lost(context).or_else(|| held.check_expired())
         {
-            *state = State::Aborted;
+            *state = State::Unlocked;
             inner.set(None);
             return Poll::Ready(Some(Err(LockLostError(reason).into())));
         }
@@ -205,7 +200,6 @@ where
             State::Unlocked => self.body.as_ref().is_none_or(Body::is_end_stream),
             // The end is still to be delayed.
             State::Locked { .. } | State::Releasing { .. } => false,
-            State::Aborted => true,
         }
     }
 

@@ -101,21 +101,15 @@ pub(crate) enum NotLocked {
     Unfenced,
 }
 
-/// Decision about a request that the layer does not refuse.
-pub(super) enum LockDecision {
-    Lock(LockKeys),
-    Pass(NotLocked),
-}
-
 impl Config {
-    /// Decides whether a request is locked, and with which keys.
-    pub(super) fn decide(&self, parts: &Parts) -> Result<LockDecision, Rejection> {
+    /// Decides with which keys a request is locked, or why it passes, if the layer does not refuse it.
+    pub(super) fn keys(&self, parts: &Parts) -> Result<Result<LockKeys, NotLocked>, Rejection> {
         let is_locked = match &self.methods {
             Some(methods) => has_method(methods, &parts.method),
             None => !is_safe(&parts.method),
         };
         if !is_locked && !self.is_shared(&parts.method) {
-            return Ok(LockDecision::Pass(NotLocked::Method));
+            return Ok(Err(NotLocked::Method));
         }
         if self.shared_methods.is_some() && self.options.is_slot() {
             return Err(Rejection::Misconfigured(KeyError::misconfigured(
@@ -124,27 +118,20 @@ impl Config {
             )));
         }
         if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
-            return Ok(LockDecision::Pass(NotLocked::Skipped));
+            return Ok(Err(NotLocked::Skipped));
         }
         let keys = self.key.extract(parts);
         if let Some(keys) = keys.map_err(Rejection::from_key_error)?.filter(present) {
-            return Ok(LockDecision::Lock(keys));
+            return Ok(Ok(keys));
         }
         match self.missing_key {
-            OnMissingKey::Pass => Ok(LockDecision::Pass(NotLocked::NoKey)),
-            OnMissingKey::Reject if matched_no_route(parts) => {
-                Ok(LockDecision::Pass(NotLocked::NoKey))
-            }
+            OnMissingKey::Pass => Ok(Err(NotLocked::NoKey)),
+            OnMissingKey::Reject if matched_no_route(parts) => Ok(Err(NotLocked::NoKey)),
             OnMissingKey::Reject | OnMissingKey::RejectAlways => {
                 self.refusals.log_lacking(|| self.lacking_key());
                 Err(Rejection::key_missing(self.key.source()))
             }
         }
-    }
-
-    /// Registers the metrics of this layer.
-    pub(super) fn register(&self) {
-        telemetry::register(self.label());
     }
 
     /// Returns the options of the lock of a request.
@@ -163,7 +150,7 @@ impl Config {
     }
 
     /// Returns the kind of resource in metrics.
-    fn label(&self) -> &'static str {
+    pub(super) fn label(&self) -> &'static str {
         self.options.label.unwrap_or(telemetry::UNNAMED)
     }
 
@@ -177,18 +164,13 @@ impl Config {
         )
     }
 
-    /// Returns whether a request for a kind of resource is served although its lock was not acquired; logs and counts
-    /// it.
-    pub(super) fn is_served_without_lock(
-        &self,
-        error: &LockError,
-        label: Option<&'static str>,
-    ) -> bool {
+    /// Returns whether a request is served although its lock with these options was not acquired; logs and counts it.
+    pub(super) fn is_served_without_lock(&self, error: &LockError, options: &LockOptions) -> bool {
         let is_served = self.on_unavailable == OnUnavailable::Proceed
             && matches!(error, LockError::Unavailable { .. });
         if is_served {
             tracing::warn!(%error, "redlock request served WITHOUT its lock");
-            telemetry::unprotected(label.unwrap_or(telemetry::UNNAMED));
+            telemetry::unprotected(options.label.unwrap_or(telemetry::UNNAMED));
         }
         is_served
     }

@@ -7,9 +7,10 @@
 //! checks the validity before it first polls the handler, because it may have waited for a thread. It drops the share
 //! before it returns the output, so that the layer outside holds the last one and releases the lock in order.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic;
 use std::pin::Pin;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
@@ -22,7 +23,7 @@ use tracing::Instrument;
 
 use crate::lock::LockHandle;
 use crate::middleware::config::OnLost;
-use crate::middleware::held::HeldLock;
+use crate::middleware::held::{HeldLock, first_lost};
 use crate::middleware::macros::{inner_accessors, opaque_debug};
 
 /// Drop the handler when the client disconnects, at any `await`, and release the lock, as hyper
@@ -106,13 +107,9 @@ async fn run<F: Future>(
         is_not_started.store(true, Ordering::Relaxed);
         return None;
     }
-    let aborted = poll_fn(|context| match held.on_lost {
-        OnLost::Abort => held.check_lost(context).map_or(Poll::Pending, Poll::Ready),
-        OnLost::Notify => Poll::Pending,
-    });
     let output = tokio::select! {
         biased;
-        _ = aborted => None,
+        _ = first_lost(slice::from_mut(&mut held)) => None,
         output = handler => Some(output),
     };
     // Before the output is returned: the layer outside releases the last share.

@@ -8,7 +8,7 @@
 //!
 //! * `Readying` is over at once if the inner service was kept ready during `Locking`.
 //! * `Releasing` is skipped if the response has a body: then the body takes the lock over.
-//! * `Refused` and `Passing` stand alone: a request that is refused, or served without a lock.
+//! * A refused request begins with `Releasing`. `Passing` stands alone: the request is served without a lock.
 //!
 //! Three rules hold in every state:
 //!
@@ -35,7 +35,7 @@ use pin_project::pin_project;
 use tokio::sync::Mutex;
 use tower::{BoxError, Service};
 
-use crate::lock::{LockError, LockFuture, LockHandle, LostReason};
+use crate::lock::{LockError, LockFuture, LockGuard, LockHandle, LockOptions, LostReason};
 use crate::middleware::body::{LockBody, declared_length};
 use crate::middleware::calls::CallTracker;
 use crate::middleware::config::{Config, NotLocked, OnLost, ReleaseAt, Unprotected};
@@ -59,7 +59,6 @@ where
 
 #[pin_project(project = StateProjection)]
 enum State<S, ReqBody, F, R, E> {
-    Refused(Option<Response<Full<Bytes>>>),
     Passing(#[pin] F),
     Locking {
         lock: LockFuture,
@@ -83,38 +82,35 @@ enum State<S, ReqBody, F, R, E> {
     },
 }
 
-/// How the inner service completed.
+/// How the inner service completed, or a refusal.
 enum Completion<R, E> {
+    Refused(Response<Full<Bytes>>),
     Ended(Result<R, E>),
-    /// The mutex makes the payload `Sync`; it is never locked.
-    Panic(Mutex<Box<dyn Any + Send>>),
+    Panic(Panic),
 }
+
+/// The mutex makes the payload `Sync`; it is never locked.
+type Panic = Mutex<Box<dyn Any + Send>>;
 
 /// A call of the inner service that waits for its lock.
 pub(super) struct Call<S, ReqBody> {
     pub(super) inner: S,
     /// Whether `inner` was made ready before the wait.
     pub(super) is_ready: bool,
-    /// The kind of resource.
-    pub(super) label: Option<&'static str>,
-    /// Whether the lock is one slot of several.
-    pub(super) is_slot: bool,
-    /// Whether the lock stays taken after its release.
-    pub(super) stays_taken: bool,
+    pub(super) options: LockOptions,
     pub(super) request: Request<ReqBody>,
-    /// Of an idempotency layer outside.
-    pub(super) tracker: Option<Arc<CallTracker>>,
-    pub(super) config: Arc<Config>,
+    pub(super) sent: SentRequest,
 }
 
-/// Parts of a request that are kept after it was passed on.
-struct SentRequest {
-    method: Method,
-    kind: RequestKind,
-    tracker: Option<Arc<CallTracker>>,
+/// What is kept of a request after it was passed on.
+pub(super) struct SentRequest {
+    pub(super) method: Method,
+    pub(super) kind: RequestKind,
+    /// Of an idempotency layer outside.
+    pub(super) tracker: Option<Arc<CallTracker>>,
     /// For a handler in a task of its own: set if it found its lock lost and did not start.
-    is_not_started: Option<Arc<AtomicBool>>,
-    config: Arc<Config>,
+    pub(super) is_not_started: Option<Arc<AtomicBool>>,
+    pub(super) config: Arc<Config>,
 }
 
 impl<S, ReqBody> ResponseFuture<S, ReqBody>
@@ -122,7 +118,7 @@ where
     S: Service<Request<ReqBody>>,
 {
     pub(super) fn refused(refusal: Response<Full<Bytes>>) -> Self {
-        let state = State::Refused(Some(refusal));
+        let state = State::refused(refusal);
         Self { state }
     }
 
@@ -149,30 +145,13 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Refused(refusal) => {
-                    return Poll::Ready(Ok(take(refusal).map(LockBody::refusal)));
-                }
                 StateProjection::Passing(inner) => {
                     let response = ready!(inner.poll(context))?;
                     return Poll::Ready(Ok(response.map(LockBody::unlocked)));
                 }
                 StateProjection::Locking { lock, call } => {
-                    let outcome = ready!(Pin::new(lock).poll(context));
-                    let mut call = take(call);
-                    let held = match outcome {
-                        Ok(guard) => Some(HeldLock::new(guard, call.config.on_lost)),
-                        Err(error) if call.config.is_served_without_lock(&error, call.label) => {
-                            let extensions = call.request.extensions_mut();
-                            extensions.insert(Unprotected);
-                            extensions.insert(NotLocked::Unavailable);
-                            // The handler must not take the lock of an outer layer for this layer's.
-                            extensions.remove::<LockHandle>();
-                            None
-                        }
-                        Err(error) => return Poll::Ready(Ok(call.refuse(error))),
-                    };
-                    let call = Some(call);
-                    State::Readying { held, call }
+                    let locked = ready!(Pin::new(lock).poll(context));
+                    take(call).locked(locked)
                 }
                 StateProjection::Readying { held, call } => {
                     let mut failed = None;
@@ -183,21 +162,16 @@ where
                         && !call.is_ready
                     {
                         failed = match catch(|| call.inner.poll_ready(context)) {
-                            Ok(polled) => ready!(polled)
-                                .err()
-                                .map(|error| Completion::Ended(Err(error))),
-                            Err(panic) => Some(panic),
+                            Ok(polled) => ready!(polled).err().map(|e| Completion::Ended(Err(e))),
+                            Err(panic) => Some(Completion::Panic(panic)),
                         };
                     }
                     // Also with `OnLost::Notify`: no handler starts without its lock.
                     lost = lost.or_else(|| held.as_ref()?.check_expired());
                     let (held, call) = (held.take(), take(call));
                     match (failed, lost) {
-                        (Some(failed), _) => releasing(held, failed, &call.config),
-                        (None, Some(reason)) => {
-                            state.set(State::Refused(None));
-                            return Poll::Ready(Ok(call.reject(Rejection::Lost(reason))));
-                        }
+                        (Some(failed), _) => State::releasing(held, failed, &call.sent.config),
+                        (None, Some(reason)) => call.reject(Rejection::Lost(reason)),
                         (None, None) => call.start(held),
                     }
                 }
@@ -205,15 +179,12 @@ where
                     let config = &sent.config;
                     let mut aborting = held.as_mut().filter(|held| held.on_lost == OnLost::Abort);
                     // First: once the lock is lost, the handler must not be polled again.
-                    let mut lost = match &mut aborting {
-                        Some(held) => held.check_lost(context),
-                        None => None,
-                    };
+                    let mut lost = aborting.as_mut().and_then(|held| held.check_lost(context));
                     let mut polled = Poll::Pending;
                     if lost.is_none() {
                         polled = match catch(|| inner.poll(context)) {
                             Ok(polled) => polled.map(Completion::Ended),
-                            Err(panic) => Poll::Ready(panic),
+                            Err(panic) => Poll::Ready(Completion::Panic(panic)),
                         };
                         if matches!(polled, Poll::Ready(Completion::Ended(Ok(_)))) {
                             lost = aborting.and_then(|held| held.check_expired());
@@ -222,33 +193,30 @@ where
                             lost = Some(LostReason::Expired);
                         }
                     }
-                    if let Some(reason) = lost {
-                        let refusal = sent.refuse_lost(reason);
+                    match lost {
                         // Drops the handler and the lock before this future is dropped.
-                        state.set(State::Refused(None));
-                        return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
-                    }
-                    match (ready!(polled), held.take()) {
-                        (Completion::Ended(Ok(response)), None) => {
-                            return Poll::Ready(Ok(response.map(LockBody::unlocked)));
-                        }
-                        (Completion::Ended(Ok(mut response)), Some(held)) => {
-                            if let Some(name) = &config.expose_token
-                                && let Some(token) = token_of(held.handle())
-                            {
-                                response.headers_mut().insert(name, token);
+                        Some(reason) => State::refused(sent.refuse_lost(reason)),
+                        None => match (ready!(polled), held.take()) {
+                            (Completion::Ended(Ok(mut response)), Some(held)) => {
+                                if let Some(name) = &config.expose_token
+                                    && let Some(token) = token_of(held.handle())
+                                {
+                                    response.headers_mut().insert(name, token);
+                                }
+                                let is_at_end = config.release_at == ReleaseAt::BodyEnd;
+                                if is_at_end && has_body(&response, &sent.method) {
+                                    let response =
+                                        LockBody::hold(response, held, config.await_release);
+                                    return Poll::Ready(Ok(response));
+                                }
+                                State::releasing(
+                                    Some(held),
+                                    Completion::Ended(Ok(response)),
+                                    config,
+                                )
                             }
-                            let is_at_end = config.release_at == ReleaseAt::BodyEnd;
-                            if is_at_end && has_body(&response, &sent.method) {
-                                let (parts, body) = response.into_parts();
-                                let headers = &parts.headers;
-                                let body =
-                                    LockBody::locked(body, headers, held, config.await_release);
-                                return Poll::Ready(Ok(Response::from_parts(parts, body)));
-                            }
-                            releasing(Some(held), Completion::Ended(Ok(response)), config)
-                        }
-                        (completion, held) => releasing(held, completion, config),
+                            (completion, held) => State::releasing(held, completion, config),
+                        },
                     }
                 }
                 StateProjection::Releasing {
@@ -259,6 +227,9 @@ where
                         ready!(release.as_mut().poll(context));
                     }
                     return match take(completion) {
+                        Completion::Refused(refusal) => {
+                            Poll::Ready(Ok(refusal.map(LockBody::refusal)))
+                        }
                         Completion::Ended(outcome) => {
                             Poll::Ready(outcome.map(|response| response.map(LockBody::unlocked)))
                         }
@@ -275,32 +246,56 @@ impl<S, ReqBody> Call<S, ReqBody>
 where
     S: Service<Request<ReqBody>>,
 {
+    /// Goes on with the lock, or without it, if the request is served all the same.
+    fn locked(
+        mut self,
+        locked: Result<LockGuard, LockError>,
+    ) -> State<S, ReqBody, S::Future, S::Response, S::Error> {
+        let config = &self.sent.config;
+        let held = match locked {
+            Ok(guard) => Some(HeldLock::new(guard, config.on_lost)),
+            Err(error) if config.is_served_without_lock(&error, &self.options) => {
+                let extensions = self.request.extensions_mut();
+                extensions.insert(Unprotected);
+                extensions.insert(NotLocked::Unavailable);
+                // The handler must not take the lock of an outer layer for this layer's.
+                extensions.remove::<LockHandle>();
+                None
+            }
+            Err(error) => {
+                let (status, retry_after) = (config.contended_status, config.retry_after);
+                let options = &self.options;
+                let rejection = Rejection::from_lock_error(error, options, status, retry_after);
+                return self.reject(rejection);
+            }
+        };
+        let call = Some(self);
+        State::Readying { held, call }
+    }
+
+    fn reject<F, R, E>(self, rejection: Rejection) -> State<S, ReqBody, F, R, E> {
+        let (parts, _) = self.request.into_parts();
+        State::refused(self.sent.config.refusals.refuse_request(rejection, &parts))
+    }
+
     /// Calls the inner service, with the lock if there is one.
     fn start(self, held: Option<HeldLock>) -> State<S, ReqBody, S::Future, S::Response, S::Error> {
-        let Self {
-            mut inner,
-            request,
-            tracker,
-            config,
-            ..
-        } = self;
-        let (mut parts, body) = request.into_parts();
-        if let Some(tracker) = &tracker {
+        let (mut inner, sent) = (self.inner, self.sent);
+        let (mut parts, body) = self.request.into_parts();
+        let config = &sent.config;
+        if let Some(tracker) = &sent.tracker {
             tracker.pass_on(&mut parts.extensions);
         }
-        let mut is_not_started = None;
         if let Some(handle) = held.as_ref().map(HeldLock::handle) {
             let handles = LockHandles::from_extensions(&mut parts.extensions);
             handles.add(handle, config.on_lost);
             parts.extensions.insert(handle.clone());
-            if config.runs_to_completion {
-                let spawn = SpawnHandler {
+            if let Some(is_not_started) = &sent.is_not_started {
+                parts.extensions.insert(SpawnHandler {
                     lock: handle.clone(),
                     on_lost: config.on_lost,
-                    is_not_started: Arc::default(),
-                };
-                is_not_started = Some(Arc::clone(&spawn.is_not_started));
-                parts.extensions.insert(spawn);
+                    is_not_started: Arc::clone(is_not_started),
+                });
             }
             if let Some(name) = &config.forward_token
                 && let Some(token) = token_of(handle)
@@ -308,39 +303,15 @@ where
                 parts.headers.insert(name, token);
             }
         }
-        let sent = SentRequest {
-            method: parts.method.clone(),
-            kind: RequestKind::of(&parts),
-            tracker,
-            is_not_started,
-            config,
-        };
         let request = Request::from_parts(parts, body);
         match catch(|| inner.call(request)) {
             Ok(inner) => State::Running { inner, held, sent },
-            Err(panic) => releasing(held, panic, &sent.config),
+            Err(panic) => State::releasing(held, Completion::Panic(panic), &sent.config),
         }
     }
 }
 
-impl<S, ReqBody> Call<S, ReqBody> {
-    fn refuse<B>(self, error: LockError) -> Response<LockBody<B>> {
-        let rejection = Rejection::from_lock_error(error, self.config.contended_status);
-        let rejection = rejection.of_slot(self.is_slot);
-        let rejection = rejection.with_retry_after(self.config.retry_after, self.stays_taken);
-        self.reject(rejection)
-    }
-
-    fn reject<B>(self, rejection: Rejection) -> Response<LockBody<B>> {
-        let (parts, _) = self.request.into_parts();
-        let refusals = &self.config.refusals;
-        let refusal = refusals.refuse_request(rejection, &parts);
-        refusal.map(LockBody::refusal)
-    }
-}
-
 impl SentRequest {
-    /// Returns whether the handler, in a task of its own, found its lock lost before it was first polled.
     fn is_not_started(&self) -> bool {
         let is_not_started = self.is_not_started.as_ref();
         is_not_started.is_some_and(|is_not_started| is_not_started.load(Ordering::Relaxed))
@@ -356,28 +327,33 @@ impl SentRequest {
     }
 }
 
+impl<S, ReqBody, F, R, E> State<S, ReqBody, F, R, E> {
+    fn refused(refusal: Response<Full<Bytes>>) -> Self {
+        Self::Releasing {
+            release: None,
+            completion: Some(Completion::Refused(refusal)),
+        }
+    }
+
+    /// Releases the lock before the future ends with a completion.
+    fn releasing(held: Option<HeldLock>, completion: Completion<R, E>, config: &Config) -> Self {
+        Self::Releasing {
+            // A lock that is not awaited is dropped here and released in the background.
+            release: held.filter(|_| config.await_release).map(HeldLock::release),
+            completion: Some(completion),
+        }
+    }
+}
+
 opaque_debug! {
     ResponseFuture<S, ReqBody>
     where
         S: Service<Request<ReqBody>>,
 }
 
-/// Runs a part of the inner service; a panic becomes a completion, so that the lock is released first.
-fn catch<T, R, E>(run: impl FnOnce() -> T) -> Result<T, Completion<R, E>> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| Completion::Panic(Mutex::new(panic)))
-}
-
-/// Releases the lock before the future ends with a completion.
-fn releasing<S, ReqBody, F, R, E>(
-    held: Option<HeldLock>,
-    completion: Completion<R, E>,
-    config: &Config,
-) -> State<S, ReqBody, F, R, E> {
-    State::Releasing {
-        // A lock that is not awaited is dropped here and released in the background.
-        release: held.filter(|_| config.await_release).map(HeldLock::release),
-        completion: Some(completion),
-    }
+/// Runs a part of the inner service. A panic is returned, so that the lock is released first.
+fn catch<T>(run: impl FnOnce() -> T) -> Result<T, Panic> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(Mutex::new)
 }
 
 fn token_of(handle: &LockHandle) -> Option<HeaderValue> {

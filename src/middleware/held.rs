@@ -9,7 +9,7 @@
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
-use std::future::{Future, IntoFuture};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -214,6 +214,18 @@ impl HeldLock {
             }
         })
     }
+}
+
+/// Waits until a lock is lost whose loss stops the handler; forever if there is none.
+pub(crate) async fn first_lost(held: &mut [HeldLock]) -> LostReason {
+    poll_fn(|context| {
+        let mut aborting = held.iter_mut().filter(|held| held.on_lost == OnLost::Abort);
+        match aborting.find_map(|held| held.check_lost(context)) {
+            Some(reason) => Poll::Ready(reason),
+            None => Poll::Pending,
+        }
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -1,22 +1,22 @@
 //! The layer.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderName, Method, StatusCode};
 use tower::Layer;
 
-use crate::lock::{LockOptions, Redlock};
+use crate::lock::{BuildError, LockOptions, Redlock, WaiterCap};
 use crate::middleware::config::{Config, OnLost, OnMissingKey, OnUnavailable, ReleaseAt};
 use crate::middleware::disconnect::{CancelOnDisconnect, RunToCompletion, RunToCompletionService};
 use crate::middleware::key::KeyExtractor;
-use crate::middleware::macros::layer_setters;
-use crate::middleware::response::Refusals;
-use crate::middleware::response::RejectionResponse;
+use crate::middleware::macros::{layer_setters, opaque_debug};
+use crate::middleware::response::{Refusals, RejectionResponse};
 use crate::middleware::service::RedlockService;
 use crate::node::telemetry;
+use crate::protocol::lease::Access;
 
 /// Layer that applies the [`RedlockService`] middleware: a lock per resource around a service.
 ///
@@ -94,26 +94,30 @@ impl RedlockLayer {
 }
 
 impl<D> RedlockLayer<D> {
-    layer_setters! {
-        /// Sets the ttl of the locks. Default: that of the [`Redlock`].
-        ///
-        /// # Errors
-        ///
-        /// [`BuildError`](crate::BuildError) if the ttl exceeds the `max_ttl` of the [`Redlock`], or is so
-        /// short that clock drift uses it up.
-        ttl;
+    /// Sets the ttl of the locks. Default: that of the [`Redlock`].
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`](crate::BuildError) if the ttl exceeds the `max_ttl` of the [`Redlock`], or is so
+    /// short that clock drift uses it up.
+    pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
+        self.config.redlock.check_ttl(ttl)?;
+        self.config.options.ttl = Some(ttl);
+        Ok(self)
+    }
 
+    layer_setters! {
         /// Sets how long a request waits for a held lock. Default: zero, fail fast.
         ///
         /// A waiting request holds no readiness of the inner service.
-        wait;
+        wait(wait: Duration) => options.wait = Some(wait);
 
         /// Sets how many requests may wait in this layer at once; one more gets 503. Default: no limit.
-        max_waiters;
+        max_waiters(max_waiters: usize) => waiters = Some(WaiterCap::new(max_waiters));
 
         /// Sets the time after which a lock is not renewed any more. Default: the builder's, or 60 s if the
         /// builder has none.
-        max_hold;
+        max_hold(max_hold: Duration) => options.max_hold = Some(max_hold);
 
         /// Sets the `Retry-After` of refusals because of contention: whole seconds, rounded up, between one second
         /// and a minute. Default: one second. For locks with
@@ -125,141 +129,131 @@ impl<D> RedlockLayer<D> {
         /// ttl is chosen for crashes, and most handlers need less than a second. Only a lock that stays taken is not
         /// renewed. A retry that comes too early costs little: the process that holds a lock refuses it without asking a
         /// node. Set about the time that the handler needs if that is long.
-        retry_after;
+        retry_after(retry_after: Duration) => retry_after = Some(retry_after);
 
         /// Sets how refusals look. Default: problem+json (RFC 9457), or a gRPC status.
-        rejection;
-    }
+        rejection(rejection: impl RejectionResponse) => refusals.response = Arc::new(rejection);
 
-    /// Sets the methods that are locked. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY,
-    /// which are safe (RFC 9110, section 9.2.1) and pass through unlocked.
-    ///
-    /// GET stands for HEAD too, for which routers run the handler of GET.
-    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.config.methods = Some(methods.into_iter().collect());
-        self
-    }
+        /// Sets the methods that are locked. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY,
+        /// which are safe (RFC 9110, section 9.2.1) and pass through unlocked.
+        ///
+        /// GET stands for HEAD too, for which routers run the handler of GET.
+        methods(methods: impl IntoIterator<Item = Method>) => methods = Some(methods.into_iter().collect());
 
-    /// Sets the methods that take the lock as readers: their requests run beside each other, but not beside one of
-    /// the other locked methods. Default: none. They are locked, whether [`methods`](Self::methods) names them or not.
-    ///
-    /// GET stands for HEAD too. A request that waits to hold the lock alone keeps new readers out. Readers have no
-    /// fencing token; see [`LockRequest::shared`](crate::LockRequest::shared) for what they are protected from.
-    ///
-    /// ```
-    /// use axum::{Router, routing::get};
-    /// use http::Method;
-    /// use tower_redlock::{Redlock, RedlockLayer, key};
-    ///
-    /// # async fn read() {}
-    /// # async fn write() {}
-    /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("page", key::path("id")));
-    /// let app: Router = Router::new()
-    ///     .route("/pages/{id}", get(read).put(write))
-    ///     .route_layer(layer.shared_methods([Method::GET]));
-    /// ```
-    pub fn shared_methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.config.shared_methods = Some(methods.into_iter().collect());
-        self
-    }
+        /// Sets the methods that take the lock as readers: their requests run beside each other, but not beside one of
+        /// the other locked methods. Default: none. They are locked, whether [`methods`](Self::methods) names them or not.
+        ///
+        /// GET stands for HEAD too. A request that waits to hold the lock alone keeps new readers out. Readers have no
+        /// fencing token; see [`LockRequest::shared`](crate::LockRequest::shared) for what they are protected from.
+        ///
+        /// ```
+        /// use axum::{Router, routing::get};
+        /// use http::Method;
+        /// use tower_redlock::{Redlock, RedlockLayer, key};
+        ///
+        /// # async fn read() {}
+        /// # async fn write() {}
+        /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("page", key::path("id")));
+        /// let app: Router = Router::new()
+        ///     .route("/pages/{id}", get(read).put(write))
+        ///     .route_layer(layer.shared_methods([Method::GET]));
+        /// ```
+        shared_methods(methods: impl IntoIterator<Item = Method>) =>
+            shared_methods = Some(methods.into_iter().collect());
 
-    /// Lets up to `n` requests for a resource run at a time, between 1 and 64. Default: one.
-    ///
-    /// One more is answered 429 `too-many-concurrent` with `Retry-After`, or waits with [`wait`](Self::wait). Each
-    /// request holds one of `n` slots; see [`LockRequest::slots`](crate::LockRequest::slots). All layers for a resource
-    /// must use the same `n`. Without a part of the request in the key, `n` bounds all requests of all processes:
-    ///
-    /// ```
-    /// use axum::{Router, routing::post};
-    /// use tower_redlock::{Redlock, RedlockLayer, key};
-    ///
-    /// # async fn convert() {}
-    /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("converter", key::header("x-tenant")));
-    /// let app: Router = Router::new()
-    ///     .route("/convert", post(convert))
-    ///     .route_layer(layer.max_concurrent(5));
-    /// ```
-    ///
-    /// With another `n`, or with [`shared_methods`](Self::shared_methods), each request is answered 500 `misconfigured`.
-    /// A kind of lock that [`options`](Self::options) chooses for a request applies to it instead.
-    pub fn max_concurrent(mut self, n: usize) -> Self {
-        self.config.options = self.config.options.slots(n);
-        self
-    }
+        /// Lets up to `n` requests for a resource run at a time, between 1 and 64. Default: one.
+        ///
+        /// One more is answered 429 `too-many-concurrent` with `Retry-After`, or waits with [`wait`](Self::wait). Each
+        /// request holds one of `n` slots; see [`LockRequest::slots`](crate::LockRequest::slots). All layers for a resource
+        /// must use the same `n`. Without a part of the request in the key, `n` bounds all requests of all processes:
+        ///
+        /// ```
+        /// use axum::{Router, routing::post};
+        /// use tower_redlock::{Redlock, RedlockLayer, key};
+        ///
+        /// # async fn convert() {}
+        /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("converter", key::header("x-tenant")));
+        /// let app: Router = Router::new()
+        ///     .route("/convert", post(convert))
+        ///     .route_layer(layer.max_concurrent(5));
+        /// ```
+        ///
+        /// With another `n`, or with [`shared_methods`](Self::shared_methods), each request is answered 500 `misconfigured`.
+        /// A kind of lock that [`options`](Self::options) chooses for a request applies to it instead.
+        max_concurrent(n: usize) => options.access = Some(Access::Slot(n));
 
-    /// Sets which other requests pass through unlocked. Default: none.
-    pub fn skip(mut self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.config.skip = Some(Arc::new(skip));
-        self
-    }
+        /// Sets which other requests pass through unlocked. Default: none.
+        skip(skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) => skip = Some(Arc::new(skip));
 
-    /// Sets the options of the lock for each request. Default: those of the layer, for all requests.
-    ///
-    /// An option that the function does not set is that of the layer. The function is called for requests that are
-    /// locked. Choose among few values, because clients make the requests:
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use http::request::Parts;
-    /// use tower_redlock::{LockOptions, Redlock, RedlockLayer, key};
-    ///
-    /// /// Imports take longer, and wait for each other.
-    /// fn options(parts: &Parts) -> LockOptions {
-    ///     let options = LockOptions::default();
-    ///     if parts.uri.path().ends_with("/import") {
-    ///         return options.wait(Duration::from_secs(30)).max_hold(Duration::from_secs(600));
-    ///     }
-    ///     options
-    /// }
-    ///
-    /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("catalogue", key::path("id")))
-    ///     .max_hold(Duration::from_secs(10))
-    ///     .options(options);
-    /// # let _: RedlockLayer = layer;
-    /// ```
-    ///
-    /// A request whose ttl exceeds the `max_ttl` of the [`Redlock`], or is used up by clock drift, is refused with 500
-    /// `misconfigured`. A lock that the request holds already keeps the options with which it was acquired.
-    pub fn options(
-        mut self,
-        options: impl Fn(&Parts) -> LockOptions + Send + Sync + 'static,
-    ) -> Self {
-        self.config.options_of = Some(Arc::new(options));
-        self
-    }
+        /// Sets the options of the lock for each request. Default: those of the layer, for all requests.
+        ///
+        /// An option that the function does not set is that of the layer. The function is called for requests that are
+        /// locked. Choose among few values, because clients make the requests:
+        ///
+        /// ```
+        /// use std::time::Duration;
+        /// use http::request::Parts;
+        /// use tower_redlock::{LockOptions, Redlock, RedlockLayer, key};
+        ///
+        /// /// Imports take longer, and wait for each other.
+        /// fn options(parts: &Parts) -> LockOptions {
+        ///     let options = LockOptions::default();
+        ///     if parts.uri.path().ends_with("/import") {
+        ///         return options.wait(Duration::from_secs(30)).max_hold(Duration::from_secs(600));
+        ///     }
+        ///     options
+        /// }
+        ///
+        /// let layer = RedlockLayer::new(Redlock::in_memory(3), ("catalogue", key::path("id")))
+        ///     .max_hold(Duration::from_secs(10))
+        ///     .options(options);
+        /// # let _: RedlockLayer = layer;
+        /// ```
+        ///
+        /// A request whose ttl exceeds the `max_ttl` of the [`Redlock`], or is used up by clock drift, is refused with 500
+        /// `misconfigured`. A lock that the request holds already keeps the options with which it was acquired.
+        options(options: impl Fn(&Parts) -> LockOptions + Send + Sync + 'static) =>
+            options_of = Some(Arc::new(options));
 
-    layer_setters! {
         /// Sets what happens to a request that names no resource. Default: [`OnMissingKey::Reject`].
         ///
         /// A request that matched no route of an axum router passes by default, to the router's fallback. If
         /// the fallback needs the lock, set [`OnMissingKey::RejectAlways`].
-        missing_key: OnMissingKey;
+        missing_key(missing_key: OnMissingKey) => missing_key = missing_key;
 
         /// Sets what happens when no majority can be reached. Default: [`OnUnavailable::Reject`].
-        on_unavailable: OnUnavailable;
+        on_unavailable(on_unavailable: OnUnavailable) => on_unavailable = on_unavailable;
 
         /// Sets when the lock is released. Default: [`ReleaseAt::BodyEnd`].
-        release_at: ReleaseAt;
+        release_at(release_at: ReleaseAt) => release_at = release_at;
 
         /// Sets whether the last frame of the response waits until a majority has confirmed the
         /// release. Default: true.
         ///
         /// False saves a round trip per request, but then the client's next request may find the lock still
         /// held.
-        await_release: bool;
+        await_release(await_release: bool) => await_release = await_release;
 
         /// Sets what happens when the lock is lost. Default: [`OnLost::Abort`].
-        on_lost: OnLost;
+        on_lost(on_lost: OnLost) => on_lost = on_lost;
 
         /// Sets the status of a refusal because of contention. Default: 423 Locked.
-        contended_status: StatusCode;
-    }
+        contended_status(contended_status: StatusCode) => contended_status = contended_status;
 
-    /// Sets the name of the kind of resource, for spans and metrics, which never show a key. Default:
-    /// the first literal part of the key, or `unnamed`.
-    pub fn label(mut self, label: &'static str) -> Self {
-        self.config.options.label = Some(label);
-        self
+        /// Sets the name of the kind of resource, for spans and metrics, which never show a key. Default:
+        /// the first literal part of the key, or `unnamed`.
+        label(label: &'static str) => options.label = Some(label);
+
+        /// Puts the fencing token into this header of the inner request. Default: none.
+        ///
+        /// From every request, locked or not, the layer first removes headers with that name, headers with a name
+        /// that equals it once `_` is read as `-` (as CGI and WSGI do), and the name among the options of
+        /// `Connection`, which would make an inner proxy drop the token. So a client cannot forge a token. Trailers
+        /// are not changed: a service that merges trailers into headers must not read the token from there.
+        forward_token(header: HeaderName) => forward_token = Some(header);
+
+        /// Puts the fencing token into this header of the response. Default: none.
+        expose_token(header: HeaderName) => expose_token = Some(header);
     }
 
     /// Lets a handler that has started run to completion when its client disconnects. Default:
@@ -293,22 +287,12 @@ impl<D> RedlockLayer<D> {
             on_disconnect: PhantomData,
         }
     }
+}
 
-    /// Puts the fencing token into this header of the inner request. Default: none.
-    ///
-    /// From every request, locked or not, the layer first removes headers with that name, headers with a name
-    /// that equals it once `_` is read as `-` (as CGI and WSGI do), and the name among the options of
-    /// `Connection`, which would make an inner proxy drop the token. So a client cannot forge a token. Trailers
-    /// are not changed: a service that merges trailers into headers must not read the token from there.
-    pub fn forward_token(mut self, header: HeaderName) -> Self {
-        self.config.forward_token = Some(header);
-        self
-    }
-
-    /// Puts the fencing token into this header of the response. Default: none.
-    pub fn expose_token(mut self, header: HeaderName) -> Self {
-        self.config.expose_token = Some(header);
-        self
+impl<D> RedlockLayer<D> {
+    fn around<S>(&self, inner: S) -> RedlockService<S> {
+        telemetry::register(self.config.label());
+        RedlockService::new(inner, Arc::new(self.config.clone()))
     }
 }
 
@@ -316,8 +300,7 @@ impl<S> Layer<S> for RedlockLayer<CancelOnDisconnect> {
     type Service = RedlockService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        self.config.register();
-        RedlockService::new(inner, Arc::new(self.config.clone()))
+        self.around(inner)
     }
 }
 
@@ -325,16 +308,8 @@ impl<S> Layer<S> for RedlockLayer<RunToCompletion> {
     type Service = RedlockService<RunToCompletionService<S>>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let inner = RunToCompletionService::new(inner);
-        self.config.register();
-        RedlockService::new(inner, Arc::new(self.config.clone()))
+        self.around(RunToCompletionService::new(inner))
     }
 }
 
-impl<D> fmt::Debug for RedlockLayer<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedlockLayer")
-            .field("redlock", &self.config.redlock)
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { RedlockLayer<D> [redlock = config.redlock] }

@@ -18,7 +18,8 @@ impl LoggedMistakes {
     /// The place is a text of the program, such as a route, and never that of an error, which may name the request.
     pub(crate) fn is_new(&self, place: &str) -> bool {
         let mut logged = self.0.lock();
-        logged.len() < MAX_LOGGED && logged.insert(place.to_owned())
+        let is_new = logged.len() < MAX_LOGGED && !logged.contains(place);
+        is_new && logged.insert(place.to_owned())
     }
 }
 

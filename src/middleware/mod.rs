@@ -33,6 +33,7 @@
 
 mod body;
 mod buffer;
+mod buffered;
 mod calls;
 mod config;
 mod disconnect;
@@ -52,9 +53,8 @@ mod service;
 mod token_header;
 
 pub use body::{LockBody, LockLostError};
-pub use buffer::{
-    BufferBodyFuture, BufferBodyLayer, BufferBodyService, BufferedBody, BufferedRequestBody,
-};
+pub use buffer::{BufferBodyFuture, BufferBodyLayer, BufferBodyService};
+pub use buffered::{BufferedBody, BufferedRequestBody};
 #[cfg(any(feature = "axum", feature = "idempotency"))]
 pub(crate) use calls::CallToken;
 #[cfg(feature = "axum")]
@@ -76,7 +76,7 @@ pub(crate) use {
     buffer::read_error,
     calls::{CallTracker, HandlerState},
     config::has_method,
-    held::HeldLock,
+    held::{HeldLock, first_lost},
     key::present,
     response::Refusals,
     routed::matched_no_route,
@@ -84,6 +84,5 @@ pub(crate) use {
 #[cfg(feature = "axum")]
 pub(crate) use {
     logged::LoggedMistakes,
-    response::escape_json,
     routed::{path_params, route_of},
 };

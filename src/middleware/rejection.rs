@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
 
-use crate::lock::{LockError, LostReason};
+use crate::lock::{LockError, LockOptions, LostReason};
 use crate::node::whole_seconds;
 use crate::protocol::KeyError;
 
@@ -76,8 +76,7 @@ pub enum Rejection {
 /// With status 423 for contention.
 impl From<LockError> for Rejection {
     fn from(error: LockError) -> Self {
-        let rejection = Self::from_lock_error(error, StatusCode::LOCKED);
-        rejection.with_retry_after(None, false)
+        Self::from_lock_error(error, &LockOptions::default(), StatusCode::LOCKED, None)
     }
 }
 
@@ -135,13 +134,26 @@ impl Rejection {
         Some(Duration::from_secs(whole_seconds(left).max(1)))
     }
 
-    /// Converts an error of the lock, with the status for contention and the remaining ttl.
-    pub(crate) fn from_lock_error(error: LockError, contended: StatusCode) -> Self {
+    /// Converts an error of a lock with these options, with the status for contention, and when to retry after it: after the
+    /// time that is set, or else after the remaining ttl if the lock stays taken, because then it is not renewed.
+    pub(crate) fn from_lock_error(
+        error: LockError,
+        options: &LockOptions,
+        status: StatusCode,
+        retry_after: Option<Duration>,
+    ) -> Self {
         match error {
-            LockError::Contended { retry_after } => Self::Contended {
-                status: contended,
-                retry_after,
-            },
+            LockError::Contended { retry_after: left } => {
+                let left = left.filter(|_| options.hold_at_least.is_some());
+                let retry_after = retry_after.or(left);
+                match options.is_slot() {
+                    true => Self::TooManyConcurrent { retry_after },
+                    false => Self::Contended {
+                        status,
+                        retry_after,
+                    },
+                }
+            }
             LockError::Key(error) => Self::from_key_error(error),
             // Layers check their ttl when they are built; this one is of an extractor, or of a single request.
             LockError::TtlTooLong { .. }
@@ -151,28 +163,6 @@ impl Rejection {
                 Self::Misconfigured(KeyError::misconfigured(error.to_string()))
             }
             error => Self::Failed(error),
-        }
-    }
-
-    /// Sets when to retry after contention: after the time that is set, or else after the remaining ttl if locks stay
-    /// taken, because these are not renewed.
-    pub(crate) fn with_retry_after(mut self, set: Option<Duration>, stays_taken: bool) -> Self {
-        if let Self::Contended { retry_after, .. }
-        | Self::TooManyConcurrent { retry_after }
-        | Self::InProgress { retry_after } = &mut self
-        {
-            *retry_after = set.or_else(|| retry_after.filter(|_| stays_taken));
-        }
-        self
-    }
-
-    /// Converts the contention for a slot of several.
-    pub(crate) fn of_slot(self, is_slot: bool) -> Self {
-        match self {
-            Self::Contended { retry_after, .. } if is_slot => {
-                Self::TooManyConcurrent { retry_after }
-            }
-            other => other,
         }
     }
 
@@ -244,12 +234,8 @@ impl Rejection {
         }
     }
 
-    /// Returns the text for people that names the case.
-    pub(super) fn title(&self) -> &'static str {
-        self.code_and_title().1
-    }
-
-    fn code_and_title(&self) -> (&'static str, &'static str) {
+    /// Returns the name of the case, and the text for people that names it.
+    pub(super) fn code_and_title(&self) -> (&'static str, &'static str) {
         match self {
             Self::Contended { .. } => ("lock-contended", "Resource is locked"),
             Self::TooManyConcurrent { .. } => {
@@ -344,7 +330,10 @@ mod tests {
         assert_eq!(rejection.retry_after(), Some(Duration::from_secs(7)));
         assert_eq!(rejection.code(), "lock-quarantined");
         assert_eq!(rejection.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(rejection.title(), "Lock service started recently");
+        assert_eq!(
+            rejection.code_and_title().1,
+            "Lock service started recently"
+        );
         assert_eq!(
             rejection.to_string(),
             "the lock service started recently and grants no locks for another 7 s"

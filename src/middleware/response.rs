@@ -1,13 +1,15 @@
 //! How refusals look: as HTTP or gRPC responses.
 
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderValue, Response};
 use http_body_util::Full;
+use serde_json::Value;
 
+use crate::middleware::calls::CallToken;
 use crate::middleware::grpc;
 use crate::middleware::logged::LoggedMistakes;
 use crate::middleware::macros::opaque_debug;
@@ -69,11 +71,9 @@ where
 /// Builds the refusals of one layer; clones belong to the same layer.
 #[derive(Clone)]
 pub(crate) struct Refusals {
-    response: Arc<dyn RejectionResponse>,
+    pub(crate) response: Arc<dyn RejectionResponse>,
     /// Mistakes that were logged.
     logged: Arc<LoggedMistakes>,
-    /// Whether it was logged that requests lack what they must have.
-    lacking: Arc<Once>,
 }
 
 impl Refusals {
@@ -81,18 +81,13 @@ impl Refusals {
         Self {
             response: Arc::new(Rejection::default_response),
             logged: Arc::new(LoggedMistakes::new()),
-            lacking: Arc::new(Once::new()),
         }
     }
 
-    /// Sets how refusals look.
-    pub(crate) fn set_response(&mut self, response: impl RejectionResponse) {
-        self.response = Arc::new(response);
-    }
-
-    /// Builds the response for a refusal, with the refusal in its extensions. Logs mistakes in the set-up, once for each
-    /// route.
+    /// Builds the response for a refusal, with the refusal in its extensions. The handler is not called then. Logs mistakes
+    /// in the set-up, once for each route.
     pub(crate) fn refuse_request(&self, rejection: Rejection, of: &Parts) -> Response<Full<Bytes>> {
+        CallToken::refuse_request(&of.extensions);
         self.log_mistake(&rejection, route_of(of).as_deref());
         self.response_to(rejection, RequestKind::of(of))
     }
@@ -133,9 +128,9 @@ impl Refusals {
     ///
     /// Clients choose how often that happens, so the text is only built to be logged.
     pub(crate) fn log_lacking(&self, lacking: impl FnOnce() -> String) {
-        self.lacking.call_once(|| {
+        if self.logged.is_new("lacking") {
             tracing::warn!("redlock layer refuses requests: {}", lacking());
-        });
+        }
     }
 
     /// Logs a key that another set-up would accept.
@@ -174,35 +169,26 @@ impl RequestKind {
     /// Returns the kind of a request, by its content type.
     #[must_use]
     pub fn of(parts: &Parts) -> Self {
-        if is_grpc(parts) {
-            Self::Grpc
-        } else {
-            Self::Http
+        let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+        // Media types are case-insensitive (RFC 9110, section 8.3.1).
+        match content_type.and_then(|value| value.split_at_checked(GRPC.len())) {
+            Some((essence, [] | [b'+' | b';' | b' ' | b'\t', ..]))
+                if essence.eq_ignore_ascii_case(GRPC) =>
+            {
+                Self::Grpc
+            }
+            _ => Self::Http,
         }
     }
 }
 
-/// Returns whether a request is a gRPC call, by its content type.
-fn is_grpc(parts: &Parts) -> bool {
-    let content_type = parts.headers.get(CONTENT_TYPE);
-    content_type.is_some_and(|value| {
-        // Media types are case-insensitive (RFC 9110, section 8.3.1).
-        let split = value.as_bytes().split_at_checked(GRPC.len());
-        split.is_some_and(|(essence, rest)| {
-            essence.eq_ignore_ascii_case(GRPC)
-                && matches!(rest, [] | [b'+' | b';' | b' ' | b'\t', ..])
-        })
-    })
-}
-
 /// Builds `application/problem+json` (RFC 9457) with a stable `code` member.
 fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let (code, status) = (rejection.code(), rejection.status());
+    let ((code, title), status) = (rejection.code_and_title(), rejection.status());
+    let detail = Value::from(rejection.detail());
     let body = format!(
-        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{}","status":{},"detail":"{}","code":"{code}"}}"#,
-        rejection.title(),
+        r#"{{"type":"tag:tower-redlock,2026:{code}","title":"{title}","status":{},"detail":{detail},"code":"{code}"}}"#,
         status.as_u16(),
-        escape_json(&rejection.detail()),
     );
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
@@ -213,23 +199,13 @@ fn problem_json(rejection: &Rejection) -> Response<Full<Bytes>> {
     response
 }
 
-/// Escapes a text for a JSON string.
-pub(crate) fn escape_json(text: &str) -> String {
-    text.chars().fold(String::new(), |mut escaped, c| {
-        match c {
-            '"' | '\\' => escaped.extend(['\\', c]),
-            c if c < ' ' => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => escaped.push(c),
-        }
-        escaped
-    })
-}
-
 const GRPC: &[u8] = b"application/grpc";
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use http::Request;
+    use http_body_util::BodyExt;
 
     use super::*;
 
@@ -237,7 +213,7 @@ mod tests {
     fn grpc_requests_are_recognized_by_content_type() {
         let is_call = |content_type: &'static str| {
             let request = Request::post("/").header(CONTENT_TYPE, content_type);
-            is_grpc(&request.body(()).unwrap().into_parts().0)
+            RequestKind::of(&request.body(()).unwrap().into_parts().0) == RequestKind::Grpc
         };
         for grpc in [
             "application/grpc",
@@ -259,6 +235,10 @@ mod tests {
 
     #[test]
     fn details_are_escaped() {
-        assert_eq!(escape_json("a\"\\\n"), "a\\\"\\\\\\u000a");
+        let lacking = Some("a\"\\\n".into());
+        let response = problem_json(&Rejection::KeyMissing { lacking });
+        let body = response.into_body().collect().now_or_never();
+        let body: Value = serde_json::from_slice(&body.unwrap().unwrap().to_bytes()).unwrap();
+        assert_eq!(body["detail"], "the request lacks a required key: a\"\\\n");
     }
 }

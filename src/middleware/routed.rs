@@ -3,6 +3,8 @@
 //! axum runs `Router::layer` for its fallback too, and a request for a missing page is a 404, not a missing key.
 //! Any other request without a key is for a handler that must not run without its lock.
 
+#[cfg(feature = "axum")]
+use futures_util::FutureExt;
 use http::request::Parts;
 
 /// Returns whether an axum router has looked at a request and matched no route.
@@ -22,40 +24,23 @@ pub(crate) fn matched_no_route(parts: &Parts) -> bool {
 /// compares the matched path. It runs only for requests without a key and without a matched path.
 #[cfg(feature = "axum")]
 fn is_in_nested_service(parts: &Parts) -> bool {
-    use std::convert::Infallible;
-
     use axum::Router;
     use axum::body::Body;
     use axum::extract::{MatchedPath, Request};
-    use axum::response::Response;
-    use tower::{Service, service_fn};
+    use axum::routing::any;
+    use http::StatusCode;
+    use tower::Service;
 
-    let report = service_fn(|request: Request| async move {
-        let matched = request.extensions().get::<MatchedPath>();
-        let is_nested = matched.is_none_or(|path| path.as_str() != "/");
-        let mut response = Response::new(Body::empty());
-        response.extensions_mut().insert(is_nested);
-        Ok::<_, Infallible>(response)
-    });
-    let mut router: Router = Router::new().route_service("/", report);
+    let report = async |matched: MatchedPath| match matched.as_str() {
+        "/" => StatusCode::NO_CONTENT,
+        _ => StatusCode::OK,
+    };
+    let mut router: Router = Router::new().route("/", any(report));
     let mut probe = Request::new(Body::empty());
     *probe.extensions_mut() = parts.extensions.clone();
-    match poll_once(Service::call(&mut router, probe)) {
-        Some(Ok(response)) => response.extensions().get() != Some(&false),
-        // The service never waits. If it ever does, the request must not pass without its lock.
-        None => true,
-    }
-}
-
-/// Returns the output of a future that never waits; `None` if it does.
-#[cfg(feature = "axum")]
-fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
-    use std::task::{Context, Poll, Waker};
-
-    match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(output) => Some(output),
-        Poll::Pending => None,
-    }
+    let response = Service::call(&mut router, probe).now_or_never();
+    // The handler never waits. If it ever does, the request must not pass without its lock.
+    response.is_none_or(|Ok(response)| response.status() != StatusCode::NO_CONTENT)
 }
 
 /// Runs an extractor of path parameters. axum 0.8 exposes them only to an extractor, which never waits; so this polls it
@@ -67,7 +52,7 @@ where
 {
     let (mut scratch, ()) = http::Request::new(()).into_parts();
     scratch.extensions = parts.extensions.clone();
-    poll_once(E::from_request_parts(&mut scratch, &()))
+    E::from_request_parts(&mut scratch, &()).now_or_never()
 }
 
 /// Returns the route that an axum router has matched, for the log.

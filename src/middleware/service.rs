@@ -1,6 +1,6 @@
 //! The service: decides what each request needs, and leaves the rest to its future.
 
-use std::fmt;
+use std::fmt::Debug;
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,10 +13,11 @@ use tower::{BoxError, Service};
 use crate::lock::LockHandle;
 use crate::middleware::body::LockBody;
 use crate::middleware::calls::CallToken;
-use crate::middleware::config::{Config, LockDecision};
-use crate::middleware::future::{Call, ResponseFuture};
+use crate::middleware::config::Config;
+use crate::middleware::future::{Call, ResponseFuture, SentRequest};
 use crate::middleware::held::LockHandles;
-use crate::middleware::macros::inner_accessors;
+use crate::middleware::macros::{inner_accessors, opaque_debug};
+use crate::middleware::response::RequestKind;
 use crate::middleware::token_header;
 
 /// Middleware that holds a lock while the inner service works on a request.
@@ -56,20 +57,19 @@ where
             // On every path: the inner service trusts this header.
             token_header::clear(&mut parts.headers, name);
         }
-        match config.decide(&parts) {
+        match config.keys(&parts) {
             Err(rejection) => {
-                CallToken::refuse_request(&parts.extensions);
                 let refusal = config.refusals.refuse_request(rejection, &parts);
                 ResponseFuture::refused(refusal)
             }
-            Ok(LockDecision::Pass(reason)) => {
+            Ok(Err(reason)) => {
                 parts.extensions.insert(reason);
                 // The handler must not take the lock of an outer layer for this layer's.
                 parts.extensions.remove::<LockHandle>();
                 let request = Request::from_parts(parts, body);
                 ResponseFuture::passing(self.inner.call(request))
             }
-            Ok(LockDecision::Lock(keys)) => {
+            Ok(Ok(keys)) => {
                 // From here on, this layer passes the request on or refuses it.
                 let tracker = CallToken::take(&mut parts.extensions);
                 let handles = LockHandles::from_extensions(&mut parts.extensions);
@@ -85,15 +85,19 @@ where
                     // once the lock is held.
                     inner = self.inner.clone();
                 }
+                let sent = SentRequest {
+                    method: parts.method.clone(),
+                    kind: RequestKind::of(&parts),
+                    tracker,
+                    is_not_started: config.runs_to_completion.then(Arc::default),
+                    config,
+                };
                 let call = Call {
                     inner,
                     is_ready,
-                    label: options.label,
-                    is_slot: options.is_slot(),
-                    stays_taken: options.hold_at_least.is_some(),
+                    options,
                     request: Request::from_parts(parts, body),
-                    tracker,
-                    config,
+                    sent,
                 };
                 ResponseFuture::locking(lock, call)
             }
@@ -101,10 +105,4 @@ where
     }
 }
 
-impl<S: fmt::Debug> fmt::Debug for RedlockService<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedlockService")
-            .field("inner", &self.inner)
-            .finish_non_exhaustive()
-    }
-}
+opaque_debug! { RedlockService<S> [inner = inner] where S: Debug }

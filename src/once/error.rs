@@ -3,7 +3,6 @@
 use std::fmt;
 
 use crate::lock::{AcquireError, LockError, LostReason};
-use crate::protocol::Record;
 use crate::protocol::lease::Decided;
 
 /// The reason for which a request is not executed.
@@ -11,29 +10,14 @@ use crate::protocol::lease::Decided;
 pub(crate) enum Denied {
     /// The lock was not acquired.
     Lock(LockError),
-    /// As for [`Decided::Recorded`].
-    Recorded(Record),
-    /// As for [`Decided::OtherRequest`].
-    OtherRequest,
-    /// As for [`Decided::Undecided`].
-    Undecided,
-    /// As for [`Decided::Conflicting`].
-    Conflicting,
-    /// As for [`Decided::Unknown`].
-    Unknown,
-}
-
-/// The reason for which a granted execution must not begin.
-#[derive(Debug, Clone)]
-pub(crate) enum BeginError {
-    /// The lock is lost.
+    /// The lock was lost before the execution began.
     #[cfg_attr(
         not(feature = "idempotency"),
-        expect(dead_code, reason = "only the HTTP layer reports it")
+        expect(dead_code, reason = "only the HTTP layer reports the reason")
     )]
     Lost(LostReason),
-    /// The record of another execution arrived after the grant, and decides.
-    Denied(Denied),
+    /// An earlier execution decides, or one of another request.
+    Decided(Decided),
 }
 
 impl Denied {
@@ -41,24 +25,19 @@ impl Denied {
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::Lock(error) => error.outcome(),
-            Self::Recorded(_) => "replayed",
-            Self::OtherRequest => "other_request",
-            Self::Undecided => "undecided",
-            Self::Conflicting => "conflicting",
-            Self::Unknown => "unknown",
+            Self::Lost(_) => "lost",
+            Self::Decided(Decided::Recorded(_)) => "replayed",
+            Self::Decided(Decided::OtherRequest) => "other_request",
+            Self::Decided(Decided::Undecided) => "undecided",
+            Self::Decided(Decided::Conflicting) => "conflicting",
+            Self::Decided(Decided::Unknown) => "unknown",
         }
     }
 }
 
 impl From<Decided> for Denied {
     fn from(decided: Decided) -> Self {
-        match decided {
-            Decided::Recorded(record) => Self::Recorded(record),
-            Decided::OtherRequest => Self::OtherRequest,
-            Decided::Undecided => Self::Undecided,
-            Decided::Conflicting => Self::Conflicting,
-            Decided::Unknown => Self::Unknown,
-        }
+        Self::Decided(decided)
     }
 }
 

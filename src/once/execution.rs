@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
-use crate::once::error::{BeginError, Denied};
-use crate::protocol::lease::{Effect, Input, OnceEvent, OnceInput, Recorded};
+use crate::once::error::Denied;
+use crate::protocol::lease::{Decided, Effect, Input, OnceEvent, OnceInput, Recorded};
 use crate::protocol::{FencingToken, LockKey, Record};
 
 /// The right to execute while the lock of the key is held, in each group that the key belongs to.
@@ -64,22 +64,22 @@ impl Execution {
     ///
     /// # Errors
     ///
-    /// Returns a [`BeginError`] if nothing may be executed.
+    /// Returns [`Denied`] if nothing may be executed.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any point. The execution may have begun by then.
-    pub(crate) async fn begin(&self) -> Result<(), BeginError> {
+    pub(crate) async fn begin(&self) -> Result<(), Denied> {
         let is_alone = self.0.leases().count() == 1;
         for lease in self.0.leases() {
             match lease.command(Input::Once(OnceInput::Begin)).await {
                 Ok(Some(OnceEvent::Begun)) => {}
                 // The other group may not have that record. The next call copies it there.
                 Ok(Some(OnceEvent::Decided(decided))) if is_alone || !decided.is_memorable() => {
-                    return Err(BeginError::Denied(decided.into()));
+                    return Err(decided.into());
                 }
-                Ok(_) => return Err(BeginError::Denied(Denied::Undecided)),
-                Err(ExtendError::Lost(reason)) => return Err(BeginError::Lost(reason)),
+                Ok(_) => return Err(Decided::Undecided.into()),
+                Err(ExtendError::Lost(reason)) => return Err(Denied::Lost(reason)),
                 Err(_) => return Err(self.lost()),
             }
         }
@@ -92,9 +92,9 @@ impl Execution {
         Err(self.lost())
     }
 
-    fn lost(&self) -> BeginError {
+    fn lost(&self) -> Denied {
         let reason = self.0.leases().find_map(|lease| lease.lost_reason());
-        BeginError::Lost(reason.unwrap_or(LostReason::Expired))
+        Denied::Lost(reason.unwrap_or(LostReason::Expired))
     }
 
     fn set_effect(&self, effect: Effect) {

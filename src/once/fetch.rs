@@ -6,7 +6,7 @@
 //! asks one node after the other for the body until one returns it. The body is not cached beyond these callers, so
 //! the requests under way bound the memory.
 //!
-//! A task may end without a result, if it panics or if its home ends. Its entry is then removed, and a caller begins
+//! A task may end without a result, if it panics or if its home ends. Its entry is then closed, and a caller begins
 //! another fetch.
 
 use std::sync::Arc;
@@ -15,28 +15,19 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
-use crate::lock::{Cluster, Group, LockError, ReadSender, Reads};
+use crate::lock::{Cluster, Group, LockError, ReadReceiver};
 use crate::node::{
     Job, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, unguessable,
 };
-use crate::once::limits::MAX_BODY;
 use crate::protocol::lease::Stored;
 use crate::protocol::message::{Command, Op, Reply, transit};
 use crate::protocol::{LockKey, OwnerToken, Record};
 
+/// The largest body of a record. Larger ones keep nodes from answering other locks within the node timeout.
+pub(super) const MAX_BODY: usize = 1024 * 1024;
+
 /// The number of fetches that a caller makes if they end without a result: bounded, in case each one panics.
 const FETCHES: usize = 2;
-
-type Wanted = (LockKey, Stored);
-type ReadReceiver = watch::Receiver<Option<Result<Stored, LockError>>>;
-
-/// The entry of a fetch, removed when it is dropped. Callers that still wait see the channel closed.
-struct Fetch {
-    fetches: Arc<Reads>,
-    cluster: Arc<Cluster>,
-    wanted: Wanted,
-    sender: Arc<ReadSender>,
-}
 
 /// Returns the whole record with this head.
 ///
@@ -49,158 +40,114 @@ struct Fetch {
 ///
 /// May be dropped at any point. The fetch is a task of its own, and goes on for other callers.
 pub(super) async fn fetch(
-    group: &Group,
+    group: &Arc<Group>,
     key: &LockKey,
     head: &Record,
 ) -> Result<Record, LockError> {
-    let read = group.reads.fetch(&group.cluster, key, head).await;
-    read.map(|Stored(record)| record)
-}
-
-impl Reads {
-    async fn fetch(
-        self: &Arc<Self>,
-        cluster: &Arc<Cluster>,
-        key: &LockKey,
-        head: &Record,
-    ) -> Result<Stored, LockError> {
-        let wanted = (key.clone(), Stored(head.clone()));
-        for _ in 0..FETCHES {
-            let (mut receiver, fetch) = self.join(cluster, wanted.clone());
-            if let Some(fetch) = fetch {
-                let fetch = async move { fetch.run().await };
-                cluster.home.spawn(fetch.in_current_span());
-            }
-            let ended = cluster.home.report(receiver.wait_for(Option::is_some));
-            match ended.await {
-                Some(Ok(outcome)) => {
-                    if let Some(outcome) = &*outcome {
-                        return outcome.clone();
-                    }
+    let cluster = &group.cluster;
+    for _ in 0..FETCHES {
+        let mut reading = join(group, key, head);
+        let ended = cluster.home.report(reading.wait_for(Option::is_some));
+        match ended.await {
+            Some(Ok(outcome)) => {
+                if let Some(outcome) = &*outcome {
+                    return outcome.clone().map(|Stored(record)| record);
                 }
-                Some(Err(_)) => {}
-                None => return Err(unread(cluster.all_not_run())),
             }
+            Some(Err(_)) => {}
+            None => return Err(unread(cluster.all_not_run())),
         }
-        Err(unread(cluster.all_ended()))
     }
+    Err(unread(cluster.all_ended()))
+}
 
-    /// Joins the callers that want the same record. Also returns the fetch if the caller must run it.
-    fn join(
-        self: &Arc<Self>,
-        cluster: &Arc<Cluster>,
-        wanted: Wanted,
-    ) -> (ReadReceiver, Option<Fetch>) {
-        let mut fetches = self.0.lock();
-        if let Some(sender) = fetches.get(&wanted) {
-            return (sender.subscribe(), None);
+/// Joins the callers that want the same record. The first of them begins the fetch.
+fn join(group: &Arc<Group>, key: &LockKey, head: &Record) -> ReadReceiver {
+    let wanted = (key.clone(), Stored(head.clone()));
+    let mut reads = group.reads.lock();
+    // Without those that ended without a result.
+    reads.retain(|_, reading| reading.has_changed().is_ok());
+    if let Some(reading) = reads.get(&wanted) {
+        return reading.clone();
+    }
+    let (sender, reading) = watch::channel(None);
+    reads.insert(wanted.clone(), reading.clone());
+    drop(reads);
+    let group = Arc::clone(group);
+    let home = Arc::clone(&group.cluster.home);
+    let fetching = async move {
+        let outcome = read(&group.cluster, &wanted).await;
+        // Later callers begin another fetch.
+        group.reads.lock().remove(&wanted);
+        sender.send_replace(Some(outcome.map(Stored)));
+    };
+    home.spawn(fetching.in_current_span());
+    reading
+}
+
+/// Asks one node, and the next one as soon as it fails or is silent for a node timeout.
+///
+/// Asking all nodes at once would transfer the body from each, nearly always in vain.
+async fn read(
+    cluster: &Cluster,
+    (key, Stored(head)): &(LockKey, Stored),
+) -> Result<Record, LockError> {
+    let settings = &cluster.settings;
+    let names = settings.namespace.names_with_record(key, None, sha256)?;
+    let packet = Packet::new(Command {
+        names: [names].into(),
+        owner: OwnerToken::from_random(unguessable()),
+        op: Op::Fetch,
+    });
+    let mut votes = VoteReceiver::new(&cluster.names);
+    let mut failures = Vec::new();
+    let mut nodes = order(cluster, head).into_iter().peekable();
+    let mut silent = Vec::new();
+    // The head does not contain the size of the body.
+    let patience = settings.node_timeout + transit(MAX_BODY);
+    let mut due = Instant::now();
+    loop {
+        let now = Instant::now();
+        if let Some(node) = nodes.next() {
+            due = now + patience;
+            let request = Request::Command(Arc::clone(&packet));
+            cluster.nodes[node].fetch(Job::new(request, votes.sender(node), due));
+            silent.push(node);
+        } else if silent.is_empty() {
+            break;
         }
-        let (sender, receiver) = watch::channel(None);
-        let sender = Arc::new(sender);
-        fetches.insert(wanted.clone(), Arc::clone(&sender));
-        let fetch = Fetch {
-            fetches: Arc::clone(self),
-            cluster: Arc::clone(cluster),
-            wanted,
-            sender,
+        let until = match nodes.peek() {
+            Some(_) => now + settings.node_timeout,
+            None => due,
         };
-        (receiver, Some(fetch))
-    }
-
-    /// Removes an entry, unless it belongs to a later fetch.
-    fn remove(&self, wanted: &Wanted, is_own: impl Fn(&Arc<ReadSender>) -> bool) {
-        let mut fetches = self.0.lock();
-        if fetches.get(wanted).is_some_and(is_own) {
-            fetches.remove(wanted);
+        let vote = match timeout_at(until, votes.recv_any()).await {
+            Ok(vote) => vote,
+            Err(_) if nodes.peek().is_some() => continue,
+            Err(_) => break,
+        };
+        silent.retain(|node| *node != vote.node);
+        match vote.outcome {
+            Ok(Reply::Whole(record)) if is_whole_of(&record, head) => return Ok(record),
+            // The node has no copy, or a damaged one.
+            Ok(_) => {}
+            Err(failure) => failures.push(failure),
         }
     }
+    let timed_out = silent
+        .into_iter()
+        .map(|node| cluster.timed_out(node, patience));
+    failures.extend(timed_out);
+    Err(unread(failures))
 }
 
-impl Fetch {
-    async fn run(self) {
-        let outcome = self.read().await;
-        self.finish(outcome.map(Stored));
-    }
-
-    /// Hands the outcome to the waiting callers. Later callers begin another fetch.
-    fn finish(&self, outcome: Result<Stored, LockError>) {
-        self.leave();
-        self.sender.send_replace(Some(outcome));
-    }
-
-    fn leave(&self) {
-        let is_own = |sender: &Arc<ReadSender>| Arc::ptr_eq(sender, &self.sender);
-        self.fetches.remove(&self.wanted, is_own);
-    }
-
-    /// Asks one node, and the next one as soon as it fails or is silent for a node timeout.
-    ///
-    /// Asking all nodes at once would transfer the body from each, nearly always in vain.
-    async fn read(&self) -> Result<Record, LockError> {
-        let (cluster, (key, Stored(head))) = (&self.cluster, &self.wanted);
-        let settings = &cluster.settings;
-        let names = settings.namespace.names_with_record(key, None, sha256)?;
-        let packet = Packet::new(Command {
-            names: [names].into(),
-            owner: OwnerToken::from_random(unguessable()),
-            op: Op::Fetch,
-        });
-        let mut votes = VoteReceiver::new(&cluster.names);
-        let mut failures = Vec::new();
-        let mut nodes = self.order().into_iter().peekable();
-        let mut silent = Vec::new();
-        // The head does not contain the size of the body.
-        let patience = settings.node_timeout + transit(MAX_BODY);
-        let mut due = Instant::now();
-        loop {
-            let now = Instant::now();
-            if let Some(node) = nodes.next() {
-                due = now + patience;
-                let request = Request::Command(Arc::clone(&packet));
-                cluster.nodes[node].fetch(Job::new(request, votes.sender(node), due));
-                silent.push(node);
-            } else if silent.is_empty() {
-                break;
-            }
-            let until = match nodes.peek() {
-                Some(_) => now + settings.node_timeout,
-                None => due,
-            };
-            let vote = match timeout_at(until, votes.recv_any()).await {
-                Ok(vote) => vote,
-                Err(_) if nodes.peek().is_some() => continue,
-                Err(_) => break,
-            };
-            silent.retain(|node| *node != vote.node);
-            match vote.outcome {
-                Ok(Reply::Whole(record)) if is_whole_of(&record, head) => return Ok(record),
-                // The node has no copy, or a damaged one.
-                Ok(_) => {}
-                Err(failure) => failures.push(failure),
-            }
-        }
-        let timed_out = silent
-            .into_iter()
-            .map(|node| cluster.timed_out(node, patience));
-        failures.extend(timed_out);
-        Err(unread(failures))
-    }
-
-    /// Returns the nodes in the order in which to ask them: reachable ones first, and in an order that differs
-    /// between records.
-    fn order(&self) -> Vec<usize> {
-        let (nodes, (_, Stored(head))) = (&self.cluster.nodes, &self.wanted);
-        let first = usize::from(head.digest()[0]) % nodes.len();
-        let mut order: Vec<usize> = (first..nodes.len()).chain(0..first).collect();
-        order.sort_by_key(|node| matches!(nodes[*node].state(), NodeState::Unreachable { .. }));
-        order
-    }
-}
-
-impl Drop for Fetch {
-    fn drop(&mut self) {
-        self.leave();
-    }
+/// Returns the nodes in the order in which to ask them: reachable ones first, and in an order that differs
+/// between records.
+fn order(cluster: &Cluster, head: &Record) -> Vec<usize> {
+    let nodes = &cluster.nodes;
+    let first = usize::from(head.digest()[0]) % nodes.len();
+    let mut order: Vec<usize> = (first..nodes.len()).chain(0..first).collect();
+    order.sort_by_key(|node| matches!(nodes[*node].state(), NodeState::Unreachable { .. }));
+    order
 }
 
 fn unread(nodes: Vec<NodeFailure>) -> LockError {
@@ -236,43 +183,42 @@ mod tests {
 
     use super::*;
 
-    fn cluster() -> Arc<Cluster> {
-        Arc::clone(&Redlock::in_memory(1).core().layout.groups()[0].cluster)
+    fn group() -> Arc<Group> {
+        Arc::clone(&Redlock::in_memory(1).core().layout.groups()[0])
     }
 
-    fn wanted() -> Wanted {
+    fn head() -> Record {
         let id = ExecutionId::from_random([1; 16]);
-        let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest");
-        ("k".into(), Stored(record))
+        Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], b"rest")
     }
 
-    /// The first fetch ends, a second one begins, and only then is the first dropped.
+    /// The first fetch ends, a second one begins, and only then do the callers of the first go.
     #[tokio::test]
     async fn a_fetch_that_ends_leaves_the_entry_of_a_later_one() {
-        let (fetches, cluster) = (Arc::new(Reads::default()), cluster());
-        let (ended, first) = fetches.join(&cluster, wanted());
-        let first = first.expect("no fetch is under way");
-        first.finish(Err(LockError::Closed));
-        assert!(ended.borrow().is_some());
-        let (waiting, second) = fetches.join(&cluster, wanted());
-        let second = second.expect("the first fetch has finished");
+        let (group, key) = (group(), LockKey::from("k"));
+        let join = || join(&group, &key, &head());
+        let mut first = join();
+        assert!(first.same_channel(&join()), "it is fetched twice at once");
+        assert!(first.wait_for(Option::is_some).await.is_ok());
+        let mut second = join();
+        assert!(!first.same_channel(&second), "the first fetch has finished");
         drop(first);
-        assert!(waiting.has_changed().is_ok(), "no fetch would finish");
-        let again = fetches.join(&cluster, wanted()).1;
-        assert!(again.is_none(), "it is fetched twice at once");
-        second.finish(Err(LockError::Contended { retry_after: None }));
-        let outcome = waiting.borrow().clone();
+        assert!(second.has_changed().is_ok(), "no fetch would finish");
+        assert!(second.same_channel(&join()), "it is fetched twice at once");
+        let outcome = second.wait_for(Option::is_some).await.unwrap().clone();
         assert!(matches!(outcome, Some(Err(LockError::Contended { .. }))));
-        drop(second);
-        assert!(fetches.join(&cluster, wanted()).1.is_some());
+        assert!(group.reads.lock().is_empty());
+        assert!(!second.same_channel(&join()));
     }
 
     #[tokio::test]
     async fn a_fetch_that_ends_without_a_result_is_begun_anew_by_its_callers() {
-        let (fetches, cluster) = (Arc::new(Reads::default()), cluster());
-        let (key, Stored(head)) = wanted();
-        let (_, lost) = fetches.join(&cluster, wanted());
-        let mut waiting = tokio_test::task::spawn(fetches.fetch(&cluster, &key, &head));
+        let (group, key) = (group(), LockKey::from("k"));
+        let (lost, entry) = watch::channel(None);
+        let wanted = (key.clone(), Stored(head()));
+        group.reads.lock().insert(wanted, entry);
+        let head = head();
+        let mut waiting = tokio_test::task::spawn(fetch(&group, &key, &head));
         tokio_test::assert_pending!(waiting.poll());
         // As at the end of its runtime.
         drop(lost);

@@ -13,25 +13,22 @@
 //! | file | adds |
 //! |---|---|
 //! | `fetch` | the read of a large record, from one node for all interested callers |
-//! | `limits` | the range of retentions and sizes |
-//! | `request`, `acquisition`, `execution`, `error` | the internal API, which the HTTP layer uses too; in one group of nodes, or in two |
+//! | `request`, `execution`, `error` | the internal API, which the HTTP layer uses too; in one group of nodes, or in two |
 //! | `run`, `result` | the public API: [`Redlock::once`](crate::Redlock::once) |
 
-mod acquisition;
 mod error;
 mod execution;
 mod fetch;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod inspect;
-mod limits;
 mod request;
 mod result;
 mod run;
 
-pub use error::OnceError;
 #[cfg(feature = "idempotency")]
-pub(crate) use error::{BeginError, Denied};
+pub(crate) use error::Denied;
+pub use error::OnceError;
 #[cfg(feature = "idempotency")]
 pub(crate) use execution::Execution;
 pub use execution::ExecutionHandle;
@@ -39,8 +36,8 @@ pub use execution::ExecutionHandle;
 pub(crate) use fetch::is_undamaged;
 pub use inspect::{InspectedKey, Inspection, NodeInspection, Revoked};
 #[cfg(feature = "idempotency")]
-pub(crate) use limits::{DAY, bound_body, bound_retention};
+pub(crate) use request::DAY;
 pub use request::ExecuteOnce;
 pub use run::Outcome;
 #[cfg(feature = "idempotency")]
-pub(crate) use run::run_to_end;
+pub(crate) use run::{bound_body, bound_retention, run_to_end};

@@ -1,4 +1,16 @@
-//! Requests for executions: their settings, and the acquisition of the key.
+//! Requests for executions: their settings, and the acquisition of the key, in its group, or in two while the key moves
+//! from one to the other.
+//!
+//! # Implementation details
+//!
+//! Processes that know only the present group of a key that moves, or only its next one, execute and record there. A
+//! process that knows both therefore executes and records in both: it acquires the key in the present group first and
+//! then in the next, and an outcome is recorded once both groups have it.
+//!
+//! If only one group has a record, the other may not have got it in time, or the process that executed knows only the one.
+//! The record counts when the other has it too, so it is copied there, and not replayed before: a process that
+//! knows only the other group could otherwise execute again and record another outcome, and callers would be answered
+//! both. If the groups have different records, the key was executed twice.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,9 +25,13 @@ use crate::node::sha256;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::fetch;
-use crate::once::limits::DAY;
-use crate::protocol::lease::{Access, Decided, Input, OnceInput, OnceSpec, Stored};
-use crate::protocol::{Fingerprint, LockKey, LockKeys, validity};
+use crate::once::inspect::{names, request};
+use crate::protocol::lease::{Access, Decided, Input, OnceInput, OnceSpec, Recorded, Stored};
+use crate::protocol::message::{Op, Reply};
+use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
+
+/// The default retention of a record, and the retention of an intent.
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// An allowance for rounding, and for the drift within the allowance itself.
 const SLACK: Duration = Duration::from_millis(4);
@@ -55,13 +71,13 @@ const SLACK: Duration = Duration::from_millis(4);
 #[must_use = "the work is not executed until `run` is awaited"]
 pub struct ExecuteOnce {
     pub(super) core: Arc<Core>,
-    pub(super) key: LockKey,
-    pub(super) fingerprint: Fingerprint,
-    pub(super) options: LockOptions,
+    pub(crate) key: LockKey,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) options: LockOptions,
     /// A cap on waiting calls, in addition to that of the lock service.
-    cap: Option<Arc<WaiterCap>>,
-    at_most_once: bool,
-    pub(super) retention: Duration,
+    pub(crate) cap: Option<Arc<WaiterCap>>,
+    pub(crate) at_most_once: bool,
+    pub(crate) retention: Duration,
     pub(super) max_result: usize,
 }
 
@@ -114,33 +130,157 @@ impl ExecuteOnce {
         self
     }
 
-    /// Makes a waiting call count against one more cap.
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn cap(mut self, cap: Option<Arc<WaiterCap>>) -> Self {
-        self.cap = cap;
-        self
-    }
-
-    /// Sets all options of the lock.
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn options(mut self, options: LockOptions) -> Self {
-        self.options = options;
-        self
-    }
-
-    /// Sets the digest of the fingerprint.
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn digest(mut self, fingerprint: Fingerprint) -> Self {
-        self.fingerprint = fingerprint;
-        self
-    }
-
     fn options_mut(&mut self) -> &mut LockOptions {
         &mut self.options
     }
 
+    /// Acquires the right to execute the work.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Denied`] if the work must not be executed, with the record if there is one.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`LockFuture`](crate::LockFuture).
+    pub(crate) async fn acquire(&self) -> Result<Execution, Denied> {
+        let layout = &self.core.layout;
+        let group = layout.group_of(&self.key);
+        let keys = LockKeys::from(self.key.clone());
+        let span = LockSpan::new(
+            self.options.label,
+            group.cluster.quorum.nodes(),
+            &keys,
+            self.core.settings.log_keys,
+        );
+        let waited = Waited::default();
+        let outcome = match layout.next_group_of(&self.key) {
+            None => self.acquire_in(group, None, &keys, &span, &waited).await,
+            Some(next) => {
+                let groups = [group, next];
+                Box::pin(self.acquire_in_both(groups, &keys, &span, &waited)).await
+            }
+        };
+        match &outcome {
+            Ok(execution) => {
+                span.granted(execution.handle().fencing_token(), waited.so_far());
+            }
+            Err(denied @ Denied::Decided(Decided::Recorded(_))) => {
+                span.ended("outcome replayed", denied.outcome(), waited.so_far());
+            }
+            Err(denied) => span.refused(denied.outcome(), waited.so_far()),
+        }
+        outcome
+    }
+
+    /// Reads the whole record of the key from its head.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`LockError`] if no node returned the record.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(crate) async fn fetch(&self, head: &Record) -> Result<Record, LockError> {
+        let layout = &self.core.layout;
+        let fetched = fetch(layout.group_of(&self.key), &self.key, head).await;
+        match layout.next_group_of(&self.key) {
+            // The record may have been found there.
+            Some(next) if fetched.is_err() => fetch(next, &self.key, head).await,
+            _ => fetched,
+        }
+    }
+
+    /// Acquires the right to execute the work in both groups.
+    async fn acquire_in_both(
+        &self,
+        [present, next]: [&Arc<Group>; 2],
+        keys: &LockKeys,
+        span: &LockSpan,
+        waited: &Waited,
+    ) -> Result<Execution, Denied> {
+        let mut earlier = Earlier::default();
+        let first = self
+            .acquire_in(present, Some(earlier), keys, span, waited)
+            .await;
+        match &first {
+            Ok(first) => earlier.token = first.handle().fencing_token(),
+            Err(Denied::Decided(Decided::Recorded(_))) => {}
+            Err(_) => return first,
+        }
+        let second = self
+            .acquire_in(next, Some(earlier), keys, span, waited)
+            .await;
+        let decided = match (first, second) {
+            (Ok(first), Ok(second)) => {
+                return first.join(second).await.map_err(|error| {
+                    let (names, elapsed) = (&present.cluster.names, span.began().elapsed());
+                    LockError::from_raise(error, names, self.effective_ttl(), elapsed).into()
+                });
+            }
+            (Ok(free), Err(Denied::Decided(Decided::Recorded(record)))) => {
+                self.copied(next, record, free).await
+            }
+            (Err(Denied::Decided(Decided::Recorded(record))), Ok(free)) => {
+                self.copied(present, record, free).await
+            }
+            (
+                Err(Denied::Decided(Decided::Recorded(one))),
+                Err(Denied::Decided(Decided::Recorded(other))),
+            ) => match one.execution() == other.execution() {
+                true => Decided::Recorded(one),
+                false => Decided::Conflicting,
+            },
+            (Ok(first), Err(denied)) => {
+                first.release().await;
+                return Err(denied);
+            }
+            (Err(_), second) => return second,
+        };
+        Err(decided.into())
+    }
+
+    /// Copies the record of one group to the other, in which the key is free, and returns what is to be answered.
+    async fn copied(&self, from: &Arc<Group>, record: Record, to: Execution) -> Decided {
+        let left = self.expires_in(from, &record).await;
+        let whole = match record.is_whole() {
+            true => Ok(record.clone()),
+            false => fetch(from, &self.key, &record).await,
+        };
+        let (Some(left), Ok(whole)) = (left, whole) else {
+            // It has expired meanwhile, or its nodes have failed.
+            to.release().await;
+            return Decided::Undecided;
+        };
+        match to.record(&whole, left).await {
+            Recorded::Another(other) if other.execution() != record.execution() => {
+                Decided::Conflicting
+            }
+            Recorded::Yes | Recorded::Another(_) => Decided::Recorded(record),
+            Recorded::No => Decided::Undecided,
+        }
+    }
+
+    /// Returns how much longer a group keeps a record; `None` if no node says so.
+    async fn expires_in(&self, group: &Group, record: &Record) -> Option<Duration> {
+        let names = names(&group.cluster, &self.key).ok()?;
+        let asked = group
+            .cluster
+            .ask_all(|_| Some(request(&names, Op::Look, false)));
+        let replies = asked.await.into_iter().flatten();
+        let left = replies.filter_map(|asked| match asked.outcome {
+            Ok(Reply::Done {
+                record: found,
+                expires_in,
+            }) if found.execution() == record.execution() => Some(expires_in),
+            _ => None,
+        });
+        left.max()
+    }
+
     /// Acquires the key in one group.
-    pub(super) async fn acquire_in(
+    async fn acquire_in(
         &self,
         group: &Arc<Group>,
         earlier: Option<Earlier>,
@@ -188,11 +328,12 @@ impl ExecuteOnce {
             // Found after this call began; an older one may have expired.
             && at >= asked
         {
-            return Err(if record.fingerprint() == self.fingerprint {
-                Denied::Recorded(record)
-            } else {
-                Denied::OtherRequest
-            });
+            return Err(Denied::Decided(
+                match record.fingerprint() == self.fingerprint {
+                    true => Decided::Recorded(record),
+                    false => Decided::OtherRequest,
+                },
+            ));
         }
         let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
         let terms = Terms {
@@ -224,10 +365,14 @@ impl ExecuteOnce {
         Ok(Execution::new(LockGuard::new(share)))
     }
 
+    pub(super) fn effective_ttl(&self) -> Duration {
+        self.options.ttl.unwrap_or(self.core.settings.ttl)
+    }
+
     /// Refuses the request if the holder of the key executes another one.
     fn refuse(&self, holder: &dyn HeldLease) -> Option<Denied> {
         let other = holder.purpose()?.fingerprint;
-        (other != self.fingerprint).then_some(Denied::OtherRequest)
+        (other != self.fingerprint).then_some(Decided::OtherRequest.into())
     }
 }
 
@@ -251,9 +396,7 @@ impl fmt::Debug for ExecuteOnce {
 #[cfg(test)]
 mod tests {
     use crate::node::unguessable;
-    use crate::once::error::BeginError;
-    use crate::protocol::lease::Recorded;
-    use crate::protocol::{ExecutionId, Record};
+    use crate::protocol::ExecutionId;
 
     use super::*;
 
@@ -276,7 +419,7 @@ mod tests {
             let recorded = execution.record(&record, Duration::from_secs(1));
             assert!(matches!(recorded.await, Recorded::Yes));
             let head = match once.acquire().await {
-                Err(Denied::Recorded(head)) => head,
+                Err(Denied::Decided(Decided::Recorded(head))) => head,
                 other => panic!("{other:?}"),
             };
             if !head.is_whole() {
@@ -314,7 +457,10 @@ mod tests {
             drop(recording);
             tokio::time::sleep(Duration::from_millis(30)).await;
             let again = once.acquire().await;
-            assert!(matches!(again, Err(Denied::Recorded(_))), "{again:?}");
+            assert!(
+                matches!(again, Err(Denied::Decided(Decided::Recorded(_)))),
+                "{again:?}"
+            );
         }
     }
 
@@ -331,7 +477,7 @@ mod tests {
         // At once, so that nothing is renewed meanwhile.
         tokio::time::advance(Duration::from_secs(11)).await;
         let begun = beginning.await;
-        assert!(matches!(begun, Err(BeginError::Lost(_))), "{begun:?}");
+        assert!(matches!(begun, Err(Denied::Lost(_))), "{begun:?}");
         execution.release().await;
         // Nothing was executed, so no intent is left either.
         assert!(once.acquire().await.is_ok());

@@ -15,14 +15,9 @@ const JSON: u8 = b'J';
 /// The body of a record without a result.
 const NOT_KEPT: u8 = b'N';
 
-/// Error of a recorded result that cannot be returned.
+/// Error of a copy that is damaged; another node may have an undamaged one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ResultError {
-    /// The result was not kept, or is not of this type.
-    NotKept,
-    /// The copy is damaged; another node may have an undamaged one.
-    Damaged,
-}
+pub(super) struct Damaged;
 
 /// Collects the JSON of a result, and no more of it than is kept.
 struct Limited {
@@ -61,24 +56,24 @@ pub(super) fn encode<T: Serialize>(result: &T, fingerprint: Fingerprint, max: us
     Record::new(id, fingerprint, sha256(&body), &body)
 }
 
-/// Reads the result from a whole record.
-pub(super) fn decode<T: DeserializeOwned>(record: &Record) -> Result<T, ResultError> {
+/// Reads the result from a whole record; `None` if it was not kept, or is not of this type.
+pub(super) fn decode<T: DeserializeOwned>(record: &Record) -> Result<Option<T>, Damaged> {
     if !is_undamaged(record) {
-        return Err(ResultError::Damaged);
+        return Err(Damaged);
     }
-    match record.rest().split_first() {
-        Some((&JSON, json)) => serde_json::from_slice(json).map_err(|error| {
-            // Without the error's message, which quotes the result.
-            let (expected, column) = (type_name::<T>(), error.column());
-            tracing::error!(
-                expected,
-                column,
-                "a recorded result is not JSON of the expected type"
-            );
-            ResultError::NotKept
-        }),
-        _ => Err(ResultError::NotKept),
-    }
+    let Some((&JSON, json)) = record.rest().split_first() else {
+        return Ok(None);
+    };
+    let result = serde_json::from_slice(json).inspect_err(|error| {
+        // Without the error's message, which quotes the result.
+        let (expected, column) = (type_name::<T>(), error.column());
+        tracing::error!(
+            expected,
+            column,
+            "a recorded result is not JSON of the expected type"
+        );
+    });
+    Ok(result.ok())
 }
 
 #[cfg(test)]
@@ -96,14 +91,14 @@ mod tests {
     #[test]
     fn decode_returns_what_encode_was_given() {
         let record = encode(&vec![1, 2, 3], fingerprint(), 7);
-        assert_eq!(decode(&record), Ok(vec![1, 2, 3]));
-        assert_eq!(decode::<String>(&record), Err(ResultError::NotKept));
+        assert_eq!(decode(&record), Ok(Some(vec![1, 2, 3])));
+        assert_eq!(decode::<String>(&record), Ok(None));
     }
 
     #[test]
     fn encode_keeps_no_result_over_the_limit() {
         let record = encode(&vec![1, 2, 3], fingerprint(), 6);
-        assert_eq!(decode::<Vec<u8>>(&record), Err(ResultError::NotKept));
+        assert_eq!(decode::<Vec<u8>>(&record), Ok(None));
     }
 
     #[test]
@@ -117,7 +112,7 @@ mod tests {
         }
         let endless = Endless(Cell::new(0));
         let record = encode(&endless, fingerprint(), 10);
-        assert_eq!(decode::<Vec<u8>>(&record), Err(ResultError::NotKept));
+        assert_eq!(decode::<Vec<u8>>(&record), Ok(None));
         // `[0,1,2,3,4` is 10 bytes long.
         assert_eq!(endless.0.get(), 5);
     }
@@ -128,6 +123,6 @@ mod tests {
         let mut bytes = record.as_bytes().to_vec();
         *bytes.last_mut().unwrap() = b'8';
         let damaged = Record::from_bytes(bytes.into()).unwrap();
-        assert_eq!(decode::<u8>(&damaged), Err(ResultError::Damaged));
+        assert_eq!(decode::<u8>(&damaged), Err(Damaged));
     }
 }

@@ -1,5 +1,6 @@
 //! Runs work once, and records or replays its result.
 
+use std::fmt::Debug;
 use std::future::Future;
 use std::panic;
 use std::time::Duration;
@@ -11,13 +12,13 @@ use tracing::Instrument;
 
 use crate::lock::{LockError, LostReason};
 use crate::node::telemetry;
-use crate::once::error::{BeginError, Denied, OnceError};
+use crate::once::error::{Denied, OnceError};
 use crate::once::execution::{Execution, ExecutionHandle};
-use crate::once::limits::{bound_body, bound_retention};
-use crate::once::request::ExecuteOnce;
-use crate::once::result::{ResultError, decode, encode};
+use crate::once::fetch::MAX_BODY;
+use crate::once::request::{DAY, ExecuteOnce};
+use crate::once::result::{decode, encode};
 use crate::protocol::Record;
-use crate::protocol::lease::Recorded;
+use crate::protocol::lease::{Decided, Recorded};
 
 /// Result of [`ExecuteOnce::run`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +100,7 @@ impl ExecuteOnce {
         let asked = Instant::now();
         let execution = match self.acquire().await {
             Ok(execution) => execution,
-            Err(denied) => return self.denied(denied).await,
+            Err(denied) => return self.denied(denied, asked).await,
         };
         // Without an outcome, the work was stopped midway.
         let ended = run_to_end(self.execute(execution, asked, work)).await;
@@ -117,18 +118,9 @@ impl ExecuteOnce {
         W: Future<Output = Result<T, E>>,
         T: Serialize + DeserializeOwned,
     {
-        match execution.begin().await {
-            Ok(()) => {}
-            Err(BeginError::Lost(_)) => {
-                execution.release().await;
-                let ttl = self.options.ttl.unwrap_or(self.core.settings.ttl);
-                let elapsed = asked.elapsed();
-                return Err(OnceError::Lock(LockError::Expired { ttl, elapsed }));
-            }
-            Err(BeginError::Denied(denied)) => {
-                execution.release().await;
-                return self.denied(denied).await;
-            }
+        if let Err(denied) = execution.begin().await {
+            execution.release().await;
+            return self.denied(denied, asked).await;
         }
         let handle = execution.handle();
         let result = tokio::select! {
@@ -143,58 +135,42 @@ impl ExecuteOnce {
             }
             result = work(execution.handle()) => result,
         };
-        match result {
-            Ok(result) => self.record(execution, result).await,
+        let result = match result {
+            Ok(result) => result,
             Err(error) => {
                 execution.release_without_effect().await;
-                Err(OnceError::Work(error))
+                return Err(OnceError::Work(error));
             }
-        }
-    }
-
-    async fn record<T, E>(
-        &self,
-        execution: Execution,
-        result: T,
-    ) -> Result<Outcome<T>, OnceError<E, T>>
-    where
-        T: Serialize + DeserializeOwned,
-    {
+        };
         let record = encode(&result, self.fingerprint, self.max_result);
-        match execution.record(&record, self.retention).await {
-            Recorded::Yes => Ok(Outcome::Executed(result)),
-            Recorded::Another(other) => {
-                telemetry::conflict();
-                tracing::warn!(
-                    "work was executed twice; the result that was recorded first is returned"
-                );
-                if other.fingerprint() != self.fingerprint {
-                    return Err(OnceError::Conflicting);
-                }
-                self.replay(other).await
-            }
-            Recorded::No => {
-                telemetry::unrecorded();
-                tracing::warn!(
-                    "no majority recorded the result of an execution; a later call may execute again"
-                );
-                Err(OnceError::Unrecorded(result))
-            }
+        match self.conclude(execution, &record).await {
+            Ok(()) => Ok(Outcome::Executed(result)),
+            Err(Some(Decided::Recorded(other))) => self.replay(&other).await,
+            Err(Some(_)) => Err(OnceError::Conflicting),
+            Err(None) => Err(OnceError::Unrecorded(result)),
         }
     }
 
     /// Returns the outcome of a call that must not execute.
-    async fn denied<T, E>(&self, denied: Denied) -> Result<Outcome<T>, OnceError<E, T>>
+    async fn denied<T, E>(
+        &self,
+        denied: Denied,
+        asked: Instant,
+    ) -> Result<Outcome<T>, OnceError<E, T>>
     where
         T: DeserializeOwned,
     {
         Err(match denied {
-            Denied::Recorded(record) => return self.replay(record).await,
             Denied::Lock(error) => OnceError::Lock(error),
-            Denied::OtherRequest => OnceError::OtherRequest,
-            Denied::Undecided => OnceError::Undecided,
-            Denied::Unknown => OnceError::Unknown,
-            Denied::Conflicting => {
+            Denied::Lost(_) => {
+                let (ttl, elapsed) = (self.effective_ttl(), asked.elapsed());
+                OnceError::Lock(LockError::Expired { ttl, elapsed })
+            }
+            Denied::Decided(Decided::Recorded(record)) => return self.replay(&record).await,
+            Denied::Decided(Decided::OtherRequest) => OnceError::OtherRequest,
+            Denied::Decided(Decided::Undecided) => OnceError::Undecided,
+            Denied::Decided(Decided::Unknown) => OnceError::Unknown,
+            Denied::Decided(Decided::Conflicting) => {
                 telemetry::conflict();
                 tracing::error!(
                     "work was executed more than once, and no majority of the nodes has one of the outcomes"
@@ -204,28 +180,73 @@ impl ExecuteOnce {
         })
     }
 
-    async fn replay<T, E>(&self, record: Record) -> Result<Outcome<T>, OnceError<E, T>>
+    async fn replay<T, E>(&self, record: &Record) -> Result<Outcome<T>, OnceError<E, T>>
     where
         T: DeserializeOwned,
     {
-        let decoded = match record.is_whole() {
-            true => decode(&record),
-            false => Err(ResultError::Damaged),
-        };
-        let decoded = match decoded {
-            Err(ResultError::Damaged) => match self.fetch(&record).await {
-                Ok(whole) => decode(&whole),
-                // No node has a better copy than this one.
-                Err(LockError::Contended { .. }) if record.is_whole() => decoded,
-                Err(error) => {
-                    tracing::debug!(%error, "the recorded result of an execution could not be read");
-                    return Err(OnceError::Undecided);
-                }
-            },
-            decoded => decoded,
-        };
-        let result = decoded.map_err(|_| OnceError::NotKept)?;
-        Ok(Outcome::Replayed(result))
+        match self.read(record, decode).await {
+            Ok(Ok(Some(result))) => Ok(Outcome::Replayed(result)),
+            Ok(_) => Err(OnceError::NotKept),
+            Err(error) => {
+                tracing::debug!(%error, "the recorded result of an execution could not be read");
+                Err(OnceError::Undecided)
+            }
+        }
+    }
+
+    /// Reads the outcome from a record, or from that of another node if this one is only a head, or is damaged.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`LockError`] if the record must be fetched and cannot be, and the error of `decode` if no node has a
+    /// better copy.
+    pub(crate) async fn read<T, D>(
+        &self,
+        record: &Record,
+        decode: impl Fn(&Record) -> Result<T, D>,
+    ) -> Result<Result<T, D>, LockError> {
+        let copy = record.is_whole().then(|| decode(record));
+        if let Some(Ok(outcome)) = copy {
+            return Ok(Ok(outcome));
+        }
+        match (self.fetch(record).await, copy) {
+            (Ok(whole), _) => Ok(decode(&whole)),
+            (Err(LockError::Contended { .. }), Some(damaged)) => Ok(damaged),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Records the outcome of an execution and releases its key.
+    ///
+    /// # Errors
+    ///
+    /// Returns what counts in its place: the outcome of another execution, or none that a majority has recorded.
+    pub(crate) async fn conclude(
+        &self,
+        execution: Execution,
+        record: &Record,
+    ) -> Result<(), Option<Decided>> {
+        match execution.record(record, self.retention).await {
+            Recorded::Yes => Ok(()),
+            Recorded::Another(other) => {
+                telemetry::conflict();
+                tracing::warn!(
+                    "work was executed twice; the outcome that was recorded first is returned"
+                );
+                // The outcome of another request is not for this caller.
+                Err(Some(match other.fingerprint() == self.fingerprint {
+                    true => Decided::Recorded(other),
+                    false => Decided::Conflicting,
+                }))
+            }
+            Recorded::No => {
+                telemetry::unrecorded();
+                tracing::warn!(
+                    "no majority recorded the outcome of an execution; a later call may execute it again"
+                );
+                Err(None)
+            }
+        }
     }
 }
 
@@ -248,5 +269,35 @@ pub(crate) async fn run_to_end<T: Send + 'static>(
             Ok(panic) => panic::resume_unwind(panic),
             Err(_) => None,
         },
+    }
+}
+
+const MIN_RETENTION: Duration = Duration::from_millis(1);
+
+const MAX_RETENTION: Duration = DAY.saturating_mul(100 * 365);
+
+/// Returns the retention within its range, with a warning if it was not. A node accepts no record without a ttl, or
+/// with a ttl that overflows its clock.
+pub(crate) fn bound_retention(owner: &str, retention: Duration) -> Duration {
+    let used = retention.clamp(MIN_RETENTION, MAX_RETENTION);
+    warn_of_range(owner, "retention", &retention, &used);
+    used
+}
+
+/// Returns the largest size of a body within its range, with a warning if it was not.
+pub(crate) fn bound_body(owner: &str, setting: &str, bytes: usize) -> usize {
+    let used = bytes.min(MAX_BODY);
+    warn_of_range(owner, setting, &bytes, &used);
+    used
+}
+
+fn warn_of_range<T: PartialEq + Debug>(owner: &str, setting: &str, requested: &T, used: &T) {
+    if requested != used {
+        tracing::warn!(
+            setting,
+            ?requested,
+            ?used,
+            "a setting of {owner} is out of range; the nearest value is used"
+        );
     }
 }

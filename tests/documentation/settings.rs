@@ -115,10 +115,11 @@ fn setters(source: &str) -> Vec<String> {
     let by_macro = by_macro
         .flat_map(|block| block.split("    $macro! {\n"))
         .skip(1);
-    let by_macro = by_macro.filter_map(|block| block.split("    }\n").next());
-    for line in by_macro.flat_map(str::lines) {
-        if let Some(setter) = line.trim().strip_suffix(';')
-            && let Some(name) = setter.split(": ").next()
+    let by_macro = by_macro.flat_map(|block| block.lines().take_while(|line| line.trim() != "}"));
+    for line in by_macro {
+        let line = line.trim();
+        if let Some(setter) = line.strip_suffix(';').or_else(|| line.strip_suffix("=>"))
+            && let Some(name) = setter.split(['(', ':']).next()
             && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
         {
             names.push(name.to_owned());

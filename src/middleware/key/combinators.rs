@@ -1,11 +1,11 @@
-//! Combinators of extractors: mapped, hashed, conditional, or with an alternative.
+//! Combinators of extractors: mapped, hashed, conditional, with an alternative, or several keys from one request.
 
 use std::fmt;
 
 use http::request::Parts;
 
 use crate::middleware::key::extractor::{
-    Hashed, IntoKeys, KeyExtractor, Map, Or, When, join, present,
+    Each, Hashed, IntoKeys, KeyExtractor, Map, Or, When, describes, join, present,
 };
 use crate::node::sha256;
 use crate::protocol::{KeyError, LockKey, LockKeys};
@@ -30,17 +30,7 @@ where
         Ok(Some(mapped.into_iter().collect()))
     }
 
-    fn label(&self) -> Option<&'static str> {
-        self.inner.label()
-    }
-
-    fn is_constant(&self) -> bool {
-        self.inner.is_constant()
-    }
-
-    fn source(&self) -> Option<String> {
-        self.inner.source()
-    }
+    describes! { inner }
 }
 
 /// By hand: a closure has no `Debug`.
@@ -48,6 +38,21 @@ impl<E: fmt::Debug, F> fmt::Debug for Map<E, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Map").field(&self.inner).finish()
     }
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Each<A, B> {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        let Some(first) = self.0.0.extract(parts)?.filter(present) else {
+            return Ok(None);
+        };
+        let Some(second) = self.0.1.extract(parts)?.filter(present) else {
+            return Ok(None);
+        };
+        let both = first.as_slice().iter().chain(second.as_slice());
+        Ok(Some(both.cloned().collect()))
+    }
+
+    describes! { 0 }
 }
 
 impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
@@ -63,17 +68,7 @@ impl<E: KeyExtractor> KeyExtractor for Hashed<E> {
         Ok(Some(hashed.collect()))
     }
 
-    fn label(&self) -> Option<&'static str> {
-        self.0.label()
-    }
-
-    fn is_constant(&self) -> bool {
-        self.0.is_constant()
-    }
-
-    fn source(&self) -> Option<String> {
-        self.0.source()
-    }
+    describes! { 0 }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
@@ -135,7 +130,7 @@ impl<E: fmt::Debug, F> fmt::Debug for When<E, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::middleware::key::{header, query};
+    use crate::middleware::key::{each, header, query};
 
     fn parts(target: &str) -> Parts {
         let request = http::Request::get(target).header("x-tenant", "T");
@@ -185,5 +180,29 @@ mod tests {
     fn or_does_not_replace_an_error() {
         let parts = parts("/?id=1&id=2");
         assert!(query("id").or("other").extract(&parts).is_err());
+    }
+
+    fn extract_both(target: &str) -> Option<LockKeys> {
+        let request = http::Request::get(target).body(()).unwrap();
+        let parts = request.into_parts().0;
+        let both = ("account", each(query("from"), query("to")));
+        both.extract(&parts).unwrap()
+    }
+
+    #[test]
+    fn both_keys_are_taken_or_none() {
+        let both = [("account", "a"), ("account", "b")];
+        assert_eq!(
+            extract_both("/?from=b&to=a"),
+            Some(both.into_iter().collect())
+        );
+        let one = [("account", "a")];
+        assert_eq!(
+            extract_both("/?from=a&to=a"),
+            Some(one.into_iter().collect())
+        );
+        for target in ["/", "/?from=a", "/?to=a", "/?from=a&to="] {
+            assert_eq!(extract_both(target), None, "{target}");
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::any::type_name;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -39,19 +38,18 @@ where
     T: Send + Sync + 'static,
 {
     Extension {
-        name: Arc::new(move |extension, found| found(name(extension))),
+        key: Arc::new(move |extension| {
+            let name = name(extension);
+            (!name.is_empty()).then(|| LockKey::from(name).into())
+        }),
         is_optional: false,
-        of: PhantomData,
     }
 }
 
-type Name<T> = dyn Fn(&T, &mut dyn FnMut(&str)) + Send + Sync;
-
 /// Extractor of [`extension`].
 pub struct Extension<T> {
-    name: Arc<Name<T>>,
+    key: Arc<dyn Fn(&T) -> Option<LockKeys> + Send + Sync>,
     is_optional: bool,
-    of: PhantomData<fn(T)>,
 }
 
 impl<T> Extension<T> {
@@ -87,11 +85,7 @@ impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
                 type_name::<T>()
             )));
         };
-        let mut key = None;
-        (self.name)(extension, &mut |name| {
-            key = (!name.is_empty()).then(|| LockKey::from(name).into());
-        });
-        Ok(key)
+        Ok((self.key)(extension))
     }
 
     fn source(&self) -> Option<String> {
@@ -103,9 +97,8 @@ impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
 impl<T> Clone for Extension<T> {
     fn clone(&self) -> Self {
         Self {
-            name: Arc::clone(&self.name),
+            key: Arc::clone(&self.key),
             is_optional: self.is_optional,
-            of: PhantomData,
         }
     }
 }

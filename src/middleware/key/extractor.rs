@@ -139,6 +139,25 @@ pub struct When<E, F> {
     pub(super) applies: F,
 }
 
+/// Takes the keys of both extractors and locks them together, all or nothing, as for a transfer from
+/// one account to another. A tuple makes one key of two parts; this makes two keys.
+///
+/// If either is missing, the request names no resource. Two equal keys count as one.
+///
+/// ```
+/// use tower_redlock::key;
+///
+/// let both_accounts = ("account", key::each(key::query("from"), key::query("to")));
+/// # let _: &dyn tower_redlock::KeyExtractor = &both_accounts;
+/// ```
+pub fn each<A: KeyExtractor, B: KeyExtractor>(first: A, second: B) -> Each<A, B> {
+    Each((first, second))
+}
+
+/// Extractor of [`each`].
+#[derive(Debug, Clone)]
+pub struct Each<A, B>(pub(super) (A, B));
+
 /// Returns whether the keys name a resource: there is at least one, and none is empty. Otherwise all requests
 /// without a key would share the lock on the empty key.
 pub(crate) fn present(keys: &LockKeys) -> bool {
@@ -256,47 +275,55 @@ impl KeyExtractor for Arc<dyn KeyExtractor> {
         (**self).extract(parts)
     }
 
-    fn label(&self) -> Option<&'static str> {
-        (**self).label()
-    }
-
-    fn is_constant(&self) -> bool {
-        (**self).is_constant()
-    }
-
-    fn source(&self) -> Option<String> {
-        (**self).source()
-    }
+    describes! {}
 }
+
+/// Describes the keys as another extractor does: that of a field, or the one that this points to.
+macro_rules! describes {
+    (@$self:ident) => { **$self };
+    (@$self:ident $field:tt) => { $self.$field };
+    ($($field:tt)?) => {
+        fn label(&self) -> Option<&'static str> {
+            describes!(@self $($field)?).label()
+        }
+
+        fn is_constant(&self) -> bool {
+            describes!(@self $($field)?).is_constant()
+        }
+
+        fn source(&self) -> Option<String> {
+            describes!(@self $($field)?).source()
+        }
+    };
+}
+
+pub(super) use describes;
 
 macro_rules! composite {
     ($($part:ident)+) => {
+        #[allow(non_snake_case, reason = "the type parameters name the values too")]
         impl<$($part: KeyExtractor),+> KeyExtractor for ($($part,)+) {
-            #[allow(non_snake_case, reason = "the type parameters name the values too")]
             fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
                 let ($($part,)+) = self;
-                let mut composite = Composite::default();
+                let mut composites = vec![Vec::new()];
                 $(
-                    if !composite.push($part.extract(parts)?)? {
+                    if !push(&mut composites, $part.extract(parts)?)? {
                         return Ok(None);
                     }
                 )+
-                Ok(Some(composite.into_keys()))
+                Ok(Some(composites.into_iter().map(LockKey::from_parts).collect()))
             }
 
-            #[allow(non_snake_case, reason = "the type parameters name the values too")]
             fn label(&self) -> Option<&'static str> {
                 let ($($part,)+) = self;
                 [$($part.label()),+].into_iter().flatten().next()
             }
 
-            #[allow(non_snake_case, reason = "the type parameters name the values too")]
             fn is_constant(&self) -> bool {
                 let ($($part,)+) = self;
                 $($part.is_constant())&&+
             }
 
-            #[allow(non_snake_case, reason = "the type parameters name the values too")]
             fn source(&self) -> Option<String> {
                 let ($($part,)+) = self;
                 join([$($part.source()),+], " and ")
@@ -314,47 +341,30 @@ composite!(A B C D E F);
 composite!(A B C D E F G);
 composite!(A B C D E F G H);
 
-/// Composite keys under construction: one, unless a part has several keys.
-struct Composite(Vec<Vec<LockKey>>);
-
-impl Default for Composite {
-    fn default() -> Self {
-        Self(vec![Vec::new()])
+/// Appends a part to each composite key, of which there is one unless a part has several keys; returns false if the part
+/// is missing.
+fn push(composites: &mut Vec<Vec<LockKey>>, part: Option<LockKeys>) -> Result<bool, KeyError> {
+    let Some(part) = part.filter(present) else {
+        return Ok(false);
+    };
+    let (part, max) = (part.as_slice(), LockKeys::MAX);
+    let count = composites.len() * part.len();
+    if count > max {
+        return Err(KeyError::TooMany { count, max });
     }
-}
-
-impl Composite {
-    /// Appends a part to each key; returns false if the part is missing.
-    fn push(&mut self, part: Option<LockKeys>) -> Result<bool, KeyError> {
-        let Some(part) = part.filter(present) else {
-            return Ok(false);
+    if let [only] = part {
+        composites
+            .iter_mut()
+            .for_each(|composite| composite.push(only.clone()));
+    } else {
+        let extended = |composite: &Vec<LockKey>| {
+            let composite = composite.clone();
+            part.iter()
+                .map(move |part| [composite.as_slice(), std::slice::from_ref(part)].concat())
         };
-        let part = part.as_slice();
-        let count = self.0.len() * part.len();
-        if count > LockKeys::MAX {
-            return Err(KeyError::TooMany {
-                count,
-                max: LockKeys::MAX,
-            });
-        }
-        if let [only] = part {
-            for key in &mut self.0 {
-                key.push(only.clone());
-            }
-        } else {
-            let extended = |key: &Vec<LockKey>| {
-                let key = key.clone();
-                part.iter()
-                    .map(move |part| [key.as_slice(), std::slice::from_ref(part)].concat())
-            };
-            self.0 = self.0.iter().flat_map(extended).collect();
-        }
-        Ok(true)
+        *composites = composites.iter().flat_map(extended).collect();
     }
-
-    fn into_keys(self) -> LockKeys {
-        self.0.into_iter().map(LockKey::from_parts).collect()
-    }
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Keys that are the same for all requests.
+//! Keys that need no name of a part of the request: literals, and the method.
 
 use http::request::Parts;
 
@@ -31,5 +31,31 @@ impl KeyExtractor for Literal {
     fn is_constant(&self) -> bool {
         // An empty literal names no resource.
         !self.0.is_empty()
+    }
+}
+
+/// Takes the request's method as a part of the key, so that `PUT /a/7` and `DELETE /a/7` do not
+/// exclude each other.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("document", key::method(), key::query("id"));
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
+#[must_use]
+pub fn method() -> Method {
+    Method { _private: () }
+}
+
+/// Extractor of [`method`].
+#[derive(Debug, Clone)]
+pub struct Method {
+    _private: (),
+}
+
+impl KeyExtractor for Method {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        Ok(Some(LockKey::from(parts.method.as_str()).into()))
     }
 }

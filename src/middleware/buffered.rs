@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::Collected;
 
 use crate::middleware::routed::nested_segments;
 
@@ -69,18 +70,15 @@ impl Clone for BufferedFor {
 /// A request body that was read: the same bytes, in one frame, and the same trailers.
 #[derive(Debug, Clone, Default)]
 pub struct BufferedRequestBody {
-    bytes: Bytes,
-    trailers: Option<HeaderMap>,
+    pub(crate) bytes: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
 }
 
 impl BufferedRequestBody {
-    pub(crate) fn new(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn collected(body: Collected<Bytes>) -> Self {
+        let trailers = body.trailers().cloned();
+        let bytes = body.to_bytes();
         Self { bytes, trailers }
-    }
-
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn bytes(&self) -> &Bytes {
-        &self.bytes
     }
 }
 
@@ -96,11 +94,8 @@ impl Body for BufferedRequestBody {
             let bytes = std::mem::take(&mut self.bytes);
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
-        Poll::Ready(
-            self.trailers
-                .take()
-                .map(|trailers| Ok(Frame::trailers(trailers))),
-        )
+        let trailers = self.trailers.take();
+        Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
