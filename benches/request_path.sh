@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Counts the types and files on the path of one uncontended request:
 #
-#     benches/request_path.sh [--list] [checkout]
+#     benches/request_path.sh [--list] [--idempotent] [checkout]
 #
-# The request passes a `RedlockLayer` in an axum router whose handler has no extractor, and locks one key on five
-# Redis servers, which the script starts. Requests before it have opened all connections. A debug build keeps
+# The request passes a `RedlockLayer`, or an `IdempotencyLayer` with `--idempotent`, in an axum router whose handler has no
+# extractor, and locks one key on five Redis servers, which the script starts. Requests before it have opened all connections. A debug build keeps
 # every function, so that valgrind sees each executed line of `src`, on every task of the runtime, from the call
 # of the router to the answers of the last node to the release.
 #
@@ -13,13 +13,15 @@
 #   in its signature, on an executed line of its body, or in the head of its `impl`. Names are resolved through
 #   imports and re-exports.
 #
-# `--list` prints both. `checkout` is another working tree of this repository. It needs valgrind and redis-server.
+# `--list` prints both. An idempotent request is executed, and its response recorded. `checkout` is another working tree of this repository. It needs valgrind and redis-server.
 
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 list=""
+idempotent=""
 [ "${1-}" != --list ] || { list=--list && shift; }
+[ "${1-}" != --idempotent ] || { idempotent=--idempotent && shift; }
 tree="$(cd "${1:-$here}" && pwd)"
 work="$here/target/request_path"
 servers=()
@@ -30,7 +32,7 @@ main() {
     write_package
     cargo build --quiet --offline --manifest-path "$work/Cargo.toml" --target-dir "$work/target"
     start_servers
-    observe "${urls[@]}"
+    observe $idempotent "${urls[@]}"
     "$work/target/debug/count" "$tree/src" "$work/callgrind.out" $list
 }
 

@@ -12,10 +12,13 @@ use http::{Request, StatusCode};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_redlock::{Redlock, RedlockLayer, key};
+use tower_redlock::{IdempotencyLayer, Redlock, RedlockLayer, key, scope};
 
 fn main() {
-    let urls: Vec<String> = env::args().skip(1).collect();
+    let (options, urls): (Vec<String>, Vec<String>) = env::args()
+        .skip(1)
+        .partition(|argument| argument == "--idempotent");
+    let is_idempotent = !options.is_empty();
     // `cargo bench` only starts it.
     if urls.is_empty() || urls.iter().any(|url| !url.starts_with("redis://")) {
         return;
@@ -29,14 +32,18 @@ fn main() {
         .connect_timeout(Duration::from_secs(5));
     let app = runtime.block_on(async {
         let redlock = redlock.build().expect("the settings are valid");
-        let layer = RedlockLayer::new(redlock, ("account", key::path("id")));
-        let route = post(async || "withdrawn").route_layer(layer);
+        let route = post(async || "withdrawn");
+        let route = if is_idempotent {
+            route.route_layer(IdempotencyLayer::new(redlock, scope::public()))
+        } else {
+            route.route_layer(RedlockLayer::new(redlock, ("account", key::path("id"))))
+        };
         Router::new().route("/accounts/{id}/withdraw", route)
     });
     let mut granted = 0;
     // Servers that were started just now may not vote yet. Later requests find every connection open.
     while granted < REQUESTS_BEFORE {
-        if runtime.block_on(exchange(app.clone())) == StatusCode::OK {
+        if runtime.block_on(exchange(app.clone(), granted)) == StatusCode::OK {
             granted += 1;
         } else {
             runtime.block_on(async { sleep(Duration::from_secs(1)).await });
@@ -49,11 +56,13 @@ fn main() {
 /// What is observed begins and ends with this function. No other symbol has its name.
 #[inline(never)]
 fn observed_request(runtime: &Runtime, app: Router) -> StatusCode {
-    runtime.block_on(exchange(app))
+    runtime.block_on(exchange(app, REQUESTS_BEFORE))
 }
 
-async fn exchange(app: Router) -> StatusCode {
-    let request = Request::post("/accounts/7/withdraw").body(Body::empty());
+/// Sends the request with this number, by which it is no duplicate of another.
+async fn exchange(app: Router, number: usize) -> StatusCode {
+    let request = Request::post("/accounts/7/withdraw").header("idempotency-key", number);
+    let request = request.body(Body::empty());
     let response = app.oneshot(request.expect("a valid request")).await;
     let response = match response {
         Ok(response) => response,
