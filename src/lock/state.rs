@@ -446,6 +446,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
+        // Release, for `is_shared`. The wake-up comes last: a task that wakes must find the share gone.
         if self.0.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.notified.notify_one();
         }

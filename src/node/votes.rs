@@ -125,7 +125,8 @@ impl VoteReceiver {
 
     /// Returns the number of the current phase.
     pub(crate) fn phase(&self) -> u32 {
-        self.channel.phase.load(Ordering::Acquire)
+        // Relaxed: only the receiver changes it.
+        self.channel.phase.load(Ordering::Relaxed)
     }
 
     /// Returns the sender of one node for the current phase.
@@ -189,6 +190,7 @@ impl VoteReceiver {
 impl Drop for VoteReceiver {
     fn drop(&mut self) {
         let mut queue = self.channel.queue.lock();
+        // Release, as for the next phase. The mutex orders it with `push`.
         self.channel.phase.store(CLOSED, Ordering::Release);
         let votes = std::mem::take(&mut queue.votes);
         drop(queue);

@@ -63,10 +63,10 @@ impl CapPermits {
     /// Returns [`LockError::Overloaded`] if no slot is free.
     pub(crate) fn occupy(&mut self) -> Result<(), LockError> {
         while let Some(cap) = self.caps.get(self.occupied) {
-            // The count is all that is shared, and one atomic add decides, so any ordering would do. A caller that is one too many
+            // Relaxed here and below: the count is all that is shared, and one atomic add decides. A caller that is one too many
             // counts itself for a moment, so another may be refused beside it; never is one admitted too many.
-            if cap.waiting.fetch_add(1, Ordering::AcqRel) >= cap.max {
-                cap.waiting.fetch_sub(1, Ordering::AcqRel);
+            if cap.waiting.fetch_add(1, Ordering::Relaxed) >= cap.max {
+                cap.waiting.fetch_sub(1, Ordering::Relaxed);
                 return Err(LockError::Overloaded { max: cap.max });
             }
             self.occupied += 1;
@@ -80,7 +80,7 @@ impl CapPermits {
 impl Drop for CapPermits {
     fn drop(&mut self) {
         for cap in &self.caps[..self.occupied] {
-            cap.waiting.fetch_sub(1, Ordering::AcqRel);
+            cap.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -133,7 +133,8 @@ pub(crate) enum Occupancy {
     Held,
 }
 
-/// Counts a caller as waiting for as long as it lives.
+/// Counts a caller as waiting for as long as it lives: from before the caller enters the semaphore until after it has left,
+/// so that each caller in the semaphore's queue is counted.
 pub(crate) struct CountedWaiter<'a>(&'a Place);
 
 impl Place {
@@ -150,14 +151,14 @@ impl Place {
     }
 
     pub(super) fn is_waited_for(&self) -> bool {
-        // Acquire, with the release in `CountedWaiter`: who is seen to wait had entered the queue before. A waiter that comes
-        // just after this look finds the permit free, or asks the nodes like any other.
-        self.waiting.load(Ordering::Acquire) > 0
+        // Relaxed here and below: a hint, on which no other data depend. A waiter that comes just after this look finds the
+        // permit free, or asks the nodes like any other.
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Returns whether another caller waits for the permit, beside this one, which waits.
     pub(crate) fn has_other_waiters(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) > 1
+        self.waiting.load(Ordering::Relaxed) > 1
     }
 
     pub(super) fn has(&self, caller: u64) -> bool {
@@ -373,13 +374,13 @@ pub(crate) fn permits(access: Access) -> u32 {
 
 impl<'a> CountedWaiter<'a> {
     pub(crate) fn new(place: &'a Place) -> Self {
-        place.waiting.fetch_add(1, Ordering::AcqRel);
+        place.waiting.fetch_add(1, Ordering::Relaxed);
         Self(place)
     }
 }
 
 impl Drop for CountedWaiter<'_> {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }

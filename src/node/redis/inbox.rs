@@ -82,6 +82,8 @@ impl Inbox {
         }
         queued.bytes += bytes;
         queued.jobs.push_back(job);
+        // Claimed together with the push: one of several callers starts the lane, or wakes it, and a lane that goes to sleep
+        // has looked for jobs after that.
         let lane = std::mem::replace(&mut queued.lane, LaneState::Awake);
         drop(queued);
         match lane {
