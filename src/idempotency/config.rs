@@ -15,7 +15,7 @@ use crate::lock::{LockOptions, Redlock, WaiterCap};
 use crate::middleware::{KeyExtractor, Refusals, Rejection, has_method, matched_no_route, present};
 use crate::node::sha256;
 use crate::once::{ExecuteOnce, ExecutionHandle};
-use crate::protocol::{Fingerprint, LockKey, MAX_CLEAR_KEY};
+use crate::protocol::{LockKey, MAX_CLEAR_KEY};
 
 /// Settings of an [`IdempotencyLayer`](crate::IdempotencyLayer), shared by all clones of its service.
 #[derive(Clone)]
@@ -34,7 +34,6 @@ pub(super) struct Config {
     pub(super) options: LockOptions,
     pub(super) waiters: Option<Arc<WaiterCap>>,
     pub(super) replay_header: HeaderName,
-    pub(super) keep_cookies: bool,
     pub(super) at_most_once: bool,
     pub(super) on_unrecorded: OnUnrecorded,
     pub(super) codec: Codec,
@@ -126,10 +125,6 @@ impl Config {
             resource,
             matched_no_route: matched_no_route(parts),
         }))
-    }
-
-    pub(super) fn fingerprint_of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
-        Fingerprint::from_digest(sha256(&(self.fingerprint)(parts, body)))
     }
 
     pub(super) fn once(&self, resource: LockKey) -> ExecuteOnce {

@@ -8,7 +8,7 @@ use http_body_util::Full;
 use crate::idempotency::body::IdempotencyBody;
 use crate::idempotency::codec::{Codec, RecordContext};
 use crate::idempotency::header::IdempotencyKey;
-use crate::idempotency::stored::{self, CompleteResponse};
+use crate::idempotency::stored;
 use crate::idempotency::{RecordKeys, fingerprint};
 use crate::middleware::BufferedRequestBody;
 use crate::protocol::{ExecutionId, Fingerprint, KeyError, LockKey, Record};
@@ -22,6 +22,7 @@ impl ResponseCodec {
     #[must_use]
     pub fn new(compress_above: Option<usize>, keys: Option<RecordKeys>) -> Self {
         Self(Codec {
+            keep_cookies: true,
             compress_above,
             keys,
         })
@@ -45,12 +46,7 @@ impl ResponseCodec {
             bytes: Bytes::copy_from_slice(body),
             trailers: trailers.cloned(),
         };
-        let response = CompleteResponse {
-            head,
-            body: &body,
-            keep_cookies: true,
-        };
-        stored::record(context, None, Some(&response), &self.0)
+        stored::record(context, None, Some((head, &body)), &self.0)
     }
 
     /// Reads a whole record; `None` if its response was not kept.

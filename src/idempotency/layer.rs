@@ -102,7 +102,6 @@ impl IdempotencyLayer {
                 },
                 waiters: None,
                 replay_header: HeaderName::from_static("idempotency-replayed"),
-                keep_cookies: false,
                 at_most_once: false,
                 on_unrecorded: OnUnrecorded::Answer,
                 codec: Codec::default(),
@@ -214,7 +213,7 @@ impl IdempotencyLayer {
         replay_header(replay_header: HeaderName) => replay_header = replay_header;
 
         /// Sets whether `Set-Cookie` is recorded too. Default: false, so that a session is issued once.
-        keep_cookies(keep_cookies: bool) => keep_cookies = keep_cookies;
+        keep_cookies(keep_cookies: bool) => codec.keep_cookies = keep_cookies;
 
         /// Sets whether a request that may have been executed is never executed again. Default: false.
         ///

@@ -95,7 +95,8 @@ where
                 Ok(body) => body,
                 Err(rejection) => return Ok(responder.refuse(rejection)),
             };
-            responder.once.fingerprint = responder.config.fingerprint_of(&parts, &body.bytes);
+            let fingerprint = (responder.config.fingerprint)(&parts, &body.bytes);
+            responder.once = responder.once.fingerprint(fingerprint);
             let execution = match responder.once.acquire().await {
                 Ok(execution) => execution,
                 Err(denied) => return Ok(responder.denied(denied, outer_calls.as_deref()).await),

@@ -52,13 +52,6 @@ struct StoredFields<'a>(Vec<(&'a str, &'a [u8])>);
 /// Reads at most as many fields as are kept.
 struct FieldsVisitor;
 
-/// A response whose body was read.
-pub(super) struct CompleteResponse<'a> {
-    pub(super) head: &'a Parts,
-    pub(super) body: &'a BufferedRequestBody,
-    pub(super) keep_cookies: bool,
-}
-
 /// The bytes of a record after its head, without a copy.
 struct RecordBytes(Record);
 
@@ -72,20 +65,24 @@ impl AsRef<[u8]> for RecordBytes {
 pub(super) fn record(
     context: RecordContext<'_>,
     token: Option<FencingToken>,
-    response: Option<&CompleteResponse<'_>>,
+    response: Option<(&Parts, &BufferedRequestBody)>,
     codec: &Codec,
 ) -> Record {
-    let (stored, marks) = response.map(stored).unwrap_or_default();
+    let response = response.map(|(head, body)| stored(head, body, codec.keep_cookies));
+    let (stored, marks) = response.unwrap_or_default();
     encoded(context, token, stored, &marks, codec)
 }
 
 /// Returns what is kept of a response, and the marks of its fields. If headers and trailers are too large, the response
 /// is left out.
-fn stored<'a>(response: &CompleteResponse<'a>) -> (Option<StoredResponse<'a>>, Vec<u8>) {
-    let CompleteResponse { head, body, .. } = *response;
+fn stored<'a>(
+    head: &'a Parts,
+    body: &'a BufferedRequestBody,
+    keep_cookies: bool,
+) -> (Option<StoredResponse<'a>>, Vec<u8>) {
     let dropped = connection_options(&head.headers);
     let headers = head.headers.iter().filter(|(name, _)| {
-        let is_cookie = !response.keep_cookies && *name == SET_COOKIE;
+        let is_cookie = !keep_cookies && *name == SET_COOKIE;
         !is_cookie && !HOP_BY_HOP.contains(name) && *name != DATE && !dropped.contains(name)
     });
     let mut marks = Vec::new();

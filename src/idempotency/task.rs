@@ -44,7 +44,7 @@ use crate::idempotency::answer::Responder;
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody, PassedOn};
 use crate::idempotency::codec::RecordContext;
 use crate::idempotency::config::OnUnrecorded;
-use crate::idempotency::stored::{self, CompleteResponse};
+use crate::idempotency::stored;
 use crate::lock::LostReason;
 use crate::middleware::{
     BufferedRequestBody, CallTracker, HandlerState, HeldLock, Rejection, declared_length,
@@ -168,19 +168,17 @@ impl ExecutionTask {
         mut head: response::Parts,
         body: Result<BufferedRequestBody, BoxError>,
     ) -> Response<IdempotencyBody<B>> {
-        let config = Arc::clone(&self.responder.config);
-        let is_recorded = config.is_recorded(&head, self.matched_no_route);
+        let is_recorded = self
+            .responder
+            .config
+            .is_recorded(&head, self.matched_no_route);
         // Without its body, the request was executed all the same.
         let read = body.as_ref().ok();
         // A record cannot keep an upgraded connection.
         let kept = read.filter(|_| head.status != StatusCode::SWITCHING_PROTOCOLS);
-        let kept = kept.map(|body| CompleteResponse {
-            head: &head,
-            body,
-            keep_cookies: config.keep_cookies,
-        });
+        let kept = kept.map(|body| (&head, body));
         let trailers = read.and_then(|body| body.trailers.as_ref());
-        match self.conclude(is_recorded, trailers, kept.as_ref()).await {
+        match self.conclude(is_recorded, trailers, kept).await {
             Ok(true) => {}
             Ok(false) => drop(head.headers.insert(RECORDED, NOT_RECORDED)),
             Err(other) => return other,
@@ -270,7 +268,7 @@ impl ExecutionTask {
         self,
         is_recorded: bool,
         trailers: Option<&HeaderMap>,
-        response: Option<&CompleteResponse<'_>>,
+        response: Option<(&response::Parts, &BufferedRequestBody)>,
     ) -> Result<bool, Response<IdempotencyBody<B>>> {
         let Self {
             execution,

@@ -232,17 +232,13 @@ fn buffered(mut parts: Parts, body: BufferedRequestBody) -> Request<BufferedRequ
 
 /// Returns the refusal for a request whose body could not be read.
 pub(crate) fn read_error(error: &(dyn Error + 'static)) -> Rejection {
-    if is_over_limit(error) {
+    // Also beyond the limit of an outer layer, whose error is wrapped.
+    if causes(error).any(|error| error.is::<LengthLimitError>()) {
         return Rejection::BodyTooLarge;
     }
     tracing::debug!(error, "redlock layer could not read the body of a request");
     let timed_out = causes(error).any(is_timeout);
     Rejection::BodyUnreadable { timed_out }
-}
-
-/// Returns whether a body exceeds the limit, or that of an outer layer, whose error is wrapped.
-fn is_over_limit(error: &(dyn Error + 'static)) -> bool {
-    causes(error).any(|error| error.is::<LengthLimitError>())
 }
 
 /// Returns whether an error says that it is a timeout.

@@ -108,12 +108,18 @@ impl Refusals {
     ///
     /// The response does not name the remedy.
     fn log_mistake(&self, rejection: &Rejection, route: Option<&str>) {
-        match rejection {
+        let (error, limit) = match rejection {
             Rejection::Misconfigured(error) => {
-                self.log_misconfigured(route.unwrap_or_default(), &error.to_string());
+                return self.log_misconfigured(route.unwrap_or_default(), &error.to_string());
             }
-            Rejection::KeyInvalid(error) => self.log_limit(error),
-            _ => {}
+            // Without the numbers, which clients choose.
+            Rejection::KeyInvalid(error @ KeyError::TooLong { .. }) => (error, "a key is too long"),
+            Rejection::KeyInvalid(error @ KeyError::TooMany { .. }) => (error, "too many keys"),
+            Rejection::KeyInvalid(error @ KeyError::Reserved) => (error, "a key is reserved"),
+            _ => return,
+        };
+        if self.logged.is_new(limit) {
+            tracing::warn!(%error, "redlock layer refuses a key");
         }
     }
 
@@ -130,20 +136,6 @@ impl Refusals {
     pub(crate) fn log_lacking(&self, lacking: impl FnOnce() -> String) {
         if self.logged.is_new("lacking") {
             tracing::warn!("redlock layer refuses requests: {}", lacking());
-        }
-    }
-
-    /// Logs a key that another set-up would accept.
-    fn log_limit(&self, error: &KeyError) {
-        // Without the numbers, which clients choose.
-        let limit = match error {
-            KeyError::TooLong { .. } => "a key is too long",
-            KeyError::TooMany { .. } => "too many keys",
-            KeyError::Reserved => "a key is reserved",
-            _ => return,
-        };
-        if self.logged.is_new(limit) {
-            tracing::warn!(%error, "redlock layer refuses a key");
         }
     }
 }

@@ -127,7 +127,10 @@ async fn read(
         };
         silent.retain(|node| *node != vote.node);
         match vote.outcome {
-            Ok(Reply::Whole(record)) if is_whole_of(&record, head) => return Ok(record),
+            // Compares the whole head, on which a majority agreed. The id alone could be forged.
+            Ok(Reply::Whole(record)) if record.completes(head) && is_undamaged(&record) => {
+                return Ok(record);
+            }
             // The node has no copy, or a damaged one.
             Ok(_) => {}
             Err(failure) => failures.push(failure),
@@ -162,13 +165,6 @@ fn unread(nodes: Vec<NodeFailure>) -> LockError {
         voted: Vec::new(),
         nodes,
     }
-}
-
-/// Returns whether this is the whole, undamaged record with this head.
-///
-/// Compares the whole head, on which a majority agreed. The id alone could be forged.
-fn is_whole_of(record: &Record, head: &Record) -> bool {
-    record.completes(head) && is_undamaged(record)
 }
 
 /// Returns whether the body of a whole record has the digest of its head.

@@ -202,17 +202,14 @@ fn buffered<'a>(parts: &'a Parts, extractor: &str) -> Result<&'a BufferedBody, K
             "{extractor} needs the body of the request; apply a BufferBodyLayer outside of the RedlockLayer"
         ))
     })?;
+    let mut encodings = parts.headers.get_all(CONTENT_ENCODING).iter();
+    let is_plain = |value: &[u8]| value.is_empty() || value.eq_ignore_ascii_case(b"identity");
     // Some bytes are valid both encoded and decoded. Then the lock and the handler would use different
     // resources.
-    if is_encoded(parts) {
+    if !encodings.all(|value| is_plain(value.as_bytes())) {
         return Err(KeyError::malformed("the body has a content encoding"));
     }
     Ok(body)
-}
-
-fn is_encoded(parts: &Parts) -> bool {
-    let mut encodings = parts.headers.get_all(CONTENT_ENCODING).iter();
-    encodings.any(|value| !value.is_empty() && !value.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// Returns the content type without its parameters, in lower case.
