@@ -23,6 +23,7 @@ use crate::middleware::{
     BufferedRequestBody, CallToken, CallTracker, LockHandles, Rejection, RequestKind, read_error,
 };
 use crate::once::run_to_end;
+use crate::protocol::lease::Effect;
 
 /// Middleware that executes a request once per idempotency key, and replays its response.
 ///
@@ -103,7 +104,7 @@ where
             };
             if let Err(error) = inner.ready().await {
                 // Before the error is returned: a retry must not meet the lock of the request that it repeats.
-                execution.release().await;
+                execution.release(Effect::NotBegun).await;
                 return Err(error);
             }
             let handle = execution.handle();

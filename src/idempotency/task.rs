@@ -53,7 +53,7 @@ use crate::middleware::{
 use crate::node::unguessable;
 use crate::once::{Denied, Execution, ExecutionHandle};
 use crate::protocol::ExecutionId;
-use crate::protocol::lease::Decided;
+use crate::protocol::lease::{Decided, Effect};
 
 /// A request that may be executed, and everything that its execution holds.
 pub(super) struct ExecutionTask {
@@ -102,7 +102,7 @@ impl ExecutionTask {
             begun = Err(Denied::Lost(reason));
         }
         if let Err(denied) = begun {
-            self.execution.release().await;
+            self.execution.release(Effect::NotBegun).await;
             return Ok(self.responder.denied(denied, outer_calls).await);
         }
         if let Some(outer_calls) = outer_calls {
@@ -157,7 +157,7 @@ impl ExecutionTask {
         };
         // Otherwise, such as after the error of a timeout, the handler may have had an effect.
         if state == HandlerState::NotCalled {
-            self.execution.release().await;
+            self.execution.release(Effect::NotBegun).await;
         }
         answer
     }
@@ -281,7 +281,7 @@ impl ExecutionTask {
             // An earlier call may have had an effect.
             match calls.is_stopped() {
                 true => drop(execution),
-                false => execution.release_without_effect().await,
+                false => execution.release(Effect::WithoutEffect).await,
             }
             return Ok(true);
         }

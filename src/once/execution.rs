@@ -47,7 +47,7 @@ impl Execution {
             }
             (joined, raised) => {
                 if let Some(joined) = joined {
-                    joined.release().await;
+                    joined.release(Effect::NotBegun).await;
                 }
                 Err(raised
                     .err()
@@ -101,26 +101,13 @@ impl Execution {
         self.0.leases().for_each(|lease| lease.set_effect(effect));
     }
 
-    /// Releases the key without a record, because nothing was executed.
+    /// Releases the key without a record, because of what is known of its effect. If it had none, a retry may execute, unless
+    /// there is an intent.
     ///
     /// # Cancel safety
     ///
     /// Goes on in the background if the future is dropped.
-    pub(crate) async fn release(self) {
-        self.release_after(Effect::NotBegun).await;
-    }
-
-    /// Releases the key without a record, because the execution had no effect. A retry may execute, unless there is
-    /// an intent.
-    ///
-    /// # Cancel safety
-    ///
-    /// Goes on in the background if the future is dropped.
-    pub(crate) async fn release_without_effect(self) {
-        self.release_after(Effect::WithoutEffect).await;
-    }
-
-    async fn release_after(self, effect: Effect) {
+    pub(crate) async fn release(self, effect: Effect) {
         self.set_effect(effect);
         // Unconfirmed or lost, the key expires by its ttl.
         if let Err(error) = self.0.release().await {

@@ -26,7 +26,9 @@ use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::fetch;
 use crate::once::inspect::{names, request};
-use crate::protocol::lease::{Access, Decided, Input, OnceInput, OnceSpec, Recorded, Stored};
+use crate::protocol::lease::{
+    Access, Decided, Effect, Input, OnceInput, OnceSpec, Recorded, Stored,
+};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
 
@@ -233,7 +235,7 @@ impl ExecuteOnce {
                 false => Decided::Conflicting,
             },
             (Ok(first), Err(denied)) => {
-                first.release().await;
+                first.release(Effect::NotBegun).await;
                 return Err(denied);
             }
             (Err(_), second) => return second,
@@ -250,7 +252,7 @@ impl ExecuteOnce {
         };
         let (Some(left), Ok(whole)) = (left, whole) else {
             // It has expired meanwhile, or its nodes have failed.
-            to.release().await;
+            to.release(Effect::NotBegun).await;
             return Decided::Undecided;
         };
         match to.record(&whole, left).await {
@@ -478,7 +480,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(11)).await;
         let begun = beginning.await;
         assert!(matches!(begun, Err(Denied::Lost(_))), "{begun:?}");
-        execution.release().await;
+        execution.release(Effect::NotBegun).await;
         // Nothing was executed, so no intent is left either.
         assert!(once.acquire().await.is_ok());
     }

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::future::Future;
+use std::ops::RangeInclusive;
 use std::panic;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::once::fetch::MAX_BODY;
 use crate::once::request::{DAY, ExecuteOnce};
 use crate::once::result::{decode, encode};
 use crate::protocol::Record;
-use crate::protocol::lease::{Decided, Recorded};
+use crate::protocol::lease::{Decided, Effect, Recorded};
 
 /// Result of [`ExecuteOnce::run`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,7 +120,7 @@ impl ExecuteOnce {
         T: Serialize + DeserializeOwned,
     {
         if let Err(denied) = execution.begin().await {
-            execution.release().await;
+            execution.release(Effect::NotBegun).await;
             return self.denied(denied, asked).await;
         }
         let handle = execution.handle();
@@ -138,7 +139,7 @@ impl ExecuteOnce {
         let result = match result {
             Ok(result) => result,
             Err(error) => {
-                execution.release_without_effect().await;
+                execution.release(Effect::WithoutEffect).await;
                 return Err(OnceError::Work(error));
             }
         };
@@ -272,27 +273,26 @@ pub(crate) async fn run_to_end<T: Send + 'static>(
     }
 }
 
-const MIN_RETENTION: Duration = Duration::from_millis(1);
-
-const MAX_RETENTION: Duration = DAY.saturating_mul(100 * 365);
-
 /// Returns the retention within its range, with a warning if it was not. A node accepts no record without a ttl, or
 /// with a ttl that overflows its clock.
 pub(crate) fn bound_retention(owner: &str, retention: Duration) -> Duration {
-    let used = retention.clamp(MIN_RETENTION, MAX_RETENTION);
-    warn_of_range(owner, "retention", &retention, &used);
-    used
+    let range = Duration::from_millis(1)..=DAY.saturating_mul(100 * 365);
+    bound(owner, "retention", retention, range)
 }
 
 /// Returns the largest size of a body within its range, with a warning if it was not.
 pub(crate) fn bound_body(owner: &str, setting: &str, bytes: usize) -> usize {
-    let used = bytes.min(MAX_BODY);
-    warn_of_range(owner, setting, &bytes, &used);
-    used
+    bound(owner, setting, bytes, 0..=MAX_BODY)
 }
 
-fn warn_of_range<T: PartialEq + Debug>(owner: &str, setting: &str, requested: &T, used: &T) {
-    if requested != used {
+fn bound<T: Ord + Copy + Debug>(
+    owner: &str,
+    setting: &str,
+    requested: T,
+    range: RangeInclusive<T>,
+) -> T {
+    let used = requested.clamp(*range.start(), *range.end());
+    if used != requested {
         tracing::warn!(
             setting,
             ?requested,
@@ -300,4 +300,5 @@ fn warn_of_range<T: PartialEq + Debug>(owner: &str, setting: &str, requested: &T
             "a setting of {owner} is out of range; the nearest value is used"
         );
     }
+    used
 }
