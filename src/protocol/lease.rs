@@ -221,10 +221,6 @@ impl Lease {
         };
         for node in self.overdue(now).iter() {
             self.on_answer(node, number, &Answer::Failed, now);
-            if self.request.is_some() || self.event.is_some() {
-                // Decided: the others are silent about a request that is over.
-                break;
-            }
         }
         self.renew(now);
     }

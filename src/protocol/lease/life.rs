@@ -333,7 +333,7 @@ impl Lease {
         now: Duration,
     ) {
         let confirm = self.spec.access.confirm(token, ttl, self.spec.retention);
-        self.lock(confirm, ttl.max(self.spec.ttl), nodes, now);
+        self.lock(confirm, ttl, nodes, now);
     }
 
     /// Sends a request that may lock or extend the keys.

@@ -61,19 +61,12 @@ impl Lease {
     pub(super) fn on_step(&mut self, step: Step, now: Duration) {
         match step {
             // It was to find a record only.
-            Ok(AcquireStep::Granted(_)) if !self.executes() => self.deny(Decided::Undecided, now),
+            Ok(AcquireStep::Granted(_)) if self.spec.once.is_some_and(|once| !once.executes) => {
+                self.deny(Decided::Undecided, now);
+            }
             Ok(step) => self.on_acquire_step(step, now),
             Err(step) => self.on_recorded_step(step, now),
         }
-    }
-
-    /// Returns whether a grant leads to an execution; always for a plain lock.
-    fn executes(&mut self) -> bool {
-        let LifeStage::Acquiring(acquiring) = &mut self.stage else {
-            return true;
-        };
-        let round = acquiring.round.recorded();
-        round.is_none_or(|round| round.executes)
     }
 
     /// Takes a step of an attempt that has met a record.

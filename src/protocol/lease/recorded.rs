@@ -22,7 +22,6 @@ pub(super) struct RecordedRound {
     pub(super) repair: Option<u32>,
     /// Whether the rest of the record to repair is being read, for which the round waits.
     pub(super) is_reading: bool,
-    pub(super) executes: bool,
 }
 
 impl RecordedRound {
@@ -32,7 +31,6 @@ impl RecordedRound {
             expires_in: Duration::MAX,
             repair: None,
             is_reading: false,
-            executes: spec.executes,
         }
     }
 

@@ -251,9 +251,6 @@ impl Pending {
     pub(super) fn resume(mut self, until: Duration) -> (Acquiring, Option<Step>) {
         // The time between the grant and the beginning does not count.
         self.acquiring.deadline = until;
-        if let Some(round) = self.acquiring.round.recorded() {
-            round.executes = false;
-        }
         (self.acquiring, self.step)
     }
 }

@@ -7,6 +7,7 @@ use world::*;
 
 mod executing;
 mod holding;
+mod late;
 mod world;
 
 #[test]

@@ -6,13 +6,13 @@ use super::world::*;
 use crate::protocol::message::Reply;
 use crate::protocol::{ExecutionId, Fingerprint, Record};
 
-const KEPT: Duration = ms(60_000);
+pub(super) const KEPT: Duration = ms(60_000);
 
 fn fingerprint(number: u8) -> Fingerprint {
     Fingerprint::from_digest([number; 32])
 }
 
-fn once(proposal: u64) -> LeaseSpec {
+pub(super) fn once(proposal: u64) -> LeaseSpec {
     LeaseSpec {
         once: Some(OnceSpec {
             fingerprint: fingerprint(0),
@@ -22,38 +22,43 @@ fn once(proposal: u64) -> LeaseSpec {
     }
 }
 
-fn record(number: u8) -> Record {
+pub(super) fn record(number: u8) -> Record {
     let id = ExecutionId::from_random([number; 16]);
     Record::new(id, fingerprint(0), [0; 32], &[number])
 }
 
 /// One whose rest nodes do not send with their answers.
-fn large(number: u8) -> Record {
+pub(super) fn large(number: u8) -> Record {
     let id = ExecutionId::from_random([number; 16]);
     let rest = vec![number; Record::MAX_INLINE + 1];
     Record::new(id, fingerprint(0), [0; 32], &rest)
 }
 
-fn store(record: Record) -> Input {
+/// What nodes send of it.
+pub(super) fn head(number: u8) -> Record {
+    Record::from_bytes(large(number).as_bytes()[..Record::HEAD].into()).unwrap()
+}
+
+pub(super) fn store(record: Record) -> Input {
     let retention = KEPT;
     Input::Once(OnceInput::Record { record, retention })
 }
 
-fn begin() -> Input {
+pub(super) fn begin() -> Input {
     Input::Once(OnceInput::Begin)
 }
 
-fn decided(decided: Decided) -> Event {
+pub(super) fn decided(decided: Decided) -> Event {
     Event::Once(OnceEvent::Decided(decided))
 }
 
-fn recorded(outcome: Recorded, record: Option<Record>) -> Event {
+pub(super) fn recorded(outcome: Recorded, record: Option<Record>) -> Event {
     Event::Once(OnceEvent::Recorded { outcome, record })
 }
 
 /// Returns a world whose first caller holds the key by the grants of two nodes, while its request to the third is on
 /// its way.
-fn granted() -> World {
+pub(super) fn granted() -> World {
     let mut world = World::executing();
     world.call(once(7));
     world.serve(0, &[0, 1]);
@@ -61,7 +66,7 @@ fn granted() -> World {
     world
 }
 
-fn begun() -> World {
+pub(super) fn begun() -> World {
     let mut world = granted();
     world.serve(0, &[2]);
     world.handle(0, begin());
@@ -70,7 +75,7 @@ fn begun() -> World {
 }
 
 /// Has some nodes store a record of another execution, which wrote it before the world began.
-fn stored(nodes: &[usize], record: Record) -> World {
+pub(super) fn stored(nodes: &[usize], record: Record) -> World {
     let mut world = World::executing();
     world.now = Duration::ZERO;
     let other = world.call(once(1));
@@ -88,7 +93,7 @@ fn stored(nodes: &[usize], record: Record) -> World {
 }
 
 /// Returns the last request to each node that is on its way.
-fn asks(world: &World, caller: usize) -> Vec<(usize, Op)> {
+pub(super) fn asks(world: &World, caller: usize) -> Vec<(usize, Op)> {
     let links = world.callers[caller].links.iter().enumerate();
     let last = |(node, link): (usize, &Link)| Some((node, link.requests.back()?.1.clone()));
     links.filter_map(last).collect()
@@ -157,12 +162,11 @@ fn record_of_a_minority_is_written_to_a_majority_before_it_is_replayed() {
 
 #[test]
 fn large_record_is_read_before_it_is_repaired_and_the_read_has_its_own_time() {
-    let head = Record::from_bytes(large(1).as_bytes()[..Record::HEAD].into()).unwrap();
     for is_readable in [true, false] {
         let mut world = stored(&[0], large(1));
         world.call(once(8));
         world.serve(0, &[0, 1, 2]);
-        assert_eq!(world.events(), [Event::Unread(Stored(head.clone()))]);
+        assert_eq!(world.events(), [Event::Unread(Stored(head(1)))]);
         // No node is waited for meanwhile.
         assert_eq!(world.callers[0].lease.poll_timeout(), None);
         world.now += ms(500);
@@ -316,7 +320,7 @@ impl World {
 }
 
 /// Has the nodes fail at the last request, until that decides.
-fn fail_all(world: &mut World) {
+pub(super) fn fail_all(world: &mut World) {
     let number = world.callers[0].lease.number();
     for link in &mut world.callers[0].links {
         link.requests.clear();
