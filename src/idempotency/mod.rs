@@ -13,7 +13,6 @@
 //!    gets the recorded response.
 //! 4. It records the response on all nodes, and returns it once a majority has the record.
 
-mod answer;
 mod body;
 mod codec;
 mod config;

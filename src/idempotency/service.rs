@@ -14,10 +14,9 @@ use http_body_util::{BodyExt, Limited};
 use pin_project::pin_project;
 use tower::{BoxError, Service, ServiceExt};
 
-use crate::idempotency::answer::Responder;
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody};
 use crate::idempotency::config::{ActiveExecutions, Config};
-use crate::idempotency::task::ExecutionTask;
+use crate::idempotency::task::{ExecutionTask, Responder};
 use crate::middleware::macros::{inner_accessors, opaque_debug};
 use crate::middleware::{
     BufferedRequestBody, CallToken, CallTracker, LockHandles, Rejection, RequestKind, read_error,
@@ -87,11 +86,12 @@ where
             config: Arc::clone(&self.config),
             once: self.config.once(keyed.resource),
             kind: RequestKind::of(&parts),
+            outer_calls: None,
         };
         // Dropped before the execution starts, this gives the key back. After that, the execution continues without it.
         let serving = async move {
             // Until the execution starts, each early return is a refusal for an idempotency layer outside.
-            let outer_calls = CallToken::take(&mut parts.extensions);
+            responder.outer_calls = CallToken::take(&mut parts.extensions);
             let body = match read(body, responder.config.max_request_body).await {
                 Ok(body) => body,
                 Err(rejection) => return Ok(responder.refuse(rejection)),
@@ -100,7 +100,7 @@ where
             responder.once = responder.once.fingerprint(fingerprint);
             let execution = match responder.once.acquire().await {
                 Ok(execution) => execution,
-                Err(denied) => return Ok(responder.denied(denied, outer_calls.as_deref()).await),
+                Err(denied) => return Ok(responder.denied(denied).await),
             };
             if let Err(error) = inner.ready().await {
                 // Before the error is returned: a retry must not meet the lock of the request that it repeats.
@@ -122,7 +122,6 @@ where
                 execution,
                 held,
                 calls,
-                outer_calls,
                 matched_no_route: keyed.matched_no_route,
                 is_answered,
                 responder,

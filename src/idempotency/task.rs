@@ -1,4 +1,4 @@
-//! The task that executes a request and records its response.
+//! The task that executes a request and records its response, and the answers to requests that are not executed.
 //!
 //! # Implementation details
 //!
@@ -40,20 +40,19 @@ use tower::load_shed::error::Overloaded;
 use tower::{BoxError, Service};
 use tracing::Instrument;
 
-use crate::idempotency::answer::Responder;
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody, PassedOn};
 use crate::idempotency::codec::RecordContext;
-use crate::idempotency::config::OnUnrecorded;
+use crate::idempotency::config::{Config, OnUnrecorded};
 use crate::idempotency::stored;
-use crate::lock::LostReason;
+use crate::lock::{LockError, LostReason};
 use crate::middleware::{
-    BufferedRequestBody, CallTracker, HandlerState, HeldLock, Rejection, declared_length,
-    first_lost,
+    BufferedRequestBody, CallTracker, HandlerState, HeldLock, Rejection, RequestKind,
+    declared_length, first_lost,
 };
-use crate::node::unguessable;
-use crate::once::{Denied, Execution, ExecutionHandle};
-use crate::protocol::ExecutionId;
+use crate::node::{telemetry, unguessable};
+use crate::once::{Denied, ExecuteOnce, Execution, ExecutionHandle};
 use crate::protocol::lease::{Decided, Effect};
+use crate::protocol::{ExecutionId, KeyError, Record};
 
 /// A request that may be executed, and everything that its execution holds.
 pub(super) struct ExecutionTask {
@@ -63,8 +62,6 @@ pub(super) struct ExecutionTask {
     pub(super) held: Vec<HeldLock>,
     /// The calls of the handler.
     pub(super) calls: Arc<CallTracker>,
-    /// The calls that an outer idempotency layer tracks.
-    pub(super) outer_calls: Option<Arc<CallTracker>>,
     pub(super) matched_no_route: bool,
     pub(super) is_answered: Arc<AtomicBool>,
     pub(super) responder: Responder,
@@ -94,7 +91,7 @@ impl ExecutionTask {
         ResBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
         S::Error: 'static,
     {
-        let outer_calls = self.outer_calls.as_deref();
+        let outer_calls = self.responder.outer_calls.as_deref();
         let mut begun = self.execution.begin().await;
         // After `begin`, which may ask all nodes once more.
         let expired = self.held.iter().find_map(HeldLock::check_expired);
@@ -103,7 +100,7 @@ impl ExecutionTask {
         }
         if let Err(denied) = begun {
             self.execution.release(Effect::NotBegun).await;
-            return Ok(self.responder.denied(denied, outer_calls).await);
+            return Ok(self.responder.denied(denied).await);
         }
         if let Some(outer_calls) = outer_calls {
             outer_calls.count_call();
@@ -301,6 +298,81 @@ impl ExecutionTask {
                 OnUnrecorded::Fail => Err(responder.refuse(Rejection::OutcomeUnknown)),
             },
         }
+    }
+}
+
+/// Answers one request that is not executed.
+pub(super) struct Responder {
+    pub(super) config: Arc<Config>,
+    pub(super) once: ExecuteOnce,
+    pub(super) kind: RequestKind,
+    /// The calls that an outer idempotency layer tracks.
+    pub(super) outer_calls: Option<Arc<CallTracker>>,
+}
+
+impl Responder {
+    /// Answers a request that must not be executed.
+    pub(super) async fn denied<B>(&self, denied: Denied) -> Response<IdempotencyBody<B>> {
+        self.refuse(match denied {
+            Denied::Decided(Decided::Recorded(record)) => {
+                // To an outer idempotency layer, the replay is a response of the handler.
+                if let Some(outer_calls) = &self.outer_calls {
+                    outer_calls.count_call();
+                }
+                return self.replay(&record).await;
+            }
+            Denied::Lock(error) => self.not_executed(error),
+            Denied::Lost(reason) => Rejection::Lost(reason),
+            // Not decided yet, so the client may retry.
+            Denied::Decided(Decided::Undecided) => self.in_progress(),
+            Denied::Decided(Decided::OtherRequest) => Rejection::KeyReused,
+            Denied::Decided(Decided::Unknown) => Rejection::OutcomeUnknown,
+            Denied::Decided(Decided::Conflicting) => {
+                telemetry::conflict();
+                tracing::error!(
+                    "idempotent request was executed more than once, and no majority of the nodes has one of the outcomes"
+                );
+                Rejection::ConflictingOutcomes
+            }
+        })
+    }
+
+    pub(super) fn refuse<B>(&self, rejection: Rejection) -> Response<IdempotencyBody<B>> {
+        let refusal = self.config.refusals.refuse(rejection, self.kind);
+        refusal.map(IdempotencyBody::refusal)
+    }
+
+    /// Answers with a recorded response, which any server may have recorded.
+    pub(super) async fn replay<B>(&self, record: &Record) -> Response<IdempotencyBody<B>> {
+        let decode = |record: &Record| stored::replay(record, &self.once.key, &self.config.codec);
+        self.refuse(match self.once.read(record, decode).await {
+            Ok(Ok(Some(mut response))) => {
+                let name = self.config.replay_header.clone();
+                let headers = response.headers_mut();
+                headers.insert(name, HeaderValue::from_static("true"));
+                return response;
+            }
+            Ok(Ok(None)) => Rejection::ResultNotKept,
+            Ok(Err(why)) => {
+                tracing::error!(%why, "recorded response of an idempotent request is unreadable");
+                let what = KeyError::misconfigured("a recorded response is unreadable");
+                Rejection::Misconfigured(what)
+            }
+            Err(error) => self.not_executed(error),
+        })
+    }
+
+    /// Converts an error of the lock under which a request is executed.
+    fn not_executed(&self, error: LockError) -> Rejection {
+        match error {
+            LockError::Contended { .. } => self.in_progress(),
+            error => error.into(),
+        }
+    }
+
+    fn in_progress(&self) -> Rejection {
+        let retry_after = self.config.retry_after;
+        Rejection::InProgress { retry_after }
     }
 }
 

@@ -44,7 +44,6 @@ mod grpc;
 mod held;
 pub(crate) mod key;
 mod layer;
-mod logged;
 pub(crate) mod macros;
 mod rejection;
 mod response;
@@ -83,6 +82,6 @@ pub(crate) use {
 };
 #[cfg(feature = "axum")]
 pub(crate) use {
-    logged::LoggedMistakes,
+    response::LoggedMistakes,
     routed::{path_params, route_of},
 };

@@ -1,5 +1,6 @@
 //! How refusals look: as HTTP or gRPC responses.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,10 +12,10 @@ use serde_json::Value;
 
 use crate::middleware::calls::CallToken;
 use crate::middleware::grpc;
-use crate::middleware::logged::LoggedMistakes;
 use crate::middleware::macros::opaque_debug;
 use crate::middleware::rejection::{Rejection, insert_retry_after};
 use crate::middleware::routed::route_of;
+use crate::node::Mutex;
 use crate::protocol::KeyError;
 
 /// What kind of client a refusal is for.
@@ -67,6 +68,28 @@ where
         self(rejection, to)
     }
 }
+
+/// The places of the mistakes that were logged. Every similar request meets a mistake again.
+#[derive(Debug)]
+pub(crate) struct LoggedMistakes(Mutex<BTreeSet<String>>);
+
+impl LoggedMistakes {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(BTreeSet::new()))
+    }
+
+    /// Returns whether a mistake is to be logged now, because none was logged at this place before.
+    ///
+    /// The place is a text of the program, such as a route, and never that of an error, which may name the request.
+    pub(crate) fn is_new(&self, place: &str) -> bool {
+        let mut logged = self.0.lock();
+        let is_new = logged.len() < MAX_LOGGED && !logged.contains(place);
+        is_new && logged.insert(place.to_owned())
+    }
+}
+
+/// How many mistakes are logged.
+const MAX_LOGGED: usize = 32;
 
 /// Builds the refusals of one layer; clones belong to the same layer.
 #[derive(Clone)]
