@@ -27,10 +27,10 @@ use tower::{BoxError, Layer, Service};
 use crate::middleware::body::LockBody;
 use crate::middleware::buffered::{BufferedBody, BufferedFor, BufferedRequestBody};
 use crate::middleware::calls::CallToken;
-use crate::middleware::future::take;
 use crate::middleware::macros::{inner_accessors, opaque_debug};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::{Refusals, RejectionResponse};
+use crate::middleware::service::take;
 
 /// Layer that applies the [`BufferBodyService`] middleware: reads each request's body before the
 /// inner service sees the request. So a lock further in is not held during a slow upload, and a

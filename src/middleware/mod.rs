@@ -37,7 +37,6 @@ mod buffered;
 mod calls;
 mod config;
 mod disconnect;
-mod future;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod grpc;
@@ -62,13 +61,12 @@ pub use config::{OnLost, OnMissingKey, OnUnavailable, ReleaseAt, Unprotected};
 pub use disconnect::{
     CancelOnDisconnect, RunToCompletion, RunToCompletionFuture, RunToCompletionService,
 };
-pub use future::ResponseFuture;
 pub use held::LockHandles;
 pub use key::{IntoKeys, KeyExtractor};
 pub use layer::RedlockLayer;
 pub use rejection::Rejection;
 pub use response::{RejectionResponse, RequestKind};
-pub use service::RedlockService;
+pub use service::{RedlockService, ResponseFuture};
 #[cfg(feature = "idempotency")]
 pub(crate) use {
     body::declared_length,
