@@ -9,16 +9,18 @@
 use std::sync::Arc;
 
 use axum::extract::{
-    FromRef, FromRequest, FromRequestParts, OptionalFromRequest, OptionalFromRequestParts, Request,
+    Extension, FromRef, FromRequest, FromRequestParts, OptionalFromRequest,
+    OptionalFromRequestParts, Path, Query, Request, State,
 };
 use axum::response::{IntoResponse, Response};
+use axum::{Form, Json};
 use http::request::Parts;
 
 use crate::extract::rejection::{RefusalFormat, into_rejection};
-use crate::extract::resource::LockResource;
-use crate::lock::{LockGuard, Redlock};
+use crate::lock::{LockGuard, LockOptions, Redlock};
 use crate::middleware::{CallToken, LockHandles, OnLost, Rejection};
 use crate::node::telemetry::UNNAMED;
+use crate::protocol::LockKeys;
 
 /// Extracts `T` and locks the resource that it names, before the handler is called.
 ///
@@ -157,6 +159,61 @@ extractor! {
     OptionalFromRequest: from_request(Request) -> Option<Self>,
     |locks, resource| locks.lock_optional(resource).await
 }
+
+/// Type that names a resource to lock, such as an id from the path; used by [`Locked`].
+///
+/// The crate implements it for axum's [`Path`], [`Query`], [`Extension`], [`State`], [`Json`] and [`Form`] of anything
+/// that implements it. Implement it for an extractor of your own to use that with [`Locked`].
+///
+/// ```
+/// use serde::Deserialize;
+/// use tower_redlock::{LockKey, LockKeys, LockResource};
+///
+/// #[derive(Deserialize)]
+/// struct Seat {
+///     flight: String,
+///     row: u16,
+/// }
+///
+/// impl LockResource for Seat {
+///     fn lock_keys(&self) -> LockKeys {
+///         LockKey::from(("seat", self.flight.as_str(), self.row)).into()
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say which resource to lock",
+    label = "`Locked` needs `LockResource` for this",
+    note = "implement `tower_redlock::LockResource` for the type inside of `Path`, `Query`, `Json`, `Form`, `Extension` or `State`"
+)]
+pub trait LockResource {
+    /// Returns the keys to lock, all or nothing.
+    ///
+    /// An empty key, or an empty set of keys, is refused with 400 `key-missing`.
+    fn lock_keys(&self) -> LockKeys;
+
+    /// Returns the options of the lock. Default: the builder's ttl and `max_hold` (60 s if that
+    /// is not set), without waiting, and `unnamed` in spans and metrics: the key comes from a client, and is no label.
+    fn options(&self) -> LockOptions {
+        LockOptions::default()
+    }
+}
+
+macro_rules! delegate {
+    ($($wrapper:ident)+) => {$(
+        impl<T: LockResource> LockResource for $wrapper<T> {
+            fn lock_keys(&self) -> LockKeys {
+                self.0.lock_keys()
+            }
+
+            fn options(&self) -> LockOptions {
+                self.0.options()
+            }
+        }
+    )+};
+}
+
+delegate! { Path Query Extension State Json Form }
 
 /// The parts of a request that its locks need. Kept apart, because the extractor of the resource may consume the
 /// request.

@@ -10,7 +10,7 @@ use axum::extract::{MatchedPath as Route, OriginalUri, Path as Params, RawPathPa
 use http::request::Parts;
 use serde::de::DeserializeOwned;
 
-use crate::extract::resource::LockResource;
+use crate::extract::locked::LockResource;
 use crate::middleware::{KeyExtractor, path_params};
 use crate::protocol::{KeyError, LockKey, LockKeys};
 

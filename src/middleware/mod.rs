@@ -39,7 +39,6 @@ mod config;
 mod disconnect;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
-mod grpc;
 mod held;
 pub(crate) mod key;
 mod layer;
