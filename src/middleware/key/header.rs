@@ -1,9 +1,12 @@
-//! Keys from a request header.
+//! Keys from headers: any header, a cookie, and the host.
 
 use std::fmt::Debug;
 
 use http::HeaderName;
+use http::header::{COOKIE, HOST};
 use http::request::Parts;
+use http::uri::Authority;
+use percent_encoding::percent_decode;
 
 use crate::middleware::key::KeyExtractor;
 use crate::middleware::token_header::are_alike;
@@ -64,6 +67,158 @@ impl KeyExtractor for Header {
     }
 }
 
+/// Takes the key from the cookie `name` as a `CookieJar` reads it: name and value are percent-decoded
+/// and trimmed, and quotes around the value are removed.
+///
+/// So `sid=REAL`, `sid=%52EAL` and `%73id="REAL"` are one key, because they are one session. Missing or
+/// empty: the request names no resource. Sent more than once, in any spelling, or not UTF-8 when
+/// decoded: the request is malformed. A session cookie is a secret and would be visible on the nodes: use its hash
+/// ([`hashed`](KeyExtractor::hashed)).
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("session", key::cookie("sid").hashed());
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
+#[must_use]
+pub fn cookie(name: &'static str) -> Cookie {
+    Cookie { name }
+}
+
+/// Extractor of [`cookie`].
+#[derive(Debug, Clone)]
+pub struct Cookie {
+    name: &'static str,
+}
+
+impl KeyExtractor for Cookie {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        let malformed = |what: &str| KeyError::malformed(format!("cookie `{}` {what}", self.name));
+        // HTTP/2 may send each cookie in a header of its own (RFC 9113, section 8.2.3).
+        let headers = parts.headers.get_all(COOKIE).iter();
+        let pairs = headers.flat_map(|header| header.as_bytes().split(|byte| *byte == b';'));
+        let mut values = pairs.filter_map(|pair| {
+            let sign = pair.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (&pair[..sign], &pair[sign + 1..]);
+            let is_ours = percent_decode(trimmed(name)).eq(self.name.bytes());
+            is_ours.then(|| percent_decode(trimmed(value)))
+        });
+        let Some(value) = values.next() else {
+            return Ok(None);
+        };
+        if values.next().is_some() {
+            return Err(malformed("is sent more than once"));
+        }
+        let text = value.decode_utf8().map_err(|_| malformed("is not UTF-8"))?;
+        // After decoding, because a jar reads `%22` as a quote.
+        let quoted = text
+            .strip_prefix('"')
+            .and_then(|text| text.strip_suffix('"'));
+        let text = quoted.unwrap_or(&text);
+        Ok((!text.is_empty()).then(|| LockKey::from(text).into()))
+    }
+
+    fn source(&self) -> Option<String> {
+        Some(format!("cookie `{}`", self.name))
+    }
+}
+
+/// Removes the white space that a `CookieJar` removes: that of Unicode, in a header that is UTF-8.
+fn trimmed(text: &[u8]) -> &[u8] {
+    match str::from_utf8(text) {
+        Ok(text) => text.trim().as_bytes(),
+        Err(_) => text.trim_ascii(),
+    }
+}
+
+/// Takes the host of the request, in lower case, without its port and without the final dot of a
+/// fully qualified name: for services that distinguish tenants by host.
+///
+/// The host stands in the request target (as in every HTTP/2 request), in the `Host` header, or in
+/// both. Missing or empty: the request names no resource. The request is malformed if
+///
+/// * the two have different hosts, or both have a port and these differ (RFC 9113, section 8.3.1): the lock
+///   could be on one tenant and the handler on another;
+/// * it has several `Host` headers, or an invalid one;
+/// * either has user information, `user@host` (RFC 9110, section 4.2.4).
+///
+/// A `Forwarded` header is ignored: whether a client can set it depends on the proxies in front.
+///
+/// ```
+/// use tower_redlock::{KeyExtractor, key};
+///
+/// let key = ("tenant", key::host());
+/// # let _: &dyn KeyExtractor = &key;
+/// ```
+#[must_use]
+pub fn host() -> Host {
+    Host { _private: () }
+}
+
+/// Extractor of [`host`].
+#[derive(Debug, Clone)]
+pub struct Host {
+    _private: (),
+}
+
+impl KeyExtractor for Host {
+    fn extract(&self, parts: &Parts) -> Result<Option<LockKeys>, KeyError> {
+        let malformed = |what: &str| KeyError::malformed(format!("header `host` {what}"));
+        let mut headers = parts.headers.get_all(HOST).iter();
+        let header = headers.next();
+        if headers.next().is_some() {
+            return Err(malformed("is sent more than once"));
+        }
+        let target = parts.uri.authority().map(name).transpose()?;
+        let header = match header {
+            // A request without a host has an empty header (RFC 9112, section 3.2).
+            Some(value) if value.is_empty() && target.is_none() => None,
+            Some(value) => {
+                let authority = Authority::try_from(value.as_bytes());
+                let authority = authority.map_err(|_| malformed("is not a host"))?;
+                Some(name(&authority)?)
+            }
+            None => None,
+        };
+        if let (Some((target, port)), Some((host, other))) = (&target, &header)
+            && (target != host || (port.is_some() && other.is_some() && port != other))
+        {
+            return Err(malformed("is not the host of the request target"));
+        }
+        Ok(target
+            .or(header)
+            .map(|(host, _)| LockKey::from(host).into()))
+    }
+
+    fn source(&self) -> Option<String> {
+        Some("header `host`".to_owned())
+    }
+}
+
+/// Returns the normalized host of an authority, and its port.
+fn name(authority: &Authority) -> Result<(String, Option<u16>), KeyError> {
+    if authority.as_str().contains('@') {
+        return Err(KeyError::malformed("the host has user information"));
+    }
+    let host = authority.host().to_ascii_lowercase();
+    let host = host.strip_suffix('.').unwrap_or(&host);
+    if host.is_empty() || host.ends_with('.') {
+        return Err(KeyError::malformed("the host has no name"));
+    }
+    // `a[::1]` has no host that readers agree on.
+    let address = host.strip_prefix('[');
+    let address = address.and_then(|address| address.strip_suffix(']'));
+    if address.unwrap_or(host).contains(['[', ']']) {
+        return Err(KeyError::malformed("the host has misplaced brackets"));
+    }
+    // A proxy has joined two headers; no host name has a comma.
+    if host.contains(',') {
+        return Err(KeyError::malformed("the request has several hosts"));
+    }
+    Ok((host.to_owned(), authority.port_u16()))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use http::{HeaderValue, Request};
@@ -101,5 +256,67 @@ pub(crate) mod tests {
             Err(KeyError::Malformed(_))
         ));
         assert!(matches!(extract(&[b"\xff"]), Err(KeyError::Malformed(_))));
+    }
+
+    fn extract_cookie(values: &[&[u8]]) -> Result<Option<LockKeys>, KeyError> {
+        cookie("id").extract(&parts_with("cookie", values))
+    }
+
+    #[test]
+    fn a_cookie_is_found_among_others() {
+        let key = |key: &str| Ok(Some(LockKey::from(key).into()));
+        assert_eq!(extract_cookie(&[b"a=1; id=7; b=2"]), key("7"));
+        assert_eq!(extract_cookie(&[b"a=1", b"id=a=b"]), key("a=b"));
+        assert_eq!(extract_cookie(&[b"id=\"7\""]), key("7"));
+        // A no-break space.
+        assert_eq!(extract_cookie(&[b"\xc2\xa0id=\xc2\xa07"]), key("7"));
+    }
+
+    #[test]
+    fn missing_and_empty_cookies_name_nothing() {
+        for value in ["", "a=1", "id", "id=", "id=\"\"", "xid=7", "ID=7", "idx=7"] {
+            assert_eq!(extract_cookie(&[value.as_bytes()]), Ok(None), "{value}");
+        }
+    }
+
+    #[test]
+    fn ambiguous_and_unreadable_cookies_are_malformed() {
+        for headers in [[b"id=1; id=2".as_slice()], [b"id=\xff"]] {
+            assert!(matches!(
+                extract_cookie(&headers),
+                Err(KeyError::Malformed(_))
+            ));
+        }
+    }
+
+    fn extract_host(target: &str, headers: &[&str]) -> Result<Option<LockKeys>, KeyError> {
+        let mut request = Request::get(target);
+        for value in headers {
+            request = request.header(HOST, *value);
+        }
+        host().extract(&request.body(()).unwrap().into_parts().0)
+    }
+
+    #[test]
+    fn the_host_is_that_of_the_target_or_else_of_the_header() {
+        let key = |key: &str| Ok(Some(LockKey::from(key).into()));
+        let both = extract_host("http://A.example:80/x", &["a.EXAMPLE"]);
+        assert_eq!(both, key("a.example"));
+        assert_eq!(extract_host("/x", &["B.example:8080"]), key("b.example"));
+        assert_eq!(extract_host("/x", &["[::1]:80"]), key("[::1]"));
+        assert_eq!(extract_host("/x", &[]), Ok(None));
+        assert_eq!(extract_host("/x", &[""]), Ok(None));
+    }
+
+    #[test]
+    fn an_ambiguous_or_unreadable_host_is_malformed() {
+        for headers in [["a", "a"].as_slice(), &["a b"], &["QQQQ.Q[::0]:80"]] {
+            assert!(matches!(
+                extract_host("/x", headers),
+                Err(KeyError::Malformed(_))
+            ));
+        }
+        let differing = extract_host("http://A.example:80/x", &["b"]);
+        assert!(matches!(differing, Err(KeyError::Malformed(_))));
     }
 }

@@ -1,15 +1,12 @@
 //! Lock keys from requests: the extractor trait, its combinators, and the keys that need only `http`.
 
 mod combinators;
-mod cookie;
 mod extension;
 mod extractor;
 mod form;
 mod header;
-mod host;
 mod literal;
 
-pub use cookie::{Cookie, cookie};
 pub use extension::{Extension, extension};
 pub(crate) use extractor::present;
 pub use extractor::{Each, Hashed, IntoKeys, KeyExtractor, Map, Or, When, each, from_fn};
@@ -18,6 +15,5 @@ pub use form::{FormField, Query, form_field, query};
 pub use form::{JsonPointer, json_pointer};
 #[cfg(all(test, feature = "idempotency"))]
 pub(crate) use header::tests::parts_with;
-pub use header::{Header, header};
-pub use host::{Host, host};
+pub use header::{Cookie, Header, Host, cookie, header, host};
 pub use literal::{Literal, Method, literal, method};
