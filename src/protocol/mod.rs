@@ -75,17 +75,17 @@
 //!
 //! | with time: a key that moves to another group; clients of the old layout, of both, of the new one | | states | depth |
 //! |---|---|---|---|
-//! | 1 and 1 nodes: 1 old, 2 both, higher fences in the new group | all | 468,048 | 29 |
-//! | 1 and 1 nodes: 2 both, 1 new | all | 935,647 | 29 |
-//! | 1 and 3 nodes: 1 old, 1 both | all | 283,875 | 23 |
-//! | 3 and 1 nodes: 1 both, 1 new | all | 296,067 | 26 |
-//! | 1 and 1 nodes: 1 both, 1 new, an extension | all | 183,523 | 23 |
-//! | 1 and 1 nodes: 1 both, 1 new, a repeated `ACQUIRE` | all | 410,528 | 23 |
-//! | 1 and 1 nodes: 1 old, 1 new after a wait of the ttl | all | 7,940 | 16 |
-//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait | all | 484,872 | 27 |
-//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait of the ttl; order through both only | all | 529,197 | 26 |
-//! | 1 and 1 nodes: 1 old, 1 both that locks the new group first | all | 59,129 | 21 |
-//! | 1 and 1 nodes: 1 both, 1 both that locks the new group first | all | 115,212 | 25 |
+//! | 1 and 1 nodes: 1 old, 2 both, higher fences in the new group | all | 290,009 | 28 |
+//! | 1 and 1 nodes: 2 both, 1 new | all | 509,816 | 29 |
+//! | 1 and 3 nodes: 1 old, 1 both | all | 203,455 | 23 |
+//! | 3 and 1 nodes: 1 both, 1 new | all | 211,512 | 26 |
+//! | 1 and 1 nodes: 1 both, 1 new, an extension | all | 143,197 | 22 |
+//! | 1 and 1 nodes: 1 both, 1 new, a repeated `ACQUIRE` | all | 258,539 | 24 |
+//! | 1 and 1 nodes: 1 old, 1 new after a wait of the ttl | all | 4,982 | 15 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait | all | 253,598 | 26 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait of the ttl; order through both only | all | 257,378 | 25 |
+//! | 1 and 1 nodes: 1 old, 1 both that locks the new group first | all | 37,357 | 21 |
+//! | 1 and 1 nodes: 1 both, 1 both that locks the new group first | all | 70,801 | 25 |
 //!
 //! | records: requests for one key | | states | depth |
 //! |---|---|---|---|
@@ -123,12 +123,12 @@
 //! | 1 writer, 2 readers, a repeated `ACQUIRE` | bounded | 13,095,175 | 16 | 110 |
 //! | 1 writer, 2 readers, one extended by 3, a tick longer | all | 6,374,935 | 30 | 282 |
 //! | restart guard, 1 writer, 2 readers, one node wiped | all | 8,989,480 | 28 | 451 |
-//! | 1 and 1 nodes: 1 old, 2 both, a tick longer | all | 1,163,894 | 27 | 25 |
-//! | 1 and 1 nodes: 2 both, 1 new, a tick longer | all | 2,038,514 | 30 | 23 |
-//! | 1 and 1 nodes: 1 both, 2 new, a tick longer | all | 1,198,546 | 26 | 8 |
-//! | 1 and 1 nodes: 3 both, a tick longer | all | 1,333,329 | 33 | 10 |
-//! | 1 and 1 nodes: 1 old, 1 both, 1 both that locks the new group first | all | 3,251,708 | 30 | 37 |
-//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait, an extension; order through both only | all | 2,994,551 | 30 | 50 |
+//! | 1 and 1 nodes: 1 old, 2 both, a tick longer | all | 578,513 | 27 | 25 |
+//! | 1 and 1 nodes: 2 both, 1 new, a tick longer | all | 958,301 | 30 | 23 |
+//! | 1 and 1 nodes: 1 both, 2 new, a tick longer | all | 574,843 | 26 | 4 |
+//! | 1 and 1 nodes: 3 both, a tick longer | all | 693,399 | 33 | 5 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 both that locks the new group first | all | 1,458,859 | 30 | 17 |
+//! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait, an extension; order through both only | all | 1,624,954 | 29 | 22 |
 //! | 3 and 1 nodes: 1 old, 1 both | all | 5,587,220 | 29 | 85 |
 //! | 1 and 3 nodes: 1 both, 1 new | all | 6,920,010 | 32 | 174 |
 //! | 3 and 1 nodes: 2 both | all | 9,827,364 | 32 | 247 |

@@ -1,22 +1,20 @@
 //! The runs of the model of layouts in change, and the defects that it must find.
 //!
-//! What must hold: no two clients hold the lock at once; each holder has a higher token than all before it. Between
+//! What must hold: no two clients hold the lock at once; each holder has a higher token than all before it; and a client
+//! that has gone, also because its second group refused it, releases what it may have. Between
 //! holders that have no group in common, not even through holders between them, the wait and the clocks order the tokens.
 //! A process that knows both layouts and locks the key in one group only is like a process that knows only that layout,
 //! so the defects of such a process are those of [`Step::Old`] beside [`Step::New`].
 
 mod bounds;
-mod canonical;
 mod client;
 mod moving;
-mod network;
 mod promises;
-mod state;
 
 use crate::layouts::bounds::Step::{Absent, Both, New, Old, Reversed};
 use crate::layouts::bounds::{Bounds, CLIENTS, Rule, Step};
 use crate::layouts::moving::Moving;
-use crate::layouts::promises::{CLOCK_ORDER, EXCLUSION, EXTENDED, ORDER, RAISED, REFUSED};
+use crate::layouts::promises::{CLOCK_ORDER, EXCLUSION, EXTENDED, LEFT, ORDER, RAISED, REFUSED};
 use crate::{FAR_MORE, breaks, holds, holds_within};
 
 const OLD_AND_BOTH: [Step; CLIENTS] = [Old, Both, Absent];
@@ -157,6 +155,13 @@ fn moving_to_that_forgets_the_validity_of_its_first_group_gives_two_holders() {
     let name = "layouts: validity of the last group";
     let forgets = |bounds: &mut Bounds| bounds.rule = Rule::ForgetsFirstValidity;
     breaks(name, moving(OLD_AND_BOTH, forgets), &[EXCLUSION]);
+}
+
+#[test]
+fn moving_to_that_keeps_its_first_group_when_the_second_refuses_leaves_a_lock() {
+    let name = "layouts: the first group is kept";
+    let keeps = |bounds: &mut Bounds| bounds.rule = Rule::KeepsFirstGroup;
+    breaks(name, moving(BOTH_AND_NEW, keeps), &[LEFT]);
 }
 
 #[test]

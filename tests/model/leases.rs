@@ -10,7 +10,7 @@
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec};
+use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec, OnceInput};
 use tower_redlock::protocol::message::{Op, Reply};
 use tower_redlock::protocol::round::Answer;
 use tower_redlock::protocol::{NodeSet, Quorum};
@@ -113,17 +113,20 @@ pub(crate) enum Call {
     Ran(Heard),
     /// The lease was told the answer, and has not decided yet.
     Read(Heard),
+    /// The node may carry it out at any time, and again; no answer will be read.
+    Standing,
 }
 
 impl Call {
     pub(crate) fn may_run(self) -> bool {
-        matches!(self, Self::Sent | Self::Deaf)
+        matches!(self, Self::Sent | Self::Deaf | Self::Standing)
     }
 
     /// The answer will not be read.
     pub(crate) fn deafen(&mut self) {
         *self = match self {
             Self::Sent | Self::Deaf => Self::Deaf,
+            Self::Standing => Self::Standing,
             Self::None | Self::Ran(_) | Self::Read(_) => Self::None,
         };
     }
@@ -132,6 +135,7 @@ impl Call {
     pub(crate) fn run(&mut self, heard: Heard) {
         *self = match self {
             Self::Sent => Self::Ran(heard),
+            Self::Standing => Self::Standing,
             _ => Self::None,
         };
     }
@@ -166,6 +170,11 @@ impl Step {
         self.request.is_some() || !self.events.is_empty()
     }
 
+    /// Whether the lease only got its lock.
+    fn grants(&self) -> bool {
+        self.request.is_none() && matches!(self.events[..], [Event::Granted { .. }])
+    }
+
     /// The nodes that are asked for something.
     pub(crate) fn asked(&self) -> NodeSet {
         let request = self.request.as_ref();
@@ -188,7 +197,7 @@ pub(crate) struct Leases {
     leases: RwLock<Interner<Option<Lease>, Option<Origin>>>,
     begun: Memo<(LeaseSpec, u8), Arc<Step>>,
     handled: Memo<(u32, Input, u8), Arc<Step>>,
-    decided: Memo<(u32, Vec<Told>, u8), Arc<[Arc<Step>]>>,
+    decided: Memo<(u32, Vec<Told>, u8, bool), Arc<[Arc<Step>]>>,
     moved: Memo<(u32, Vec<u8>), u32>,
 }
 
@@ -251,37 +260,58 @@ impl Leases {
     /// Until a lease acts, the answers it has read make no difference, so nothing is lost by letting clients read
     /// answers only when that makes them act.
     pub(crate) fn decisions(&self, lease: u32, answers: Vec<Told>, now: u8) -> Arc<[Arc<Step>]> {
-        let key = (lease, answers, now);
-        self.decided.get_or_make(key, |&(lease, ref answers, now)| {
+        self.search(lease, answers, now, false)
+    }
+
+    /// The same of an execution that begins at once when it is granted the key, or reads on before.
+    pub(crate) fn beginnings(&self, lease: u32, answers: Vec<Told>, now: u8) -> Arc<[Arc<Step>]> {
+        self.search(lease, answers, now, true)
+    }
+
+    fn search(&self, lease: u32, answers: Vec<Told>, now: u8, begins: bool) -> Arc<[Arc<Step>]> {
+        let key = (lease, answers, now, begins);
+        self.decided.get_or_make(key, |&(lease, ref answers, ..)| {
             let mut seen = vec![lease];
             let mut open = vec![(lease, Vec::new())];
             let mut found: Vec<Arc<Step>> = Vec::new();
             while let Some((lease, read)) = open.pop() {
-                for told in answers {
+                let is_unread = |told: &&Told| {
                     let again = |old: &Told| old.node == told.node && old.number == told.number;
-                    if read.iter().any(again) {
-                        continue;
-                    }
-                    let step = self.tell(lease, *told, now);
+                    !read.iter().any(again)
+                };
+                let unread = answers.iter().filter(is_unread);
+                let hear = |told: &Told| {
                     let read = [read.as_slice(), &[*told]].concat();
+                    (self.tell(lease, *told, now), read)
+                };
+                let may_begin = begins && self.of(lease, |lease| lease.is_holding());
+                let begin = || (self.handle(lease, BEGIN, now), read.clone());
+                let begun = may_begin.then(begin);
+                for (step, read) in unread.map(hear).chain(begun) {
+                    let acts = step.acts() && !(begins && step.grants());
                     let is_new = |old: &Arc<Step>| {
                         (old.lease, &old.request, &old.events)
                             != (step.lease, &step.request, &step.events)
                     };
-                    if step.acts() && found.iter().all(is_new) {
-                        let answers = read.iter().map(|told| self.words.answer(told.heard));
-                        found.push(Arc::new(Step {
-                            answers: answers.collect(),
-                            read,
-                            ..Step::clone(&step)
-                        }));
-                    } else if !step.acts() && !seen.contains(&step.lease) {
+                    if acts && found.iter().all(is_new) {
+                        found.push(self.after(&step, read));
+                    } else if !acts && !seen.contains(&step.lease) {
                         seen.push(step.lease);
                         open.push((step.lease, read));
                     }
                 }
             }
             found.into()
+        })
+    }
+
+    /// A step, with what was read for it.
+    pub(crate) fn after(&self, step: &Step, read: Vec<Told>) -> Arc<Step> {
+        let answers = read.iter().map(|told| self.words.answer(told.heard));
+        Arc::new(Step {
+            answers: answers.collect(),
+            read,
+            ..step.clone()
         })
     }
 
@@ -385,6 +415,9 @@ impl Leases {
         })
     }
 }
+
+/// A client that executes begins.
+pub(crate) const BEGIN: Input = Input::Once(OnceInput::Begin);
 
 fn simplified(event: Event) -> Event {
     match event {

@@ -500,7 +500,7 @@ impl Timed {
                     let over = match call {
                         Call::None => true,
                         Call::Ran(_) | Call::Read(_) => phase > 0,
-                        Call::Sent | Call::Deaf => false,
+                        Call::Sent | Call::Deaf | Call::Standing => false,
                     };
                     if over {
                         link.sent[phase] = 0;

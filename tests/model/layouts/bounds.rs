@@ -28,7 +28,7 @@ pub(crate) enum Rule {
     /// Nothing: a client locks all its groups one after the other, and proposes the token of the first to the second. If
     /// the second has a higher one, it raises the first to that. Then it holds the lock.
     Shipped,
-    /// It holds the lock as soon as it has its first group, and only sends the requests to the second.
+    /// It holds the lock as soon as it has its first group, and asks the second only then.
     CountsFirstGroup,
     /// Its lock is as good as that in its last group.
     ForgetsFirstValidity,
@@ -40,6 +40,8 @@ pub(crate) enum Rule {
     ProposesItsClock,
     /// It proposes its own clock to each group, and raises nothing.
     KeepsTokensApart,
+    /// If its second group refuses it, it does not release the first.
+    KeepsFirstGroup,
 }
 
 /// How large a model is.

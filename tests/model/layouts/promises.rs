@@ -1,13 +1,15 @@
 //! What the model of layouts in change checks.
 
 use stateright::Property;
+use tower_redlock::protocol::lease::Event;
 
 use crate::layouts::bounds::{CLIENTS, Step};
-use crate::layouts::moving::Moving;
-use crate::layouts::state::{Lease, Phase, Stage, State};
+use crate::layouts::moving::{Lock, Moving, Stage, State, valid_until};
+use crate::leases::Call;
 
 pub(crate) const EXCLUSION: &str = "two clients never hold the lock at once";
 pub(crate) const ORDER: &str = "each holder has a higher token than all before it in its groups";
+pub(crate) const LEFT: &str = "where a client that has gone has a lock, its release is under way";
 pub(crate) const CLOCK_ORDER: &str = "each holder has a higher token than all before it";
 
 pub(crate) const RAISED: &str = "a group is raised to the token of the other";
@@ -31,8 +33,12 @@ impl<const NODES: usize> Moving<NODES> {
             Property::always(CLOCK_ORDER, |model: &Self, state: &State<NODES>| {
                 model.bounds.has_unequal_clocks || !state.is_behind_any
             }),
+            Property::always(LEFT, |model: &Self, state: &State<NODES>| {
+                // A request that is repeated may come after the release.
+                model.bounds.repeats > 0 || !(0..CLIENTS).any(|client| model.leaves(state, client))
+            }),
             Property::sometimes(RAISED, |model: &Self, state: &State<NODES>| {
-                model.succeeds(state, Phase::Raising, |lease| lease.raised > lease.token)
+                model.succeeds(state, |lock, _| lock.raised > lock.token)
             }),
             Property::sometimes(REFUSED, |model: &Self, state: &State<NODES>| {
                 let is_free = |client: usize| {
@@ -44,9 +50,7 @@ impl<const NODES: usize> Moving<NODES> {
                 state.now <= model.bounds.ttl && (0..CLIENTS).filter(refused).any(is_free)
             }),
             Property::sometimes(EXTENDED, |model: &Self, state: &State<NODES>| {
-                model.succeeds(state, Phase::Extending, |lease| {
-                    model.until(lease.extended_at) > lease.until
-                })
+                model.succeeds(state, |lock, until| lock.raised == 0 && until > lock.until)
             }),
             Property::sometimes(OLD_HOLDS, |model: &Self, state| {
                 model.holds(state, Step::Old)
@@ -70,25 +74,38 @@ impl<const NODES: usize> Moving<NODES> {
         });
         properties.retain(|property| {
             let name = &property.name;
-            [EXCLUSION, ORDER, CLOCK_ORDER].contains(name)
+            [EXCLUSION, ORDER, CLOCK_ORDER, LEFT].contains(name)
                 || holds.contains(name)
                 || self.bounds.reaches.contains(name)
         });
         properties
     }
 
-    /// Whether an extension or a raise of such a lock is about to succeed.
-    fn succeeds(
-        &self,
-        state: &State<NODES>,
-        phase: Phase,
-        is_such: impl Fn(&Lease) -> bool,
-    ) -> bool {
+    /// Whether an extension or a raise of such a lock, until then, is about to succeed.
+    fn succeeds(&self, state: &State<NODES>, is_such: impl Fn(&Lock, u8) -> bool) -> bool {
         (0..CLIENTS).any(|client| {
-            let leases = state.clients[client].leases.iter().enumerate();
-            let mut leases = leases.filter(|(_, lease)| lease.phase == phase && is_such(lease));
-            leases.any(|(group, _)| !self.decisions(state, client, group).is_empty())
+            let locks = state.clients[client].locks.iter().enumerate();
+            let mut held = locks.filter(|(_, lock)| lock.token > 0 && lock.lease.lease > 0);
+            held.any(|(group, lock)| {
+                let steps = self.decisions(state, client, group);
+                let mut events = steps.iter().flat_map(|step| &step.events);
+                events.any(|event| {
+                    let extends = matches!(event, Event::Extended { .. });
+                    extends && valid_until(event).is_some_and(|until| is_such(lock, until))
+                })
+            })
         })
+    }
+
+    /// Whether a client that has gone has a lock somewhere that it does not release.
+    fn leaves(&self, state: &State<NODES>, client: usize) -> bool {
+        let me = &state.clients[client];
+        let has_gone = matches!(me.stage, Stage::Gone | Stage::Refused);
+        has_gone
+            && state.nodes.iter().any(|column| {
+                let releases = column.calls[client].contains(&Call::Standing);
+                !releases && self.has(column.store, client, state.now)
+            })
     }
 
     fn holds(&self, state: &State<NODES>, step: Step) -> bool {
