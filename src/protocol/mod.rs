@@ -89,20 +89,24 @@
 //!
 //! | records: requests for one key | | states | depth |
 //! |---|---|---|---|
-//! | 2 requests of 1..2, `TOPUP` | all | 638,830 | 35 |
-//! | 2 requests, all have the record, one node forgets | all | 362,431 | 35 |
-//! | 2 requests, nodes given up | bounded | 216,988 | 17 |
-//! | 2 requests, one that executed acquires again to repair | bounded | 491,490 | 31 |
-//! | 2 requests, a `RECORD` sent again | bounded | 438,215 | 18 |
-//! | 2 requests, healthy nodes, a `RECORD` sent again | all | 30,665 | 23 |
-//! | 2 requests, which wait between the grant and the execution | all | 417,007 | 39 |
-//! | 2 requests, a repeated `ACQUIRE` | bounded | 508,997 | 19 |
-//! | 3 requests | bounded | 848,881 | 16 |
-//! | 5 nodes, 2 requests, `TOPUP` | bounded | 250,023 | 17 |
-//! | at most once, 2 requests of 1..2, `TOPUP` | all | 18,486 | 20 |
-//! | at most once, 2 requests, nodes given up, a repair after executing | all | 303,012 | 28 |
-//! | at most once, 2 requests, a repeated `ACQUIRE` | all | 39,959 | 31 |
-//! | at most once, 3 requests | all | 456,926 | 35 |
+//! | 2 requests of 1..2, `TOPUP` | all | 1,645,777 | 41 |
+//! | 2 requests, all have the record, one node forgets | all | 1,079,526 | 41 |
+//! | 2 requests, nodes given up | bounded | 239,033 | 16 |
+//! | 2 requests, one that executed acquires again to repair | bounded | 491,911 | 27 |
+//! | 2 requests, a `RECORD` sent again | bounded | 484,048 | 17 |
+//! | 2 requests, healthy nodes, a `RECORD` sent again | all | 158,406 | 27 |
+//! | 2 requests, which wait between the grant and the execution | all | 775,332 | 43 |
+//! | 2 requests, which wait for longer than a node may take | bounded | 521,799 | 19 |
+//! | 2 requests, which go at any time | bounded | 431,477 | 26 |
+//! | 2 requests, large records | bounded | 106,588 | 19 |
+//! | 2 requests, a repeated `ACQUIRE` | bounded | 525,592 | 19 |
+//! | 3 requests | bounded | 852,354 | 16 |
+//! | 5 nodes, 2 requests, `TOPUP` | bounded | 250,269 | 17 |
+//! | at most once, 2 requests of 1..2, `TOPUP` | all | 16,882 | 20 |
+//! | at most once, 2 requests, nodes given up, a repair after executing | all | 927,865 | 29 |
+//! | at most once, 2 requests, a repeated `ACQUIRE` | all | 41,740 | 31 |
+//! | at most once, 2 requests, which go at any time | all | 17,460 | 21 |
+//! | at most once, 3 requests | all | 410,487 | 35 |
 //!
 //! If all nodes had a record and one forgot it, requests that began after all nodes had it are safe. A
 //! request that a node granted the key before the last copy arrived there may still execute.

@@ -2,17 +2,17 @@
 //!
 //! What must hold: I1 all who are answered are answered the same; I2 no request that began after an answer
 //! executes; I2' nor who began after a majority recorded; I3 two execute only if a lock of one broke
-//! before it was decided; I4 no request executes that was told of a record, also between grant and beginning. With intents besides: at most
-//! one executes, whatever breaks; no node has an intent beside a record; and no request that began after a majority
+//! before it was decided; I4 no request executes that was told of a record, also between grant and beginning; and no
+//! execution releases its key before its outcome is recorded, unless it had no effect. With intents besides: at most one
+//! executes, whatever breaks; no node has an intent beside a record; and no request that began after a majority
 //! recorded is told that the outcome is unknown. An outcome that is answered as not recorded is outside of these.
 
 use crate::records::promises::{
     CONFIRMED, CONFLICT, EVERYWHERE, FORGOTTEN, FOUND_ANOTHER, FOUND_ITS_OWN, I1, I2, I2_DECIDED,
-    I3, I4, KNOWN, NOT_RECORDED, ONCE, RECORDED_AGAIN, REFRAINED, REPAIR, REPLAY, RETRIED, SETTLED,
-    TWICE, UNDECIDED, UNKNOWN,
+    I3, I4, KEPT, KNOWN, LATE, NOT_RECORDED, ONCE, RECORDED_AGAIN, REFRAINED, REPAIR, REPLAY,
+    RETRIED, SETTLED, TWICE, UNDECIDED, UNFINISHED, UNKNOWN, WITHOUT_EFFECT,
 };
-use crate::records::{Bounds, Records};
-use crate::requests::Variant;
+use crate::records::{Bounds, Records, Variant};
 use crate::{FAR_MORE, breaks, holds, holds_within};
 
 #[test]
@@ -68,7 +68,7 @@ fn once_request_that_finds_only_its_own_record_sends_it_again() {
         ..Bounds::of(2, 1)
     };
     let name = "2 requests, healthy nodes, RECORD again";
-    holds_within(2_000_000, name, Records::<3>::new(bounds.clone()));
+    holds(name, Records::<3>::new(bounds.clone()));
     let broken = Bounds {
         calm: false,
         reaches: &[REPLAY, REPAIR, RECORDED_AGAIN, TWICE],
@@ -98,7 +98,51 @@ fn client_that_receives_a_record_before_it_begins_does_not_execute() {
         ..Bounds::of(2, 1)
     };
     let name = "2 requests, beginning is a step";
+    holds(name, Records::<3>::new(bounds));
+}
+
+/// A lease whose grant is older asks all nodes once more before it begins.
+#[test]
+fn client_that_begins_late_asks_for_records_again() {
+    let bounds = Bounds {
+        begins: true,
+        late: true,
+        reaches: &[REPLAY, REFRAINED, LATE, TWICE],
+        ..Bounds::of(2, 1)
+    };
+    let name = "2 requests, beginning late";
     holds_within(2_000_000, name, Records::<3>::new(bounds));
+}
+
+#[test]
+fn client_that_goes_after_its_beginning_keeps_the_key_unless_it_had_no_effect() {
+    let bounds = Bounds {
+        leaves: true,
+        reaches: &[REPLAY, WITHOUT_EFFECT, UNFINISHED],
+        ..Bounds::of(2, 1)
+    };
+    let name = "2 requests, which go at any time";
+    holds_within(2_000_000, name, Records::<3>::new(bounds.clone()));
+    let intents = Bounds {
+        intents: true,
+        promises: &[I1, I2, I2_DECIDED, I4, KEPT, ONCE, KNOWN, SETTLED],
+        reaches: &[REPLAY, UNKNOWN, UNFINISHED],
+        ..bounds
+    };
+    let name = "at most once, 2 requests, which go at any time";
+    holds_within(2_000_000, name, Records::<3>::new(intents));
+}
+
+#[test]
+fn large_record_is_read_before_it_is_repaired() {
+    let bounds = Bounds {
+        large: true,
+        top_up: true,
+        reaches: &[REPLAY, REPAIR, UNDECIDED, FOUND_ANOTHER],
+        ..Bounds::of(2, 1)
+    };
+    let name = "2 requests, large records";
+    holds_within(400_000, name, Records::<3>::new(bounds));
 }
 
 #[test]
@@ -137,7 +181,7 @@ fn intents_let_at_most_one_request_execute_under_any_fault() {
     let bounds = Bounds {
         intents: true,
         top_up: true,
-        promises: &[I1, I2, I2_DECIDED, I4, ONCE, KNOWN, SETTLED],
+        promises: &[I1, I2, I2_DECIDED, I4, KEPT, ONCE, KNOWN, SETTLED],
         reaches: &[REPLAY, REPAIR, UNKNOWN],
         ..Bounds::of(2, 2)
     };
@@ -180,7 +224,7 @@ fn record_on_all_nodes_survives_the_loss_of_one_memory() {
         ..Bounds::of(2, 1)
     };
     let name = "2 requests, a wipe after all have the record";
-    holds_within(2_000_000, name, Records::<3>::new(bounds));
+    holds(name, Records::<3>::new(bounds));
 }
 
 #[test]
@@ -209,7 +253,7 @@ fn far_more_states_of_intents_hold_too_when_asked_for() {
     let bounds = Bounds {
         intents: true,
         timeouts: true,
-        promises: &[I1, I2, I2_DECIDED, I4, ONCE, KNOWN, SETTLED],
+        promises: &[I1, I2, I2_DECIDED, I4, KEPT, ONCE, KNOWN, SETTLED],
         reaches: &[REPLAY, REPAIR, UNKNOWN],
         ..Bounds::of(3, 1)
     };
@@ -283,9 +327,13 @@ fn topping_up_an_undecided_record_executes_twice_without_a_broken_lock() {
 fn releasing_an_unrecorded_execution_executes_twice_without_a_broken_lock() {
     let bounds = Bounds {
         variant: Variant::ReleasesWithoutRecord,
+        leaves: true,
         ..Bounds::of(2, 1)
     };
-    breaks("RELEASE without a record", Records::<3>::new(bounds), &[I3]);
+    for promise in [I3, KEPT] {
+        let model = Records::<3>::new(bounds.clone());
+        breaks("RELEASE without a record", model, &[promise]);
+    }
 }
 
 #[test]
@@ -326,6 +374,7 @@ fn copy_made_after_a_grant_does_not_replace_a_lost_record() {
 fn withdrawing_an_intent_after_executing_lets_another_execute() {
     let bounds = Bounds {
         variant: Variant::TakesIntentBack,
+        leaves: true,
         intents: true,
         promises: &[ONCE],
         ..Bounds::of(2, 1)

@@ -1,8 +1,9 @@
 //! What must hold in every state of the model of requests, and what must happen in some.
 
 use stateright::Property;
+use tower_redlock::protocol::message::Op;
 
-use crate::records::{Attempt, Ending, Records, Stage, State};
+use crate::records::{Attempt, Ending, Records, State};
 use crate::requests::{REQUESTS, RETRY};
 
 /// The properties that must always hold.
@@ -11,6 +12,7 @@ pub(crate) const I2: &str = "I2 no request that began after an answer executes";
 pub(crate) const I2_DECIDED: &str = "I2' no request that began after a record was decided executes";
 pub(crate) const I3: &str = "I3 two execute only if a lock of one broke before it was decided";
 pub(crate) const I4: &str = "I4 no request executes that was told of a record";
+pub(crate) const KEPT: &str = "no execution releases its key before its outcome is recorded";
 pub(crate) const ONCE: &str = "at most one executes";
 pub(crate) const KNOWN: &str =
     "no request that began after a record was decided is told that its outcome is unknown";
@@ -31,6 +33,9 @@ pub(crate) const UNKNOWN: &str = "an outcome is unknown";
 pub(crate) const CONFIRMED: &str = "one executes after a second phase";
 pub(crate) const EVERYWHERE: &str = "all nodes have a record";
 pub(crate) const REFRAINED: &str = "one that might have begun hears of a record and replays it";
+pub(crate) const WITHOUT_EFFECT: &str = "one goes without effect, and another executes";
+pub(crate) const UNFINISHED: &str = "one goes without an outcome, and keeps its key";
+pub(crate) const LATE: &str = "one asks all nodes once more, and executes";
 pub(crate) const FORGOTTEN: &str = "one is answered after a node forgot";
 
 impl<const N: usize> Records<N> {
@@ -48,6 +53,7 @@ impl<const N: usize> Records<N> {
                 state.attempts.iter().filter(unbroken).count() <= 1
             },
             I4 => |_, state| !state.executed_though_told,
+            KEPT => |_, state| !state.released_unrecorded,
             ONCE => |_, state| executions(state) <= 1,
             KNOWN => |_, state| !state.unknown_after_a_decision,
             SETTLED => |model, state| {
@@ -71,9 +77,11 @@ impl<const N: usize> Records<N> {
             RETRIED => |_, state| state.attempts[RETRY].answer.is_some(),
             RECORDED_AGAIN => |_, state| ended(state, Ending::RecordedAgain),
             TWICE => |_, state| executions(state) >= 2,
-            CONFIRMED => |_, state| {
-                let mut attempts = state.attempts.iter();
-                attempts.any(|me| me.executed && me.targets[0] > 0)
+            CONFIRMED => |model, state| {
+                let mut executing = state.attempts.iter().filter(|me| me.executed);
+                let words = &model.leases.words;
+                let confirms = |op| op > 0 && matches!(words.op(op), Op::Confirm { .. });
+                executing.any(|me| confirms(me.client.asked[1]))
             },
             CONFLICT => |model, state| {
                 let kept = (0_u8..).take(REQUESTS).map(|of| model.copies(state, of));
@@ -83,6 +91,18 @@ impl<const N: usize> Records<N> {
             REFRAINED => |_, state| {
                 let mut attempts = state.attempts.iter();
                 attempts.any(|me| me.granted && me.answer.is_some() && !me.executed)
+            },
+            WITHOUT_EFFECT => |_, state| {
+                let has_gone = |me: &Attempt| me.ending == Some(Ending::LeftWithoutEffect);
+                state.attempts.iter().any(has_gone) && executions(state) > 0
+            },
+            UNFINISHED => |_, state| {
+                let mut executed = state.attempts.iter().filter(|me| me.executed);
+                executed.any(|me| me.ending == Some(Ending::Left))
+            },
+            LATE => |_, state| {
+                let mut executed = state.attempts.iter().filter(|me| me.executed);
+                executed.any(|me| me.is_late)
             },
             FORGOTTEN => |model, state| {
                 let answered = |me: &Attempt| me.answer.is_some();
@@ -101,5 +121,5 @@ fn executions<const N: usize>(state: &State<N>) -> usize {
 
 fn ended<const N: usize>(state: &State<N>, ending: Ending) -> bool {
     let mut attempts = state.attempts.iter();
-    attempts.any(|me| me.stage == Stage::Ended(ending))
+    attempts.any(|me| me.ending == Some(ending))
 }
