@@ -89,19 +89,19 @@
 //!
 //! | records: requests for one key | | states | depth |
 //! |---|---|---|---|
-//! | 2 requests of 1..2, `TOPUP` | all | 1,645,777 | 41 |
-//! | 2 requests, all have the record, one node forgets | all | 1,079,526 | 41 |
-//! | 2 requests, nodes given up | bounded | 239,033 | 16 |
-//! | 2 requests, one that executed acquires again to repair | bounded | 491,911 | 27 |
-//! | 2 requests, a `RECORD` sent again | bounded | 484,048 | 17 |
+//! | 2 requests of 1..2, `TOPUP` | all | 1,594,307 | 41 |
+//! | 2 requests, all have the record, one node forgets | all | 1,040,176 | 41 |
+//! | 2 requests, nodes given up | bounded | 238,740 | 16 |
+//! | 2 requests, one that executed acquires again to repair | bounded | 491,646 | 27 |
+//! | 2 requests, a `RECORD` sent again | bounded | 483,103 | 17 |
 //! | 2 requests, healthy nodes, a `RECORD` sent again | all | 158,406 | 27 |
 //! | 2 requests, which wait between the grant and the execution | all | 775,332 | 43 |
 //! | 2 requests, which wait for longer than a node may take | bounded | 521,799 | 19 |
-//! | 2 requests, which go at any time | bounded | 431,477 | 26 |
-//! | 2 requests, large records | bounded | 106,588 | 19 |
-//! | 2 requests, a repeated `ACQUIRE` | bounded | 525,592 | 19 |
-//! | 3 requests | bounded | 852,354 | 16 |
-//! | 5 nodes, 2 requests, `TOPUP` | bounded | 250,269 | 17 |
+//! | 2 requests, which go at any time | bounded | 429,776 | 27 |
+//! | 2 requests, large records | bounded | 106,567 | 19 |
+//! | 2 requests, a repeated `ACQUIRE` | bounded | 524,266 | 19 |
+//! | 3 requests | bounded | 851,146 | 16 |
+//! | 5 nodes, 2 requests, `TOPUP` | bounded | 250,263 | 17 |
 //! | at most once, 2 requests of 1..2, `TOPUP` | all | 16,882 | 20 |
 //! | at most once, 2 requests, nodes given up, a repair after executing | all | 927,865 | 29 |
 //! | at most once, 2 requests, a repeated `ACQUIRE` | all | 41,740 | 31 |
@@ -133,11 +133,11 @@
 //! | 1 and 1 nodes: 3 both, a tick longer | all | 693,399 | 33 | 5 |
 //! | 1 and 1 nodes: 1 old, 1 both, 1 both that locks the new group first | all | 1,458,859 | 30 | 17 |
 //! | 1 and 1 nodes: 1 old, 1 both, 1 new after a wait, an extension; order through both only | all | 1,624,954 | 29 | 22 |
-//! | 3 and 1 nodes: 1 old, 1 both | all | 5,587,220 | 29 | 85 |
-//! | 1 and 3 nodes: 1 both, 1 new | all | 6,920,010 | 32 | 174 |
-//! | 3 and 1 nodes: 2 both | all | 9,827,364 | 32 | 247 |
-//! | 1 and 3 nodes: 2 both | all | 2,835,841 | 30 | 88 |
-//! | 3 and 3 nodes: 1 old, 1 both | bounded | 18,205,484 | 20 | 344 |
+//! | 3 and 1 nodes: 1 old, 1 both | all | 4,648,358 | 29 | 494 |
+//! | 1 and 3 nodes: 1 both, 1 new | all | 5,122,847 | 32 | 103 |
+//! | 3 and 1 nodes: 2 both | all | 8,412,590 | 32 | 331 |
+//! | 1 and 3 nodes: 2 both | all | 1,876,629 | 30 | 20 |
+//! | 3 and 3 nodes: 1 old, 1 both | bounded | 17,518,684 | 19 | 202 |
 //! | 3 requests, `TOPUP` | bounded | 14,404,620 | 21 | 269 |
 //! | 2 requests of 1..2, `TOPUP`, a repair after executing | all | 4,628,670 | 52 | 44 |
 //! | at most once, 3 requests, nodes given up | all | 8,280,640 | 34 | 232 |
