@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use tower_redlock::deadpool_redis::redis::{Msg, Value, parse_redis_value};
+use tower_redlock::deadpool_redis::redis::{Value, parse_redis_value};
 use tower_redlock::fuzzing::read_release;
 use tower_redlock::protocol::{OnRelease, Retry};
 use tower_redlock_fuzz::first_line;
@@ -18,10 +18,7 @@ fuzz_target!(|data: &[u8]| {
     let Ok(value) = parse_redis_value(reply) else {
         return;
     };
-    let Some(message) = Msg::from_value(&value) else {
-        return;
-    };
-    let Some((lock, subscribers)) = read_release(&message) else {
+    let Some((lock, subscribers)) = read_release(&value) else {
         return;
     };
     if let Value::Array(parts) = &value

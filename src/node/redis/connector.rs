@@ -1,6 +1,6 @@
 //! Connectors: make the connections to one server.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use crate::node::redis::describe::{
     describe_auth, describe_panic, describe_pool, describe_refusal,
 };
 use crate::node::redis::link::Link;
+use crate::node::redis::socket::Socket;
 
 /// Makes the connections to one server, and checks them before they are used again.
 pub(super) struct Connector {
@@ -37,7 +38,7 @@ impl Manager for Connector {
     async fn create(&self) -> Result<Link, Arc<str>> {
         within(self.limit, async {
             match &self.origin {
-                Origin::Address(address) => greet(address).await,
+                Origin::Address(address) => greet(address).await.map(Link::Own),
                 Origin::Pool(pool) => take_from(pool).await,
             }
         })
@@ -55,13 +56,17 @@ impl Manager for Connector {
     }
 }
 
-async fn greet(address: &Address) -> Result<Link, Arc<str>> {
+/// Connects to a server, and logs in.
+pub(super) async fn greet(address: &Address) -> Result<Box<Socket>, Arc<str>> {
     let stream = address.connect().await;
-    let mut link = Link::new(stream.map_err(|error| error.to_string())?);
+    let mut socket = Box::new(Socket::new(stream.map_err(|error| error.to_string())?));
     let greeting = address.greeting();
     if !greeting.is_empty() {
-        link.send_pipeline(&greeting);
-        let replies = link.replies().await?;
+        socket.send(greeting.len(), |output| {
+            output.extend(greeting.get_packed_pipeline())
+        });
+        let mut replies = Vec::new();
+        poll_fn(|context| socket.poll_replies(context, &mut replies)).await?;
         let has_password = address.settings().password().is_some();
         let (auth, others) = replies.split_at(usize::from(has_password).min(replies.len()));
         let refused = auth.iter().find_map(describe_auth);
@@ -69,7 +74,7 @@ async fn greet(address: &Address) -> Result<Link, Arc<str>> {
             return Err(why);
         }
     }
-    Ok(link)
+    Ok(socket)
 }
 
 /// Takes a connection out of the user's pool for good: its other users may change the state of a connection, and

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use deadpool_redis::redis::{Msg, Value};
+use deadpool_redis::redis::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::node::failure::NodeFailure;
@@ -135,7 +135,7 @@ impl AdmissionGuard {
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         attempt: Duration,
     ) -> Result<Duration, Arc<str>> {
-        let mut link = Link::new(Box::new(stream));
+        let mut link = Link::Own(Box::new(Socket::new(Box::new(stream))));
         let admission = self.0.admit(node, &mut link, attempt).await?;
         Ok(admission.left)
     }
@@ -159,6 +159,6 @@ pub fn node_name(url: &str) -> Result<Arc<str>, String> {
 
 /// Reads a message: the lock that was released, and the number of subscribers.
 #[must_use]
-pub fn read_release(message: &Msg) -> Option<(Vec<u8>, usize)> {
-    listener::read_release(message)
+pub fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
+    listener::read_release(reply)
 }

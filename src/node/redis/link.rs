@@ -12,7 +12,7 @@ use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value};
 use crate::node::job::Request;
 use crate::node::redis::describe::{describe, describe_refusal};
 use crate::node::redis::encode::{GenerationCheck, encode_call_into};
-use crate::node::redis::socket::{ByteStream, Socket};
+use crate::node::redis::socket::Socket;
 
 /// A connection to a server, which answers requests in the order in which they are sent.
 pub(super) enum Link {
@@ -35,10 +35,6 @@ pub(super) struct PooledLink {
 type PooledReply = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
 
 impl Link {
-    pub(super) fn new(stream: Box<dyn ByteStream>) -> Self {
-        Self::Own(Box::new(Socket::new(stream)))
-    }
-
     pub(super) fn from_pool(connection: MultiplexedConnection) -> Self {
         Self::Pooled(PooledLink {
             connection,

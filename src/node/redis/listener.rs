@@ -5,36 +5,33 @@
 //! A process subscribes to a lock only while it waits for it. The listener therefore opens its connection for the
 //! first subscription and closes it some time after the last. One task owns the connection and the subscriptions;
 //! [`Listener::subscribe`] and the drop of a subscription send it commands through a channel, in order. The task
-//! executes the commands that have queued up with one `SUBSCRIBE` and one `UNSUBSCRIBE` at most.
+//! writes what has queued up together.
 //!
 //! Invariants:
 //!
 //! * A signal counts as subscribed at this server from the confirmation of its `SUBSCRIBE` until the connection is
 //!   lost, so it never relies on a server that does not publish to it.
-//! * Requests keep their order on the connection, although their replies are awaited concurrently: each is polled
-//!   once when it is made, which enqueues it in redis-rs.
+//! * Each request has one reply, in the order of the requests. Messages come in between.
 //! * A silent connection is detected by pings, at an interval that other commands do not extend.
 //!
 //! Without a connection, waiters poll the server as before; a lost message costs time only.
 
-use std::collections::HashMap;
-use std::future::{Future, pending, ready};
-use std::pin::Pin;
+use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::{PubSub, PubSubSink, PubSubStream};
-use deadpool_redis::redis::{Msg, RedisError, Value};
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use deadpool_redis::redis::{Cmd, Value, cmd, from_redis_value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::node::Mutex;
 use crate::node::home::Home;
 use crate::node::redis::address::Address;
-use crate::node::redis::connector::within;
-use crate::node::redis::describe::describe;
+use crate::node::redis::connector::{greet, within};
+use crate::node::redis::describe::describe_refusal;
+use crate::node::redis::socket::Socket;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 
 /// Subscribes to releases at one server.
@@ -62,7 +59,7 @@ struct ListenerTask {
     limit: Duration,
     /// The signal of each lock, with the number of this server.
     signals: HashMap<Arc<[u8]>, (Arc<ReleaseSignal>, usize)>,
-    connection: Option<PubSubConnection>,
+    connection: Option<Subscriber>,
     /// When to ping the connection, to close it, or to open one.
     timer: Instant,
     /// When the connection may be closed at the earliest.
@@ -73,29 +70,13 @@ struct ListenerTask {
     has_warned: bool,
 }
 
-struct PubSubConnection {
-    sink: PubSubSink,
-    messages: PubSubStream,
-    requests: FuturesUnordered<PubSubRequest>,
-    /// Whether a ping is unanswered.
+/// A connection for subscriptions.
+struct Subscriber {
+    socket: Box<Socket>,
+    /// The unanswered requests, oldest first: a subscription of this signal to this lock, or another.
+    requests: VecDeque<Option<(Arc<[u8]>, Arc<ReleaseSignal>)>>,
+    /// Whether there was no reply since the last ping.
     is_pinged: bool,
-}
-
-type PubSubRequest = Pin<Box<dyn Future<Output = Completed> + Send>>;
-
-/// A completed request.
-enum Completed {
-    /// A subscription to these locks.
-    Subscribed(Vec<(Arc<[u8]>, Arc<ReleaseSignal>)>, Result<(), RedisError>),
-    /// The end of a subscription, or a ping.
-    Other(Result<(), RedisError>),
-}
-
-/// An event on the connection.
-enum PubSubEvent {
-    Message(Msg),
-    Completed(Completed),
-    Closed,
 }
 
 /// The interval of pings.
@@ -104,7 +85,7 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 const LINGER: Duration = Duration::from_secs(10);
 /// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The number of commands that are executed together.
+/// The number of commands that are written together.
 const MAX_BATCH: usize = 128;
 
 impl Listener {
@@ -175,6 +156,7 @@ impl ListenerTask {
     async fn run(mut self, mut commands: mpsc::UnboundedReceiver<ListenerCommand>) {
         let mut batch = Vec::new();
         loop {
+            let timer = self.timer;
             tokio::select! {
                 biased;
                 received = commands.recv_many(&mut batch, MAX_BATCH) => {
@@ -183,41 +165,44 @@ impl ListenerTask {
                     }
                     self.execute(&mut batch);
                 }
-                event = next_event(&mut self.connection) => match event {
-                    PubSubEvent::Message(message) => self.notify(&message),
-                    PubSubEvent::Completed(completed) => self.on_completed(completed),
-                    PubSubEvent::Closed => self.on_lost("the server closed the connection"),
+                reply = poll_fn(|context| self.poll_reply(context)) => match reply {
+                    Ok(reply) => self.on_reply(&reply),
+                    Err(why) => self.on_lost(&why),
                 },
-                () = sleep_until(self.timer) => self.on_timer().await,
+                () = sleep_until(timer) => self.on_timer().await,
             }
         }
     }
 
-    /// Executes commands in order, with as few requests as possible.
+    fn poll_reply(&mut self, context: &mut Context<'_>) -> Poll<Result<Value, Arc<str>>> {
+        match &mut self.connection {
+            Some(connection) => connection.socket.poll_reply(context),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Executes commands in order.
     fn execute(&mut self, batch: &mut Vec<ListenerCommand>) {
-        let (mut subscribed, mut unsubscribed) = (Vec::new(), Vec::new());
         for command in batch.drain(..) {
             match command {
                 ListenerCommand::Subscribe(lock, signal, node) => {
-                    unsubscribed.retain(|other| *other != lock);
-                    subscribed.push((Arc::clone(&lock), Arc::clone(&signal)));
+                    if let Some(connection) = &mut self.connection {
+                        connection.subscribe(&lock, &signal);
+                    }
                     self.signals.insert(lock, (signal, node));
                 }
                 // A later subscription to the same lock stays.
                 ListenerCommand::Unsubscribe(lock, signal) if !self.has(&lock, &signal) => {}
                 ListenerCommand::Unsubscribe(lock, _) => {
-                    subscribed.retain(|(other, _)| *other != lock);
+                    if let Some(connection) = &mut self.connection {
+                        connection.send(cmd("UNSUBSCRIBE").arg(&*lock), None);
+                    }
                     self.signals.remove(&lock);
-                    unsubscribed.push(lock);
                 }
             }
         }
-        match &mut self.connection {
-            Some(connection) => {
-                connection.subscribe(subscribed);
-                connection.unsubscribe(unsubscribed);
-            }
-            None => self.timer = self.connect_at,
+        if self.connection.is_none() {
+            self.timer = self.connect_at;
         }
         if self.signals.is_empty() {
             // The timer stays as it is: the connection of subscriptions that come and go may be dead.
@@ -243,53 +228,39 @@ impl ListenerTask {
     }
 
     async fn connect(&mut self) {
-        let opening = async {
-            let stream = self.address.connect().await;
-            let stream = stream.map_err(|error| error.to_string())?;
-            let opened = PubSub::new(self.address.settings(), stream).await;
-            opened.map_err(|error| Arc::<str>::from(describe(&error)))
-        };
-        match within(self.limit, opening).await {
-            Ok(opened) => {
-                let (sink, messages) = opened.split();
-                let mut connection = PubSubConnection::new(sink, messages);
-                let signals = self.signals.iter();
-                let signals =
-                    signals.map(|(lock, (signal, _))| (Arc::clone(lock), Arc::clone(signal)));
-                connection.subscribe(signals.collect());
+        match within(self.limit, greet(&self.address)).await {
+            Ok(socket) => {
+                let mut connection = Subscriber::new(socket);
+                for (lock, (signal, _)) in &self.signals {
+                    connection.subscribe(lock, signal);
+                }
                 self.connection = Some(connection);
             }
             Err(why) => self.on_lost(&why),
         }
     }
 
-    fn on_completed(&mut self, completed: Completed) {
-        match completed {
-            Completed::Subscribed(locks, Ok(())) => {
-                // A later signal of the same lock waits for its own confirmation.
-                for (lock, _) in locks.iter().filter(|(lock, signal)| self.has(lock, signal)) {
-                    if let Some((signal, node)) = self.signals.get(lock) {
-                        signal.set_subscribed(*node, true);
-                    }
-                }
+    fn on_reply(&mut self, reply: &Value) {
+        if let Some((lock, subscribers)) = read_release(reply) {
+            if let Some((signal, node)) = self.signals.get(lock) {
+                signal.notify(*node, subscribers);
             }
-            Completed::Subscribed(_, Err(error)) | Completed::Other(Err(error)) => {
-                self.warn(&error);
-            }
-            Completed::Other(Ok(())) => {
-                if let Some(connection) = &mut self.connection {
-                    connection.is_pinged = false;
-                }
-            }
+            return;
         }
-    }
-
-    fn notify(&self, message: &Msg) {
-        let Some((lock, subscribers)) = read_release(message) else {
+        let Some(connection) = &mut self.connection else {
             return;
         };
-        if let Some((signal, node)) = self.signals.get(lock.as_slice()) {
-            signal.notify(*node, subscribers);
+        connection.is_pinged = false;
+        match (connection.requests.pop_front(), describe_refusal(reply)) {
+            (None, _) => self.on_lost("the server sent a reply without a request"),
+            (Some(_), Some(why)) => self.warn(&why),
+            // A later signal of the same lock waits for its own confirmation.
+            (Some(Some((lock, signal))), None) if self.has(&lock, &signal) => {
+                if let Some((_, node)) = self.signals.get(&lock) {
+                    signal.set_subscribed(*node, true);
+                }
+            }
+            (Some(_), None) => {}
         }
     }
 
@@ -311,12 +282,12 @@ impl ListenerTask {
         }
     }
 
-    /// Logs once that the server refuses subscriptions. Lost connections are handled elsewhere.
-    fn warn(&mut self, error: &RedisError) {
-        if !error.is_unrecoverable_error() && !std::mem::replace(&mut self.has_warned, true) {
+    /// Logs once that the server refuses subscriptions.
+    fn warn(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
                 node = &*self.name,
-                why = describe(error),
+                why,
                 "redlock node refuses subscriptions to releases; waiters poll it"
             );
         }
@@ -330,76 +301,49 @@ impl Drop for ListenerTask {
     }
 }
 
-/// Reads the lock that was released, and the number of subscribers that the message was published to.
-pub(super) fn read_release(message: &Msg) -> Option<(Vec<u8>, usize)> {
-    let lock = message.get_channel().ok()?;
-    Some((lock, message.get_payload().unwrap_or(1)))
-}
-
-/// Waits for the next event on the connection; forever if there is none.
-async fn next_event(connection: &mut Option<PubSubConnection>) -> PubSubEvent {
-    let Some(connection) = connection else {
-        return pending().await;
-    };
-    tokio::select! {
-        Some(completed) = connection.requests.next() => PubSubEvent::Completed(completed),
-        message = connection.messages.next() => message.map_or(PubSubEvent::Closed, PubSubEvent::Message),
+/// Reads a message: the lock that was released, and the number of subscribers that the message was published to.
+pub(super) fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
+    match reply {
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::BulkString(kind), Value::BulkString(lock), payload] if kind == b"message" => {
+                Some((lock, from_redis_value(payload.clone()).unwrap_or(1)))
+            }
+            _ => None,
+        },
+        _ => None,
     }
 }
 
-impl PubSubConnection {
-    fn new(sink: PubSubSink, messages: PubSubStream) -> Self {
+impl Subscriber {
+    fn new(socket: Box<Socket>) -> Self {
         Self {
-            sink,
-            messages,
-            requests: FuturesUnordered::new(),
+            socket,
+            requests: VecDeque::new(),
             is_pinged: false,
         }
     }
 
-    fn subscribe(&mut self, locks: Vec<(Arc<[u8]>, Arc<ReleaseSignal>)>) {
-        if !locks.is_empty() {
-            let mut sink = self.sink.clone();
-            self.start(async move {
-                let names: Vec<&[u8]> = locks.iter().map(|(lock, _)| lock.as_ref()).collect();
-                let subscribed = sink.subscribe(names).await;
-                Completed::Subscribed(locks, subscribed)
-            });
-        }
-    }
-
-    fn unsubscribe(&mut self, locks: Vec<Arc<[u8]>>) {
-        if !locks.is_empty() {
-            let mut sink = self.sink.clone();
-            self.start(async move {
-                let names: Vec<&[u8]> = locks.iter().map(AsRef::as_ref).collect();
-                Completed::Other(sink.unsubscribe(names).await)
-            });
-        }
+    fn subscribe(&mut self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) {
+        let subscription = (Arc::clone(lock), Arc::clone(signal));
+        self.send(cmd("SUBSCRIBE").arg(&**lock), Some(subscription));
     }
 
     fn ping(&mut self) {
         self.is_pinged = true;
-        let mut sink = self.sink.clone();
-        self.start(async move { Completed::Other(sink.ping::<Value>().await.map(drop)) });
+        self.send(&cmd("PING"), None);
     }
 
-    /// Starts a request behind all earlier ones.
-    fn start(&mut self, request: impl Future<Output = Completed> + Send + 'static) {
-        let mut request: PubSubRequest = Box::pin(request);
-        // The first poll enqueues the request in redis-rs, so polling in order keeps the order.
-        let mut context = Context::from_waker(Waker::noop());
-        match request.as_mut().poll(&mut context) {
-            Poll::Ready(completed) => self.requests.push(Box::pin(ready(completed))),
-            Poll::Pending => self.requests.push(request),
-        }
+    /// Sends a request behind all earlier ones.
+    fn send(&mut self, command: &Cmd, subscription: Option<(Arc<[u8]>, Arc<ReleaseSignal>)>) {
+        self.socket.write_unanswered(&command.get_packed_command());
+        self.requests.push_back(subscription);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use deadpool_redis::redis::{IntoConnectionInfo, RedisConnectionInfo};
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use deadpool_redis::redis::IntoConnectionInfo;
+    use tokio::io::{AsyncReadExt, duplex};
     use tokio::time::sleep;
 
     use crate::protocol::Quorum;
@@ -411,21 +355,14 @@ mod tests {
     async fn a_silent_connection_is_given_up_while_subscriptions_come_and_go() {
         let (ours, mut theirs) = duplex(1 << 16);
         tokio::spawn(async move {
-            let (mut swallowed, mut introduced) = ([0; 1024], false);
-            while theirs.read(&mut swallowed).await.is_ok_and(|read| read > 0) {
-                if !std::mem::replace(&mut introduced, true) {
-                    theirs.write_all(b"+OK\r\n+OK\r\n").await.unwrap();
-                }
-            }
+            let mut swallowed = [0; 1024];
+            while theirs.read(&mut swallowed).await.is_ok_and(|read| read > 0) {}
         });
-        let info = RedisConnectionInfo::default();
-        let opened = PubSub::new(&info, ours).await.unwrap();
-        let (sink, messages) = opened.split();
         let address = "redis://127.0.0.1:1".into_connection_info().unwrap();
         let address = Arc::new(Address::new(&address).unwrap());
         let listener = Listener::new(&Arc::from("n"), address, PAUSE, &Arc::default());
         let mut task = listener.task();
-        task.connection = Some(PubSubConnection::new(sink, messages));
+        task.connection = Some(Subscriber::new(Box::new(Socket::new(Box::new(ours)))));
         let signal = ReleaseSignal::new(Quorum::new(1).unwrap());
         let lock = Arc::from(&b"k"[..]);
         task.signals

@@ -78,20 +78,50 @@ impl Socket {
             return Poll::Ready(Err(error.to_string().into()));
         }
         while self.expected.front() != Some(&replies.len()) {
-            let unparsed = &self.input[self.parsed..self.filled];
-            if self.expected.is_empty() && !unparsed.is_empty() {
+            if self.expected.is_empty() && self.parsed < self.filled {
                 return Poll::Ready(Err("the server sent a reply without a request".into()));
             }
-            match self.end.find(unparsed)? {
-                Some(length) => {
-                    replies.push(parse_reply(&unparsed[..length])?);
-                    self.parsed += length;
-                }
+            match self.parse()? {
+                Some(reply) => replies.push(reply),
                 None => ready!(self.poll_fill(context)).map_err(|error| error.to_string())?,
             }
         }
         self.expected.pop_front();
         Poll::Ready(Ok(()))
+    }
+
+    /// Appends commands to the output, on a connection whose replies are read one by one.
+    pub(super) fn write_unanswered(&mut self, commands: &[u8]) {
+        self.output.extend(commands);
+    }
+
+    /// Returns the next reply, or what the server sends unasked.
+    ///
+    /// # Errors
+    ///
+    /// The connection is lost.
+    pub(super) fn poll_reply(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Value, Arc<str>>> {
+        self.write(context).map_err(|error| error.to_string())?;
+        loop {
+            if let Some(reply) = self.parse()? {
+                return Poll::Ready(Ok(reply));
+            }
+            ready!(self.poll_fill(context)).map_err(|error| error.to_string())?;
+        }
+    }
+
+    /// Takes the next reply out of the input, if it is complete.
+    fn parse(&mut self) -> Result<Option<Value>, Arc<str>> {
+        let unparsed = &self.input[self.parsed..self.filled];
+        let Some(length) = self.end.find(unparsed)? else {
+            return Ok(None);
+        };
+        let reply = parse_reply(&unparsed[..length])?;
+        self.parsed += length;
+        Ok(Some(reply))
     }
 
     /// Reads more bytes from the stream.

@@ -384,6 +384,7 @@ pub(super) mod tests {
     use crate::node::redis::endpoint::Endpoint;
     use crate::node::redis::guard::Admission;
     use crate::node::redis::shared::Timeouts;
+    use crate::node::redis::socket::Socket;
     use crate::protocol::admission::Generation;
 
     const LIMIT: Duration = Duration::from_secs(1);
@@ -403,7 +404,7 @@ pub(super) mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, server) = tokio::join!(client, listener.accept());
         let opened = Opened {
-            link: Link::new(Box::new(client.unwrap())),
+            link: Link::Own(Box::new(Socket::new(Box::new(client.unwrap())))),
             admission: None,
             started: Instant::now(),
         };
