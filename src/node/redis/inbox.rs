@@ -18,11 +18,11 @@
 //! one lane.
 
 use std::collections::VecDeque;
-use std::ops::{AddAssign, SubAssign};
 use std::task::{Context, Poll, Waker};
 
 use crate::node::Mutex;
 use crate::node::job::Job;
+use crate::node::redis::queue::{JobQueue, Load};
 
 /// The jobs that are queued for a lane, in the order of submission.
 #[derive(Debug, Default)]
@@ -30,21 +30,12 @@ pub(super) struct Inbox(Mutex<Queued>);
 
 #[derive(Debug, Default)]
 struct Queued {
-    jobs: VecDeque<Job>,
-    /// The size of the records in these jobs.
-    bytes: usize,
+    jobs: JobQueue,
     /// The jobs that the lane has taken and not finished, as it last reported.
     taken: Load,
     lane: LaneState,
     /// Whether the handle of the node has been dropped.
     is_closed: bool,
-}
-
-/// A number of jobs and the size of their records.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Load {
-    pub(super) jobs: usize,
-    pub(super) bytes: usize,
 }
 
 /// The activity of the lane.
@@ -80,7 +71,6 @@ impl Inbox {
         if !job.is_release() && !queued.has_room(bytes) {
             return Posted::Full(job);
         }
-        queued.bytes += bytes;
         queued.jobs.push_back(job);
         // Claimed together with the push: one of several callers starts the lane, or wakes it, and a lane that goes to sleep
         // has looked for jobs after that.
@@ -115,17 +105,8 @@ impl Inbox {
     /// Moves up to `most` jobs to `jobs`, which is empty.
     pub(super) fn take(&self, most: usize, jobs: &mut VecDeque<Job>) {
         let mut queued = self.0.lock();
-        let bytes = if queued.jobs.len() <= most {
-            // Swapped, so that the buffer of the jobs taken before serves the next ones.
-            std::mem::swap(&mut queued.jobs, jobs);
-            queued.bytes
-        } else {
-            jobs.extend(queued.jobs.drain(..most));
-            jobs.iter().map(Job::bytes).sum()
-        };
-        queued.bytes -= bytes;
-        let jobs = jobs.len();
-        queued.taken += Load { jobs, bytes };
+        let taken = queued.jobs.move_to(jobs, most);
+        queued.taken += taken;
     }
 
     /// Lets the lane end once it has nothing left to do.
@@ -144,30 +125,16 @@ impl Inbox {
         queued.taken = Load::default();
         queued.lane = LaneState::Absent;
         for job in unfinished.into_iter().rev() {
-            queued.bytes += job.bytes();
             queued.jobs.push_front(job);
         }
     }
 }
 
-impl AddAssign for Load {
-    fn add_assign(&mut self, more: Self) {
-        self.jobs += more.jobs;
-        self.bytes += more.bytes;
-    }
-}
-
-impl SubAssign for Load {
-    fn sub_assign(&mut self, less: Self) {
-        self.jobs -= less.jobs;
-        self.bytes -= less.bytes;
-    }
-}
-
 impl Queued {
     fn has_room(&self, bytes: usize) -> bool {
-        self.jobs.len() + self.taken.jobs < MAX_JOBS
-            && self.bytes + self.taken.bytes + bytes <= MAX_BYTES
+        let mut load = self.jobs.load();
+        load += self.taken;
+        load.jobs < MAX_JOBS && load.bytes + bytes <= MAX_BYTES
     }
 }
 

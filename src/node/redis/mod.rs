@@ -21,6 +21,7 @@ mod lane;
 mod link;
 mod listener;
 mod node;
+mod queue;
 mod reachability;
 mod reader;
 mod reply;

@@ -7,7 +7,7 @@ use deadpool_redis::redis::Value;
 use tokio::time::Instant;
 
 use crate::node::job::{Job, Request};
-use crate::node::redis::inbox::Load;
+use crate::node::redis::queue::Load;
 
 /// The maximum number of batches in flight. A long connection needs many, or jobs would wait for replies that have
 /// nothing to do with them; beyond this the server is slow, and queued jobs may still be called off.

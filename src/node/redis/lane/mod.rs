@@ -13,7 +13,6 @@
 //! * [`calls`]: the grouping of jobs into calls.
 //! * [`connection`]: the states of the connection and their transitions. It knows no jobs.
 //! * [`in_flight`]: the jobs that were sent and not answered. It knows no connection.
-//! * [`parked`]: jobs that wait for a connection, or for the server to accept them.
 //!
 //! Invariants:
 //!
@@ -32,7 +31,6 @@
 mod calls;
 mod connection;
 mod in_flight;
-mod parked;
 mod task;
 
 pub(super) use task::spawn;

@@ -15,13 +15,12 @@ use crate::node::redis::decode::{
     deal, decode, is_noscript, is_refusal_of_call, is_temporary_refusal,
 };
 use crate::node::redis::describe::describe_refusal;
-use crate::node::redis::inbox::Load;
 use crate::node::redis::lane::calls::Calls;
 use crate::node::redis::lane::connection::{
     Connection, ConnectionEvent, KEEPALIVE, Opened, PROBE_PAUSE,
 };
 use crate::node::redis::lane::in_flight::InFlight;
-use crate::node::redis::lane::parked::Parked;
+use crate::node::redis::queue::{JobQueue, Load};
 use crate::node::redis::shared::Shared;
 use crate::node::redis::table::load_all;
 use crate::node::telemetry::NodeCalls;
@@ -54,11 +53,11 @@ struct Lane {
     calls: Calls,
     in_flight: InFlight,
     /// Jobs that wait for a connection.
-    parked: Parked,
+    parked: JobQueue,
     /// Releases that the server refused for a temporary reason. A server that is busy with a script, or must not write,
     /// refuses all releases alike, so one of them is sent after each pause, and the others once that is accepted: sent
     /// together, the releases of many seconds would load a server that is slow already.
-    refused: Parked,
+    refused: JobQueue,
     /// When to try the next of them.
     refused_due: Option<Instant>,
 }
@@ -90,8 +89,8 @@ impl Lane {
             connection: Connection::new(&shared),
             calls: Calls::default(),
             in_flight: InFlight::new(),
-            parked: Parked::default(),
-            refused: Parked::default(),
+            parked: JobQueue::default(),
+            refused: JobQueue::default(),
             refused_due: None,
             shared,
         }
