@@ -27,19 +27,19 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::lock::backoff::AcquireError;
 use crate::lock::core::Core;
-use crate::lock::driver::{Driver, acquire};
+use crate::lock::driver::{LockTask, acquire};
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::layout::{Group, Stage, Stages};
 use crate::lock::local_wait::LocalWait;
 use crate::lock::lost::Lost;
 use crate::lock::options::LockOptions;
-use crate::lock::queue::{CapPermits, HeldLease, Waited, WaiterCap};
+use crate::lock::queue::{CapPermits, Waited, WaiterCap};
 use crate::lock::registry::DrainStage;
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
-use crate::lock::state::Share;
-use crate::lock::terms::{Earlier, Terms};
+use crate::lock::spec::{Earlier, LockSpec};
+use crate::lock::state::{LockState, Share};
 use crate::lock::time::after;
 use crate::node::{random_u64, sha256};
 use crate::protocol::lease::Access;
@@ -92,7 +92,7 @@ impl Acquisition {
         let outcome = match stages {
             Stages::One(group) => {
                 let wait = self.options.wait.unwrap_or(self.core.settings.wait);
-                let deadline = (!wait.is_zero()).then(|| after(span.began(), wait));
+                let deadline = (!wait.is_zero()).then(|| after(span.began, wait));
                 let share = self.acquire(group, &self.keys, deadline, None, &span, &waited);
                 share.await.map(LockGuard::new)
             }
@@ -101,11 +101,12 @@ impl Acquisition {
         match outcome {
             Ok(guard) => {
                 guard.set_delivered();
-                span.granted(guard.fencing_token(), waited.so_far());
+                let token = guard.fencing_token();
+                span.finish("lock acquired", "granted", token, waited.so_far());
                 Ok(guard)
             }
             Err(error) => {
-                span.refused(error.outcome(), waited.so_far());
+                span.finish("lock refused", error.outcome(), None, waited.so_far());
                 Err(error)
             }
         }
@@ -126,7 +127,7 @@ impl Acquisition {
         // All errors of the request itself, before any key is locked.
         settings.namespace.names(&self.keys, sha256)?;
         let wait = self.options.wait.unwrap_or(settings.wait);
-        let deadline = after(span.began(), wait);
+        let deadline = after(span.began, wait);
         let until = (!wait.is_zero()).then_some(deadline);
         let (mut tries, mut slots) = (0, self.all_slots());
         loop {
@@ -202,13 +203,13 @@ impl Acquisition {
             match locked {
                 Ok(share) => {
                     earlier.token = share.lease().token();
-                    if let Some(slot) = share.lease().terms.slot {
+                    if let Some(slot) = share.lease().spec.slot {
                         earlier.slots = 1 << slot;
                     }
                     shares.push(share);
                 }
                 Err(error) => {
-                    let slot = shares.first().and_then(|share| share.lease().terms.slot);
+                    let slot = shares.first().and_then(|share| share.lease().spec.slot);
                     give_up(shares).await;
                     return Err(match (error, slot) {
                         (error @ LockError::Contended { .. }, Some(slot)) => {
@@ -231,7 +232,7 @@ impl Acquisition {
             if let Err(error) = raised {
                 drop(span.in_group(self.core.label(stage.group)));
                 give_up(shares).await;
-                let (names, elapsed) = (&stage.group.cluster.names, span.began().elapsed());
+                let (names, elapsed) = (&stage.group.cluster.names, span.began.elapsed());
                 return Err(LockError::from_raise(error, names, self.ttl(), elapsed).into());
             }
         }
@@ -240,7 +241,7 @@ impl Acquisition {
         let first = shares.next().ok_or(LockError::Closed)?;
         let guard = LockGuard::join(first, shares.collect());
         if !guard.is_valid() {
-            let (ttl, elapsed) = (self.ttl(), span.began().elapsed());
+            let (ttl, elapsed) = (self.ttl(), span.began.elapsed());
             return Err(LockError::Expired { ttl, elapsed }.into());
         }
         Ok(guard)
@@ -274,51 +275,28 @@ impl Acquisition {
         let (names, slot_table) = names(&settings.namespace, keys, access, slots)?;
         let ttl = settings.ttl(options.ttl)?;
         let mut places = self.places(waited);
-        if core.registry.stage() != DrainStage::Open {
-            return Err(LockError::Closed);
-        }
-        let permit = match group.queue.try_acquire(keys, access) {
-            Ok(permit) => permit,
-            Err(waiting) => {
-                if waiting.is_held_by_own_task() {
-                    core.warn_of_reentry(span.label());
-                }
-                let local = LocalWait {
-                    core,
-                    group,
-                    keys,
-                    ttl,
-                    is_execution: false,
-                    deadline,
-                };
-                // Boxed, because most calls do not wait, and would reserve its space all the same.
-                let refuse = |_: &dyn HeldLease| None::<LockError>;
-                Box::pin(local.acquire(waiting, &mut places, refuse)).await?
-            }
-        };
-        let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
-        let terms = Terms {
-            names,
+        let local = LocalWait {
+            core,
+            group,
+            keys,
+            resource: span.resource,
             ttl,
-            // A token would be no use to a reader, who must not write.
-            is_fenced: settings.fencing && access != Access::Shared,
-            access,
-            slot_table: slot_table.map(Box::new),
-            earlier,
-            hold_at_least: options.hold_at_least,
-            once: None,
+            is_execution: false,
+            deadline,
         };
-        let max_hold = options.max_hold.or(settings.max_hold);
-        let driver = Driver::new(
-            &group.cluster,
-            keys.clone(),
-            terms,
-            max_hold,
-            ticket,
-            labels,
-        );
-        let deadline = deadline.unwrap_or_else(|| span.began());
-        let acquired = acquire(driver, permit, places, deadline, span.span()).await;
+        let refuse = |_: &LockState| None::<LockError>;
+        let permit = local.admit(access, &mut places, refuse).await?;
+        let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
+        let (cluster, registry) = (&group.cluster, &core.registry);
+        let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, earlier, labels);
+        // A token would be no use to a reader, who must not write.
+        spec.is_fenced &= access != Access::Shared;
+        spec.lease.access = access;
+        spec.lease.max_hold = options.max_hold.or(settings.max_hold);
+        spec.lease.hold_at_least = options.hold_at_least;
+        let task = LockTask::new(spec, slot_table, permit, ticket);
+        let deadline = deadline.unwrap_or(span.began);
+        let acquired = acquire(task, places, deadline, &span.span).await;
         acquired.map_err(AcquireError::into_lock_error)
     }
 }

@@ -28,7 +28,7 @@ use crate::lock::error::LockError;
 use crate::lock::handoff::Handoff;
 use crate::lock::queue::{CapPermits, Permit, Watching};
 use crate::lock::registry::{DrainStage, Registry};
-use crate::lock::terms::Terms;
+use crate::lock::spec::LockSpec;
 use crate::lock::time::TICK;
 use crate::node::random_u64;
 use crate::protocol::lease::Decided;
@@ -72,17 +72,12 @@ pub(crate) struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    pub(crate) fn new(
-        cluster: &'a Arc<Cluster>,
-        registry: &'a Registry,
-        terms: &'a Terms,
-        permit: &'a Permit,
-    ) -> Self {
+    pub(crate) fn new(spec: &'a LockSpec, permit: &'a Permit) -> Self {
         Self {
-            cluster,
-            registry,
-            names: &terms.names,
-            ttl: terms.ttl,
+            cluster: &spec.cluster,
+            registry: &spec.registry,
+            names: &spec.names,
+            ttl: spec.lease.ttl,
             permit,
         }
     }
@@ -155,9 +150,9 @@ impl Backoff {
     }
 
     /// Begins an attempt, and discards the signals of earlier releases.
-    pub(crate) fn begin_attempt(&mut self) {
+    pub(crate) fn begin_attempt(&mut self, now: Instant) {
         self.forget_releases();
-        self.attempt_began = Instant::now();
+        self.attempt_began = now;
     }
 
     /// Lets other processes try first if it is their turn.

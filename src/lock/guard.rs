@@ -92,21 +92,10 @@ pub struct LockHandle {
     request_share: Weak<RequestShare>,
 }
 
-/// The share that a layer holds while it serves a request. The handler may give it up through its handle.
+/// The share that a layer holds while it serves a request. The handler may give it up through its handle; then it is the
+/// reason for which the lock was lost before, if it was.
 #[derive(Debug)]
-pub(crate) struct RequestShare(Mutex<RequestShareState>);
-
-#[derive(Debug)]
-enum RequestShareState {
-    Held(LockGuard),
-    GivenUp(GivenUp),
-}
-
-/// When a share was given up, and whether the lock was still valid.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct GivenUp {
-    pub(crate) lost: Option<LostReason>,
-}
+pub(crate) struct RequestShare(Mutex<Result<LockGuard, Option<LostReason>>>);
 
 /// Outcome of [`LockGuard::release`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -141,7 +130,7 @@ macro_rules! view {
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
                 let all = self.joined.as_ref().map(|joined| &joined.keys);
-                all.unwrap_or(&self.lease().terms.keys).as_slice()
+                all.unwrap_or(&self.lease().spec.keys).as_slice()
             }
 
             /// Returns the fencing token of [`keys`](Self::keys), which the storage should check; `None` only if
@@ -158,7 +147,7 @@ macro_rules! view {
             #[must_use]
             pub fn fencing_token_of(&self, key: &LockKey) -> Option<FencingToken> {
                 let mut leases = self.leases();
-                let lease = leases.find(|lease| lease.terms.keys.as_slice().contains(key))?;
+                let lease = leases.find(|lease| lease.spec.keys.as_slice().contains(key))?;
                 lease.token()
             }
 
@@ -166,7 +155,7 @@ macro_rules! view {
             /// [`slots`](crate::LockRequest::slots).
             #[must_use]
             pub fn slot(&self) -> Option<usize> {
-                self.lease().terms.slot
+                self.lease().spec.slot
             }
 
             /// Returns how much longer the lock is certainly held, by the monotonic clock.
@@ -252,7 +241,7 @@ impl LockGuard {
     /// Makes one lock of several leases, before its caller gets it. They have the same token.
     pub(crate) fn join(first: Share, further: Vec<Share>) -> Self {
         let leases = [&first].into_iter().chain(&further).map(Share::lease);
-        let keys = leases.flat_map(|lease| lease.terms.keys.as_slice());
+        let keys = leases.flat_map(|lease| lease.spec.keys.as_slice());
         let joined = Joined {
             keys: keys.collect(),
             further: further.len(),
@@ -440,7 +429,7 @@ impl RequestShare {
     /// Makes the guard of a layer a share that its handler may give up. Returns it with the handle for the handler.
     pub(crate) fn new(guard: LockGuard) -> (Arc<Self>, LockHandle) {
         let handle = guard.handle();
-        let share = Arc::new(Self(Mutex::new(RequestShareState::Held(guard))));
+        let share = Arc::new(Self(Mutex::new(Ok(guard))));
         let request_share = Arc::downgrade(&share);
         let handle = LockHandle {
             request_share,
@@ -449,28 +438,21 @@ impl RequestShare {
         (share, handle)
     }
 
-    /// Returns when the share was given up, if it was.
-    pub(crate) fn given_up(&self) -> Option<GivenUp> {
+    /// Returns why the lock was lost before its share was given up; asks `now` if it was not given up.
+    pub(crate) fn lost_or(&self, now: impl FnOnce() -> Option<LostReason>) -> Option<LostReason> {
         match &*self.0.lock() {
-            RequestShareState::Held(_) => None,
-            RequestShareState::GivenUp(given_up) => Some(*given_up),
+            Ok(_) => now(),
+            Err(lost) => *lost,
         }
     }
 
     /// Takes the guard out, unless that has happened before.
     pub(crate) fn give_up(&self) -> Option<LockGuard> {
-        let mut state = self.0.lock();
-        let RequestShareState::Held(guard) = &*state else {
-            return None;
-        };
-        let reason = guard.leases().find_map(|lease| lease.lost_reason());
-        let given_up = GivenUp {
-            lost: reason.or_else(|| (!guard.is_valid()).then_some(LostReason::Expired)),
-        };
-        match std::mem::replace(&mut *state, RequestShareState::GivenUp(given_up)) {
-            RequestShareState::Held(guard) => Some(guard),
-            RequestShareState::GivenUp(_) => None,
-        }
+        let mut share = self.0.lock();
+        let guard = share.as_ref().ok()?;
+        let lost = guard.leases().find_map(|lease| lease.lost_reason());
+        let lost = lost.or_else(|| (!guard.is_valid()).then_some(LostReason::Expired));
+        std::mem::replace(&mut *share, Err(lost)).ok()
     }
 }
 

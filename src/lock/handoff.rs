@@ -177,8 +177,10 @@ impl<T> Future for Inline<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
         if let Some(mut task) = self.task.take() {
+            // Taken out while it is polled: a task that panics must not be polled again.
             let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
             let is_pending = matches!(polled, Ok(Poll::Pending));
+            // After the poll, in which the task may have sent it. What it sends later wakes this caller.
             let outcome = self.outcome.try_recv();
             if is_pending {
                 if matches!(outcome, Err(TryRecvError::Empty))
@@ -202,6 +204,7 @@ impl<T> Future for Inline<T> {
 impl<T> Drop for Inline<T> {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
+            // Closed before it is spawned: the task then finds no caller with its first poll, and releases.
             self.outcome.close();
             self.spawn(task);
         }

@@ -30,15 +30,19 @@ use tokio::time::{Instant, sleep_until};
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::layout::Group;
-use crate::lock::queue::{CapPermits, CountedWaiter, HeldLease, Occupancy, Permit, permits};
+use crate::lock::queue::{CapPermits, CountedWaiter, Occupancy, Permit, permits};
 use crate::lock::registry::DrainStage;
+use crate::lock::state::LockState;
 use crate::protocol::LockKeys;
+use crate::protocol::lease::Access;
 
 /// What a caller that meets a busy key wants.
 pub(crate) struct LocalWait<'a> {
     pub(crate) core: &'a Core,
     pub(crate) group: &'a Group,
     pub(crate) keys: &'a LockKeys,
+    /// Its label in spans and metrics.
+    pub(crate) resource: &'static str,
     pub(crate) ttl: Duration,
     /// Whether something is executed under the lock, so that its past decides too.
     pub(crate) is_execution: bool,
@@ -47,7 +51,7 @@ pub(crate) struct LocalWait<'a> {
 }
 
 impl LocalWait<'_> {
-    /// Waits for the permits of all keys.
+    /// Acquires the permits of all keys, at once if they are free.
     ///
     /// # Errors
     ///
@@ -56,11 +60,30 @@ impl LocalWait<'_> {
     /// # Cancel safety
     ///
     /// May be dropped at any point; the caller's place in the queue is given up.
-    pub(crate) async fn acquire<E: From<LockError>>(
+    pub(crate) async fn admit<E: From<LockError>>(
+        &self,
+        access: Access,
+        slots: &mut CapPermits,
+        refuse: impl Fn(&LockState) -> Option<E>,
+    ) -> Result<Permit, E> {
+        match self.group.queue.try_acquire(self.keys, access) {
+            Ok(permit) => Ok(permit),
+            Err(waiting) => {
+                if !self.is_execution && waiting.is_held_by_own_task() {
+                    self.core.warn_of_reentry(self.resource);
+                }
+                // Boxed, because most calls do not wait, and would reserve its space all the same.
+                Box::pin(self.acquire(waiting, slots, refuse)).await
+            }
+        }
+    }
+
+    /// Waits for the permits of all keys.
+    async fn acquire<E: From<LockError>>(
         &self,
         permit: Permit,
         slots: &mut CapPermits,
-        refuse: impl Fn(&dyn HeldLease) -> Option<E>,
+        refuse: impl Fn(&LockState) -> Option<E>,
     ) -> Result<Permit, E> {
         let acquiring = async {
             let (mut rounds, mut over_since) = (0, None);
@@ -84,7 +107,7 @@ impl LocalWait<'_> {
         number: usize,
         slots: &mut CapPermits,
         over_since: &mut Option<Instant>,
-        refuse: &impl Fn(&dyn HeldLease) -> Option<E>,
+        refuse: &impl Fn(&LockState) -> Option<E>,
     ) -> Result<(), E> {
         let (place, access) = (permit.place(number), permit.access());
         let failures = place.failures();
@@ -104,7 +127,7 @@ impl LocalWait<'_> {
             }
             let state = place.state(access);
             let holder = state.holder.filter(|holder| !holder.is_ending());
-            if let Some(refusal) = holder.and_then(|holder| refuse(&*holder)) {
+            if let Some(refusal) = holder.and_then(|holder| refuse(&holder)) {
                 return Err(refusal);
             }
             let (_, since) = *match &mut seen {

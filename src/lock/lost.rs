@@ -5,8 +5,6 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::time::Instant;
-
 /// The reason for which a lock is no longer held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -53,13 +51,6 @@ impl fmt::Display for LostReason {
             Self::Abandoned => "the task that renewed it is gone",
         })
     }
-}
-
-/// The status of a lock, as its lease task publishes it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LeaseStatus {
-    pub(crate) valid_until: Instant,
-    pub(crate) lost: Option<LostReason>,
 }
 
 /// Future that resolves to the reason when a lock is lost.

@@ -14,11 +14,10 @@
 //! * `queue`: waiting callers of this process, waiting processes beside it, and the cap on waiting calls;
 //! * `settings`: all settings; `cluster`: the nodes of a group; `layout`: the groups; `core`: the state that all clones of a
 //!   [`Redlock`] share;
-//! * `terms`, `state`, `failures`: what a caller asks for, what its holders see, and why it failed; `backoff`: the waits
-//!   between attempts, with `announcement`, which keeps new readers out meanwhile; `handoff`: from the caller to the task;
-//! * `driver`: the life of a lock, from its order to its end, with the state machine in
+//! * `spec`, `state`: what a lock is, and what its holders see of it; `backoff`: the waits between attempts, with
+//!   `announcement`, which keeps new readers out meanwhile; `handoff`: from the caller to the task;
+//! * `driver`: the life of a lock, from its request to its end, with the state machine in
 //!   [`protocol::lease`](crate::protocol::lease); `acquisition`: locks in several groups;
-//! * `lease`: the steps of an execution's lock;
 //! * `uuid`: keys from UUIDs;
 //! * `guard`, `options`, `request`, `health`, `redlock`, `node_group`, `builder`, `config`, `shutdown`: the public face.
 
@@ -32,7 +31,6 @@ mod config;
 mod core;
 mod driver;
 mod error;
-mod failures;
 mod guard;
 mod handoff;
 mod health;
@@ -50,8 +48,8 @@ mod settings;
 mod shutdown;
 mod slots;
 mod span;
+mod spec;
 mod state;
-mod terms;
 mod time;
 #[cfg(feature = "test-util")]
 mod traces;
@@ -79,14 +77,14 @@ pub use traces::Traces;
 pub(crate) use self::core::Core;
 pub(crate) use backoff::AcquireError;
 pub(crate) use cluster::{Asked, Cluster};
-pub(crate) use driver::{Driver, acquire};
+pub(crate) use driver::{LockTask, acquire};
 pub(crate) use guard::RequestShare;
 pub(crate) use layout::{Group, ReadReceiver};
 pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;
-pub(crate) use queue::{CapPermits, HeldLease, Waited, WaiterCap};
-pub(crate) use registry::DrainStage;
+pub(crate) use queue::{CapPermits, Waited, WaiterCap};
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
-pub(crate) use terms::{Earlier, Terms};
+pub(crate) use spec::{Earlier, LockSpec};
+pub(crate) use state::LockState;
 pub(crate) use time::{after, whole_millis};

@@ -189,7 +189,7 @@ impl Redlock {
 
     /// Returns whether a lock belongs to this service, and not to one with other nodes or another namespace.
     pub(crate) fn owns(&self, handle: &LockHandle) -> bool {
-        Arc::ptr_eq(&self.0.registry, &handle.lease().terms.registry)
+        Arc::ptr_eq(&self.0.registry, &handle.lease().spec.registry)
     }
 
     /// Adds the defaults for HTTP requests: their locks fail fast, and are renewed for a bounded time, because a

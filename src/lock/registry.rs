@@ -32,24 +32,18 @@ struct Leases {
     running: BTreeMap<u64, Running>,
     released: usize,
     /// The releases of lease tasks that have ended, which some node has not confirmed.
-    unsettled: VecDeque<Unsettled>,
+    unsettled: VecDeque<UnsettledRelease>,
 }
 
-/// Releases of one lease task, which some node had not confirmed when the task ended.
-#[derive(Debug)]
-pub(crate) struct Unsettled {
-    /// Where later confirmations arrive.
-    pub(crate) votes: VoteReceiver,
-    /// The names of the nodes.
-    pub(crate) names: Arc<[Arc<str>]>,
-    pub(crate) releases: Vec<UnsettledRelease>,
-}
-
-/// A release that some node has not confirmed.
+/// A release that some node had not confirmed when its lease task ended.
 #[derive(Debug)]
 pub(crate) struct UnsettledRelease {
-    pub(crate) keys: LockKeys,
+    /// Where later confirmations arrive, and in which phase.
+    pub(crate) votes: VoteReceiver,
     pub(crate) phase: u32,
+    /// The names of the nodes.
+    pub(crate) names: Arc<[Arc<str>]>,
+    pub(crate) keys: LockKeys,
     pub(crate) round: ReleaseRound,
     /// When the keys have expired on every node for certain.
     pub(crate) gone_at: Instant,
@@ -77,19 +71,17 @@ impl Leases {
     }
 }
 
-impl Unsettled {
+impl UnsettledRelease {
     /// Counts the confirmations that have arrived, and returns whether a key may still be on some node.
     fn is_open(&mut self, now: Instant) -> bool {
         while let Some(vote) = self.votes.try_recv() {
-            let release = self.releases.iter_mut().find(|r| r.phase == vote.phase);
-            if let (Some(release), Ok(reply)) = (release, vote.outcome) {
-                let answer = Answer::Replied(reply);
-                release.round.on_release(vote.node, &answer);
+            if let Ok(reply) = vote.outcome
+                && vote.phase == self.phase
+            {
+                self.round.on_release(vote.node, &Answer::Replied(reply));
             }
         }
-        self.releases
-            .retain(|release| now < release.gone_at && !release.round.unreleased().is_empty());
-        !self.releases.is_empty()
+        now < self.gone_at && !self.round.unreleased().is_empty()
     }
 }
 
@@ -174,6 +166,7 @@ impl Registry {
     /// Returns a ticket for a lease task, unless the shutdown has begun.
     pub(crate) fn enter(self: &Arc<Self>, keys: &LockKeys) -> Option<Ticket> {
         let mut leases = self.leases.lock();
+        // Under the mutex under which a drain ends this: a task is either refused, or found among the running ones.
         if self.stage() != DrainStage::Open {
             return None;
         }
@@ -195,6 +188,7 @@ impl Registry {
     pub(crate) async fn drain(&self, timeout: Duration) -> Drained {
         {
             let mut leases = self.leases.lock();
+            // Wakes those that wait, which do not need the mutex to see the stage.
             self.advance(DrainStage::Draining);
             leases.released = 0;
         }
@@ -207,21 +201,16 @@ impl Registry {
             .unsettled
             .retain_mut(|unsettled| unsettled.is_open(now));
         let (mut unconfirmed, mut lagging) = (Vec::new(), BTreeSet::new());
-        for Unsettled {
-            names, releases, ..
-        } in &leases.unsettled
-        {
-            for release in releases {
-                let nodes = release.round.unreleased().iter();
-                let nodes = nodes.map(|node| Arc::clone(&names[node]));
-                if 2 * release.round.unreleased().len() < names.len() {
-                    lagging.extend(nodes);
-                } else {
-                    unconfirmed.extend(nodes.map(|node| Unconfirmed {
-                        node,
-                        keys: release.keys.clone(),
-                    }));
-                }
+        for release in &leases.unsettled {
+            let UnsettledRelease { names, keys, .. } = release;
+            let nodes = release.round.unreleased();
+            let is_minority = 2 * nodes.len() < names.len();
+            let nodes = nodes.iter().map(|node| Arc::clone(&names[node]));
+            if is_minority {
+                lagging.extend(nodes);
+            } else {
+                let keys = || keys.clone();
+                unconfirmed.extend(nodes.map(|node| Unconfirmed { node, keys: keys() }));
             }
         }
         let held = leases.running.values().filter(|running| running.is_held);
@@ -233,9 +222,8 @@ impl Registry {
         }
     }
 
-    /// Keeps the releases of a lease task that ends, until every node has confirmed them or the keys have ended by their
-    /// ttl.
-    pub(crate) fn keep_unsettled(&self, mut unsettled: Unsettled) {
+    /// Keeps the release of a lease task that ends, until every node has confirmed it or the keys have ended by their ttl.
+    pub(crate) fn keep_unsettled(&self, mut unsettled: UnsettledRelease) {
         if unsettled.is_open(Instant::now()) {
             self.leases.lock().unsettled.push_back(unsettled);
         }
@@ -262,10 +250,6 @@ impl Registry {
 }
 
 impl Ticket {
-    pub(crate) fn registry(&self) -> &Arc<Registry> {
-        &self.registry
-    }
-
     /// Notes that a guard is handed out, for these keys if they are not known yet.
     pub(crate) fn set_held(&self, keys: Option<&LockKeys>) {
         if let Some(running) = self.registry.leases.lock().running.get_mut(&self.id) {
@@ -284,6 +268,7 @@ impl Drop for Ticket {
         if running.is_some_and(|running| running.is_held) {
             leases.released += 1;
         }
+        // The drain has asked to be notified before it looks under the mutex, so it either finds no task or hears this.
         if leases.running.is_empty() {
             self.registry.emptied.notify_waiters();
         }
@@ -314,15 +299,13 @@ mod tests {
                 late.extend((0..3).map(|node| votes.sender(node)));
             }
             let ttl = if lock == 0 { 2_000 } else { 10 };
-            registry.keep_unsettled(Unsettled {
+            registry.keep_unsettled(UnsettledRelease {
                 votes,
+                phase: 0,
                 names: Arc::clone(&names),
-                releases: vec![UnsettledRelease {
-                    keys: keys.clone(),
-                    phase: 0,
-                    round: ReleaseRound::new(quorum, NodeSet::all(quorum)),
-                    gone_at: Instant::now() + ttl * second,
-                }],
+                keys: keys.clone(),
+                round: ReleaseRound::new(quorum, NodeSet::all(quorum)),
+                gone_at: Instant::now() + ttl * second,
             });
             drop(ticket);
             if late.len() >= 9 {

@@ -22,10 +22,12 @@ use crate::protocol::{FencingToken, LockKey, LockKeys};
 /// keys. Of several plain keys, none names the others.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
-    span: Span,
-    resource: &'static str,
+    pub(crate) span: Span,
+    /// The label of the lock in spans and metrics.
+    pub(crate) resource: &'static str,
     group: Mutex<Option<Arc<str>>>,
-    began: Instant,
+    /// When the lock was requested.
+    pub(crate) began: Instant,
     is_finished: bool,
 }
 
@@ -59,20 +61,6 @@ impl LockSpan {
         }
     }
 
-    /// Returns when the lock was requested.
-    pub(crate) fn began(&self) -> Instant {
-        self.began
-    }
-
-    pub(crate) fn span(&self) -> &Span {
-        &self.span
-    }
-
-    /// Returns the label of the lock in spans and metrics.
-    pub(crate) fn label(&self) -> &'static str {
-        self.resource
-    }
-
     /// Notes that a group is asked, if there are several, and returns the labels of the lease there. The outcome counts
     /// for the group that was asked last.
     pub(crate) fn in_group(&self, group: Option<Arc<str>>) -> LockLabels {
@@ -86,26 +74,17 @@ impl LockSpan {
         }
     }
 
-    /// Finishes with a granted lock, and the time that its caller waited, if it did.
-    pub(crate) fn granted(mut self, token: Option<FencingToken>, waited: Option<Duration>) {
-        self.is_finished = true;
-        self.report("lock acquired", "granted", token, waited);
-    }
-
-    /// Finishes with an outcome other than a granted lock.
-    pub(crate) fn refused(self, outcome: &'static str, waited: Option<Duration>) {
-        self.ended("lock refused", outcome, waited);
-    }
-
-    /// Finishes with an outcome that needs no lock, and the message of its event.
-    pub(crate) fn ended(
+    /// Finishes with an outcome: that of a granted lock has a token, unless fencing is off. `waited` is the time that its
+    /// caller waited, if it did.
+    pub(crate) fn finish(
         mut self,
         message: &'static str,
         outcome: &'static str,
+        token: Option<FencingToken>,
         waited: Option<Duration>,
     ) {
         self.is_finished = true;
-        self.report(message, outcome, None, waited);
+        self.report(message, outcome, token, waited);
     }
 
     fn report(

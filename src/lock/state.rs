@@ -2,11 +2,11 @@
 //!
 //! # Implementation details
 //!
-//! Holders count their shares and queue their commands here. The task publishes the status of the lock and the
+//! Holders count their shares and queue their commands here. The task publishes how the lock stands and the
 //! outcome of the release. Two rules keep the two sides from missing each other:
 //!
-//! * Zero shares is final. Dropping the last share wakes the task, and no new share can be taken.
-//! * The task stores an outcome before it closes the lease. If the lease is closed without an outcome, the task died.
+//! * From the grant on, zero shares is final. Dropping the last share wakes the task, and no new share can be taken.
+//! * The task stores an outcome when it closes the lease. If the lease is closed without an outcome, the task died.
 //!
 //! One mutex, and one [`Notify`] per side, carry all of this. A channel for each kind of message would cost more than
 //! the rest of the lease, and most locks end with no message other than the outcome of the release.
@@ -19,23 +19,21 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use crate::lock::cluster::Cluster;
 use crate::lock::error::{ExtendError, ReleaseError};
-use crate::lock::lost::{LeaseStatus, Lost, LostReason};
-use crate::lock::queue::HeldLease;
-use crate::lock::registry::Registry;
+use crate::lock::lost::{Lost, LostReason};
+use crate::lock::spec::LockSpec;
 use crate::lock::time::whole_millis;
 use crate::node::sync::Notify;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
-use crate::node::{Home, Mutex, telemetry};
-use crate::protocol::lease::{Access, Effect, Input, OnceEvent, OnceSpec};
-use crate::protocol::{FencingToken, LockKey, LockKeys, validity};
+use crate::node::{Mutex, telemetry};
+use crate::protocol::lease::{Effect, Input, OnceEvent};
+use crate::protocol::{FencingToken, validity};
 
-/// A held lock, as its holders see it.
+/// A lock as its holders see it. It has none before it is granted.
 #[derive(Debug)]
 pub(crate) struct LockState {
-    pub(crate) terms: LeaseTerms,
-    /// The number of shares, which guards, responses and bodies hold. Zero is final.
+    pub(crate) spec: Arc<LockSpec>,
+    /// The number of shares, which guards, responses and bodies hold.
     shares: AtomicUsize,
     state: Mutex<LeaseState>,
     /// Wakes the task for a command, or when the last share is dropped.
@@ -44,24 +42,10 @@ pub(crate) struct LockState {
     changed: Notify,
 }
 
-/// What does not change during a lease.
-#[derive(Debug)]
-pub(crate) struct LeaseTerms {
-    /// The nodes, and the home of the task.
-    pub(crate) cluster: Arc<Cluster>,
-    /// Identifies the lock service.
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) keys: LockKeys,
-    pub(crate) access: Access,
-    /// The number of the slot, if it is one of several.
-    pub(crate) slot: Option<usize>,
-    /// What is executed under the lock.
-    pub(crate) purpose: Option<OnceSpec>,
-}
-
 #[derive(Debug)]
 struct LeaseState {
-    status: LeaseStatus,
+    valid_until: Instant,
+    lost: Option<LostReason>,
     token: Option<FencingToken>,
     /// When the caller got its guard, so that its work may have begun.
     delivered_at: Option<Instant>,
@@ -84,10 +68,6 @@ pub(crate) struct HolderCommand {
 /// The answer to a command; an event only where an execution asked.
 pub(crate) type CommandOutcome = Result<Option<OnceEvent>, ExtendError>;
 
-/// The task's end of a lease. Dropping it closes the lease and drops the remaining commands.
-#[derive(Debug)]
-pub(crate) struct LeaseControl(Arc<LockState>);
-
 /// One share of a lease. The task releases the lock when the last is dropped.
 ///
 /// Dropping it does no I/O and cannot panic: it counts down and wakes the task.
@@ -95,20 +75,15 @@ pub(crate) struct LeaseControl(Arc<LockState>);
 pub(crate) struct Share(Arc<LockState>);
 
 impl LockState {
-    pub(crate) fn new(
-        terms: LeaseTerms,
-        token: Option<FencingToken>,
-        valid_until: Instant,
-    ) -> (Arc<Self>, Share, LeaseControl) {
-        let lease = Arc::new(Self {
-            terms,
-            shares: AtomicUsize::new(1),
+    /// Creates the state of a lock that is not granted yet.
+    pub(crate) fn new(spec: &Arc<LockSpec>, now: Instant) -> Arc<Self> {
+        Arc::new(Self {
+            spec: Arc::clone(spec),
+            shares: AtomicUsize::new(0),
             state: Mutex::new(LeaseState {
-                status: LeaseStatus {
-                    valid_until,
-                    lost: None,
-                },
-                token,
+                valid_until: now,
+                lost: None,
+                token: None,
                 delivered_at: None,
                 effect: Effect::default(),
                 commands: VecDeque::new(),
@@ -117,19 +92,12 @@ impl LockState {
             }),
             notified: Notify::new(),
             changed: Notify::new(),
-        });
-        let (share, control) = (Share(Arc::clone(&lease)), LeaseControl(Arc::clone(&lease)));
-        (lease, share, control)
+        })
     }
 
     /// Returns the fencing token of the lock.
     pub(crate) fn token(&self) -> Option<FencingToken> {
         self.state.lock().token
-    }
-
-    /// Returns the home of the task.
-    pub(crate) fn home(&self) -> &Home {
-        &self.terms.cluster.home
     }
 
     /// Takes one more share, unless the last is gone.
@@ -167,7 +135,7 @@ impl LockState {
     /// Returns when the caller got its guard, if it has, and whether the lock was revoked.
     pub(crate) fn done_by_holders(&self) -> (Option<Instant>, bool) {
         let state = self.state.lock();
-        let is_revoked = state.status.lost == Some(LostReason::Revoked);
+        let is_revoked = state.lost == Some(LostReason::Revoked);
         (state.delivered_at, is_revoked)
     }
 
@@ -196,7 +164,7 @@ impl LockState {
                 if let Some(reason) = lease.lost_reason() {
                     return reason;
                 }
-                if !lease.home().is_elsewhere() {
+                if !lease.spec.cluster.home.is_elsewhere() {
                     changed.await;
                     continue;
                 }
@@ -215,7 +183,7 @@ impl LockState {
     ///
     /// May be dropped at any point.
     pub(crate) async fn released(&self) -> Result<(), ReleaseError> {
-        let released = self.home().report(async {
+        let released = self.spec.cluster.home.report(async {
             loop {
                 // Created before the check, so that no notification is missed.
                 let changed = self.changed.notified();
@@ -226,7 +194,7 @@ impl LockState {
             }
         });
         let not_run = || {
-            let cluster = &self.terms.cluster;
+            let cluster = &self.spec.cluster;
             Err(ReleaseError::Unavailable {
                 reached: 0,
                 needed: cluster.quorum.majority(),
@@ -238,7 +206,7 @@ impl LockState {
 
     /// Extends the lock; see [`LockGuard::extend`](crate::LockGuard::extend).
     pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<(), ExtendError> {
-        let settings = &self.terms.cluster.settings;
+        let settings = &self.spec.cluster.settings;
         let (asked, max) = (ttl, settings.max_ttl());
         if asked > max {
             return Err(ExtendError::TtlTooLong { asked, max });
@@ -277,8 +245,8 @@ impl LockState {
             if !is_sent {
                 return Err(lost());
             }
-            let cluster = &lease.terms.cluster;
-            match lease.home().report(outcome).await {
+            let cluster = &lease.spec.cluster;
+            match lease.spec.cluster.home.report(outcome).await {
                 Some(outcome) => outcome.unwrap_or_else(|_| Err(lost())),
                 None => Err(ExtendError::Unavailable {
                     reached: 0,
@@ -302,34 +270,23 @@ impl LockState {
     }
 }
 
-impl HeldLease for LockState {
-    fn is_ending(&self) -> bool {
+/// What the waiting callers of its keys see.
+impl LockState {
+    /// Returns whether the last share is gone or the lock is lost, so that the next caller is about to be admitted.
+    pub(crate) fn is_ending(&self) -> bool {
         // The task of a lost lock gives its permit back at once, although there are shares.
-        !self.is_shared() || self.state.lock().lost().is_some()
+        !self.is_shared() || self.lost_reason().is_some()
     }
 
-    fn valid_until(&self) -> Instant {
-        self.state.lock().status.valid_until
+    /// Returns the end of the validity.
+    pub(crate) fn valid_until(&self) -> Instant {
+        self.state.lock().valid_until
     }
 
-    fn purpose(&self) -> Option<OnceSpec> {
-        self.terms.purpose
-    }
-
-    fn has(&self, key: &LockKey) -> bool {
-        self.terms.keys.as_slice().contains(key)
-    }
-
-    fn revoke(&self) {
-        let is_lost = {
-            let status = &mut self.state.lock().status;
-            let is_lost = status.lost.is_some();
-            status.lost = status.lost.or(Some(LostReason::Revoked));
-            is_lost
-        };
-        if !is_lost {
+    /// Declares the lock lost, because it was revoked.
+    pub(crate) fn revoke(&self) {
+        if self.lose(LostReason::Revoked).is_none() {
             report_loss(LostReason::Revoked);
-            self.changed.notify_waiters();
             // The task gives its permit back.
             self.notified.notify_one();
         }
@@ -345,14 +302,14 @@ pub(crate) fn report_loss(reason: LostReason) {
 impl LeaseState {
     fn lost(&self) -> Option<LostReason> {
         let abandoned = self.is_closed.then_some(LostReason::Abandoned);
-        self.status.lost.or(abandoned)
+        self.lost.or(abandoned)
     }
 
     /// Returns the outcome of the release, if it is known.
     fn outcome(&self) -> Option<Result<(), ReleaseError>> {
         let died = || {
             // Even if the task had begun the release, the nodes may not have received it.
-            let reason = self.status.lost;
+            let reason = self.lost;
             let reason = reason.filter(|reason| *reason != LostReason::Released);
             Err(ReleaseError::Lost(reason.unwrap_or(LostReason::Abandoned)))
         };
@@ -361,35 +318,55 @@ impl LeaseState {
     }
 }
 
-impl LeaseControl {
-    pub(crate) fn status(&self) -> LeaseStatus {
-        self.0.state.lock().status
+/// The task's side.
+impl LockState {
+    /// Makes the lock one that is held. Returns the first share.
+    pub(crate) fn grant(
+        self: &Arc<Self>,
+        token: Option<FencingToken>,
+        valid_until: Instant,
+    ) -> Share {
+        let mut state = self.state.lock();
+        (state.token, state.valid_until) = (token, valid_until);
+        drop(state);
+        // Release, with the acquire of those who look for holders. Until now, the task alone had the lock.
+        self.shares.store(1, Ordering::Release);
+        Share(Arc::clone(self))
     }
 
     pub(crate) fn set_token(&self, token: FencingToken) {
-        self.0.state.lock().token = Some(token);
+        self.state.lock().token = Some(token);
     }
 
     /// Prolongs the validity; never moves its end back.
     pub(crate) fn prolong(&self, valid_until: Instant) {
-        let status = &mut self.0.state.lock().status;
-        status.valid_until = status.valid_until.max(valid_until);
+        let mut state = self.state.lock();
+        state.valid_until = state.valid_until.max(valid_until);
     }
 
     /// Publishes that the lock is lost. Returns the reason that was published before, which stays.
     pub(crate) fn lose(&self, reason: LostReason) -> Option<LostReason> {
         let before = {
-            let status = &mut self.0.state.lock().status;
-            let before = status.lost;
-            status.lost = before.or(Some(reason));
+            let mut state = self.state.lock();
+            let before = state.lost;
+            state.lost = before.or(Some(reason));
             before
         };
-        self.0.changed.notify_waiters();
+        self.changed.notify_waiters();
         before
     }
 
+    /// Ends the lock for its holders, because its release begins. Returns why it was lost before, if it was.
+    pub(crate) fn end(&self, now: Instant) -> Option<LostReason> {
+        if self.valid_until() <= now {
+            self.lose(LostReason::Expired);
+        }
+        self.lose(LostReason::Released)
+    }
+
+    /// Returns the next command of a holder.
     pub(crate) fn try_recv(&self) -> Option<Box<HolderCommand>> {
-        self.0.state.lock().commands.pop_front()
+        self.state.lock().commands.pop_front()
     }
 
     /// Waits for a command or the drop of the last share; may return without either.
@@ -398,35 +375,20 @@ impl LeaseControl {
     ///
     /// May be dropped at any point.
     pub(crate) async fn notified(&self) {
-        self.0.notified.notified().await;
+        self.notified.notified().await;
     }
 
-    /// Publishes the outcome of the release, unless the lock was lost before, and reports a loss that the release shows.
-    pub(crate) fn conclude(self, lost: Option<LostReason>, outcome: Result<(), ReleaseError>) {
-        if let (None, Err(ReleaseError::Lost(reason))) = (lost, &outcome) {
-            report_loss(*reason);
-        }
-        self.close(match lost {
-            Some(reason) => Err(ReleaseError::Lost(reason)),
-            None => outcome,
-        });
-    }
-
-    /// Publishes the outcome of the release, as the last act of the task on the lease.
-    pub(crate) fn close(self, outcome: Result<(), ReleaseError>) {
-        self.0.state.lock().released = Some(outcome);
-    }
-}
-
-impl Drop for LeaseControl {
-    fn drop(&mut self) {
-        let mut state = self.0.state.lock();
+    /// Publishes the outcome of the release, if it has one, as the last act of the task on the lease. Commands that remain
+    /// are dropped.
+    pub(crate) fn close(&self, released: Option<Result<(), ReleaseError>>) {
+        let mut state = self.state.lock();
+        state.released = state.released.take().or(released);
         state.is_closed = true;
         let commands = std::mem::take(&mut state.commands);
         // Dropping a command wakes its sender, which locks the mutex.
         drop(state);
         drop(commands);
-        self.0.changed.notify_waiters();
+        self.changed.notify_waiters();
     }
 }
 
@@ -454,4 +416,4 @@ impl Drop for Share {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

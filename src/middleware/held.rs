@@ -127,7 +127,7 @@ impl LockHandles {
         }
         let is_wanted =
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
-        let is_of_reader = |guard: &&LockGuard| guard.lease().terms.access == Access::Shared;
+        let is_of_reader = |guard: &&LockGuard| guard.lease().spec.lease.access == Access::Shared;
         if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
             return LockFuture::failed(LockError::HeldShared);
         }
@@ -175,27 +175,20 @@ impl HeldLock {
     ///
     /// Must not be called again after it returned a reason.
     pub(crate) fn check_lost(&mut self, context: &mut Context<'_>) -> Option<LostReason> {
-        if let Some(given_up) = self.share.given_up() {
-            return given_up.lost;
-        }
-        match Pin::new(&mut self.lost).poll(context) {
-            Poll::Ready(reason) => match self.share.given_up() {
-                // Given up since, by another thread.
-                Some(given_up) => given_up.lost,
-                None => Some(reason),
-            },
+        let Self { share, lost, .. } = self;
+        share.lost_or(|| match Pin::new(lost).poll(context) {
+            Poll::Ready(reason) => Some(reason),
             Poll::Pending => None,
-        }
+        })
     }
 
     /// Returns a reason if the validity is over by the clock.
     ///
     /// The report of the lease is late if its thread was busy or the process was stopped.
     pub(crate) fn check_expired(&self) -> Option<LostReason> {
-        match self.share.given_up() {
-            Some(given_up) => given_up.lost,
-            None => (!self.handle.is_valid()).then_some(LostReason::Expired),
-        }
+        let is_over = || !self.handle.is_valid();
+        self.share
+            .lost_or(|| is_over().then_some(LostReason::Expired))
     }
 
     /// Releases this share; the future is ready once a majority has confirmed the release.

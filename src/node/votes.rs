@@ -102,8 +102,8 @@ impl VoteReceiver {
     /// Makes a channel for the nodes with these names.
     pub(crate) fn new(names: &Arc<[Arc<str>]>) -> Self {
         let queue = Queue {
-            // One phase fits: the votes of a phase are usually taken before those of the next arrive.
-            votes: VecDeque::with_capacity(names.len()),
+            // Two phases fit: the votes of a minority may arrive when those of the next phase do.
+            votes: VecDeque::with_capacity(2 * names.len()),
             ..Queue::default()
         };
         Self {
@@ -124,7 +124,7 @@ impl VoteReceiver {
     }
 
     /// Returns the number of the current phase.
-    pub(crate) fn phase(&self) -> u32 {
+    fn phase(&self) -> u32 {
         // Relaxed: only the receiver changes it.
         self.channel.phase.load(Ordering::Relaxed)
     }

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::{
-    CapPermits, Core, DrainStage, Driver, Earlier, Group, HeldLease, LocalWait, LockError,
-    LockGuard, LockOptions, LockSpan, Redlock, Terms, Waited, WaiterCap, acquire, after,
-    option_setters, whole_millis,
+    CapPermits, Core, Earlier, Group, LocalWait, LockError, LockGuard, LockOptions, LockSpan,
+    LockSpec, LockState, LockTask, Redlock, Waited, WaiterCap, acquire, after, option_setters,
+    whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
@@ -163,15 +163,17 @@ impl ExecuteOnce {
                 Box::pin(self.acquire_in_both(groups, &keys, &span, &waited)).await
             }
         };
-        match &outcome {
+        let (message, name, token) = match &outcome {
             Ok(execution) => {
-                span.granted(execution.handle().fencing_token(), waited.so_far());
+                let token = execution.handle().fencing_token();
+                ("lock acquired", "granted", token)
             }
             Err(denied @ Denied::Decided(Decided::Recorded(_))) => {
-                span.ended("outcome replayed", denied.outcome(), waited.so_far());
+                ("outcome replayed", denied.outcome(), None)
             }
-            Err(denied) => span.refused(denied.outcome(), waited.so_far()),
-        }
+            Err(denied) => ("lock refused", denied.outcome(), None),
+        };
+        span.finish(message, name, token, waited.so_far());
         outcome
     }
 
@@ -217,7 +219,7 @@ impl ExecuteOnce {
         let decided = match (first, second) {
             (Ok(first), Ok(second)) => {
                 return first.join(second).await.map_err(|error| {
-                    let (names, elapsed) = (&present.cluster.names, span.began().elapsed());
+                    let (names, elapsed) = (&present.cluster.names, span.began.elapsed());
                     LockError::from_raise(error, names, self.effective_ttl(), elapsed).into()
                 });
             }
@@ -304,28 +306,21 @@ impl ExecuteOnce {
             Some(max_hold) => ttl.min(ttl_to_hold(max_hold).max(2 * settings.node_timeout)),
             None => ttl,
         };
-        let asked = span.began();
+        let asked = span.began;
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [core.cap.clone(), self.cap.clone()];
         let mut slots = CapPermits::new(caps.into_iter().flatten(), waited.clone());
-        if core.registry.stage() != DrainStage::Open {
-            return Err(LockError::Closed.into());
-        }
-        let permit = match group.queue.try_acquire(keys, Access::Exclusive) {
-            Ok(permit) => permit,
-            Err(waiting) => {
-                let local = LocalWait {
-                    core,
-                    group,
-                    keys,
-                    ttl,
-                    is_execution: true,
-                    deadline: Some(deadline),
-                };
-                let refuse = |holder: &dyn HeldLease| self.refuse(holder);
-                Box::pin(local.acquire(waiting, &mut slots, refuse)).await?
-            }
+        let local = LocalWait {
+            core,
+            group,
+            keys,
+            resource: span.resource,
+            ttl,
+            is_execution: true,
+            deadline: Some(deadline),
         };
+        let refuse = |holder: &LockState| self.refuse(holder);
+        let permit = local.admit(Access::Exclusive, &mut slots, refuse).await?;
         if let Some((at, Decided::Recorded(record))) = permit.memo()
             // Found after this call began; an older one may have expired.
             && at >= asked
@@ -338,32 +333,27 @@ impl ExecuteOnce {
             ));
         }
         let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
-        let terms = Terms {
-            names: [names].into(),
-            ttl,
-            // Fenced in any case: by the fence, a node accepts a record only from the last owner that it granted
-            // the key.
-            is_fenced: true,
-            access: Access::Exclusive,
-            slot_table: None,
-            earlier,
-            hold_at_least: None,
-            once: Some(OnceSpec {
-                fingerprint: self.fingerprint,
-                executes: true,
-            }),
-        };
-        let (cluster, max_hold) = (&group.cluster, options.max_hold);
-        let driver = Driver::new(cluster, keys.clone(), terms, max_hold, ticket, labels);
+        let (cluster, registry, names) = (&group.cluster, &core.registry, [names].into());
+        let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, earlier, labels);
+        // By the fence, a node accepts a record only from the last owner that it granted the key.
+        spec.is_fenced = true;
+        // A second execution must not begin beside the first.
+        spec.lease.renews = true;
+        spec.lease.max_hold = options.max_hold;
+        spec.lease.once = Some(OnceSpec {
+            fingerprint: self.fingerprint,
+            executes: true,
+        });
         let (group, key) = (Arc::clone(group), self.key.clone());
-        let driver = driver.read_with(Box::new(move |Stored(head)| {
+        let task = LockTask::new(spec, None, permit, ticket);
+        let task = task.read_with(Arc::new(move |Stored(head)| {
             let (group, key) = (Arc::clone(&group), key.clone());
             Box::pin(async move {
                 let record = fetch(&group, &key, &head).await.ok();
                 Input::Once(OnceInput::Read(record))
             })
         }));
-        let share = acquire(driver, permit, slots, deadline, span.span()).await?;
+        let share = acquire(task, slots, deadline, &span.span).await?;
         Ok(Execution::new(LockGuard::new(share)))
     }
 
@@ -372,8 +362,8 @@ impl ExecuteOnce {
     }
 
     /// Refuses the request if the holder of the key executes another one.
-    fn refuse(&self, holder: &dyn HeldLease) -> Option<Denied> {
-        let other = holder.purpose()?.fingerprint;
+    fn refuse(&self, holder: &LockState) -> Option<Denied> {
+        let other = holder.spec.lease.once?.fingerprint;
         (other != self.fingerprint).then_some(Decided::OtherRequest.into())
     }
 }

@@ -43,9 +43,8 @@
 use std::time::Duration;
 
 use crate::protocol::quorum::{NodeSet, Quorum};
-use crate::protocol::round::Answer;
+use crate::protocol::round::{Answer, ReleaseRound};
 
-mod access;
 mod io;
 mod life;
 mod once;
@@ -56,11 +55,9 @@ mod stages;
 #[cfg(test)]
 mod tests;
 mod trace;
-mod view;
 
-pub use access::Access;
-use io::ACQUIRE;
-pub use io::{Awaited, Event, Input, LeaseRequest, LeaseSpec, Loss};
+use io::{ACQUIRE, OpenRequest};
+pub use io::{Access, Awaited, Event, Input, LeaseRequest, LeaseSpec, Loss};
 pub use life::{Lease, TICK};
 pub use once::{Decided, Effect, OnceEvent, OnceInput, OnceSpec, Recorded, Stored};
 use stages::{Acquiring, LifeStage, Purpose};
@@ -168,18 +165,11 @@ impl Lease {
     /// Returns the nodes that have been silent for too long by now. [`Input::TimedOut`] counts them as failed.
     #[must_use]
     pub fn overdue(&self, now: Duration) -> NodeSet {
-        match &self.stage {
-            LifeStage::Acquiring(acquiring) => acquiring.overdue(now),
-            LifeStage::Holding(holding) => match &holding.extending {
-                Some(extending) if extending.began + self.spec.node_timeout <= now => {
-                    extending.round.silent()
-                }
-                _ => NodeSet::default(),
-            },
-            LifeStage::Recording(recording) => recording.overdue(now),
-            LifeStage::Releasing(releasing) if releasing.due <= now => releasing.round.silent(),
-            LifeStage::Releasing(_) => NodeSet::default(),
+        if let LifeStage::Acquiring(acquiring) = &self.stage {
+            return acquiring.overdue(now);
         }
+        let open = self.open_request().filter(|open| open.due <= now);
+        open.map(|open| open.silent).unwrap_or_default()
     }
 
     fn on_answer(&mut self, node: usize, number: u32, answer: &Answer, now: Duration) {
@@ -199,14 +189,14 @@ impl Lease {
                 }
             }
             LifeStage::Recording(recording) => {
-                if recording.number() == number {
+                if recording.number == number {
                     self.on_recording_answer(node, answer, now);
                 }
             }
             LifeStage::Releasing(releasing) => {
                 if releasing.number == number {
-                    releasing.round.on_release(node, answer);
-                    self.tell_release();
+                    let step = releasing.round.on_release(node, answer);
+                    self.tell_release(step);
                 }
             }
         }
@@ -216,12 +206,172 @@ impl Lease {
         self.check_validity(now);
         let number = match &self.stage {
             LifeStage::Acquiring(acquiring) => acquiring.silence(),
-            LifeStage::Recording(recording) => recording.number(),
+            LifeStage::Recording(recording) => recording.number,
             LifeStage::Holding(_) | LifeStage::Releasing(_) => self.number,
         };
         for node in self.overdue(now).iter() {
             self.on_answer(node, number, &Answer::Failed, now);
         }
         self.renew(now);
+    }
+}
+
+/// What a driver may ask a lease.
+impl Lease {
+    /// Returns when to handle [`Input::TimedOut`], if nothing else happens before.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        let due = match &self.stage {
+            LifeStage::Acquiring(acquiring) => return acquiring.next_due(),
+            _ => self.open_request().map(|open| open.due),
+        };
+        let LifeStage::Holding(holding) = &self.stage else {
+            return due;
+        };
+        let lost_at = holding.valid_until.saturating_sub(TICK);
+        let lost_at = holding.lost.is_none().then_some(lost_at);
+        let renew_at = holding.renew_at.filter(|_| due.is_none());
+        [lost_at, due, renew_at].into_iter().flatten().min()
+    }
+
+    /// Returns how many answers may decide what happens next; `None` if none can.
+    #[must_use]
+    pub fn awaited(&self) -> Option<Awaited> {
+        let (number, silent, is_undecided) = match &self.stage {
+            LifeStage::Acquiring(acquiring) => match acquiring.silence() {
+                ACQUIRE => (
+                    ACQUIRE,
+                    acquiring.round.acquiring().unanswered().count(),
+                    true,
+                ),
+                // A late grant may be of exactly the number that is being confirmed.
+                _ => (0, 0, true),
+            },
+            _ => {
+                let open = self.open_request()?;
+                (open.number, open.silent.len(), open.is_undecided)
+            }
+        };
+        let answers = match is_undecided {
+            true => (self.quorum.decisive() + silent).saturating_sub(self.quorum.nodes()),
+            false => silent,
+        };
+        Some(Awaited { number, answers })
+    }
+
+    /// Returns the request that some nodes have not answered, of a lease that has acquired its lock.
+    fn open_request(&self) -> Option<OpenRequest> {
+        let open = match &self.stage {
+            LifeStage::Acquiring(_) => return None,
+            LifeStage::Holding(holding) => {
+                let extending = holding.extending.as_ref()?;
+                OpenRequest {
+                    number: extending.number,
+                    silent: extending.round.silent(),
+                    due: extending.began + self.spec.node_timeout,
+                    is_undecided: true,
+                }
+            }
+            LifeStage::Recording(recording) => recording.open_request(),
+            LifeStage::Releasing(releasing) => OpenRequest {
+                number: releasing.number,
+                silent: releasing.round.silent(),
+                due: releasing.due,
+                is_undecided: releasing.is_awaited,
+            },
+        };
+        Some(open).filter(|open| !open.silent.is_empty())
+    }
+
+    /// Returns the number of the last request.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Returns whether answers to this request still count.
+    #[must_use]
+    pub fn counts(&self, number: u32) -> bool {
+        match &self.stage {
+            LifeStage::Acquiring(acquiring) => acquiring.counts(number),
+            LifeStage::Holding(holding) => {
+                let is_pending = matches!(holding.purpose, Purpose::Pending(_));
+                is_pending || holding.extending.is_some() && number == self.number
+            }
+            LifeStage::Recording(recording) => recording.number == number,
+            LifeStage::Releasing(releasing) => number == releasing.number,
+        }
+    }
+
+    /// Returns whether the lock is neither granted nor given up.
+    #[must_use]
+    pub fn is_acquiring(&self) -> bool {
+        matches!(self.stage, LifeStage::Acquiring(_))
+    }
+
+    /// Returns whether an extension is under way.
+    #[must_use]
+    pub fn is_extending(&self) -> bool {
+        matches!(&self.stage, LifeStage::Holding(holding) if holding.extending.is_some())
+    }
+
+    /// Returns the nodes that have not answered the release; none before it has begun.
+    #[must_use]
+    pub fn unanswered(&self) -> NodeSet {
+        match &self.stage {
+            LifeStage::Releasing(releasing) => releasing.round.silent(),
+            _ => NodeSet::default(),
+        }
+    }
+
+    /// Returns the nodes that may still have the lock.
+    #[must_use]
+    pub fn may_hold(&self) -> NodeSet {
+        match &self.stage {
+            LifeStage::Releasing(releasing) => releasing.round.unreleased(),
+            _ => self.may_hold,
+        }
+    }
+
+    /// Returns whether it is granted, and neither released nor about to record.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        matches!(self.stage, LifeStage::Holding(_))
+    }
+
+    /// Returns whether nothing is executed under the lock that might be.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        self.spec.once.is_some() && !self.is_begun
+    }
+
+    /// Returns whether nothing is left to do.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        matches!(&self.stage, LifeStage::Releasing(releasing) if releasing.is_settled)
+    }
+
+    /// Returns whether the release has begun.
+    #[must_use]
+    pub fn is_releasing(&self) -> bool {
+        matches!(self.stage, LifeStage::Releasing(_))
+    }
+
+    /// Returns the number of the release and the answers to it; none before it has begun.
+    #[must_use]
+    pub fn release_round(&self) -> (u32, ReleaseRound) {
+        match &self.stage {
+            LifeStage::Releasing(releasing) => (releasing.number, releasing.round.clone()),
+            _ => {
+                let round = ReleaseRound::new(self.quorum, self.may_hold);
+                (self.number + 1, round)
+            }
+        }
+    }
+
+    /// Returns when every node has certainly forgotten the lock.
+    #[must_use]
+    pub fn gone_at(&self) -> Duration {
+        self.gone_at
     }
 }

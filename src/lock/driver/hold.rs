@@ -1,4 +1,4 @@
-//! The holders of a granted lock: what they see of it, and what they ask for.
+//! The holders of a granted lock: what they see of it, and what they ask for; and its end.
 
 use std::future::{Future, pending};
 use std::pin::pin;
@@ -6,159 +6,124 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::lock::driver::task::Driver;
+use crate::lock::driver::lease::Driver;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::LostReason;
-use crate::lock::queue::{HeldLease, Permit};
+use crate::lock::queue::Permit;
 use crate::lock::span::HeldSpan;
-use crate::lock::state::{
-    CommandOutcome, HolderCommand, LeaseControl, LeaseTerms, LockState, Share, report_loss,
-};
+use crate::lock::state::{CommandOutcome, HolderCommand, report_loss};
 use crate::protocol::FencingToken;
-use crate::protocol::lease::{Event, Input, Lease, Loss};
+use crate::protocol::lease::{Decided, Event, Input, Loss, OnceEvent, OnceInput};
 use crate::protocol::round::ReleaseStep;
 
-/// What a holder's end of the lock needs.
-pub(super) struct Held {
-    pub(super) state: Arc<LockState>,
-    pub(super) control: LeaseControl,
-    pub(super) span: HeldSpan,
-    /// The command of the holder that is being carried out.
-    pub(super) command: Option<Box<HolderCommand>>,
-}
-
 impl Driver {
-    /// Creates what the holders of a granted lock see, and the first share of it.
-    pub(super) fn begin_holding(
-        &mut self,
-        (token, valid_until): (Option<FencingToken>, Instant),
-        permit: &Permit,
-    ) -> (Held, Share) {
-        let terms = LeaseTerms {
-            cluster: Arc::clone(&self.cluster),
-            registry: Arc::clone(self.ticket.registry()),
-            keys: self.keys.clone(),
-            access: self.terms.access,
-            slot: self.slot,
-            purpose: self.terms.once,
-        };
-        let (state, share, control) = LockState::new(terms, token, valid_until);
-        permit.set_holder(&(Arc::clone(&state) as Arc<dyn HeldLease>), self.task);
-        permit.unsubscribe();
-        self.ticket.set_held(self.slot.map(|_| &self.keys));
-        if let Some(attempt) = &mut self.attempt {
-            attempt.state = Some(Arc::clone(&state));
-        }
-        let held = Held {
-            state,
-            control,
-            span: HeldSpan::new(self.labels.clone()),
-            command: None,
-        };
-        (held, share)
-    }
-
     /// Holds and renews the lock until its last share is gone, or the lease needs no holder any more.
-    pub(super) async fn hold(&mut self, held: &mut Held, permit: &mut Permit) {
-        loop {
-            if !self.is_holding() {
-                return;
-            }
+    pub(super) async fn hold(&mut self, permit: &mut Permit) {
+        let state = Arc::clone(&self.state);
+        while self.lease.is_holding() {
+            // Before the holders are looked at: they note what they have done before they go.
             self.tell();
-            self.pass_events(held);
-            if held.control.status().lost.is_some() {
+            self.pass_events();
+            if state.lost_reason().is_some() {
                 // A holder that continues without its lock must not block the other callers of this process.
                 drop(std::mem::take(permit));
             }
-            if !held.state.is_shared() {
+            if !state.is_shared() {
                 // The last share may have gone right after a command that needs none.
-                held.take_last_command();
-                if held.command.is_none() {
+                self.take_last_command();
+                if self.command.is_none() {
                     return;
                 }
             }
-            if self.carry_out(held) {
+            if self.carry_out() {
                 continue;
             }
-            let event = {
-                let notified = pin!(held.control.notified());
-                self.next_event(notified).await
-            };
-            if let Some(event) = event {
-                self.on_event(held, &event);
+            // A notification that came since the last look is kept, so neither a command nor the last drop is missed.
+            if let Some(event) = self.next_event(pin!(state.notified())).await {
+                self.on_event(event);
             }
+        }
+    }
+
+    /// Takes the command of a holder that is gone, if it is one that needs no holder.
+    fn take_last_command(&mut self) {
+        let needs_none = |command: &HolderCommand| command.input.outlives_holder();
+        self.command = self.command.take().filter(|command| needs_none(command));
+        while self.command.is_none()
+            && let Some(command) = self.state.try_recv()
+        {
+            self.command = Some(command).filter(|command| needs_none(command));
         }
     }
 
     /// Carries out the next command, or goes on with one that waited for an extension. Returns whether there was one.
-    fn carry_out(&mut self, held: &mut Held) -> bool {
-        if self.is_extending() && held.state.is_shared() {
+    fn carry_out(&mut self) -> bool {
+        if self.lease.is_extending() && self.state.is_shared() {
             return false;
         }
-        if held.command.is_none() {
-            held.command = held.control.try_recv();
+        if self.command.is_none() {
+            self.command = self.state.try_recv();
         }
-        let Some(command) = &held.command else {
+        let Some(command) = &self.command else {
             return false;
         };
         let input = command.input.clone();
         // They came before the command.
         self.take_votes();
-        self.pass_events(held);
+        self.pass_events();
         self.handle(input);
-        if !self.is_holding() {
-            return true;
-        }
-        self.pass_events(held);
-        if !self.is_extending() {
-            // Lost before.
-            held.answer(Err(held.lost()));
+        if self.lease.is_holding() {
+            self.pass_events();
+            if !self.lease.is_extending() {
+                // Lost before.
+                self.answer_lost();
+            }
         }
         true
     }
 
-    fn pass_events(&mut self, held: &mut Held) {
+    fn pass_events(&mut self) {
         while let Some(event) = self.poll_event() {
-            self.on_event(held, &event);
+            self.on_event(event);
         }
     }
 
-    fn on_event(&mut self, held: &mut Held, event: &Event) {
-        match *event {
+    fn on_event(&mut self, event: Event) {
+        match event {
             Event::Extended {
                 valid_until,
                 is_asked,
             } => {
-                held.control.prolong(self.instant(valid_until));
+                self.state.prolong(self.instant(valid_until));
                 if is_asked {
-                    let input = held.command.as_ref().map(|command| &command.input);
+                    let input = self.command.as_ref().map(|command| &command.input);
                     if let Some(Input::Extend {
                         token: Some(token), ..
                     }) = input
                         && let Ok(token) = FencingToken::try_from(*token)
                     {
-                        held.control.set_token(token);
+                        self.state.set_token(token);
                     }
-                    held.answer(Ok(None));
+                    self.answer(Ok(None));
                 }
             }
             Event::NotExtended { reached, silent } => {
                 let error = ExtendError::Unavailable {
                     reached,
-                    needed: self.cluster.quorum.majority(),
-                    nodes: self.take_failures().list(&self.cluster, silent.iter()),
+                    needed: self.state.spec.cluster.quorum.majority(),
+                    nodes: self.take_failures(silent),
                 };
-                held.answer(Err(error));
+                self.answer(Err(error));
             }
             Event::Lost(loss) => {
                 let reason = LostReason::from(loss);
                 // Another task has reported a revocation.
-                if held.control.lose(reason).is_none() {
+                if self.state.lose(reason).is_none() {
                     report_loss(reason);
                 }
-                held.answer(Err(held.lost()));
+                self.answer_lost();
             }
-            Event::Once(ref event) => held.answer(Ok(Some(event.clone()))),
+            Event::Once(event) => self.answer(Ok(Some(event))),
             Event::Granted { .. }
             | Event::Refused(_)
             | Event::TooLate { .. }
@@ -168,35 +133,49 @@ impl Driver {
         }
     }
 
+    fn answer_lost(&mut self) {
+        let lost = self.state.lost_reason();
+        self.answer(Err(ExtendError::Lost(
+            lost.unwrap_or(LostReason::Abandoned),
+        )));
+    }
+
+    fn answer(&mut self, outcome: CommandOutcome) {
+        if let Some(command) = self.command.take() {
+            // The holder may have gone away.
+            drop(command.done.send(outcome));
+        }
+    }
+
     /// Releases the lock, and reports to its last holder as soon as a majority has confirmed that.
     ///
     /// Not an `async fn`, which would have room for its arguments in every lock that is held.
     pub(super) fn release(
         &mut self,
-        held: Held,
+        span: HeldSpan,
         permit: Permit,
     ) -> impl Future<Output = ()> + Send + use<'_> {
-        let Held {
-            state,
-            control,
-            span,
-            ..
-        } = held;
         drop(span);
-        let status = control.status();
-        if status.lost.is_none() && status.valid_until <= Instant::now() {
-            control.lose(LostReason::Expired);
-        }
+        let now = Instant::now();
         // Before the first node can grant the lock to another caller: no handle may show it as valid then.
-        let lost = control.lose(LostReason::Released);
+        let lost = self.state.end(now);
         let publishes = permit.publishes();
-        let effect = state.effect();
-        self.handle(Input::Dropped { publishes, effect });
+        let effect = self.state.effect();
+        self.handle_at(Input::Dropped { publishes, effect }, now - self.origin);
         // The requests of the next waiter follow the releases on every node.
         drop(permit);
         async move {
             let outcome = self.released().await;
-            control.conclude(lost, outcome);
+            let outcome = match (lost, outcome) {
+                (Some(reason), _) => Err(ReleaseError::Lost(reason)),
+                (None, outcome) => {
+                    if let Err(ReleaseError::Lost(reason)) = &outcome {
+                        report_loss(*reason);
+                    }
+                    outcome
+                }
+            };
+            self.state.close(Some(outcome));
         }
     }
 
@@ -207,49 +186,58 @@ impl Driver {
                 Some(Event::Released(ReleaseStep::Lost)) => {
                     return Err(ReleaseError::Lost(LostReason::Gone));
                 }
-                Some(Event::Released(ReleaseStep::Unconfirmed)) => return Err(self.unconfirmed()),
+                Some(Event::Released(ReleaseStep::Unconfirmed)) => {
+                    let quorum = self.state.spec.cluster.quorum;
+                    return Err(ReleaseError::Unavailable {
+                        reached: quorum.nodes() - self.lease.may_hold().len(),
+                        needed: quorum.majority(),
+                        nodes: self.take_failures(self.lease.unanswered()),
+                    });
+                }
                 Some(Event::Released(_) | Event::Settled) | None => return Ok(()),
                 Some(_) => {}
             }
         }
     }
 
-    fn unconfirmed(&mut self) -> ReleaseError {
-        let quorum = self.cluster.quorum;
-        let lease = self.attempt.as_ref().map(|attempt| &attempt.lease);
-        let left = lease.map(Lease::may_hold).unwrap_or_default();
-        let silent = lease.map(Lease::unanswered).unwrap_or_default();
-        ReleaseError::Unavailable {
-            reached: quorum.nodes() - left.len(),
-            needed: quorum.majority(),
-            nodes: self.take_failures().list(&self.cluster, silent.iter()),
+    /// Goes on with an execution that its holder has left to itself, and tells the holder how it ended.
+    ///
+    /// Passes on what the lease says, and does not look into it.
+    pub(super) async fn finish(&mut self, span: HeldSpan, permit: Permit) {
+        drop(span);
+        self.state.lose(LostReason::Released);
+        let outcome = loop {
+            match self.next_event(pin!(pending::<()>())).await {
+                Some(Event::Once(OnceEvent::Unrepaired)) => {
+                    let decided = self.repair().await;
+                    self.handle(Input::Once(OnceInput::Repaired(decided)));
+                }
+                Some(Event::Once(event)) => break Some(event),
+                Some(Event::Settled) | None => break None,
+                Some(_) => {}
+            }
+        };
+        self.state.close(Some(Ok(())));
+        // The next callers of this process need not ask the nodes.
+        if let Some(decided) = outcome.as_ref().and_then(OnceEvent::memo) {
+            permit.set_memo(decided);
         }
-    }
-}
-
-impl Held {
-    /// Returns the error of an extension of a lock that is lost.
-    fn lost(&self) -> ExtendError {
-        let lost = self.control.status().lost;
-        ExtendError::Lost(lost.unwrap_or(LostReason::Abandoned))
-    }
-
-    /// Takes the command of a holder that is gone, if it is one that needs no holder.
-    fn take_last_command(&mut self) {
-        let needs_none = |command: &HolderCommand| command.input.outlives_holder();
-        self.command = self.command.take().filter(|command| needs_none(command));
-        while self.command.is_none()
-            && let Some(command) = self.control.try_recv()
-        {
-            self.command = Some(command).filter(|command| needs_none(command));
-        }
+        self.answer(Ok(outcome));
     }
 
-    fn answer(&mut self, outcome: CommandOutcome) {
-        if let Some(command) = self.command.take() {
-            // The holder may have gone away.
-            drop(command.done.send(outcome));
+    /// Makes one attempt of another owner, which executes nothing, and returns what it has found.
+    async fn repair(&mut self) -> Decided {
+        let mut repairer = self.repairer();
+        let mut found = Decided::Undecided;
+        while !repairer.lease.is_settled() {
+            if let Some(Event::Once(OnceEvent::Decided(decided))) =
+                repairer.next_event(pin!(pending::<()>())).await
+            {
+                found = decided;
+            }
         }
+        repairer.settle().await;
+        found
     }
 }
 

@@ -1,327 +1,248 @@
-//! The task of one lock: passes votes and time to its lease, and sends what the lease asks for.
+//! The life of one lock, from its request to its end.
 
+use std::convert::identity;
 use std::future::Future;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::task;
 use tokio::time::Instant;
+use tracing::Span;
 
-use crate::lock::cluster::Cluster;
-use crate::lock::driver::owned::OwnedLease;
-use crate::lock::driver::reading::{Reading, read};
-use crate::lock::failures::Failures;
-use crate::lock::queue::Place;
-use crate::lock::registry::{DrainStage, Ticket, Unsettled};
-use crate::lock::terms::Terms;
-use crate::lock::time::Timer;
-use crate::node::telemetry::LockLabels;
-use crate::node::{Job, Request, Threshold, Vote, VoteReceiver};
-use crate::protocol::LockKeys;
-use crate::protocol::lease::{Event, Input};
+use crate::lock::backoff::{AcquireError, Backoff, Caller};
+use crate::lock::driver::lease::{Driver, Reader};
+use crate::lock::handoff::{Handoff, Inline};
+use crate::lock::queue::{CapPermits, Permit};
+use crate::lock::registry::Ticket;
+use crate::lock::slots::{SlotTable, slot_at_random};
+use crate::lock::span::HeldSpan;
+use crate::lock::spec::LockSpec;
+use crate::lock::state::Share;
+use crate::node::random_u64;
+
+/// How often in a row a caller goes on to another free slot before it waits. The nodes name those that are free, so
+/// more than one move means that other callers were faster.
+const MAX_MOVES: u32 = 4;
 
 /// The task of one lock.
-pub(crate) struct Driver {
-    pub(super) cluster: Arc<Cluster>,
-    pub(super) terms: Terms,
-    pub(super) max_hold: Option<Duration>,
-    pub(super) keys: LockKeys,
-    /// The number of the slot, if the lock is one of several.
-    pub(super) slot: Option<usize>,
-    pub(super) votes: VoteReceiver,
-    /// The current attempt, and the lock once it is granted.
-    pub(super) attempt: Option<Box<OwnedLease>>,
-    /// Attempts that were refused, and are releasing.
-    pub(super) earlier: Vec<OwnedLease>,
-    pub(super) ticket: Ticket,
+pub(crate) struct LockTask {
+    spec: Arc<LockSpec>,
+    /// The slots of a caller that takes any of them, until it has one.
+    slot_table: Option<Box<SlotTable>>,
+    reader: Option<Arc<Reader>>,
+    permit: Permit,
+    ticket: Ticket,
     /// The task that requested the lock, which is not the one that owns it from the grant on.
-    pub(super) task: Option<task::Id>,
-    /// The labels of the lock in spans and metrics.
-    pub(super) labels: LockLabels,
-    /// The places of the keys in the queue, which know the processes that wait for each key.
-    pub(super) places: Arc<[Arc<Place>]>,
-    pub(super) timer: Timer,
-    /// Present if the lease may ask for a read.
-    pub(super) reading: Option<Box<Reading>>,
+    requester: Option<task::Id>,
+    /// Attempts that were refused, and are releasing.
+    refused: Vec<Driver>,
 }
 
-impl Driver {
+/// Acquires a lock, and returns the first share of it.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point; what the nodes granted or will grant is released. The task exists from the call on, not
+/// from the first poll.
+///
+/// Not an `async fn`, whose future would store the task twice: as an argument and in the box.
+pub(crate) fn acquire(
+    task: LockTask,
+    slots: CapPermits,
+    deadline: Instant,
+    span: &Span,
+) -> impl Future<Output = Result<Share, AcquireError>> + Send + use<> {
+    let cluster = Arc::clone(&task.spec.cluster);
+    let run = |handoff| task.run(slots, deadline, handoff);
+    let inline = Inline::new(&cluster, run, span);
+    async move {
+        let outcome = inline.outcome().await;
+        outcome.map_err(AcquireError::from).and_then(identity)
+    }
+}
+
+impl LockTask {
+    /// Creates the task of a lock, which takes a slot of the table if there is one.
     pub(crate) fn new(
-        cluster: &Arc<Cluster>,
-        keys: LockKeys,
-        terms: Terms,
-        max_hold: Option<Duration>,
+        spec: LockSpec,
+        slot_table: Option<SlotTable>,
+        permit: Permit,
         ticket: Ticket,
-        labels: LockLabels,
     ) -> Self {
         Self {
-            votes: VoteReceiver::new(&cluster.names),
-            cluster: Arc::clone(cluster),
-            terms,
-            max_hold,
-            keys,
-            slot: None,
-            attempt: None,
-            earlier: Vec::new(),
+            spec: Arc::new(spec),
+            slot_table: slot_table.map(Box::new),
+            reader: None,
+            permit,
             ticket,
-            task: task::try_id(),
-            labels,
-            places: Arc::default(),
-            timer: Timer::default(),
-            reading: None,
+            requester: task::try_id(),
+            refused: Vec::new(),
         }
     }
 
-    /// Tells the lease what its holders have done.
-    pub(super) fn tell(&mut self) {
-        let Some(attempt) = &mut self.attempt else {
-            return;
-        };
-        let Some(state) = &attempt.state else {
-            return;
-        };
-        let (delivered_at, is_revoked) = state.done_by_holders();
-        if let Some(at) = delivered_at {
-            let at = at.saturating_duration_since(attempt.origin);
-            attempt.handle(Input::Delivered { at });
-        }
-        if is_revoked {
-            attempt.handle(Input::Revoked);
-        }
+    /// Sets who reads what the lease asks for.
+    pub(crate) fn read_with(mut self, reader: Arc<Reader>) -> Self {
+        self.reader = Some(reader);
+        self
     }
 
-    /// Waits until every node has answered every release or is overdue, and passes the unconfirmed ones to the registry.
-    pub(super) async fn settle(&mut self) {
-        loop {
-            while !self.is_settled() {
-                self.next_event(pin!(std::future::pending::<()>())).await;
-            }
-            let is_settling = |attempt: &&mut OwnedLease| !attempt.lease.is_settled();
-            let settling = self.earlier.iter_mut().find(is_settling);
-            match (&mut self.attempt, settling) {
-                (Some(attempt), Some(settling)) => std::mem::swap(&mut **attempt, settling),
-                _ => break,
-            }
-        }
-        let (last, earlier) = (self.attempt.take(), std::mem::take(&mut self.earlier));
-        let releases = last.map(|last| *last).into_iter().chain(earlier);
-        let now = Instant::now();
-        let mut releases = releases.filter(|release| release.is_open(now)).peekable();
-        if releases.peek().is_none() {
-            return;
-        }
-        let votes = std::mem::replace(&mut self.votes, VoteReceiver::new(&self.cluster.names));
-        // Only releases go on.
-        votes.next_phase();
-        self.ticket.registry().keep_unsettled(Unsettled {
-            votes,
-            names: Arc::clone(&self.cluster.names),
-            releases: releases.map(OwnedLease::unsettled).collect(),
-        });
-    }
-
-    /// Waits for the next event of the current attempt; `None` if something else happens before.
-    pub(super) async fn next_event(
-        &mut self,
-        mut other: Pin<&mut (impl Future<Output = ()> + Send)>,
-    ) -> Option<Event> {
-        // One look at the clock serves all votes that had arrived by then.
-        let (mut now, mut arrived) = (Duration::ZERO, 0);
-        loop {
-            match self.poll_event() {
-                Some(Event::Unread(unread)) => {
-                    if let Some(reading) = &mut self.reading {
-                        reading.read = Some((reading.reader)(unread));
+    /// Runs a lock: attempts, hold, release.
+    ///
+    /// Not an `async fn`, which would have room for its arguments twice in every lock that is held.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an async fn has room for its arguments twice"
+    )]
+    fn run(
+        mut self,
+        slots: CapPermits,
+        deadline: Instant,
+        mut handoff: Handoff<Result<Share, AcquireError>>,
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            // Boxed, because most of a lock's time is after it. Until it returns, the caller polls this task, unless it
+            // waits for other holders; from `hand_out` on, the home does.
+            match Box::pin(self.acquire(slots, deadline, &mut handoff)).await {
+                Ok((mut driver, share)) => {
+                    let span = HeldSpan::new(self.spec.labels.clone());
+                    // If the caller has gone away, this drops the share, and the hold ends at once.
+                    handoff.hand_out(Ok(share)).await;
+                    driver.hold(&mut self.permit).await;
+                    // Given to the release, which decides when the next caller may ask: not before its requests are sent.
+                    let permit = std::mem::take(&mut self.permit);
+                    match driver.lease.is_holding() {
+                        true => driver.release(span, permit).await,
+                        false => Box::pin(driver.finish(span, permit)).await,
                     }
-                    continue;
+                    driver.settle().await;
                 }
-                Some(event) => return Some(event),
-                None => {}
+                Err(error) => self.fail(error, handoff),
             }
-            let attempt = self.attempt.as_ref()?;
-            if let Some((vote, others)) = self.votes.try_recv_of_several() {
-                if arrived == 0 {
-                    (now, arrived) = (attempt.origin.elapsed(), others + 1);
+            // The ticket is dropped behind this: a drain waits until all that this lock asked for has an answer, or none in
+            // time. Each has its own timer, so the waits for silent nodes overlap.
+            for refused in &mut self.refused {
+                refused.settle().await;
+            }
+        }
+    }
+
+    /// Makes attempts until one is granted. Returns its driver, and the first share of the lock.
+    async fn acquire<T: Send>(
+        &mut self,
+        slots: CapPermits,
+        deadline: Instant,
+        handoff: &mut Handoff<T>,
+    ) -> Result<(Box<Driver>, Share), AcquireError> {
+        let mut backoff = Backoff::new(deadline, slots, self.slot_table.is_some());
+        backoff.let_remote_first(&self.caller(), handoff).await?;
+        self.take_any_slot();
+        let mut moves = 0;
+        loop {
+            let now = Instant::now();
+            backoff.begin_attempt(now);
+            let (places, reader) = (self.permit.places(), self.reader.as_ref());
+            let mut driver = Driver::new(&self.spec, now, places, reader);
+            let attempt = driver.attempt(handoff.closed()).await;
+            let refusal = match attempt {
+                Ok(share) => {
+                    self.begin_holding(&driver);
+                    return Ok((driver, share));
                 }
-                arrived -= 1;
-                self.on_vote(vote, now);
+                // More nodes may answer before the deadline.
+                Err(AcquireError::Decided(decided))
+                    if decided.may_change() && backoff.is_in_time() =>
+                {
+                    AcquireError::Contended {
+                        retry_after: None,
+                        is_split: false,
+                        is_shared: false,
+                        free: 0,
+                    }
+                }
+                Err(error) => error,
+            };
+            // Nothing waits for its release: each node gets it before the request of the next attempt, which has another
+            // owner.
+            self.refused.retain_mut(|earlier| earlier.is_open());
+            self.refused.push(*driver);
+            // Those that the nodes named when they refused this one.
+            let free = match &refusal {
+                AcquireError::Contended { free, .. } => *free,
+                _ => 0,
+            };
+            if moves < MAX_MOVES && self.take_slot(free) {
+                moves += 1;
                 continue;
             }
-            arrived = 0;
-            let awaited = attempt.lease.awaited();
-            let threshold = awaited.map_or_else(Threshold::any, |awaited| match awaited.answers {
-                0 => Threshold::any(),
-                answers => Threshold::new(attempt.phase + awaited.number, answers),
-            });
-            // Without a time, the lease waits for its holders only.
-            let due = attempt.lease.poll_timeout();
-            let due = attempt.origin + due.unwrap_or(Duration::from_secs(60 * 60));
-            let vote = tokio::select! {
-                biased;
-                () = other.as_mut() => return None,
-                input = read(&mut self.reading), if self.reading.is_some() => {
-                    if let Some(reading) = &mut self.reading {
-                        reading.read = None;
-                    }
-                    self.handle(input);
-                    continue;
-                }
-                vote = self.votes.recv(threshold), if awaited.is_some() => Some(vote),
-                // Votes below the threshold have arrived in time.
-                () = self.timer.at(due) => self.votes.try_recv(),
-            };
-            let now = self.now();
-            match vote {
-                Some(vote) => self.on_vote(vote, now),
-                None => self.on_timeout(now),
-            }
+            // Another caller may take the slot meanwhile.
+            self.permit.give_number_back();
+            let caller = self.caller();
+            backoff.back_off(&caller, refusal, handoff).await?;
+            backoff.queue_again(&caller, handoff).await?;
+            self.take_any_slot();
+            moves = 0;
         }
     }
 
-    pub(super) fn on_vote(&mut self, vote: Vote, now: Duration) {
-        if let Some(subscribers) = vote.subscribers {
-            for place in self.places.iter() {
-                place.remote.set_subscribers(subscribers);
-            }
-        }
-        match &mut self.attempt {
-            Some(attempt) if attempt.is_asked(&vote) => attempt.on_vote(vote, now),
-            _ => {
-                // An answered release needs no time.
-                let mut earlier = self.earlier.iter_mut();
-                if let Some(attempt) = earlier.find(|attempt| attempt.is_asked(&vote)) {
-                    attempt.on_vote(vote, now);
-                }
-            }
-        }
-        self.send(Cluster::submit);
+    /// Shows a granted lock to the other callers of this process, and to those that shut it down.
+    fn begin_holding(&mut self, driver: &Driver) {
+        self.slot_table = None;
+        self.permit.set_holder(&driver.state, self.requester);
+        self.permit.unsubscribe();
+        self.ticket
+            .set_held(self.spec.slot.map(|_| &self.spec.keys));
     }
 
-    pub(super) fn on_timeout(&mut self, now: Duration) {
-        if self.ticket.registry().stage() >= DrainStage::TimedOut {
-            self.handle(Input::StopRenewing);
+    /// Passes an error on: to the callers behind this one, and then to its own.
+    fn fail(&mut self, error: AcquireError, handoff: Handoff<Result<Share, AcquireError>>) {
+        let permit = std::mem::take(&mut self.permit);
+        // While the permit is here, so that callers behind this one find the error before they get it.
+        if let Some(error) = error.for_others() {
+            permit.set_failed(self.spec.lease.once.is_some(), &error);
         }
-        if let Some(attempt) = &mut self.attempt {
-            let after = match attempt.lease.is_acquiring() {
-                true => now,
-                false => self.cluster.settings.node_timeout,
-            };
-            let number = attempt.lease.number();
-            for node in attempt.lease.overdue(now).iter() {
-                let failure = self.cluster.timed_out(node, after);
-                attempt.failures(number).set(node, failure);
-            }
+        if let AcquireError::Decided(decided) = &error
+            && decided.is_memorable()
+        {
+            permit.set_memo(decided.clone());
         }
-        self.tell();
-        self.handle(Input::TimedOut);
+        drop(permit);
+        if !matches!(error, AcquireError::Abandoned) {
+            handoff.send(Err(error));
+        }
     }
 
-    pub(super) fn handle(&mut self, input: Input) {
-        if let Some(attempt) = &mut self.attempt {
-            attempt.handle(input);
-        }
-        self.send(Cluster::submit);
+    fn caller(&self) -> Caller<'_> {
+        Caller::new(&self.spec, &self.permit)
     }
 
-    /// Sends what the lease asks for.
-    pub(super) fn send(&mut self, submit: fn(&Cluster, usize, Job)) {
-        let Some(attempt) = &mut self.attempt else {
+    /// Chooses a slot at random, if the caller takes one of several. Where no free slot is known, callers of several
+    /// processes should not all ask for the same one.
+    fn take_any_slot(&mut self) {
+        let Some(table) = &self.slot_table else {
             return;
         };
-        // Asked first, because most votes lead to no request.
-        let is_asking = attempt.lease.is_asking();
-        let Some(request) = is_asking.then(|| attempt.lease.poll_request()).flatten() else {
-            return;
-        };
-        // Another attempt may have asked meanwhile.
-        attempt.phase = self.votes.next_phase() - request.number;
-        let publishes = request.publishes && self.cluster.settings.wake_ups;
-        let gone_at = attempt.origin + request.gone_at;
-        let packet = attempt.packet(request.op, publishes, gone_at);
-        for node in request.nodes.iter() {
-            let request = Request::Command(Arc::clone(&packet));
-            let job = Job::new(request, self.votes.sender(node), gone_at);
-            submit(&self.cluster, node, job);
+        let wanted = table.wanted();
+        if !self.take_slot(wanted) {
+            // Other callers of this process ask for all of them, perhaps with another number of slots. The nodes decide.
+            self.set_slot(slot_at_random(wanted, random_u64()).unwrap_or_default());
         }
     }
 
-    pub(super) fn poll_event(&mut self) -> Option<Event> {
-        let lease = &mut self.attempt.as_mut()?.lease;
-        lease.has_news().then(|| lease.poll_event()).flatten()
+    /// Chooses one of these slots, if the caller may take it and no other one of this process has it.
+    fn take_slot(&mut self, slots: u64) -> bool {
+        let wanted = self.slot_table.as_ref().map_or(0, |table| table.wanted());
+        let slot = self.permit.take_number(slots & wanted, random_u64());
+        slot.is_some_and(|slot| {
+            self.set_slot(slot);
+            true
+        })
     }
 
-    /// Takes the votes that have arrived.
-    pub(super) fn take_votes(&mut self) {
-        while let Some(vote) = self.votes.try_recv() {
-            self.on_vote(vote, self.now());
-        }
-    }
-
-    pub(super) fn is_holding(&self) -> bool {
-        let attempt = self.attempt.as_ref();
-        attempt.is_some_and(|attempt| attempt.lease.is_holding())
-    }
-
-    pub(super) fn is_settled(&self) -> bool {
-        let attempt = self.attempt.as_ref();
-        attempt.is_none_or(|attempt| attempt.lease.is_settled())
-    }
-
-    pub(super) fn is_extending(&self) -> bool {
-        let attempt = self.attempt.as_ref();
-        attempt.is_some_and(|attempt| attempt.lease.is_extending())
-    }
-
-    /// Returns the time as the current attempt counts it.
-    pub(super) fn now(&self) -> Duration {
-        let attempt = self.attempt.as_ref();
-        attempt.map_or(Duration::ZERO, |attempt| attempt.origin.elapsed())
-    }
-
-    pub(super) fn instant(&self, at: Duration) -> Instant {
-        let origin = self.attempt.as_ref().map(|attempt| attempt.origin);
-        origin.unwrap_or_else(Instant::now) + at
-    }
-
-    pub(super) fn take_failures(&mut self) -> Failures {
-        let attempt = self.attempt.as_mut();
-        let failures = attempt.map(|attempt| std::mem::take(&mut attempt.failures));
-        failures.unwrap_or_default()
-    }
-}
-
-impl Drop for Driver {
-    /// Releases a lock whose task ends early. It stays while it has holders, because they get it from no one else.
-    fn drop(&mut self) {
-        let Some(attempt) = &mut self.attempt else {
-            return;
-        };
-        let state = attempt.state.clone();
-        if attempt.lease.is_releasing() {
-            return;
-        }
-        // Nothing begins under an unused lock without the task.
-        let is_shared = state.as_ref().is_some_and(|state| state.is_shared());
-        if !is_shared || attempt.lease.is_unused() {
-            // There is no task that would pass it on.
-            while attempt.lease.poll_event().is_some() {}
-            attempt.handle(Input::Abandoned);
-            let effect = state.as_ref().map(|state| state.effect());
-            attempt.handle(Input::Dropped {
-                publishes: true,
-                effect: effect.unwrap_or_default(),
-            });
-            self.send(Cluster::submit_in_drop);
-        }
-        if let Some(attempt) = self.attempt.take().filter(|_| state.is_some()) {
-            let votes = std::mem::replace(&mut self.votes, VoteReceiver::new(&self.cluster.names));
-            // No task is left to count the answers.
-            self.ticket.registry().keep_unsettled(Unsettled {
-                votes,
-                names: Arc::clone(&self.cluster.names),
-                releases: vec![attempt.unsettled()],
-            });
+    fn set_slot(&mut self, slot: usize) {
+        if let Some(table) = &self.slot_table {
+            // Refused attempts keep theirs.
+            let spec = Arc::make_mut(&mut self.spec);
+            (spec.keys, spec.names) = table.get(slot);
+            spec.slot = Some(slot);
         }
     }
 }

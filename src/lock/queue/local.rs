@@ -26,10 +26,10 @@ use tokio::time::Instant;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::queue::place::{
-    CallerStage, CountedWaiter, Failed, HeldLease, Memo, Occupancy, PERMITS, Place, PlaceState,
-    permits,
+    CallerStage, CountedWaiter, Failed, Memo, Occupancy, PERMITS, Place, PlaceState, permits,
 };
 use crate::lock::queue::remote::Watching;
+use crate::lock::state::LockState;
 use crate::lock::time::after;
 use crate::node::Mutex;
 use crate::node::sync::atomic::{AtomicU64, Ordering};
@@ -84,12 +84,14 @@ impl LocalQueue {
     }
 
     /// Returns the locks of this process that have a key.
-    pub(crate) fn leases_of(&self, key: &LockKey) -> Vec<Arc<dyn HeldLease>> {
+    pub(crate) fn leases_of(&self, key: &LockKey) -> Vec<Arc<LockState>> {
         let mut found = Vec::new();
         // In all places, because callers do not queue for one slot of a key, but for any of them.
         for (_, place) in self.places.lock().values() {
             let callers = place.callers.lock();
-            let leases = callers.leases().filter(|lease| lease.has(key));
+            let leases = callers
+                .leases()
+                .filter(|lease| lease.spec.keys.as_slice().contains(key));
             found.extend(leases.map(Arc::clone));
         }
         found
@@ -317,7 +319,7 @@ impl Permit {
     }
 
     /// Sets the lease that is held with this permit, and the task that requested it.
-    pub(crate) fn set_holder(&self, holder: &Arc<dyn HeldLease>, task: Option<task::Id>) {
+    pub(crate) fn set_holder(&self, holder: &Arc<LockState>, task: Option<task::Id>) {
         for place in self.places.iter() {
             place.set_stage(self.caller, CallerStage::Holds(Arc::clone(holder)), task);
         }

@@ -5,7 +5,6 @@
 //! A place lists the callers that have its permits. Who is on the list owns permits, so a caller that does not react
 //! can be taken off it, and its permits go to the next one. Exclusion does not depend on permits: the nodes decide.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,32 +14,15 @@ use tokio::time::Instant;
 use crate::lock::error::LockError;
 use crate::lock::queue::remote::RemoteWaiters;
 use crate::lock::slots::slot_at_random;
+use crate::lock::state::LockState;
 use crate::node::Mutex;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::sync::{Notify, Semaphore};
-use crate::protocol::lease::{Access, Decided, OnceSpec};
+use crate::protocol::lease::{Access, Decided};
 use crate::protocol::{LockKey, LockKeys};
 
 /// What was decided about a key, and when, for the next callers of this process.
 pub(crate) type Memo = (Instant, Decided);
-
-/// The view of a lease that the waiting callers of its key have.
-pub(crate) trait HeldLease: fmt::Debug + Send + Sync {
-    /// Returns whether the last share is gone or the lock is lost, so that the next caller is about to be admitted.
-    fn is_ending(&self) -> bool;
-
-    /// Returns the end of the validity.
-    fn valid_until(&self) -> Instant;
-
-    /// Returns what is executed under the lock.
-    fn purpose(&self) -> Option<OnceSpec>;
-
-    /// Returns whether the lock has a key.
-    fn has(&self, key: &LockKey) -> bool;
-
-    /// Declares the lock lost, because it was revoked.
-    fn revoke(&self);
-}
 
 /// The permits of a place: the number of readers at a time.
 pub(super) const PERMITS: u32 = 1 << 24;
@@ -96,7 +78,7 @@ pub(super) enum CallerStage {
         next: Instant,
         held_until: Option<Instant>,
     },
-    Holds(Arc<dyn HeldLease>),
+    Holds(Arc<LockState>),
 }
 
 /// A request that ended without a lock.
@@ -119,7 +101,7 @@ pub(crate) struct PlaceState {
     /// When a caller that holds the key, or waits for it, does not react for certain, but for the allowance.
     pub(crate) idle_at: Option<Instant>,
     /// The lease that holds the key alone.
-    pub(crate) holder: Option<Arc<dyn HeldLease>>,
+    pub(crate) holder: Option<Arc<LockState>>,
 }
 
 /// See [`PlaceState`].
@@ -334,7 +316,7 @@ impl Callers {
         });
     }
 
-    pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<dyn HeldLease>> {
+    pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
         self.admitted.iter().filter_map(|one| match &one.stage {
             CallerStage::Holds(lease) => Some(lease),
             CallerStage::Asks | CallerStage::Refused { .. } => None,

@@ -1,4 +1,26 @@
 //! Tests of the state of a lock.
 
+use super::*;
+use crate::lock::redlock::Redlock;
+use crate::node::telemetry::LockLabels;
+use crate::protocol::{LockKey, LockKeys};
+
 #[cfg(shuttle)]
 mod schedules;
+
+/// A lock that is held, and its first share.
+pub(crate) fn granted(key: &str) -> (Arc<LockState>, Share) {
+    let redlock = Redlock::builder().embedded(1).build().unwrap();
+    let core = redlock.core();
+    let cluster = &core.layout.groups()[0].cluster;
+    let (keys, ttl) = (LockKeys::from(LockKey::from(key)), Duration::from_secs(1));
+    let labels = LockLabels {
+        resource: "test",
+        group: None,
+    };
+    let spec = LockSpec::new(cluster, &core.registry, &keys, [].into(), ttl, None, labels);
+    let now = Instant::now();
+    let state = LockState::new(&Arc::new(spec), now);
+    let share = state.grant(None, now + ttl);
+    (state, share)
+}

@@ -2,14 +2,25 @@
 
 use std::time::Duration;
 
-use crate::protocol::lease::access::Access;
 use crate::protocol::lease::once::{Effect, OnceEvent, OnceInput, OnceSpec, Stored};
-use crate::protocol::message::Op;
+use crate::protocol::message::{Op, SharedOp};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::round::{Answer, Refusal, ReleaseStep};
 
 /// The number of the `ACQUIRE`, the first request.
 pub(super) const ACQUIRE: u32 = 1;
+
+/// How a caller holds its keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Access {
+    /// Alone.
+    #[default]
+    Exclusive,
+    /// Together with other callers that do the same.
+    Shared,
+    /// One of so many slots, alone.
+    Slot(usize),
+}
 
 /// What a caller asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -86,6 +97,44 @@ pub enum Input {
     },
     /// What only an execution meets.
     Once(OnceInput),
+}
+
+impl Access {
+    /// Returns the request that asks for a lock.
+    #[must_use]
+    pub fn acquire(self, proposal: Option<u64>, ttl: Duration, retention: Duration) -> Op {
+        match self {
+            Self::Exclusive | Self::Slot(_) => Op::Acquire {
+                proposal,
+                ttl,
+                retention,
+            },
+            Self::Shared => Op::Shared(SharedOp::Acquire { ttl }),
+        }
+    }
+
+    /// Returns the request that confirms or extends a lock.
+    #[must_use]
+    pub fn confirm(self, token: Option<u64>, ttl: Duration, retention: Duration) -> Op {
+        match self {
+            Self::Exclusive | Self::Slot(_) => Op::Confirm {
+                token,
+                ttl,
+                retention,
+            },
+            Self::Shared => Op::Shared(SharedOp::Confirm { ttl }),
+        }
+    }
+
+    /// Returns the request that releases a lock, and leaves the keys taken for a while.
+    #[must_use]
+    pub fn release(self, left: Duration) -> Op {
+        match self {
+            Self::Shared => Op::Shared(SharedOp::Release),
+            Self::Exclusive | Self::Slot(_) if left.is_zero() => Op::Release,
+            Self::Exclusive | Self::Slot(_) => Op::ReleaseAfter { left },
+        }
+    }
 }
 
 impl Input {
@@ -176,4 +225,14 @@ pub struct Awaited {
     pub number: u32,
     /// The number of further answers to it that may decide something; zero if any answer to any request may.
     pub answers: usize,
+}
+
+/// A request that some nodes have not answered.
+pub(super) struct OpenRequest {
+    pub(super) number: u32,
+    pub(super) silent: NodeSet,
+    /// When the silent nodes count as failed.
+    pub(super) due: Duration,
+    /// Whether it may be decided before all have answered.
+    pub(super) is_undecided: bool,
 }

@@ -271,8 +271,10 @@ impl Lease {
     /// Releases the lock on every node that may hold it. Every life ends here. For a lock that was held, with how long
     /// its keys stay taken.
     pub(super) fn release(&mut self, publishes: bool, held: Option<Duration>, now: Duration) {
+        let round = ReleaseRound::new(self.quorum, self.may_hold);
+        let step = round.step();
         self.stage = LifeStage::Releasing(Releasing {
-            round: ReleaseRound::new(self.quorum, self.may_hold),
+            round,
             number: self.number + 1,
             due: now + self.spec.node_timeout,
             is_awaited: held.is_some(),
@@ -286,7 +288,7 @@ impl Lease {
             };
             self.request = Some((release, self.may_hold, publishes));
         }
-        self.tell_release();
+        self.tell_release(step);
     }
 
     /// Leaves the keys on the nodes until their ttl.
@@ -310,11 +312,10 @@ impl Lease {
         self.event = Some(event);
     }
 
-    pub(super) fn tell_release(&mut self) {
+    pub(super) fn tell_release(&mut self, step: ReleaseStep) {
         let LifeStage::Releasing(releasing) = &mut self.stage else {
             return;
         };
-        let step = releasing.round.step();
         if !releasing.is_settled && releasing.round.silent().is_empty() {
             releasing.is_settled = true;
             self.ends = true;

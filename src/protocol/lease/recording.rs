@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::protocol::lease::io::Awaited;
+use crate::protocol::lease::io::OpenRequest;
 use crate::protocol::lease::once::{OnceEvent, Recorded};
 use crate::protocol::once::{LookRound, OnceRound, RecordRound};
-use crate::protocol::quorum::{NodeSet, Quorum};
+use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
 
 /// What is left to do with a record.
@@ -47,43 +47,24 @@ pub(super) enum FinishStep {
 }
 
 impl Finish {
-    pub(super) fn silent(&self) -> NodeSet {
-        match &self.step {
-            FinishStep::Writing { round, .. } => round.silent().collect(),
-            FinishStep::Looking(round) => round.silent().collect(),
-            FinishStep::Replaying(round) => round.unanswered().collect(),
-            FinishStep::ToppingUp(silent) => *silent,
+    pub(super) fn open_request(&self) -> OpenRequest {
+        let (silent, is_undecided) = match &self.step {
+            FinishStep::Writing {
+                round, is_decided, ..
+            } => (round.silent().collect(), !is_decided),
+            FinishStep::Looking(round) => (round.silent().collect(), true),
+            FinishStep::Replaying(round) => (round.unanswered().collect(), false),
+            FinishStep::ToppingUp(silent) => (*silent, false),
             FinishStep::ReadingLeader | FinishStep::Repairing | FinishStep::ReadingReplay(_) => {
-                NodeSet::default()
+                (NodeSet::default(), false)
             }
+        };
+        OpenRequest {
+            number: self.number,
+            silent,
+            due: self.due,
+            is_undecided,
         }
-    }
-
-    pub(super) fn overdue(&self, now: Duration) -> NodeSet {
-        let silent = (self.due <= now).then(|| self.silent());
-        silent.unwrap_or_default()
-    }
-
-    pub(super) fn poll_timeout(&self) -> Option<Duration> {
-        (!self.silent().is_empty()).then_some(self.due)
-    }
-
-    pub(super) fn number(&self) -> u32 {
-        self.number
-    }
-
-    pub(super) fn awaited(&self, quorum: Quorum) -> Option<Awaited> {
-        let (number, silent) = (self.number, self.silent().len());
-        let is_undecided = match &self.step {
-            FinishStep::Writing { is_decided, .. } => !is_decided,
-            FinishStep::Looking(_) => true,
-            _ => false,
-        };
-        let answers = match is_undecided {
-            true => (quorum.decisive() + silent).saturating_sub(quorum.nodes()),
-            false => silent,
-        };
-        (silent > 0).then_some(Awaited { number, answers })
     }
 
     /// Returns how the recording went if a majority has this record.

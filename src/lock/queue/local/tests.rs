@@ -1,7 +1,7 @@
 //! Tests of the queues of this process.
 
 use super::*;
-use crate::protocol::lease::OnceSpec;
+use crate::lock::state::tests::granted;
 
 #[cfg(shuttle)]
 mod schedules;
@@ -74,29 +74,6 @@ async fn try_acquire_takes_all_keys_of_a_set_or_none() {
     assert!(queue.is_empty());
 }
 
-#[derive(Debug)]
-struct Ending(bool);
-
-impl HeldLease for Ending {
-    fn has(&self, _: &LockKey) -> bool {
-        true
-    }
-
-    fn revoke(&self) {}
-
-    fn is_ending(&self) -> bool {
-        self.0
-    }
-
-    fn valid_until(&self) -> Instant {
-        Instant::now()
-    }
-
-    fn purpose(&self) -> Option<OnceSpec> {
-        None
-    }
-}
-
 #[tokio::test]
 async fn is_held_by_own_task_in_the_task_of_a_holder_that_is_not_about_to_release() {
     let queue = Arc::new(LocalQueue::default());
@@ -108,7 +85,8 @@ async fn is_held_by_own_task_in_the_task_of_a_holder_that_is_not_about_to_releas
     let task = tokio::spawn(async move {
         let mut found = Vec::new();
         for is_ending in [false, true] {
-            let holder: Arc<dyn HeldLease> = Arc::new(Ending(is_ending));
+            let (holder, share) = granted("k");
+            let _share = Some(share).filter(|_| !is_ending);
             permit.set_holder(&holder, task::try_id());
             found.push(is_own(&queue));
             let queue = Arc::clone(&queue);

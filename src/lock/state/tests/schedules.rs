@@ -3,24 +3,9 @@
 use shuttle::future::block_on;
 use shuttle::thread::{JoinHandle, spawn, yield_now};
 
-use super::super::*;
-use crate::lock::redlock::Redlock;
+use super::*;
 use crate::node::sync::atomic::AtomicBool;
 use crate::node::sync::tests::{in_many_orders, join};
-
-fn state() -> (Arc<LockState>, Share, LeaseControl) {
-    let redlock = Redlock::builder().embedded(1).build().unwrap();
-    let core = redlock.core();
-    let terms = LeaseTerms {
-        cluster: Arc::clone(&core.layout.groups()[0].cluster),
-        registry: Arc::clone(&core.registry),
-        keys: [LockKey::from("k")].into_iter().collect(),
-        access: Access::Exclusive,
-        slot: None,
-        purpose: None,
-    };
-    LockState::new(terms, None, Instant::now())
-}
 
 fn extend() -> Input {
     let (ttl, token) = (None, None);
@@ -29,23 +14,23 @@ fn extend() -> Input {
 
 /// What the task does: waits until the last share is gone, and carries out the commands before and then. Sets `ended`, and
 /// closes the lease.
-fn task(state: &Arc<LockState>, control: LeaseControl, ended: &Arc<AtomicBool>) -> JoinHandle<()> {
+fn task(state: &Arc<LockState>, ended: &Arc<AtomicBool>) -> JoinHandle<()> {
     let (state, ended) = (Arc::clone(state), Arc::clone(ended));
     spawn(move || {
         loop {
             let is_shared = state.is_shared();
-            while let Some(command) = control.try_recv() {
+            while let Some(command) = state.try_recv() {
                 command.done.send(Ok(None)).unwrap_or_default();
             }
             if !is_shared {
                 break;
             }
-            block_on(control.notified());
+            block_on(state.notified());
         }
         ended.store(true, Ordering::SeqCst);
         assert!(state.share().is_none(), "a share after the last");
-        control.lose(LostReason::Released);
-        control.conclude(None, Ok(()));
+        state.lose(LostReason::Released);
+        state.close(Some(Ok(())));
     })
 }
 
@@ -53,9 +38,9 @@ fn task(state: &Arc<LockState>, control: LeaseControl, ended: &Arc<AtomicBool>) 
 #[test]
 fn zero_shares_is_final_and_wakes_the_task() {
     in_many_orders(|| {
-        let (state, share, control) = state();
+        let (state, share) = granted("k");
         let ended = Arc::new(AtomicBool::new(false));
-        let task = task(&state, control, &ended);
+        let task = task(&state, &ended);
         let handles = [(); 2].map(|()| {
             let (state, ended) = (Arc::clone(&state), Arc::clone(&ended));
             spawn(move || {
@@ -77,8 +62,8 @@ fn zero_shares_is_final_and_wakes_the_task() {
 #[test]
 fn each_command_has_an_outcome() {
     in_many_orders(|| {
-        let (state, share, control) = state();
-        let task = task(&state, control, &Arc::default());
+        let (state, share) = granted("k");
+        let task = task(&state, &Arc::default());
         let holder = spawn(move || {
             let outcome = share.lease().command(extend());
             drop(share);
@@ -94,8 +79,8 @@ fn each_command_has_an_outcome() {
 #[test]
 fn the_outcome_of_the_release_is_there_when_the_lease_is_closed() {
     in_many_orders(|| {
-        let (state, share, control) = state();
-        let task = task(&state, control, &Arc::default());
+        let (state, share) = granted("k");
+        let task = task(&state, &Arc::default());
         let watching = {
             let state = Arc::clone(&state);
             spawn(move || assert_eq!(block_on(state.lost()), LostReason::Released))
@@ -113,16 +98,15 @@ fn the_outcome_of_the_release_is_there_when_the_lease_is_closed() {
 fn a_loss_is_heard_while_the_task_goes_on() {
     in_many_orders(|| {
         for reason in [LostReason::Gone, LostReason::Revoked] {
-            let (state, _share, control) = state();
+            let (state, _share) = granted("k");
             let losing = {
                 let state = Arc::clone(&state);
                 spawn(move || {
                     if reason == LostReason::Revoked {
                         state.revoke();
                     } else {
-                        control.lose(reason);
+                        state.lose(reason);
                     }
-                    control
                 })
             };
             assert_eq!(block_on(state.lost()), reason);
@@ -135,8 +119,9 @@ fn a_loss_is_heard_while_the_task_goes_on() {
 #[test]
 fn a_task_that_dies_ends_all_waits() {
     in_many_orders(|| {
-        let (state, share, control) = state();
-        let task = spawn(move || drop(control));
+        let (state, share) = granted("k");
+        let dying = Arc::clone(&state);
+        let task = spawn(move || dying.close(None));
         let commanding = spawn(move || block_on(share.lease().command(extend())));
         let watching = {
             let state = Arc::clone(&state);

@@ -10,10 +10,6 @@ use super::*;
 use crate::node::sync::atomic::AtomicUsize;
 use crate::node::sync::tests::{in_many_orders, join};
 
-fn lease() -> Arc<dyn HeldLease> {
-    Arc::new(Ending(false))
-}
-
 /// Waits in a new thread for the permits of some keys, and does something while it has them.
 fn acquiring(
     queue: &Arc<LocalQueue>,
@@ -38,7 +34,8 @@ fn callers_of_a_key_have_it_one_after_the_other() {
             let (of_queue, inside) = (Arc::clone(&queue), Arc::clone(&inside));
             acquiring(&queue, &["k"], Access::Exclusive, move |permit| {
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "with another");
-                permit.set_holder(&lease(), None);
+                let (holder, _share) = granted("k");
+                permit.set_holder(&holder, None);
                 let listed = of_queue.leases_of(&LockKey::from("k")).len();
                 assert_eq!(listed, 1, "the former holder is listed");
                 inside.fetch_sub(1, Ordering::SeqCst);
@@ -174,8 +171,9 @@ fn a_waiter_hears_that_the_key_is_held() {
         let permit = queue.try_acquire(&keys(&["k"]), Access::Exclusive).unwrap();
         let waiting = queue.enter(&keys(&["k"]), Access::Exclusive);
         let holding = spawn(move || {
-            permit.set_holder(&lease(), None);
-            permit
+            let (holder, share) = granted("k");
+            permit.set_holder(&holder, None);
+            (permit, share)
         });
         let place = waiting.place(0);
         block_on(async {

@@ -1,0 +1,472 @@
+//! The driver of one lease: passes answers and time to it, and sends what it asks for.
+
+use std::collections::BTreeMap;
+use std::future::{Future, pending};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Span;
+
+use crate::lock::backoff::AcquireError;
+use crate::lock::cluster::Cluster;
+use crate::lock::error::LockError;
+use crate::lock::queue::Place;
+use crate::lock::registry::{DrainStage, UnsettledRelease};
+use crate::lock::spec::LockSpec;
+use crate::lock::state::{HolderCommand, LockState, Share};
+use crate::lock::time::Timer;
+#[cfg(feature = "test-util")]
+use crate::lock::traces::LeaseTrace;
+use crate::node::{
+    Job, NodeFailure, Packet, Request, Threshold, Trail, Vote, VoteReceiver, next_proposal,
+    unguessable,
+};
+#[cfg(feature = "test-util")]
+use crate::protocol::lease::Trace;
+use crate::protocol::lease::{Event, Input, Lease, LeaseSpec, OnceEvent, Stored};
+use crate::protocol::message::{Command, Op, Reply};
+use crate::protocol::round::{Answer, Refusal, RefusalKind};
+use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken};
+
+/// Reads what a lease asks for, and returns the input with it.
+pub(crate) type Reader = dyn Fn(Stored) -> Read + Send + Sync;
+
+/// A read under way.
+pub(crate) type Read = Pin<Box<dyn Future<Output = Input> + Send + Sync>>;
+
+/// The driver of one lease: an attempt, and the lock once it is granted.
+pub(super) struct Driver {
+    pub(super) lease: Lease,
+    /// What its holders see, once it is granted.
+    pub(super) state: Arc<LockState>,
+    /// The command of a holder that is being carried out.
+    pub(super) command: Option<Box<HolderCommand>>,
+    /// The time that the lease counts from.
+    pub(super) origin: Instant,
+    owner: OwnerToken,
+    trail: Trail,
+    /// The answers. Their phase is the number of the request.
+    votes: VoteReceiver,
+    /// The failures of nodes, by number, in the acquisition, or in the extension or release that followed it.
+    failures: Failures,
+    /// The request of that extension or release.
+    decision: u32,
+    timer: Timer,
+    /// The places of the keys in the queue, which know the processes that wait for each key.
+    places: Arc<[Arc<Place>]>,
+    /// Present if the lease may ask for a read.
+    reader: Option<Arc<Reader>>,
+    read: Option<Read>,
+    #[cfg(feature = "test-util")]
+    trace: Option<LeaseTrace>,
+}
+
+type Failures = BTreeMap<usize, NodeFailure>;
+
+impl Driver {
+    /// Begins an attempt: sends its first request to every node.
+    pub(super) fn new(
+        spec: &Arc<LockSpec>,
+        origin: Instant,
+        places: &Arc<[Arc<Place>]>,
+        reader: Option<&Arc<Reader>>,
+    ) -> Box<Self> {
+        let cluster = &spec.cluster;
+        let proposal = || spec.lease.proposal.unwrap_or_else(next_proposal);
+        let lease = LeaseSpec {
+            proposal: spec.is_fenced.then(proposal),
+            ..spec.lease.clone()
+        };
+        let patience = |node: usize| cluster.nodes[node].extra_patience();
+        #[cfg(feature = "test-util")]
+        let trace = cluster.settings.traces.as_ref().map(|traces| {
+            let trace = Trace::new(lease.clone(), cluster.quorum, Duration::ZERO, patience);
+            traces.begin(&spec.keys, trace)
+        });
+        let mut driver = Box::new(Self {
+            state: LockState::new(spec, origin),
+            command: None,
+            origin,
+            owner: match &lease.once {
+                None => OwnerToken::from_random(unguessable()),
+                Some(once) => once.owner(unguessable()),
+            },
+            lease: Lease::new(lease, cluster.quorum, Duration::ZERO, patience),
+            trail: Trail::default(),
+            votes: VoteReceiver::new(&cluster.names),
+            failures: Failures::default(),
+            decision: 0,
+            timer: Timer::default(),
+            places: Arc::clone(places),
+            reader: reader.map(Arc::clone),
+            read: None,
+            #[cfg(feature = "test-util")]
+            trace,
+        });
+        driver.send(Cluster::submit);
+        driver
+    }
+
+    /// Returns a driver of another owner, which executes nothing.
+    pub(super) fn repairer(&self) -> Box<Self> {
+        let mut spec = LockSpec::clone(&self.state.spec);
+        if let Some(once) = &mut spec.lease.once {
+            once.executes = false;
+        }
+        let (spec, now) = (Arc::new(spec), Instant::now());
+        Self::new(&spec, now, &self.places, self.reader.as_ref())
+    }
+
+    /// Waits for the decision of the nodes. Returns the first share of a granted lock.
+    pub(super) async fn attempt(
+        &mut self,
+        abandoned: impl Future<Output = ()> + Send,
+    ) -> Result<Share, AcquireError> {
+        match self.next_event(pin!(abandoned)).await {
+            Some(Event::Granted {
+                number,
+                acknowledged,
+                valid_until,
+            }) => {
+                Span::current().record("quorum.granted", acknowledged);
+                let is_fenced = self.state.spec.is_fenced;
+                let token = is_fenced.then(|| FencingToken::try_from(number));
+                // Cannot fail: the nodes never exceed the largest token.
+                let token = token.transpose().unwrap_or_default();
+                Ok(self.state.grant(token, self.instant(valid_until)))
+            }
+            Some(Event::Refused(refusal)) => Err(self.refused(refusal)),
+            Some(Event::Once(OnceEvent::Decided(decided))) => Err(AcquireError::Decided(decided)),
+            Some(Event::TooLate { elapsed }) => {
+                let ttl = self.state.spec.lease.ttl;
+                Err(LockError::Expired { ttl, elapsed }.into())
+            }
+            // No other event comes before these.
+            Some(_) | None => {
+                self.handle(Input::Abandoned);
+                Err(AcquireError::Abandoned)
+            }
+        }
+    }
+
+    /// Returns the error of a refused attempt.
+    fn refused(&mut self, refusal: Refusal) -> AcquireError {
+        if let RefusalKind::Contended { expires_in } = refusal.kind {
+            return AcquireError::Contended {
+                retry_after: expires_in,
+                is_split: refusal.is_split,
+                is_shared: refusal.is_shared,
+                free: refusal.free,
+            };
+        }
+        let mut voted = refusal.voted;
+        // What has arrived since, so that the error names every node.
+        while let Some(vote) = self.votes.try_recv() {
+            if self.lease.counts(vote.phase) {
+                let failures = std::mem::take(&mut self.failures);
+                self.on_vote(vote, self.origin.elapsed());
+                self.failures = failures;
+            } else if let Answer::Replied(_) = note(&mut self.failures, vote.node, vote.outcome) {
+                voted.insert(vote.node);
+            }
+        }
+        let nodes = self.take_failures(refusal.unanswered.without(voted));
+        let cluster = &self.state.spec.cluster;
+        let names = voted.iter().map(|node| Arc::clone(&cluster.names[node]));
+        AcquireError::Failed(LockError::Unavailable {
+            reached: voted.len(),
+            needed: cluster.quorum.majority(),
+            voted: names.collect(),
+            nodes,
+        })
+    }
+
+    /// Waits for the next event of the lease; `None` if something else happens before.
+    pub(super) async fn next_event(
+        &mut self,
+        mut other: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Option<Event> {
+        // One look at the clock serves all votes that had arrived by then.
+        let (mut now, mut arrived) = (Duration::ZERO, 0);
+        loop {
+            match self.poll_event() {
+                Some(Event::Unread(unread)) => {
+                    self.read = self.reader.as_ref().map(|reader| reader(unread));
+                    continue;
+                }
+                Some(event) => return Some(event),
+                None => {}
+            }
+            // All that have arrived, before anything is awaited: the channel wakes this task for votes that it has not seen.
+            if let Some((vote, others)) = self.votes.try_recv_of_several() {
+                if arrived == 0 {
+                    (now, arrived) = (self.origin.elapsed(), others + 1);
+                }
+                arrived -= 1;
+                self.on_vote(vote, now);
+                continue;
+            }
+            arrived = 0;
+            let awaited = self.lease.awaited();
+            let threshold = awaited.map_or_else(Threshold::any, |awaited| {
+                Threshold::new(awaited.number, awaited.answers)
+            });
+            // The nodes that may decide wake the task once, with the last answer that is needed, and not with each. What
+            // arrives later is taken with the next event.
+            // Without a time, the lease waits for its holders only.
+            let due = self.lease.poll_timeout();
+            let due = self.instant(due.unwrap_or(Duration::from_secs(60 * 60)));
+            // In this order: what the holders and the nodes did in time counts before the time does.
+            let vote = tokio::select! {
+                biased;
+                () = other.as_mut() => return None,
+                input = read(&mut self.read), if self.read.is_some() => {
+                    self.read = None;
+                    self.handle(input);
+                    continue;
+                }
+                vote = self.votes.recv(threshold), if awaited.is_some() => Some(vote),
+                // Votes below the threshold have arrived in time.
+                () = self.timer.at(due) => self.votes.try_recv(),
+            };
+            let now = self.origin.elapsed();
+            match vote {
+                Some(vote) => self.on_vote(vote, now),
+                None => self.on_timeout(now),
+            }
+        }
+    }
+
+    /// Returns an event that there is already.
+    pub(super) fn poll_event(&mut self) -> Option<Event> {
+        // Asked first, because most inputs lead to none.
+        self.lease.has_news().then(|| self.lease.poll_event())?
+    }
+
+    /// Takes the votes that have arrived.
+    pub(super) fn take_votes(&mut self) {
+        while let Some(vote) = self.votes.try_recv() {
+            self.on_vote(vote, self.origin.elapsed());
+        }
+    }
+
+    fn on_vote(&mut self, vote: Vote, now: Duration) {
+        if let Some(subscribers) = vote.subscribers {
+            for place in self.places.iter() {
+                place.remote.set_subscribers(subscribers);
+            }
+        }
+        let (node, number) = (vote.node, vote.phase);
+        // An answer to a request that is over: it must not vouch for what a later one asked.
+        if !self.lease.counts(number) {
+            return;
+        }
+        let never_sent = vote.outcome.as_ref().is_err_and(NodeFailure::never_sent);
+        let answer = note(self.failures_of(number), node, vote.outcome);
+        let input = match never_sent {
+            true => Input::NeverSent { node, number },
+            false => Input::Answered {
+                node,
+                number,
+                answer,
+            },
+        };
+        self.handle_at(input, now);
+    }
+
+    fn on_timeout(&mut self, now: Duration) {
+        if self.state.spec.registry.stage() >= DrainStage::TimedOut {
+            self.handle(Input::StopRenewing);
+        }
+        let cluster = Arc::clone(&self.state.spec.cluster);
+        let after = match self.lease.is_acquiring() {
+            true => now,
+            false => cluster.settings.node_timeout,
+        };
+        let number = self.lease.number();
+        for node in self.lease.overdue(now).iter() {
+            let failure = cluster.timed_out(node, after);
+            self.failures_of(number).insert(node, failure);
+        }
+        self.tell();
+        self.handle(Input::TimedOut);
+    }
+
+    /// Tells the lease what its holders have done.
+    pub(super) fn tell(&mut self) {
+        let (delivered_at, is_revoked) = self.state.done_by_holders();
+        if let Some(at) = delivered_at {
+            let at = at.saturating_duration_since(self.origin);
+            self.handle(Input::Delivered { at });
+        }
+        if is_revoked {
+            self.handle(Input::Revoked);
+        }
+    }
+
+    /// Passes an input to the lease, and sends what it asks for then.
+    pub(super) fn handle(&mut self, input: Input) {
+        let now = self.origin.elapsed();
+        self.handle_at(input, now);
+    }
+
+    pub(super) fn handle_at(&mut self, input: Input, now: Duration) {
+        self.pass(input, now);
+        self.send(Cluster::submit);
+    }
+
+    fn pass(&mut self, input: Input, now: Duration) {
+        #[cfg(feature = "test-util")]
+        if let Some(trace) = &self.trace {
+            trace.lock().push(input.clone(), now);
+        }
+        self.lease.handle(input, now);
+    }
+
+    /// Sends what the lease asks for.
+    fn send(&mut self, submit: fn(&Cluster, usize, Job)) {
+        // Asked first, because most votes lead to no request.
+        if !self.lease.is_asking() {
+            return;
+        }
+        let Some(request) = self.lease.poll_request() else {
+            return;
+        };
+        // First, so that no lane sends a request of before behind this one: the senders of an earlier phase are closed.
+        let phase = self.votes.next_phase();
+        debug_assert_eq!(phase, request.number, "each request is sent");
+        let spec = &self.state.spec;
+        let publishes = request.publishes && spec.cluster.settings.wake_ups;
+        let gone_at = self.instant(request.gone_at);
+        let until = match request.op {
+            Op::Release => {
+                let retention = spec.names.first().and_then(KeyNames::intent_retention);
+                retention.map(|retention| gone_at + retention)
+            }
+            Op::ReleaseAfter { left } => Some(Instant::now() + left),
+            _ => None,
+        };
+        let command = Command {
+            names: Arc::clone(&spec.names),
+            owner: self.owner.clone(),
+            op: request.op,
+        };
+        let packet = Packet::of_release(until, command, publishes, self.trail.clone());
+        // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
+        // follows what it releases.
+        for node in request.nodes.iter() {
+            let request = Request::Command(Arc::clone(&packet));
+            let job = Job::new(request, self.votes.sender(node), gone_at);
+            submit(&spec.cluster, node, job);
+        }
+    }
+
+    pub(super) fn instant(&self, at: Duration) -> Instant {
+        self.origin + at
+    }
+
+    /// Returns the failures of the nodes in the decision to which this request belongs.
+    fn failures_of(&mut self, number: u32) -> &mut Failures {
+        if self.decision != number && !self.lease.is_acquiring() {
+            (self.decision, self.failures) = (number, Failures::default());
+        }
+        &mut self.failures
+    }
+
+    /// Takes the failures, and those of the nodes that had not answered when the others decided.
+    pub(super) fn take_failures(&mut self, silent: NodeSet) -> Vec<NodeFailure> {
+        let mut failures = std::mem::take(&mut self.failures);
+        for number in silent.iter() {
+            let node = Arc::clone(&self.state.spec.cluster.names[number]);
+            let unanswered = NodeFailure::Unanswered { node };
+            failures.entry(number).or_insert(unanswered);
+        }
+        failures.into_values().collect()
+    }
+
+    /// Waits until every node has answered every release or is overdue, and passes an unconfirmed one to the registry.
+    pub(super) async fn settle(&mut self) {
+        while !self.lease.is_settled() {
+            self.next_event(pin!(pending::<()>())).await;
+        }
+        if self.is_open() {
+            self.leave_to_registry();
+        }
+    }
+
+    /// Returns whether a node may still have the lock.
+    pub(super) fn is_open(&mut self) -> bool {
+        self.take_votes();
+        !self.lease.may_hold().is_empty() && Instant::now() < self.instant(self.lease.gone_at())
+    }
+
+    /// Has the registry count the answers that are still to come.
+    fn leave_to_registry(&mut self) {
+        let spec = &self.state.spec;
+        let names = &spec.cluster.names;
+        let votes = std::mem::replace(&mut self.votes, VoteReceiver::new(names));
+        // Only releases go on.
+        votes.next_phase();
+        let (phase, round) = self.lease.release_round();
+        spec.registry.keep_unsettled(UnsettledRelease {
+            votes,
+            names: Arc::clone(names),
+            keys: spec.keys.clone(),
+            phase,
+            round,
+            gone_at: self.instant(self.lease.gone_at()),
+        });
+    }
+}
+
+impl Drop for Driver {
+    /// Releases a lock whose task ends early. It stays while it has holders, because they get it from no one else.
+    fn drop(&mut self) {
+        // Holders learn first that no task renews the lock any more. Without effect on one that has ended.
+        self.state.close(None);
+        if self.lease.is_releasing() {
+            return;
+        }
+        let is_granted = !self.lease.is_acquiring();
+        // Nothing begins under an unused lock without the task.
+        if !self.state.is_shared() || self.lease.is_unused() {
+            // There is no task that would pass it on.
+            while self.lease.poll_event().is_some() {}
+            let (now, effect) = (self.origin.elapsed(), self.state.effect());
+            self.pass(Input::Abandoned, now);
+            let publishes = true;
+            self.pass(Input::Dropped { publishes, effect }, now);
+            self.send(Cluster::submit_in_drop);
+        }
+        if is_granted {
+            // No task is left to count the answers.
+            self.leave_to_registry();
+        }
+    }
+}
+
+/// Keeps the outcome of a node if it is a failure, and returns it as an answer for the rounds.
+fn note(failures: &mut Failures, node: usize, outcome: Result<Reply, NodeFailure>) -> Answer {
+    match outcome {
+        Ok(reply) => {
+            if !failures.is_empty() {
+                failures.remove(&node);
+            }
+            Answer::Replied(reply)
+        }
+        Err(failure) => {
+            failures.insert(node, failure);
+            Answer::Failed
+        }
+    }
+}
+
+/// Waits for the end of a read.
+async fn read(read: &mut Option<Read>) -> Input {
+    match read {
+        Some(read) => read.await,
+        None => pending().await,
+    }
+}
