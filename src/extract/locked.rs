@@ -119,45 +119,74 @@ pub struct Locked<T: LockResource>(
     pub T,
 );
 
-/// Implements an extractor for what its counterpart in axum reads: a resource, or an optional one.
-macro_rules! extractor {
-    ($extractor:ident: $extract:ident($request:ty) -> $locked:ty, |$locks:ident, $resource:ident| $lock:expr) => {
-        impl<S, T> $extractor<S> for Locked<T>
-        where
-            S: Send + Sync,
-            T: $extractor<S> + LockResource + Send,
-            Redlock: FromRef<S>,
-        {
-            type Rejection = LockedRejection<T::Rejection>;
+impl<S, T> FromRequestParts<S> for Locked<T>
+where
+    S: Send + Sync,
+    T: FromRequestParts<S> + LockResource + Send,
+    Redlock: FromRef<S>,
+{
+    type Rejection = LockedRejection<T::Rejection>;
 
-            async fn $extract(request: $request, state: &S) -> Result<$locked, Self::Rejection> {
-                let (request, $locks) = RequestLocks::$extract(request, state);
-                let resource = T::$extract(request, state).await;
-                let $resource = resource.map_err(LockedRejection::Inner)?;
-                $lock
-            }
-        }
-    };
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+        let resource = T::from_request_parts(parts, state).await;
+        let resource = resource.map_err(LockedRejection::Inner)?;
+        RequestLocks::from_parts(parts, state).lock(resource).await
+    }
 }
 
-extractor! {
-    FromRequestParts: from_request_parts(&mut Parts) -> Self,
-    |locks, resource| locks.lock(resource).await
+impl<S, T> OptionalFromRequestParts<S> for Locked<T>
+where
+    S: Send + Sync,
+    T: OptionalFromRequestParts<S> + LockResource + Send,
+    Redlock: FromRef<S>,
+{
+    type Rejection = LockedRejection<T::Rejection>;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &S,
+    ) -> Result<Option<Self>, Self::Rejection> {
+        let resource = T::from_request_parts(parts, state).await;
+        let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
+            return Ok(None);
+        };
+        let locks = RequestLocks::from_parts(parts, state);
+        locks.lock(resource).await.map(Some)
+    }
 }
 
-extractor! {
-    FromRequest: from_request(Request) -> Self,
-    |locks, resource| locks.lock(resource).await
+impl<S, T> FromRequest<S> for Locked<T>
+where
+    S: Send + Sync,
+    T: FromRequest<S> + LockResource + Send,
+    Redlock: FromRef<S>,
+{
+    type Rejection = LockedRejection<T::Rejection>;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Self::Rejection> {
+        let (request, locks) = RequestLocks::from_request(request, state);
+        let resource = T::from_request(request, state).await;
+        let resource = resource.map_err(LockedRejection::Inner)?;
+        locks.lock(resource).await
+    }
 }
 
-extractor! {
-    OptionalFromRequestParts: from_request_parts(&mut Parts) -> Option<Self>,
-    |locks, resource| locks.lock_optional(resource).await
-}
+impl<S, T> OptionalFromRequest<S> for Locked<T>
+where
+    S: Send + Sync,
+    T: OptionalFromRequest<S> + LockResource + Send,
+    Redlock: FromRef<S>,
+{
+    type Rejection = LockedRejection<T::Rejection>;
 
-extractor! {
-    OptionalFromRequest: from_request(Request) -> Option<Self>,
-    |locks, resource| locks.lock_optional(resource).await
+    async fn from_request(request: Request, state: &S) -> Result<Option<Self>, Self::Rejection> {
+        let (request, locks) = RequestLocks::from_request(request, state);
+        let resource = T::from_request(request, state).await;
+        let Some(resource) = resource.map_err(LockedRejection::Inner)? else {
+            return Ok(None);
+        };
+        locks.lock(resource).await.map(Some)
+    }
 }
 
 /// Type that names a resource to lock, such as an id from the path; used by [`Locked`].
@@ -225,17 +254,16 @@ struct RequestLocks {
 }
 
 impl RequestLocks {
-    fn from_request_parts<'a, S>(parts: &'a mut Parts, state: &S) -> (&'a mut Parts, Self)
+    fn from_parts<S>(parts: &mut Parts, state: &S) -> Self
     where
         Redlock: FromRef<S>,
     {
-        let locks = Self {
+        Self {
             redlock: Redlock::from_ref(state),
             format: RefusalFormat::from_parts(parts),
             token: CallToken::from_extensions(&parts.extensions),
             handles: LockHandles::from_extensions(&mut parts.extensions),
-        };
-        (parts, locks)
+        }
     }
 
     fn from_request<S>(request: Request, state: &S) -> (Request, Self)
@@ -243,19 +271,8 @@ impl RequestLocks {
         Redlock: FromRef<S>,
     {
         let (mut parts, body) = request.into_parts();
-        let (_, locks) = Self::from_request_parts(&mut parts, state);
+        let locks = Self::from_parts(&mut parts, state);
         (Request::from_parts(parts, body), locks)
-    }
-
-    /// Takes the lock on a resource, if there is one.
-    async fn lock_optional<T: LockResource, R>(
-        self,
-        resource: Option<T>,
-    ) -> Result<Option<Locked<T>>, LockedRejection<R>> {
-        match resource {
-            Some(resource) => self.lock(resource).await.map(Some),
-            None => Ok(None),
-        }
     }
 
     /// Takes the lock on a resource.
