@@ -460,6 +460,19 @@ impl<const REQUESTS: usize> Default for Client<REQUESTS> {
     }
 }
 
+/// A wrong variant still hears what does not count any more: but for what was just sent, the calls are as before.
+pub(crate) fn keep_old_answers<'a, const REQUESTS: usize>(
+    links: impl Iterator<Item = &'a mut [Call; REQUESTS]>,
+    before: impl Iterator<Item = [Call; REQUESTS]>,
+) {
+    for (calls, before) in links.zip(before) {
+        let calls = calls.iter_mut().zip(before);
+        calls
+            .filter(|(call, _)| **call != Call::Sent)
+            .for_each(|(call, old)| *call = old);
+    }
+}
+
 /// The first tick at which what is valid until then is not valid any more.
 pub(crate) fn tick_after(valid_until: Duration) -> u8 {
     let whole = u8::try_from(valid_until.as_secs()).expect("few ticks");

@@ -1,15 +1,17 @@
 //! Model checking of the protocol as it is shipped: every order of events, within bounds.
 //!
-//! Nodes are [`tower_redlock::protocol::Store`]s, which the embedded nodes run too; acquisitions
-//! and extensions are driven by the `AcquireRound` and the `ExtendRound` that the lock drives; what
-//! passes between them are the `Command`s that it sends. Written down here is only who may do what
-//! when, and what must then hold:
+//! Nodes are [`tower_redlock::protocol::Store`]s, which the embedded nodes run too; clients are
+//! [`tower_redlock::protocol::lease::Lease`]s, as the lock drives them; what passes between them are the requests that it
+//! sends. Written down here is only who may do what when, and what must then hold:
 //!
 //! * F1 tokens of different acquisitions differ;
 //! * F2 an acquisition that began after another had completed has the higher token;
 //! * F3 a storage that accepts `token >= highest` applies no older write after a newer;
 //! * F4 an extension that succeeds proves that no higher token had completed before it began;
-//! * and in the model with time: two acquisitions are never both within their validity.
+//! * and in the models with time: two acquisitions are never both within their validity;
+//! * what is lost, revoked or over is neither extended nor asked for again, and what is released is not;
+//! * a lease that has released, also one that was given up at any moment, leaves no lock where its requests have run,
+//!   and one that is settled knows where its lock may be left.
 //!
 //! `once` says the same of requests whose outcome is recorded, `shared` of locks that readers share, and `layouts` of keys
 //! that move from one group of nodes to another.
@@ -42,9 +44,6 @@ use std::num::NonZero;
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 use tokio::time::Instant;
-
-use crate::shared::{Role, Shared};
-use crate::space::Variant;
 
 mod asynchronous;
 mod layouts;
@@ -186,132 +185,3 @@ fn mode(wanted: &str) -> bool {
 
 /// How many states the large runs explore, counting those met again.
 pub(crate) const FAR_MORE: usize = 60_000_000;
-
-const WRITER_AND_READERS: [Role; 3] = [Role::Reader, Role::Reader, Role::Writer];
-const READER_AND_WRITERS: [Role; 3] = [Role::Reader, Role::Writer, Role::Writer];
-const READER_AND_WRITER: [Role; 3] = [Role::Reader, Role::Writer, Role::Absent];
-
-fn sharing(roles: [Role; 3], change: impl FnOnce(&mut shared::Bounds)) -> Shared {
-    let mut bounds = shared::Bounds::of(roles);
-    change(&mut bounds);
-    Shared::new(bounds)
-}
-
-/// A change of what is shared breaks its promise.
-fn breaks_sharing(name: &str, change: impl FnOnce(&mut shared::Bounds)) {
-    let properties = [shared::EXCLUSION];
-    breaks(name, sharing(READER_AND_WRITER, change), &properties);
-}
-
-#[test]
-fn readers_share_and_exclude_writers() {
-    let short = |bounds: &mut shared::Bounds| bounds.horizon = 3;
-    let name = "shared: 1 writer, 2 readers";
-    holds(name, sharing(WRITER_AND_READERS, short));
-    let name = "shared: 2 writers, 1 reader";
-    holds(name, sharing(READER_AND_WRITERS, short));
-    let name = "shared: readers of ttl 3 and 1, 1 writer";
-    let ttls = |bounds: &mut shared::Bounds| {
-        bounds.horizon = 2;
-        bounds.ttls = [3, 1, 2];
-    };
-    holds(name, sharing(WRITER_AND_READERS, ttls));
-}
-
-#[test]
-fn repeated_requests_and_extensions_of_readers_exclude_writers() {
-    let name = "shared: 1 writer, 1 reader, a repeated ACQUIRE";
-    let repeats = |bounds: &mut shared::Bounds| bounds.retries = 1;
-    holds(name, sharing(READER_AND_WRITER, repeats));
-    let name = "shared: 1 writer, 1 reader that extends by 3 and 1";
-    let extends = |bounds: &mut shared::Bounds| {
-        bounds.extensions = vec![3, 1];
-        bounds.horizon = 5;
-    };
-    holds(name, sharing(READER_AND_WRITER, extends));
-    let name = "shared: 1 writer, 1 reader that extends by 3, a repeated ACQUIRE";
-    let both = |bounds: &mut shared::Bounds| {
-        bounds.extensions = vec![3];
-        bounds.horizon = 3;
-        bounds.retries = 1;
-    };
-    holds(name, sharing(READER_AND_WRITER, both));
-    let name = "shared: 1 writer, 2 readers, one extends by 3";
-    let extends = |bounds: &mut shared::Bounds| {
-        bounds.extensions = vec![3];
-        bounds.horizon = 2;
-    };
-    holds(name, sharing(WRITER_AND_READERS, extends));
-}
-
-/// A node forgets, and one stays out for so long; a reader may extend.
-fn forgetful(guard: u8, extensions: &[u8]) -> impl Fn(&mut shared::Bounds) {
-    move |bounds| {
-        bounds.wipes = 1;
-        bounds.guard = guard;
-        bounds.extensions = extensions.to_vec();
-    }
-}
-
-#[test]
-fn restart_guard_protects_readers() {
-    let name = "shared: 1 writer, 1 reader, a node forgets";
-    holds(name, sharing(READER_AND_WRITER, forgetful(2, &[])));
-    let name = "shared: 1 writer, 1 reader that extends by 3, a node forgets";
-    holds(name, sharing(READER_AND_WRITER, forgetful(3, &[3])));
-    let name = "shared: the restart guard is a tick short";
-    breaks_sharing(name, forgetful(1, &[]));
-    let name = "shared: the restart guard is shorter than an extension";
-    breaks_sharing(name, forgetful(2, &[3]));
-    breaks_sharing("T34 no compare", |bounds| {
-        forgetful(2, &[])(bounds);
-        bounds.variant = Variant::NoCompare;
-    });
-}
-
-#[test]
-fn t32_counting_answers_to_an_older_extension_lets_a_writer_in_beside_a_reader() {
-    breaks_sharing("T32 old extension", |bounds| {
-        bounds.variant = Variant::CountsOldExtension;
-        bounds.extensions = vec![1, 3];
-    });
-}
-
-#[test]
-fn validity_that_counts_from_the_reply_lets_a_writer_in_beside_a_reader() {
-    breaks_sharing("shared: the end counts from the reply", |bounds| {
-        bounds.variant = Variant::EndFromReply;
-    });
-}
-
-#[test]
-fn t33_a_reader_that_comes_again_as_the_same_owner_is_released_by_its_first_attempt() {
-    breaks_sharing("T33 an owner comes again", |bounds| {
-        bounds.variant = Variant::ReusesOwner;
-    });
-}
-
-#[test]
-#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
-fn far_more_states_of_readers_and_writers_hold_too_when_asked_for() {
-    let name = "shared: 1 writer, 2 readers, longer";
-    holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, |_| {}));
-    let name = "shared: 1 writer, 2 readers, a repeated ACQUIRE";
-    let repeats = |bounds: &mut shared::Bounds| {
-        bounds.horizon = 3;
-        bounds.retries = 1;
-    };
-    holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, repeats));
-    let name = "shared: 1 writer, 2 readers, one extends by 3, longer";
-    let extends = |bounds: &mut shared::Bounds| {
-        bounds.extensions = vec![3];
-        bounds.horizon = 3;
-    };
-    holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, extends));
-    let name = "shared: 1 writer, 2 readers, a node forgets";
-    let wiped = |bounds: &mut shared::Bounds| {
-        forgetful(2, &[])(bounds);
-        bounds.horizon = 3;
-    };
-    holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, wiped));
-}

@@ -10,7 +10,7 @@ use std::hash::Hash;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use tower_redlock::protocol::message::{Command, Op, Reply, SharedOp};
+use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::round::{AcquireRound, AcquireStep, Answer, ExtendRound, ExtendStep};
 use tower_redlock::protocol::{KeyNames, LockKeys, Namespace, OwnerToken, Quorum, Store};
 
@@ -65,7 +65,6 @@ pub(crate) enum Heard {
     At(u8),
     Lost,
     Released,
-    Failed,
 }
 
 impl Heard {
@@ -75,7 +74,6 @@ impl Heard {
             Reply::Held { .. } => Self::Held,
             Reply::At(number) => Self::At(small(number)),
             Reply::Lost => Self::Lost,
-            Reply::HeldShared { .. } => Self::Held,
             Reply::Released => Self::Released,
             reply => unreachable!("{reply:?} in the model"),
         }
@@ -91,7 +89,6 @@ impl Heard {
             Self::At(number) => Reply::At(number.into()),
             Self::Lost => Reply::Lost,
             Self::Released => Reply::Released,
-            Self::Failed => return Answer::Failed,
         })
     }
 }
@@ -111,20 +108,7 @@ pub(crate) enum Ask {
         token: u8,
         ttl: u8,
     },
-    /// Without a fence.
-    Exclude {
-        ttl: u8,
-    },
     /// The release of what is not shared.
-    Release,
-    Shared(SharedAsk),
-}
-
-/// A request of one reader.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum SharedAsk {
-    Acquire { ttl: u8 },
-    Confirm { ttl: u8 },
     Release,
 }
 
@@ -360,13 +344,7 @@ fn op(ask: Ask) -> Op {
             ttl: ticks(ttl),
             retention: RETENTION,
         },
-        Ask::Exclude { ttl } => acquire(None, ticks(ttl)),
         Ask::Release => Op::Release,
-        Ask::Shared(ask) => Op::Shared(match ask {
-            SharedAsk::Acquire { ttl } => SharedOp::Acquire { ttl: ticks(ttl) },
-            SharedAsk::Confirm { ttl } => SharedOp::Confirm { ttl: ticks(ttl) },
-            SharedAsk::Release => SharedOp::Release,
-        }),
     }
 }
 

@@ -19,7 +19,9 @@ use tower_redlock::protocol::OwnerToken;
 use tower_redlock::protocol::admission::{self, Admissions, Introduction};
 use tower_redlock::protocol::lease::{Event, Input, Lease};
 
-use crate::leases::{self, Call, Heard, Leases, Step, Told, sorting, spec, tick_after};
+use crate::leases::{
+    self, Call, Heard, Leases, Step, Told, keep_old_answers, sorting, spec, tick_after,
+};
 use crate::space::{Nodes, Variant, ticks};
 use crate::{FAR_MORE, breaks, holds, holds_within};
 
@@ -394,13 +396,10 @@ impl Timed {
         let calls = links.map(|column| &mut column.links[client].calls);
         self.leases.follow(step, &mut me.of, calls);
         if self.bounds.variant == Variant::CountsOldExtension && me.stage == Stage::Complete {
-            for (column, before) in state.nodes.iter_mut().zip(before) {
-                let old = before.links[client].calls;
-                let calls = column.links[client].calls.iter_mut().zip(old);
-                calls
-                    .filter(|(call, _)| **call != Call::Sent)
-                    .for_each(|(call, old)| *call = old);
-            }
+            let links = state.nodes.iter_mut();
+            let calls = links.map(|column| &mut column.links[client].calls);
+            let before = before.iter().map(|column| column.links[client].calls);
+            keep_old_answers(calls, before);
         }
         for event in &step.events {
             match event {
