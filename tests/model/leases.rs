@@ -174,18 +174,12 @@ impl Step {
     fn grants(&self) -> bool {
         self.request.is_none() && matches!(self.events[..], [Event::Granted { .. }])
     }
-
-    /// The nodes that are asked for something.
-    pub(crate) fn asked(&self) -> NodeSet {
-        let request = self.request.as_ref();
-        request.map(|request| request.nodes).unwrap_or_default()
-    }
 }
 
 /// How a lease came to be what it is, when that was seen first.
 #[derive(Clone, Debug)]
 enum Origin {
-    Begun(LeaseSpec, u8),
+    Begun(LeaseSpec),
     Told(u32, Input, u8),
 }
 
@@ -220,7 +214,7 @@ impl Leases {
     pub(crate) fn begin(&self, spec: &LeaseSpec, now: u8) -> Arc<Step> {
         self.begun.get_or((spec.clone(), now), || {
             let lease = Lease::new(spec.clone(), self.quorum, ticks(now), |_| Duration::ZERO);
-            self.step(lease, Origin::Begun(spec.clone(), now))
+            self.step(lease, Origin::Begun(spec.clone()))
         })
     }
 
@@ -337,7 +331,7 @@ impl Leases {
     /// The lease that this one would be if all that it was told had happened just now.
     pub(crate) fn hastened(&self, lease: u32, now: u8) -> u32 {
         match self.origin(lease) {
-            Origin::Begun(spec, _) => self.begin(&spec, now).lease,
+            Origin::Begun(spec) => self.begin(&spec, now).lease,
             Origin::Told(before, input, _) => {
                 self.handle(self.hastened(before, now), input, now).lease
             }

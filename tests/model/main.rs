@@ -47,7 +47,6 @@ use tokio::time::Instant;
 
 mod asynchronous;
 mod layouts;
-#[allow(dead_code, reason = "the models turn to it one after the other")]
 mod leases;
 mod once;
 mod records;
