@@ -52,7 +52,6 @@ mod once;
 mod records;
 mod requests;
 mod shared;
-#[allow(dead_code, reason = "the models leave it one after the other")]
 mod space;
 mod timed;
 
