@@ -19,23 +19,22 @@
 //! higher there, the earlier ones are raised. So every group of a key remembers a fence that is not lower than the tokens of
 //! all holders, whichever groups the next holder asks.
 
-use std::future::pending;
+use std::future::{IntoFuture, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::backoff::AcquireError;
-use crate::lock::core::Core;
 use crate::lock::driver::{LockTask, acquire};
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
-use crate::lock::layout::{Group, Stage, Stages};
+use crate::lock::layout::{Group, GroupKeys};
 use crate::lock::local_wait::LocalWait;
 use crate::lock::lost::Lost;
-use crate::lock::options::LockOptions;
-use crate::lock::queue::{CapPermits, Waited, WaiterCap};
+use crate::lock::queue::CapPermits;
 use crate::lock::registry::DrainStage;
+use crate::lock::request::{LockFuture, LockRequest};
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
 use crate::lock::spec::{Earlier, LockSpec};
@@ -44,17 +43,6 @@ use crate::lock::time::after;
 use crate::node::{random_u64, sha256};
 use crate::protocol::lease::Access;
 use crate::protocol::{KeyNames, LockKeys, Namespace};
-
-/// What a caller asks for.
-pub(crate) struct Acquisition {
-    pub(crate) core: Arc<Core>,
-    pub(crate) keys: LockKeys,
-    pub(crate) options: LockOptions,
-    /// A cap on waiting calls, in addition to that of the lock service.
-    pub(crate) cap: Option<Arc<WaiterCap>>,
-    /// Whether the call may wait beside those that the caps count.
-    pub(crate) is_uncapped: bool,
-}
 
 /// Error of a stage.
 enum StageError {
@@ -72,44 +60,50 @@ impl From<LockError> for StageError {
     }
 }
 
-impl Acquisition {
+impl IntoFuture for LockRequest {
+    type Output = Result<LockGuard, LockError>;
+    type IntoFuture = LockFuture;
+
+    fn into_future(self) -> LockFuture {
+        LockFuture::new(self.lock())
+    }
+}
+
+impl LockRequest {
     /// Acquires the lock.
     ///
     /// # Cancel safety
     ///
-    /// May be dropped at any point; see [`LockFuture`](crate::LockFuture).
-    pub(crate) async fn lock(self) -> Result<LockGuard, LockError> {
+    /// May be dropped at any point; see [`LockFuture`].
+    async fn lock(self) -> Result<LockGuard, LockError> {
         let layout = &self.core.layout;
-        let stages = layout.stages(&self.keys);
-        let group = stages.first();
-        let span = LockSpan::new(
-            self.options.label,
-            group.cluster.quorum.nodes(),
-            &self.keys,
-            self.core.settings.log_keys,
-        );
-        let waited = Waited::default();
-        let outcome = match stages {
-            Stages::One(group) => {
-                let wait = self.options.wait.unwrap_or(self.core.settings.wait);
-                let deadline = (!wait.is_zero()).then(|| after(span.began, wait));
-                let share = self.acquire(group, &self.keys, deadline, None, &span, &waited);
-                share.await.map(LockGuard::new)
-            }
-            Stages::Several(stages) => Box::pin(self.lock_in_all(&stages, &span, &waited)).await,
+        let begin = |group: &Group| {
+            let span = LockSpan::new(self.options.label, &group.cluster, &self.keys);
+            let wait = self.options.wait.unwrap_or(self.core.settings.wait);
+            let deadline = (!wait.is_zero()).then(|| after(span.began, wait));
+            (span, deadline)
         };
-        match outcome {
+        let (span, outcome) = match layout.only_group(&self.keys) {
+            Some(group) => {
+                let (span, deadline) = begin(group);
+                let share = self.acquire(group, &self.keys, deadline, None, &span).await;
+                (span, share.map(LockGuard::new))
+            }
+            None => {
+                let stages = layout.by_group(&self.keys);
+                let (span, deadline) = begin(stages[0].group);
+                let guard = Box::pin(self.lock_in_all(&stages, deadline, &span)).await;
+                (span, guard)
+            }
+        };
+        match &outcome {
             Ok(guard) => {
                 guard.set_delivered();
-                let token = guard.fencing_token();
-                span.finish("lock acquired", "granted", token, waited.so_far());
-                Ok(guard)
+                span.finish("lock acquired", "granted", guard.fencing_token());
             }
-            Err(error) => {
-                span.finish("lock refused", error.outcome(), None, waited.so_far());
-                Err(error)
-            }
+            Err(error) => span.finish("lock refused", error.outcome(), None),
         }
+        outcome
     }
 
     fn access(&self) -> Access {
@@ -119,19 +113,16 @@ impl Acquisition {
     /// Acquires keys of several groups, all or none.
     async fn lock_in_all(
         &self,
-        stages: &[Stage<'_>],
+        stages: &[GroupKeys<'_>],
+        deadline: Option<Instant>,
         span: &LockSpan,
-        waited: &Waited,
     ) -> Result<LockGuard, LockError> {
         let settings = &self.core.settings;
         // All errors of the request itself, before any key is locked.
         settings.namespace.names(&self.keys, sha256)?;
-        let wait = self.options.wait.unwrap_or(settings.wait);
-        let deadline = after(span.began, wait);
-        let until = (!wait.is_zero()).then_some(deadline);
         let (mut tries, mut slots) = (0, self.all_slots());
         loop {
-            let refused = match self.lock_stages(stages, until, slots, span, waited).await {
+            let refused = match self.lock_stages(stages, deadline, slots, span).await {
                 Ok(guard) => return Ok(guard),
                 Err(StageError::Failed(error)) => return Err(error),
                 Err(StageError::Again(error)) => error,
@@ -150,11 +141,11 @@ impl Acquisition {
             let delay = settings.retry.delay(tries, retry_after, random_u64());
             tries += 1;
             let next = Instant::now() + delay;
-            if next >= deadline {
+            if deadline.is_none_or(|deadline| next >= deadline) {
                 return Err(refused);
             }
-            let mut places = self.places(waited);
-            places.occupy()?;
+            let mut cap_permits = self.cap_permits(span);
+            cap_permits.occupy()?;
             let registry = &self.core.registry;
             tokio::select! {
                 biased;
@@ -177,23 +168,22 @@ impl Acquisition {
     /// Waits until the deadline, if there is one. Of several slots, takes one of these.
     async fn lock_stages(
         &self,
-        stages: &[Stage<'_>],
+        stages: &[GroupKeys<'_>],
         deadline: Option<Instant>,
         slots: u64,
         span: &LockSpan,
-        waited: &Waited,
     ) -> Result<LockGuard, StageError> {
         let mut shares: Vec<Share> = Vec::with_capacity(stages.len());
         let mut earlier = Earlier { token: None, slots };
         for (number, stage) in stages.iter().enumerate() {
-            let Stage { group, keys } = stage;
+            let GroupKeys { group, keys } = stage;
             // Any slot may be released first.
             let may_wait =
                 stage.comes_after(&stages[..number]) && earlier.slots == self.all_slots();
             let until = deadline.filter(|_| may_wait);
             let locked = tokio::select! {
                 biased;
-                locked = self.acquire(group, keys, until, Some(earlier), span, waited) => locked,
+                locked = self.acquire(group, keys, until, Some(earlier), span) => locked,
                 () = lost(&shares) => {
                     give_up(shares).await;
                     let retry_after = None;
@@ -230,10 +220,10 @@ impl Acquisition {
                 _ => Ok(()),
             };
             if let Err(error) = raised {
-                drop(span.in_group(self.core.label(stage.group)));
+                drop(span.in_group(stage.group.label.clone()));
                 give_up(shares).await;
                 let (names, elapsed) = (&stage.group.cluster.names, span.began.elapsed());
-                return Err(LockError::from_raise(error, names, self.ttl(), elapsed).into());
+                return Err(LockError::from_raise(error, names, self.asked_ttl(), elapsed).into());
             }
         }
         let mut shares = shares.into_iter();
@@ -241,21 +231,21 @@ impl Acquisition {
         let first = shares.next().ok_or(LockError::Closed)?;
         let guard = LockGuard::join(first, shares.collect());
         if !guard.is_valid() {
-            let (ttl, elapsed) = (self.ttl(), span.began.elapsed());
+            let (ttl, elapsed) = (self.asked_ttl(), span.began.elapsed());
             return Err(LockError::Expired { ttl, elapsed }.into());
         }
         Ok(guard)
     }
 
-    fn ttl(&self) -> Duration {
+    fn asked_ttl(&self) -> Duration {
         self.options.ttl.unwrap_or(self.core.settings.ttl)
     }
 
-    /// Returns the places that this call has under the caps while it waits.
-    fn places(&self, waited: &Waited) -> CapPermits {
+    /// Returns the permits that this call takes of the caps while it waits.
+    fn cap_permits(&self, span: &LockSpan) -> CapPermits {
         let caps = [self.core.cap.clone(), self.cap.clone()];
         let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
-        CapPermits::new(caps, waited.clone())
+        CapPermits::new(caps, &span.waits_since)
     }
 
     /// Acquires keys of one group. Waits until the deadline, if there is one, while other callers hold them.
@@ -266,15 +256,14 @@ impl Acquisition {
         deadline: Option<Instant>,
         earlier: Option<Earlier>,
         span: &LockSpan,
-        waited: &Waited,
     ) -> Result<Share, LockError> {
         let Self { core, options, .. } = self;
         let (settings, access) = (&core.settings, self.access());
-        let labels = span.in_group(core.label(group));
+        let labels = span.in_group(group.label.clone());
         let slots = earlier.map_or(u64::MAX, |earlier| earlier.slots);
         let (names, slot_table) = names(&settings.namespace, keys, access, slots)?;
         let ttl = settings.ttl(options.ttl)?;
-        let mut places = self.places(waited);
+        let mut cap_permits = self.cap_permits(span);
         let local = LocalWait {
             core,
             group,
@@ -285,7 +274,7 @@ impl Acquisition {
             deadline,
         };
         let refuse = |_: &LockState| None::<LockError>;
-        let permit = local.admit(access, &mut places, refuse).await?;
+        let permit = local.admit(access, &mut cap_permits, refuse).await?;
         let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
         let (cluster, registry) = (&group.cluster, &core.registry);
         let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, earlier, labels);
@@ -296,7 +285,7 @@ impl Acquisition {
         spec.lease.hold_at_least = options.hold_at_least;
         let task = LockTask::new(spec, slot_table, permit, ticket);
         let deadline = deadline.unwrap_or(span.began);
-        let acquired = acquire(task, places, deadline, &span.span).await;
+        let acquired = acquire(task, cap_permits, deadline, &span.span).await;
         acquired.map_err(AcquireError::into_lock_error)
     }
 }

@@ -16,23 +16,21 @@
 //! It therefore lets remote waiters go first when it is their turn.
 
 use std::future::{Future, poll_fn};
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::lock::announcement::Announcement;
-use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::handoff::Handoff;
 use crate::lock::queue::{CapPermits, Permit, Watching};
-use crate::lock::registry::{DrainStage, Registry};
+use crate::lock::registry::DrainStage;
 use crate::lock::spec::LockSpec;
 use crate::lock::time::TICK;
 use crate::node::random_u64;
 use crate::protocol::lease::Decided;
-use crate::protocol::{KeyNames, OnRelease, Retry};
+use crate::protocol::{OnRelease, Retry};
 
 /// The longest run of local callers that acquire a key in a row while releases are not published, in multiples of
 /// the longest delay between attempts.
@@ -60,27 +58,6 @@ pub(crate) struct Backoff {
     /// Present while the caller waits for readers to leave. Dropped with this when the caller has the lock, so that
     /// readers may come again behind it.
     announcement: Option<Box<Announcement>>,
-}
-
-/// The caller whose attempts these are, and what it asks for.
-pub(crate) struct Caller<'a> {
-    cluster: &'a Arc<Cluster>,
-    registry: &'a Registry,
-    names: &'a [KeyNames],
-    ttl: Duration,
-    permit: &'a Permit,
-}
-
-impl<'a> Caller<'a> {
-    pub(crate) fn new(spec: &'a LockSpec, permit: &'a Permit) -> Self {
-        Self {
-            cluster: &spec.cluster,
-            registry: &spec.registry,
-            names: &spec.names,
-            ttl: spec.lease.ttl,
-            permit,
-        }
-    }
 }
 
 /// Error of an attempt, before the caller gets it as a [`LockError`].
@@ -158,20 +135,21 @@ impl Backoff {
     /// Lets other processes try first if it is their turn.
     pub(crate) async fn let_remote_first<T: Send>(
         &mut self,
-        caller: &Caller<'_>,
+        spec: &LockSpec,
+        permit: &Permit,
         handoff: &mut Handoff<T>,
     ) -> Result<(), AcquireError> {
-        let settings = &caller.cluster.settings;
+        let settings = &spec.cluster.settings;
         let left = self.deadline.saturating_duration_since(self.began);
         let delay = if settings.wake_ups {
-            let waiters = caller.permit.notified();
+            let waiters = permit.notified();
             let Some(waiters) = waiters.filter(|_| !left.is_zero()) else {
                 return Ok(());
             };
             match Retry::on_release(waiters, 0, TICK, random_u64()) {
                 OnRelease::Try(delay) => delay,
                 OnRelease::Rest(delay) => {
-                    self.watching = caller.permit.subscribe(caller.cluster, caller.names);
+                    self.watching = permit.subscribe(&spec.cluster, &spec.names);
                     // No attempt was refused yet, so there is no release that it could have missed.
                     self.forget_releases();
                     delay
@@ -179,22 +157,23 @@ impl Backoff {
             }
         } else {
             // Whether other processes wait is not known, so they get their turn after a while.
-            let is_run_over = caller.permit.run() >= settings.retry.max().saturating_mul(RUN);
+            let is_run_over = permit.run() >= settings.retry.max().saturating_mul(RUN);
             if !is_run_over || left.is_zero() {
                 return Ok(());
             }
-            caller.permit.end_run();
+            permit.end_run();
             // As long as the refused processes wait.
             settings.retry.delay(u32::MAX, None, random_u64())
         };
-        Box::pin(self.pause(caller, delay.min(left), handoff)).await?;
+        Box::pin(self.pause(spec, delay.min(left), handoff)).await?;
         Ok(())
     }
 
     /// Waits after a refused attempt, or gives up at the deadline.
     pub(crate) async fn back_off<T: Send>(
         &mut self,
-        caller: &Caller<'_>,
+        spec: &LockSpec,
+        permit: &Permit,
         refusal: AcquireError,
         handoff: &mut Handoff<T>,
     ) -> Result<(), AcquireError> {
@@ -210,21 +189,19 @@ impl Backoff {
         // At least a tick, the resolution of timers: shorter delays would all be equal, and zero on a paused
         // clock.
         self.round_trip = self.attempt_began.elapsed().max(TICK);
-        let delay = self.delay(caller, retry_after, is_split)?;
+        let delay = self.delay(spec, permit, retry_after, is_split)?;
         if !is_split {
-            caller
-                .permit
-                .set_refused(Instant::now() + delay, retry_after);
+            permit.set_refused(Instant::now() + delay, retry_after);
         }
         if is_shared && Instant::now() < self.deadline {
             // Until shortly after the next attempt. Should this process end, readers wait for no longer.
-            let patience = delay + caller.cluster.settings.node_timeout;
-            let new = || Announcement::new(caller.cluster, caller.names);
+            let patience = delay + spec.cluster.settings.node_timeout;
+            let new = || Announcement::new(&spec.cluster, &spec.names);
             self.announcement
                 .get_or_insert_with(|| Box::new(new()))
-                .renew(patience.min(caller.ttl));
+                .renew(patience.min(spec.lease.ttl));
         }
-        if Box::pin(self.pause(caller, delay, handoff)).await? {
+        if Box::pin(self.pause(spec, delay, handoff)).await? {
             // The release woke other processes too, so the next split vote is a first one.
             self.splits = None;
         }
@@ -234,18 +211,19 @@ impl Backoff {
     /// Acquires the permits that a set of keys gave back while it waited.
     pub(crate) async fn queue_again<T: Send>(
         &self,
-        caller: &Caller<'_>,
+        spec: &LockSpec,
+        permit: &Permit,
         handoff: &mut Handoff<T>,
     ) -> Result<(), AcquireError> {
-        if caller.permit.try_acquire_rest().is_none() {
+        if permit.try_acquire_rest().is_none() {
             return Ok(());
         }
         let retry_after = None;
         tokio::select! {
             biased;
             () = handoff.closed() => Err(AcquireError::Abandoned),
-            () = caller.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
-            () = caller.permit.acquire_rest() => Ok(()),
+            () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
+            () = permit.acquire_rest() => Ok(()),
             () = sleep_until(self.deadline) => Err(LockError::Contended { retry_after }.into()),
         }
     }
@@ -253,11 +231,12 @@ impl Backoff {
     /// Returns how long to wait before the next attempt, if there is to be one.
     fn delay(
         &mut self,
-        caller: &Caller<'_>,
+        spec: &LockSpec,
+        permit: &Permit,
         retry_after: Option<Duration>,
         is_split: bool,
     ) -> Result<Duration, LockError> {
-        let settings = &caller.cluster.settings;
+        let settings = &spec.cluster.settings;
         let now = Instant::now();
         if is_split {
             // A caller that has waited gets as much time for split votes as a new one, but only a new one past its
@@ -277,10 +256,10 @@ impl Backoff {
         if now >= self.deadline {
             return Err(LockError::Contended { retry_after });
         }
-        caller.permit.end_run();
+        permit.end_run();
         self.slots.occupy()?;
         if settings.wake_ups && self.watching.is_empty() {
-            self.watching = caller.permit.subscribe(caller.cluster, caller.names);
+            self.watching = permit.subscribe(&spec.cluster, &spec.names);
         }
         let delay = if self.is_subscribed() {
             let bound = settings.poll_interval;
@@ -297,7 +276,7 @@ impl Backoff {
     /// case.
     async fn pause<T: Send>(
         &mut self,
-        caller: &Caller<'_>,
+        spec: &LockSpec,
         delay: Duration,
         handoff: &mut Handoff<T>,
     ) -> Result<bool, AcquireError> {
@@ -305,7 +284,7 @@ impl Backoff {
         tokio::select! {
             biased;
             () = handoff.closed() => Err(AcquireError::Abandoned),
-            () = caller.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
+            () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
             () = self.released() => Ok(true),
             () = sleep(delay.max(TICK)) => Ok(false),
         }

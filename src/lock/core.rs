@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::lock::layout::{Group, Layout};
+use crate::lock::layout::Layout;
 use crate::lock::queue::WaiterCap;
 use crate::lock::registry::Registry;
 use crate::lock::settings::Settings;
@@ -29,12 +29,6 @@ impl Core {
             registry: Registry::new(),
             has_warned: AtomicBool::new(false),
         })
-    }
-
-    /// Returns the name of the group as a label of spans and metrics, if there are several groups.
-    pub(crate) fn label(&self, group: &Group) -> Option<Arc<str>> {
-        let is_told = self.layout.has_several();
-        is_told.then(|| Arc::clone(&group.name))
     }
 
     /// Logs, once, that a task requests a lock which it requested before and which is still held: it may wait for

@@ -16,6 +16,8 @@ use crate::protocol::{LockKey, LockKeys, Placement};
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) name: Arc<str>,
+    /// The same as a label of spans and metrics, if there are several groups.
+    pub(crate) label: Option<Arc<str>>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) queue: Arc<LocalQueue>,
     /// The reads of large values under way, by key and head. All callers that want the same value share one.
@@ -44,25 +46,18 @@ struct Placed {
     groups: Vec<usize>,
 }
 
-/// Where a set of keys is locked.
-pub(crate) enum Stages<'a> {
-    /// In one group.
-    One(&'a Arc<Group>),
-    /// In several groups, one after the other.
-    Several(Vec<Stage<'a>>),
-}
-
 /// The keys that are locked in one group.
 #[derive(Debug, Clone)]
-pub(crate) struct Stage<'a> {
+pub(crate) struct GroupKeys<'a> {
     pub(crate) group: &'a Arc<Group>,
     pub(crate) keys: LockKeys,
 }
 
 impl Group {
-    pub(crate) fn new(name: Arc<str>, cluster: Arc<Cluster>) -> Arc<Self> {
+    pub(crate) fn new(name: Arc<str>, label: Option<Arc<str>>, cluster: Arc<Cluster>) -> Arc<Self> {
         Arc::new(Self {
             name,
+            label,
             cluster,
             queue: Arc::default(),
             reads: Mutex::default(),
@@ -86,11 +81,6 @@ impl Layout {
         &self.groups
     }
 
-    /// Returns whether there is more than one group.
-    pub(crate) fn has_several(&self) -> bool {
-        self.groups.len() > 1
-    }
-
     /// Returns the group of a key.
     pub(crate) fn group_of(&self, key: &LockKey) -> &Arc<Group> {
         self.current.group_of(&self.groups, key)
@@ -102,38 +92,38 @@ impl Layout {
         (!Arc::ptr_eq(next, self.group_of(key))).then_some(next)
     }
 
-    /// Returns where keys are locked: first in the current layout, then in the next one if they move; within a layout, in
-    /// the order of the names of the groups.
-    pub(crate) fn stages(&self, keys: &LockKeys) -> Stages<'_> {
+    /// Returns the group in which keys are locked; `None` if there are several.
+    pub(crate) fn only_group(&self, keys: &LockKeys) -> Option<&Arc<Group>> {
         if let [group] = &*self.groups {
-            return Stages::One(group);
+            return Some(group);
         }
-        // Most locks have one key, which needs no sorting.
-        if let [key] = keys.as_slice()
-            && self.next_group_of(key).is_none()
-        {
-            return Stages::One(self.group_of(key));
-        }
-        let mut stages: BTreeMap<(bool, &str), (&Arc<Group>, Vec<&LockKey>)> = BTreeMap::new();
+        let mut keys = keys.as_slice().iter();
+        // No keys are refused as such in any group.
+        let first = keys.clone().next().map(|key| self.group_of(key));
+        let first = first.unwrap_or(&self.groups[0]);
+        let is_there = |key: &LockKey| {
+            Arc::ptr_eq(self.group_of(key), first) && self.next_group_of(key).is_none()
+        };
+        keys.all(is_there).then_some(first)
+    }
+
+    /// Splits keys by the group in which they are locked: first in the current layout, then in the next one if they move;
+    /// within a layout, in the order of the names of the groups.
+    pub(crate) fn by_group(&self, keys: &LockKeys) -> Vec<GroupKeys<'_>> {
+        let mut by_group: BTreeMap<(bool, &str), (&Arc<Group>, Vec<&LockKey>)> = BTreeMap::new();
         for key in keys.as_slice() {
             let current = Some((false, self.group_of(key)));
             let next = self.next_group_of(key).map(|next| (true, next));
             for (is_next, group) in current.into_iter().chain(next) {
-                let stage = stages.entry((is_next, &*group.name));
-                stage.or_insert_with(|| (group, Vec::new())).1.push(key);
+                let entry = by_group.entry((is_next, &*group.name));
+                entry.or_insert_with(|| (group, Vec::new())).1.push(key);
             }
         }
-        if stages.len() < 2 {
-            let only = stages.first_key_value().map(|(_, (group, _))| *group);
-            // No keys are refused as such in any group.
-            return Stages::One(only.unwrap_or(&self.groups[0]));
-        }
-        let stages = stages.into_values();
-        let stages = stages.map(|(group, keys)| Stage {
+        let by_group = by_group.into_values().map(|(group, keys)| GroupKeys {
             group,
             keys: keys.into_iter().collect(),
         });
-        Stages::Several(stages.collect())
+        by_group.collect()
     }
 
     /// Returns whether a caller that holds some keys may wait for others, so that no callers wait for each other in a
@@ -143,7 +133,7 @@ impl Layout {
         wanted: &LockKeys,
         held: impl Iterator<Item = &'k LockKey>,
     ) -> bool {
-        if !self.has_several() {
+        if self.groups.len() == 1 {
             return held.max() < wanted.as_slice().first();
         }
         let mut wanted = wanted.as_slice().iter().flat_map(|key| self.positions(key));
@@ -159,23 +149,12 @@ impl Layout {
     }
 }
 
-impl<'a> Stages<'a> {
-    /// Returns the first group.
-    pub(crate) fn first(&self) -> &'a Arc<Group> {
-        match self {
-            Self::One(group) => group,
-            // There are several.
-            Self::Several(stages) => stages[0].group,
-        }
-    }
-}
-
-impl Stage<'_> {
-    /// Returns whether a caller may wait for this stage while it holds others, in the order of all locks.
+impl GroupKeys<'_> {
+    /// Returns whether a caller may wait for these keys while it holds others, in the order of all locks.
     pub(crate) fn comes_after(&self, held: &[Self]) -> bool {
         let ends = held
             .iter()
-            .map(|stage| (&stage.group.name, stage.keys.as_slice().last()));
+            .map(|held| (&held.group.name, held.keys.as_slice().last()));
         let begins = (&self.group.name, self.keys.as_slice().first());
         ends.max().is_none_or(|end| end < begins)
     }

@@ -128,9 +128,15 @@ impl Campaign {
         let (registry, retry) = (&self.core.registry, self.core.settings.retry);
         let mut failures = 0;
         loop {
-            let request = LockRequest::new(Arc::clone(&self.core), self.keys.clone());
-            // A candidate waits for as long as another process leads, and must not keep other callers from waiting.
-            match request.options(options).uncapped().await {
+            let request = LockRequest {
+                core: Arc::clone(&self.core),
+                keys: self.keys.clone(),
+                options,
+                cap: None,
+                // A candidate waits for as long as another process leads, and must not keep other callers from waiting.
+                is_uncapped: true,
+            };
+            match request.await {
                 Ok(guard) => {
                     failures = 0;
                     let term = Term(label_of(options.label, &self.keys));

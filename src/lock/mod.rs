@@ -82,7 +82,7 @@ pub(crate) use guard::RequestShare;
 pub(crate) use layout::{Group, ReadReceiver};
 pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;
-pub(crate) use queue::{CapPermits, Waited, WaiterCap};
+pub(crate) use queue::{CapPermits, WaiterCap};
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
 pub(crate) use spec::{Earlier, LockSpec};

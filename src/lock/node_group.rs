@@ -298,9 +298,9 @@ pub(super) fn layout<'n>(
             };
             BuildError::new(named.setting, value, remedy)
         })?;
-        let label = is_told.then_some(name);
-        let cluster = Cluster::new(made, quorum, settings, &nodes.home, label);
-        groups.push(Group::new(Arc::clone(name), cluster));
+        let label = is_told.then(|| Arc::clone(name));
+        let cluster = Cluster::new(made, quorum, settings, &nodes.home, label.as_ref());
+        groups.push(Group::new(Arc::clone(name), label, cluster));
     }
     Ok(Layout::new(groups, current.len(), numbers))
 }

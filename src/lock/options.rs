@@ -199,11 +199,6 @@ impl LockOptions {
         }
     }
 
-    /// Returns whether the kind of lock is chosen.
-    pub(crate) fn has_kind(&self) -> bool {
-        self.access.is_some()
-    }
-
     /// Returns whether a request takes one slot of several.
     pub(crate) fn is_slot(&self) -> bool {
         matches!(self.access, Some(Access::Slot(_)))

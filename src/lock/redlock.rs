@@ -12,6 +12,7 @@ use crate::lock::health::{self, Health};
 use crate::lock::layout::Layout;
 use crate::lock::lead::Lead;
 use crate::lock::options::LockOptions;
+use crate::lock::queue::WaiterCap;
 use crate::lock::registry::Drained;
 use crate::lock::request::LockRequest;
 use crate::lock::settings::Settings;
@@ -50,7 +51,7 @@ impl Redlock {
     ///
     /// Awaiting the request panics outside of a tokio runtime with a timer.
     pub fn lock(&self, key: impl Into<LockKey>) -> LockRequest {
-        LockRequest::new(Arc::clone(&self.0), LockKeys::from(key.into()))
+        self.request(LockKeys::from(key.into()), LockOptions::default(), None)
     }
 
     /// Requests a lock without waiting.
@@ -77,12 +78,23 @@ impl Redlock {
     ///
     /// As [`lock`](Self::lock).
     pub fn lock_all<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> LockRequest {
-        LockRequest::new(Arc::clone(&self.0), keys.into_iter().collect())
+        self.request(keys.into_iter().collect(), LockOptions::default(), None)
     }
 
-    /// Requests a set of keys as one lock; see [`lock_all`](Self::lock_all).
-    pub(crate) fn lock_keys(&self, keys: LockKeys) -> LockRequest {
-        LockRequest::new(Arc::clone(&self.0), keys)
+    /// Requests a set of keys as one lock; see [`lock_all`](Self::lock_all). A waiting call also counts against this cap.
+    pub(crate) fn request(
+        &self,
+        keys: LockKeys,
+        options: LockOptions,
+        cap: Option<Arc<WaiterCap>>,
+    ) -> LockRequest {
+        LockRequest {
+            core: Arc::clone(&self.0),
+            keys,
+            options,
+            cap,
+            is_uncapped: false,
+        }
     }
 
     /// Does work in one process at a time: campaigns for a key, calls `work` with the lock, and campaigns again when the
@@ -169,8 +181,8 @@ impl Redlock {
     }
 
     pub(super) fn new(settings: Arc<Settings>, layout: Layout) -> Self {
-        let labelled = layout.groups().iter().filter(|_| layout.has_several());
-        telemetry::describe(labelled.map(|group| &group.name));
+        let groups = layout.groups().iter();
+        telemetry::describe(groups.filter_map(|group| group.label.as_ref()));
         Self(Core::new(settings, layout))
     }
 

@@ -1,13 +1,12 @@
 //! Requests for locks, and the future that acquires the lock.
 
 use std::fmt;
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::lock::acquisition::Acquisition;
 use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
@@ -67,39 +66,19 @@ kind_setters!(LockRequest);
 /// # }
 /// ```
 #[must_use = "the lock is not requested until the request is awaited"]
-pub struct LockRequest(Acquisition);
+pub struct LockRequest {
+    pub(super) core: Arc<Core>,
+    pub(super) keys: LockKeys,
+    pub(super) options: LockOptions,
+    /// A cap on waiting calls, in addition to that of the lock service.
+    pub(super) cap: Option<Arc<WaiterCap>>,
+    /// Whether the call may wait beside those that the caps count.
+    pub(super) is_uncapped: bool,
+}
 
 impl LockRequest {
-    pub(crate) fn new(core: Arc<Core>, keys: LockKeys) -> Self {
-        Self(Acquisition {
-            core,
-            keys,
-            options: LockOptions::default(),
-            cap: None,
-            is_uncapped: false,
-        })
-    }
-
     fn options_mut(&mut self) -> &mut LockOptions {
-        &mut self.0.options
-    }
-
-    /// Sets all options.
-    pub(crate) fn options(mut self, options: LockOptions) -> Self {
-        self.0.options = options;
-        self
-    }
-
-    /// Makes a waiting call count against no cap.
-    pub(crate) fn uncapped(mut self) -> Self {
-        self.0.is_uncapped = true;
-        self
-    }
-
-    /// Makes a waiting call count against one more cap.
-    pub(crate) fn cap(mut self, cap: Option<Arc<WaiterCap>>) -> Self {
-        self.0.cap = cap;
-        self
+        &mut self.options
     }
 }
 
@@ -107,18 +86,9 @@ impl LockRequest {
 impl fmt::Debug for LockRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockRequest")
-            .field("keys", &self.0.keys)
-            .field("options", &self.0.options)
+            .field("keys", &self.keys)
+            .field("options", &self.options)
             .finish_non_exhaustive()
-    }
-}
-
-impl IntoFuture for LockRequest {
-    type Output = Result<LockGuard, LockError>;
-    type IntoFuture = LockFuture;
-
-    fn into_future(self) -> LockFuture {
-        LockFuture(Box::pin(self.0.lock()))
     }
 }
 
@@ -142,14 +112,10 @@ impl IntoFuture for LockRequest {
 pub struct LockFuture(Pin<Box<dyn Future<Output = Result<LockGuard, LockError>> + Send>>);
 
 impl LockFuture {
-    /// Returns a future that is ready with a lock that is held already.
-    pub(crate) fn ready(guard: LockGuard) -> Self {
-        Self(Box::pin(std::future::ready(Ok(guard))))
-    }
-
-    /// Returns a future that is ready with an error.
-    pub(crate) fn failed(error: LockError) -> Self {
-        Self(Box::pin(std::future::ready(Err(error))))
+    pub(crate) fn new(
+        future: impl Future<Output = Result<LockGuard, LockError>> + Send + 'static,
+    ) -> Self {
+        Self(Box::pin(future))
     }
 
     /// Adds other locks to the guard; see [`LockGuard::with_others`].
@@ -157,7 +123,7 @@ impl LockFuture {
         if others.is_empty() {
             return self;
         }
-        Self(Box::pin(async move { Ok(self.await?.with_others(others)) }))
+        Self::new(async move { Ok(self.await?.with_others(others)) })
     }
 }
 

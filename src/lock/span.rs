@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use tracing::field::{self, Empty};
 use tracing::{Span, debug, info_span};
 
+use crate::lock::cluster::Cluster;
 use crate::node::Mutex;
 use crate::node::telemetry::{self, Counted, LockLabels};
 use crate::protocol::{FencingToken, LockKey, LockKeys};
@@ -28,18 +29,16 @@ pub(crate) struct LockSpan {
     group: Mutex<Option<Arc<str>>>,
     /// When the lock was requested.
     pub(crate) began: Instant,
+    /// When the caller began to wait. Set by the queue when it does.
+    pub(crate) waits_since: Arc<OnceLock<Instant>>,
     is_finished: bool,
 }
 
 impl LockSpan {
-    /// Opens the span of a lock on these keys. They are fields of it only if `log_keys` is set.
-    pub(crate) fn new(
-        label: Option<&'static str>,
-        nodes: usize,
-        keys: &LockKeys,
-        log_keys: bool,
-    ) -> Self {
-        let label = label_of(label, keys);
+    /// Opens the span of a lock on these keys, which the nodes of this group are asked for first. They are fields of it only if
+    /// `log_keys` is set.
+    pub(crate) fn new(label: Option<&'static str>, cluster: &Cluster, keys: &LockKeys) -> Self {
+        let (label, log_keys) = (label_of(label, keys), cluster.settings.log_keys);
         let span = info_span!(
             "redlock.lock",
             resource = label,
@@ -47,7 +46,7 @@ impl LockSpan {
             key = log_keys.then(|| field::debug(keys)),
             outcome = Empty,
             quorum.granted = Empty,
-            quorum.nodes = nodes,
+            quorum.nodes = cluster.quorum.nodes(),
             wait_ms = Empty,
             hold_ms = Empty,
             fencing_token = Empty,
@@ -57,6 +56,7 @@ impl LockSpan {
             resource: label,
             group: Mutex::default(),
             began: Instant::now(),
+            waits_since: Arc::default(),
             is_finished: false,
         }
     }
@@ -74,22 +74,21 @@ impl LockSpan {
         }
     }
 
-    /// Finishes with an outcome: that of a granted lock has a token, unless fencing is off. `waited` is the time that its
-    /// caller waited, if it did.
+    /// Finishes with an outcome: that of a granted lock has a token, unless fencing is off.
     pub(crate) fn finish(
         mut self,
         message: &'static str,
         outcome: &'static str,
         token: Option<FencingToken>,
-        waited: Option<Duration>,
     ) {
         self.is_finished = true;
+        let waited = self.waits_since.get().map(Instant::elapsed);
         self.report(message, outcome, token, waited);
     }
 
     fn report(
         &self,
-        message: &'static str,
+        message: &str,
         outcome: &'static str,
         token: Option<FencingToken>,
         waited: Option<Duration>,

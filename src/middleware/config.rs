@@ -138,7 +138,7 @@ impl Config {
     pub(super) fn options(&self, parts: &Parts) -> LockOptions {
         let of_request = self.options_of.as_ref().map(|options_of| options_of(parts));
         let mut options = of_request.unwrap_or_default();
-        if !options.has_kind() && self.is_shared(&parts.method) {
+        if options.access.is_none() && self.is_shared(&parts.method) {
             options = options.shared();
         }
         options.or(self.options)

@@ -9,7 +9,7 @@
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::{Future, IntoFuture, poll_fn, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -91,13 +91,8 @@ impl LockHandles {
     ) -> LockFuture {
         let options = redlock.request_options(*options);
         let request = |keys, may_wait| {
-            let request = redlock.lock_keys(keys).options(options);
-            let request = request.cap(waiters.cloned());
-            if may_wait {
-                request
-            } else {
-                request.wait(Duration::ZERO)
-            }
+            let wait = options.wait.filter(|_| may_wait).or(Some(Duration::ZERO));
+            redlock.request(keys, LockOptions { wait, ..options }, waiters.cloned())
         };
         let handles = self.to_vec();
         // With a share of a lost lock, a handler would start without a lock.
@@ -121,7 +116,7 @@ impl LockHandles {
                 .into_iter()
                 .filter(|guard| guard.is_slot_of(&keys, count));
             if let Some(slot) = slots.next() {
-                return LockFuture::ready(slot);
+                return LockFuture::new(ready(Ok(slot)));
             }
             return request(keys, is_in_order).into_future();
         }
@@ -129,7 +124,7 @@ impl LockHandles {
             |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
         let is_of_reader = |guard: &&LockGuard| guard.lease().spec.lease.access == Access::Shared;
         if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
-            return LockFuture::failed(LockError::HeldShared);
+            return LockFuture::new(ready(Err(LockError::HeldShared)));
         }
         let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
         let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
@@ -137,7 +132,7 @@ impl LockHandles {
         let mut shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
         if missing.as_slice().is_empty() && !shared.is_empty() {
             let first = shared.remove(0);
-            return LockFuture::ready(first.with_others(shared));
+            return LockFuture::new(ready(Ok(first.with_others(shared))));
         }
         request(missing, is_in_order)
             .into_future()

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::lock::{
     CapPermits, Core, Earlier, Group, LocalWait, LockError, LockGuard, LockOptions, LockSpan,
-    LockSpec, LockState, LockTask, Redlock, Waited, WaiterCap, acquire, after, option_setters,
+    LockSpec, LockState, LockTask, Redlock, WaiterCap, acquire, after, option_setters,
     whole_millis,
 };
 use crate::node::sha256;
@@ -149,18 +149,12 @@ impl ExecuteOnce {
         let layout = &self.core.layout;
         let group = layout.group_of(&self.key);
         let keys = LockKeys::from(self.key.clone());
-        let span = LockSpan::new(
-            self.options.label,
-            group.cluster.quorum.nodes(),
-            &keys,
-            self.core.settings.log_keys,
-        );
-        let waited = Waited::default();
+        let span = LockSpan::new(self.options.label, &group.cluster, &keys);
         let outcome = match layout.next_group_of(&self.key) {
-            None => self.acquire_in(group, None, &keys, &span, &waited).await,
+            None => self.acquire_in(group, None, &keys, &span).await,
             Some(next) => {
                 let groups = [group, next];
-                Box::pin(self.acquire_in_both(groups, &keys, &span, &waited)).await
+                Box::pin(self.acquire_in_both(groups, &keys, &span)).await
             }
         };
         let (message, name, token) = match &outcome {
@@ -173,7 +167,7 @@ impl ExecuteOnce {
             }
             Err(denied) => ("lock refused", denied.outcome(), None),
         };
-        span.finish(message, name, token, waited.so_far());
+        span.finish(message, name, token);
         outcome
     }
 
@@ -202,20 +196,15 @@ impl ExecuteOnce {
         [present, next]: [&Arc<Group>; 2],
         keys: &LockKeys,
         span: &LockSpan,
-        waited: &Waited,
     ) -> Result<Execution, Denied> {
         let mut earlier = Earlier::default();
-        let first = self
-            .acquire_in(present, Some(earlier), keys, span, waited)
-            .await;
+        let first = self.acquire_in(present, Some(earlier), keys, span).await;
         match &first {
             Ok(first) => earlier.token = first.handle().fencing_token(),
             Err(Denied::Decided(Decided::Recorded(_))) => {}
             Err(_) => return first,
         }
-        let second = self
-            .acquire_in(next, Some(earlier), keys, span, waited)
-            .await;
+        let second = self.acquire_in(next, Some(earlier), keys, span).await;
         let decided = match (first, second) {
             (Ok(first), Ok(second)) => {
                 return first.join(second).await.map_err(|error| {
@@ -290,11 +279,10 @@ impl ExecuteOnce {
         earlier: Option<Earlier>,
         keys: &LockKeys,
         span: &LockSpan,
-        waited: &Waited,
     ) -> Result<Execution, Denied> {
         let Self { core, options, .. } = self;
         let settings = &core.settings;
-        let labels = span.in_group(core.label(group));
+        let labels = span.in_group(group.label.clone());
         let intents = self.at_most_once.then_some(DAY);
         let names = settings
             .namespace
@@ -309,7 +297,7 @@ impl ExecuteOnce {
         let asked = span.began;
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [core.cap.clone(), self.cap.clone()];
-        let mut slots = CapPermits::new(caps.into_iter().flatten(), waited.clone());
+        let mut slots = CapPermits::new(caps.into_iter().flatten(), &span.waits_since);
         let local = LocalWait {
             core,
             group,

@@ -8,7 +8,7 @@ use tokio::task;
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::lock::backoff::{AcquireError, Backoff, Caller};
+use crate::lock::backoff::{AcquireError, Backoff};
 use crate::lock::driver::lease::{Driver, Reader};
 use crate::lock::handoff::{Handoff, Inline};
 use crate::lock::queue::{CapPermits, Permit};
@@ -133,7 +133,9 @@ impl LockTask {
         handoff: &mut Handoff<T>,
     ) -> Result<(Box<Driver>, Share), AcquireError> {
         let mut backoff = Backoff::new(deadline, slots, self.slot_table.is_some());
-        backoff.let_remote_first(&self.caller(), handoff).await?;
+        backoff
+            .let_remote_first(&self.spec, &self.permit, handoff)
+            .await?;
         self.take_any_slot();
         let mut moves = 0;
         loop {
@@ -175,9 +177,9 @@ impl LockTask {
             }
             // Another caller may take the slot meanwhile.
             self.permit.give_number_back();
-            let caller = self.caller();
-            backoff.back_off(&caller, refusal, handoff).await?;
-            backoff.queue_again(&caller, handoff).await?;
+            let (spec, permit) = (&self.spec, &self.permit);
+            backoff.back_off(spec, permit, refusal, handoff).await?;
+            backoff.queue_again(spec, permit, handoff).await?;
             self.take_any_slot();
             moves = 0;
         }
@@ -208,10 +210,6 @@ impl LockTask {
         if !matches!(error, AcquireError::Abandoned) {
             handoff.send(Err(error));
         }
-    }
-
-    fn caller(&self) -> Caller<'_> {
-        Caller::new(&self.spec, &self.permit)
     }
 
     /// Chooses a slot at random, if the caller takes one of several. Where no free slot is known, callers of several

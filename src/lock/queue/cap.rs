@@ -1,7 +1,6 @@
 //! The cap on the number of calls that wait for locks at once.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -21,20 +20,10 @@ pub(crate) struct WaiterCap {
 pub(crate) struct CapPermits {
     caps: Vec<Arc<WaiterCap>>,
     occupied: usize,
-    waited: Waited,
+    /// When the call began to wait, for its span.
+    waits_since: Arc<OnceLock<Instant>>,
     /// Counts the call in the metrics while it waits.
     counted: Option<Counted>,
-}
-
-/// The time since which a call waits, if it does. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Waited(Arc<OnceLock<Instant>>);
-
-impl Waited {
-    /// Returns how long the call has waited; `None` if it never waited.
-    pub(crate) fn so_far(&self) -> Option<Duration> {
-        self.0.get().map(Instant::elapsed)
-    }
 }
 
 impl WaiterCap {
@@ -47,11 +36,14 @@ impl WaiterCap {
 }
 
 impl CapPermits {
-    pub(crate) fn new(caps: impl IntoIterator<Item = Arc<WaiterCap>>, waited: Waited) -> Self {
+    pub(crate) fn new(
+        caps: impl IntoIterator<Item = Arc<WaiterCap>>,
+        waits_since: &Arc<OnceLock<Instant>>,
+    ) -> Self {
         Self {
             caps: caps.into_iter().collect(),
             occupied: 0,
-            waited,
+            waits_since: Arc::clone(waits_since),
             counted: None,
         }
     }
@@ -71,7 +63,7 @@ impl CapPermits {
             }
             self.occupied += 1;
         }
-        self.waited.0.get_or_init(Instant::now);
+        self.waits_since.get_or_init(Instant::now);
         self.counted.get_or_insert_with(Counted::waiter);
         Ok(())
     }
