@@ -110,8 +110,10 @@ impl LocalWait<'_> {
         refuse: &impl Fn(&LockState) -> Option<E>,
     ) -> Result<(), E> {
         let (place, access) = (permit.place(number), permit.access());
+        // Of those that fail from now on, one may have asked for the same.
         let failures = place.failures();
         let _waiting = CountedWaiter::new(place);
+        // Who comes later would wait for the attempt of the first as well.
         let is_first = !place.has_other_waiters();
         let mut acquiring = pin!(place.permits.acquire_many(permits(access)));
         let allowance = self.attempt_time();
@@ -130,11 +132,13 @@ impl LocalWait<'_> {
             if let Some(refusal) = holder.and_then(|holder| refuse(&holder)) {
                 return Err(refusal);
             }
+            // Each change restarts the time in which the callers before this one are to take their next step.
             let (_, since) = *match &mut seen {
                 Some(seen) if seen.0 == state.changes => seen,
                 seen => seen.insert((state.changes, now)),
             };
             let is_asked = state.occupancy == Occupancy::Asked;
+            // Not so for a caller that does not wait: callers that ask one after the other would keep it for ever.
             let decides_since = match deadline {
                 Some(_) => since,
                 None => *over_since.get_or_insert(now),
@@ -146,7 +150,8 @@ impl LocalWait<'_> {
                 if at <= now {
                     let asks_too_long = is_asked && since + allowance <= now;
                     if !place.remove_idle(allowance, asks_too_long) {
-                        permit.bypass(place);
+                        // The asking callers follow each other in time, but too many of them. The nodes decide.
+                        permit.admit(place, None);
                         return Ok(());
                     }
                     continue;
@@ -179,9 +184,7 @@ impl LocalWait<'_> {
                 () = failed => {}
                 acquired = acquiring.as_mut() => {
                     // The semaphore is never closed.
-                    if let Ok(acquired) = acquired {
-                        permit.set_acquired(place, acquired);
-                    }
+                    permit.admit(place, acquired.ok());
                     return Ok(());
                 }
                 () = changed, if listens => {}

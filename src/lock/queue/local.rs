@@ -158,7 +158,7 @@ impl Permit {
             }
             let acquired = place.permits.try_acquire_many(permits(self.access));
             acquired
-                .map(|acquired| self.set_acquired(place, acquired))
+                .map(|acquired| self.admit(place, Some(acquired)))
                 .is_err()
         })
     }
@@ -176,9 +176,7 @@ impl Permit {
             let acquired = place.permits.acquire_many(permits(self.access)).await;
             drop(waiting);
             // The semaphore is never closed.
-            if let Ok(acquired) = acquired {
-                self.set_acquired(place, acquired);
-            }
+            self.admit(place, acquired.ok());
         }
     }
 
@@ -196,16 +194,16 @@ impl Permit {
         Some(if *rounds == ROUNDS { 0 } else { busy })
     }
 
-    /// Takes the permits that were acquired at a place.
-    pub(crate) fn set_acquired(&self, place: &Place, acquired: SemaphorePermit<'_>) {
-        let permits = u32::try_from(acquired.num_permits()).unwrap_or(PERMITS);
-        acquired.forget();
+    /// Puts the caller on the list of a place: with the permits that it has acquired there, or without, past a caller that
+    /// does not react.
+    pub(crate) fn admit(&self, place: &Place, acquired: Option<SemaphorePermit<'_>>) {
+        let permits = acquired.map_or(0, |acquired| {
+            let permits = u32::try_from(acquired.num_permits()).unwrap_or(PERMITS);
+            // The list owns them from now on.
+            acquired.forget();
+            permits
+        });
         place.admit(self.caller, permits);
-    }
-
-    /// Goes on without the permits of a place, past a caller that does not react.
-    pub(crate) fn bypass(&self, place: &Place) {
-        place.admit(self.caller, 0);
     }
 
     /// Gives all permits back, and keeps the place in the queue. Such a caller keeps no other one from its keys.

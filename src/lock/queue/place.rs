@@ -31,7 +31,12 @@ pub(super) const PERMITS: u32 = 1 << 24;
 pub(crate) struct Place {
     /// What its callers queue for: a key, or one of so many slots of it. The two do not exclude each other.
     pub(super) key: (LockKey, Option<usize>),
+    // All permits are in the semaphore, at callers on the list, or on their way: a caller takes them out of the semaphore
+    // before it is on the list, and gives them back when it is off it. So who finds the list empty, but no permit, knows
+    // that a caller is about to ask the nodes.
     pub(crate) permits: Semaphore,
+    // A caller counts itself before it queues at the semaphore, and until it has its permits or goes away. So who gives
+    // permits back and finds no waiter leaves none behind that was in the queue before.
     /// The number of callers that wait for the permit.
     waiting: AtomicUsize,
     pub(super) callers: Mutex<Callers>,
@@ -148,23 +153,19 @@ impl Place {
         callers.admitted.iter().any(|one| one.caller == caller)
     }
 
-    /// Puts a caller on the list, which is about to ask the nodes.
-    pub(crate) fn admit(&self, caller: u64, permits: u32) {
-        let mut callers = self.callers.lock();
-        callers.admit(caller, permits, None, CallerStage::Asks);
+    /// Puts a caller with these permits on the list, which is about to ask the nodes.
+    pub(super) fn admit(&self, caller: u64, permits: u32) {
+        // Without a notification: nothing is decided yet, and who waits for a decision goes on waiting.
+        self.callers.lock().entry(caller).permits = permits;
     }
 
     /// Sets the stage of a caller. One that was taken off the list is on it again, without permits.
     pub(super) fn set_stage(&self, caller: u64, stage: CallerStage, task: Option<task::Id>) {
         let mut callers = self.callers.lock();
-        match callers.admitted.iter_mut().find(|one| one.caller == caller) {
-            Some(one) => {
-                (one.stage, one.task) = (stage, task);
-                callers.changes += 1;
-            }
-            None => callers.admit(caller, 0, task, stage),
-        }
+        let one = callers.entry(caller);
+        (one.stage, one.task) = (stage, task);
         drop(callers);
+        // Behind the mutex, so that those who wake do not meet it. Each has asked to be notified before it looked.
         self.changed.notify_waiters();
     }
 
@@ -222,6 +223,7 @@ impl Place {
         let permits: Vec<u32> = idle.map(|one| one.permits).collect();
         callers.changes += 1;
         drop(callers);
+        // The callers find themselves off the list when they leave, so each permit is given back once.
         self.permits
             .add_permits(permits.iter().sum::<u32>() as usize);
         !permits.is_empty()
@@ -305,15 +307,21 @@ impl Place {
 }
 
 impl Callers {
-    fn admit(&mut self, caller: u64, permits: u32, task: Option<task::Id>, stage: CallerStage) {
+    /// Returns a caller on the list. A new one asks the nodes, and has no permits.
+    fn entry(&mut self, caller: u64) -> &mut Admitted {
         self.changes += 1;
-        self.admitted.push(Admitted {
-            caller,
-            permits,
-            number: 0,
-            task,
-            stage,
-        });
+        let known = self.admitted.iter().position(|one| one.caller == caller);
+        let position = known.unwrap_or(self.admitted.len());
+        if known.is_none() {
+            self.admitted.push(Admitted {
+                caller,
+                permits: 0,
+                number: 0,
+                task: None,
+                stage: CallerStage::Asks,
+            });
+        }
+        &mut self.admitted[position]
     }
 
     pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {

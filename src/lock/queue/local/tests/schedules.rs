@@ -114,7 +114,7 @@ async fn acquire_in_the_last_round(permit: &Permit) {
     while let Some(busy) = permit.next_busy(&mut rounds) {
         let place = permit.place(busy);
         let acquired = place.permits.acquire_many(PERMITS).await;
-        permit.set_acquired(place, acquired.expect("is never closed"));
+        permit.admit(place, Some(acquired.expect("is never closed")));
     }
 }
 
