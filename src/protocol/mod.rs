@@ -68,7 +68,7 @@
 //! | 2 writers, 1 reader | all | 1,715,200 | 28 |
 //! | 1 writer, readers with a ttl of 3 and of 1 | all | 767,189 | 27 |
 //! | 1 writer, 1 reader, a repeated `ACQUIRE` | all | 1,448,528 | 23 |
-//! | 1 writer, 1 reader, extended by 3 and by 1 | all | 1,568,541 | 28 |
+//! | 1 writer, 1 reader, extended by 3 and by 1 | all | 1,490,136 | 28 |
 //! | 1 writer, 1 reader, extended by 3, a repeated `ACQUIRE` | all | 1,073,353 | 25 |
 //! | 1 writer, 2 readers, one extended by 3 | all | 2,429,312 | 29 |
 //! | restart guard, 1 writer, 1 reader, one node wiped | all | 443,552 | 22 |
