@@ -120,6 +120,8 @@ fn answer_to_the_acquisition_is_none_to_the_recording() {
     let number = world.callers[0].lease.number();
     world.reply(2, 1, Reply::Granted(7));
     world.tell(1, number, Answer::Failed);
+    // It still waits for two nodes.
+    assert_eq!(world.callers[0].lease.number(), number);
     world.reply(0, number, done(1));
     assert_eq!(world.events(), []);
     world.reply(2, number, done(1));
@@ -166,6 +168,18 @@ fn replay_whose_record_cannot_be_read_is_released_without_a_copy() {
     assert!(matches!(world.events()[..], [_, Event::Unread(_)]));
     world.handle(0, Input::Once(OnceInput::Read(None)));
     assert_eq!(asks(&world, 0), [(2, Op::Release)]);
+}
+
+/// A node whose grant is older than a record of it says so when the lock is renewed, before another node has answered.
+#[test]
+fn last_answer_before_the_execution_begins_decides_about_a_record() {
+    let mut world = granted();
+    world.pass(START + TTL / 3);
+    world.reply(0, 2, done(1));
+    world.reply(2, 1, Reply::Granted(7));
+    world.handle(0, begin());
+    let write = |(_, op): &(usize, Op)| matches!(op, Op::Record { .. });
+    assert!(asks(&world, 0).iter().any(write));
 }
 
 #[test]
