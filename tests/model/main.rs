@@ -24,9 +24,10 @@
 //!
 //! # Running it
 //!
-//! `cargo test --release -p model --test model` explores what fits into a minute or two, and
+//! `cargo test --release -p model --test model` explores what fits into a few minutes, and
 //! says on standard error how many states that were. `TOWER_REDLOCK_MODEL=traces` also prints the
-//! steps of each defect, and `TOWER_REDLOCK_MODEL=rows` goes on where the page of `protocol` has other numbers. The tests named `far_more_…` are ignored unless they are asked for: they have more
+//! steps of each defect, and `TOWER_REDLOCK_MODEL=rows` goes on where the page of `protocol` has other numbers. The
+//! tests named `far_more_…` are ignored unless they are asked for: they have more
 //! acquisitions and nodes, and take half an hour, two at a time because of their memory:
 //!
 //! ```sh
@@ -155,7 +156,7 @@ fn breaks<M: Explored>(name: &str, model: M, properties: &[&'static str]) {
     }
 }
 
-/// Says what was explored; a run has no random choices, so the figures are always the same.
+/// The page that has a row for each run.
 const PAGE: &str = include_str!("../../src/protocol/mod.rs");
 
 fn with_commas(number: usize) -> String {
@@ -165,6 +166,7 @@ fn with_commas(number: usize) -> String {
     groups.collect::<Vec<_>>().join(",")
 }
 
+/// Says what was explored; a run has no random choices, so the figures are always the same.
 fn report(name: &str, extent: &str, states: usize, depth: usize, began: Instant) {
     let seconds = began.elapsed().as_secs_f32();
     say(&format!(

@@ -931,8 +931,6 @@ fn far_more_states_of_readers_and_writers_hold_too_when_asked_for() {
     let name = "shared: 1 writer, 2 readers, one extends by 3, longer";
     let extends = extending(&[3], 3);
     holds_within(FAR_MORE, name, sharing(WRITER_AND_READERS, extends));
-    let name = "lives: a writer that renews, another, longer";
-    holds_within(FAR_MORE, name, sharing(WRITERS, living([3, 3, 2], 4)));
     let name = "shared: 1 writer, 2 readers, a node forgets";
     let wiped = |bounds: &mut Bounds| {
         forgetful(2, &[])(bounds);
