@@ -5,7 +5,7 @@
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use tower_redlock::protocol::lease::{LeaseSpec, OnceInput, OnceSpec};
+use tower_redlock::protocol::lease::{Access, LeaseSpec, OnceInput, OnceSpec};
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, KeyNames, Namespace, Record, Store};
 
@@ -164,19 +164,11 @@ impl Nodes {
 
 /// The request of an attempt for the key.
 pub(crate) fn acquire(number: u64) -> Op {
-    Op::Acquire {
-        proposal: Some(number),
-        ttl: TTL,
-        retention: RETENTION,
-    }
+    Access::Exclusive.acquire(Some(number), TTL, RETENTION)
 }
 
 fn confirm(number: u64) -> Op {
-    Op::Confirm {
-        token: Some(number),
-        ttl: TTL,
-        retention: RETENTION,
-    }
+    Access::Exclusive.confirm(Some(number), TTL, RETENTION)
 }
 
 /// Of which attempt a node has the outcome.

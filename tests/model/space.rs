@@ -254,7 +254,8 @@ impl Nodes {
     }
 }
 
-fn acquire(proposal: Option<u64>, ttl: Duration) -> Op {
+/// The request for a lock.
+pub(crate) fn acquire(proposal: Option<u64>, ttl: Duration) -> Op {
     Op::Acquire {
         proposal,
         ttl,

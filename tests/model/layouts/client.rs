@@ -1,13 +1,12 @@
 //! What a client does in the model of layouts in change: it locks the key in its groups, and holds or leaves it.
 
 use tower_redlock::protocol::lease::{Effect, Event, Input, Lease, LeaseSpec};
-use tower_redlock::protocol::message::Op;
 use tower_redlock::protocol::validity;
 
 use crate::layouts::bounds::{GROUPS, Rule, Step};
 use crate::layouts::moving::{LONG_AGO, Lock, Moving, Stage, State, valid_until};
 use crate::leases::{self, Call, Heard, Told, spec};
-use crate::space::{RETENTION, ticks};
+use crate::space::{acquire, ticks};
 
 impl<const NODES: usize> Moving<NODES> {
     pub(super) fn groups(&self, client: usize) -> &'static [usize] {
@@ -85,11 +84,8 @@ impl<const NODES: usize> Moving<NODES> {
         };
         let step = self.leases[group].begin(&spec, now);
         self.take(state, client, group, &step);
-        let acquire = Op::Acquire {
-            proposal: Some(proposal.unwrap_or(now + ahead).into()),
-            ttl: ticks(ttl),
-            retention: RETENTION,
-        };
+        let proposal = proposal.unwrap_or(now + ahead);
+        let acquire = acquire(Some(proposal.into()), ticks(ttl));
         let acquire = self.nodes.words.number(&acquire);
         state.clients[client].locks[group].lease.asked[0] = acquire;
     }

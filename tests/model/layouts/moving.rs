@@ -9,12 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use stateright::{Model, Property};
-use tower_redlock::protocol::lease::{Event, Lease};
-use tower_redlock::protocol::message::{Op, Reply};
+use tower_redlock::protocol::lease::{Access, Event, Lease};
+use tower_redlock::protocol::message::Reply;
 
 use crate::layouts::bounds::{Bounds, CLIENTS, GROUPS, PRESENT};
 use crate::leases::{self, Call, Heard, Leases, Step, Told, sorting};
-use crate::space::{Nodes, RETENTION, Variant, ticks};
+use crate::space::{Nodes, RETENTION, Variant, acquire, ticks};
 
 /// The most requests of one lease: `ACQUIRE`, three `CONFIRM`s, an extension, the raise, the release.
 pub(super) const CALLS: usize = 7;
@@ -115,11 +115,7 @@ impl<const NODES: usize> Moving<NODES> {
         let nodes = Nodes::new(Variant::Shipped, &vec![vec![0]; CLIENTS + 1]);
         let words = &nodes.words;
         let leases = |nodes| Leases::new(words, nodes);
-        let probe = Op::Confirm {
-            token: Some(1),
-            ttl: ticks(1),
-            retention: RETENTION,
-        };
+        let probe = Access::Exclusive.confirm(Some(1), ticks(1), RETENTION);
         Self {
             leases: [leases(bounds.present), leases(NODES - bounds.present)],
             probe: words.number(&probe),
@@ -366,11 +362,7 @@ impl<const NODES: usize> Model for Moving<NODES> {
             let proposal = self.bounds.fences[self.group_of(node)];
             let mut store = self.nodes.empty();
             if proposal > 0 {
-                let acquire = Op::Acquire {
-                    proposal: Some(proposal.into()),
-                    ttl: ticks(1),
-                    retention: RETENTION,
-                };
+                let acquire = acquire(Some(proposal.into()), ticks(1));
                 let acquire = self.nodes.words.number(&acquire);
                 (store, _) = self.nodes.execute(store, CLIENTS, acquire, 0);
                 store = self.nodes.vanish(store, CLIENTS, 0);
