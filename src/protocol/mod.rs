@@ -144,7 +144,7 @@
 //! | 1 and 3 nodes: 2 both | all | 1,876,629 | 30 | 20 |
 //! | 3 and 3 nodes: 1 old, 1 both | bounded | 17,518,684 | 19 | 202 |
 //! | 3 requests, `TOPUP` | bounded | 14,750,627 | 21 | 165 |
-//! | 2 requests of 1..2, `TOPUP`, a repair after executing | all | 4,628,670 | 52 | 44 |
+//! | 2 requests of 1..2, `TOPUP`, a repair after executing | bounded | 12,744,694 | 41 | 305 |
 //! | at most once, 3 requests, nodes given up | bounded | 10,371,055 | 19 | 909 |
 //!
 //! Two kinds of tests show that the checker finds violations: variants of the protocol without one of
