@@ -25,7 +25,7 @@
 //! 2. A minority has a record: the leading one is sent as `RECORD` under the old owner value first, because its grants
 //!    may still stand. Only if that misses the majority, another lease with a fresh owner value repairs the record, as
 //!    any other request does; it never executes.
-//! 3. No node has a record: the outcome is not recorded, and the key stays locked until its ttl.
+//! 3. No node has a record, nor said so before: the outcome is not recorded, and the key stays locked until its ttl.
 //!
 //! *Topping up.* Once the outcome is told, the nodes that lack the record get it too, and then the key is released
 //! where it may still be held.
@@ -256,11 +256,12 @@ impl Lease {
                 *is_decided = step == RecordStep::Recorded;
                 let (record, is_repair) = (record.clone(), *is_repair);
                 let is_answered = round.silent().next().is_none();
-                let without = round.without().collect();
+                let without: NodeSet = round.without().collect();
+                let is_stored = without.len() < self.quorum.nodes();
                 match step {
                     RecordStep::Wait => {}
                     RecordStep::Missed if is_repair => self.give_repair_away(),
-                    RecordStep::Missed => self.look(now),
+                    RecordStep::Missed => self.look(is_stored, now),
                     RecordStep::Recorded => {
                         if is_new {
                             let found = recording.found(record.clone());
@@ -272,13 +273,15 @@ impl Lease {
                     }
                 }
             }
-            FinishStep::Looking(round) => {
+            FinishStep::Looking { round, is_stored } => {
                 if let Answer::Replied(Reply::Done { expires_in, .. }) = answer {
                     recording.until = recording.until.min(now.saturating_add(*expires_in));
                 }
                 match round.on_look(node, answer) {
                     LookStep::Wait => {}
                     LookStep::Found(record) => self.end_look(Some(record), now),
+                    // A node that said so may not be reached any more.
+                    LookStep::Nothing if *is_stored => self.write_again(now),
                     LookStep::Nothing => self.end_look(None, now),
                     LookStep::Minority => self.lead(now),
                 }
@@ -298,9 +301,12 @@ impl Lease {
     }
 
     /// Asks all nodes for their records, because no majority accepted ours.
-    fn look(&mut self, now: Duration) {
+    fn look(&mut self, is_stored: bool, now: Duration) {
         if let LifeStage::Recording(recording) = &mut self.stage {
-            recording.step = FinishStep::Looking(LookRound::new(self.quorum));
+            recording.step = FinishStep::Looking {
+                round: LookRound::new(self.quorum),
+                is_stored,
+            };
             recording.number = self.number + 1;
             recording.due = now + self.spec.node_timeout;
             self.ask(Op::Look, NodeSet::all(self.quorum));
@@ -312,22 +318,29 @@ impl Lease {
         let LifeStage::Recording(recording) = &mut self.stage else {
             return;
         };
-        let FinishStep::Looking(round) = &recording.step else {
+        let FinishStep::Looking { round, .. } = &recording.step else {
             return;
         };
         let (Some(own), until) = (recording.own.clone(), recording.until) else {
             return;
         };
         match round.leading(own.execution()).cloned() {
-            Some(leader) if leader.execution() == own.execution() => {
-                self.write(Some(own.clone()), own, until, true, now);
-            }
+            Some(leader) if leader.execution() == own.execution() => self.write_again(now),
             Some(leader) if leader.is_whole() => self.write(Some(own), leader, until, true, now),
             Some(leader) => {
                 recording.step = FinishStep::ReadingLeader;
                 self.unread = Some(Stored(leader));
             }
             None => self.give_repair_away(),
+        }
+    }
+
+    /// Writes the own record, which a minority has.
+    fn write_again(&mut self, now: Duration) {
+        if let LifeStage::Recording(recording) = &self.stage
+            && let (Some(own), until) = (recording.own.clone(), recording.until)
+        {
+            self.write(Some(own.clone()), own, until, true, now);
         }
     }
 

@@ -33,7 +33,11 @@ pub(super) enum FinishStep {
         is_repair: bool,
     },
     /// `LOOK` was sent to all nodes.
-    Looking(LookRound),
+    Looking {
+        round: LookRound,
+        /// Whether a node has answered that it has the own record. It counts although it may not be reached any more.
+        is_stored: bool,
+    },
     /// The rest of the leading record is being read.
     ReadingLeader,
     /// Another lease repairs.
@@ -52,7 +56,7 @@ impl Finish {
             FinishStep::Writing {
                 round, is_decided, ..
             } => (round.silent().collect(), !is_decided),
-            FinishStep::Looking(round) => (round.silent().collect(), true),
+            FinishStep::Looking { round, .. } => (round.silent().collect(), true),
             FinishStep::Replaying(round) => (round.unanswered().collect(), false),
             FinishStep::ToppingUp(silent) => (*silent, false),
             FinishStep::ReadingLeader | FinishStep::Repairing | FinishStep::ReadingReplay(_) => {

@@ -351,6 +351,25 @@ fn outcome_that_no_node_has_is_not_recorded_and_the_key_stays() {
     assert_eq!(world.holders(), NODES);
 }
 
+/// A node has it, which the others do not know and which cannot be reached any more.
+#[test]
+fn outcome_that_a_node_said_to_have_is_written_again_although_no_node_answers() {
+    let mut world = begun();
+    world.handle(0, store(record(1)));
+    world.serve(0, &[1]);
+    fail_all(&mut world);
+    assert_eq!(asks(&world, 0)[0], (0, Op::Look));
+    fail_all(&mut world);
+    let again = Op::Record {
+        record: record(1),
+        retention: KEPT,
+    };
+    assert_eq!(asks(&world, 0)[0], (0, again));
+    world.serve(0, &[0, 2]);
+    let told = recorded(Recorded::Yes, Some(record(1)));
+    assert_eq!(world.events(), [told]);
+}
+
 #[test]
 fn outcome_of_a_minority_is_written_again_under_the_old_owner() {
     let mut world = begun();
