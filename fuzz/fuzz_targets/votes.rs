@@ -18,7 +18,7 @@ use tower_redlock::protocol::round::{
     AcquireRound, AcquireStep, Answer, ExtendRound, ReleaseRound,
 };
 use tower_redlock::protocol::{
-    ExecutionId, Fingerprint, LockKey, Namespace, OwnerToken, Quorum, Record,
+    ExecutionId, Fingerprint, LockKey, Namespace, NodeSet, OwnerToken, Quorum, Record,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -109,7 +109,7 @@ fn count(op: &Op, votes: &[Answer]) {
     let mut acquire = AcquireRound::new(quorum);
     let mut once = OnceRound::new(quorum, Fingerprint::from_digest([2; 32]));
     let mut extend = ExtendRound::new(quorum, 5);
-    let mut release = ReleaseRound::new(quorum);
+    let mut release = ReleaseRound::new(quorum, NodeSet::all(quorum));
     let mut record = RecordRound::new(quorum, ExecutionId::from_random([1; 16]));
     let mut look = LookRound::new(quorum);
     for (node, vote) in votes.iter().enumerate().take(6) {
