@@ -228,7 +228,7 @@ fn record_on_all_nodes_survives_the_loss_of_one_memory() {
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_requests_hold_too_when_asked_for() {
     let bounds = Bounds {
         top_up: true,
@@ -248,7 +248,7 @@ fn far_more_states_of_requests_hold_too_when_asked_for() {
 }
 
 #[test]
-#[ignore = "it takes minutes; the documentation of this program has the command"]
+#[ignore = "it takes minutes; .ci/weekly runs it, and the documentation of this program has the command"]
 fn far_more_states_of_intents_hold_too_when_asked_for() {
     let bounds = Bounds {
         intents: true,
