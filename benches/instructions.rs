@@ -1,13 +1,20 @@
 //! Takes a given number of locks on embedded nodes, for `benches/instructions.sh` to count instructions.
 
+use std::convert::Infallible;
 use std::env;
+use std::pin::pin;
 
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::{BodyExt, Empty};
 use tokio::runtime::Builder;
-use tower_redlock::{NodeGroup, Redlock};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_redlock::{NodeGroup, Redlock, RedlockLayer, key};
 
 fn main() {
     let args: Vec<String> = env::args().collect();
-    let [_, fencing, groups, locks, ..] = args.as_slice() else {
+    let [_, user, fencing, groups, locks, ..] = args.as_slice() else {
         // `cargo test -p benches --benches` only starts it.
         return;
     };
@@ -22,13 +29,39 @@ fn main() {
         });
         let redlock = builder.fencing(fencing == "on").build();
         let redlock = redlock.expect("the settings are valid");
-        for _ in 0..locks {
-            let guard = redlock.try_lock("instructions").await;
-            let released = guard.expect("the lock is free").release().await;
-            released.expect("embedded nodes always answer");
+        match user.as_str() {
+            "layer" => send_requests(&redlock, locks).await,
+            _ => take_locks(&redlock, locks).await,
         }
     });
 }
 
 /// The nodes of each group.
 const NODES: usize = 5;
+
+async fn take_locks(redlock: &Redlock, locks: u32) {
+    for _ in 0..locks {
+        let guard = redlock.try_lock("instructions").await;
+        let released = guard.expect("the lock is free").release().await;
+        released.expect("embedded nodes always answer");
+    }
+}
+
+/// Sends requests through a layer around a handler that answers at once, and reads the responses to their end.
+async fn send_requests(redlock: &Redlock, requests: u32) {
+    let layer = RedlockLayer::new(redlock.clone(), key::header("x-resource"));
+    let handler = service_fn(async |_: Request<Empty<Bytes>>| {
+        Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+    });
+    let mut service = layer.layer(handler);
+    for _ in 0..requests {
+        let request = Request::post("/").header("x-resource", "instructions");
+        let request = request.body(Empty::new()).expect("the parts are valid");
+        let service = service.ready().await.expect("it is always ready");
+        let response = service.call(request).await.expect("no error is possible");
+        assert!(response.status().is_success(), "{}", response.status());
+        let mut body = pin!(response.into_body());
+        while body.frame().await.is_some() {}
+        assert!(body.is_end_stream());
+    }
+}

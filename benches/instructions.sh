@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prints how many instructions one uncontended lock takes on five embedded nodes, fencing off and on, and over several
-# groups of five. The count does not depend on how busy the machine is; it needs valgrind.
+# groups of five, and how many one request takes through a layer around a handler that answers at once. The count does
+# not depend on how busy the machine is; it needs valgrind.
 #
 #   benches/instructions.sh             1, 4, 16 and 64 groups
 #   benches/instructions.sh 1 2         these numbers of groups
@@ -11,22 +12,29 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 few=500 many=1500
 
 main() {
-    local program fencing groups instructions
+    local program fencing groups lock request
     [ $# -gt 0 ] || set -- 1 4 16 64
     program="$(cargo bench -p benches --bench instructions --no-run 2>&1 | tee /dev/stderr |
         sed -n 's/^ *Executable.*(\(.*\))$/\1/p')"
     for fencing in off on; do
         for groups in "$@"; do
-            # The difference of two runs, so that the start of the program does not count.
-            instructions=$((($(count "$program" "$fencing" "$groups" "$many") -
-                $(count "$program" "$fencing" "$groups" "$few")) / (many - few)))
-            printf 'fencing %-3s  %2d groups: %d instructions per lock\n' "$fencing" "$groups" "$instructions"
+            lock="$(instructions lock "$fencing" "$groups")"
+            printf 'fencing %-3s  %2d groups: %d instructions per lock\n' "$fencing" "$groups" "$lock"
         done
+        lock="$(instructions lock "$fencing" 1)"
+        request="$(instructions layer "$fencing" 1)"
+        printf 'fencing %-3s  layer: %d instructions per request, %d above its lock\n' \
+            "$fencing" "$request" $((request - lock))
     done
 }
 
+# The difference of two runs, so that the start of the program does not count.
+instructions() {
+    echo $((($(count "$@" "$many") - $(count "$@" "$few")) / (many - few)))
+}
+
 count() {
-    valgrind --tool=callgrind --callgrind-out-file=/dev/null "$@" 2>&1 |
+    valgrind --tool=callgrind --callgrind-out-file=/dev/null "$program" "$@" 2>&1 |
         sed -n 's/^.*Collected : \([0-9]*\).*$/\1/p'
 }
 
