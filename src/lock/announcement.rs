@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::lock::cluster::Cluster;
-use crate::node::{Job, Packet, Request, Trail, VoteReceiver, unguessable};
+use crate::node::{Job, Packet, Request, VoteReceiver, unguessable};
 use crate::protocol::message::{Command, Op, SharedOp};
 use crate::protocol::{KeyNames, OwnerToken};
 
@@ -20,7 +20,6 @@ pub(crate) struct Announcement {
     owner: OwnerToken,
     /// Receives the answers, which are not read. While it is there, the requests are sent.
     votes: VoteReceiver,
-    trail: Trail,
     /// When it has lapsed on every node for certain.
     gone_at: Instant,
 }
@@ -35,7 +34,6 @@ impl Announcement {
             names: names.map(|name| namespace.with_shared(name)).collect(),
             owner: OwnerToken::from_random(unguessable()),
             votes: VoteReceiver::new(&cluster.names),
-            trail: Trail::default(),
             gone_at: Instant::now(),
         }
     }
@@ -56,7 +54,7 @@ impl Announcement {
             owner: self.owner.clone(),
             op: Op::Shared(op),
         };
-        let packet = Packet::of_attempt(command, false, self.trail.clone());
+        let packet = Packet::new(command, false, None);
         for node in 0..self.cluster.nodes.len() {
             let request = Request::Command(Arc::clone(&packet));
             let job = Job::new(request, self.votes.sender(node), self.gone_at);

@@ -4,8 +4,6 @@ use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::OnceLock;
 #[cfg(feature = "redis")]
-use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(feature = "redis")]
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -60,56 +58,18 @@ pub(crate) struct Packet {
         expect(dead_code, reason = "embedded nodes answer at once")
     )]
     pub(crate) until: Option<Instant>,
-    /// The trail of its attempt.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(dead_code, reason = "embedded nodes queue nothing")
-    )]
-    pub(crate) trail: Trail,
     /// The command as it goes over the wire.
     #[cfg(feature = "redis")]
     encoded: OnceLock<EncodedCommand>,
 }
 
-/// The nodes to which an attempt has sent requests, and those whose lane has taken its release.
-///
-/// An acquisition that was not sent needs no release, which is then called off. An acquisition must not be sent, or
-/// sent again, once the lane has taken its release. For each node, one task sends acquisitions and takes releases, so
-/// no check races with an update.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Trail(#[cfg(feature = "redis")] Arc<Marks>);
-
-/// One bit for each node.
-#[cfg(feature = "redis")]
-#[derive(Debug, Default)]
-struct Marks {
-    sent: AtomicU64,
-    released: AtomicU64,
-}
-
 impl Packet {
-    /// Creates a packet of no attempt.
-    pub(crate) fn new(command: Command) -> Arc<Self> {
-        Self::of_attempt(command, false, Trail::default())
-    }
-
-    /// Creates a packet of the attempt with this trail.
-    pub(crate) fn of_attempt(command: Command, notifies: bool, trail: Trail) -> Arc<Self> {
-        Self::of_release(None, command, notifies, trail)
-    }
-
-    /// Creates the packet of a release for which a time counts; see [`until`](Self::until).
-    pub(crate) fn of_release(
-        until: Option<Instant>,
-        command: Command,
-        notifies: bool,
-        trail: Trail,
-    ) -> Arc<Self> {
+    /// Creates the packet of a command. For some releases, a time counts; see [`until`](Self::until).
+    pub(crate) fn new(command: Command, notifies: bool, until: Option<Instant>) -> Arc<Self> {
         Arc::new(Self {
             command,
             notifies,
             until,
-            trail,
             #[cfg(feature = "redis")]
             encoded: OnceLock::new(),
         })
@@ -184,7 +144,7 @@ impl Job {
     /// An acquisition must not be sent once its attempt is decided: no release would follow it.
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
         #[cfg(feature = "redis")]
-        if self.is_called_off() {
+        if self.sender.is_called_off() {
             return false;
         }
         if self.is_release() {
@@ -215,7 +175,7 @@ impl Job {
         let Some(packet) = self.request.packet() else {
             return;
         };
-        packet.trail.mark_sent(self.sender.node());
+        self.sender.mark_sent();
         if let (Op::ReleaseAfter { .. }, Some(until)) = (&packet.command.op, packet.until) {
             let left = until.saturating_duration_since(Instant::now());
             let op = Op::ReleaseAfter { left };
@@ -242,23 +202,17 @@ impl Job {
     /// Marks the attempt as released if this is its release, so that its acquisition is neither sent nor repeated
     /// behind it. Returns whether the acquisition was never sent, so that the release is not needed either.
     pub(crate) fn calls_off(&self) -> bool {
-        let release = self.request.packet().filter(|_| self.is_release());
-        if let Some(packet) = release {
-            packet.trail.mark_released(self.sender.node());
+        if self.is_release() {
+            self.sender.mark_released();
         }
-        release.is_some() && self.is_called_off()
-    }
-
-    fn is_called_off(&self) -> bool {
-        let (packet, node) = (self.request.packet(), self.sender.node());
-        packet.is_some_and(|packet| packet.trail.is_called_off(node))
+        self.is_release() && self.sender.is_called_off()
     }
 
     /// Returns whether to send the job again after a server has refused it without executing it.
     pub(crate) fn may_be_repeated(&self, now: Instant) -> bool {
-        let (packet, node) = (self.request.packet(), self.sender.node());
-        let is_released = packet.is_none_or(|packet| packet.trail.is_released(node));
-        self.is_wanted(now) && (self.is_release() || !is_released)
+        let is_ping = self.request.packet().is_none();
+        let is_over = is_ping || self.sender.is_released();
+        self.is_wanted(now) && (self.is_release() || !is_over)
     }
 
     /// Turns an acquisition that the plain `SET` refused, without a reason, into one by a script, which has one and
@@ -334,47 +288,11 @@ impl Packet {
             names: Arc::clone(&self.command.names),
             owner: self.command.owner.clone(),
         };
-        let trail = self.trail.clone();
-        Request::Command(Self::of_release(self.until, command, notifies, trail))
+        Request::Command(Self::new(command, notifies, self.until))
     }
 
     fn acquires_with_record(&self) -> bool {
         let Command { names, op, .. } = &self.command;
         matches!(op, Op::Acquire { .. }) && names.iter().any(|name| name.record.is_some())
     }
-}
-
-#[cfg(feature = "redis")]
-impl Trail {
-    pub(crate) fn mark_sent(&self, node: usize) {
-        // Relaxed here and below: a node's bits are set and read by its lane only.
-        self.0.sent.fetch_or(bit(node), Ordering::Relaxed);
-    }
-
-    pub(crate) fn mark_released(&self, node: usize) {
-        self.0.released.fetch_or(bit(node), Ordering::Relaxed);
-    }
-
-    /// Returns whether the lane has taken the release. Always true beyond 64 nodes.
-    pub(crate) fn is_released(&self, node: usize) -> bool {
-        let bit = bit(node);
-        bit == 0 || self.0.released.load(Ordering::Relaxed) & bit != 0
-    }
-
-    /// Returns whether the lane has taken the release, and nothing was sent before it.
-    pub(crate) fn is_called_off(&self, node: usize) -> bool {
-        let bit = bit(node);
-        bit != 0
-            && self.0.released.load(Ordering::Relaxed) & bit != 0
-            && self.0.sent.load(Ordering::Relaxed) & bit == 0
-    }
-}
-
-/// Returns the bit of a node; none beyond 64 nodes, whose acquisitions are always released.
-#[cfg(feature = "redis")]
-fn bit(node: usize) -> u64 {
-    u32::try_from(node)
-        .ok()
-        .and_then(|node| 1_u64.checked_shl(node))
-        .unwrap_or(0)
 }

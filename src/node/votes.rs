@@ -2,7 +2,7 @@
 //!
 //! # Implementation details
 //!
-//! It differs from an ordinary multi-producer channel in two ways.
+//! It differs from an ordinary multi-producer channel in three ways.
 //!
 //! *Phases.* A lease asks its nodes several times: to acquire, to confirm, to release. Each time is a phase
 //! with a number. A [`VoteSender`] belongs to the phase in which it was made. Votes of earlier phases are
@@ -12,6 +12,11 @@
 //! *Thresholds.* Over five nodes, a phase is decided by the third vote at the earliest, so waking the lease's
 //! task for an earlier one would be in vain. The receiver therefore says how many votes of which phase it
 //! needs, and is woken once, by the vote that completes them.
+//!
+//! *Trail.* The channel also knows the nodes to which the lease has sent requests, and those whose lane has taken its
+//! release. An acquisition that was not sent needs no release, which is then called off. An acquisition must not be sent,
+//! or sent again, once the lane has taken its release: nothing would release it. For each node, one task sends
+//! acquisitions and takes releases, so no check races with an update.
 //!
 //! *Bound.* The queue holds at most one vote for each request of the lease that has not been answered, so the number of
 //! its nodes and phases bounds it.
@@ -26,7 +31,10 @@ use std::task::{Context, Poll, Waker};
 
 use crate::node::failure::NodeFailure;
 use crate::node::sync::Mutex;
+#[cfg(feature = "redis")]
+use crate::node::sync::atomic::AtomicU64;
 use crate::node::sync::atomic::{AtomicU32, Ordering};
+use crate::protocol::lease::Awaited;
 use crate::protocol::message::Reply;
 
 /// Receives the votes of one lease. Once it is dropped, votes are discarded.
@@ -60,13 +68,6 @@ pub(crate) struct Vote {
     pub(crate) subscribers: Option<usize>,
 }
 
-/// How many votes of which phase wake the receiver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Threshold {
-    phase: u32,
-    votes: usize,
-}
-
 #[derive(Debug)]
 struct Channel {
     queue: Mutex<Queue>,
@@ -74,29 +75,23 @@ struct Channel {
     phase: AtomicU32,
     /// The nodes' names, by number.
     names: Arc<[Arc<str>]>,
+    /// The nodes to which the lease has sent requests, one bit for each.
+    #[cfg(feature = "redis")]
+    sent: AtomicU64,
+    /// The nodes whose lane has taken its release.
+    #[cfg(feature = "redis")]
+    released: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     votes: VecDeque<Vote>,
     /// The receiver's task and what it waits for.
-    waiting: Option<(Waker, Threshold)>,
+    waiting: Option<(Waker, Awaited)>,
 }
 
 /// The phase of a channel whose receiver has been dropped. No sender has it.
 const CLOSED: u32 = u32::MAX;
-
-impl Threshold {
-    /// This many votes of a phase.
-    pub(crate) fn new(phase: u32, votes: usize) -> Self {
-        Self { phase, votes }
-    }
-
-    /// Any one vote.
-    pub(crate) fn any() -> Self {
-        Self::new(0, 0)
-    }
-}
 
 impl VoteReceiver {
     /// Makes a channel for the nodes with these names.
@@ -111,6 +106,10 @@ impl VoteReceiver {
                 queue: Mutex::new(queue),
                 phase: AtomicU32::new(0),
                 names: Arc::clone(names),
+                #[cfg(feature = "redis")]
+                sent: AtomicU64::new(0),
+                #[cfg(feature = "redis")]
+                released: AtomicU64::new(0),
             }),
             is_draining: false,
         }
@@ -141,18 +140,18 @@ impl VoteReceiver {
         }
     }
 
-    /// Returns the next vote, once there are as many as the threshold asks for.
+    /// Returns the next vote, once there are as many as are awaited.
     ///
     /// # Cancel safety
     ///
     /// No vote is lost if the future is dropped.
-    pub(crate) async fn recv(&mut self, threshold: Threshold) -> Vote {
-        poll_fn(|context| self.poll_recv(context, threshold)).await
+    pub(crate) async fn recv(&mut self, awaited: Awaited) -> Vote {
+        poll_fn(|context| self.poll_recv(context, awaited)).await
     }
 
     /// Returns the next vote, whichever it is. As cancel safe as [`recv`](Self::recv).
     pub(crate) async fn recv_any(&mut self) -> Vote {
-        self.recv(Threshold::any()).await
+        self.recv(Awaited::default()).await
     }
 
     /// Returns a vote that has arrived already.
@@ -167,9 +166,9 @@ impl VoteReceiver {
         Some((vote, votes.len()))
     }
 
-    fn poll_recv(&mut self, context: &Context<'_>, threshold: Threshold) -> Poll<Vote> {
+    fn poll_recv(&mut self, context: &Context<'_>, awaited: Awaited) -> Poll<Vote> {
         let mut queue = self.channel.queue.lock();
-        if self.is_draining || queue.reaches(threshold) {
+        if self.is_draining || queue.has(awaited) {
             self.is_draining = true;
             if let Some(vote) = queue.votes.pop_front() {
                 return Poll::Ready(vote);
@@ -177,11 +176,11 @@ impl VoteReceiver {
             self.is_draining = false;
         }
         match &mut queue.waiting {
-            Some((waker, awaited)) => {
+            Some((waker, before)) => {
                 waker.clone_from(context.waker());
-                *awaited = threshold;
+                *before = awaited;
             }
-            none => *none = Some((context.waker().clone(), threshold)),
+            none => *none = Some((context.waker().clone(), awaited)),
         }
         Poll::Pending
     }
@@ -218,12 +217,6 @@ impl VoteSender {
         });
     }
 
-    /// Returns the number of its node.
-    #[cfg(feature = "redis")]
-    pub(crate) fn node(&self) -> usize {
-        self.node
-    }
-
     /// Adds the number of subscribers that the node published the release to.
     pub(crate) fn set_subscribers(&mut self, subscribers: usize) {
         self.subscribers = Some(u32::try_from(subscribers).unwrap_or(u32::MAX));
@@ -239,6 +232,43 @@ impl VoteSender {
     #[cfg(any(feature = "redis", feature = "test-util"))]
     pub(crate) fn is_open(&self) -> bool {
         self.channel.phase.load(Ordering::Acquire) == self.phase
+    }
+
+    /// Marks its node as one that has received a request of the lease.
+    #[cfg(feature = "redis")]
+    pub(crate) fn mark_sent(&self) {
+        // Relaxed here and below: a node's bits are set and read by its lane only.
+        self.channel.sent.fetch_or(self.bit(), Ordering::Relaxed);
+    }
+
+    /// Marks its node as one whose lane has taken the release.
+    #[cfg(feature = "redis")]
+    pub(crate) fn mark_released(&self) {
+        self.channel
+            .released
+            .fetch_or(self.bit(), Ordering::Relaxed);
+    }
+
+    /// Returns whether the lane has taken the release. Always true beyond 64 nodes.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_released(&self) -> bool {
+        let bit = self.bit();
+        bit == 0 || self.channel.released.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Returns whether the lane has taken the release, and nothing was sent before it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_called_off(&self) -> bool {
+        let bit = self.bit();
+        let was_sent = self.channel.sent.load(Ordering::Relaxed) & bit != 0;
+        bit != 0 && self.is_released() && !was_sent
+    }
+
+    /// Returns the bit of its node; none beyond 64 nodes, whose acquisitions are always released.
+    #[cfg(feature = "redis")]
+    fn bit(&self) -> u64 {
+        let node = u32::try_from(self.node).ok();
+        node.and_then(|node| 1_u64.checked_shl(node)).unwrap_or(0)
     }
 
     fn push(&mut self, outcome: Result<Reply, NodeFailure>) {
@@ -284,15 +314,15 @@ impl Channel {
 }
 
 impl Queue {
-    fn reaches(&self, threshold: Threshold) -> bool {
+    fn has(&self, awaited: Awaited) -> bool {
         let of_phase = self.votes.iter();
-        let of_phase = of_phase.filter(|vote| vote.phase == threshold.phase);
-        !self.votes.is_empty() && of_phase.count() >= threshold.votes
+        let of_phase = of_phase.filter(|vote| vote.phase == awaited.number);
+        !self.votes.is_empty() && of_phase.count() >= awaited.answers
     }
 
     fn take_waker(&mut self) -> Option<Waker> {
-        let (_, threshold) = self.waiting.as_ref()?;
-        if !self.reaches(*threshold) {
+        let (_, awaited) = self.waiting.as_ref()?;
+        if !self.has(*awaited) {
             return None;
         }
         self.waiting.take().map(|(waker, _)| waker)
@@ -309,6 +339,11 @@ mod tests {
     #[cfg(shuttle)]
     mod schedules;
 
+    /// This many votes of a phase.
+    fn at_least(answers: usize, number: u32) -> Awaited {
+        Awaited { number, answers }
+    }
+
     #[test]
     fn recv_wakes_once_by_the_vote_that_reaches_the_threshold() {
         let names = vec![Arc::from("n"); 5].into();
@@ -317,7 +352,7 @@ mod tests {
         let phase = votes.next_phase();
         let mut senders: Vec<_> = (0..5).map(|node| votes.sender(node)).collect();
         let send = |sender: VoteSender| sender.send(Ok(Reply::Released));
-        let mut waiting = spawn(votes.recv(Threshold::new(phase, 3)));
+        let mut waiting = spawn(votes.recv(at_least(3, phase)));
         assert_pending!(waiting.poll());
         send(earlier);
         send(senders.pop().unwrap());
@@ -329,10 +364,10 @@ mod tests {
         drop(waiting);
         // The votes behind the threshold come without waiting for more.
         for node in [4, 3, 2] {
-            let next = assert_ready!(spawn(votes.recv(Threshold::new(phase, 5))).poll());
+            let next = assert_ready!(spawn(votes.recv(at_least(5, phase))).poll());
             assert_eq!((next.phase, next.node), (phase, node));
         }
-        let mut waiting = spawn(votes.recv(Threshold::new(phase, 2)));
+        let mut waiting = spawn(votes.recv(at_least(2, phase)));
         assert_pending!(waiting.poll());
         send(senders.pop().unwrap());
         assert!(!waiting.is_woken());
@@ -347,7 +382,7 @@ mod tests {
         let mut votes = VoteReceiver::new(&names);
         let phase = votes.next_phase();
         let [answered, dropped] = [votes.sender(0), votes.sender(1)];
-        let mut waiting = spawn(votes.recv(Threshold::new(phase, 2)));
+        let mut waiting = spawn(votes.recv(at_least(2, phase)));
         assert_pending!(waiting.poll());
         answered.send(Ok(Reply::Released));
         assert!(!waiting.is_woken());

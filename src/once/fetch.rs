@@ -94,11 +94,12 @@ async fn read(
 ) -> Result<Record, LockError> {
     let settings = &cluster.settings;
     let names = settings.namespace.names_with_record(key, None, sha256)?;
-    let packet = Packet::new(Command {
+    let command = Command {
         names: [names].into(),
         owner: OwnerToken::from_random(unguessable()),
         op: Op::Fetch,
-    });
+    };
+    let packet = Packet::new(command, false, None);
     let mut votes = VoteReceiver::new(&cluster.names);
     let mut failures = Vec::new();
     let mut nodes = order(cluster, head).into_iter().peekable();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::lock::{Asked, Cluster, Group, LockError, Redlock};
-use crate::node::{NodeFailure, Packet, Request, Trail, sha256, unguessable};
+use crate::node::{NodeFailure, Packet, Request, sha256, unguessable};
 use crate::protocol::message::{Command, KeyState, Op, Reply, Seen};
 use crate::protocol::{FencingToken, KeyNames, LockKey, OwnerToken};
 
@@ -353,7 +353,7 @@ pub(super) fn request(names: &Arc<[KeyNames]>, op: Op, publishes: bool) -> Reque
         owner: OwnerToken::from_random(unguessable()),
         op,
     };
-    Request::Command(Packet::of_attempt(command, publishes, Trail::default()))
+    Request::Command(Packet::new(command, publishes, None))
 }
 
 fn refused(node: &Arc<str>, why: &Arc<str>) -> NodeFailure {

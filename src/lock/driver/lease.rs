@@ -20,8 +20,7 @@ use crate::lock::time::Timer;
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
 use crate::node::{
-    Job, NodeFailure, Packet, Request, Threshold, Trail, Vote, VoteReceiver, next_proposal,
-    unguessable,
+    Job, NodeFailure, Packet, Request, Vote, VoteReceiver, next_proposal, unguessable,
 };
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
@@ -46,7 +45,6 @@ pub(super) struct Driver {
     /// The time that the lease counts from.
     pub(super) origin: Instant,
     owner: OwnerToken,
-    trail: Trail,
     /// The answers. Their phase is the number of the request.
     votes: VoteReceiver,
     /// The failures of nodes, by number, in the acquisition, or in the extension or release that followed it.
@@ -94,7 +92,6 @@ impl Driver {
                 Some(once) => once.owner(unguessable()),
             },
             lease: Lease::new(lease, cluster.quorum, Duration::ZERO, patience),
-            trail: Trail::default(),
             votes: VoteReceiver::new(&cluster.names),
             failures: Failures::default(),
             decision: 0,
@@ -210,9 +207,6 @@ impl Driver {
             }
             arrived = 0;
             let awaited = self.lease.awaited();
-            let threshold = awaited.map_or_else(Threshold::any, |awaited| {
-                Threshold::new(awaited.number, awaited.answers)
-            });
             // The nodes that may decide wake the task once, with the last answer that is needed, and not with each. What
             // arrives later is taken with the next event.
             // Without a time, the lease waits for its holders only.
@@ -227,8 +221,8 @@ impl Driver {
                     self.handle(input);
                     continue;
                 }
-                vote = self.votes.recv(threshold), if awaited.is_some() => Some(vote),
-                // Votes below the threshold have arrived in time.
+                vote = self.votes.recv(awaited.unwrap_or_default()), if awaited.is_some() => Some(vote),
+                // Those that are there, although too few, have arrived in time.
                 () = self.timer.at(due) => self.votes.try_recv(),
             };
             let now = self.origin.elapsed();
@@ -353,7 +347,7 @@ impl Driver {
             owner: self.owner.clone(),
             op: request.op,
         };
-        let packet = Packet::of_release(until, command, publishes, self.trail.clone());
+        let packet = Packet::new(command, publishes, until);
         // This task is the only one that submits for this owner, and a lane keeps the order: on each node, the release
         // follows what it releases.
         for node in request.nodes.iter() {

@@ -296,11 +296,12 @@ mod tests {
     }
 
     fn request(names: &Arc<[KeyNames]>, op: Op) -> Request {
-        Request::Command(Packet::new(Command {
+        let command = Command {
             names: Arc::clone(names),
             owner: OwnerToken::from_random([7; 16]),
             op,
-        }))
+        };
+        Request::Command(Packet::new(command, false, None))
     }
 
     /// The check of a connection to a server whose generation is unknown, so that requests name none.

@@ -297,7 +297,7 @@ mod tests {
     use deadpool_redis::redis::Value;
 
     use super::*;
-    use crate::node::job::{Packet, Request, Trail};
+    use crate::node::job::{Packet, Request};
     use crate::node::redis::socket::tests::parse_all;
     use crate::node::redis::table;
     use crate::protocol::{LockKey, Namespace, OwnerToken};
@@ -315,7 +315,7 @@ mod tests {
             owner: OwnerToken::from_random([number; 16]),
             op,
         };
-        Request::Command(Packet::of_attempt(command, notifies, Trail::default()))
+        Request::Command(Packet::new(command, notifies, None))
     }
 
     fn acquire(proposal: Option<u64>) -> Op {

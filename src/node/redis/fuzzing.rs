@@ -8,7 +8,7 @@ use deadpool_redis::redis::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::node::failure::NodeFailure;
-use crate::node::job::{Packet, Request, Trail};
+use crate::node::job::{Packet, Request};
 use crate::node::redis::decode;
 use crate::node::redis::encode::{GenerationCheck, encode_call_into};
 use crate::node::redis::endpoint::Endpoint;
@@ -58,8 +58,7 @@ impl NodeRequest {
     /// Creates the request that has this command.
     #[must_use]
     pub fn new(command: Command, notifies: bool) -> Self {
-        let packet = Packet::of_attempt(command, notifies, Trail::default());
-        Self(Request::Command(packet))
+        Self(Request::Command(Packet::new(command, notifies, None)))
     }
 
     /// Decodes the reply to it.

@@ -159,11 +159,12 @@ mod tests {
 
     fn job(op: Op) -> Job {
         let names: Arc<[KeyNames]> = Arc::new([]);
-        let packet = Packet::new(Command {
+        let command = Command {
             names,
             owner: OwnerToken::from_random([0; 16]),
             op,
-        });
+        };
+        let packet = Packet::new(command, false, None);
         let votes = VoteReceiver::new(&["n".into()].into());
         Job::new(Request::Command(packet), votes.sender(0), Instant::now())
     }

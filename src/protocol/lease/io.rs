@@ -219,7 +219,7 @@ pub enum Loss {
 }
 
 /// How many answers to wait for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Awaited {
     /// The number of the request.
     pub number: u32,

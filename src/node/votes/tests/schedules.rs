@@ -37,7 +37,7 @@ fn each_sender_delivers_its_vote_and_the_receiver_hears_of_it() {
                 }
             });
         }
-        let first = block_on(votes.recv(Threshold::new(phase, 2)));
+        let first = block_on(votes.recv(at_least(2, phase)));
         assert!(sent.load(Ordering::SeqCst) >= 2, "before its threshold");
         let mut nodes = vec![first.node];
         nodes.extend((0..3).map(|_| block_on(votes.recv_any()).node));
@@ -74,7 +74,7 @@ fn the_receiver_is_woken_once_for_a_threshold() {
         block_on(poll_fn(|context| {
             let (wakes, waker) = (Arc::clone(&wakes), context.waker().clone());
             let waker = Waker::from(Arc::new(Counted { wakes, waker }));
-            votes.poll_recv(&Context::from_waker(&waker), Threshold::new(phase, 3))
+            votes.poll_recv(&Context::from_waker(&waker), at_least(3, phase))
         }));
         join(sending);
         let wakes = wakes.load(Ordering::SeqCst);
@@ -91,10 +91,10 @@ fn the_receiver_is_woken_for_the_threshold_that_it_asked_for_last() {
         let (sender, _silent) = (votes.sender(0), votes.sender(1));
         let sending = spawn(move || send(sender));
         block_on(async {
-            let all = Threshold::new(phase, 2);
+            let all = at_least(2, phase);
             let gave_up = poll_fn(|context| Poll::Ready(votes.poll_recv(context, all))).await;
             assert!(gave_up.is_pending());
-            assert_eq!(votes.recv(Threshold::new(phase, 1)).await.node, 0);
+            assert_eq!(votes.recv(at_least(1, phase)).await.node, 0);
         });
         sending.join().unwrap();
     });

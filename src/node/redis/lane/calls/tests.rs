@@ -7,7 +7,7 @@ use deadpool_redis::redis::Value;
 use tokio::time::Instant;
 
 use super::*;
-use crate::node::job::{Packet, Request, Trail};
+use crate::node::job::{Packet, Request};
 use crate::node::redis::decode::deal;
 use crate::node::redis::socket::tests::parse_all;
 use crate::node::votes::VoteReceiver;
@@ -86,7 +86,7 @@ impl Bench {
             owner: OwnerToken::from_random([7; 16]),
             op,
         };
-        let packet = Packet::of_attempt(command, notifies, Trail::default());
+        let packet = Packet::new(command, notifies, None);
         self.add_request(Request::Command(packet));
     }
 

@@ -1,9 +1,12 @@
 //! Tests of a lane's handlers, without its loop.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use tokio::net::TcpStream;
 use tokio::time::advance;
 
-use crate::node::job::{Packet, Request, Trail};
+use crate::node::job::{Packet, Request};
 use crate::node::redis::lane::connection::SHARING_PAUSE;
 use crate::node::redis::lane::connection::tests::{candidate, shared};
 use crate::node::redis::socket::tests::parse_all;
@@ -35,22 +38,22 @@ const CROSSSLOT: &str = "-CROSSSLOT Keys in request don't hash to the same slot\
 /// A lane and the servers that it is connected to.
 struct Bench {
     lane: Lane,
-    /// Keeps the senders of the jobs open.
-    votes: VoteReceiver,
+    /// Keeps the senders of the jobs open, by owner.
+    votes: RefCell<BTreeMap<u8, VoteReceiver>>,
     servers: Vec<TcpStream>,
 }
 
 /// The owner of an attempt.
 struct Owner {
+    id: u8,
     token: OwnerToken,
-    trail: Trail,
 }
 
 impl Owner {
     fn new(id: u8) -> Self {
         Self {
+            id,
             token: OwnerToken::from_random([id; 16]),
-            trail: Trail::default(),
         }
     }
 }
@@ -58,10 +61,9 @@ impl Owner {
 impl Bench {
     /// Creates a lane with a connection.
     async fn new() -> Self {
-        let votes = VoteReceiver::new(&["n".into()].into());
         let mut bench = Self {
             lane: Lane::new(shared()),
-            votes,
+            votes: RefCell::default(),
             servers: Vec::new(),
         };
         let candidate = bench.candidate().await;
@@ -88,8 +90,10 @@ impl Bench {
             owner: owner.token.clone(),
             op,
         };
-        let packet = Packet::of_attempt(command, false, owner.trail.clone());
-        let sender = self.votes.sender(0);
+        let packet = Packet::new(command, false, None);
+        let new = || VoteReceiver::new(&["n".into()].into());
+        let mut votes = self.votes.borrow_mut();
+        let sender = votes.entry(owner.id).or_insert_with(new).sender(0);
         Job::new(Request::Command(packet), sender, Instant::now() + TTL)
     }
 
@@ -100,8 +104,7 @@ impl Bench {
             unreachable!("it is a command");
         };
         let (command, now) = (packet.command.clone(), Instant::now());
-        let trail = owner.trail.clone();
-        job.request = Request::Command(Packet::of_release(Some(now + TTL), command, false, trail));
+        job.request = Request::Command(Packet::new(command, false, Some(now + TTL)));
         job.useful_until = now;
         job
     }
@@ -132,7 +135,8 @@ impl Bench {
 
     /// Returns what the jobs have been answered so far: the reply, or the error in words.
     fn outcomes(&mut self) -> Vec<Result<Reply, String>> {
-        let outcomes = std::iter::from_fn(|| self.votes.try_recv());
+        let votes = self.votes.get_mut().values_mut();
+        let outcomes = votes.flat_map(|votes| std::iter::from_fn(move || votes.try_recv()));
         let outcomes = outcomes.map(|vote| vote.outcome.map_err(|error| error.to_string()));
         outcomes.collect()
     }
@@ -342,16 +346,14 @@ async fn lane_that_is_dropped_answers_its_jobs_and_leaves_only_releases() {
         .reachability
         .set_down(&"it is down".into());
     let shared = Arc::clone(&bench.lane.shared);
-    let Bench {
-        lane, mut votes, ..
-    } = bench;
+    let Bench { lane, votes, .. } = bench;
     assert!(shared.failure().is_some());
     drop(lane);
     assert!(
         shared.failure().is_none(),
         "nothing would start the next lane"
     );
-    for _ in 0..2 {
+    for votes in votes.into_inner().values_mut().take(2) {
         let failure = votes.try_recv().unwrap().outcome.unwrap_err();
         assert!(!failure.never_sent(), "{failure}");
     }
@@ -385,9 +387,9 @@ async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
     let Request::Command(packet) = &job.request else {
         unreachable!("it is a command");
     };
-    let (command, trail) = (packet.command.clone(), owner.trail.clone());
+    let command = packet.command.clone();
     let until = Some(Instant::now() + TTL);
-    job.request = Request::Command(Packet::of_release(until, command, false, trail));
+    job.request = Request::Command(Packet::new(command, false, until));
     job.useful_until = Instant::now() + 2 * TTL;
     let left = |bench: &Bench| {
         let jobs = bench.lane.in_flight.jobs();
