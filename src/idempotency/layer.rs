@@ -72,7 +72,7 @@ use crate::once::{DAY, bound_body, bound_retention};
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct IdempotencyLayer {
-    config: Config,
+    config: Arc<Config>,
 }
 
 impl IdempotencyLayer {
@@ -85,7 +85,7 @@ impl IdempotencyLayer {
     /// [`scope::public`]: crate::scope::public
     pub fn new(redlock: Redlock, scope: impl KeyExtractor) -> Self {
         Self {
-            config: Config {
+            config: Arc::new(Config {
                 redlock,
                 scope: Arc::new(scope),
                 header: HeaderName::from_static("idempotency-key"),
@@ -107,7 +107,7 @@ impl IdempotencyLayer {
                 codec: Codec::default(),
                 retry_after: None,
                 refusals: Refusals::new(),
-            },
+            }),
         }
     }
 
@@ -118,7 +118,7 @@ impl IdempotencyLayer {
     /// As [`RedlockLayer::ttl`](crate::RedlockLayer::ttl).
     pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
         self.config.redlock.check_ttl(ttl)?;
-        self.config.options.ttl = Some(ttl);
+        Arc::make_mut(&mut self.config).options.ttl = Some(ttl);
         Ok(self)
     }
 
@@ -244,7 +244,7 @@ impl<S> Layer<S> for IdempotencyLayer {
 
     fn layer(&self, inner: S) -> Self::Service {
         telemetry::register_with_records(LABEL);
-        IdempotencyService::new(inner, Arc::new(self.config.clone()))
+        IdempotencyService::new(inner, Arc::clone(&self.config))
     }
 }
 

@@ -94,7 +94,7 @@ impl ExecutionTask {
         let outer_calls = self.responder.outer_calls.as_deref();
         let mut begun = self.execution.begin().await;
         // After `begin`, which may ask all nodes once more.
-        let expired = self.held.iter().find_map(HeldLock::check_expired);
+        let expired = self.held.iter().find_map(HeldLock::lost_reason);
         if let (Ok(()), Some(reason)) = (&begun, expired) {
             begun = Err(Denied::Lost(reason));
         }

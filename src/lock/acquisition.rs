@@ -75,7 +75,7 @@ impl LockRequest {
     /// # Cancel safety
     ///
     /// May be dropped at any point; see [`LockFuture`].
-    async fn lock(self) -> Result<LockGuard, LockError> {
+    pub(crate) async fn lock(self) -> Result<LockGuard, LockError> {
         let layout = &self.core.layout;
         let begin = |group: &Group| {
             let span = LockSpan::new(self.options.label, &group.cluster, &self.keys);

@@ -308,6 +308,13 @@ impl LockGuard {
         self.share.lease()
     }
 
+    /// Returns why the lock is lost: as reported, or by the clock, because a report is late if the thread of the lease was
+    /// busy or the process was stopped.
+    fn lost_reason(&self) -> Option<LostReason> {
+        let reported = self.leases().find_map(|lease| lease.lost_reason());
+        reported.or_else(|| (!self.is_valid()).then_some(LostReason::Expired))
+    }
+
     /// Returns whether this is one of the first `count` slots of the keys.
     pub(crate) fn is_slot_of(&self, keys: &LockKeys, count: usize) -> bool {
         let is_slot = |key: &LockKey| {
@@ -438,20 +445,18 @@ impl RequestShare {
         (share, handle)
     }
 
-    /// Returns why the lock was lost before its share was given up; asks `now` if it was not given up.
-    pub(crate) fn lost_or(&self, now: impl FnOnce() -> Option<LostReason>) -> Option<LostReason> {
+    /// Returns why the lock was lost, before its share was given up if it was.
+    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
         match &*self.0.lock() {
-            Ok(_) => now(),
+            Ok(guard) => guard.lost_reason(),
             Err(lost) => *lost,
         }
     }
 
     /// Takes the guard out, unless that has happened before.
-    pub(crate) fn give_up(&self) -> Option<LockGuard> {
+    fn give_up(&self) -> Option<LockGuard> {
         let mut share = self.0.lock();
-        let guard = share.as_ref().ok()?;
-        let lost = guard.leases().find_map(|lease| lease.lost_reason());
-        let lost = lost.or_else(|| (!guard.is_valid()).then_some(LostReason::Expired));
+        let lost = share.as_ref().ok()?.lost_reason();
         std::mem::replace(&mut *share, Err(lost)).ok()
     }
 }

@@ -117,14 +117,6 @@ impl LockFuture {
     ) -> Self {
         Self(Box::pin(future))
     }
-
-    /// Adds other locks to the guard; see [`LockGuard::with_others`].
-    pub(crate) fn with_others(self, others: Vec<LockGuard>) -> Self {
-        if others.is_empty() {
-            return self;
-        }
-        Self::new(async move { Ok(self.await?.with_others(others)) })
-    }
 }
 
 impl Future for LockFuture {

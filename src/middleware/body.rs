@@ -2,23 +2,17 @@
 //!
 //! # Implementation details
 //!
-//! A locked body goes through these states:
-//!
-//! `Locked → Releasing → Unlocked`, or `Locked → Unlocked` without its inner body when the lock is lost.
-//!
-//! * In `Locked`, every frame is passed on at once, but for the last one. A frame is the last if it has trailers,
+//! * Every frame is passed on at once, but for the last one. A frame is the last if it has trailers,
 //!   if the inner body reports its end after it, or if it completes the declared length: hyper ends a message
 //!   there without polling again, and drops the body. Without such a frame, the end of the stream is the last.
-//! * In `Releasing`, the last frame waits for the confirmation of the release, so the client's next request cannot
+//! * The last frame waits for the confirmation of the release, so the client's next request cannot
 //!   meet the lock. Until the frame is passed on, `is_end_stream` is false and `size_hint` counts the frame.
 //! * When the lock is lost, the body ends with an error, so the client cannot take the part for the whole. The inner
 //!   body is dropped first.
 //!
-//! The loss of the lock is checked before the inner body is polled: by the signal of the lease, and by the clock
-//! in case the signal is late.
+//! The loss of the lock is checked before the inner body is polled.
 
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -44,39 +38,37 @@ pub struct LockBody<B> {
     /// The inner body, or the body of a refusal; `None` once aborted.
     #[pin]
     body: Option<Either<B, Full<Bytes>>>,
-    state: State,
-}
-
-enum State {
-    Unlocked,
-    Locked {
-        held: HeldLock,
-        /// Whether the last frame waits for the release.
-        await_release: bool,
-        /// Bytes until the end, if their number is known.
-        remaining: Option<u64>,
-    },
-    Releasing {
-        release: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
-        /// The delayed frame; `None` delays the end of the stream.
-        last: Option<Frame<Bytes>>,
-    },
+    /// Until the lock is released or lost.
+    held: Option<HeldLock>,
+    /// Whether the last frame waits for the release.
+    await_release: bool,
+    /// Bytes until the end, if their number is known.
+    remaining: Option<u64>,
+    /// Whether only the last frame remains, or the end of the stream.
+    is_ending: bool,
+    /// The last frame, while it waits for the release.
+    last: Option<Frame<Bytes>>,
 }
 
 impl<B> LockBody<B> {
     /// Creates a body without a lock.
     pub(super) fn unlocked(body: B) -> Self {
-        Self {
-            body: Some(Either::Left(body)),
-            state: State::Unlocked,
-        }
+        Self::new(Either::Left(body))
     }
 
     /// Creates the body of a refusal.
     pub(super) fn refusal(body: Full<Bytes>) -> Self {
+        Self::new(Either::Right(body))
+    }
+
+    fn new(body: Either<B, Full<Bytes>>) -> Self {
         Self {
-            body: Some(Either::Right(body)),
-            state: State::Unlocked,
+            body: Some(body),
+            held: None,
+            await_release: false,
+            remaining: None,
+            is_ending: false,
+            last: None,
         }
     }
 }
@@ -98,12 +90,10 @@ impl<B: Body> LockBody<B> {
         // hyper ends a message at its declared length, and prefers that of the header.
         let declared = declared_length(response.headers());
         response.map(|body| Self {
-            state: State::Locked {
-                held,
-                await_release,
-                remaining: declared.or_else(|| body.size_hint().exact()),
-            },
-            body: Some(Either::Left(body)),
+            held: Some(held),
+            await_release,
+            remaining: declared.or_else(|| body.size_hint().exact()),
+            ..Self::unlocked(body)
         })
     }
 }
@@ -139,68 +129,67 @@ where
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = self.project();
-        let (mut inner, state) = (this.body, this.state);
-        if let State::Locked { held, .. } = state
-            && held.on_lost == OnLost::Abort
-            && let Some(reason) = held.check_lost(context).or_else(|| held.check_expired())
-        {
-            *state = State::Unlocked;
-            inner.set(None);
-            return Poll::Ready(Some(Err(LockLostError(reason).into())));
-        }
-        if let State::Releasing { release, last } = state {
-            ready!(release.as_mut().poll(context));
-            let last = last.take();
-            *state = State::Unlocked;
-            return Poll::Ready(last.map(Ok));
-        }
-        let Some(mut body) = inner.as_pin_mut() else {
-            return Poll::Ready(None);
-        };
-        let polled = body.as_mut().poll_frame(context);
-        let State::Locked { remaining, .. } = state else {
-            return polled;
-        };
-        let last = match ready!(polled) {
-            None => None,
-            Some(Err(error)) => {
-                *state = State::Unlocked;
-                return Poll::Ready(Some(Err(error)));
-            }
-            Some(Ok(frame)) => {
-                if let (Some(remaining), Some(data)) = (remaining.as_mut(), frame.data_ref()) {
-                    *remaining = remaining.saturating_sub(data.len() as u64);
+        let mut this = self.project();
+        if !*this.is_ending {
+            let Some(mut body) = this.body.as_mut().as_pin_mut() else {
+                return Poll::Ready(None);
+            };
+            let mut aborting = this
+                .held
+                .as_mut()
+                .filter(|held| held.on_lost == OnLost::Abort);
+            let mut lost = aborting.as_ref().and_then(|held| held.lost_reason());
+            let mut polled = Poll::Pending;
+            if lost.is_none() {
+                polled = body.as_mut().poll_frame(context);
+                if polled.is_pending() {
+                    lost = aborting.as_mut().and_then(|held| held.check_lost(context));
                 }
-                let is_last = frame.is_trailers() || body.is_end_stream() || *remaining == Some(0);
-                if !is_last {
-                    return Poll::Ready(Some(Ok(frame)));
+            }
+            if let Some(reason) = lost {
+                this.body.set(None);
+                *this.held = None;
+                return Poll::Ready(Some(Err(LockLostError(reason).into())));
+            }
+            let polled = ready!(polled);
+            if this.held.is_none() {
+                return Poll::Ready(polled);
+            }
+            *this.last = match polled {
+                None => None,
+                Some(Err(error)) => {
+                    *this.held = None;
+                    return Poll::Ready(Some(Err(error)));
                 }
-                Some(frame)
-            }
-        };
-        // Without a wait, the lock is dropped here and released in the background.
-        if let State::Locked {
-            held,
-            await_release: true,
-            ..
-        } = std::mem::replace(state, State::Unlocked)
-        {
-            let mut release = held.release();
-            if release.as_mut().poll(context).is_pending() {
-                *state = State::Releasing { release, last };
-                return Poll::Pending;
-            }
+                Some(Ok(frame)) => {
+                    if let (Some(remaining), Some(data)) =
+                        (this.remaining.as_mut(), frame.data_ref())
+                    {
+                        *remaining = remaining.saturating_sub(data.len() as u64);
+                    }
+                    let is_at_end = body.is_end_stream() || *this.remaining == Some(0);
+                    if !frame.is_trailers() && !is_at_end {
+                        return Poll::Ready(Some(Ok(frame)));
+                    }
+                    Some(frame)
+                }
+            };
+            *this.is_ending = true;
         }
-        Poll::Ready(last.map(Ok))
+        if let Some(held) = this.held
+            && *this.await_release
+        {
+            ready!(held.poll_release(context));
+        }
+        // Without a wait, the lock is released in the background.
+        *this.held = None;
+        *this.is_ending = false;
+        Poll::Ready(this.last.take().map(Ok))
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.state {
-            State::Unlocked => self.body.as_ref().is_none_or(Body::is_end_stream),
-            // The end is still to be delayed.
-            State::Locked { .. } | State::Releasing { .. } => false,
-        }
+        // While it holds the lock, the end is still to be delayed.
+        self.held.is_none() && self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -208,11 +197,7 @@ where
             return SizeHint::with_exact(0);
         };
         let mut hint = body.size_hint();
-        if let State::Releasing {
-            last: Some(frame), ..
-        } = &self.state
-            && let Some(data) = frame.data_ref()
-        {
+        if let Some(data) = self.last.as_ref().and_then(Frame::data_ref) {
             let delayed = data.len() as u64;
             if let Some(upper) = hint.upper() {
                 hint.set_upper(upper.saturating_add(delayed));

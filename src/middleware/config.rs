@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::request::Parts;
 use http::{HeaderName, Method, StatusCode};
 
-use crate::lock::{LockError, LockOptions, Redlock, WaiterCap};
+use crate::lock::{LockOptions, Redlock, WaiterCap};
 use crate::middleware::key::{KeyExtractor, present};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::Refusals;
@@ -162,17 +162,6 @@ impl Config {
             self.label(),
             source.as_deref().unwrap_or("a function"),
         )
-    }
-
-    /// Returns whether a request is served although its lock with these options was not acquired; logs and counts it.
-    pub(super) fn is_served_without_lock(&self, error: &LockError, options: &LockOptions) -> bool {
-        let is_served = self.on_unavailable == OnUnavailable::Proceed
-            && matches!(error, LockError::Unavailable { .. });
-        if is_served {
-            tracing::warn!(%error, "redlock request served WITHOUT its lock");
-            telemetry::unprotected(options.label.unwrap_or(telemetry::UNNAMED));
-        }
-        is_served
     }
 }
 

@@ -102,7 +102,7 @@ async fn run<F: Future>(
     mut held: HeldLock,
     is_not_started: Arc<AtomicBool>,
 ) -> Option<F::Output> {
-    if held.check_expired().is_some() {
+    if held.lost_reason().is_some() {
         // Relaxed: the end of this task, for which the reader waits, orders it.
         is_not_started.store(true, Ordering::Relaxed);
         return None;

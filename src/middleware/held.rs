@@ -9,7 +9,7 @@
 //! Requests must not wait for each other in a circle. A request that holds locks waits for further keys only if
 //! these come after all keys that it holds in the order of the service, and if all its locks are of one service; otherwise it tries once.
 
-use std::future::{Future, IntoFuture, poll_fn, ready};
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,8 +18,8 @@ use std::time::Duration;
 use http::Extensions;
 
 use crate::lock::{
-    LockError, LockFuture, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock,
-    RequestShare, WaiterCap, first_slots,
+    LockError, LockGuard, LockHandle, LockOptions, Lost, LostReason, Redlock, RequestShare,
+    WaiterCap, first_slots,
 };
 use crate::middleware::config::OnLost;
 use crate::node::Mutex;
@@ -42,7 +42,10 @@ pub(crate) struct HeldLock {
     share: Arc<RequestShare>,
     handle: LockHandle,
     pub(crate) on_lost: OnLost,
-    lost: Lost,
+    /// Once a task waits for the loss.
+    lost: Option<Lost>,
+    /// Once the share is given up.
+    release: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
 }
 
 impl LockHandles {
@@ -82,83 +85,86 @@ impl LockHandles {
     ///
     /// A lock that is released or about to be does not count as held: a layer outside that calls again, such as
     /// `tower::retry`, does not hold it any more.
-    pub(crate) fn lock(
+    pub(crate) async fn lock(
         &self,
         redlock: &Redlock,
         keys: LockKeys,
-        options: &LockOptions,
+        options: LockOptions,
         waiters: Option<&Arc<WaiterCap>>,
-    ) -> LockFuture {
-        let options = redlock.request_options(*options);
-        let request = |keys, may_wait| {
-            let wait = options.wait.filter(|_| may_wait).or(Some(Duration::ZERO));
-            redlock.request(keys, LockOptions { wait, ..options }, waiters.cloned())
-        };
-        let handles = self.to_vec();
-        // With a share of a lost lock, a handler would start without a lock.
-        let valid = handles.iter().filter(|handle| handle.is_valid());
-        let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
-        let (ours, others): (Vec<_>, Vec<_>) = shares.partition(|(handle, _)| redlock.owns(handle));
-        if ours.is_empty() && others.is_empty() {
-            return request(keys, true).into_future();
-        }
-        let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
-        // Locks of different services have no order.
-        let comes_after = |wanted: &LockKeys, held: &[LockGuard]| {
-            let held = held.iter().flat_map(LockGuard::keys);
-            others.is_empty() && redlock.may_wait_for(wanted, held)
-        };
-        let access = options.access.unwrap_or_default();
-        if let Access::Slot(count) = access {
-            // The keys of a slot are others than these.
-            let is_in_order = comes_after(&first_slots(&keys), &held);
-            let mut slots = held
-                .into_iter()
-                .filter(|guard| guard.is_slot_of(&keys, count));
-            if let Some(slot) = slots.next() {
-                return LockFuture::new(ready(Ok(slot)));
+    ) -> Result<LockGuard, LockError> {
+        let options = redlock.request_options(options);
+        let (missing, may_wait, shared) = {
+            let handles = self.to_vec();
+            // With a share of a lost lock, a handler would start without a lock.
+            let valid = handles.iter().filter(|handle| handle.is_valid());
+            let shares = valid.filter_map(|handle| Some((handle, handle.upgrade().ok()?)));
+            let (ours, others): (Vec<_>, Vec<_>) =
+                shares.partition(|(handle, _)| redlock.owns(handle));
+            let held: Vec<LockGuard> = ours.into_iter().map(|(_, guard)| guard).collect();
+            let comes_after = |wanted: &LockKeys| {
+                let held = held.iter().flat_map(LockGuard::keys);
+                // Locks of different services have no order.
+                others.is_empty() && redlock.may_wait_for(wanted, held)
+            };
+            let access = options.access.unwrap_or_default();
+            if let Access::Slot(count) = access {
+                // The keys of a slot are others than these.
+                let may_wait = comes_after(&first_slots(&keys));
+                let mut slots = held
+                    .into_iter()
+                    .filter(|guard| guard.is_slot_of(&keys, count));
+                if let Some(slot) = slots.next() {
+                    return Ok(slot);
+                }
+                (keys, may_wait, Vec::new())
+            } else {
+                let is_wanted = |guard: &LockGuard| {
+                    keys.as_slice().iter().any(|key| guard.keys().contains(key))
+                };
+                let is_of_reader =
+                    |guard: &&LockGuard| guard.lease().spec.lease.access == Access::Shared;
+                if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
+                    return Err(LockError::HeldShared);
+                }
+                let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
+                let missing: LockKeys =
+                    keys.as_slice().iter().filter(|key| !is_held(key)).collect();
+                let may_wait = comes_after(&missing);
+                let mut shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
+                if missing.as_slice().is_empty() && !shared.is_empty() {
+                    let first = shared.remove(0);
+                    return Ok(first.with_others(shared));
+                }
+                (missing, may_wait, shared)
             }
-            return request(keys, is_in_order).into_future();
-        }
-        let is_wanted =
-            |guard: &LockGuard| keys.as_slice().iter().any(|key| guard.keys().contains(key));
-        let is_of_reader = |guard: &&LockGuard| guard.lease().spec.lease.access == Access::Shared;
-        if access == Access::Exclusive && held.iter().filter(is_of_reader).any(is_wanted) {
-            return LockFuture::new(ready(Err(LockError::HeldShared)));
-        }
-        let is_held = |key: &&LockKey| held.iter().any(|guard| guard.keys().contains(*key));
-        let missing: LockKeys = keys.as_slice().iter().filter(|key| !is_held(key)).collect();
-        let is_in_order = comes_after(&missing, &held);
-        let mut shared: Vec<LockGuard> = held.into_iter().filter(is_wanted).collect();
-        if missing.as_slice().is_empty() && !shared.is_empty() {
-            let first = shared.remove(0);
-            return LockFuture::new(ready(Ok(first.with_others(shared))));
-        }
-        request(missing, is_in_order)
-            .into_future()
-            .with_others(shared)
+        };
+        let wait = options.wait.filter(|_| may_wait).or(Some(Duration::ZERO));
+        let request = redlock.request(missing, LockOptions { wait, ..options }, waiters.cloned());
+        Ok(request.lock().await?.with_others(shared))
     }
 }
 
 impl HeldLock {
     pub(crate) fn new(guard: LockGuard, on_lost: OnLost) -> Self {
         let (share, handle) = RequestShare::new(guard);
-        Self::from_share(share, handle, on_lost)
+        Self {
+            share,
+            handle,
+            on_lost,
+            lost: None,
+            release: None,
+        }
     }
 
     /// Returns the same share for the task of the handler; `None` if the layer does not serve the request any more.
     pub(super) fn from_handle(handle: LockHandle, on_lost: OnLost) -> Option<Self> {
-        let share = handle.request_share()?;
-        Some(Self::from_share(share, handle, on_lost))
-    }
-
-    fn from_share(share: Arc<RequestShare>, handle: LockHandle, on_lost: OnLost) -> Self {
-        Self {
-            share,
-            lost: handle.lost(),
+        Some(Self {
+            share: handle.request_share()?,
             handle,
             on_lost,
-        }
+            lost: None,
+            release: None,
+        })
     }
 
     /// Returns the handle of the lock, by which the handler may give up the share.
@@ -166,41 +172,32 @@ impl HeldLock {
         &self.handle
     }
 
-    /// Returns why the lock was lost if its lease has reported that; else registers the task to be woken then.
-    ///
-    /// Must not be called again after it returned a reason.
+    /// Returns why the lock was lost, by the report of its lease or by the clock.
+    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
+        self.share.lost_reason()
+    }
+
+    /// Does the same, and registers the task to be woken when the lease reports the loss.
     pub(crate) fn check_lost(&mut self, context: &mut Context<'_>) -> Option<LostReason> {
-        let Self { share, lost, .. } = self;
-        share.lost_or(|| match Pin::new(lost).poll(context) {
-            Poll::Ready(reason) => Some(reason),
-            Poll::Pending => None,
-        })
+        let lost = self.lost.get_or_insert_with(|| self.handle.lost());
+        if Pin::new(lost).poll(context).is_ready() {
+            self.lost = None;
+        }
+        self.lost_reason()
     }
 
-    /// Returns a reason if the validity is over by the clock.
-    ///
-    /// The report of the lease is late if its thread was busy or the process was stopped.
-    pub(crate) fn check_expired(&self) -> Option<LostReason> {
-        let is_over = || !self.handle.is_valid();
-        self.share
-            .lost_or(|| is_over().then_some(LostReason::Expired))
-    }
-
-    /// Releases this share; the future is ready once a majority has confirmed the release.
-    pub(super) fn release(self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
-        let guard = self.share.give_up();
-        let handle = self.handle;
-        Box::pin(async move {
-            let released = match guard {
-                Some(guard) => guard.release().await,
-                // The handler may not have waited for the confirmation.
-                None => handle.released().await,
-            };
-            // The lock ends by its ttl at the latest.
-            if let Err(error) = released {
-                tracing::debug!(%error, "redlock lock released without confirmation");
-            }
-        })
+    /// Releases this share, and waits until a majority has confirmed the release.
+    pub(super) fn poll_release(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let release = self.release.get_or_insert_with(|| {
+            let handle = self.handle.clone();
+            Box::pin(async move {
+                // The lock ends by its ttl at the latest.
+                if let Err(error) = handle.release().await {
+                    tracing::debug!(%error, "redlock lock released without confirmation");
+                }
+            })
+        });
+        release.as_mut().poll(context)
     }
 }
 
@@ -235,7 +232,7 @@ mod tests {
         assert_eq!(released.is_ok(), held_for < Duration::from_secs(1));
         // The lock would have expired by now.
         tokio::time::advance(Duration::from_secs(1)).await;
-        [held.check_lost(&mut context), held.check_expired()]
+        [held.check_lost(&mut context), held.lost_reason()]
     }
 
     #[tokio::test(start_paused = true)]

@@ -44,7 +44,7 @@ use crate::protocol::lease::Access;
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is applied"]
 pub struct RedlockLayer<D = CancelOnDisconnect> {
-    config: Config,
+    config: Arc<Config>,
     on_disconnect: PhantomData<D>,
 }
 
@@ -63,7 +63,7 @@ impl RedlockLayer {
             );
         }
         Self {
-            config: Config {
+            config: Arc::new(Config {
                 redlock,
                 options: LockOptions {
                     // Never from the key of a request, which clients choose.
@@ -87,7 +87,7 @@ impl RedlockLayer {
                 forward_token: None,
                 expose_token: None,
                 runs_to_completion: false,
-            },
+            }),
             on_disconnect: PhantomData,
         }
     }
@@ -102,7 +102,7 @@ impl<D> RedlockLayer<D> {
     /// short that clock drift uses it up.
     pub fn ttl(mut self, ttl: Duration) -> Result<Self, BuildError> {
         self.config.redlock.check_ttl(ttl)?;
-        self.config.options.ttl = Some(ttl);
+        Arc::make_mut(&mut self.config).options.ttl = Some(ttl);
         Ok(self)
     }
 
@@ -278,12 +278,10 @@ impl<D> RedlockLayer<D> {
     /// let layer = layer.on_disconnect(RunToCompletion); // compiles without this line
     /// layer.layer(inner).call(Request::new(()));
     /// ```
-    pub fn on_disconnect(self, _: RunToCompletion) -> RedlockLayer<RunToCompletion> {
+    pub fn on_disconnect(mut self, _: RunToCompletion) -> RedlockLayer<RunToCompletion> {
+        Arc::make_mut(&mut self.config).runs_to_completion = true;
         RedlockLayer {
-            config: Config {
-                runs_to_completion: true,
-                ..self.config
-            },
+            config: self.config,
             on_disconnect: PhantomData,
         }
     }
@@ -292,7 +290,7 @@ impl<D> RedlockLayer<D> {
 impl<D> RedlockLayer<D> {
     fn around<S>(&self, inner: S) -> RedlockService<S> {
         telemetry::register(self.config.label());
-        RedlockService::new(inner, Arc::new(self.config.clone()))
+        RedlockService::new(inner, Arc::clone(&self.config))
     }
 }
 

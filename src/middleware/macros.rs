@@ -44,7 +44,7 @@ macro_rules! layer_setters {
     ($($(#[$attribute:meta])+ $setter:ident($argument:ident: $type:ty) => $($field:ident).+ = $value:expr;)+) => {$(
         $(#[$attribute])+
         pub fn $setter(mut self, $argument: $type) -> Self {
-            self.config.$($field).+ = $value;
+            Arc::make_mut(&mut self.config).$($field).+ = $value;
             self
         }
     )+};
