@@ -11,56 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::protocol::owner::OwnerToken;
-
-/// Identifies the memory of a node: it stays the same as long as the node forgets nothing.
-///
-/// Random bits, the seconds and microseconds of its beginning by the node's own clock, and the run
-/// id of the process, separated by colons. A node stores it under a key of its own.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Generation(Arc<str>);
-
-impl Generation {
-    /// Begins a generation.
-    #[must_use]
-    pub fn new(random: &OwnerToken, began: Duration, run_id: &str) -> Self {
-        let (random, seconds, micros) = (random.as_str(), began.as_secs(), began.subsec_micros());
-        Self(format!("{random}:{seconds}:{micros}:{run_id}").into())
-    }
-
-    /// Reads the value that a node has stored; returns `None` if it is no generation.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let generation = Self(text.into());
-        generation.began()?;
-        Some(generation)
-    }
-
-    /// Returns the generation as nodes store it.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// Returns whether it belongs to the process with this run id. After a restart, the promotion of a
-    /// replica or the restore of a backup it does not.
-    #[must_use]
-    pub fn is_of_process(&self, run_id: &str) -> bool {
-        self.0.rsplit(':').next() == Some(run_id)
-    }
-
-    /// Returns its age at `now`, both by the node's own clock.
-    #[must_use]
-    pub fn age(&self, now: Duration) -> Duration {
-        now.saturating_sub(self.began().unwrap_or(now))
-    }
-
-    fn began(&self) -> Option<Duration> {
-        let mut fields = self.0.split(':').skip(1);
-        let seconds = Duration::from_secs(fields.next()?.parse().ok()?);
-        seconds.checked_add(Duration::from_micros(fields.next()?.parse().ok()?))
-    }
-}
+pub use crate::protocol::token::Generation;
 
 /// A node's report of itself on a connection, before the first request for a vote.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -189,6 +140,7 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::OwnerToken;
 
     const fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)
@@ -205,25 +157,6 @@ mod tests {
             uptime: secs(uptime),
             generation: generation.clone(),
             now: secs(1_000 + age),
-        }
-    }
-
-    #[test]
-    fn generation_age_is_measured_by_the_nodes_clock() {
-        let generation = Generation::parse("r:100:999999:run").unwrap();
-        let now = secs(101) + Duration::from_micros(1);
-        assert_eq!(generation.age(now), Duration::from_micros(2));
-        assert_eq!(generation.age(secs(5)), Duration::ZERO);
-        assert!(generation.is_of_process("run") && !generation.is_of_process("other"));
-        assert_eq!(Generation::parse(generation.as_str()), Some(generation));
-        for text in [
-            "",
-            "x",
-            "r:1",
-            "r:x:1:run",
-            "r:18446744073709551615:999999999:run",
-        ] {
-            assert_eq!(Generation::parse(text), None, "{text}");
         }
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::names::KeyNames;
-use crate::protocol::owner::OwnerToken;
 use crate::protocol::record::{Fingerprint, Record};
+use crate::protocol::token::OwnerToken;
 
 /// One request to one node; the same value goes to all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

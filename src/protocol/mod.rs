@@ -164,30 +164,28 @@
 //! [Redlock description]: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
 
 pub mod admission;
-mod fence;
 mod key;
 pub mod lease;
 pub mod message;
 mod names;
 pub mod once;
-mod owner;
 mod placement;
 mod quorum;
 mod record;
 mod retry;
 pub mod round;
 mod store;
+mod token;
 pub mod validity;
 
-pub use fence::{FencingToken, ParseFencingTokenError};
 pub use key::{KeyError, LockKey, LockKeys};
 pub use names::{
     IntentName, KeyNames, MAX_CLEAR_KEY, Namespace, RecordNames, SharedNames, SlotNames,
 };
-pub use owner::OwnerToken;
 pub(crate) use placement::MAX_SLOTS;
 pub use placement::Placement;
 pub use quorum::{NodeSet, Quorum};
 pub use record::{ExecutionId, Fingerprint, Record};
 pub use retry::{OnRelease, Retry};
 pub use store::Store;
+pub use token::{FencingToken, OwnerToken, ParseFencingTokenError};

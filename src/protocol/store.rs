@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use self::memory::{Fence, Holder, Kept, Lock, Mark, remove_if};
 use crate::protocol::admission::Generation;
-use crate::protocol::fence::FencingToken;
 use crate::protocol::message::{Class, Command, HolderMark, Op, Reply, Seen};
 use crate::protocol::names::{IntentName, KeyNames, RecordNames, SlotNames};
-use crate::protocol::owner::OwnerToken;
 use crate::protocol::record::Record;
+use crate::protocol::token::FencingToken;
+use crate::protocol::token::OwnerToken;
 
 pub use self::memory::Store;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::protocol::owner::OwnerToken;
 use crate::protocol::record::{Fingerprint, Record};
+use crate::protocol::token::OwnerToken;
 
 /// What a caller that executes asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

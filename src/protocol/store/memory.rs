@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::protocol::admission::Generation;
 use crate::protocol::message::HolderMark;
 use crate::protocol::names::KeyNames;
-use crate::protocol::owner::OwnerToken;
 use crate::protocol::record::{Fingerprint, Record};
+use crate::protocol::token::OwnerToken;
 
 /// The memory of one node. Every call takes the time, measured from any fixed instant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::protocol::message::{KeyState, Reply, SharedOp};
 use crate::protocol::names::{KeyNames, SharedNames};
-use crate::protocol::owner::OwnerToken;
 use crate::protocol::store::memory::{Holder, Lock, Mark, Store, remove_if};
+use crate::protocol::token::OwnerToken;
 
 /// How much longer than its lock a node knows the readers. A release that finds its reader no more must not free a
 /// lock that others still read under.
