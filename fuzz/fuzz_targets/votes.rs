@@ -117,14 +117,14 @@ fn count(op: &Op, votes: &[Answer]) {
         match op {
             Op::Acquire { .. } if !again => {
                 if let AcquireStep::Granted(token) = acquire.on_acquire(node, vote) {
-                    assert!(acquire.acknowledged(token) >= quorum.majority());
+                    assert!(acquire.acknowledged(token).len() >= quorum.majority());
                 }
                 once.on_acquire(node, vote);
             }
             Op::Confirm { .. } => {
                 let step = acquire.step();
                 if let AcquireStep::Granted(token) = acquire.on_confirm(node, step, vote) {
-                    assert!(acquire.acknowledged(token) >= quorum.majority());
+                    assert!(acquire.acknowledged(token).len() >= quorum.majority());
                 }
                 once.on_confirm(node, once.step(), vote);
                 once.on_extension(node, vote);
@@ -132,7 +132,7 @@ fn count(op: &Op, votes: &[Answer]) {
             }
             Op::Shared(SharedOp::Acquire { .. }) if !again => {
                 if let AcquireStep::Granted(token) = acquire.on_acquire(node, vote) {
-                    assert!(acquire.acknowledged(token) >= quorum.majority());
+                    assert!(acquire.acknowledged(token).len() >= quorum.majority());
                 }
             }
             Op::Shared(SharedOp::Confirm { .. }) => {

@@ -241,7 +241,7 @@ impl Lease {
             LifeStage::Acquiring(acquiring) => match acquiring.silence() {
                 ACQUIRE => (
                     ACQUIRE,
-                    acquiring.round.acquiring().unanswered().count(),
+                    acquiring.round.acquiring().unanswered().len(),
                     true,
                 ),
                 // A late grant may be of exactly the number that is being confirmed.

@@ -10,7 +10,7 @@
 //!   majority had.
 
 use crate::protocol::message::Reply;
-use crate::protocol::quorum::{Quorum, which};
+use crate::protocol::quorum::{NodeSet, Quorum, which};
 use crate::protocol::record::{ExecutionId, Fingerprint, Record};
 use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal};
 
@@ -124,7 +124,8 @@ impl OnceRound {
     }
 
     /// Returns the targets of the `CONFIRM` of the current step.
-    pub fn unconfirmed(&self) -> impl Iterator<Item = usize> + '_ {
+    #[must_use]
+    pub fn unconfirmed(&self) -> NodeSet {
         self.acquiring.unconfirmed()
     }
 
@@ -158,7 +159,7 @@ impl OnceRound {
     /// Returns the nodes with a relevant outstanding answer.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
         let (is_repairing, is_recorded) = (self.is_repairing, self.is_recorded());
-        let of_lock = (!is_repairing && !is_recorded).then(|| self.acquiring.silent());
+        let of_lock = (!is_repairing && !is_recorded).then(|| self.acquiring.silent().iter());
         let of_record = self.which(move |node| match is_repairing {
             true => node.is_repairing,
             false => is_recorded && !node.has_answered,
@@ -171,16 +172,10 @@ impl OnceRound {
         self.which(|node| !node.has_answered)
     }
 
-    /// Returns how many nodes have answered exactly `token` so far.
+    /// Returns the nodes that have answered exactly `token` so far.
     #[must_use]
-    pub fn acknowledged(&self, token: u64) -> usize {
+    pub fn acknowledged(&self, token: u64) -> NodeSet {
         self.acquiring.acknowledged(token)
-    }
-
-    /// Returns whether `node` cannot hold the lock for this attempt.
-    #[must_use]
-    pub fn is_refused_by(&self, node: usize) -> bool {
-        self.acquiring.is_refused_by(node)
     }
 
     fn note(&mut self, node: usize, answer: &Answer) {
@@ -249,7 +244,7 @@ impl OnceRound {
         self.is_repairing = true;
         let granted: Vec<usize> = self
             .which(|node| node.record.is_none())
-            .filter(|node| self.acquiring.is_granted_by(*node))
+            .filter(|node| self.acquiring.granted().contains(*node))
             .collect();
         if copies + granted.len() < self.quorum.majority() {
             let step = self.beyond_repair();

@@ -27,44 +27,41 @@ const MAX_STEPS: u8 = 3;
 /// majority and a later grant could get the same number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AcquireRound {
-    majority: usize,
-    /// 0 during `ACQUIRE`, then the number of the current second phase.
+    quorum: Quorum,
+    /// The answers to the `ACQUIRE`, by node.
+    acquired: Vec<Acquired>,
+    /// Whether readers hold the lock at some node.
+    is_shared: bool,
+    /// The highest number in any answer.
+    highest: u64,
+    /// 0 during `ACQUIRE`, then the number of the current second phase. Answers to the `CONFIRM` of an earlier one are
+    /// dropped, but for a lost key, which does not return to this owner.
     step: u8,
     /// The token that the current second phase tries to establish.
     target: u64,
-    /// The highest number in any answer.
-    highest: u64,
-    /// Whether readers hold the lock at some node.
-    is_shared: bool,
-    nodes: Vec<Standing>,
+    /// The nodes that have not answered its `CONFIRM`.
+    unconfirmed: NodeSet,
+    /// The nodes that answered exactly the target.
+    exact: NodeSet,
+    /// The nodes that answered a higher number.
+    higher: NodeSet,
+    /// The nodes that gave no vote.
+    failed: NodeSet,
+    /// The nodes that lost the key, in any phase.
+    lost: NodeSet,
 }
 
-/// The state of one node in an acquisition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Standing {
-    acquired: Acquired,
-    /// The answer to the `CONFIRM` of the current step; answers to earlier steps are dropped.
-    confirmed: Confirmed,
-}
-
+/// The answer of one node to the `ACQUIRE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Acquired {
     Silent,
     Granted(u64),
     Held {
-        expires_in: Option<Duration>,
+        /// The time until it is free; the longest if that is unknown.
+        expires_in: Duration,
         /// The free slots, if the node named them.
         free: Option<u64>,
     },
-    Failed,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Confirmed {
-    NotAsked,
-    Silent,
-    At(u64),
-    Lost,
     Failed,
 }
 
@@ -115,17 +112,18 @@ impl AcquireRound {
     /// Creates a round whose `ACQUIRE` was sent to every node.
     #[must_use]
     pub fn new(quorum: Quorum) -> Self {
-        let standing = Standing {
-            acquired: Acquired::Silent,
-            confirmed: Confirmed::NotAsked,
-        };
         Self {
-            majority: quorum.majority(),
+            quorum,
+            acquired: vec![Acquired::Silent; quorum.nodes()],
+            is_shared: false,
+            highest: 0,
             step: 0,
             target: 0,
-            highest: 0,
-            is_shared: false,
-            nodes: vec![standing; quorum.nodes()],
+            unconfirmed: NodeSet::default(),
+            exact: NodeSet::default(),
+            higher: NodeSet::default(),
+            failed: NodeSet::default(),
+            lost: NodeSet::default(),
         }
     }
 
@@ -137,30 +135,27 @@ impl AcquireRound {
 
     /// Takes the answer of `node` to the `ACQUIRE`.
     pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> AcquireStep {
-        let acquired = &mut self.nodes[node].acquired;
+        let acquired = &mut self.acquired[node];
         if *acquired != Acquired::Silent {
             return AcquireStep::Wait;
         }
-        let held = |expires_in| Acquired::Held {
-            expires_in,
-            free: None,
+        let held = |expires_in: Option<Duration>, free| Acquired::Held {
+            expires_in: expires_in.unwrap_or(Duration::MAX),
+            free,
         };
         *acquired = match *answer {
             Answer::Replied(Reply::Granted(number)) => {
                 self.highest = self.highest.max(number);
                 Acquired::Granted(number)
             }
-            Answer::Replied(Reply::Held { expires_in, .. }) => held(expires_in),
+            Answer::Replied(Reply::Held { expires_in, .. }) => held(expires_in, None),
             Answer::Replied(Reply::HeldShared { expires_in }) => {
                 self.is_shared = true;
-                held(expires_in)
+                held(expires_in, None)
             }
-            Answer::Replied(Reply::HeldSlot { expires_in, free }) => Acquired::Held {
-                expires_in,
-                free: Some(free),
-            },
+            Answer::Replied(Reply::HeldSlot { expires_in, free }) => held(expires_in, Some(free)),
             // No grant either; the round that keeps records interprets it.
-            Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None),
+            Answer::Replied(Reply::Done { .. } | Reply::Intended) => held(None, None),
             Answer::Replied(_) | Answer::Failed => Acquired::Failed,
         };
         self.decide()
@@ -170,139 +165,141 @@ impl AcquireRound {
     ///
     /// An answer to an earlier phase does not count.
     pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> AcquireStep {
-        let confirmed = &mut self.nodes[node].confirmed;
-        if step != self.step || *confirmed != Confirmed::Silent {
+        if step != self.step || !self.unconfirmed.remove(node) {
             return AcquireStep::Wait;
         }
-        *confirmed = match *answer {
+        let confirmed = match *answer {
             // A node that executed the request answers with the target or a higher number.
             Answer::Replied(Reply::At(number)) if number >= self.target => {
                 self.highest = self.highest.max(number);
-                Confirmed::At(number)
+                match number == self.target {
+                    true => &mut self.exact,
+                    false => &mut self.higher,
+                }
             }
-            Answer::Replied(Reply::Lost) => Confirmed::Lost,
-            Answer::Replied(_) | Answer::Failed => Confirmed::Failed,
+            Answer::Replied(Reply::Lost) => &mut self.lost,
+            Answer::Replied(_) | Answer::Failed => &mut self.failed,
         };
+        confirmed.insert(node);
         self.decide()
     }
 
     /// Returns the targets of the `CONFIRM` of the current step: all nodes that did not answer
     /// exactly the target, including silent nodes, without nodes that refused or failed.
-    pub fn unconfirmed(&self) -> impl Iterator<Item = usize> + '_ {
-        which(&self.nodes, |node| node.confirmed == Confirmed::Silent)
+    #[must_use]
+    pub fn unconfirmed(&self) -> NodeSet {
+        self.unconfirmed
     }
 
-    /// Returns how many nodes have answered exactly `token` so far.
+    /// Returns the nodes that have answered exactly `token` so far.
     #[must_use]
-    pub fn acknowledged(&self, token: u64) -> usize {
-        self.count(|node| node.is_exactly(token))
+    pub fn acknowledged(&self, token: u64) -> NodeSet {
+        let granted = self.which(|acquired| *acquired == Acquired::Granted(token));
+        let granted = granted.without(self.lost);
+        match token == self.target {
+            true => granted.union(self.exact),
+            false => granted,
+        }
     }
 
     /// Returns the nodes that have not answered the current step.
-    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        which(&self.nodes, Standing::is_silent)
+    #[must_use]
+    pub fn silent(&self) -> NodeSet {
+        match self.step {
+            0 => self.unanswered(),
+            // The round does not wait for the others.
+            _ => {
+                let failed = self.which(|acquired| *acquired == Acquired::Failed);
+                self.unconfirmed.without(failed.union(self.refused()))
+            }
+        }
     }
 
     /// Returns the nodes that have not answered the `ACQUIRE`.
-    pub fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        which(&self.nodes, |node| node.acquired == Acquired::Silent)
-    }
-
-    /// Returns whether `node` gave a vote, for this attempt or for another owner.
     #[must_use]
-    pub fn has_voted(&self, node: usize) -> bool {
-        self.nodes[node].has_voted()
+    pub fn unanswered(&self) -> NodeSet {
+        self.which(|acquired| *acquired == Acquired::Silent)
     }
 
-    /// Returns whether `node` granted the lock to this attempt.
+    /// Returns the nodes that granted the lock to this attempt.
     #[must_use]
-    pub fn is_granted_by(&self, node: usize) -> bool {
-        matches!(self.nodes[node].acquired, Acquired::Granted(_))
+    pub fn granted(&self) -> NodeSet {
+        self.which(|acquired| matches!(acquired, Acquired::Granted(_)))
     }
 
-    /// Returns whether `node` cannot hold the lock for this attempt: it answered the only `ACQUIRE` of this
+    /// Returns the nodes that cannot hold the lock for this attempt: they answered the only `ACQUIRE` of this
     /// attempt with another holder.
     #[must_use]
-    pub fn is_refused_by(&self, node: usize) -> bool {
-        matches!(self.nodes[node].acquired, Acquired::Held { .. })
+    pub fn refused(&self) -> NodeSet {
+        self.which(|acquired| matches!(acquired, Acquired::Held { .. }))
     }
 
     fn decide(&mut self) -> AcquireStep {
+        let majority = self.quorum.majority();
+        let granted = self.granted();
+        // The nodes that may yet acknowledge a number for this attempt.
+        let candidates = granted.union(self.unanswered());
+        let candidates = candidates.without(self.lost.union(self.failed));
         if self.step == 0 {
-            let granted = self.count(|node| matches!(node.acquired, Acquired::Granted(_)));
-            if granted < self.majority {
-                return self.refuse_if_impossible(self.count(Standing::may_yet_grant));
+            if granted.len() < majority {
+                return self.refuse_if_impossible(candidates.len());
             }
-            return match self.agreed() {
+            let mut numbers = self.acquired.iter().filter_map(Acquired::number);
+            let agreed = numbers.find(|number| self.acknowledged(*number).len() >= majority);
+            return match agreed {
                 Some(token) => AcquireStep::Granted(token),
                 None => self.start_step(),
             };
         }
-        let exact = self.count(|node| node.is_exactly(self.target));
-        if exact >= self.majority {
+        let exact = self.acknowledged(self.target);
+        if exact.len() >= majority {
             return AcquireStep::Granted(self.target);
         }
-        let outstanding = self.count(|node| node.is_silent() && !node.is_exactly(self.target));
-        if exact + outstanding >= self.majority {
+        if exact.union(self.silent()).len() >= majority {
             return AcquireStep::Wait;
         }
         // No majority can answer this target any more; a higher one may succeed.
-        let candidates = self.count(Standing::may_yet_grant);
-        if candidates >= self.majority && self.step < MAX_STEPS && self.highest > self.target {
+        let possible = match self.step < MAX_STEPS {
+            true => candidates.len(),
+            false => 0,
+        };
+        if possible >= majority && self.highest > self.target {
             return self.start_step();
         }
-        let possible = if self.step < MAX_STEPS { candidates } else { 0 };
         self.refuse_if_impossible(possible)
-    }
-
-    /// Returns the number that a majority answered to `ACQUIRE`, if any.
-    fn agreed(&self) -> Option<u64> {
-        self.nodes.iter().find_map(|node| {
-            let Acquired::Granted(number) = node.acquired else {
-                return None;
-            };
-            let same = self.count(|node| node.acquired == Acquired::Granted(number));
-            (same >= self.majority).then_some(number)
-        })
     }
 
     fn start_step(&mut self) -> AcquireStep {
         self.step += 1;
         self.target = self.highest;
-        for node in &mut self.nodes {
-            node.confirmed = match node.acquired {
-                // A lost key does not return to this owner.
-                _ if node.confirmed == Confirmed::Lost => Confirmed::Lost,
-                Acquired::Granted(number) if number == self.target => Confirmed::NotAsked,
-                Acquired::Granted(_) | Acquired::Silent => Confirmed::Silent,
-                Acquired::Held { .. } | Acquired::Failed => Confirmed::NotAsked,
-            };
-        }
+        (self.exact, self.higher, self.failed) = Default::default();
+        let acknowledged = self.acknowledged(self.target);
+        let asked = self.granted().union(self.unanswered());
+        self.unconfirmed = asked.without(acknowledged.union(self.lost));
         AcquireStep::Confirm(self.target)
     }
 
     /// Refuses as soon as success is impossible *and* the reason is known.
     fn refuse_if_impossible(&self, possible: usize) -> AcquireStep {
-        if possible >= self.majority {
+        let majority = self.quorum.majority();
+        if possible >= majority {
             return AcquireStep::Wait;
         }
-        let voted: NodeSet = which(&self.nodes, Standing::has_voted).collect();
-        let unanswered: NodeSet = self.unanswered().collect();
-        let kind = if voted.len() >= self.majority {
+        let (granted, unanswered) = (self.granted(), self.unanswered());
+        let confirmed = self.exact.union(self.higher).union(self.lost);
+        let voted = granted.union(self.refused()).union(confirmed);
+        let kind = if voted.len() >= majority {
             RefusalKind::Contended {
                 expires_in: self.expires_in(),
             }
-        } else if voted.len() + unanswered.len() < self.majority {
+        } else if voted.len() + unanswered.len() < majority {
             RefusalKind::Unavailable
         } else {
             return AcquireStep::Wait;
         };
         AcquireStep::Refused(Refusal {
             kind,
-            is_split: self
-                .nodes
-                .iter()
-                .any(|node| matches!(node.acquired, Acquired::Granted(_))),
+            is_split: !granted.is_empty(),
             is_shared: self.is_shared,
             free: self.free_slots(),
             voted,
@@ -312,72 +309,53 @@ impl AcquireRound {
 
     /// Returns the slots that a majority of the nodes that named free slots named.
     fn free_slots(&self) -> u64 {
-        let named = || self.nodes.iter().filter_map(Standing::free);
+        let named = || self.acquired.iter().filter_map(Acquired::free);
         let is_free = |slot: &u32| {
             let naming_it = named().filter(|free| free >> slot & 1 == 1);
             2 * naming_it.count() > named().count()
         };
-        let slots = (0..u64::BITS).filter(|_| named().next().is_some());
-        slots.filter(is_free).fold(0, |free, slot| free | 1 << slot)
+        (0..u64::BITS)
+            .filter(is_free)
+            .fold(0, |free, slot| free | 1 << slot)
     }
 
     /// Returns the time until a majority is free, if the holders do not renew.
     fn expires_in(&self) -> Option<Duration> {
         // A key that never expires comes last, not first.
-        let held = || self.nodes.iter().filter_map(Standing::held_for);
-        let others = self.nodes.len() - held().count();
-        let needed = self.majority.saturating_sub(others).max(1);
+        let held = || self.acquired.iter().filter_map(Acquired::held_for);
+        let others = self.quorum.nodes() - held().count();
+        let needed = self.quorum.majority().saturating_sub(others).max(1);
         let is_enough = |left: &Duration| held().filter(|other| other <= left).count() >= needed;
         let left = held().filter(is_enough).min();
         left.filter(|left| *left < Duration::MAX)
     }
 
-    fn count(&self, matches: impl Fn(&Standing) -> bool) -> usize {
-        self.nodes.iter().filter(|node| matches(node)).count()
+    fn which(&self, matches: impl Fn(&Acquired) -> bool) -> NodeSet {
+        which(&self.acquired, matches).collect()
     }
 }
 
-impl Standing {
+impl Acquired {
+    fn number(&self) -> Option<u64> {
+        match *self {
+            Self::Granted(number) => Some(number),
+            _ => None,
+        }
+    }
+
     /// Returns how long another owner holds the node, at most for ever.
     fn held_for(&self) -> Option<Duration> {
-        match self.acquired {
-            Acquired::Held { expires_in, .. } => Some(expires_in.unwrap_or(Duration::MAX)),
+        match *self {
+            Self::Held { expires_in, .. } => Some(expires_in),
             _ => None,
         }
     }
 
-    /// Returns the free slots, if the node named them.
     fn free(&self) -> Option<u64> {
-        match self.acquired {
-            Acquired::Held { free, .. } => free,
+        match *self {
+            Self::Held { free, .. } => free,
             _ => None,
         }
-    }
-
-    /// Returns whether the node may still acknowledge a number for this attempt.
-    fn may_yet_grant(&self) -> bool {
-        matches!(self.acquired, Acquired::Silent | Acquired::Granted(_))
-            && !matches!(self.confirmed, Confirmed::Lost | Confirmed::Failed)
-    }
-
-    fn is_exactly(&self, target: u64) -> bool {
-        let granted = self.acquired == Acquired::Granted(target);
-        (granted && self.confirmed != Confirmed::Lost) || self.confirmed == Confirmed::At(target)
-    }
-
-    fn is_silent(&self) -> bool {
-        match (self.acquired, self.confirmed) {
-            // The round does not wait for such a node.
-            (Acquired::Held { .. } | Acquired::Failed, _) => false,
-            (acquired, Confirmed::NotAsked) => acquired == Acquired::Silent,
-            (_, confirmed) => confirmed == Confirmed::Silent,
-        }
-    }
-
-    /// Returns whether the node's answer is a vote.
-    fn has_voted(&self) -> bool {
-        matches!(self.acquired, Acquired::Granted(_) | Acquired::Held { .. })
-            || matches!(self.confirmed, Confirmed::At(_) | Confirmed::Lost)
     }
 }
 

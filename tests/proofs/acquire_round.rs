@@ -60,12 +60,12 @@ fn check_split(fates: &[Fate], order: &[usize]) {
         let context = || format!("{fates:?} in order {order:?} at node {node}: {step:?}");
         let found = verdict_of(step);
         assert_eq!(
-            round.is_refused_by(node),
+            round.refused().contains(node),
             fates[node] == Fate::Held,
             "{}",
             context()
         );
-        assert_eq!(round.silent().count(), silent, "{}", context());
+        assert_eq!(round.silent().len(), silent, "{}", context());
         if decided != Verdict::Open {
             // A late answer cannot change a decision.
             assert!([decided, Verdict::Open].contains(&found), "{}", context());

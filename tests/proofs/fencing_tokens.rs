@@ -379,7 +379,7 @@ impl World {
             }
             AcquireStep::Refused(_) => {
                 // A node that said no to the only request of this attempt has nothing to release.
-                let held = |node: &usize| !round.is_refused_by(*node);
+                let held = |node: &usize| !round.refused().contains(*node);
                 let nodes: Vec<usize> = (0..self.nodes.len()).filter(held).collect();
                 self.release(id, &nodes);
             }
@@ -390,9 +390,12 @@ impl World {
     fn lose_patience(&mut self, id: usize) {
         let (purpose, silent): (Purpose, Vec<usize>) = match &self.clients[id].phase {
             Phase::Acquiring(round) if round.step() == 0 => {
-                (Purpose::Acquire, round.silent().collect())
+                (Purpose::Acquire, round.silent().iter().collect())
             }
-            Phase::Acquiring(round) => (Purpose::Confirm(round.step()), round.silent().collect()),
+            Phase::Acquiring(round) => (
+                Purpose::Confirm(round.step()),
+                round.silent().iter().collect(),
+            ),
             Phase::Holding {
                 extension: Some(extension),
                 ..

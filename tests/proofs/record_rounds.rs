@@ -345,7 +345,7 @@ fn second_phase_executes_only_with_exact_numbers_and_never_beside_a_record() {
             round.on_acquire(0, &Fate::Granted(1).answer());
             let step = round.on_acquire(1, &Fate::Granted(2).answer());
             assert_eq!(step, OnceStep::Confirm(2));
-            assert_eq!(round.unconfirmed().collect::<Vec<_>>(), [0, 2]);
+            assert_eq!(round.unconfirmed().iter().collect::<Vec<_>>(), [0, 2]);
             // Of node 2 both requests are under way, and only the first may have been carried out.
             let told = [(0, 1, answers[0]), (2, 0, third), (2, 1, answers[1])];
             let mut records = [None; 3];

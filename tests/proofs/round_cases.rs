@@ -117,5 +117,5 @@ pub(crate) fn verdict_of(step: AcquireStep) -> Verdict {
 }
 
 pub(crate) fn asked(round: &AcquireRound) -> Vec<usize> {
-    round.unconfirmed().collect()
+    round.unconfirmed().iter().collect()
 }

@@ -50,7 +50,7 @@ impl Lease {
             AcquireStep::Wait => {}
             AcquireStep::Confirm(number) => {
                 acquiring.confirm = Some(self.number + 1);
-                let nodes = acquiring.round.acquiring().unconfirmed().collect();
+                let nodes = acquiring.round.acquiring().unconfirmed();
                 let token = self.spec.proposal.map(|_| number);
                 self.confirm(token, self.spec.ttl, nodes, now);
             }
@@ -66,9 +66,8 @@ impl Lease {
     /// A node that refused the only `ACQUIRE` of this owner holds nothing for it.
     pub(super) fn forget_refused(&mut self) {
         if let LifeStage::Acquiring(acquiring) = &self.stage {
-            let round = acquiring.round.acquiring();
-            let refused = (0..self.quorum.nodes()).filter(|node| round.is_refused_by(*node));
-            self.may_hold = self.may_hold.without(refused.collect());
+            let refused = acquiring.round.acquiring().refused();
+            self.may_hold = self.may_hold.without(refused);
         }
     }
 
@@ -76,7 +75,7 @@ impl Lease {
         let LifeStage::Acquiring(acquiring) = &self.stage else {
             return;
         };
-        let acknowledged = acquiring.round.acquiring().acknowledged(number);
+        let acknowledged = acquiring.round.acquiring().acknowledged(number).len();
         // After the last answer that counts.
         let elapsed = now.saturating_sub(self.began);
         let Some(left) = validity::remaining(self.spec.ttl, elapsed) else {

@@ -146,8 +146,7 @@ impl Lease {
         if round.unanswered().next().is_some() {
             return;
         }
-        let refused = (0..self.quorum.nodes()).filter(|node| round.is_refused_by(*node));
-        self.may_hold = self.may_hold.without(refused.collect());
+        self.may_hold = self.may_hold.without(round.acquiring().refused());
         let without: NodeSet = round.without_record().collect();
         match round.record() {
             Some(record) if record.is_whole() => self.top_up(record, without, now),

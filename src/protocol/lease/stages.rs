@@ -103,7 +103,7 @@ impl AttemptRound {
 
     fn silent(&self) -> NodeSet {
         match self {
-            Self::Lock(round) => round.silent().collect(),
+            Self::Lock(round) => round.silent(),
             Self::Once(round) => round.silent(),
         }
     }
