@@ -238,29 +238,22 @@ impl Job {
         }
     }
 
-    /// Returns what to send to a node in spite of this failure of the node, or answers the job with the failure.
+    /// Returns what to send to a node in spite of this failure of the node. The error is a job that is not sent.
     ///
     /// Releases are always sent. A quarantined node is also sent records and asked for them: a record that it has
     /// counts, but it may have forgotten one that it does not have.
-    pub(crate) fn despite(mut self, failure: &NodeFailure) -> Option<Self> {
+    pub(crate) fn despite(mut self, failure: &NodeFailure) -> Result<Self, Self> {
         let is_quarantined = matches!(failure, NodeFailure::Quarantined { .. });
         match (self.request.packet(), self.request.class()) {
-            (_, Some(Class::Release)) => return Some(self),
-            (_, Some(Class::Record)) if is_quarantined => return Some(self),
+            (_, Some(Class::Release)) => Ok(self),
+            (_, Some(Class::Record)) if is_quarantined => Ok(self),
             (Some(packet), _) if is_quarantined && packet.acquires_with_record() => {
                 self.request = packet.with(Op::Look, false);
                 self.sender.fail_without_record(failure.clone());
-                return Some(self);
+                Ok(self)
             }
-            _ => {}
+            _ => Err(self),
         }
-        self.fail(failure);
-        None
-    }
-
-    /// Answers the job with a failure to send it.
-    pub(crate) fn fail(self, failure: &NodeFailure) {
-        self.sender.send(Err(failure.clone()));
     }
 
     /// Returns the size of the record that the job carries.

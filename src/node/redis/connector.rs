@@ -1,6 +1,6 @@
 //! Connectors: make the connections to one server.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Manager for Connector {
     async fn create(&self) -> Result<Link, Arc<str>> {
         within(self.limit, async {
             match &self.origin {
-                Origin::Address(address) => greet(address).await.map(Link::Own),
+                Origin::Address(address) => greet(address).await,
                 Origin::Pool(pool) => take_from(pool).await,
             }
         })
@@ -57,24 +57,18 @@ impl Manager for Connector {
 }
 
 /// Connects to a server, and logs in.
-pub(super) async fn greet(address: &Address) -> Result<Box<Socket>, Arc<str>> {
+pub(super) async fn greet(address: &Address) -> Result<Link, Arc<str>> {
     let stream = address.connect().await;
-    let mut socket = Box::new(Socket::new(stream.map_err(|error| error.to_string())?));
-    let greeting = address.greeting();
-    if !greeting.is_empty() {
-        socket.send(greeting.len(), |output| {
-            output.extend(greeting.get_packed_pipeline())
-        });
-        let mut replies = Vec::new();
-        poll_fn(|context| socket.poll_replies(context, &mut replies)).await?;
-        let has_password = address.settings().password().is_some();
-        let (auth, others) = replies.split_at(usize::from(has_password).min(replies.len()));
-        let refused = auth.iter().find_map(describe_auth);
-        if let Some(why) = refused.or_else(|| others.iter().find_map(describe_refusal)) {
-            return Err(why);
-        }
+    let socket = Socket::new(stream.map_err(|error| error.to_string())?);
+    let mut link = Link::Own(Box::new(socket));
+    let replies = link.exchange(&address.greeting()).await?;
+    let has_password = address.settings().password().is_some();
+    let (auth, others) = replies.split_at(usize::from(has_password).min(replies.len()));
+    let refused = auth.iter().find_map(describe_auth);
+    match refused.or_else(|| others.iter().find_map(describe_refusal)) {
+        Some(why) => Err(why),
+        None => Ok(link),
     }
-    Ok(socket)
 }
 
 /// Takes a connection out of the user's pool for good: its other users may change the state of a connection, and

@@ -29,18 +29,9 @@ impl ReplyStream {
         Self(Socket::new(Box::new(stream)))
     }
 
-    /// Expects one more group with this many replies.
-    pub fn expect_group(&mut self, replies: usize) {
-        self.0.send(replies, |_| {});
-    }
-
-    /// Reads the next group.
-    pub fn poll_group(
-        &mut self,
-        context: &mut Context<'_>,
-        replies: &mut Vec<Value>,
-    ) -> Poll<Result<(), Arc<str>>> {
-        self.0.poll_replies(context, replies)
+    /// Reads the next reply.
+    pub fn poll_reply(&mut self, context: &mut Context<'_>) -> Poll<Result<Value, Arc<str>>> {
+        self.0.poll_reply(context)
     }
 }
 

@@ -200,8 +200,7 @@ impl Guard {
     ) -> Result<Option<Introduction>, Arc<str>> {
         let mut info = Pipeline::new();
         info.cmd("INFO").arg("server");
-        link.send_pipeline(&info);
-        let reply = link.replies().await?.pop().unwrap_or(Value::Nil);
+        let reply = link.exchange(&info).await?.pop().unwrap_or(Value::Nil);
         let refusal = describe_refusal(&reply);
         let info = from_redis_value::<String>(reply).unwrap_or_default();
         let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
@@ -380,7 +379,7 @@ const FOREIGN_GENERATION: &str =
 mod tests {
     use super::*;
 
-    const INFO: &str = "# Server\r\nrun_id:abc\r\nuptime_in_seconds:30\r\nmaxmemory:0\r\n\
+    const INFO: &str = "# RedisServer\r\nrun_id:abc\r\nuptime_in_seconds:30\r\nmaxmemory:0\r\n\
         maxmemory_policy:allkeys-lru\r\nloading:0\r\nrole:master\r\nmaster_replid:def\r\n";
 
     #[test]

@@ -1,17 +1,15 @@
 //! Links: the connections to a server, whoever made them.
 
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn, ready};
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use deadpool_redis::redis::aio::{ConnectionLike, MultiplexedConnection};
 use deadpool_redis::redis::{Cmd, Parser, Pipeline, RedisError, Value};
 
-use crate::node::job::Request;
 use crate::node::redis::describe::{describe, describe_refusal};
-use crate::node::redis::encode::{GenerationCheck, encode_call_into};
 use crate::node::redis::socket::Socket;
 
 /// A connection to a server, which answers requests in the order in which they are sent.
@@ -25,42 +23,29 @@ pub(super) enum Link {
 /// A connection of redis-rs, which drives it in a task of its own.
 pub(super) struct PooledLink {
     connection: MultiplexedConnection,
-    /// The replies to all unanswered requests, oldest first. Dropping one may keep redis-rs from sending its
-    /// requests.
-    replies: VecDeque<PooledReply>,
+    /// The replies to all unanswered requests, oldest first, of those that were sent together in one. Dropping one may keep
+    /// redis-rs from sending its requests.
+    unanswered: VecDeque<PooledReplies>,
+    /// The replies that have arrived and were not returned yet.
+    arrived: VecDeque<Value>,
     /// Whether a request has failed.
     is_lost: bool,
 }
 
-type PooledReply = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
+type PooledReplies = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
 
 impl Link {
     pub(super) fn from_pool(connection: MultiplexedConnection) -> Self {
         Self::Pooled(PooledLink {
             connection,
-            replies: VecDeque::new(),
+            unanswered: VecDeque::new(),
+            arrived: VecDeque::new(),
             is_lost: false,
         })
     }
 
-    /// Sends calls together, behind all earlier ones. Each has one reply.
-    pub(super) fn send<'a, Requests>(
-        &mut self,
-        calls: impl ExactSizeIterator<Item = Requests>,
-        check: &GenerationCheck,
-    ) where
-        Requests: ExactSizeIterator<Item = &'a Request> + Clone,
-    {
-        self.send_bytes(calls.len(), |output| {
-            for requests in calls {
-                let commands = requests.map(|request| request.encoded(check));
-                encode_call_into(commands, check, output);
-            }
-        });
-    }
-
-    /// Sends this many commands together as they go over the wire, behind all earlier ones.
-    fn send_bytes(&mut self, commands: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    /// Sends this many commands together as they go over the wire, behind all earlier ones. Each has one reply.
+    pub(super) fn send(&mut self, commands: usize, write: impl FnOnce(&mut Vec<u8>)) {
         match self {
             Self::Own(socket) => socket.send(commands, write),
             Self::Pooled(pooled) => {
@@ -73,39 +58,46 @@ impl Link {
 
     /// Sends a pipeline, behind all earlier requests.
     pub(super) fn send_pipeline(&mut self, pipeline: &Pipeline) {
-        self.send_bytes(pipeline.len(), |output| {
+        self.send(pipeline.len(), |output| {
             output.extend(pipeline.get_packed_pipeline());
         });
     }
 
-    /// Appends the replies to the oldest unanswered requests that were sent together, as they arrive; ready when
-    /// all of them have. Also writes requests that have not been written yet.
+    /// Returns the next reply. Also writes requests that have not been written yet.
     ///
     /// # Errors
     ///
     /// The connection is lost. Without unanswered requests, only a socket reports that.
-    pub(super) fn poll_replies(
+    pub(super) fn poll_reply(
         &mut self,
         context: &mut Context<'_>,
-        replies: &mut Vec<Value>,
-    ) -> Poll<Result<(), Arc<str>>> {
+    ) -> Poll<Result<Value, Arc<str>>> {
         match self {
-            Self::Own(socket) => socket.poll_replies(context, replies),
-            Self::Pooled(pooled) => pooled
-                .poll_replies(context)
-                .map_ok(|values| replies.extend(values))
-                .map_err(|error| describe(&error).into()),
+            Self::Own(socket) => socket.poll_reply(context),
+            Self::Pooled(pooled) => pooled.poll_reply(context),
         }
     }
 
-    /// Waits for the replies to the oldest unanswered requests that were sent together.
+    /// Waits for the next reply.
     ///
     /// # Errors
     ///
     /// The connection is lost.
-    pub(super) async fn replies(&mut self) -> Result<Vec<Value>, Arc<str>> {
-        let mut replies = Vec::new();
-        poll_fn(|context| self.poll_replies(context, &mut replies)).await?;
+    pub(super) async fn reply(&mut self) -> Result<Value, Arc<str>> {
+        poll_fn(|context| self.poll_reply(context)).await
+    }
+
+    /// Sends commands, and waits for the replies.
+    ///
+    /// # Errors
+    ///
+    /// The connection is lost.
+    pub(super) async fn exchange(&mut self, commands: &Pipeline) -> Result<Vec<Value>, Arc<str>> {
+        self.send_pipeline(commands);
+        let mut replies = Vec::with_capacity(commands.len());
+        while replies.len() < commands.len() {
+            replies.push(self.reply().await?);
+        }
         Ok(replies)
     }
 
@@ -116,8 +108,7 @@ impl Link {
     /// The connection is lost, or the server has refused a command. Usually it refuses all for the same reason, so
     /// the first error is enough.
     pub(super) async fn call_all(&mut self, commands: &Pipeline) -> Result<Vec<Value>, Arc<str>> {
-        self.send_pipeline(commands);
-        let replies = self.replies().await?;
+        let replies = self.exchange(commands).await?;
         match replies.iter().find_map(describe_refusal) {
             Some(refusal) => Err(refusal),
             None => Ok(replies),
@@ -140,13 +131,12 @@ impl Link {
     pub(super) fn is_idle(&mut self) -> bool {
         let is_unusable = match self {
             Self::Own(socket) => socket.is_waiting(),
-            Self::Pooled(pooled) => pooled.is_lost || !pooled.replies.is_empty(),
+            Self::Pooled(pooled) => {
+                pooled.is_lost || !(pooled.unanswered.is_empty() && pooled.arrived.is_empty())
+            }
         };
         let mut context = Context::from_waker(Waker::noop());
-        !is_unusable
-            && self
-                .poll_replies(&mut context, &mut Vec::new())
-                .is_pending()
+        !is_unusable && self.poll_reply(&mut context).is_pending()
     }
 }
 
@@ -154,57 +144,39 @@ impl PooledLink {
     /// Sends commands together, behind all earlier ones.
     fn send(&mut self, bytes: &[u8]) {
         let mut connection = self.connection.clone();
-        let mut commands = read_commands(bytes);
-        // By far the most common case, which needs no pipeline.
-        if commands.len() == 1
-            && let Some(command) = commands.pop()
-        {
-            return self.start(async move {
-                let value = connection.req_packed_command(&command).await;
-                value.map(|value| vec![value])
-            });
-        }
-        let mut pipeline = Pipeline::with_capacity(commands.len());
-        for command in commands {
-            pipeline.add_command(command);
-        }
-        self.start(async move {
+        let pipeline = read_commands(bytes);
+        let mut replies: PooledReplies = Box::pin(async move {
             let count = pipeline.len();
             connection.req_packed_commands(&pipeline, 0, count).await
         });
-    }
-
-    /// Starts a request behind all earlier ones.
-    fn start(
-        &mut self,
-        values: impl Future<Output = Result<Vec<Value>, RedisError>> + Send + 'static,
-    ) {
-        let mut reply: PooledReply = Box::pin(values);
-        // The first poll enqueues the request in redis-rs, so polling in order keeps the order. The oldest is
+        // The first poll enqueues the commands in redis-rs, so polling in order keeps the order. The oldest is
         // polled next anyway.
         let mut context = Context::from_waker(Waker::noop());
-        if !self.replies.is_empty()
-            && let Poll::Ready(values) = reply.as_mut().poll(&mut context)
+        if !self.unanswered.is_empty()
+            && let Poll::Ready(values) = replies.as_mut().poll(&mut context)
         {
-            reply = Box::pin(ready(values));
+            replies = Box::pin(std::future::ready(values));
         }
-        self.replies.push_back(reply);
+        self.unanswered.push_back(replies);
     }
 
-    fn poll_replies(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<Value>, RedisError>> {
-        let Some(oldest) = self.replies.front_mut() else {
-            return Poll::Pending;
-        };
-        let values = std::task::ready!(oldest.as_mut().poll(context));
-        self.replies.pop_front();
-        self.is_lost |= values.is_err();
-        Poll::Ready(values)
+    fn poll_reply(&mut self, context: &mut Context<'_>) -> Poll<Result<Value, Arc<str>>> {
+        while self.arrived.is_empty() {
+            let Some(oldest) = self.unanswered.front_mut() else {
+                return Poll::Pending;
+            };
+            let values = ready!(oldest.as_mut().poll(context));
+            self.unanswered.pop_front();
+            self.is_lost |= values.is_err();
+            self.arrived = values.map_err(|error| describe(&error))?.into();
+        }
+        Poll::Ready(Ok(self.arrived.pop_front().unwrap_or(Value::Nil)))
     }
 }
 
 /// Reads commands back from the bytes that go over the wire, because connections of redis-rs take no bytes.
-fn read_commands(mut bytes: &[u8]) -> Vec<Cmd> {
-    let (mut parser, mut commands) = (Parser::new(), Vec::new());
+fn read_commands(mut bytes: &[u8]) -> Pipeline {
+    let (mut parser, mut commands) = (Parser::new(), Pipeline::new());
     while let Ok(Value::Array(arguments)) = parser.parse_value(&mut bytes) {
         let mut command = Cmd::new();
         for argument in arguments {
@@ -212,7 +184,7 @@ fn read_commands(mut bytes: &[u8]) -> Vec<Cmd> {
                 command.arg(argument);
             }
         }
-        commands.push(command);
+        commands.add_command(command);
     }
     commands
 }

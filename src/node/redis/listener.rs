@@ -31,7 +31,7 @@ use crate::node::home::Home;
 use crate::node::redis::address::Address;
 use crate::node::redis::connector::{greet, within};
 use crate::node::redis::describe::describe_refusal;
-use crate::node::redis::socket::Socket;
+use crate::node::redis::link::Link;
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 
 /// Subscribes to releases at one server.
@@ -72,7 +72,7 @@ struct ListenerTask {
 
 /// A connection for subscriptions.
 struct Subscriber {
-    socket: Box<Socket>,
+    link: Link,
     /// The unanswered requests, oldest first: a subscription of this signal to this lock, or another.
     requests: VecDeque<Option<(Arc<[u8]>, Arc<ReleaseSignal>)>>,
     /// Whether there was no reply since the last ping.
@@ -176,7 +176,7 @@ impl ListenerTask {
 
     fn poll_reply(&mut self, context: &mut Context<'_>) -> Poll<Result<Value, Arc<str>>> {
         match &mut self.connection {
-            Some(connection) => connection.socket.poll_reply(context),
+            Some(connection) => connection.link.poll_reply(context),
             None => Poll::Pending,
         }
     }
@@ -229,8 +229,8 @@ impl ListenerTask {
 
     async fn connect(&mut self) {
         match within(self.limit, greet(&self.address)).await {
-            Ok(socket) => {
-                let mut connection = Subscriber::new(socket);
+            Ok(link) => {
+                let mut connection = Subscriber::new(link);
                 for (lock, (signal, _)) in &self.signals {
                     connection.subscribe(lock, signal);
                 }
@@ -315,9 +315,9 @@ pub(super) fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
 }
 
 impl Subscriber {
-    fn new(socket: Box<Socket>) -> Self {
+    fn new(link: Link) -> Self {
         Self {
-            socket,
+            link,
             requests: VecDeque::new(),
             is_pinged: false,
         }
@@ -335,7 +335,8 @@ impl Subscriber {
 
     /// Sends a request behind all earlier ones.
     fn send(&mut self, command: &Cmd, subscription: Option<(Arc<[u8]>, Arc<ReleaseSignal>)>) {
-        self.socket.write_unanswered(&command.get_packed_command());
+        let bytes = command.get_packed_command();
+        self.link.send(1, |output| output.extend(bytes));
         self.requests.push_back(subscription);
     }
 }
@@ -350,6 +351,7 @@ mod tests {
 
     use super::*;
     use crate::node::ReleaseWatch;
+    use crate::node::redis::socket::Socket;
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_connection_is_given_up_while_subscriptions_come_and_go() {
@@ -362,7 +364,9 @@ mod tests {
         let address = Arc::new(Address::new(&address).unwrap());
         let listener = Listener::new(&Arc::from("n"), address, PAUSE, &Arc::default());
         let mut task = listener.task();
-        task.connection = Some(Subscriber::new(Box::new(Socket::new(Box::new(ours)))));
+        task.connection = Some(Subscriber::new(Link::Own(Box::new(Socket::new(Box::new(
+            ours,
+        ))))));
         let signal = ReleaseSignal::new(Quorum::new(1).unwrap());
         let lock = Arc::from(&b"k"[..]);
         task.signals

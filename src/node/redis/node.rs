@@ -10,18 +10,17 @@ use crate::node::job::Job;
 use crate::node::peers::Peers;
 use crate::node::redis::endpoint::Endpoint;
 use crate::node::redis::guard::Guard;
-use crate::node::redis::inbox::Posted;
 use crate::node::redis::lane;
 use crate::node::redis::listener::Listener;
 use crate::node::redis::reader;
-use crate::node::redis::shared::{Shared, Timeouts};
+use crate::node::redis::server::{RedisServer, Timeouts};
 use crate::node::release_signal::{ReleaseSignal, Subscription};
 use crate::node::traits::Node;
 use crate::node::traits::NodeState;
 
 /// A Redis server. Connects at first use: a server that is down at start-up is no error.
 pub(crate) struct RedisNode {
-    shared: Arc<Shared>,
+    server: Arc<RedisServer>,
     /// Subscribes to releases, if the server's address is known.
     listener: Option<Arc<Listener>>,
 }
@@ -36,7 +35,7 @@ impl RedisNode {
         let listener = |address| Listener::new(&endpoint.name, address, timeouts.connect, home);
         let listener = endpoint.address.clone().map(listener);
         Self {
-            shared: Arc::new(Shared::new(endpoint, timeouts, guard, home)),
+            server: Arc::new(RedisServer::new(endpoint, timeouts, guard, home)),
             listener,
         }
     }
@@ -46,7 +45,7 @@ impl RedisNode {
 impl fmt::Debug for RedisNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisNode")
-            .field("name", &self.shared.name)
+            .field("name", &self.server.name)
             .finish_non_exhaustive()
     }
 }
@@ -54,45 +53,45 @@ impl fmt::Debug for RedisNode {
 /// Ends the lane once it has sent what it must.
 impl Drop for RedisNode {
     fn drop(&mut self) {
-        self.shared.inbox.close();
+        self.server.inbox.close();
     }
 }
 
 impl Node for RedisNode {
     fn name(&self) -> &Arc<str> {
-        &self.shared.name
+        &self.server.name
     }
 
     fn submit(&self, job: Job) {
         // A request to a node that is down does not even wake the lane. A release does: its acquisition may have
         // reached the server.
-        let job = match self.shared.failure() {
+        let job = match self.server.failure() {
             Some(failure) => match job.despite(&failure) {
-                Some(job) => job,
-                None => return,
+                Ok(job) => job,
+                Err(job) => return job.sender.send(Err(failure)),
             },
             None => job,
         };
-        match self.shared.inbox.post(job) {
-            Posted::Accepted => {}
-            Posted::NeedsLane => lane::spawn(&self.shared),
-            Posted::Full(job) => job.sender.send(Err(NodeFailure::Unreachable {
-                node: Arc::clone(&self.shared.name),
+        match self.server.inbox.post(job) {
+            Ok(false) => {}
+            Ok(true) => lane::spawn(&self.server),
+            Err(job) => job.sender.send(Err(NodeFailure::Unreachable {
+                node: Arc::clone(&self.server.name),
                 why: "too many requests are queued for it".into(),
             })),
         }
     }
 
     fn fetch(&self, job: Job) {
-        if let Some(failure @ NodeFailure::Unreachable { .. }) = self.shared.failure() {
+        if let Some(failure @ NodeFailure::Unreachable { .. }) = self.server.failure() {
             job.sender.send(Err(failure));
             return;
         }
-        let shared = Arc::clone(&self.shared);
-        self.shared.home.spawn(async move {
-            reader::read(&shared, job).await;
-            let pool = shared.pool.weak();
-            drop(shared);
+        let server = Arc::clone(&self.server);
+        self.server.home.spawn(async move {
+            reader::read(&server, job).await;
+            let pool = server.pool.weak();
+            drop(server);
             reader::close_idle(pool).await;
         });
     }
@@ -108,17 +107,17 @@ impl Node for RedisNode {
     }
 
     fn extra_patience(&self) -> Duration {
-        match self.shared.is_known() {
-            false => self.shared.timeouts.connect,
+        match self.server.is_known() {
+            false => self.server.timeouts.connect,
             true => Duration::ZERO,
         }
     }
 
     fn join(&self, peers: &Arc<Peers>) {
-        self.shared.reachability.join(peers);
+        self.server.peers.get_or_init(|| Arc::clone(peers));
     }
 
     fn state(&self) -> NodeState {
-        self.shared.state()
+        self.server.state()
     }
 }

@@ -19,17 +19,17 @@ use crate::node::failure::NodeFailure;
 use crate::node::job::Job;
 use crate::node::redis::connector::Connector;
 use crate::node::redis::decode::decode;
-use crate::node::redis::encode::GenerationCheck;
-use crate::node::redis::shared::Shared;
+use crate::node::redis::encode::{GenerationCheck, encode_call_into};
+use crate::node::redis::server::RedisServer;
 use crate::node::telemetry::NodeCalls;
 use crate::protocol::message::Reply;
 
 /// Executes one job, which reads a record.
-pub(super) async fn read(shared: &Shared, job: Job) {
+pub(super) async fn read(server: &RedisServer, job: Job) {
     let began = Instant::now();
-    let outcome = timeout_at(job.useful_until, try_read(shared, &job)).await;
+    let outcome = timeout_at(job.useful_until, try_read(server, &job)).await;
     let late = || NodeFailure::TimedOut {
-        node: Arc::clone(&shared.name),
+        node: Arc::clone(&server.name),
         after: began.elapsed(),
     };
     job.sender.send(outcome.unwrap_or_else(|_| Err(late())));
@@ -43,10 +43,10 @@ pub(super) async fn close_idle(pool: WeakPool<Connector>) {
     }
 }
 
-async fn try_read(shared: &Shared, job: &Job) -> Result<Reply, NodeFailure> {
-    let node = || Arc::clone(&shared.name);
+async fn try_read(server: &RedisServer, job: &Job) -> Result<Reply, NodeFailure> {
+    let node = || Arc::clone(&server.name);
     loop {
-        let pooled = shared.pool.get().await;
+        let pooled = server.pool.get().await;
         let mut link = pooled.map_err(|error| NodeFailure::Unreachable {
             node: node(),
             why: match error {
@@ -61,16 +61,14 @@ async fn try_read(shared: &Shared, job: &Job) -> Result<Reply, NodeFailure> {
             });
         }
         let sent = Instant::now();
-        let request = [&job.request].into_iter();
-        link.send([request].into_iter(), &GenerationCheck::default());
-        match link.replies().await {
-            Ok(replies) => {
-                NodeCalls::new(&shared.name, shared.reachability.group())
+        let check = GenerationCheck::default();
+        let commands = [job.request.encoded(&check)].into_iter();
+        link.send(1, |output| encode_call_into(commands, &check, output));
+        match link.reply().await {
+            Ok(reply) => {
+                NodeCalls::new(&server.name, server.group())
                     .record(job.request.operation().name, sent.elapsed());
-                let [reply] = &*replies else {
-                    unreachable!("a single request has a single reply")
-                };
-                return decode(&job.request, reply, &shared.name);
+                return decode(&job.request, &reply, &server.name);
             }
             Err(why) if Object::metrics(&link).recycle_count == 0 => {
                 return Err(NodeFailure::Disconnected { node: node(), why });

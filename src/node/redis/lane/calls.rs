@@ -1,25 +1,40 @@
-//! The grouping of jobs into calls.
+//! The calls of a lane: how jobs are grouped into them, and those in flight.
 
-use crate::node::job::Job;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::node::job::{Job, Request};
 use crate::node::redis::encode::GenerationCheck;
-use crate::node::redis::lane::in_flight::InFlight;
 
-/// Groups the jobs of a batch into calls.
+/// The jobs that a lane is about to send, and those on the connection whose replies have not arrived.
 ///
 /// # Design
 ///
 /// A batch consists of runs of jobs, in the order of submission, in which no two jobs are on one key. Within a run, the
 /// order does not matter, so jobs of one kind share a call. A run ends before a job whose key it has already: so a
 /// release stays behind its acquisition. A job on several keys is a run of its own.
-#[derive(Default)]
 pub(super) struct Calls {
     /// The calls of the current run; those from `open` on are empty, and keep their buffers.
     run: Vec<OpenCall>,
     open: usize,
     /// The hashes of the keys in the run. Equal hashes of two keys only end a run early.
     keys: Vec<u64>,
+    /// The calls in flight, oldest first, in the order of their replies, and behind them those of the next batch.
+    calls: VecDeque<Call>,
+    /// The jobs of these calls, one call behind the other.
+    pub(super) jobs: VecDeque<Job>,
+    /// The number of calls in the next batch, and of their jobs.
+    unsent: (usize, usize),
+    /// The number of batches in flight.
+    batches: usize,
+    /// How much longer than the node timeout a reply may take because of all these jobs.
+    transit: Duration,
+    pub(super) last_sent: Instant,
 }
 
+/// Jobs that share the next call.
 #[derive(Default)]
 struct OpenCall {
     jobs: Vec<Job>,
@@ -29,33 +44,82 @@ struct OpenCall {
     is_shareable: bool,
 }
 
+/// A call in flight, which has one reply.
+pub(super) struct Call {
+    /// The number of its jobs; none if it is a command of the lane itself.
+    pub(super) jobs: usize,
+    pub(super) sent: Instant,
+    /// How much longer than the node timeout it may take because of its own size.
+    own_transit: Duration,
+    /// The same because of everything in flight, this call included, when it was sent.
+    transit: Duration,
+    /// Whether it is the last of its batch.
+    ends_batch: bool,
+}
+
 /// The most jobs in one call. The server does nothing else meanwhile; a call of this size takes it about a third of a
 /// millisecond.
 const MAX_JOBS: usize = 64;
 /// The most bytes of keys and owners in one call.
 const MAX_BYTES: usize = 32 << 10;
+/// The maximum number of batches in flight. A long connection needs many, or jobs would wait for replies that have
+/// nothing to do with them; beyond this the server is slow, and queued jobs may still be called off.
+const MAX_BATCHES: usize = 32;
 
 impl Calls {
+    pub(super) fn new() -> Self {
+        Self {
+            run: Vec::new(),
+            open: 0,
+            keys: Vec::new(),
+            calls: VecDeque::new(),
+            jobs: VecDeque::new(),
+            unsent: (0, 0),
+            batches: 0,
+            transit: Duration::ZERO,
+            last_sent: Instant::now(),
+        }
+    }
+
+    /// Returns whether there are as many batches as may be.
+    pub(super) fn is_full(&self) -> bool {
+        self.batches >= MAX_BATCHES
+    }
+
+    /// Returns whether no call is in flight.
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Returns the numbers of jobs in the calls.
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> impl Iterator<Item = usize> {
+        self.calls.iter().map(|call| call.jobs)
+    }
+
+    /// Returns when the oldest reply is overdue: after twice the node timeout. After the first, every lease has given
+    /// up on it; the second is for a process that was starved of CPU.
+    pub(super) fn silent_at(&self, node_timeout: Duration) -> Option<Instant> {
+        let oldest = self.calls.front()?;
+        Some(oldest.sent + 2 * node_timeout + oldest.transit)
+    }
+
     /// Adds a job. It is marked as sent at once: its release may be in the same batch, and must not be called off.
     ///
     /// Jobs share no calls without `check`, the check of a connection that supports them.
-    pub(super) fn add(
-        &mut self,
-        mut job: Job,
-        check: Option<&GenerationCheck>,
-        output: &mut InFlight,
-    ) {
+    pub(super) fn add(&mut self, mut job: Job, check: Option<&GenerationCheck>, now: Instant) {
         job.mark_sent();
         let Some(check) = check else {
-            return output.push_call([job].into_iter());
+            return self.push_call(now, [job]);
         };
         let encoded = job.request.encoded(check);
         let Some(hash) = encoded.key_hash else {
-            self.end_run(output);
-            return output.push_call([job].into_iter());
+            // It may be on the keys of jobs before and behind it.
+            self.end_run(now);
+            return self.push_call(now, [job]);
         };
         if self.keys.contains(&hash) {
-            self.end_run(output);
+            self.end_run(now);
         }
         self.keys.push(hash);
         let (bytes, is_shareable) = (encoded.own_bytes(), encoded.is_shareable(check));
@@ -67,29 +131,88 @@ impl Calls {
         let open = self.run[..self.open].iter_mut();
         let call = match open.filter(|_| is_shareable).find(fits) {
             Some(call) => call,
-            None => self.open_call(is_shareable),
+            None => {
+                if self.open == self.run.len() {
+                    self.run.push(OpenCall::default());
+                }
+                self.open += 1;
+                &mut self.run[self.open - 1]
+            }
         };
+        call.is_shareable = is_shareable;
         call.bytes += bytes;
         call.jobs.push(job);
     }
 
     /// Ends the run and moves its calls to the next batch.
-    pub(super) fn end_run(&mut self, output: &mut InFlight) {
+    fn end_run(&mut self, now: Instant) {
         self.keys.clear();
-        for call in &mut self.run[..std::mem::take(&mut self.open)] {
+        let mut run = std::mem::take(&mut self.run);
+        for call in &mut run[..std::mem::take(&mut self.open)] {
             call.bytes = 0;
-            output.push_call(call.jobs.drain(..));
+            self.push_call(now, call.jobs.drain(..));
+        }
+        self.run = run;
+    }
+
+    /// Adds a call to the next batch: for these jobs, or a command of the lane itself.
+    pub(super) fn push_call(&mut self, now: Instant, jobs: impl IntoIterator<Item = Job>) {
+        let before = self.jobs.len();
+        self.jobs.extend(jobs);
+        let jobs = self.jobs.len() - before;
+        let own_transit = self.jobs.range(before..).map(Job::transit).sum();
+        self.transit += own_transit;
+        self.unsent.0 += 1;
+        self.unsent.1 += jobs;
+        self.calls.push_back(Call {
+            jobs,
+            sent: now,
+            own_transit,
+            transit: self.transit,
+            ends_batch: false,
+        });
+    }
+
+    /// Ends the run, and returns the requests of each call of the next batch.
+    pub(super) fn unsent(
+        &mut self,
+        now: Instant,
+    ) -> impl ExactSizeIterator<Item = impl ExactSizeIterator<Item = &Request> + Clone> {
+        self.end_run(now);
+        let (calls, jobs) = (&self.calls, &self.jobs);
+        let mut from = jobs.len() - self.unsent.1;
+        calls.range(calls.len() - self.unsent.0..).map(move |call| {
+            let of_call = jobs.range(from..from + call.jobs);
+            from += call.jobs;
+            of_call.map(|job| &job.request)
+        })
+    }
+
+    /// Notes that the next batch was sent.
+    pub(super) fn on_sent(&mut self) {
+        self.unsent = (0, 0);
+        if let Some(last) = self.calls.back_mut() {
+            last.ends_batch = true;
+            self.last_sent = last.sent;
+            self.batches += 1;
         }
     }
 
-    fn open_call(&mut self, is_shareable: bool) -> &mut OpenCall {
-        if self.open == self.run.len() {
-            self.run.push(OpenCall::default());
-        }
-        let call = &mut self.run[self.open];
-        self.open += 1;
-        call.is_shareable = is_shareable;
-        call
+    /// Removes the oldest call, whose reply has arrived. Its jobs are the oldest.
+    pub(super) fn pop(&mut self) -> Option<Call> {
+        let call = self.calls.pop_front()?;
+        self.batches -= usize::from(call.ends_batch);
+        self.transit = self.transit.saturating_sub(call.own_transit);
+        Some(call)
+    }
+
+    /// Removes everything, because the connection is gone, and returns the jobs.
+    pub(super) fn drain(&mut self) -> VecDeque<Job> {
+        self.calls.clear();
+        self.unsent = (0, 0);
+        self.batches = 0;
+        self.transit = Duration::ZERO;
+        std::mem::take(&mut self.jobs)
     }
 }
 

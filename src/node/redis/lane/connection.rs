@@ -24,14 +24,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use deadpool::managed::Manager;
-use deadpool_redis::redis::{Pipeline, Value};
+use deadpool_redis::redis::Value;
 use tokio::time::{Instant, timeout};
 
-use crate::node::job::Request;
 use crate::node::redis::encode::GenerationCheck;
 use crate::node::redis::guard::Admission;
 use crate::node::redis::link::Link;
-use crate::node::redis::shared::Shared;
+use crate::node::redis::server::RedisServer;
 use crate::node::redis::table::load_all;
 
 /// The interval at which an idle connection is checked.
@@ -48,9 +47,9 @@ const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
 /// The connection of a lane.
 pub(super) struct Connection {
-    shared: Arc<Shared>,
-    live: Option<Live>,
-    next: Next,
+    server: Arc<RedisServer>,
+    pub(super) live: Option<Live>,
+    pub(super) next: Next,
     /// When a connection was last lost.
     lost_at: Option<Instant>,
     /// Whether the connection before was lost without any use.
@@ -61,20 +60,20 @@ pub(super) struct Connection {
     attempts: u32,
 }
 
-struct Live {
-    link: Link,
+pub(super) struct Live {
+    pub(super) link: Link,
     /// The run id of its process, if it was asked and told.
     run_id: Option<Arc<str>>,
-    check: GenerationCheck,
-    since: Instant,
+    pub(super) check: GenerationCheck,
+    pub(super) since: Instant,
     /// Whether any job was sent on it.
-    is_used: bool,
+    pub(super) is_used: bool,
     /// From when on several requests can share a call.
     shares_from: Instant,
 }
 
 /// The next connection. Beside a live one, it is a probe.
-enum Next {
+pub(super) enum Next {
     /// None is planned, because there is a live one.
     None,
     /// An attempt to open it is under way.
@@ -87,7 +86,7 @@ enum Next {
     Resting(Instant),
 }
 
-struct ConnectAttempt {
+pub(super) struct ConnectAttempt {
     opening: Opening,
     ends_at: Instant,
 }
@@ -103,19 +102,11 @@ pub(super) struct Opened {
     started: Instant,
 }
 
-/// An event on the connection.
-pub(super) enum ConnectionEvent {
-    /// All replies to the oldest batch have arrived, or the connection is lost.
-    Replied(Result<(), Arc<str>>),
-    /// An attempt has ended.
-    Attempted(Result<Opened, Arc<str>>),
-}
-
 impl Connection {
     /// Creates a connection that is down until the first attempt.
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+    pub(super) fn new(server: &Arc<RedisServer>) -> Self {
         Self {
-            shared: Arc::clone(shared),
+            server: Arc::clone(server),
             live: None,
             next: Next::Paused(Instant::now()),
             lost_at: None,
@@ -123,15 +114,6 @@ impl Connection {
             last_took: None,
             attempts: 0,
         }
-    }
-
-    pub(super) fn is_live(&self) -> bool {
-        self.live.is_some()
-    }
-
-    /// Returns since when the connection has been live, if it is.
-    pub(super) fn live_since(&self) -> Option<Instant> {
-        self.live.as_ref().map(|live| live.since)
     }
 
     /// Returns whether an attempt is under way or planned. That is always so without a connection.
@@ -168,45 +150,10 @@ impl Connection {
         }
     }
 
-    /// Sends calls, each with its requests, if the connection is live.
-    pub(super) fn send<'a, Requests>(&mut self, calls: impl ExactSizeIterator<Item = Requests>)
-    where
-        Requests: ExactSizeIterator<Item = &'a Request> + Clone,
-    {
-        if let Some(live) = &mut self.live {
-            live.is_used = true;
-            live.link.send(calls, &live.check);
-        }
-    }
-
-    /// Sends a pipeline that counts as no use, and returns whether the connection is live.
-    pub(super) fn send_pipeline(&mut self, pipeline: &Pipeline) -> bool {
-        let live = self.live.as_mut();
-        live.map(|live| live.link.send_pipeline(pipeline)).is_some()
-    }
-
-    /// Waits for the next event, and appends replies as they arrive.
-    pub(super) fn poll_event(
-        &mut self,
-        context: &mut Context<'_>,
-        replies: &mut Vec<Value>,
-    ) -> Poll<ConnectionEvent> {
-        if let Some(live) = &mut self.live
-            && let Poll::Ready(replied) = live.link.poll_replies(context, replies)
-        {
-            return Poll::Ready(ConnectionEvent::Replied(replied));
-        }
-        let Next::Connecting(attempt) = &mut self.next else {
-            return Poll::Pending;
-        };
-        let attempted = attempt.opening.as_mut().poll(context);
-        attempted.map(ConnectionEvent::Attempted)
-    }
-
     /// Starts an attempt, beside the live connection if there is one.
     pub(super) fn start_attempt(&mut self) {
         let limit = self.attempt_limit();
-        self.next = Next::Connecting(ConnectAttempt::new(&self.shared, limit));
+        self.next = Next::Connecting(ConnectAttempt::new(&self.server, limit));
         self.attempts += 1;
     }
 
@@ -224,7 +171,7 @@ impl Connection {
 
     /// Uses a new connection from now on.
     pub(super) fn replace(&mut self, opened: Opened) {
-        let guard = self.shared.guard.as_ref();
+        let guard = self.server.guard.as_ref();
         let now = Instant::now();
         self.last_took = Some(now - opened.started);
         self.attempts = 0;
@@ -333,7 +280,7 @@ impl Connection {
     /// back soon after its recovery; every eighth attempt may take as long as the settings allow, because the
     /// server may have become slower.
     fn attempt_limit(&self) -> Duration {
-        let longest = self.shared.timeouts.connect;
+        let longest = self.server.timeouts.connect;
         match self.last_took {
             Some(took) if self.attempts % 8 != 7 => PROBE_LIMIT.max(2 * took).min(longest),
             _ => longest,
@@ -341,14 +288,44 @@ impl Connection {
     }
 }
 
+/// Appends the replies that have arrived to `replies`; ready if there are any, or if the connection is lost behind them.
+pub(super) fn poll_replies(
+    live: &mut Option<Live>,
+    context: &mut Context<'_>,
+    replies: &mut Vec<Value>,
+) -> Poll<Result<(), Arc<str>>> {
+    let Some(live) = live else {
+        return Poll::Pending;
+    };
+    loop {
+        match live.link.poll_reply(context) {
+            Poll::Ready(Ok(reply)) => replies.push(reply),
+            Poll::Ready(Err(why)) => return Poll::Ready(Err(why)),
+            Poll::Pending if replies.is_empty() => return Poll::Pending,
+            Poll::Pending => return Poll::Ready(Ok(())),
+        }
+    }
+}
+
+/// Waits for the end of an attempt, if one is under way.
+pub(super) fn poll_attempt(
+    next: &mut Next,
+    context: &mut Context<'_>,
+) -> Poll<Result<Opened, Arc<str>>> {
+    match next {
+        Next::Connecting(attempt) => attempt.opening.as_mut().poll(context),
+        _ => Poll::Pending,
+    }
+}
+
 impl ConnectAttempt {
-    fn new(shared: &Arc<Shared>, limit: Duration) -> Self {
-        let shared = Arc::clone(shared);
+    fn new(server: &Arc<RedisServer>, limit: Duration) -> Self {
+        let server = Arc::clone(server);
         let started = Instant::now();
         Self {
             ends_at: started + limit,
             opening: Box::pin(async move {
-                let opened = timeout(limit, open(&shared, started)).await;
+                let opened = timeout(limit, open(&server, started)).await;
                 opened.unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
             }),
         }
@@ -359,13 +336,13 @@ impl ConnectAttempt {
 ///
 /// It does not come out of the pool: the name may lead to another server since an idle connection was opened, and
 /// that one may be dead.
-async fn open(shared: &Shared, started: Instant) -> Result<Opened, Arc<str>> {
-    let mut link = shared.pool.manager().create().await?;
+async fn open(server: &RedisServer, started: Instant) -> Result<Opened, Arc<str>> {
+    let mut link = server.pool.manager().create().await?;
     link.call_all(&load_all()).await?;
-    let admission = match &shared.guard {
+    let admission = match &server.guard {
         Some(guard) => {
-            let attempt = shared.timeouts.connect + shared.timeouts.node;
-            Some(guard.admit(&shared.name, &mut link, attempt).await?)
+            let attempt = server.timeouts.connect + server.timeouts.node;
+            Some(guard.admit(&server.name, &mut link, attempt).await?)
         }
         None => None,
     };
@@ -381,22 +358,12 @@ pub(super) mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::node::redis::endpoint::Endpoint;
     use crate::node::redis::guard::Admission;
-    use crate::node::redis::shared::Timeouts;
+    use crate::node::redis::server::tests::server;
     use crate::node::redis::socket::Socket;
     use crate::protocol::admission::Generation;
 
     const LIMIT: Duration = Duration::from_secs(1);
-
-    pub(in super::super) fn shared() -> Arc<Shared> {
-        let endpoint = Endpoint::from_url("redis://127.0.0.1:1", LIMIT).unwrap();
-        let timeouts = Timeouts {
-            node: LIMIT,
-            connect: LIMIT,
-        };
-        Arc::new(Shared::new(endpoint, timeouts, None, &Arc::default()))
-    }
 
     /// Connects to a new server, which it returns too.
     pub(in super::super) async fn candidate() -> (Opened, TcpStream) {
@@ -412,26 +379,26 @@ pub(super) mod tests {
     }
 
     fn is_connecting(connection: &Connection) -> bool {
-        !connection.is_live() && matches!(connection.next, Next::Connecting(_))
+        connection.live.is_none() && matches!(connection.next, Next::Connecting(_))
     }
 
     async fn live() -> Connection {
-        let mut connection = Connection::new(&shared());
+        let mut connection = Connection::new(&server());
         connection.replace(candidate().await.0);
-        assert!(connection.is_live() && !connection.is_probing());
+        assert!(connection.live.is_some() && !connection.is_probing());
         connection
     }
 
     #[tokio::test]
     async fn a_lost_connection_is_opened_again_at_once_and_then_after_a_pause() {
         let mut connection = live().await;
-        connection.send([[&Request::Ping].into_iter()].into_iter());
+        connection.live.as_mut().unwrap().is_used = true;
         let now = Instant::now();
         assert!(connection.on_lost(now, false).is_none());
         assert!(is_connecting(&connection));
         for (after, is_down) in [(PROBE_PAUSE / 2, true), (2 * PROBE_PAUSE, false)] {
             connection.replace(candidate().await.0);
-            connection.send([[&Request::Ping].into_iter()].into_iter());
+            connection.live.as_mut().unwrap().is_used = true;
             assert!(connection.on_lost(now + after, false).is_none());
             assert_eq!(matches!(connection.next, Next::Paused(_)), is_down);
         }
@@ -439,7 +406,7 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn more_is_known_at_the_end_of_an_attempt() {
-        let (mut first, mut probe) = (Connection::new(&shared()), live().await);
+        let (mut first, mut probe) = (Connection::new(&server()), live().await);
         assert_eq!(probe.knows_more_at(), None);
         for connection in [&mut first, &mut probe] {
             let began = Instant::now();
@@ -479,7 +446,7 @@ pub(super) mod tests {
         for way in ways {
             let mut connection = live().await;
             connection.start_attempt();
-            assert!(connection.is_live() && connection.is_probing());
+            assert!(connection.live.is_some() && connection.is_probing());
             connection.stand_by(candidate().await.0, due);
             assert!(connection.on_timer(now).is_none());
             assert!(way(&mut connection, due).is_some());
@@ -501,7 +468,7 @@ pub(super) mod tests {
             // With the restart guard off.
             (admission("other", None), true),
         ] {
-            let mut connection = Connection::new(&shared());
+            let mut connection = Connection::new(&server());
             let mut live = candidate().await.0;
             live.admission = Some(first());
             connection.replace(live);
@@ -509,7 +476,7 @@ pub(super) mod tests {
             standby.admission = Some(standby_admission);
             connection.stand_by(standby, Instant::now());
             assert_eq!(connection.on_recovered().is_some(), is_used);
-            assert!(connection.is_live() && !connection.is_probing());
+            assert!(connection.live.is_some() && !connection.is_probing());
         }
     }
 
@@ -525,7 +492,7 @@ pub(super) mod tests {
         connection.replace(candidate().await.0);
         let now = Instant::now();
         connection.on_attempt_failed(now);
-        assert!(connection.is_live());
+        assert!(connection.live.is_some());
         assert!(connection.give_up().is_none());
         assert_eq!(connection.next_timer(), Some(now + PROBE_PAUSE));
         assert!(connection.on_timer(now + PROBE_PAUSE).is_none());

@@ -10,9 +10,8 @@
 //!
 //! The parts, which [`task`] combines:
 //!
-//! * [`calls`]: the grouping of jobs into calls.
+//! * [`calls`]: the grouping of jobs into calls, and those that were sent and not answered. It knows no connection.
 //! * [`connection`]: the states of the connection and their transitions. It knows no jobs.
-//! * [`in_flight`]: the jobs that were sent and not answered. It knows no connection.
 //!
 //! Invariants:
 //!
@@ -25,12 +24,11 @@
 //!   acquisition in the same batch must not be called off.
 //! * *Releases.* A release is kept until the server has confirmed it or its lock has certainly expired. A lane whose
 //!   node was dropped ends when it has none left. If its runtime ends first, another lane takes over its jobs.
-//! * *Replies.* Replies arrive in the order of the requests, so the oldest batch owns the next ones. Replies that
+//! * *Replies.* Replies arrive in the order of the requests, so the oldest call owns the next one. Replies that
 //!   have arrived are read before the timer is checked: they are not late, however late the task runs.
 
 mod calls;
 mod connection;
-mod in_flight;
 mod task;
 
 pub(super) use task::spawn;

@@ -1,5 +1,6 @@
 //! Tests of sockets.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::Waker;
 use std::time::Duration;
@@ -19,15 +20,14 @@ async fn connected() -> (Socket, TcpStream) {
     (Socket::new(Box::new(client.unwrap())), server.unwrap().0)
 }
 
-async fn replies(socket: &mut Socket) -> Result<Vec<Value>, Arc<str>> {
-    let mut replies = Vec::new();
-    let polled = poll_fn(|context| socket.poll_replies(context, &mut replies));
+async fn reply(socket: &mut Socket) -> Result<Value, Arc<str>> {
+    let polled = poll_fn(|context| socket.poll_reply(context));
     let polled = timeout(Duration::from_secs(10), polled).await;
-    polled.expect("the replies arrive").map(|()| replies)
+    polled.expect("the reply arrives")
 }
 
 #[tokio::test]
-async fn poll_replies_returns_the_replies_of_one_group_together() {
+async fn poll_reply_returns_the_replies_in_order() {
     let (mut socket, mut server) = connected().await;
     socket.send(2, |output| output.extend(b"ab"));
     socket.send(1, |output| output.extend(b"c"));
@@ -40,9 +40,12 @@ async fn poll_replies_returns_the_replies_of_one_group_together() {
             tokio::task::yield_now().await;
         }
     };
-    let (first, ()) = tokio::join!(replies(&mut socket), serve);
-    assert_eq!(first.unwrap(), [Value::Int(1), Value::Int(2)]);
-    assert_eq!(replies(&mut socket).await.unwrap(), [Value::Int(3)]);
+    let (first, ()) = tokio::join!(reply(&mut socket), serve);
+    assert_eq!(first.unwrap(), Value::Int(1));
+    assert_eq!(reply(&mut socket).await.unwrap(), Value::Int(2));
+    assert!(socket.is_waiting());
+    assert_eq!(reply(&mut socket).await.unwrap(), Value::Int(3));
+    assert!(!socket.is_waiting());
 }
 
 #[tokio::test]
@@ -58,11 +61,11 @@ async fn buffers_shrink_after_a_big_request_and_a_big_reply() {
         server.write_all(&asked).await.unwrap();
         server.write_all(b"\r\n").await.unwrap();
     };
-    let (reply, ()) = tokio::join!(replies(&mut socket), serve);
-    assert_eq!(reply.unwrap(), [Value::BulkString(vec![b'x'; size])]);
+    let (reply, ()) = tokio::join!(reply(&mut socket), serve);
+    assert_eq!(reply.unwrap(), Value::BulkString(vec![b'x'; size]));
     socket.send(1, |output| output.push(b'y'));
     server.write_all(b"+OK\r\n").await.unwrap();
-    assert_eq!(replies(&mut socket).await.unwrap(), [Value::Okay]);
+    assert_eq!(self::reply(&mut socket).await.unwrap(), Value::Okay);
     assert_eq!(socket.input.len(), ROOM);
     assert!(socket.output.capacity() <= MAX_KEPT);
 }
@@ -71,7 +74,7 @@ async fn buffers_shrink_after_a_big_request_and_a_big_reply() {
 async fn written_output_is_freed_while_the_buffer_never_empties() {
     const PIECE: usize = 1 << 20;
     let (mut socket, mut server) = connected().await;
-    let (mut replies, mut read) = (Vec::new(), vec![0; PIECE]);
+    let mut read = vec![0; PIECE];
     let mut context = Context::from_waker(Waker::noop());
     // More than the kernel takes, so that there is always something left to write.
     for _ in 0..16 {
@@ -80,21 +83,18 @@ async fn written_output_is_freed_while_the_buffer_never_empties() {
     for _ in 0..100 {
         let mut come = 0;
         while come < PIECE {
-            assert!(socket.poll_replies(&mut context, &mut replies).is_pending());
+            assert!(socket.poll_reply(&mut context).is_pending());
             come += server.read(&mut read[..PIECE - come]).await.unwrap();
         }
         server.write_all(b":1\r\n").await.unwrap();
-        poll_fn(|context| socket.poll_replies(context, &mut replies))
-            .await
-            .unwrap();
-        replies.clear();
+        reply(&mut socket).await.unwrap();
         socket.send(1, |output| output.resize(output.len() + PIECE, b'x'));
         assert!(socket.output.len() <= 40 * PIECE);
     }
 }
 
 #[tokio::test]
-async fn poll_replies_fails_at_the_end_of_the_stream_with_and_without_requests() {
+async fn poll_reply_fails_at_the_end_of_the_stream_with_and_without_requests() {
     for is_asked in [false, true] {
         let (mut socket, mut server) = connected().await;
         if is_asked {
@@ -102,23 +102,8 @@ async fn poll_replies_fails_at_the_end_of_the_stream_with_and_without_requests()
             server.write_all(b"$5\r\nhal").await.unwrap();
         }
         drop(server);
-        assert!(replies(&mut socket).await.is_err(), "{is_asked}");
+        assert!(reply(&mut socket).await.is_err(), "{is_asked}");
     }
-}
-
-#[tokio::test]
-async fn poll_replies_fails_on_a_reply_without_a_request() {
-    let (mut socket, mut server) = connected().await;
-    server.write_all(b"+OK\r\n").await.unwrap();
-    let why = replies(&mut socket).await.unwrap_err();
-    assert_eq!(&*why, "the server sent a reply without a request");
-    // Also behind one with a request.
-    let (mut socket, mut server) = connected().await;
-    socket.send(1, |output| output.push(b'x'));
-    server.write_all(b"+OK\r\n+OK\r\n").await.unwrap();
-    assert_eq!(replies(&mut socket).await.unwrap(), [Value::Okay]);
-    let why = replies(&mut socket).await.unwrap_err();
-    assert_eq!(&*why, "the server sent a reply without a request");
 }
 
 /// A stream that yields its pieces one by one, and then nothing for ever.
@@ -176,13 +161,11 @@ fn read_all<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Value>
     let pieces = pieces.into_iter().filter(|piece| !piece.is_empty());
     let pieces = pieces.map(<[u8]>::to_vec).collect();
     let mut socket = Socket::new(Box::new(Pieces { pieces }));
-    socket.send(usize::MAX, |_| {});
     let (mut replies, mut context) = (Vec::new(), Context::from_waker(Waker::noop()));
-    match socket.poll_replies(&mut context, &mut replies) {
-        Poll::Ready(Err(why)) => Err(why),
-        Poll::Ready(Ok(())) => unreachable!("there are fewer replies"),
-        Poll::Pending => Ok(replies),
+    while let Poll::Ready(reply) = socket.poll_reply(&mut context) {
+        replies.push(reply?);
     }
+    Ok(replies)
 }
 
 /// All kinds of replies that a server may send, one behind the other.
@@ -203,7 +186,7 @@ const STREAM: [&str; 13] = [
 ];
 
 #[test]
-fn poll_replies_continues_an_incomplete_reply_wherever_it_was_cut() {
+fn poll_reply_continues_an_incomplete_reply_wherever_it_was_cut() {
     let whole = STREAM.concat();
     let values = read_all([whole.as_bytes()]).unwrap();
     assert_eq!(values.len(), STREAM.len());
@@ -224,7 +207,7 @@ fn poll_replies_continues_an_incomplete_reply_wherever_it_was_cut() {
 }
 
 #[test]
-fn poll_replies_refuses_what_is_no_reply() {
+fn poll_reply_refuses_what_is_no_reply() {
     for bytes in [
         &b"\r\n"[..],
         b":\r\n",
@@ -255,7 +238,7 @@ fn poll_replies_refuses_what_is_no_reply() {
 }
 
 #[test]
-fn poll_replies_refuses_a_line_over_64_kibibytes_wherever_it_is_cut() {
+fn poll_reply_refuses_a_line_over_64_kibibytes_wherever_it_is_cut() {
     let line = |length: usize| format!("+{}\r\n", "a".repeat(length - 3));
     let (longest, longer) = (line(64 << 10), line((64 << 10) + 1));
     for size in [1024, 16 << 10, 64 << 10, longer.len()] {
@@ -268,7 +251,7 @@ fn poll_replies_refuses_a_line_over_64_kibibytes_wherever_it_is_cut() {
 }
 
 #[test]
-fn poll_replies_reads_the_replies_of_a_batch_as_one_array() {
+fn poll_reply_reads_the_replies_of_a_batch_as_one_array() {
     let parts = 4096;
     let reply = format!("*{parts}\r\n") + &"*2\r\n:0\r\n:100\r\n".repeat(parts);
     for size in [1, 1400, reply.len()] {
@@ -282,7 +265,7 @@ fn poll_replies_reads_the_replies_of_a_batch_as_one_array() {
 
 /// A reply that is parsed from its start after each read takes minutes.
 #[test]
-fn poll_replies_reads_64_mebibytes_and_refuses_more() {
+fn poll_reply_reads_64_mebibytes_and_refuses_more() {
     let size = 64 << 20;
     let reply = format!("${size}\r\n{}\r\n", "x".repeat(size));
     let replies = read_all(reply.as_bytes().chunks(1 << 16)).unwrap();
@@ -293,7 +276,7 @@ fn poll_replies_reads_64_mebibytes_and_refuses_more() {
 }
 
 #[test]
-fn poll_replies_never_panics() {
+fn poll_reply_never_panics() {
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..2_000 {
         let bytes: Vec<u8> = (0..random.u8(0..64))
@@ -348,7 +331,7 @@ impl AsyncWrite for Lazy {
 }
 
 #[tokio::test]
-async fn poll_replies_flushes_the_requests() {
+async fn poll_reply_flushes_the_requests() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap());
     let (client, server) = tokio::join!(client, listener.accept());
@@ -362,6 +345,6 @@ async fn poll_replies_flushes_the_requests() {
         server.read_exact(&mut [0; 4]).await.unwrap();
         server.write_all(b"+PONG\r\n").await.unwrap();
     };
-    let (reply, ()) = tokio::join!(replies(&mut socket), serve);
-    assert_eq!(reply.unwrap(), [Value::SimpleString("PONG".into())]);
+    let (reply, ()) = tokio::join!(reply(&mut socket), serve);
+    assert_eq!(reply.unwrap(), Value::SimpleString("PONG".into()));
 }

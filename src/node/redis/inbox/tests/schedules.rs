@@ -25,7 +25,7 @@ impl Lanes {
         let votes = VoteReceiver::new(&["n".into()].into());
         let job = Job::new(Request::Ping, votes.sender(number), Instant::now());
         drop(votes);
-        if let Posted::NeedsLane = self.inbox.post(job) {
+        if self.inbox.post(job).expect("there is room") {
             let others = self.alive.fetch_add(1, Ordering::SeqCst);
             assert_eq!(others, 0, "a second lane");
             let lanes = Arc::clone(self);
@@ -49,9 +49,7 @@ impl Lanes {
     }
 
     fn has_jobs(&self) -> bool {
-        block_on(poll_fn(|context| {
-            self.inbox.poll_ready(context, Load::default())
-        }))
+        block_on(poll_fn(|context| self.inbox.poll_ready(context, &mut 0)))
     }
 
     /// Closes the inbox, and returns the numbers of the jobs once all lanes have ended.

@@ -1,5 +1,6 @@
 //! Tests of the grouping, and of dealing out the replies.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,10 +51,10 @@ fn recorded(key: &str, intents: Option<Duration>) -> Arc<[KeyNames]> {
     [names.expect("the key is valid")].into()
 }
 
-/// The calls of a lane, and what they are moved to.
+/// The calls of a lane, and the replies to them that have arrived.
 struct Bench {
     calls: Calls,
-    in_flight: InFlight,
+    replies: VecDeque<Value>,
     check: Option<GenerationCheck>,
     votes: VoteReceiver,
 }
@@ -61,8 +62,8 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         Self {
-            calls: Calls::default(),
-            in_flight: InFlight::new(),
+            calls: Calls::new(),
+            replies: VecDeque::new(),
             check: Some(GenerationCheck::default()),
             votes: VoteReceiver::new(&["n".into()].into()),
         }
@@ -92,8 +93,7 @@ impl Bench {
 
     fn add_request(&mut self, request: Request) {
         let job = Job::new(request, self.votes.sender(0), Instant::now() + TTL);
-        self.calls
-            .add(job, self.check.as_ref(), &mut self.in_flight);
+        self.calls.add(job, self.check.as_ref(), Instant::now());
     }
 
     fn add(&mut self, op: Op, keys: &[&str]) {
@@ -102,32 +102,31 @@ impl Bench {
 
     /// Ends the run and returns the calls of the batch, each as the names and keys of its requests.
     fn calls(&mut self) -> Vec<String> {
-        self.calls.end_run(&mut self.in_flight);
-        let calls = self.in_flight.unsent_calls();
+        let calls = self.calls.unsent(Instant::now());
         calls.map(describe_all).collect()
     }
 
     /// Sends the batch, and returns its jobs with the replies that it is given.
     fn answer(&mut self, replies: &str) -> Vec<(String, Value, bool)> {
-        self.calls.end_run(&mut self.in_flight);
-        self.in_flight.on_sent();
-        self.in_flight.replies.extend(parse_all(replies.as_bytes()));
+        self.calls();
+        self.calls.on_sent();
+        self.replies.extend(parse_all(replies.as_bytes()));
         let answered = self.take_answered();
-        assert!(self.in_flight.is_empty() && self.in_flight.jobs().next().is_none());
+        assert!(self.calls.is_empty() && self.calls.jobs.is_empty());
         let told = |(job, reply, is_whole): (Job, _, _)| (describe(&job.request), reply, is_whole);
         answered.into_iter().map(told).collect()
     }
 
-    /// Removes the jobs of the oldest batch, each with its reply and whether that is one for its whole call.
+    /// Removes the jobs of the oldest calls, each with its reply and whether that is one for its whole call.
     fn take_answered(&mut self) -> Vec<(Job, Value, bool)> {
-        let batch = self.in_flight.pop_batch().expect("it was sent");
         let mut answered = Vec::new();
-        for mut reply in self.in_flight.take_replies().into_iter().take(batch.calls) {
-            let count = self.in_flight.pop_call();
+        for mut reply in self.replies.drain(..) {
+            let count = self.calls.pop().expect("it was sent").jobs;
             let is_each = matches!(&reply, Value::Array(parts) if parts.len() == count);
             let is_whole = count > 1 && !is_each;
             for place in 0..count {
-                let job = self.in_flight.pop_job().expect("each reply is to jobs");
+                let job = self.calls.jobs.pop_front();
+                let job = job.expect("each reply is to jobs");
                 let own = deal(&mut reply, count, place, &job.request);
                 answered.push((job, own, is_whole));
             }
@@ -242,9 +241,8 @@ fn a_call_has_at_most_32_kib_of_keys_and_owners() {
         for number in 0..60 {
             bench.add(FENCED, &[&format!("{number:0500}")]);
         }
-        bench.calls.end_run(&mut bench.in_flight);
         let mut sizes = Vec::new();
-        for call in bench.in_flight.unsent_calls() {
+        for call in bench.calls.unsent(Instant::now()) {
             let check = GenerationCheck::default();
             let parts = call.map(|request| request.encoded(&check).own_bytes());
             sizes.push(parts.sum::<usize>());
@@ -480,7 +478,7 @@ fn errors_lost_memories_and_replies_of_another_length_are_dealt_out_whole() {
 
 /// A batch that is about to be sent is neither answered nor sent together with those in flight.
 #[test]
-fn replies_are_dealt_out_to_the_oldest_batch() {
+fn replies_are_dealt_out_to_the_oldest_call() {
     let mut bench = Bench::new();
     for keys in [["a", "b"], ["c", "d"]] {
         for key in keys {
@@ -488,13 +486,13 @@ fn replies_are_dealt_out_to_the_oldest_batch() {
         }
         let call = format!("acquire {}, acquire {}", keys[0], keys[1]);
         assert_eq!(bench.calls(), [call]);
-        bench.in_flight.on_sent();
+        bench.calls.on_sent();
     }
     bench.add(Op::Release, &["e"]);
     assert_eq!(bench.calls(), ["release e"]);
     for (granted, expected) in [(4, "acquire a, acquire b"), (5, "acquire c, acquire d")] {
         let parts = vec![Value::Int(granted); 2];
-        bench.in_flight.replies.push(Value::Array(parts));
+        bench.replies.push_back(Value::Array(parts));
         let answered = bench.take_answered();
         let jobs = describe_all(answered.iter().map(|(job, _, _)| &job.request));
         assert_eq!(jobs, expected);
@@ -505,4 +503,44 @@ fn replies_are_dealt_out_to_the_oldest_batch() {
         );
     }
     assert_eq!(bench.calls(), ["release e"]);
+}
+
+/// Their replies may take as long as all that was sent before them.
+#[test]
+fn calls_are_in_flight_in_batches_until_the_last_reply_of_each() {
+    let mut bench = Bench::new();
+    for number in 0..MAX_BATCHES {
+        assert!(!bench.calls.is_full(), "{number}");
+        bench.add(FENCED, &["a"]);
+        bench.add(CONFIRM, &["b"]);
+        assert_eq!(bench.calls().len(), 2);
+        bench.calls.on_sent();
+    }
+    assert!(bench.calls.is_full());
+    assert!(bench.calls.pop().is_some() && bench.calls.is_full());
+    assert!(bench.calls.pop().is_some() && !bench.calls.is_full());
+}
+
+#[test]
+fn oldest_reply_is_overdue_after_two_node_timeouts_and_the_transit_of_what_is_ahead() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.calls.silent_at(TTL), None);
+    let id = ExecutionId::from_random([1; 16]);
+    let body = vec![0; 2 << 20];
+    let record = Record::new(id, Fingerprint::from_digest([2; 32]), [3; 32], &body);
+    let retention = TTL;
+    bench.add_named(recorded("a", None), Op::Record { record, retention }, true);
+    bench.add(CONFIRM, &["b"]);
+    bench.calls();
+    bench.calls.on_sent();
+    let sent = bench.calls.last_sent;
+    let late = |bench: &Bench| bench.calls.silent_at(TTL).expect("it waits") - sent - 2 * TTL;
+    assert_eq!(late(&bench).as_secs(), 2);
+    bench.calls.pop();
+    assert_eq!(late(&bench).as_secs(), 2);
+    bench.calls.pop();
+    bench.add(CONFIRM, &["c"]);
+    bench.calls();
+    bench.calls.on_sent();
+    assert!(bench.calls.silent_at(TTL).expect("it waits") <= Instant::now() + 2 * TTL);
 }

@@ -8,7 +8,8 @@ use tokio::time::advance;
 
 use crate::node::job::{Packet, Request};
 use crate::node::redis::lane::connection::SHARING_PAUSE;
-use crate::node::redis::lane::connection::tests::{candidate, shared};
+use crate::node::redis::lane::connection::tests::candidate;
+use crate::node::redis::server::tests::server;
 use crate::node::redis::socket::tests::parse_all;
 use crate::node::votes::VoteReceiver;
 use crate::protocol::message::{Command, Op};
@@ -62,7 +63,7 @@ impl Bench {
     /// Creates a lane with a connection.
     async fn new() -> Self {
         let mut bench = Self {
-            lane: Lane::new(shared()),
+            lane: Lane::new(server()),
             votes: RefCell::default(),
             servers: Vec::new(),
         };
@@ -129,7 +130,7 @@ impl Bench {
     /// Answers the oldest batch, as the server would.
     fn answer(&mut self, replies: &str) {
         let replies = parse_all(replies.as_bytes());
-        self.lane.in_flight.replies.extend(replies);
+        self.lane.replies.extend(replies);
         self.lane.on_replied(Ok(()));
     }
 
@@ -141,14 +142,14 @@ impl Bench {
         outcomes.collect()
     }
 
-    /// Returns the numbers of jobs in the calls in flight, in order.
+    /// Returns the numbers of jobs in the calls in flight, in order, but for the commands of the lane itself.
     fn calls(&self) -> Vec<usize> {
-        self.lane.in_flight.calls().collect()
+        self.lane.calls.sizes().filter(|jobs| *jobs > 0).collect()
     }
 
     /// Returns the owners and kinds of the jobs in flight, in order.
     fn in_flight(&self) -> Vec<(OwnerToken, &'static str)> {
-        let jobs = self.lane.in_flight.jobs();
+        let jobs = self.lane.calls.jobs.iter();
         jobs.map(|job| match &job.request {
             Request::Command(packet) => {
                 (packet.command.owner.clone(), job.request.operation().name)
@@ -203,13 +204,13 @@ async fn releases_of_intents_are_kept_while_there_is_room_but_keep_no_lane_alive
         bench.lane.parked.push_back(job);
     }
     bench.lane.on_timer();
-    assert_eq!(bench.lane.parked.load().jobs, MAX_KEPT);
+    assert_eq!(bench.lane.parked.len(), MAX_KEPT);
     assert!(!bench.lane.has_release());
     let of_lock = bench.job(&owner, Op::Release);
     bench.lane.parked.push_back(of_lock);
     assert!(bench.lane.has_release());
     bench.lane.on_timer();
-    assert_eq!(bench.lane.parked.load().jobs, 1);
+    assert_eq!(bench.lane.parked.len(), 1);
 }
 
 fn owners<const COUNT: usize>() -> [Owner; COUNT] {
@@ -236,7 +237,7 @@ async fn jobs_of_a_call_that_is_refused_unexecuted_are_sent_again_one_by_one() {
         };
         let refused = refusal.trim_end().trim_start_matches('-');
         assert!(why.contains(refused), "{why}");
-        assert!(bench.lane.in_flight.is_empty() && bench.lane.parked.is_empty());
+        assert!(bench.lane.calls.is_empty() && bench.lane.parked.is_empty());
         // Another call would probably be refused as well.
         advance(SHARING_PAUSE - TICK).await;
         let jobs = bench.jobs(&owners, &ACQUIRE);
@@ -340,17 +341,13 @@ async fn lane_that_is_dropped_answers_its_jobs_and_leaves_only_releases() {
     bench.lane.on_jobs(sent.into_iter());
     let release = bench.job(&Owner::new(3), Op::ReleaseExecuted);
     bench.lane.parked.push_back(release);
-    bench
-        .lane
-        .shared
-        .reachability
-        .set_down(&"it is down".into());
-    let shared = Arc::clone(&bench.lane.shared);
+    let server = Arc::clone(&bench.lane.server);
+    server.set_down(&"it is down".into());
     let Bench { lane, votes, .. } = bench;
-    assert!(shared.failure().is_some());
+    assert!(server.failure().is_some());
     drop(lane);
     assert!(
-        shared.failure().is_none(),
+        server.failure().is_none(),
         "nothing would start the next lane"
     );
     for votes in votes.into_inner().values_mut().take(2) {
@@ -358,7 +355,7 @@ async fn lane_that_is_dropped_answers_its_jobs_and_leaves_only_releases() {
         assert!(!failure.never_sent(), "{failure}");
     }
     let mut left = VecDeque::new();
-    shared.inbox.take(9, &mut left);
+    server.inbox.take(9, &mut left);
     assert!(left.len() == 1 && left[0].is_release());
 }
 
@@ -366,14 +363,14 @@ async fn lane_that_is_dropped_answers_its_jobs_and_leaves_only_releases() {
 #[tokio::test(start_paused = true)]
 async fn job_waits_while_it_is_not_known_whether_a_quarantine_is_over() {
     let mut bench = Bench::new().await;
-    bench.lane.shared.set_quarantined(Duration::ZERO);
+    bench.lane.server.set_quarantined(Duration::ZERO);
     let asked_at = bench.lane.knows_more_at();
-    bench.lane.shared.reachability.set_asked_at(asked_at);
+    bench.lane.server.set_asked_at(asked_at);
     advance(2 * TTL).await;
     let job = bench.acquire(&Owner::new(1));
     bench.lane.on_jobs([job].into_iter());
     assert_eq!((bench.calls(), bench.outcomes()), (vec![], vec![]));
-    bench.lane.shared.reachability.set_up();
+    bench.lane.server.set_up();
     bench.lane.send_parked();
     assert_eq!(bench.calls(), [1]);
 }
@@ -392,7 +389,7 @@ async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
     job.request = Request::Command(Packet::new(command, false, until));
     job.useful_until = Instant::now() + 2 * TTL;
     let left = |bench: &Bench| {
-        let jobs = bench.lane.in_flight.jobs();
+        let jobs = bench.lane.calls.jobs.iter();
         let left = jobs.map(|job| match &job.request {
             Request::Command(packet) => packet.command.op.clone(),
             Request::Ping => unreachable!("no test sends a ping"),
@@ -421,7 +418,7 @@ async fn releases_that_leave_keys_taken_are_sent_with_the_rest_of_the_time() {
     assert_eq!(left(&bench), after(0));
     advance(4 * Duration::from_secs(1)).await;
     bench.answer(":-2\r\n");
-    assert!(bench.lane.in_flight.is_empty() && bench.lane.parked.is_empty());
+    assert!(bench.lane.calls.is_empty() && bench.lane.parked.is_empty());
     assert_eq!(bench.outcomes(), [const { Ok(Reply::Released) }; 3]);
 }
 
@@ -467,4 +464,49 @@ async fn calls_of_one_batch_are_refused_independently() {
     let again = bench.in_flight();
     let expected = [0, 2].map(|place: usize| (owners[place].token.clone(), "acquire"));
     assert_eq!(again, expected);
+}
+
+/// What the lane believes of every later reply would be wrong.
+#[tokio::test]
+async fn connection_is_given_up_when_a_reply_comes_without_a_request() {
+    let mut bench = Bench::new().await;
+    let owner = Owner::new(1);
+    bench.lane.on_jobs([bench.acquire(&owner)].into_iter());
+    // Behind one with a request, which counts.
+    bench.answer(":5\r\n:6\r\n");
+    assert_eq!(bench.outcomes(), [Ok(Reply::Granted(5))]);
+    assert!(bench.lane.connection.live.is_none());
+}
+
+/// Otherwise the inbox would fill up although the server answers.
+#[tokio::test]
+async fn jobs_give_their_room_in_the_inbox_back_however_they_end() {
+    let mut bench = Bench::new().await;
+    let owners = owners::<4>();
+    let mut expected = 0;
+    let mut ended = |bench: &Bench, jobs: usize| {
+        expected += jobs * weight(&bench.acquire(&Owner::new(9)));
+        assert_eq!(bench.lane.finished, expected);
+    };
+    // Answered; refused for good; disconnected; called off; not wanted; dropped while parked.
+    bench
+        .lane
+        .on_jobs(bench.jobs(&owners[..2], &ACQUIRE).into_iter());
+    bench.answer("*2\r\n:1\r\n-OOM no memory\r\n");
+    ended(&bench, 2);
+    bench.acquire_together(&owners);
+    bench.lane.on_lost(&"it broke".into());
+    ended(&bench, 4);
+    bench
+        .lane
+        .on_jobs([bench.job(&Owner::new(8), Op::Release)].into_iter());
+    ended(&bench, 1);
+    bench.lane.on_jobs([bench.acquire(&owners[0])].into_iter());
+    ended(&bench, 0);
+    let late = bench.acquire(&owners[1]);
+    bench.votes.borrow_mut().clear();
+    bench.lane.on_jobs([late].into_iter());
+    ended(&bench, 1);
+    bench.lane.on_timer();
+    ended(&bench, 1);
 }

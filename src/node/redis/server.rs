@@ -1,0 +1,318 @@
+//! The state of a server that the handle of its node, its lane and its reader share: whether it can be reached, and what
+//! callers, logs and metrics are told about that.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use deadpool::managed::Pool;
+use tokio::time::Instant;
+
+use crate::node::failure::NodeFailure;
+use crate::node::home::Home;
+use crate::node::job::Job;
+use crate::node::redis::connector::Connector;
+use crate::node::redis::describe::PUBLISH_PERMISSIONS;
+use crate::node::redis::endpoint::Endpoint;
+use crate::node::redis::guard::Guard;
+use crate::node::redis::inbox::Inbox;
+use crate::node::traits::NodeState;
+use crate::node::{Mutex, Peers, telemetry};
+
+/// The state of one server. Its lane reports whether it can be reached; every submitted request reads that, nearly always
+/// from the atomics alone.
+pub(super) struct RedisServer {
+    pub(super) name: Arc<str>,
+    /// The connections for reading records. Its manager also makes those of lanes, which never enter the pool.
+    pub(super) pool: Pool<Connector>,
+    pub(super) timeouts: Timeouts,
+    /// The restart guard; `None` if it is off and there is no other server.
+    pub(super) guard: Option<Arc<Guard>>,
+    pub(super) inbox: Inbox,
+    /// Where its tasks live.
+    pub(super) home: Arc<Home>,
+    known: Mutex<Observation>,
+    /// Whether requests are sent at once: the server answers and may vote, or has not been tried.
+    is_open: AtomicBool,
+    /// Whether anything is known. Before, requests wait for the first connection.
+    is_tried: AtomicBool,
+    /// The nodes of its group. Set before the first request.
+    pub(super) peers: OnceLock<Arc<Peers>>,
+    /// Whether the missing permission to publish releases has been logged.
+    has_warned: AtomicBool,
+}
+
+/// What the lane last observed.
+#[derive(Default)]
+struct Observation {
+    /// The error of a server that does not answer, and since when it does not: only releases are sent.
+    down: Option<(Arc<str>, Instant)>,
+    /// The end of the quarantine, as far as it is known, of a server that was started or flushed recently: only
+    /// releases and records are sent. The server is asked again then. Kept while it does not answer.
+    quarantined_until: Option<Instant>,
+    /// When the lane asks the server again, if it is down or quarantined.
+    asked_at: Option<Instant>,
+}
+
+/// The timeouts of one node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeouts {
+    pub(crate) node: Duration,
+    pub(crate) connect: Duration,
+}
+
+impl RedisServer {
+    pub(super) fn new(
+        endpoint: Endpoint,
+        timeouts: Timeouts,
+        guard: Option<Arc<Guard>>,
+        home: &Arc<Home>,
+    ) -> Self {
+        Self {
+            name: endpoint.name,
+            pool: endpoint.pool,
+            timeouts,
+            guard,
+            inbox: Inbox::default(),
+            home: Arc::clone(home),
+            known: Mutex::default(),
+            is_open: AtomicBool::new(true),
+            is_tried: AtomicBool::new(false),
+            peers: OnceLock::new(),
+            has_warned: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the name of its group, if that is one of several.
+    pub(super) fn group(&self) -> Option<&Arc<str>> {
+        self.peers.get()?.group()
+    }
+
+    /// Returns whether requests are sent at once: the server answers and may vote, or has not been tried.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether it is known if the server can be reached. Not before the first attempt to connect, and not after
+    /// the time at which the lane was to ask the server again: the home may not be run meanwhile.
+    pub(super) fn is_known(&self) -> bool {
+        // A running lane may be late by as much as the node timeout.
+        let is_late = |at| at + self.timeouts.node < Instant::now();
+        self.is_tried.load(Ordering::Relaxed)
+            && (self.is_open() || !self.known.lock().asked_at.is_some_and(is_late))
+    }
+
+    /// Returns the failure of a request that is not sent because the node is down or must not vote, as far as that is
+    /// known. Otherwise, the request waits until the lane knows more; if there is no lane, it starts one.
+    pub(super) fn failure(&self) -> Option<NodeFailure> {
+        self.is_known().then(|| self.last_failure()).flatten()
+    }
+
+    /// Returns the same as the lane has just found it, or found it last.
+    pub(super) fn last_failure(&self) -> Option<NodeFailure> {
+        let node = || Arc::clone(&self.name);
+        match self.state() {
+            NodeState::Up => None,
+            NodeState::Quarantined { left } => {
+                Some(NodeFailure::Quarantined { node: node(), left })
+            }
+            NodeState::Unreachable { why, .. } => {
+                Some(NodeFailure::Unreachable { node: node(), why })
+            }
+        }
+    }
+
+    /// Returns what is known about the node.
+    pub(super) fn state(&self) -> NodeState {
+        if self.is_tried.load(Ordering::Relaxed)
+            && let Some(why) = self.duplicate()
+        {
+            let since = Duration::ZERO;
+            return NodeState::Unreachable { why, since };
+        }
+        if self.is_open() {
+            return NodeState::Up;
+        }
+        let known = self.known.lock();
+        match (&known.down, known.quarantined_until) {
+            (Some((why, since)), _) => NodeState::Unreachable {
+                why: Arc::clone(why),
+                since: since.elapsed(),
+            },
+            (None, Some(until)) => NodeState::Quarantined {
+                left: until.saturating_duration_since(Instant::now()),
+            },
+            (None, None) => NodeState::Up,
+        }
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        !self.is_open() && self.known.lock().down.is_some()
+    }
+
+    /// Returns when a quarantined server is asked again.
+    pub(super) fn quarantined_until(&self) -> Option<Instant> {
+        // The usual case takes no lock.
+        let known = (!self.is_open()).then(|| self.known.lock())?;
+        known.quarantined_until
+    }
+
+    /// Returns why the node must not vote if another node leads to the same server.
+    pub(super) fn duplicate(&self) -> Option<Arc<str>> {
+        let other = self.guard.as_ref()?.duplicate_of(&self.name)?;
+        let why = format!("{} and {other} are one server; list it once", self.name);
+        Some(why.into())
+    }
+
+    /// Returns the failure of a request to a server that has lost its memory since it was admitted.
+    pub(super) fn amnesia(&self) -> NodeFailure {
+        let window = self.guard.as_ref().map(|guard| guard.window());
+        NodeFailure::Quarantined {
+            node: Arc::clone(&self.name),
+            left: window.unwrap_or_default(),
+        }
+    }
+
+    /// Forgets what is known, because no lane observes the server any more.
+    pub(super) fn reset(&self) {
+        self.set(false, |known| *known = Observation::default());
+    }
+
+    /// Reports that the server answers again, with the quarantine that it had.
+    pub(super) fn set_answering(&self) {
+        let down = self.set(true, |known| known.down.take());
+        if let Some((_, since)) = down {
+            let node = &*self.name;
+            tracing::warn!(node, down_for = ?since.elapsed(), "redlock node is up again");
+        }
+        telemetry::node_up(&self.name, self.group(), self.is_open());
+    }
+
+    /// Reports that the server answers and may vote.
+    pub(super) fn set_up(&self) {
+        let until = self.known.lock().quarantined_until.take();
+        if until.is_some() {
+            tracing::warn!(node = &*self.name, "redlock node votes again");
+        }
+        self.set_answering();
+    }
+
+    /// Reports that the server answers and must not vote for this time.
+    pub(super) fn set_quarantined(&self, left: Duration) {
+        let until = Instant::now() + left;
+        let before = self.set(true, |known| {
+            known.down = None;
+            known.quarantined_until.replace(until)
+        });
+        telemetry::node_up(&self.name, self.group(), false);
+        let node = &*self.name;
+        match self.duplicate() {
+            _ if before.is_some() => {}
+            Some(why) => tracing::warn!(node, %why, "redlock node gives no votes"),
+            None => tracing::warn!(
+                node,
+                seconds_left = left.as_secs() + 1,
+                "redlock node was started or flushed recently and is quarantined; see restart_guard"
+            ),
+        }
+    }
+
+    /// Reports that the server does not answer.
+    pub(super) fn set_down(&self, why: &Arc<str>) {
+        let was_down = self.set(true, |known| {
+            let before = known.down.take();
+            let since = before.as_ref().map(|(_, since)| *since);
+            known.down = Some((Arc::clone(why), since.unwrap_or_else(Instant::now)));
+            before.is_some()
+        });
+        telemetry::node_up(&self.name, self.group(), false);
+        if !was_down {
+            let (node, effect) = (&*self.name, self.effect());
+            tracing::warn!(node, %why, "redlock node is down; {effect}");
+        }
+    }
+
+    /// Notes when the lane asks the server again, or when an attempt to do so ends.
+    pub(super) fn set_asked_at(&self, at: Option<Instant>) {
+        self.known.lock().asked_at = at;
+    }
+
+    fn set<T>(&self, is_tried: bool, change: impl FnOnce(&mut Observation) -> T) -> T {
+        let mut known = self.known.lock();
+        let changed = change(&mut known);
+        let is_open = known.down.is_none() && known.quarantined_until.is_none();
+        // Relaxed, and so are the other uses: the lock orders the writers. Readers that need only this one answer take no lock,
+        // and read nothing else that depends on it; a stale one costs a request that fails, or one that a lane refuses
+        // although its server is back.
+        let was_open = self.is_open.swap(is_open, Ordering::Relaxed);
+        if let Some(peers) = self.peers.get().filter(|_| is_open != was_open) {
+            peers.count(is_open);
+        }
+        self.is_tried.store(is_tried, Ordering::Relaxed);
+        changed
+    }
+
+    /// Returns what a server that does not vote means for locks.
+    fn effect(&self) -> String {
+        let peers = self.peers.get();
+        peers.map(|peers| peers.effect()).unwrap_or_default()
+    }
+
+    /// Passes the number of subscribers that a release was published to on to its vote. Logs once if the server's
+    /// user must not publish.
+    pub(super) fn set_subscribers(&self, release: &mut Job, published: i64) {
+        if let Ok(subscribers) = usize::try_from(published) {
+            release.sender.set_subscribers(subscribers);
+        // Relaxed: one swap decides who logs.
+        } else if published == -1 && !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                node = &*self.name,
+                "redlock node's user must not publish releases, so waiters poll; it needs {PUBLISH_PERMISSIONS}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::protocol::Quorum;
+
+    /// A server at which nothing listens.
+    pub(in super::super) fn server() -> Arc<RedisServer> {
+        let limit = Duration::from_secs(1);
+        let endpoint = Endpoint::from_url("redis://127.0.0.1:1", limit).unwrap();
+        let timeouts = Timeouts {
+            node: limit,
+            connect: limit,
+        };
+        Arc::new(RedisServer::new(endpoint, timeouts, None, &Arc::default()))
+    }
+
+    #[tokio::test]
+    async fn a_server_that_stays_down_or_up_is_counted_once() {
+        let peers = Arc::new(Peers::new(Quorum::new(3).unwrap(), None));
+        let server = server();
+        server.peers.get_or_init(|| Arc::clone(&peers));
+        let up = || server.set_up();
+        let down = || server.set_down(&"Connection refused".into());
+        let quarantined = || server.set_quarantined(Duration::ZERO);
+        let steps: [(&dyn Fn(), usize); 7] = [
+            (&up, 3),
+            (&down, 2),
+            (&down, 2),
+            (&quarantined, 2),
+            (&up, 3),
+            (&up, 3),
+            (&down, 2),
+        ];
+        for (report, voting) in steps {
+            report();
+            let effect = server.effect();
+            assert!(
+                effect.contains(&format!("({voting} of 3 vote)")),
+                "{effect}"
+            );
+        }
+    }
+}
