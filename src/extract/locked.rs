@@ -285,6 +285,9 @@ impl RequestLocks {
             Ok(guard) => {
                 // The loss of the lock does not stop the handler.
                 self.handles.add(&guard.handle(), OnLost::Notify);
+                if let Some(token) = &self.token {
+                    token.accept();
+                }
                 Ok(Locked(guard, resource))
             }
             Err(error) => Err(LockedRejection::Lock(LockRefused {

@@ -160,6 +160,15 @@ impl CallToken {
         }))
     }
 
+    /// Records that the request may reach the handler, of an extractor that does not refuse it.
+    #[cfg(feature = "axum")]
+    pub(crate) fn accept(&self) {
+        // The call that a retry repeats may have been taken back.
+        if self.is_copy && self.is_taken.load(Ordering::Relaxed) {
+            self.tracker.count_call();
+        }
+    }
+
     /// Records that a request is refused, if it has a token.
     pub(crate) fn refuse_request(extensions: &Extensions) {
         if let Some(token) = extensions.get::<Self>() {

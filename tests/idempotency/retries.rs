@@ -4,17 +4,19 @@ use std::convert::Infallible;
 use std::future::ready;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::body::Body;
+use axum::extract::{Query, Request};
 use axum::http::StatusCode;
 use axum::response::Response;
+use axum::routing::post;
 use support::{Executed, ms, once, redlock, secs};
 use tokio::time::sleep;
 use tower::retry::RetryLayer;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_redlock::Redlock;
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
+use tower_redlock::{Locked, Redlock};
 
-use crate::payments::{Again, cloneable, pay, per_account};
+use crate::payments::{Account, Again, AppState, cloneable, pay, per_account};
 
 /// A service that gives its answers one after the other, and the last for ever.
 fn answering(
@@ -174,6 +176,36 @@ async fn inner_retry_that_is_refused_after_an_execution_counts_as_executed() {
     sleep(secs(2)).await;
     let Ok(second) = call().await;
     assert_eq!(second.status(), StatusCode::CONFLICT);
+    assert_eq!(executed.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn inner_retry_that_executes_after_a_refused_extractor_is_recorded() {
+    let (accounts, records) = (ScriptedNodes::new(3), ScriptedNodes::new(3));
+    (0..2).for_each(|node| accounts.set(node, Gate::Down));
+    let executed = Executed::default();
+    let counted = executed.clone();
+    let pay_locked = async move |_: Locked<Query<Account>>| counted.one_more().to_string();
+    let redlock_of_accounts = redlock(&accounts);
+    let router = Router::new().route("/payments", post(pay_locked));
+    let router: Router = router.with_state(AppState {
+        redlock: redlock_of_accounts,
+    });
+    let stack = ServiceBuilder::new()
+        .layer(once(&redlock(&records)))
+        .map_request(|request: http::Request<_>| request.map(|_| String::new()))
+        .layer(RetryLayer::new(Again::after(ms(100), 1)))
+        .map_request(|request: http::Request<String>| request.map(Body::from))
+        .service(router);
+    let app = Router::new().route_service("/payments", stack);
+    tokio::spawn(async move {
+        sleep(ms(90)).await;
+        (0..2).for_each(|node| accounts.set(node, Gate::Ready));
+    });
+    for _ in 0..2 {
+        let answer = pay(&app, "/payments?account=1", "a").await;
+        assert_eq!(answer.status, StatusCode::OK);
+    }
     assert_eq!(executed.count(), 1);
 }
 
