@@ -2,9 +2,8 @@
 //!
 //! # Implementation details
 //!
-//! The future goes through `Reading → Readying → Running`, or ends in `Refused`. A request without a body calls the inner
-//! service at once, while it is ready. A request that is refused, or whose inner service breaks before it is ready, takes
-//! back its [`CallToken`], because the handler is not called.
+//! A request without a body calls the inner service at once, while it is ready. A request that is refused, or whose inner
+//! service breaks before it is ready, takes back its [`CallToken`], because the handler is not called.
 
 use std::error::Error;
 use std::future::Future;
@@ -30,7 +29,7 @@ use crate::middleware::calls::CallToken;
 use crate::middleware::macros::{inner_accessors, opaque_debug};
 use crate::middleware::rejection::Rejection;
 use crate::middleware::response::{Refusals, RejectionResponse};
-use crate::middleware::service::take;
+use crate::middleware::service::{POLLED_AGAIN, take};
 
 /// Layer that applies the [`BufferBodyService`] middleware: reads each request's body before the
 /// inner service sees the request. So a lock further in is not held during a slow upload, and a
@@ -116,23 +115,29 @@ where
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (parts, body) = request.into_parts();
         let BufferBodyLayer { limit, refusals } = &self.settings;
-        let state = if body.size_hint().lower() > *limit as u64 {
-            State::Refused(Some(
-                refusals.refuse_request(Rejection::BodyTooLarge, &parts),
-            ))
+        let mut future = BufferBodyFuture {
+            refusal: None,
+            reading: None,
+            waiting: None,
+            inner: None,
+        };
+        if body.size_hint().lower() > *limit as u64 {
+            let rejection = Rejection::BodyTooLarge;
+            future.refusal = Some(refusals.refuse_request(rejection, &parts));
         } else if body.is_end_stream() {
             let request = buffered(parts, BufferedRequestBody::default());
-            State::Running(self.inner.call(request))
+            future.inner = Some(self.inner.call(request));
         } else {
             // The upload may be slow: give up readiness, such as a permit, and ask for it again once the body is complete.
             let clone = self.inner.clone();
             drop(mem::replace(&mut self.inner, clone));
-            State::Reading {
-                body: Limited::new(body, *limit).collect(),
-                call: Some((parts, self.inner.clone(), refusals.clone())),
-            }
-        };
-        BufferBodyFuture { state }
+            future.reading = Some(Limited::new(body, *limit).collect());
+            future.waiting = Some((
+                self.clone(),
+                Request::from_parts(parts, BufferedRequestBody::default()),
+            ));
+        }
+        future
     }
 }
 
@@ -143,30 +148,13 @@ where
     S: Service<Request<BufferedRequestBody>>,
     ReqBody: Body<Error: Into<BoxError>>,
 {
+    refusal: Option<Response<Full<Bytes>>>,
     #[pin]
-    state: State<S, ReqBody, S::Future>,
-}
-
-#[pin_project(project = StateProjection)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "a future is in its largest states most of the time"
-)]
-enum State<S, ReqBody, F>
-where
-    ReqBody: Body<Error: Into<BoxError>>,
-{
-    Refused(Option<Response<Full<Bytes>>>),
-    Reading {
-        #[pin]
-        body: Collect<Limited<ReqBody>>,
-        call: Option<(Parts, S, Refusals)>,
-    },
-    Readying {
-        request: Option<Request<BufferedRequestBody>>,
-        inner: S,
-    },
-    Running(#[pin] F),
+    reading: Option<Collect<Limited<ReqBody>>>,
+    /// Until the inner service is called.
+    waiting: Option<(BufferBodyService<S>, Request<BufferedRequestBody>)>,
+    #[pin]
+    inner: Option<S::Future>,
 }
 
 impl<S, ReqBody, ResBody> Future for BufferBodyFuture<S, ReqBody>
@@ -179,39 +167,34 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        loop {
-            let next = match this.state.as_mut().project() {
-                StateProjection::Refused(refusal) => {
-                    return Poll::Ready(Ok(take(refusal).map(LockBody::refusal)));
-                }
-                StateProjection::Reading { body, call } => {
-                    let read = ready!(body.poll(context));
-                    let (parts, inner, refusals) = take(call);
-                    match read.map(BufferedRequestBody::collected) {
-                        Ok(body) => {
-                            let request = Some(buffered(parts, body));
-                            State::Readying { request, inner }
-                        }
-                        Err(error) => {
-                            let refusal = refusals.refuse_request(read_error(&*error), &parts);
-                            State::Refused(Some(refusal))
-                        }
-                    }
-                }
-                StateProjection::Readying { request, inner } => {
-                    if let Err(error) = ready!(inner.poll_ready(context)) {
-                        CallToken::refuse_request(take(request).extensions());
-                        return Poll::Ready(Err(error));
-                    }
-                    State::Running(inner.call(take(request)))
-                }
-                StateProjection::Running(inner) => {
-                    let response = ready!(inner.poll(context))?;
-                    return Poll::Ready(Ok(response.map(LockBody::unlocked)));
-                }
-            };
-            this.state.set(next);
+        if let Some(refusal) = this.refusal.take() {
+            return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
         }
+        if let Some(reading) = this.reading.as_mut().as_pin_mut() {
+            let read = ready!(reading.poll(context));
+            this.reading.set(None);
+            let (service, request) = take(this.waiting);
+            let (parts, _) = request.into_parts();
+            match read.map(BufferedRequestBody::collected) {
+                Ok(body) => *this.waiting = Some((service, buffered(parts, body))),
+                Err(error) => {
+                    let refusals = &service.settings.refusals;
+                    let refusal = refusals.refuse_request(read_error(&*error), &parts);
+                    return Poll::Ready(Ok(refusal.map(LockBody::refusal)));
+                }
+            }
+        }
+        if let Some((service, request)) = this.waiting {
+            if let Err(error) = ready!(service.inner.poll_ready(context)) {
+                CallToken::refuse_request(request.extensions());
+                return Poll::Ready(Err(error));
+            }
+            let (mut service, request) = take(this.waiting);
+            this.inner.set(Some(service.inner.call(request)));
+        }
+        let inner = this.inner.as_pin_mut().expect(POLLED_AGAIN);
+        let response = ready!(inner.poll(context))?;
+        Poll::Ready(Ok(response.map(LockBody::unlocked)))
     }
 }
 

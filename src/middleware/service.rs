@@ -389,4 +389,4 @@ pub(super) fn take<T>(slot: &mut Option<T>) -> T {
     slot.take().expect(POLLED_AGAIN)
 }
 
-const POLLED_AGAIN: &str = "a future is not polled after it is ready";
+pub(super) const POLLED_AGAIN: &str = "a future is not polled after it is ready";
