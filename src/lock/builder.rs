@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::lock::error::BuildError;
-use crate::lock::node_group::{NodeGroup, NodeSettings, layout, moved_to, named};
+use crate::lock::node_group::{NodeGroup, NodeSettings, layout};
 use crate::lock::redlock::Redlock;
 use crate::lock::settings::{RestartGuard, Settings, settings};
 #[cfg(feature = "test-util")]
@@ -318,9 +318,8 @@ impl RedlockBuilder {
     pub fn build(self) -> Result<Redlock, BuildError> {
         let built = self.settings().and_then(|settings| {
             let (nodes, settings) = (self.node_settings(&settings)?, Arc::new(settings));
-            let groups = named(&self.nodes, &self.groups)?;
-            let next = self.moving_to.as_deref().map(moved_to).transpose()?;
-            let layout = layout(&groups, next.as_deref(), &nodes, &settings)?;
+            let next = self.moving_to.as_deref();
+            let layout = layout(&self.nodes, &self.groups, next, &nodes, &settings)?;
             Ok(Redlock::new(settings, layout))
         });
         built.map_err(|error| error.name_variable(&self.variables))

@@ -1,10 +1,10 @@
 //! Settings as data: from environment variables or, with the feature `serde`, from a configuration file.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
-use std::fmt;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::lock::builder::RedlockBuilder;
 use crate::lock::error::BuildError;
@@ -102,8 +102,8 @@ impl RedlockConfig {
             let not_text = |_| BuildError::new(name, "not UTF-8", "correct it or unset it");
             let read = text.into_string().map_err(not_text).and_then(|text| {
                 let value = match *name {
-                    "urls" | "moving_to" | "namespace" => Value::Text(text),
-                    _ => Value::from_text(text.trim()),
+                    "urls" | "moving_to" | "namespace" => text.into(),
+                    _ => value_of(text.trim()),
                 };
                 config.set(name, value)
             });
@@ -162,7 +162,7 @@ macro_rules! read {
                 let Self(builder) = self;
                 let refuse = |problem: String| BuildError::new(name, problem, URLS);
                 match (name, value) {
-                    (_, Value::Nothing) => {}
+                    (_, Value::Null) => {}
                     ("urls", value) => match groups(value).map_err(refuse)? {
                         groups if matches!(&*groups, [only] if !only.has_name()) => {
                             builder.nodes = groups.into_iter().next().unwrap_or_default();
@@ -173,13 +173,13 @@ macro_rules! read {
                         let groups = groups(value).map_err(refuse)?;
                         builder.moving_to = Some(groups).filter(|groups| !groups.is_empty());
                     }
-                    ("namespace", Value::Text(namespace)) => builder.namespace = namespace,
+                    ("namespace", Value::String(namespace)) => builder.namespace = namespace,
                     $((stringify!($name), value) => {
                         let read = <$type>::from_value(&value);
-                        let read = read.map_err(|form| BuildError::new(name, value, form))?;
+                        let read = read.map_err(|form| BuildError::new(name, shown(&value), form))?;
                         builder.settings.$name = read.into();
                     })+
-                    (_, value) => return Err(BuildError::new(name, value, TEXT)),
+                    (_, value) => return Err(BuildError::new(name, shown(&value), TEXT)),
                 }
                 Ok(())
             }
@@ -195,45 +195,22 @@ impl From<RedlockConfig> for RedlockBuilder {
     }
 }
 
-/// The value of a setting, as the environment or a configuration file has it.
-#[derive(Default)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(untagged))]
-#[cfg_attr(
-    not(feature = "serde"),
-    expect(dead_code, reason = "the environment has only text")
-)]
-enum Value {
-    #[default]
-    Nothing,
-    Bool(bool),
-    Number(u64),
-    Text(String),
-    List(Vec<Self>),
-    Map(BTreeMap<String, Self>),
-    /// Such as a negative number.
-    #[cfg(feature = "serde")]
-    Other(serde::de::IgnoredAny),
-}
-
-impl Value {
-    fn from_text(text: &str) -> Self {
-        match (text.parse(), text.parse()) {
-            (Ok(value), _) => Self::Bool(value),
-            (_, Ok(value)) => Self::Number(value),
-            _ => Self::Text(text.to_owned()),
-        }
+/// Reads the value of an environment variable.
+fn value_of(text: &str) -> Value {
+    match (text.parse::<bool>(), text.parse::<u64>()) {
+        (Ok(value), _) => value.into(),
+        (_, Ok(value)) => value.into(),
+        _ => text.into(),
     }
 }
 
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bool(value) => value.fmt(f),
-            Self::Number(value) => value.fmt(f),
-            Self::Text(text) if text.is_empty() => f.write_str("empty"),
-            Self::Text(text) => f.write_str(text),
-            _ => f.write_str("of another type"),
-        }
+/// Returns the text for an error about a value.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) if text.is_empty() => "empty".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        _ => "of another type".to_owned(),
     }
 }
 
@@ -247,9 +224,7 @@ trait FromValue: Sized {
 
 impl FromValue for Duration {
     fn from_value(value: &Value) -> Result<Self, &'static str> {
-        let Value::Text(text) = value else {
-            return Err(TIME);
-        };
+        let text = value.as_str().ok_or(TIME)?;
         let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(TIME)?);
         let unit = match unit {
             "ms" => 1,
@@ -266,29 +241,26 @@ impl FromValue for Duration {
 
 impl FromValue for RestartGuard {
     fn from_value(value: &Value) -> Result<Self, &'static str> {
-        match value {
-            Value::Text(text) if text == "auto" => Ok(Self::Auto),
-            Value::Text(text) if text == "off" => Ok(Self::Off),
-            time => Duration::from_value(time).map(Self::For).map_err(|_| GUARD),
+        match value.as_str() {
+            Some("auto") => Ok(Self::Auto),
+            Some("off") => Ok(Self::Off),
+            _ => Duration::from_value(value)
+                .map(Self::For)
+                .map_err(|_| GUARD),
         }
     }
 }
 
 impl FromValue for bool {
     fn from_value(value: &Value) -> Result<Self, &'static str> {
-        match value {
-            Value::Bool(value) => Ok(*value),
-            _ => Err(BOOL),
-        }
+        value.as_bool().ok_or(BOOL)
     }
 }
 
 impl FromValue for usize {
     fn from_value(value: &Value) -> Result<Self, &'static str> {
-        match value {
-            Value::Number(value) => Self::try_from(*value).map_err(|_| NUMBER),
-            _ => Err(NUMBER),
-        }
+        let number = value.as_u64().and_then(|number| number.try_into().ok());
+        number.ok_or(NUMBER)
     }
 }
 
@@ -298,37 +270,37 @@ impl FromValue for usize {
 ///
 /// Returns what is wrong with it, without its content, which may contain credentials.
 fn groups(value: Value) -> Result<Vec<NodeGroup>, String> {
-    let is_text = |entry: &Value| matches!(entry, Value::Text(_));
+    let is_text = |entry: &Value| matches!(entry, Value::String(_));
     match value {
-        Value::Text(text) => parse_groups(&text),
-        Value::List(urls) if !urls.is_empty() && urls.iter().all(is_text) => {
-            group(Value::List(urls)).map(|group| vec![group])
+        Value::String(text) => parse_groups(&text),
+        Value::Array(urls) if !urls.is_empty() && urls.iter().all(is_text) => {
+            group(Value::Array(urls)).map(|group| vec![group])
         }
-        Value::List(entries) => entries.into_iter().map(group).collect(),
+        Value::Array(entries) => entries.into_iter().map(group).collect(),
         _ => Err("not a list of URLs or groups, or text with commas between URLs".to_owned()),
     }
 }
 
 fn group(value: Value) -> Result<NodeGroup, String> {
     match value {
-        Value::Text(_) => Err("a URL beside groups; put it into one".to_owned()),
-        Value::List(urls) => {
+        Value::String(_) => Err("a URL beside groups; put it into one".to_owned()),
+        Value::Array(urls) => {
             let urls = urls.into_iter().map(|url| match url {
-                Value::Text(url) => Ok(url),
+                Value::String(url) => Ok(url),
                 _ => Err(NO_URLS.to_owned()),
             });
             Ok(NodeGroup::new().urls(urls.collect::<Result<Vec<_>, _>>()?))
         }
-        Value::Map(mut fields) => {
+        Value::Object(mut fields) => {
             let nodes = match fields.remove("urls") {
-                Some(Value::Text(urls)) => parse_urls(&urls)?,
-                Some(urls @ Value::List(_)) => group(urls)?,
+                Some(Value::String(urls)) => parse_urls(&urls)?,
+                Some(urls @ Value::Array(_)) => group(urls)?,
                 _ => return Err("a group without `urls`".to_owned()),
             };
-            match (fields.remove("name"), fields.pop_first()) {
-                (_, Some((field, _))) => Err(format!("a group with a field `{field}`")),
-                (None | Some(Value::Nothing), None) => Ok(nodes),
-                (Some(Value::Text(name)), None) => Ok(nodes.name(name)),
+            match (fields.remove("name"), fields.keys().next()) {
+                (_, Some(field)) => Err(format!("a group with a field `{field}`")),
+                (None | Some(Value::Null), None) => Ok(nodes),
+                (Some(Value::String(name)), None) => Ok(nodes.name(name)),
                 _ => Err("a group whose name is no text".to_owned()),
             }
         }

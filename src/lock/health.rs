@@ -1,9 +1,9 @@
 //! The health of the nodes, and whether locks can be acquired.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use crate::lock::layout::{Group, Layout};
@@ -165,35 +165,22 @@ impl GroupHealth {
 
 /// Pings every node, and waits until all have answered or are overdue.
 pub(crate) async fn check(layout: &Layout, registry: &Registry) -> Health {
-    let groups = layout.groups().iter().map(|group| check_group(group));
-    let groups = join_all(groups).await;
+    let groups = check_groups(layout.groups()).await;
     Health::new(groups, registry.stage() != DrainStage::Open)
 }
 
-/// Waits for all of the futures.
-async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut futures: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
-    poll_fn(|context| {
-        let mut is_ready = true;
-        for (future, output) in &mut futures {
-            if output.is_none() {
-                match future.as_mut().poll(context) {
-                    Poll::Ready(ready) => *output = Some(ready),
-                    Poll::Pending => is_ready = false,
-                }
-            }
-        }
-        if is_ready {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
+/// Checks all groups at once.
+fn check_groups(
+    groups: &[Arc<Group>],
+) -> Pin<Box<dyn Future<Output = Vec<GroupHealth>> + Send + '_>> {
+    Box::pin(async move {
+        let Some((first, others)) = groups.split_first() else {
+            return Vec::new();
+        };
+        let (first, mut others) = tokio::join!(check_group(first), check_groups(others));
+        others.insert(0, first);
+        others
     })
-    .await;
-    futures
-        .into_iter()
-        .filter_map(|(_, output)| output)
-        .collect()
 }
 
 async fn check_group(group: &Group) -> GroupHealth {

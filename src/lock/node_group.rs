@@ -71,7 +71,7 @@ pub(super) struct NodeSettings {
 }
 
 /// A group, with the name that it has in its layout.
-pub(super) struct Named<'a> {
+struct Named<'a> {
     name: Arc<str>,
     group: &'a NodeGroup,
     /// The setting that the group came from.
@@ -200,36 +200,7 @@ from_urls! {
     [U: AsRef<str>] &[U];
 }
 
-/// Returns the groups of a builder with their names. Nodes outside of all groups are a group if there is no other.
-pub(super) fn named<'a>(
-    nodes: &'a NodeGroup,
-    groups: &'a [NodeGroup],
-) -> Result<Vec<Named<'a>>, BuildError> {
-    match groups {
-        [] if nodes.sources.is_empty() => Err(BuildError::new(
-            "nodes",
-            0,
-            "there is no node; add `url`, `urls`, `pool_config`, `pool` or `embedded`",
-        )),
-        [] => with_names(std::slice::from_ref(nodes), "nodes"),
-        groups if nodes.sources.is_empty() => with_names(groups, "group"),
-        _ => Err(BuildError::new(
-            "group",
-            "nodes outside of it",
-            "each node belongs to one group; add these nodes as a `group` too",
-        )),
-    }
-}
-
-/// Returns the groups that a lock service moves to, with their names.
-pub(super) fn moved_to(groups: &[NodeGroup]) -> Result<Vec<Named<'_>>, BuildError> {
-    if groups.is_empty() {
-        let remedy = "there is no group to move to; name the new groups, or leave it out";
-        return Err(BuildError::new("moving_to", 0, remedy));
-    }
-    with_names(groups, "moving_to")
-}
-
+/// Gives each group its name.
 fn with_names<'a>(
     groups: &'a [NodeGroup],
     setting: &'static str,
@@ -250,43 +221,61 @@ fn with_names<'a>(
     Ok(named)
 }
 
-/// Makes the nodes of all groups, and their layout.
-pub(super) fn layout<'n>(
-    current: &'n [Named<'n>],
-    next: Option<&'n [Named<'n>]>,
+/// Makes the nodes of all groups, and their layout. Nodes outside of all groups are a group if there is no other.
+pub(super) fn layout(
+    outside: &NodeGroup,
+    groups: &[NodeGroup],
+    moving_to: Option<&[NodeGroup]>,
     nodes: &NodeSettings,
     settings: &Arc<Settings>,
 ) -> Result<Layout, BuildError> {
-    let mut all: Vec<&Named<'n>> = current.iter().collect();
-    let mut number_of = |named: &'n Named<'n>| {
-        let Named { name, group, .. } = named;
-        let Some(known) = current.iter().position(|other| other.name == *name) else {
-            all.push(named);
-            return Ok(all.len() - 1);
-        };
-        if current[known].group.identity() != group.identity() {
-            let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
-            return Err(BuildError::new(
-                "moving_to",
-                format!("group {name}"),
-                remedy,
-            ));
+    let mut all = match (groups, outside.sources.is_empty()) {
+        ([], true) => {
+            let remedy = "there is no node; add `url`, `urls`, `pool_config`, `pool` or `embedded`";
+            return Err(BuildError::new("nodes", 0, remedy));
         }
-        Ok(known)
+        ([], false) => with_names(std::slice::from_ref(outside), "nodes")?,
+        (groups, true) => with_names(groups, "group")?,
+        (_, false) => {
+            let remedy = "each node belongs to one group; add these nodes as a `group` too";
+            return Err(BuildError::new("group", "nodes outside of it", remedy));
+        }
     };
-    let numbers = next.map(|next| next.iter().map(&mut number_of).collect());
-    let numbers: Option<Vec<usize>> = numbers.transpose()?;
+    let (current, mut numbers) = (all.len(), moving_to.map(|_| Vec::new()));
+    if moving_to.is_some_and(<[NodeGroup]>::is_empty) {
+        let remedy = "there is no group to move to; name the new groups, or leave it out";
+        return Err(BuildError::new("moving_to", 0, remedy));
+    }
+    for named in with_names(moving_to.unwrap_or_default(), "moving_to")? {
+        let mut present = all[..current].iter();
+        let known = present.position(|other| other.name == named.name);
+        if known.is_some_and(|known| all[known].group.identity() != named.group.identity()) {
+            let remedy = "its nodes are not those that the group of this name has now, by host, port and database; give a group of other servers another name";
+            let value = format!("group {}", named.name);
+            return Err(BuildError::new("moving_to", value, remedy));
+        }
+        numbers
+            .get_or_insert_default()
+            .push(known.unwrap_or(all.len()));
+        if known.is_none() {
+            all.push(named);
+        }
+    }
     let is_told = all.len() > 1;
     let (mut groups, mut names) = (Vec::with_capacity(all.len()), Vec::new());
-    for named in all {
-        let Named { name, group, .. } = named;
+    for Named {
+        name,
+        group,
+        setting,
+    } in all
+    {
         let made = group.make(nodes, &mut names);
-        let made = made.map_err(|error| match named.setting {
-            "moving_to" => error.of_setting(named.setting),
+        let made = made.map_err(|error| match setting {
+            "moving_to" => error.of_setting(setting),
             _ => error,
         })?;
         let quorum = Quorum::new(made.len()).ok_or_else(|| {
-            let value = match named.setting {
+            let value = match setting {
                 "nodes" => made.len().to_string(),
                 _ => format!("group {name}"),
             };
@@ -296,13 +285,13 @@ pub(super) fn layout<'n>(
                 }
                 _ => "there are more than 64 nodes, the most that a lock can ask; use an odd number from 3 to 7",
             };
-            BuildError::new(named.setting, value, remedy)
+            BuildError::new(setting, value, remedy)
         })?;
-        let label = is_told.then(|| Arc::clone(name));
+        let label = is_told.then(|| Arc::clone(&name));
         let cluster = Cluster::new(made, quorum, settings, &nodes.home, label.as_ref());
-        groups.push(Group::new(Arc::clone(name), label, cluster));
+        groups.push(Group::new(name, label, cluster));
     }
-    Ok(Layout::new(groups, current.len(), numbers))
+    Ok(Layout::new(groups, current, numbers))
 }
 
 impl NodeGroup {
