@@ -70,7 +70,8 @@ impl<S: Send + Sync> FromRequestParts<S> for LockHandles {
 
 /// Rejection of [`LockHandle`] and [`FencingToken`]: the router is misconfigured, 500. The message names the route and
 /// the remedy, and is logged once for each route.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{}", .0.text())]
 pub struct LockHandleRejection(Misplaced);
 
 impl LockHandleRejection {
@@ -107,11 +108,3 @@ impl IntoResponse for LockHandleRejection {
         self.0.refuse(mistake)
     }
 }
-
-impl std::fmt::Display for LockHandleRejection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0.text())
-    }
-}
-
-impl std::error::Error for LockHandleRejection {}

@@ -311,7 +311,8 @@ pub enum LockedRejection<R> {
 
 /// Refusal of a lock; its response is that of the layer, unless an
 /// [`ExtractorRejectionLayer`](crate::ExtractorRejectionLayer) sets another.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the lock was refused: {rejection}")]
 pub struct LockRefused {
     rejection: Rejection,
     format: RefusalFormat,
@@ -354,12 +355,6 @@ impl<R: std::fmt::Display> std::fmt::Display for LockedRejection<R> {
     }
 }
 
-impl std::fmt::Display for LockRefused {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the lock was refused: {}", self.rejection)
-    }
-}
-
 /// With the source of the inner rejection, whose message it shows.
 impl<R: std::error::Error + 'static> std::error::Error for LockedRejection<R> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
@@ -369,5 +364,3 @@ impl<R: std::error::Error + 'static> std::error::Error for LockedRejection<R> {
         }
     }
 }
-
-impl std::error::Error for LockRefused {}

@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use thiserror::Error;
+
 use crate::lock::lost::LostReason;
 use crate::lock::time::whole_millis;
 use crate::node::{NodeFailure, whole_seconds};
@@ -17,15 +19,20 @@ pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 ///
 /// Only [`Contended`](Self::Contended) says anything about the resource: another caller holds it. If nodes cannot
 /// be reached, or answer too late, the resource may well be free.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LockError {
     /// Another caller holds the lock, and held it until the end of the wait.
+    #[error("the lock is held by another caller{}", match retry_after {
+        Some(left) => format!("; it expires in {left:?} unless it is renewed"),
+        None => String::new(),
+    })]
     Contended {
         /// The time until the lock expires unless its holder renews it, if known.
         retry_after: Option<Duration>,
     },
     /// No majority of the nodes voted, and no holder of the lock is known.
+    #[error("{}", unavailable(*reached, *needed, voted, nodes))]
     Unavailable {
         /// The number of nodes that voted.
         reached: usize,
@@ -37,6 +44,9 @@ pub enum LockError {
         nodes: Vec<NodeFailure>,
     },
     /// A majority granted the lock, but so late that its validity was over.
+    #[error(
+        "the nodes granted the lock after {elapsed:?}, too late for a ttl of {ttl:?}; use a longer ttl"
+    )]
     Expired {
         /// The ttl of the lock.
         ttl: Duration,
@@ -44,11 +54,15 @@ pub enum LockError {
         elapsed: Duration,
     },
     /// Too many calls wait for locks already; see [`max_waiters`](crate::RedlockBuilder::max_waiters).
+    #[error(
+        "{max} calls already wait for locks in this process; raise max_waiters or shorten wait"
+    )]
     Overloaded {
         /// The number of calls that may wait.
         max: usize,
     },
     /// The ttl is over [`max_ttl`](crate::RedlockBuilder::max_ttl), which all clients of a namespace share.
+    #[error("{}", too_long(*asked, *max))]
     TtlTooLong {
         /// The requested ttl.
         asked: Duration,
@@ -56,11 +70,13 @@ pub enum LockError {
         max: Duration,
     },
     /// The allowance for clock drift uses up the ttl.
+    #[error("a ttl of {asked:?} is used up by clock drift (ttl / 100 + 2 ms); use a longer ttl")]
     TtlTooShort {
         /// The requested ttl.
         asked: Duration,
     },
     /// The number of slots is zero or too high; see [`slots`](crate::LockRequest::slots).
+    #[error("a key cannot have {asked} slots; choose between 1 and {max}")]
     InvalidSlots {
         /// The requested number.
         asked: usize,
@@ -69,10 +85,16 @@ pub enum LockError {
     },
     /// The same HTTP request holds the lock as a reader already, and asks to hold it alone. A reader cannot become the
     /// only holder, so it would wait for itself.
+    #[error(
+        "the request holds the lock as a reader and cannot become its only holder; lock it alone from the \
+         beginning, or share it everywhere in the request"
+    )]
     HeldShared,
     /// The key, or the set of keys, is invalid.
+    #[error("{0}")]
     Key(KeyError),
     /// [`Redlock::drain`](crate::Redlock::drain) was called, or the runtime is shutting down.
+    #[error("the lock service of this process is shutting down")]
     Closed,
 }
 
@@ -128,26 +150,15 @@ impl LockError {
     /// ```
     #[must_use]
     pub fn quarantined(&self) -> Option<Duration> {
-        let Self::Unavailable {
-            reached,
-            needed,
-            nodes,
-            ..
-        } = self
-        else {
-            return None;
-        };
-        let is_unanswered = |node: &&NodeFailure| matches!(node, NodeFailure::Unanswered { .. });
-        let left = nodes.iter().filter_map(|node| match node {
-            NodeFailure::Quarantined { left, .. } => Some(*left),
+        match self {
+            Self::Unavailable {
+                reached,
+                needed,
+                nodes,
+                ..
+            } => quarantined(*reached, *needed, nodes),
             _ => None,
-        });
-        let mut left: Vec<Duration> = left.collect();
-        left.sort_unstable();
-        // A node that is known to be down fails at once, so one that has not answered yet counts as up.
-        let up = reached + nodes.iter().filter(is_unanswered).count();
-        let missing = needed.saturating_sub(up).max(1);
-        left.get(missing - 1).copied()
+        }
     }
 
     /// Returns whether the same request fails again in any case.
@@ -173,63 +184,6 @@ impl LockError {
     }
 }
 
-impl fmt::Display for LockError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Contended { retry_after } => {
-                f.write_str("the lock is held by another caller")?;
-                match retry_after {
-                    Some(left) => write!(f, "; it expires in {left:?} unless it is renewed"),
-                    None => Ok(()),
-                }
-            }
-            Self::Unavailable {
-                reached,
-                needed,
-                voted,
-                nodes,
-            } => {
-                let mut step = "voted on the lock".to_owned();
-                if !voted.is_empty() {
-                    step = format!("{step} ({})", voted.join(", "));
-                }
-                let mut demand = if *needed == 1 { "is" } else { "are" }.to_owned() + " needed";
-                if let Some(left) = self.quarantined() {
-                    let seconds = whole_seconds(left);
-                    demand =
-                        format!("{demand}; enough may vote in {seconds} s, after their quarantine");
-                }
-                write_no_quorum(f, *reached, &step, *needed, &demand, nodes)
-            }
-            Self::Expired { ttl, elapsed } => write!(
-                f,
-                "the nodes granted the lock after {elapsed:?}, too late for a ttl of {ttl:?}; use a longer ttl"
-            ),
-            Self::Overloaded { max } => write!(
-                f,
-                "{max} calls already wait for locks in this process; raise max_waiters or shorten wait"
-            ),
-            Self::TtlTooLong { asked, max } => write_too_long(f, *asked, *max),
-            Self::TtlTooShort { asked } => write!(
-                f,
-                "a ttl of {asked:?} is used up by clock drift (ttl / 100 + 2 ms); use a longer ttl"
-            ),
-            Self::InvalidSlots { asked, max } => {
-                write!(f, "a key cannot have {asked} slots; choose between 1 and {max}")
-            }
-            Self::HeldShared => f.write_str(
-                "the request holds the lock as a reader and cannot become its only holder; lock it alone from the \
-                 beginning, or share it everywhere in the request",
-            ),
-            Self::Key(error) => error.fmt(f),
-            Self::Closed => f.write_str("the lock service of this process is shutting down"),
-        }
-    }
-}
-
-/// Without a source: the message has the causes.
-impl std::error::Error for LockError {}
-
 impl From<KeyError> for LockError {
     fn from(error: KeyError) -> Self {
         Self::Key(error)
@@ -237,12 +191,20 @@ impl From<KeyError> for LockError {
 }
 
 /// Error of an extension. A lock that is not lost stays exactly as valid as before.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ExtendError {
     /// The lock is lost.
+    #[error("the lock cannot be extended: {0}")]
     Lost(LostReason),
     /// No majority of the nodes confirmed the extension. The end of the validity is unchanged.
+    #[error("{}", no_quorum(
+        *reached,
+        "answered",
+        *needed,
+        "must confirm the extension; the end of the lock is unchanged",
+        nodes,
+    ))]
     Unavailable {
         /// The number of nodes that answered.
         reached: usize,
@@ -252,6 +214,7 @@ pub enum ExtendError {
         nodes: Vec<NodeFailure>,
     },
     /// The ttl is over [`max_ttl`](crate::RedlockBuilder::max_ttl).
+    #[error("{}", too_long(*asked, *max))]
     TtlTooLong {
         /// The requested ttl.
         asked: Duration,
@@ -260,42 +223,28 @@ pub enum ExtendError {
     },
     /// The ttl is not longer than `node_timeout`, so that the lock could expire before the extension is confirmed,
     /// or the allowance for clock drift uses it up.
+    #[error("a ttl of {asked:?} is not longer than node_timeout and clock drift; use a longer ttl")]
     TtlTooShort {
         /// The requested ttl.
         asked: Duration,
     },
 }
 
-impl fmt::Display for ExtendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost(reason) => write!(f, "the lock cannot be extended: {reason}"),
-            Self::Unavailable {
-                reached,
-                needed,
-                nodes,
-            } => {
-                let demand = "must confirm the extension; the end of the lock is unchanged";
-                write_no_quorum(f, *reached, "answered", *needed, demand, nodes)
-            }
-            Self::TtlTooLong { asked, max } => write_too_long(f, *asked, *max),
-            Self::TtlTooShort { asked } => write!(
-                f,
-                "a ttl of {asked:?} is not longer than node_timeout and clock drift; use a longer ttl"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ExtendError {}
-
 /// Error of a release. The key expires by its ttl at the latest.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
     /// The lock was lost before its release. Another caller may have held it at the same time.
+    #[error("the lock was lost before its release: {0}")]
     Lost(LostReason),
     /// No majority of the nodes confirmed the release in time. It goes on in the background.
+    #[error("{}", no_quorum(
+        *reached,
+        "confirmed the release",
+        *needed,
+        "are needed; it goes on in the background, and the key expires by its ttl",
+        nodes,
+    ))]
     Unavailable {
         /// The number of nodes that confirmed the release.
         reached: usize,
@@ -306,50 +255,59 @@ pub enum ReleaseError {
     },
 }
 
-impl fmt::Display for ReleaseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost(reason) => write!(f, "the lock was lost before its release: {reason}"),
-            Self::Unavailable {
-                reached,
-                needed,
-                nodes,
-            } => {
-                let demand =
-                    "are needed; it goes on in the background, and the key expires by its ttl";
-                write_no_quorum(f, *reached, "confirmed the release", *needed, demand, nodes)
-            }
-        }
-    }
+/// Returns when enough quarantined nodes may vote, if their votes are all that lacks.
+fn quarantined(reached: usize, needed: usize, nodes: &[NodeFailure]) -> Option<Duration> {
+    let is_unanswered = |node: &&NodeFailure| matches!(node, NodeFailure::Unanswered { .. });
+    let left = nodes.iter().filter_map(|node| match node {
+        NodeFailure::Quarantined { left, .. } => Some(*left),
+        _ => None,
+    });
+    let mut left: Vec<Duration> = left.collect();
+    left.sort_unstable();
+    // A node that is known to be down fails at once, so one that has not answered yet counts as up.
+    let up = reached + nodes.iter().filter(is_unanswered).count();
+    let missing = needed.saturating_sub(up).max(1);
+    left.get(missing - 1).copied()
 }
 
-impl std::error::Error for ReleaseError {}
+fn unavailable(reached: usize, needed: usize, voted: &[Arc<str>], nodes: &[NodeFailure]) -> String {
+    let mut step = "voted on the lock".to_owned();
+    if !voted.is_empty() {
+        step += &format!(" ({})", voted.join(", "));
+    }
+    let mut demand = if needed == 1 { "is" } else { "are" }.to_owned() + " needed";
+    if let Some(left) = quarantined(reached, needed, nodes) {
+        let seconds = whole_seconds(left);
+        demand += &format!("; enough may vote in {seconds} s, after their quarantine");
+    }
+    no_quorum(reached, &step, needed, &demand, nodes)
+}
 
-fn write_no_quorum(
-    f: &mut fmt::Formatter<'_>,
+fn too_long(asked: Duration, max: Duration) -> String {
+    format!(
+        "a ttl of {asked:?} is over max_ttl = {max:?}; raise max_ttl in every client of the namespace"
+    )
+}
+
+/// Returns the text for too few nodes: how many made a step, how many must, and the failures of the others.
+fn no_quorum(
     reached: usize,
     step: &str,
     needed: usize,
     demand: &str,
     nodes: &[NodeFailure],
-) -> fmt::Result {
+) -> String {
     let counted = if reached == 1 { "node" } else { "nodes" };
-    write!(
-        f,
-        "no quorum: {reached} {counted} {step}, {needed} {demand}"
-    )?;
-    nodes.iter().try_for_each(|node| write!(f, "; {node}"))
-}
-
-fn write_too_long(f: &mut fmt::Formatter<'_>, asked: Duration, max: Duration) -> fmt::Result {
-    write!(
-        f,
-        "a ttl of {asked:?} is over max_ttl = {max:?}; raise max_ttl in every client of the namespace"
-    )
+    let mut text = format!("no quorum: {reached} {counted} {step}, {needed} {demand}");
+    for node in nodes {
+        text += &format!("; {node}");
+    }
+    text
 }
 
 /// Error of a setting of a [`Redlock`](crate::Redlock) or a layer: its name, its value and the remedy.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{setting}` is {value}: {remedy}")]
 pub struct BuildError {
     setting: Cow<'static, str>,
     value: String,
@@ -418,19 +376,6 @@ impl BuildError {
         Ok(())
     }
 }
-
-impl fmt::Display for BuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            setting,
-            value,
-            remedy,
-        } = self;
-        write!(f, "`{setting}` is {value}: {remedy}")
-    }
-}
-
-impl std::error::Error for BuildError {}
 
 /// Removes credentials from a URL that could not be parsed.
 #[cfg(feature = "redis")]

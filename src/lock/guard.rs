@@ -109,7 +109,8 @@ pub enum Released {
 }
 
 /// Error of [`LockHandle::upgrade`]: the lock has been released.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the lock has been released; upgrade its handle before the response is sent")]
 pub struct AlreadyReleased;
 
 /// Implements the methods that guard and handle have in common. Both provide `lease()`, the first of the lock itself,
@@ -476,11 +477,3 @@ async fn released(left: Vec<(Arc<LockState>, bool)>) -> Result<Released, Release
     }
     outcome
 }
-
-impl fmt::Display for AlreadyReleased {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the lock has been released; upgrade its handle before the response is sent")
-    }
-}
-
-impl std::error::Error for AlreadyReleased {}

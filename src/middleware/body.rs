@@ -12,7 +12,6 @@
 //!
 //! The loss of the lock is checked before the inner body is polled.
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -211,7 +210,8 @@ where
 opaque_debug! { LockBody<B> }
 
 /// Error that ends a response body whose lock was lost while it was being sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the lock was lost while the response was being sent: {0}")]
 pub struct LockLostError(LostReason);
 
 impl LockLostError {
@@ -221,18 +221,6 @@ impl LockLostError {
         self.0
     }
 }
-
-impl fmt::Display for LockLostError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the lock was lost while the response was being sent: {}",
-            self.0
-        )
-    }
-}
-
-impl std::error::Error for LockLostError {}
 
 #[cfg(test)]
 mod tests {
