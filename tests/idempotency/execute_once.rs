@@ -1,11 +1,13 @@
 //! `Redlock::once`: work that is executed once per key, with no HTTP.
 
 use std::future::pending;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tower_redlock::test_util::{Gate, OpKind, ScriptedNodes};
 use tower_redlock::{ExecuteOnce, LockError, OnceError, Outcome, Redlock};
@@ -337,4 +339,40 @@ async fn result_that_json_cannot_tell_apart_is_replayed_as_documented() {
     // Variants have names, so these are kept.
     let kept = Ok::<(), Vec<u8>>(());
     assert_eq!(twice(&redlock, "named", kept.clone()).await, Ok(kept));
+}
+
+/// The home hears of the outcome and of the end of its caller at the same time.
+#[test]
+fn outcome_of_a_caller_whose_runtime_ends_is_recorded_by_the_home() {
+    let mut home = Builder::new_multi_thread();
+    let home = home.worker_threads(1).enable_all().build().unwrap();
+    let nodes = ScriptedNodes::new(3);
+    let redlock = Redlock::builder().scripted(&nodes);
+    let redlock = redlock.runtime(home.handle().clone()).build().unwrap();
+    let (resume, resumed) = mpsc::channel();
+    let callers = Builder::new_current_thread().enable_all().build().unwrap();
+    callers.block_on(async {
+        let (done, is_done) = oneshot::channel();
+        let handle = home.handle().clone();
+        let work = async move |_| {
+            // Nothing runs in the home until the runtime of the caller has ended.
+            let (paused, is_paused) = oneshot::channel();
+            handle.spawn(async move {
+                paused.send(()).unwrap();
+                resumed.recv().unwrap();
+            });
+            is_paused.await.unwrap();
+            done.send(()).unwrap();
+            Ok::<_, ()>("first".to_owned())
+        };
+        tokio::spawn(redlock.once("k").run(work));
+        is_done.await.unwrap();
+    });
+    drop(callers);
+    resume.send(()).unwrap();
+    let again = redlock
+        .once("k")
+        .run(async |_| Ok::<_, ()>("again".to_owned()));
+    let again = home.block_on(again);
+    assert_eq!(again, Ok(Outcome::Replayed("first".to_owned())));
 }
