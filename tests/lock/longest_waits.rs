@@ -1,4 +1,4 @@
-//! How long a caller waits beside a stream of others that are easier to serve: the figures of the chapter on waiting.
+//! How long a caller waits beside a stream of others that are easier to serve.
 
 use std::env;
 use std::time::Duration;
@@ -68,7 +68,7 @@ async fn waits(runs: u64, case: usize, processes: usize) -> Vec<Duration> {
     waits
 }
 
-/// `WAITS` asks for more calls; with 100, it prints the figures of the chapter.
+/// `WAITS` asks for more calls, and prints their waits.
 #[tokio::test(start_paused = true)]
 async fn caller_beside_a_stream_of_others_is_granted() {
     let runs = env::var("WAITS").ok();
