@@ -3,16 +3,6 @@
 #![doc = include_str!("guide/links.md")]
 #![doc = include_str!("guide/images/playground.md")]
 #![doc = include_str!("../README.md")]
-//!
-//! # Map of the crate
-//!
-//! * [`Redlock`] and its [`LockGuard`] are the lock. [`Redlock::once`] executes work once per key, without HTTP.
-//! * [`RedlockLayer`] locks a resource around a handler, [`Locked`] locks it from the handler's own arguments, and
-//!   [`key`] has the extractors of lock keys.
-//! * [`IdempotencyLayer`] executes a request once per idempotency key and replays the recorded response.
-//! * [`middleware`] has the services, futures and bodies of the layers, which programs rarely name.
-//! * [`protocol`] has the algorithm as pure data, and explains why fencing tokens are unique.
-//! * [`guide`] has the chapters.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(all(
