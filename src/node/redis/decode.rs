@@ -8,8 +8,8 @@ use deadpool_redis::redis::Value;
 use crate::node::failure::NodeFailure;
 use crate::node::job::Request;
 use crate::node::redis::describe::{describe_refusal, is_denial, with_remedy};
-use crate::node::redis::table::{ReplyForm, number};
-use crate::protocol::message::{Class, HolderMark, KeyState, Op, Reply, Seen};
+use crate::node::redis::table::number;
+use crate::protocol::message::{Class, Command, HolderMark, KeyState, Op, Reply, Seen, SharedOp};
 use crate::protocol::{FencingToken, Fingerprint, Record};
 
 /// Decodes a server's reply to `request`.
@@ -22,15 +22,12 @@ pub(super) fn decode(
         node: Arc::clone(node),
         why,
     };
-    if let Some(why) = describe_refusal(value) {
-        return Err(refused(why));
+    if let Value::ServerError(_) = value {
+        return Err(refused(describe_refusal(value).unwrap_or_default()));
     }
     let reply = match request {
         Request::Ping => Some(Reply::Released),
-        Request::Command(_) => {
-            let forms = request.operation().replies.iter();
-            forms.copied().find_map(|form| read(form, value))
-        }
+        Request::Command(packet) => read(&packet.command, value),
     };
     let reply = reply.ok_or_else(|| refused(describe_unexpected(request, value).into()))?;
     NodeFailure::vote(node, reply)
@@ -117,77 +114,93 @@ pub(super) fn deal(reply: &mut Value, count: usize, place: usize, request: &Requ
     }
 }
 
-/// Reads a reply in this form; `None` if it has another.
-fn read(form: ReplyForm, value: &Value) -> Option<Reply> {
-    let Value::Array(parts) = value else {
-        return read_single(form, value);
-    };
-    Some(match (form, parts.as_slice()) {
-        (ReplyForm::Held, [Value::Int(0), Value::Int(pttl)]) => held(*pttl, None),
-        (ReplyForm::HeldBy, [Value::Int(0), Value::Int(pttl), Value::BulkString(asked)]) => {
-            held(*pttl, Fingerprint::from_hex(asked))
+/// Reads the reply to a command, as the headers of the scripts describe it; `None` if it is none.
+fn read(command: &Command, value: &Value) -> Option<Reply> {
+    let op = &command.op;
+    Some(match (op, value) {
+        (_, Value::Array(parts)) => return read_parts(command, parts),
+        (Op::Acquire { .. }, Value::Int(granted)) => Reply::Granted(fence_of(*granted)?),
+        (Op::Confirm { .. }, Value::Int(confirmed)) => Reply::At(fence_of(*confirmed)?),
+        // The plain `SET`, which gives no reason.
+        (Op::Acquire { proposal: None, .. }, Value::Okay) => Reply::Granted(0),
+        (Op::Acquire { proposal: None, .. }, Value::Nil) => held(-1, None),
+        (Op::Shared(SharedOp::Acquire { .. }), Value::Int(_)) => Reply::Granted(0),
+        (Op::Shared(SharedOp::Confirm { .. }), Value::Int(_)) => Reply::At(0),
+        (Op::Shared(SharedOp::Announce { .. }), Value::Int(_)) => Reply::Released,
+        (op, Value::Int(-3)) if op.is_release() => Reply::Lost,
+        (op, Value::Int(_)) if op.is_release() => Reply::Released,
+        (Op::Fetch, Value::BulkString(record)) => {
+            Reply::Whole(Record::from_bytes(record.as_slice().into())?)
         }
-        (ReplyForm::HeldShared, [Value::Int(0), Value::Int(pttl), Value::Int(1)]) => {
+        (Op::Fetch, Value::Nil) => Reply::NotDone,
+        _ => return None,
+    })
+}
+
+/// Reads a reply that is an array.
+fn read_parts(command: &Command, parts: &[Value]) -> Option<Reply> {
+    let op = &command.op;
+    let is_slot = || command.names.iter().any(|name| name.slots.is_some());
+    Some(match (op, parts) {
+        (
+            Op::Acquire { .. } | Op::Shared(SharedOp::Acquire { .. }),
+            [Value::Int(0), Value::Int(pttl)],
+        ) => held(*pttl, None),
+        (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::Int(1)]) => {
             let expires_in = millis(*pttl);
             Reply::HeldShared { expires_in }
         }
-        (ReplyForm::HeldSlot, [Value::Int(0), Value::Int(pttl), Value::BulkString(free)]) => {
-            let (expires_in, free) = (millis(*pttl), free_slots(free));
-            Reply::HeldSlot { expires_in, free }
-        }
-        (ReplyForm::Overflow, [Value::Int(2)]) => Reply::Overflow,
-        (ReplyForm::Amnesia, [Value::Int(3)]) => Reply::Amnesia,
-        (ReplyForm::Stored, [Value::Int(4), Value::BulkString(record), Value::Int(pttl)]) => {
-            Reply::Done {
-                record: Record::from_bytes(record.as_slice().into())?,
-                // Negative if another client removed the expiry.
-                expires_in: millis(*pttl).unwrap_or_default(),
+        (Op::Acquire { .. }, [Value::Int(0), Value::Int(pttl), Value::BulkString(word)]) => {
+            match is_slot() {
+                true => Reply::HeldSlot {
+                    expires_in: millis(*pttl),
+                    free: free_slots(word),
+                },
+                false => held(*pttl, Fingerprint::from_hex(word)),
             }
         }
-        (ReplyForm::Foretold, [Value::Int(5)]) => Reply::Intended,
-        (ReplyForm::Lost, [Value::Int(0)]) => Reply::Lost,
-        (ReplyForm::NotDone, [Value::Int(0)]) => Reply::NotDone,
-        (ReplyForm::TooLate, [Value::Int(-1)]) => Reply::TooLate,
-        (ReplyForm::Revoked, [Value::Int(was_held)]) => {
-            let was_held = *was_held != 0;
-            Reply::Revoked { was_held }
-        }
+        (Op::Acquire { .. }, [Value::Int(2)]) => Reply::Overflow,
+        (op, [Value::Int(3)]) if op.class() == Class::Vote => Reply::Amnesia,
         (
-            ReplyForm::Seen,
+            Op::Acquire { .. }
+            | Op::Confirm { .. }
+            | Op::Record { .. }
+            | Op::TopUp { .. }
+            | Op::Look,
+            [Value::Int(4), Value::BulkString(record), Value::Int(pttl)],
+        ) => Reply::Done {
+            record: Record::from_bytes(record.as_slice().into())?,
+            // Negative if another client removed the expiry.
+            expires_in: millis(*pttl).unwrap_or_default(),
+        },
+        (Op::Acquire { .. }, [Value::Int(5)]) => Reply::Intended,
+        (
+            Op::Confirm { .. } | Op::Shared(SharedOp::Confirm { .. }) | Op::Record { .. },
+            [Value::Int(0)],
+        ) => Reply::Lost,
+        (Op::Look, [Value::Int(0)]) => Reply::NotDone,
+        (Op::Revoke { .. }, [Value::Int(-1)]) => Reply::TooLate,
+        (Op::Revoke { .. }, [Value::Int(was_held)]) => Reply::Revoked {
+            was_held: *was_held != 0,
+        },
+        (
+            Op::Inspect,
             [
                 Value::Int(is_held),
                 Value::Int(pttl),
                 Value::Int(readers),
-                Value::Int(fence),
+                Value::Int(token),
                 Value::Int(records),
                 Value::Int(at),
                 Value::BulkString(holder),
             ],
         ) => Reply::Seen(Seen {
             state: state(*is_held, *pttl, *readers),
-            fence: fence_of(*fence),
+            fence: fence_of(*token),
             is_recorded: *records > 0,
             at: millis(*at)?,
             holder: (!holder.is_empty()).then(|| HolderMark::from_bytes(holder)),
         }),
-        _ => return None,
-    })
-}
-
-fn read_single(form: ReplyForm, value: &Value) -> Option<Reply> {
-    Some(match (form, value) {
-        (ReplyForm::Set, Value::Okay) => Reply::Granted(0),
-        (ReplyForm::NotSet, Value::Nil) => held(-1, None),
-        (ReplyForm::Granted, Value::Int(fence)) => Reply::Granted(fence_of(*fence)?),
-        (ReplyForm::Confirmed, Value::Int(fence)) => Reply::At(fence_of(*fence)?),
-        (ReplyForm::SharedGranted, Value::Int(_)) => Reply::Granted(0),
-        (ReplyForm::SharedConfirmed, Value::Int(_)) => Reply::At(0),
-        (ReplyForm::NotHeld, Value::Int(-3)) => Reply::Lost,
-        (ReplyForm::Released, Value::Int(_)) => Reply::Released,
-        (ReplyForm::Whole, Value::BulkString(record)) => {
-            Reply::Whole(Record::from_bytes(record.as_slice().into())?)
-        }
-        (ReplyForm::Absent, Value::Nil) => Reply::NotDone,
         _ => return None,
     })
 }
@@ -240,9 +253,8 @@ mod tests {
     use super::*;
     use crate::node::job::Packet;
     use crate::node::redis::encode::{GenerationCheck, encode_call_into};
-    use crate::node::redis::table::{self, Operation, Verb};
+    use crate::node::redis::table::{self, Operation};
     use crate::protocol::admission::Generation;
-    use crate::protocol::message::Command;
     use crate::protocol::{ExecutionId, KeyNames, LockKey, LockKeys, Namespace, OwnerToken};
 
     const TIME: Duration = Duration::from_secs(1);
@@ -323,10 +335,7 @@ mod tests {
     }
 
     fn hash_of(operation: &'static Operation) -> &'static [u8] {
-        match &operation.verb {
-            Verb::Eval(script) => script.hash().as_bytes(),
-            Verb::Plain(verb) => panic!("no script: {verb}"),
-        }
+        operation.verb.word().as_bytes()
     }
 
     fn arguments_in(written: &[u8]) -> Vec<Vec<u8>> {

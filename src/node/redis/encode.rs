@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::node::redis::table::{Argument, Lua, Operation, PING, Verb, number};
+use crate::node::redis::table::{Operation, PING, Part, Verb, number};
 use crate::protocol::KeyNames;
 use crate::protocol::admission::Generation;
 use crate::protocol::message::{Class, Command, Op, SharedOp};
@@ -60,9 +60,10 @@ impl EncodedCommand {
         let Command { names, op, .. } = command;
         let operation = Operation::of(command, notifies, check.key.is_some());
         let mut bytes = Vec::with_capacity(BYTES);
-        let parts = operation.keys.iter();
-        let keys = parts.flat_map(|part| names.iter().flat_map(|name| part.of(name, op)));
-        let keys = keys.map(|key| put_argument(&mut bytes, key)).count();
+        let mut keys = 0;
+        for part in operation.keys {
+            keys += part.put(command, notifies, &mut bytes);
+        }
         let (keys_end, mut arguments, mut shared) = (bytes.len(), 0, [0; 3]);
         let bounds = operation.shared.as_ref();
         let bounds = bounds.map_or([0; 3], |call| {
@@ -137,23 +138,29 @@ pub(super) fn encode_call_into<'a>(
     let (keys, arguments) = first.counts;
     let keys = count * keys + usize::from(key.is_some());
     let shared = first.operation.shared.as_ref().filter(|_| count > 1);
-    match (shared, &first.operation.verb) {
-        (Some(call), _) => {
-            let arguments = call.common.len() + usize::from(of_vote) + count * call.own;
-            begin_script(&call.script, keys, arguments, output);
+    let (verb, arguments) = match shared {
+        Some(call) => {
+            let common = call.common.len() + usize::from(of_vote);
+            (&call.script, common + count * call.own)
         }
-        (None, Verb::Eval(script)) => {
-            begin_script(
-                script,
-                keys,
-                arguments + usize::from(generation.is_some()),
-                output,
-            );
+        None => {
+            let arguments = arguments + usize::from(generation.is_some());
+            (&first.operation.verb, arguments)
         }
-        (None, Verb::Plain(verb)) => {
-            put_length(output, b'*', 1 + keys + arguments);
-            put_argument(output, verb.as_bytes());
-        }
+    };
+    // A script is called by a command, and told which of the words behind it are keys.
+    let is_script = matches!(verb, Verb::Lua { .. });
+    put_length(
+        output,
+        b'*',
+        keys + arguments + if is_script { 3 } else { 1 },
+    );
+    if is_script {
+        put_argument(output, b"EVALSHA");
+    }
+    put_argument(output, verb.word().as_bytes());
+    if is_script {
+        put_number(output, keys as u64);
     }
     commands
         .clone()
@@ -178,15 +185,8 @@ pub(super) fn encode_call_into<'a>(
     commands.for_each(|command| output.extend(&command.bytes[command.keys_end..command.shared[0]]));
 }
 
-fn begin_script(script: &Lua, keys: usize, arguments: usize, output: &mut Vec<u8>) {
-    put_length(output, b'*', 3 + keys + arguments);
-    put_argument(output, b"EVALSHA");
-    put_argument(output, script.hash().as_bytes());
-    put_number(output, keys as u64);
-}
-
-impl Argument {
-    /// Appends the argument, and returns how many it is.
+impl Part {
+    /// Appends the part, and returns how many keys or arguments it is.
     fn put(self, command: &Command, notifies: bool, output: &mut Vec<u8>) -> usize {
         let Command { names, owner, op } = command;
         let slots = || names.first().and_then(|name| name.slots.as_deref());
@@ -209,12 +209,16 @@ impl Argument {
             Self::Payload => put_argument(output, payload(op)),
             Self::Notify if notifies => put_argument(output, b"1"),
             Self::Channels if notifies => {
-                names
-                    .iter()
-                    .for_each(|name| put_argument(output, name.channel()));
-                return names.len();
+                let channels = names.iter().map(KeyNames::channel);
+                return channels
+                    .map(|channel| put_argument(output, channel))
+                    .count();
             }
             Self::Notify | Self::Channels => return 0,
+            key => {
+                let keys = names.iter().flat_map(|name| key.keys(name, op));
+                return keys.map(|key| put_argument(output, key)).count();
+            }
         }
         1
     }
@@ -264,11 +268,10 @@ fn put_number(output: &mut Vec<u8>, number: u64) {
 
 /// Appends a duration, in milliseconds.
 fn put_millis(output: &mut Vec<u8>, duration: Duration) {
-    put_number(
-        output,
-        u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
-    );
+    let millis = u64::try_from(duration.as_millis());
+    put_number(output, millis.unwrap_or(u64::MAX));
 }
+
 fn put_length(output: &mut Vec<u8>, kind: u8, length: usize) {
     output.push(kind);
     match u8::try_from(length) {
@@ -409,7 +412,7 @@ mod tests {
                 "none" => String::new(),
                 number => number.to_owned(),
             };
-            let mut expected = vec!["EVALSHA".to_owned(), script.hash().to_owned()];
+            let mut expected = vec!["EVALSHA".to_owned(), script.word().to_owned()];
             expected.extend(rest.split(' ').map(part));
             assert_eq!(arguments(&requests, check), expected, "{ops:?}, {check:?}");
         }

@@ -164,7 +164,7 @@ impl Guard {
         let info = Info::parse(&from_redis_value::<String>(info).unwrap_or_default())?;
         let random = OwnerToken::from_random(unguessable());
         let mut admit = cmd("EVALSHA");
-        admit.arg(ADMIT.hash()).arg(1).arg(generation_key);
+        admit.arg(ADMIT.word()).arg(1).arg(generation_key);
         admit.arg(random.as_str()).arg(&info.run_id);
         let stamp = link.call(admit).await;
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;

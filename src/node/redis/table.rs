@@ -1,27 +1,20 @@
 //! The table of operations: what each is as a Redis command.
 //!
 //! An operation has a row for each command that it may be. A row names the script, the keys and the arguments behind
-//! it, the replies, and the script by which several requests share a call. [`encode`](crate::node::redis::encode) and
-//! [`decode`](crate::node::redis::decode) interpret it, and [`load_all`] loads what it names, so nothing else lists
-//! operations. What depends on no server stands beside the operations: see [`Op::class`].
+//! it, and the script by which several requests share a call. [`encode`](crate::node::redis::encode) interprets it, and
+//! [`load_all`] loads what it names; [`decode`](crate::node::redis::decode) reads the replies. What depends on no server stands beside the operations: see [`Op::class`].
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use deadpool_redis::redis::{Pipeline, Script};
 
-use self::Argument::{
-    Channels, Count, IntentRetention, Notify, Number, NumberOrZero, Owner, Payload, Retention,
-    Slots, Time, Word,
-};
 use self::KeyForm::{Intended, One, Recorded, Several, SeveralSlots, Slot};
-use self::KeyPart::{AllSlots, Done, Fence, Intent, Lock, NumberedFence, Readers, Writer};
-use self::ReplyForm::{
-    Absent, Amnesia, Confirmed, Foretold, Granted, Held, HeldBy, HeldShared, HeldSlot, Lost,
-    NotDone, NotHeld, NotSet, Overflow, Released, Revoked, Seen, Set, SharedConfirmed,
-    SharedGranted, Stored, TooLate, Whole,
+use self::Part::{
+    AllSlots, Channels, Count, Done, Fence, Intent, IntentRetention, Lock, Notify, Number,
+    NumberOrZero, NumberedFence, Owner, Payload, Readers, Retention, Slots, Time, Word, Writer,
 };
-use self::Verb::{Eval, Plain};
+use self::Verb::Plain;
 use crate::protocol::KeyNames;
 use crate::protocol::message::{Command, Op, SharedOp};
 
@@ -31,11 +24,9 @@ pub(crate) struct Operation {
     /// Its name in metrics.
     pub(crate) name: &'static str,
     pub(super) verb: Verb,
-    pub(super) keys: &'static [KeyPart],
+    pub(super) keys: &'static [Part],
     /// The arguments. A request for a vote has the generation behind the keys and behind these.
-    pub(super) arguments: &'static [Argument],
-    /// The replies of a server that is no error.
-    pub(super) replies: &'static [ReplyForm],
+    pub(super) arguments: &'static [Part],
     /// How several requests on one key each share a call.
     pub(super) shared: Option<SharedCall>,
 }
@@ -44,28 +35,24 @@ pub(crate) struct Operation {
 #[derive(Debug)]
 pub(super) enum Verb {
     Plain(&'static str),
-    /// The call of a script.
-    Eval(Lua),
+    /// A script, which commands name by its SHA-1 hash.
+    Lua {
+        code: &'static str,
+        hash: OnceLock<String>,
+    },
 }
 
 /// A call for several requests. Its arguments are those that all requests have in common, and then the own ones of
 /// each.
 #[derive(Debug)]
 pub(super) struct SharedCall {
-    pub(super) script: Lua,
+    pub(super) script: Verb,
     /// How many of the first arguments are a request's own.
     pub(super) own: usize,
     /// The arguments that must be equal. One that is left out is sent empty.
     pub(super) common: Range<usize>,
     /// Whether the script always compares the generation.
     pub(super) is_guarded: bool,
-}
-
-/// A Lua script, which commands name by its SHA-1 hash.
-#[derive(Debug)]
-pub(super) struct Lua {
-    code: &'static str,
-    hash: OnceLock<String>,
 }
 
 /// The keys of a request.
@@ -84,9 +71,10 @@ enum KeyForm {
     Intended,
 }
 
-/// Those of the keys beside each lock that a command names, in the order of the locks.
+/// A part of a command.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum KeyPart {
+pub(super) enum Part {
+    /// The lock of each key; and so are the next ones those beside each lock, in the order of the locks.
     Lock,
     Fence,
     /// The fence, if fencing is on.
@@ -97,11 +85,6 @@ pub(super) enum KeyPart {
     Writer,
     Done,
     Intent,
-}
-
-/// An argument of a command.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Argument {
     Word(&'static str),
     Owner,
     /// The fencing number; empty without fencing.
@@ -125,37 +108,9 @@ pub(super) enum Argument {
     Channels,
 }
 
-/// A reply to a command, as the header of its script describes it.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum ReplyForm {
-    Set,
-    NotSet,
-    Granted,
-    SharedGranted,
-    Held,
-    HeldBy,
-    HeldShared,
-    HeldSlot,
-    Overflow,
-    Amnesia,
-    Stored,
-    Foretold,
-    Confirmed,
-    SharedConfirmed,
-    Lost,
-    NotHeld,
-    Released,
-    NotDone,
-    Whole,
-    Absent,
-    TooLate,
-    Revoked,
-    Seen,
-}
-
 macro_rules! lua {
     ($($file:literal),+) => {
-        Lua {
+        Verb::Lua {
             code: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
             hash: OnceLock::new(),
         }
@@ -166,13 +121,12 @@ macro_rules! lua {
 macro_rules! operations {
     (@shared) => { None };
     (@shared $shared:expr) => { Some($shared) };
-    ($($row:ident: $pattern:pat => $name:literal, $verb:expr, $keys:expr, $arguments:expr, $replies:expr $(, $shared:expr)?;)+) => {
+    ($($row:ident: $pattern:pat => $name:literal, $verb:expr, $keys:expr, $arguments:expr $(, $shared:expr)?;)+) => {
         $(pub(super) static $row: Operation = Operation {
             name: $name,
             verb: $verb,
             keys: &$keys,
             arguments: &$arguments,
-            replies: &$replies,
             shared: operations!(@shared $($shared)?),
         };)+
 
@@ -190,82 +144,59 @@ macro_rules! operations {
 }
 
 operations! {
-    ACQUIRE_ONCE: (Op::Acquire { .. }, Recorded | Intended, _) => "acquire", Eval(lua!("once", "acquire_once")),
-        [Lock, Fence, Done, Intent], [Owner, NumberOrZero, Time, Retention, IntentRetention],
-        [Granted, HeldBy, HeldShared, Overflow, Amnesia, Stored, Foretold];
+    ACQUIRE_ONCE: (Op::Acquire { .. }, Recorded | Intended, _) => "acquire", lua!("once", "acquire_once"),
+        [Lock, Fence, Done, Intent], [Owner, NumberOrZero, Time, Retention, IntentRetention];
     // The plain command of the Redlock description, which needs no script.
     SET: (Op::Acquire { proposal: None, .. }, One, true) => "acquire", Plain("SET"),
-        [Lock], [Owner, Word("NX"), Word("PX"), Time],
-        [Set, NotSet];
-    ACQUIRE: (Op::Acquire { proposal: Some(_), .. }, One, _) => "acquire", Eval(lua!("acquire")),
+        [Lock], [Owner, Word("NX"), Word("PX"), Time];
+    ACQUIRE: (Op::Acquire { proposal: Some(_), .. }, One, _) => "acquire", lua!("acquire"),
         [Lock, Fence], [Owner, Number, Time, Retention],
-        [Granted, Held, HeldShared, Overflow, Amnesia],
         SharedCall { script: lua!("batch", "acquire_batch"), own: 2, common: 2..4, is_guarded: false };
-    ACQUIRE_UNFENCED: (Op::Acquire { .. }, One, _) => "acquire", Eval(lua!("acquire_all")),
+    ACQUIRE_UNFENCED: (Op::Acquire { .. }, One, _) => "acquire", lua!("acquire_all"),
         [Lock], [Owner, Number, Time, Retention, Count, Slots],
-        [Granted, Held, HeldShared, Amnesia],
         SharedCall { script: lua!("acquire_batch_unfenced"), own: 1, common: 2..3, is_guarded: true };
-    ACQUIRE_ALL: (Op::Acquire { .. }, _, _) => "acquire", Eval(lua!("acquire_all")),
-        [Lock, NumberedFence, AllSlots], [Owner, Number, Time, Retention, Count, Slots],
-        [Granted, Held, HeldShared, HeldSlot, Overflow, Amnesia];
-    CONFIRM_ONCE: (Op::Confirm { .. }, Recorded | Intended, _) => "confirm", Eval(lua!("once", "confirm_once")),
-        [Lock, Fence, Done], [Owner, NumberOrZero, Time, Retention],
-        [Confirmed, Lost, Amnesia, Stored];
-    CONFIRM: (Op::Confirm { token: Some(_), .. }, One | Slot, _) => "confirm", Eval(lua!("confirm")),
+    ACQUIRE_ALL: (Op::Acquire { .. }, _, _) => "acquire", lua!("acquire_all"),
+        [Lock, NumberedFence, AllSlots], [Owner, Number, Time, Retention, Count, Slots];
+    CONFIRM_ONCE: (Op::Confirm { .. }, Recorded | Intended, _) => "confirm", lua!("once", "confirm_once"),
+        [Lock, Fence, Done], [Owner, NumberOrZero, Time, Retention];
+    CONFIRM: (Op::Confirm { token: Some(_), .. }, One | Slot, _) => "confirm", lua!("confirm"),
         [Lock, Fence], [Owner, Number, Time, Retention],
-        [Confirmed, Lost, Amnesia],
         SharedCall { script: lua!("batch", "confirm_batch"), own: 2, common: 2..4, is_guarded: false };
-    CONFIRM_ALL: (Op::Confirm { .. }, _, _) => "confirm", Eval(lua!("confirm_all")),
-        [Lock, NumberedFence], [Owner, Number, Time, Retention, Count],
-        [Confirmed, Lost, Amnesia];
-    RELEASE_ONCE: (Op::Release, Intended, _) => "release", Eval(lua!("notify", "release_once")),
-        [Lock, Intent], [Owner, Notify],
-        [NotHeld, Released];
-    RELEASE: (Op::Release | Op::ReleaseExecuted, One | Recorded | Intended, _) => "release", Eval(lua!("notify", "release")),
+    CONFIRM_ALL: (Op::Confirm { .. }, _, _) => "confirm", lua!("confirm_all"),
+        [Lock, NumberedFence], [Owner, Number, Time, Retention, Count];
+    RELEASE_ONCE: (Op::Release, Intended, _) => "release", lua!("notify", "release_once"),
+        [Lock, Intent], [Owner, Notify];
+    RELEASE: (Op::Release | Op::ReleaseExecuted, One | Recorded | Intended, _) => "release", lua!("notify", "release"),
         [Lock], [Owner, Notify],
-        [NotHeld, Released],
         SharedCall { script: lua!("release_batch"), own: 1, common: 1..2, is_guarded: false };
-    RELEASE_ALL: (Op::Release | Op::ReleaseExecuted, Several, _) => "release", Eval(lua!("notify", "release_all")),
-        [Lock], [Owner, Notify],
-        [NotHeld, Released];
+    RELEASE_ALL: (Op::Release | Op::ReleaseExecuted, Several, _) => "release", lua!("notify", "release_all"),
+        [Lock], [Owner, Notify];
     // Of slots too, whose releases have a channel of their own.
-    RELEASE_AFTER: (Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }, _, _) => "release", Eval(lua!("notify", "release_after")),
-        [Lock], [Owner, Time, Channels],
-        [NotHeld, Released];
-    ACQUIRE_SHARED: (Op::Shared(SharedOp::Acquire { .. }), _, _) => "acquire_shared", Eval(lua!("shared", "acquire_shared")),
-        [Lock, Readers, Writer], [Owner, Time, Count],
-        [SharedGranted, Held, Amnesia];
-    CONFIRM_SHARED: (Op::Shared(SharedOp::Confirm { .. }), _, _) => "confirm_shared", Eval(lua!("shared", "confirm_shared")),
-        [Lock, Readers], [Owner, Time, Count],
-        [SharedConfirmed, Lost, Amnesia];
-    RELEASE_SHARED: (Op::Shared(SharedOp::Release), _, _) => "release_shared", Eval(lua!("shared", "notify", "release_shared")),
-        [Lock, Readers], [Owner, Notify],
-        [NotHeld, Released];
-    ANNOUNCE: (Op::Shared(SharedOp::Announce { .. }), _, _) => "announce", Eval(lua!("shared", "announce")),
-        [Lock, Writer], [Owner, Time],
-        [Released];
-    WITHDRAW: (Op::Shared(SharedOp::Withdraw), _, _) => "withdraw", Eval(lua!("withdraw")),
-        [Writer], [Owner],
-        [NotHeld, Released];
-    RECORD: (Op::Record { .. }, _, _) => "record", Eval(lua!("notify", "record")),
-        [Lock, Fence, Done, Intent], [Owner, Payload, Time, Notify],
-        [Lost, Stored];
-    TOP_UP: (Op::TopUp { .. }, _, _) => "top_up", Eval(lua!("top_up")),
-        [Done, Intent], [Payload, Time],
-        [Stored];
-    LOOK: (Op::Look, _, _) => "look", Eval(lua!("once", "look")),
-        [Done], [],
-        [NotDone, Stored];
+    RELEASE_AFTER: (Op::Release | Op::ReleaseExecuted | Op::ReleaseAfter { .. }, _, _) => "release", lua!("notify", "release_after"),
+        [Lock], [Owner, Time, Channels];
+    ACQUIRE_SHARED: (Op::Shared(SharedOp::Acquire { .. }), _, _) => "acquire_shared", lua!("shared", "acquire_shared"),
+        [Lock, Readers, Writer], [Owner, Time, Count];
+    CONFIRM_SHARED: (Op::Shared(SharedOp::Confirm { .. }), _, _) => "confirm_shared", lua!("shared", "confirm_shared"),
+        [Lock, Readers], [Owner, Time, Count];
+    RELEASE_SHARED: (Op::Shared(SharedOp::Release), _, _) => "release_shared", lua!("shared", "notify", "release_shared"),
+        [Lock, Readers], [Owner, Notify];
+    ANNOUNCE: (Op::Shared(SharedOp::Announce { .. }), _, _) => "announce", lua!("shared", "announce"),
+        [Lock, Writer], [Owner, Time];
+    WITHDRAW: (Op::Shared(SharedOp::Withdraw), _, _) => "withdraw", lua!("withdraw"),
+        [Writer], [Owner];
+    RECORD: (Op::Record { .. }, _, _) => "record", lua!("notify", "record"),
+        [Lock, Fence, Done, Intent], [Owner, Payload, Time, Notify];
+    TOP_UP: (Op::TopUp { .. }, _, _) => "top_up", lua!("top_up"),
+        [Done, Intent], [Payload, Time];
+    LOOK: (Op::Look, _, _) => "look", lua!("once", "look"),
+        [Done], [];
     // Not a script, which would copy the record twice more while it blocks the server.
     FETCH: (Op::Fetch, _, _) => "fetch", Plain("GET"),
-        [Done], [],
-        [Whole, Absent];
-    INSPECT: (Op::Inspect, _, _) => "inspect", Eval(lua!("inspect")),
-        [Lock, Readers, Fence, Done], [],
-        [Seen];
-    REVOKE: (Op::Revoke { .. }, _, _) => "revoke", Eval(lua!("notify", "revoke")),
-        [Lock, Readers], [Payload, Time, Notify],
-        [TooLate, Revoked];
+        [Done], [];
+    INSPECT: (Op::Inspect, _, _) => "inspect", lua!("inspect"),
+        [Lock, Readers, Fence, Done], [];
+    REVOKE: (Op::Revoke { .. }, _, _) => "revoke", lua!("notify", "revoke"),
+        [Lock, Readers], [Payload, Time, Notify];
 }
 
 /// A health check, which is no operation on keys.
@@ -274,12 +205,11 @@ pub(super) static PING: Operation = Operation {
     verb: Plain("PING"),
     keys: &[],
     arguments: &[],
-    replies: &[],
     shared: None,
 };
 
 /// Reads a server's generation, and starts a new one if the server process has none.
-pub(super) static ADMIT: Lua = lua!("admit");
+pub(super) static ADMIT: Verb = lua!("admit");
 
 impl Operation {
     /// Returns the row of a command. `is_guarded` says whether servers compare the generation.
@@ -298,16 +228,21 @@ impl Operation {
     }
 }
 
-impl Lua {
-    pub(super) fn hash(&self) -> &str {
-        let hash = || Script::new(self.code).get_hash().to_owned();
-        self.hash.get_or_init(hash)
+impl Verb {
+    /// Returns the command, or the hash of the script.
+    pub(super) fn word(&self) -> &str {
+        match self {
+            Plain(command) => command,
+            Self::Lua { code, hash } => {
+                hash.get_or_init(|| Script::new(code).get_hash().to_owned())
+            }
+        }
     }
 }
 
-impl KeyPart {
+impl Part {
     /// Returns the keys of one lock that this names.
-    pub(super) fn of<'a>(self, name: &'a KeyNames, op: &Op) -> &'a [Arc<[u8]>] {
+    pub(super) fn keys<'a>(self, name: &'a KeyNames, op: &Op) -> &'a [Arc<[u8]>] {
         let record = name.record.as_ref();
         let one = match self {
             Lock => Some(&name.lock),
@@ -318,6 +253,7 @@ impl KeyPart {
             Writer => name.shared.as_ref().map(|shared| &shared.writer),
             Done => record.map(|record| &record.done),
             Intent => record.and_then(|record| Some(&record.intent.as_ref()?.name)),
+            _ => None,
         };
         one.map_or(&[], std::slice::from_ref)
     }
@@ -326,16 +262,17 @@ impl KeyPart {
 /// Returns the pipeline that loads all scripts, so that commands can name them by hash. Also used after a server has
 /// forgotten them (`SCRIPT FLUSH`).
 pub(super) fn load_all() -> Pipeline {
-    let rows = TABLE.iter().flat_map(|row| {
-        let single = match &row.verb {
-            Eval(script) => Some(script),
+    let of_row = |row: &'static &Operation| {
+        let shared = row.shared.as_ref().map(|shared| &shared.script);
+        [Some(&row.verb), shared].into_iter().flatten()
+    };
+    let verbs = TABLE.iter().flat_map(of_row).chain([&ADMIT]);
+    let mut scripts: Vec<_> = verbs
+        .filter_map(|verb| match verb {
+            Verb::Lua { code, .. } => Some(*code),
             Plain(_) => None,
-        };
-        single
-            .into_iter()
-            .chain(row.shared.as_ref().map(|shared| &shared.script))
-    });
-    let mut scripts: Vec<_> = rows.chain([&ADMIT]).map(|script| script.code).collect();
+        })
+        .collect();
     // Two rows may have one script.
     scripts.sort_unstable();
     scripts.dedup();

@@ -253,9 +253,10 @@ impl Lane {
                 replied = Err(why);
                 break;
             }
-            let is_noscript = is_noscript(&reply);
+            let is_error = matches!(reply, Value::ServerError(_));
+            let is_noscript = is_error && is_noscript(&reply);
             forgot_scripts |= is_noscript;
-            let is_refused = call.jobs > 1 && is_refusal_of_call(&reply);
+            let is_refused = is_error && call.jobs > 1 && is_refusal_of_call(&reply);
             if is_refused {
                 self.connection.pause_sharing(now);
             }
@@ -313,7 +314,7 @@ impl Lane {
             // It may have released the lock itself, and only the reply was lost.
             outcome = Ok(Reply::Released);
         }
-        if is_release && is_temporary_refusal(value) {
+        if is_release && outcome.is_err() && is_temporary_refusal(value) {
             // Answered at once, because the next attempts may take longer than any caller waits.
             job.answer(outcome);
             self.refused_due.get_or_insert(now + PROBE_PAUSE);
