@@ -107,11 +107,11 @@ fn vote(op: &Op, is_slot: bool, value: &Value) -> Answer {
 fn count(op: &Op, votes: &[Answer]) {
     let quorum = Quorum::new(3).expect("there are three nodes");
     let mut acquire = AcquireRound::new(quorum);
-    let mut once = OnceRound::new(quorum, Fingerprint::from_digest([2; 32]));
+    let mut once = OnceRound::new(quorum, Some(Fingerprint::from_digest([2; 32])));
     let mut extend = ExtendRound::new(quorum, 5);
     let mut release = ReleaseRound::new(quorum, NodeSet::all(quorum));
     let mut record = RecordRound::new(quorum, ExecutionId::from_random([1; 16]));
-    let mut look = LookRound::new(quorum);
+    let mut look = LookRound::new(quorum, ExecutionId::from_random([1; 16]));
     for (node, vote) in votes.iter().enumerate().take(6) {
         let (node, again) = (node % 3, node >= 3);
         match op {
@@ -126,7 +126,7 @@ fn count(op: &Op, votes: &[Answer]) {
                 if let AcquireStep::Granted(token) = acquire.on_confirm(node, step, vote) {
                     assert!(acquire.acknowledged(token).len() >= quorum.majority());
                 }
-                once.on_confirm(node, once.step(), vote);
+                once.on_confirm(node, once.acquiring().step(), vote);
                 once.on_extension(node, vote);
                 extend.on_confirm(node, vote);
             }

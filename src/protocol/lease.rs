@@ -49,17 +49,17 @@ mod io;
 mod life;
 mod once;
 mod record;
-mod recorded;
 mod recording;
 mod stages;
 #[cfg(test)]
 mod tests;
 mod trace;
 
+pub use crate::protocol::once::Decided;
 use io::{ACQUIRE, OpenRequest};
 pub use io::{Access, Awaited, Event, Input, LeaseRequest, LeaseSpec, Loss};
 pub use life::{Lease, TICK};
-pub use once::{Decided, Effect, OnceEvent, OnceInput, OnceSpec, Recorded, Stored};
+pub use once::{Effect, OnceEvent, OnceInput, OnceSpec, Recorded, Stored};
 use stages::{Acquiring, LifeStage, Purpose};
 pub use trace::{LeaseOutput, Trace};
 

@@ -9,75 +9,104 @@
 //! * A request that sees no record in a majority of grants may execute: it would have seen a record that a
 //!   majority had.
 
+use std::time::Duration;
+
 use crate::protocol::message::Reply;
 use crate::protocol::quorum::{NodeSet, Quorum, which};
 use crate::protocol::record::{ExecutionId, Fingerprint, Record};
-use crate::protocol::round::{AcquireRound, AcquireStep, Answer, Refusal};
+use crate::protocol::round::{AcquireRound, AcquireStep, Answer};
 
-/// The acquisition of a key whose outcome is recorded.
-///
-/// It works like [`AcquireRound`] until a node answers with a record; then it decides whether that counts.
+/// The reason for which a request is not executed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct OnceRound {
-    quorum: Quorum,
-    fingerprint: Fingerprint,
-    acquiring: AcquireRound,
-    nodes: Vec<NodeAnswers>,
-    is_repairing: bool,
+pub enum Decided {
+    /// A majority has this record of an earlier execution. It is a head only if the record is large.
+    Recorded(Record),
+    /// The key was used for another request.
+    OtherRequest,
+    /// A minority has a record, and more nodes must answer before it is known whether that record counts.
+    Undecided,
+    /// There are several records, and none can reach a majority: the key was executed more than once.
+    Conflicting,
+    /// An earlier owner may have executed and left no record, or one that cannot reach a majority.
+    Unknown,
 }
 
-/// The state of one node.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct NodeAnswers {
-    record: Option<Record>,
-    /// Whether it answered the `ACQUIRE` or failed.
-    has_answered: bool,
-    /// Whether a `RECORD` to it is outstanding.
-    is_repairing: bool,
-    is_held_for_another_request: bool,
-    has_intent: bool,
+impl Decided {
+    /// Returns whether it stays, so that the next callers of the key need not ask the nodes.
+    #[must_use]
+    pub fn is_memorable(&self) -> bool {
+        matches!(self, Self::Recorded(_))
+    }
+
+    /// Returns whether another attempt may find a record that can be replayed.
+    #[must_use]
+    pub fn may_change(&self) -> bool {
+        *self == Self::Undecided
+    }
+}
+
+/// The acquisition of a key, whose outcome may be recorded.
+///
+/// It is an [`AcquireRound`] until a node answers with a record; then it decides whether that counts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct OnceRound {
+    acquiring: AcquireRound,
+    /// Present if something is executed under the lock.
+    records: Option<Box<Records>>,
+}
+
+/// What the nodes answer about the record of a key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Records {
+    quorum: Quorum,
+    fingerprint: Fingerprint,
+    copies: Copies,
+    /// The time until the first node with a record forgets it.
+    expire_in: Duration,
+    /// The nodes with an outstanding `RECORD`; `None` before a repair.
+    repairers: Option<NodeSet>,
+    held_for_other_request: NodeSet,
+    intended: NodeSet,
 }
 
 /// The next step, after the answers so far.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum OnceStep {
-    /// Undecided: wait for more answers.
-    Wait,
-    /// Send `CONFIRM` with this token to the nodes of [`OnceRound::unconfirmed`].
-    Confirm(u64),
-    /// A majority granted the key with this token and none of them has a record: execute, unless another
-    /// answer with a record arrives before that, or the validity is over. Final otherwise.
-    ///
-    /// Until the execution begins, pass every further answer to the round.
-    Execute(u64),
+    /// That of the lock. If it is granted, no node of the majority has a record: execute, unless another answer with a
+    /// record arrives before that, or the validity is over. Until the execution begins, pass every further answer to the
+    /// round.
+    Acquire(AcquireStep),
     /// A minority has this record: send it as `RECORD` to the nodes of [`OnceRound::repairers`]. If it is not
     /// whole, first fetch the rest from a node that has it.
     Repair(Record),
-    /// A majority has this record. Final.
-    Replay(Record),
-    /// The key was used for another request. Final.
-    OtherRequest,
-    /// A minority has a record, and no more nodes can store it now. Final.
-    Undecided,
-    /// There are several records, and none can reach a majority: the request was executed more than
-    /// once. Final.
-    Conflicting,
-    /// An earlier owner may have executed and left no record, or one that cannot reach a majority. Final.
-    Unknown,
-    /// This round cannot acquire the key, and saw no record. Final.
-    Refused(Refusal),
+    /// Nothing is to be executed. Final.
+    Decided(Decided),
+}
+
+impl OnceStep {
+    /// Undecided: wait for more answers.
+    pub const WAIT: Self = Self::Acquire(AcquireStep::Wait);
 }
 
 impl OnceRound {
-    /// Creates a round whose `ACQUIRE` was sent to every node.
+    /// Creates a round whose `ACQUIRE` was sent to every node; with the fingerprint of the request, if something is
+    /// executed under the lock.
     #[must_use]
-    pub fn new(quorum: Quorum, fingerprint: Fingerprint) -> Self {
+    pub fn new(quorum: Quorum, fingerprint: Option<Fingerprint>) -> Self {
+        let records = fingerprint.map(|fingerprint| {
+            Box::new(Records {
+                quorum,
+                fingerprint,
+                copies: Copies::new(quorum),
+                expire_in: Duration::MAX,
+                repairers: None,
+                held_for_other_request: NodeSet::default(),
+                intended: NodeSet::default(),
+            })
+        });
         Self {
-            quorum,
-            fingerprint,
             acquiring: AcquireRound::new(quorum),
-            nodes: vec![NodeAnswers::default(); quorum.nodes()],
-            is_repairing: false,
+            records,
         }
     }
 
@@ -87,225 +116,204 @@ impl OnceRound {
         &self.acquiring
     }
 
-    /// Returns the number of the current second phase; 0 before the first.
-    #[must_use]
-    pub fn step(&self) -> u8 {
-        self.acquiring.step()
-    }
-
     /// Takes the answer of `node` to the `ACQUIRE`.
     pub fn on_acquire(&mut self, node: usize, answer: &Answer) -> OnceStep {
-        self.nodes[node].has_answered = true;
-        self.note(node, answer);
         let step = self.acquiring.on_acquire(node, answer);
-        self.decide(step)
+        self.decide(step, node, answer)
     }
 
     /// Takes the answer of `node` to the `CONFIRM` of second phase `step`.
     pub fn on_confirm(&mut self, node: usize, step: u8, answer: &Answer) -> OnceStep {
-        // An answer to an earlier phase counts, too: a record stays.
-        self.note(node, answer);
         let step = self.acquiring.on_confirm(node, step, answer);
-        self.decide(step)
+        // An answer to an earlier phase counts, too: a record stays.
+        self.decide(step, node, answer)
     }
 
     /// Takes the answer of `node` to a `CONFIRM` that extends the granted lock before the execution
     /// begins. Only a record in it matters: the grant stands.
     pub fn on_extension(&mut self, node: usize, answer: &Answer) -> OnceStep {
-        self.note(node, answer);
-        self.decide(AcquireStep::Wait)
+        self.decide(AcquireStep::Wait, node, answer)
     }
 
     /// Takes the answer of `node` to the `RECORD` of a repair.
     pub fn on_record(&mut self, node: usize, answer: &Answer) -> OnceStep {
-        self.note(node, answer);
-        self.nodes[node].is_repairing = false;
-        self.decide(AcquireStep::Wait)
+        let records = self.records.as_mut();
+        if let Some(repairers) = records.and_then(|records| records.repairers.as_mut()) {
+            repairers.remove(node);
+        }
+        self.decide(AcquireStep::Wait, node, answer)
     }
 
-    /// Returns the targets of the `CONFIRM` of the current step.
+    /// Ends a repair: a record that cannot be read cannot be written either.
+    pub fn on_unreadable(&mut self) -> OnceStep {
+        match &mut self.records {
+            Some(records) => {
+                records.repairers = Some(NodeSet::default());
+                records.decide(AcquireStep::Wait, &self.acquiring)
+            }
+            None => OnceStep::WAIT,
+        }
+    }
+
+    /// Returns the targets of the `RECORD` of a repair that have not answered it.
     #[must_use]
-    pub fn unconfirmed(&self) -> NodeSet {
-        self.acquiring.unconfirmed()
+    pub fn repairers(&self) -> NodeSet {
+        let repairers = self.records.as_ref().and_then(|records| records.repairers);
+        repairers.unwrap_or_default()
     }
 
-    /// Returns the targets of the `RECORD` of a repair.
-    pub fn repairers(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| node.is_repairing)
-    }
-
-    /// Returns the nodes that have the record of an execution.
-    pub fn holders(&self, execution: ExecutionId) -> impl Iterator<Item = usize> + '_ {
-        self.which(move |node| node.has(execution))
-    }
-
-    /// Returns the record with the most copies, if there is one.
+    /// Returns the record with the most copies, if there is one, and the nodes that are not known to have any.
     #[must_use]
-    pub fn record(&self) -> Option<Record> {
-        self.best()
-    }
-
-    /// Returns the nodes that are not known to have a record.
-    pub fn without_record(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| node.record.is_none())
+    pub fn record(&self) -> Option<(&Record, NodeSet)> {
+        let copies = &self.records.as_ref()?.copies;
+        Some((copies.leading(Record::execution)?, copies.without()))
     }
 
     /// Returns whether some node has a record.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
-        self.nodes.iter().any(|node| node.record.is_some())
+        self.record().is_some()
+    }
+
+    /// Returns the time until the first node with a record forgets it.
+    #[must_use]
+    pub fn expires_in(&self) -> Duration {
+        let records = self.records.as_ref();
+        records.map_or(Duration::MAX, |records| records.expire_in)
     }
 
     /// Returns the nodes with a relevant outstanding answer.
-    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        let (is_repairing, is_recorded) = (self.is_repairing, self.is_recorded());
-        let of_lock = (!is_repairing && !is_recorded).then(|| self.acquiring.silent().iter());
-        let of_record = self.which(move |node| match is_repairing {
-            true => node.is_repairing,
-            false => is_recorded && !node.has_answered,
-        });
-        of_lock.into_iter().flatten().chain(of_record)
-    }
-
-    /// Returns the nodes whose answer to the `ACQUIRE` is outstanding.
-    pub fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| !node.has_answered)
-    }
-
-    /// Returns the nodes that have answered exactly `token` so far.
     #[must_use]
-    pub fn acknowledged(&self, token: u64) -> NodeSet {
-        self.acquiring.acknowledged(token)
+    pub fn silent(&self) -> NodeSet {
+        match &self.records {
+            Some(records) if records.repairers.is_some() => self.repairers(),
+            Some(_) if self.is_recorded() => self.acquiring.unanswered(),
+            _ => self.acquiring.silent(),
+        }
     }
 
-    fn note(&mut self, node: usize, answer: &Answer) {
-        let Answer::Replied(reply) = answer else {
-            return;
+    fn decide(&mut self, step: AcquireStep, node: usize, answer: &Answer) -> OnceStep {
+        let Some(records) = &mut self.records else {
+            return OnceStep::Acquire(step);
         };
-        let node = &mut self.nodes[node];
+        if let Answer::Replied(reply) = answer {
+            records.note(node, reply);
+        }
+        records.decide(step, &self.acquiring)
+    }
+}
+
+impl Records {
+    fn note(&mut self, node: usize, reply: &Reply) {
         match reply {
-            // Keep the first: a node stores one record, and a node that forgot it lost its memory.
-            Reply::Done { record, .. } if node.record.is_none() => {
-                node.record = Some(record.clone());
+            Reply::Done { record, expires_in } => {
+                self.expire_in = self.expire_in.min(*expires_in);
+                self.copies.note(node, record);
             }
             Reply::Held { fingerprint, .. } => {
-                let other = fingerprint.is_some_and(|held_for| held_for != self.fingerprint);
-                node.is_held_for_another_request = other;
+                if fingerprint.is_some_and(|held_for| held_for != self.fingerprint) {
+                    self.held_for_other_request.insert(node);
+                }
             }
-            Reply::Intended => node.has_intent = true,
+            Reply::Intended => {
+                self.intended.insert(node);
+            }
             _ => {}
         }
     }
 
-    fn decide(&mut self, step: AcquireStep) -> OnceStep {
-        let Some(best) = self.best() else {
+    fn decide(&mut self, step: AcquireStep, acquiring: &AcquireRound) -> OnceStep {
+        let Some(best) = self.copies.leading(Record::execution).cloned() else {
             return self.as_lock(step);
         };
-        let copies = self.holders(best.execution()).count();
-        let step = if copies >= self.quorum.majority() {
-            OnceStep::Replay(best)
-        } else if self.is_repairing {
-            if self.repairers().next().is_some() {
-                return OnceStep::Wait;
-            }
-            self.beyond_repair()
+        let majority = self.quorum.majority();
+        let copies = self.copies.of(best.execution()).len();
+        let is_of_other_request = best.fingerprint() != self.fingerprint;
+        let decided = if copies >= majority {
+            Decided::Recorded(best)
         } else {
-            if self.unanswered().next().is_some() {
-                return OnceStep::Wait;
+            let awaited = self.repairers.unwrap_or(acquiring.unanswered());
+            if !awaited.is_empty() {
+                return OnceStep::WAIT;
             }
-            return self.repair(best, copies);
+            let without = self.copies.without();
+            if self.repairers.is_none() {
+                // Only these take it from this owner.
+                let recorded = NodeSet::all(self.quorum).without(without);
+                let granted = acquiring.granted().without(recorded);
+                let completes = copies + granted.len() >= majority;
+                self.repairers = Some(if completes {
+                    granted
+                } else {
+                    NodeSet::default()
+                });
+                if completes {
+                    return OnceStep::Repair(best);
+                }
+            }
+            if copies + without.len() < majority {
+                Decided::Conflicting
+            } else if copies + without.without(self.intended).len() < majority {
+                // The others have the intent of an unrecorded execution, and will never grant a repair.
+                Decided::Unknown
+            } else {
+                Decided::Undecided
+            }
         };
-        self.or_other_request(step)
+        OnceStep::Decided(match is_of_other_request {
+            true => Decided::OtherRequest,
+            false => decided,
+        })
     }
 
     /// Without a record, the step is that of a lock's acquisition.
     fn as_lock(&self, step: AcquireStep) -> OnceStep {
+        let (majority, nodes) = (self.quorum.majority(), self.quorum.nodes());
         match step {
-            AcquireStep::Wait => OnceStep::Wait,
-            AcquireStep::Confirm(token) => OnceStep::Confirm(token),
-            AcquireStep::Granted(token) => OnceStep::Execute(token),
-            AcquireStep::Refused(refusal) => {
-                let (majority, nodes) = (self.quorum.majority(), self.quorum.nodes());
-                let intended = self.which(|node| node.has_intent).count();
-                let others = self.which(|node| node.is_held_for_another_request).count();
-                if nodes - intended < majority {
-                    OnceStep::Unknown
-                } else if others >= majority {
-                    OnceStep::OtherRequest
-                } else {
-                    OnceStep::Refused(refusal)
-                }
+            AcquireStep::Refused(_) if nodes - self.intended.len() < majority => {
+                OnceStep::Decided(Decided::Unknown)
             }
+            AcquireStep::Refused(_) if self.held_for_other_request.len() >= majority => {
+                OnceStep::Decided(Decided::OtherRequest)
+            }
+            step => OnceStep::Acquire(step),
         }
-    }
-
-    /// Writes the record to the nodes that granted this attempt the key, if they complete a majority.
-    fn repair(&mut self, record: Record, copies: usize) -> OnceStep {
-        self.is_repairing = true;
-        let granted: Vec<usize> = self
-            .which(|node| node.record.is_none())
-            .filter(|node| self.acquiring.granted().contains(*node))
-            .collect();
-        if copies + granted.len() < self.quorum.majority() {
-            let step = self.beyond_repair();
-            return self.or_other_request(step);
-        }
-        for node in granted {
-            self.nodes[node].is_repairing = true;
-        }
-        OnceStep::Repair(record)
-    }
-
-    fn beyond_repair(&self) -> OnceStep {
-        let without = self.which(|node| node.record.is_none()).count();
-        // These nodes have the intent of an unrecorded execution, and will never grant a repair.
-        let closed = self
-            .which(|node| node.record.is_none() && node.has_intent)
-            .count();
-        let most = self
-            .best()
-            .map(|best| self.holders(best.execution()).count());
-        let most = most.unwrap_or(0);
-        if most + without < self.quorum.majority() {
-            OnceStep::Conflicting
-        } else if most + without - closed < self.quorum.majority() {
-            OnceStep::Unknown
-        } else {
-            OnceStep::Undecided
-        }
-    }
-
-    fn or_other_request(&self, step: OnceStep) -> OnceStep {
-        match self.best() {
-            Some(record) if record.fingerprint() != self.fingerprint => OnceStep::OtherRequest,
-            _ => step,
-        }
-    }
-
-    /// Returns the record with the most copies; among equals, all clients choose the same.
-    fn best(&self) -> Option<Record> {
-        let records = self.nodes.iter().filter_map(|node| node.record.as_ref());
-        let best = records.max_by_key(|record| {
-            let execution = record.execution();
-            // Prefer a whole record: it needs no fetch.
-            (
-                self.holders(execution).count(),
-                execution,
-                record.is_whole(),
-            )
-        });
-        best.cloned()
-    }
-
-    fn which(&self, matches: impl Fn(&NodeAnswers) -> bool) -> impl Iterator<Item = usize> {
-        which(&self.nodes, matches)
     }
 }
 
-impl NodeAnswers {
-    fn has(&self, execution: ExecutionId) -> bool {
-        let record = self.record.as_ref();
-        record.is_some_and(|record| record.execution() == execution)
+/// The record, or the head of it, that each node has answered with.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Copies(Vec<Option<Record>>);
+
+impl Copies {
+    fn new(quorum: Quorum) -> Self {
+        Self(vec![None; quorum.nodes()])
+    }
+
+    /// Keeps the first of a node: it stores one record, and if it forgot that it lost its memory.
+    fn note(&mut self, node: usize, record: &Record) {
+        self.0[node].get_or_insert_with(|| record.clone());
+    }
+
+    /// Returns the nodes that have the record of an execution.
+    fn of(&self, execution: ExecutionId) -> NodeSet {
+        let has_it = |record: &Record| record.execution() == execution;
+        which(&self.0, |copy| copy.as_ref().is_some_and(has_it)).collect()
+    }
+
+    /// Returns the nodes that are not known to have a record.
+    fn without(&self) -> NodeSet {
+        which(&self.0, Option::is_none).collect()
+    }
+
+    /// Returns the record with the most copies; among equals, the one that is preferred. Of its copies, a whole one: it
+    /// needs no fetch.
+    fn leading<P: Ord>(&self, preference: impl Fn(&Record) -> P) -> Option<&Record> {
+        let records = self.0.iter().flatten();
+        records.max_by_key(|record| {
+            let copies = self.of(record.execution()).len();
+            (copies, preference(record), record.is_whole())
+        })
     }
 }
 
@@ -314,14 +322,8 @@ impl NodeAnswers {
 pub struct RecordRound {
     quorum: Quorum,
     execution: ExecutionId,
-    nodes: Vec<Recording>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Recording {
-    Silent,
-    Recorded,
-    Failed,
+    silent: NodeSet,
+    recorded: NodeSet,
 }
 
 /// The next step of a recording, after the answers so far.
@@ -342,26 +344,29 @@ impl RecordRound {
         Self {
             quorum,
             execution,
-            nodes: vec![Recording::Silent; quorum.nodes()],
+            silent: NodeSet::all(quorum),
+            recorded: NodeSet::default(),
         }
     }
 
     /// Takes the answer of `node`.
     pub fn on_record(&mut self, node: usize, answer: &Answer) -> RecordStep {
-        if self.nodes[node] == Recording::Silent {
-            self.nodes[node] = match answer {
-                Answer::Replied(Reply::Done { record, .. })
-                    if record.execution() == self.execution =>
-                {
-                    Recording::Recorded
-                }
-                Answer::Replied(_) | Answer::Failed => Recording::Failed,
-            };
+        if self.silent.remove(node)
+            && let Answer::Replied(Reply::Done { record, .. }) = answer
+            && record.execution() == self.execution
+        {
+            self.recorded.insert(node);
         }
-        let (majority, recorded) = (self.quorum.majority(), self.count(Recording::Recorded));
+        self.step()
+    }
+
+    /// Returns the step after the answers so far.
+    #[must_use]
+    pub fn step(&self) -> RecordStep {
+        let (majority, recorded) = (self.quorum.majority(), self.recorded.len());
         if recorded >= majority {
             RecordStep::Recorded
-        } else if recorded + self.count(Recording::Silent) < majority {
+        } else if recorded + self.silent.len() < majority {
             RecordStep::Missed
         } else {
             RecordStep::Wait
@@ -369,36 +374,25 @@ impl RecordRound {
     }
 
     /// Returns the nodes that have not answered.
-    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| node == Recording::Silent)
+    #[must_use]
+    pub fn silent(&self) -> NodeSet {
+        self.silent
     }
 
     /// Returns the nodes that are not known to have the record.
-    pub fn without(&self) -> impl Iterator<Item = usize> + '_ {
-        self.which(|node| node != Recording::Recorded)
-    }
-
-    fn count(&self, state: Recording) -> usize {
-        self.which(|node| node == state).count()
-    }
-
-    fn which(&self, matches: impl Fn(Recording) -> bool) -> impl Iterator<Item = usize> {
-        which(&self.nodes, move |node| matches(*node))
+    #[must_use]
+    pub fn without(&self) -> NodeSet {
+        NodeSet::all(self.quorum).without(self.recorded)
     }
 }
 
 /// The search for a record at all nodes, by an owner that executed and could not record.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LookRound {
-    quorum: Quorum,
-    nodes: Vec<Looking>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Looking {
-    Silent,
-    Without,
-    With(Record),
+    majority: usize,
+    own: ExecutionId,
+    silent: NodeSet,
+    copies: Copies,
 }
 
 /// The next step of a search, after the answers so far.
@@ -408,10 +402,10 @@ pub enum LookStep {
     Wait,
     /// A majority has this record: respond with it, even if another owner executed. Final.
     Found(Record),
-    /// A minority has a record: send [`LookRound::leading`] as `RECORD` under the old owner value first,
-    /// because its grants may still stand. Only if that misses the majority, acquire once with a fresh owner
-    /// value to repair the record, and never execute. Final.
-    Minority,
+    /// Only minorities have records, and most nodes have this one; among equals, it is the own one. Send it as `RECORD`
+    /// under the old owner value first, because its grants may still stand. Only if that misses the majority, acquire
+    /// once with a fresh owner value to repair the record, and never execute. Final.
+    Minority(Record),
     /// No node that answered has a record: respond with the own outcome as not recorded. Final.
     Nothing,
 }
@@ -419,57 +413,36 @@ pub enum LookStep {
 impl LookRound {
     /// Creates a round whose `LOOK` was sent to every node.
     #[must_use]
-    pub fn new(quorum: Quorum) -> Self {
-        let nodes = vec![Looking::Silent; quorum.nodes()];
-        Self { quorum, nodes }
+    pub fn new(quorum: Quorum, own: ExecutionId) -> Self {
+        Self {
+            majority: quorum.majority(),
+            own,
+            silent: NodeSet::all(quorum),
+            copies: Copies::new(quorum),
+        }
     }
 
     /// Takes the answer of `node`.
     pub fn on_look(&mut self, node: usize, answer: &Answer) -> LookStep {
-        if self.nodes[node] == Looking::Silent {
-            self.nodes[node] = match answer {
-                Answer::Replied(Reply::Done { record, .. }) => Looking::With(record.clone()),
-                Answer::Replied(_) | Answer::Failed => Looking::Without,
-            };
+        if self.silent.remove(node)
+            && let Answer::Replied(Reply::Done { record, .. }) = answer
+        {
+            self.copies.note(node, record);
         }
-        let records = || self.nodes.iter().filter_map(Looking::record);
-        for record in records() {
-            let same = records().filter(|other| other.execution() == record.execution());
-            if same.count() >= self.quorum.majority() {
-                return LookStep::Found(record.clone());
+        let leading = self.copies.leading(|record| record.execution() == self.own);
+        match leading.cloned() {
+            Some(record) if self.copies.of(record.execution()).len() >= self.majority => {
+                LookStep::Found(record)
             }
+            _ if !self.silent.is_empty() => LookStep::Wait,
+            Some(record) => LookStep::Minority(record),
+            None => LookStep::Nothing,
         }
-        if self.silent().next().is_some() {
-            LookStep::Wait
-        } else if records().next().is_some() {
-            LookStep::Minority
-        } else {
-            LookStep::Nothing
-        }
-    }
-
-    /// Returns the record that most nodes have; among equals, that of the `own` execution.
-    #[must_use]
-    pub fn leading(&self, own: ExecutionId) -> Option<&Record> {
-        let records = || self.nodes.iter().filter_map(Looking::record);
-        records().max_by_key(|record| {
-            let id = record.execution();
-            let copies = records().filter(|other| other.execution() == id).count();
-            (copies, id == own)
-        })
     }
 
     /// Returns the nodes that have not answered.
-    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        which(&self.nodes, |node| *node == Looking::Silent)
-    }
-}
-
-impl Looking {
-    fn record(&self) -> Option<&Record> {
-        match self {
-            Self::With(record) => Some(record),
-            Self::Silent | Self::Without => None,
-        }
+    #[must_use]
+    pub fn silent(&self) -> NodeSet {
+        self.silent
     }
 }

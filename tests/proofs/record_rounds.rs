@@ -13,9 +13,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_redlock::protocol::message::Reply;
 use tower_redlock::protocol::once::{
-    LookRound, LookStep, OnceRound, OnceStep, RecordRound, RecordStep,
+    Decided, LookRound, LookStep, OnceRound, OnceStep, RecordRound, RecordStep,
 };
-use tower_redlock::protocol::round::Answer;
+use tower_redlock::protocol::round::{AcquireStep, Answer};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, Record};
 
 use crate::round_cases::{assignments, majority, orders, quorum};
@@ -105,7 +105,7 @@ fn number_of(record: &Record) -> u8 {
 }
 
 fn once_round(nodes: usize) -> OnceRound {
-    OnceRound::new(quorum(nodes), Fingerprint::from_digest([0; 32]))
+    OnceRound::new(quorum(nodes), Some(Fingerprint::from_digest([0; 32])))
 }
 
 // ---- Acquiring what may have been executed -----------------------------------------------------
@@ -126,16 +126,16 @@ enum Verdict {
 
 fn verdict_of(step: &OnceStep) -> Verdict {
     match step {
-        OnceStep::Wait => Verdict::Open,
-        OnceStep::Confirm(token) => Verdict::Confirm(*token),
-        OnceStep::Execute(token) => Verdict::Execute(*token),
+        OnceStep::Acquire(AcquireStep::Wait) => Verdict::Open,
+        OnceStep::Acquire(AcquireStep::Confirm(token)) => Verdict::Confirm(*token),
+        OnceStep::Acquire(AcquireStep::Granted(token)) => Verdict::Execute(*token),
+        OnceStep::Acquire(AcquireStep::Refused(_)) => Verdict::Refused,
         OnceStep::Repair(record) => Verdict::Repair(number_of(record)),
-        OnceStep::Replay(record) => Verdict::Replay(number_of(record)),
-        OnceStep::OtherRequest => Verdict::OtherRequest,
-        OnceStep::Undecided => Verdict::Undecided,
-        OnceStep::Conflicting => Verdict::Conflicting,
-        OnceStep::Unknown => Verdict::Unknown,
-        OnceStep::Refused(_) => Verdict::Refused,
+        OnceStep::Decided(Decided::Recorded(record)) => Verdict::Replay(number_of(record)),
+        OnceStep::Decided(Decided::OtherRequest) => Verdict::OtherRequest,
+        OnceStep::Decided(Decided::Undecided) => Verdict::Undecided,
+        OnceStep::Decided(Decided::Conflicting) => Verdict::Conflicting,
+        OnceStep::Decided(Decided::Unknown) => Verdict::Unknown,
     }
 }
 
@@ -228,14 +228,11 @@ fn check_acquire(fates: &[Fate], order: &[usize]) -> Option<OnceRound> {
         let context = format!("{fates:?} in order {order:?} at node {node}");
         assert_eq!(verdict_of(&step), verdict(&told), "{context}");
         match step {
-            OnceStep::Wait => assert!(
-                round.silent().next().is_some(),
-                "{context}: waits for no node"
-            ),
-            OnceStep::Execute(_) => {}
+            OnceStep::WAIT => assert!(!round.silent().is_empty(), "{context}: waits for no node"),
+            OnceStep::Acquire(AcquireStep::Granted(_)) => {}
             OnceStep::Repair(_) => {
                 let granted = (0..fates.len()).filter(|node| fates[*node] == Fate::Granted(7));
-                assert!(round.repairers().eq(granted), "{context}");
+                assert!(round.repairers().iter().eq(granted), "{context}");
                 return Some(round);
             }
             _ => return None,
@@ -286,7 +283,7 @@ fn repair_ends_with_the_records_of_the_nodes_at_that_time() {
         let Some(round) = check_acquire(&fates, &[0, 1, 2]) else {
             continue;
         };
-        let repairers: Vec<usize> = round.repairers().collect();
+        let repairers: Vec<usize> = round.repairers().iter().collect();
         for answers in assignments(&answers, repairers.len()) {
             for order in orders(repairers.len()) {
                 check_repair(round.clone(), &fates, &repairers, &answers, &order);
@@ -344,8 +341,11 @@ fn second_phase_executes_only_with_exact_numbers_and_never_beside_a_record() {
             let mut round = once_round(3);
             round.on_acquire(0, &Fate::Granted(1).answer());
             let step = round.on_acquire(1, &Fate::Granted(2).answer());
-            assert_eq!(step, OnceStep::Confirm(2));
-            assert_eq!(round.unconfirmed().iter().collect::<Vec<_>>(), [0, 2]);
+            assert_eq!(step, OnceStep::Acquire(AcquireStep::Confirm(2)));
+            assert_eq!(
+                round.acquiring().unconfirmed().iter().collect::<Vec<_>>(),
+                [0, 2]
+            );
             // Of node 2 both requests are under way, and only the first may have been carried out.
             let told = [(0, 1, answers[0]), (2, 0, third), (2, 1, answers[1])];
             let mut records = [None; 3];
@@ -368,7 +368,7 @@ fn second_phase_executes_only_with_exact_numbers_and_never_beside_a_record() {
                     assert!(most.is_none() && exact >= 2, "{context}");
                 }
                 if let Verdict::Repair(_) = found {
-                    let mut written = round.repairers();
+                    let mut written = round.repairers().iter();
                     assert!(written.all(|node| records[node].is_none()), "{context}");
                 }
                 let copies = most.map_or(0, |(copies, _)| copies);
@@ -397,18 +397,18 @@ fn record_found_by_an_earlier_second_phase_prevents_an_execution() {
     round.on_acquire(0, &Fate::Granted(1).answer());
     round.on_acquire(1, &Fate::Granted(2).answer());
     let step = round.on_acquire(2, &Fate::Granted(1).answer());
-    assert_eq!(step, OnceStep::Confirm(2));
+    assert_eq!(step, OnceStep::Acquire(AcquireStep::Confirm(2)));
     round.on_confirm(0, 1, &Fate::At(5).answer());
     round.on_confirm(2, 1, &Fate::At(5).answer());
     let step = round.on_confirm(3, 1, &Answer::Failed);
-    assert_eq!(step, OnceStep::Confirm(5));
+    assert_eq!(step, OnceStep::Acquire(AcquireStep::Confirm(5)));
     let step = round.on_confirm(4, 1, &Fate::Done(1).answer());
-    assert_eq!(step, OnceStep::Wait);
+    assert_eq!(step, OnceStep::WAIT);
     for node in 0..3 {
         let step = round.on_confirm(node, 2, &Fate::At(5).answer());
-        assert_eq!(step, OnceStep::Wait);
+        assert_eq!(step, OnceStep::WAIT);
     }
-    assert_eq!(round.silent().collect::<Vec<_>>(), [3, 4]);
+    assert_eq!(round.silent().iter().collect::<Vec<_>>(), [3, 4]);
     round.on_acquire(3, &Answer::Failed);
     let step = round.on_acquire(4, &Answer::Failed);
     assert_eq!(step, OnceStep::Repair(record(1)));
@@ -419,13 +419,14 @@ fn record_found_after_the_grant_is_repaired_and_not_executed_again() {
     let mut round = once_round(3);
     round.on_acquire(0, &Fate::Granted(7).answer());
     let step = round.on_acquire(1, &Fate::Granted(7).answer());
-    assert_eq!(step, OnceStep::Execute(7));
+    assert_eq!(step, OnceStep::Acquire(AcquireStep::Granted(7)));
     let step = round.on_acquire(2, &Fate::Done(1).answer());
     assert_eq!(step, OnceStep::Repair(record(1)));
-    assert_eq!(round.silent().collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(round.silent().iter().collect::<Vec<_>>(), [0, 1]);
     let step = round.on_record(1, &Answer::Replied(done(head(1))));
     assert_eq!(verdict_of(&step), Verdict::Replay(1));
-    assert_eq!(round.holders(execution(1)).collect::<Vec<_>>(), [1, 2]);
+    let (_, without) = round.record().expect("two nodes have one");
+    assert_eq!(without.iter().collect::<Vec<_>>(), [0]);
 }
 
 #[test]
@@ -460,7 +461,7 @@ proptest! {
         answers in vec(select(&[Fate::Done(1), Fate::Done(2), Fate::Lost, Fate::Failed]), 5),
     ) {
         if let Some(round) = check_acquire(&fates, &order) {
-            let repairers: Vec<usize> = round.repairers().collect();
+            let repairers: Vec<usize> = round.repairers().iter().collect();
             let places: Vec<usize> = (0..repairers.len()).rev().collect();
             check_repair(round, &fates, &repairers, &answers, &places);
         }
@@ -500,8 +501,8 @@ fn check_recording(fates: &[Fate], order: &[usize]) {
             RecordStep::Wait
         };
         assert_eq!(step, expected, "{fates:?} in order {order:?} at {node}");
-        assert_eq!(round.silent().count(), fates.len() - told);
-        assert_eq!(round.without().count(), fates.len() - recorded);
+        assert_eq!(round.silent().len(), fates.len() - told);
+        assert_eq!(round.without().len(), fates.len() - recorded);
     }
 }
 
@@ -518,7 +519,7 @@ fn look_round_tells_records_of_a_majority_a_minority_and_none_apart() {
 }
 
 fn check_look(fates: &[Fate], order: &[usize]) {
-    let mut round = LookRound::new(quorum(fates.len()));
+    let mut round = LookRound::new(quorum(fates.len()), execution(1));
     let mut records = vec![None; fates.len()];
     for (told, node) in (1..).zip(order) {
         let step = round.on_look(*node, &fates[*node].answer());
@@ -528,31 +529,36 @@ fn check_look(fates: &[Fate], order: &[usize]) {
                 LookStep::Found(record(best))
             }
             _ if told < fates.len() => LookStep::Wait,
-            Some(_) => LookStep::Minority,
+            Some((copies, best)) => {
+                let own = records.iter().filter(|record| **record == Some(1)).count();
+                // Among equals, the own one.
+                let leader = if own == copies { 1 } else { best };
+                LookStep::Minority(record(leader))
+            }
             None => LookStep::Nothing,
         };
         assert_eq!(step, expected, "{fates:?} in order {order:?} at {node}");
-        assert_eq!(round.silent().count(), fates.len() - told);
+        assert_eq!(round.silent().len(), fates.len() - told);
     }
 }
 
 #[test]
 fn second_answer_of_a_node_is_not_counted() {
     let mut recording = RecordRound::new(quorum(3), execution(1));
-    let mut look = LookRound::new(quorum(3));
+    let mut look = LookRound::new(quorum(3), execution(1));
     let mut acquiring = once_round(3);
     for _ in 0..2 {
         let (done, granted) = (Fate::Done(1).answer(), Fate::Granted(7).answer());
         assert_eq!(recording.on_record(0, &done), RecordStep::Wait);
         assert_eq!(look.on_look(0, &done), LookStep::Wait);
-        assert_eq!(acquiring.on_acquire(0, &granted), OnceStep::Wait);
+        assert_eq!(acquiring.on_acquire(0, &granted), OnceStep::WAIT);
     }
     assert_eq!(
         acquiring.on_acquire(1, &Fate::Done(1).answer()),
-        OnceStep::Wait
+        OnceStep::WAIT
     );
     assert_eq!(
         acquiring.on_acquire(1, &Fate::Done(1).answer()),
-        OnceStep::Wait
+        OnceStep::WAIT
     );
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::protocol::once::Decided;
 use crate::protocol::record::{Fingerprint, Record};
 use crate::protocol::token::OwnerToken;
 
@@ -49,21 +50,6 @@ pub enum OnceEvent {
     /// A minority has a record that this owner cannot repair: another lease is to do it, and [`OnceInput::Repaired`]
     /// follows.
     Unrepaired,
-}
-
-/// The reason for which a request is not executed.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Decided {
-    /// A majority has this record of an earlier execution. It is a head only if the record is large.
-    Recorded(Record),
-    /// The key was used for another request.
-    OtherRequest,
-    /// Some node has a record, and more nodes must answer before it is known whether that record counts.
-    Undecided,
-    /// The key was executed more than once, and no majority has one of the outcomes.
-    Conflicting,
-    /// The key may have been executed, with an unknown outcome.
-    Unknown,
 }
 
 /// The outcome of a recording.
@@ -125,19 +111,5 @@ impl Recorded {
             (Self::Another(one), Self::Another(other)) => one.execution() == other.execution(),
             _ => false,
         }
-    }
-}
-
-impl Decided {
-    /// Returns whether it stays, so that the next callers of the key need not ask the nodes.
-    #[must_use]
-    pub fn is_memorable(&self) -> bool {
-        matches!(self, Self::Recorded(_))
-    }
-
-    /// Returns whether another attempt may find a record that can be replayed.
-    #[must_use]
-    pub fn may_change(&self) -> bool {
-        *self == Self::Undecided
     }
 }

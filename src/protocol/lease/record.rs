@@ -36,12 +36,11 @@ use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Event};
 use crate::protocol::lease::life::{Lease, TICK};
-use crate::protocol::lease::once::{Decided, OnceEvent, OnceInput, Recorded, Stored};
-use crate::protocol::lease::recorded::Step;
+use crate::protocol::lease::once::{OnceEvent, OnceInput, Recorded, Stored};
 use crate::protocol::lease::recording::{Finish, FinishStep};
 use crate::protocol::lease::stages::{LifeStage, Purpose};
 use crate::protocol::message::{Op, Reply};
-use crate::protocol::once::{LookRound, LookStep, OnceStep, RecordRound, RecordStep};
+use crate::protocol::once::{Decided, LookRound, LookStep, OnceStep, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
 use crate::protocol::round::{AcquireStep, Answer};
@@ -58,34 +57,19 @@ impl Lease {
     }
 
     /// Takes a step of an attempt.
-    pub(super) fn on_step(&mut self, step: Step, now: Duration) {
+    pub(super) fn on_step(&mut self, step: OnceStep, now: Duration) {
         match step {
             // It was to find a record only.
-            Ok(AcquireStep::Granted(_)) if self.spec.once.is_some_and(|once| !once.executes) => {
+            OnceStep::Acquire(AcquireStep::Granted(_))
+                if self.spec.once.is_some_and(|once| !once.executes) =>
+            {
                 self.deny(Decided::Undecided, now);
             }
-            Ok(step) => self.on_acquire_step(step, now),
-            Err(step) => self.on_recorded_step(step, now),
-        }
-    }
-
-    /// Takes a step of an attempt that has met a record.
-    fn on_recorded_step(&mut self, step: OnceStep, now: Duration) {
-        match step {
+            OnceStep::Acquire(step) => self.on_acquire_step(step, now),
             OnceStep::Repair(record) if record.is_whole() => self.repair(record, now),
-            OnceStep::Repair(record) => {
-                if let LifeStage::Acquiring(acquiring) = &mut self.stage
-                    && let Some(round) = acquiring.round.recorded()
-                {
-                    round.is_reading = true;
-                }
-                self.unread = Some(Stored(record));
-            }
-            OnceStep::Replay(record) => self.replay(record, now),
-            OnceStep::OtherRequest => self.deny(Decided::OtherRequest, now),
-            OnceStep::Conflicting => self.deny(Decided::Conflicting, now),
-            OnceStep::Unknown => self.deny(Decided::Unknown, now),
-            _ => self.deny(Decided::Undecided, now),
+            OnceStep::Repair(record) => self.unread = Some(Stored(record)),
+            OnceStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
+            OnceStep::Decided(decided) => self.deny(decided, now),
         }
     }
 
@@ -98,16 +82,11 @@ impl Lease {
 
     /// Writes the record of a minority to the nodes that granted the key.
     fn repair(&mut self, record: Record, now: Duration) {
-        let number = self.number + 1;
         let LifeStage::Acquiring(acquiring) = &mut self.stage else {
             return;
         };
-        let Some(round) = acquiring.round.recorded() else {
-            return;
-        };
-        round.repair = Some(number);
-        let nodes = round.round.repairers().collect();
-        let retention = round.expires_in;
+        acquiring.repair = Some(self.number + 1);
+        let (nodes, retention) = (acquiring.round.repairers(), acquiring.round.expires_in());
         let write = Op::Record { record, retention };
         // As for a request of its own: that a node was silent is known only at the end of the time for the others. A
         // large record needs additional time on the wire.
@@ -118,21 +97,16 @@ impl Lease {
 
     fn replay(&mut self, record: Record, now: Duration) {
         self.tell(Event::Once(OnceEvent::Decided(Decided::Recorded(record))));
-        let LifeStage::Acquiring(acquiring) = &mut self.stage else {
-            return;
-        };
-        let due = acquiring.last_due();
-        let Some(round) = acquiring.round.recorded() else {
-            return;
-        };
-        self.stage = LifeStage::Recording(Box::new(Finish {
-            number: ACQUIRE,
-            due,
-            until: now.saturating_add(round.expires_in),
-            own: None,
-            step: FinishStep::Replaying(round.round.clone()),
-        }));
-        self.end_replay(now);
+        if let LifeStage::Acquiring(acquiring) = &self.stage {
+            self.stage = LifeStage::Recording(Box::new(Finish {
+                number: ACQUIRE,
+                due: acquiring.last_due(),
+                until: now.saturating_add(acquiring.round.expires_in()),
+                own: None,
+                step: FinishStep::Replaying(acquiring.round.clone()),
+            }));
+            self.end_replay(now);
+        }
     }
 
     /// Goes on with a replay of whose attempt every node has answered or is overdue.
@@ -143,14 +117,16 @@ impl Lease {
         let FinishStep::Replaying(round) = &recording.step else {
             return;
         };
-        if round.unanswered().next().is_some() {
+        let acquiring = round.acquiring();
+        if !acquiring.unanswered().is_empty() {
             return;
         }
-        self.may_hold = self.may_hold.without(round.acquiring().refused());
-        let without: NodeSet = round.without_record().collect();
-        match round.record() {
-            Some(record) if record.is_whole() => self.top_up(record, without, now),
-            Some(record) if !without.is_empty() => {
+        self.may_hold = self.may_hold.without(acquiring.refused());
+        let record = round.record();
+        let record = record.map(|(record, without)| (record.clone(), without));
+        match record {
+            Some((record, without)) if record.is_whole() => self.top_up(record, without, now),
+            Some((record, without)) if !without.is_empty() => {
                 recording.step = FinishStep::ReadingReplay(without);
                 self.unread = Some(Stored(record));
             }
@@ -162,15 +138,13 @@ impl Lease {
         let node_timeout = self.spec.node_timeout;
         if let LifeStage::Holding(holding) = &mut self.stage
             && let Purpose::Pending(pending) = &mut holding.purpose
-            && pending.step.is_some()
+            && let Some(step) = pending.step.take()
         {
-            let purpose = std::mem::take(&mut holding.purpose);
-            if let Purpose::Pending(pending) = purpose {
-                let (acquiring, step) = pending.resume(now + node_timeout);
-                self.stage = LifeStage::Acquiring(acquiring);
-                self.on_step(step.unwrap_or(Ok(AcquireStep::Wait)), now);
-            }
-            return;
+            let mut acquiring = pending.acquiring.clone();
+            // The time between the grant and the beginning does not count.
+            acquiring.deadline = now + node_timeout;
+            self.stage = LifeStage::Acquiring(acquiring);
+            return self.on_step(step, now);
         }
         self.check_validity(now);
         let LifeStage::Holding(holding) = &mut self.stage else {
@@ -200,39 +174,42 @@ impl Lease {
 
     fn on_record(&mut self, record: Record, retention: Duration, now: Duration) {
         if let LifeStage::Holding(_) = self.stage {
-            let until = now.saturating_add(retention);
-            self.write(Some(record.clone()), record, until, false, now);
+            self.stage = LifeStage::Recording(Box::new(Finish {
+                number: self.number,
+                due: now,
+                until: now.saturating_add(retention),
+                own: Some(record.clone()),
+                step: FinishStep::Repairing,
+            }));
+            self.write(record, false, now);
         }
     }
 
     /// Writes a record to all nodes, with the owner of the execution: each node checks that it granted the key to this
     /// owner last.
-    fn write(
-        &mut self,
-        own: Option<Record>,
-        record: Record,
-        until: Duration,
-        is_repair: bool,
-        now: Duration,
-    ) {
-        let round = RecordRound::new(self.quorum, record.execution());
-        let write = Op::Record {
-            record: record.clone(),
-            retention: until.saturating_sub(now),
+    fn write(&mut self, record: Record, is_repair: bool, now: Duration) {
+        let LifeStage::Recording(recording) = &self.stage else {
+            return;
         };
-        self.stage = LifeStage::Recording(Box::new(Finish {
-            number: self.number + 1,
-            due: now + self.spec.node_timeout + write.transit(),
-            until,
-            own,
-            step: FinishStep::Writing {
-                record,
-                round,
-                is_decided: false,
-                is_repair,
-            },
-        }));
-        self.ask(write, NodeSet::all(self.quorum));
+        let retention = recording.until.saturating_sub(now);
+        let round = RecordRound::new(self.quorum, record.execution());
+        let step = FinishStep::Writing {
+            record: record.clone(),
+            round,
+            is_repair,
+        };
+        let write = Op::Record { record, retention };
+        self.go_on(step, write, NodeSet::all(self.quorum), now);
+    }
+
+    /// Goes on with a record by a request to these nodes.
+    fn go_on(&mut self, step: FinishStep, op: Op, nodes: NodeSet, now: Duration) {
+        if let LifeStage::Recording(recording) = &mut self.stage {
+            recording.step = step;
+            recording.number = self.number + 1;
+            recording.due = now + self.spec.node_timeout + op.transit();
+            self.ask(op, nodes);
+        }
     }
 
     pub(super) fn on_recording_answer(&mut self, node: usize, answer: &Answer, now: Duration) {
@@ -243,24 +220,27 @@ impl Lease {
             FinishStep::Writing {
                 record,
                 round,
-                is_decided,
                 is_repair,
             } => {
                 if matches!(answer, Answer::Replied(Reply::Done { .. })) {
                     // A record ends the lock.
                     self.may_hold.remove(node);
                 }
+                let is_new = round.step() == RecordStep::Wait;
                 let step = round.on_record(node, answer);
-                let is_new = !*is_decided;
-                *is_decided = step == RecordStep::Recorded;
-                let (record, is_repair) = (record.clone(), *is_repair);
-                let is_answered = round.silent().next().is_none();
-                let without: NodeSet = round.without().collect();
-                let is_stored = without.len() < self.quorum.nodes();
+                let (record, without) = (record.clone(), round.without());
+                let is_answered = round.silent().is_empty();
                 match step {
                     RecordStep::Wait => {}
-                    RecordStep::Missed if is_repair => self.give_repair_away(),
-                    RecordStep::Missed => self.look(is_stored, now),
+                    RecordStep::Missed if *is_repair => self.give_repair_away(),
+                    RecordStep::Missed => {
+                        let own = record.execution();
+                        let step = FinishStep::Looking {
+                            round: LookRound::new(self.quorum, own),
+                            is_stored: without.len() < self.quorum.nodes(),
+                        };
+                        self.go_on(step, Op::Look, NodeSet::all(self.quorum), now);
+                    }
                     RecordStep::Recorded => {
                         if is_new {
                             let found = recording.found(record.clone());
@@ -280,9 +260,9 @@ impl Lease {
                     LookStep::Wait => {}
                     LookStep::Found(record) => self.end_look(Some(record), now),
                     // A node that said so may not be reached any more.
-                    LookStep::Nothing if *is_stored => self.write_again(now),
+                    LookStep::Nothing if *is_stored => self.lead(None, now),
                     LookStep::Nothing => self.end_look(None, now),
-                    LookStep::Minority => self.lead(now),
+                    LookStep::Minority(leader) => self.lead(Some(leader), now),
                 }
             }
             FinishStep::Replaying(round) => {
@@ -299,47 +279,21 @@ impl Lease {
         }
     }
 
-    /// Asks all nodes for their records, because no majority accepted ours.
-    fn look(&mut self, is_stored: bool, now: Duration) {
-        if let LifeStage::Recording(recording) = &mut self.stage {
-            recording.step = FinishStep::Looking {
-                round: LookRound::new(self.quorum),
-                is_stored,
-            };
-            recording.number = self.number + 1;
-            recording.due = now + self.spec.node_timeout;
-            self.ask(Op::Look, NodeSet::all(self.quorum));
-        }
-    }
-
-    /// Writes the leading record of a minority.
-    fn lead(&mut self, now: Duration) {
+    /// Writes the leading record of a minority; without one, the own record.
+    fn lead(&mut self, leader: Option<Record>, now: Duration) {
         let LifeStage::Recording(recording) = &mut self.stage else {
             return;
         };
-        let FinishStep::Looking { round, .. } = &recording.step else {
-            return;
-        };
-        let (Some(own), until) = (recording.own.clone(), recording.until) else {
-            return;
-        };
-        match round.leading(own.execution()).cloned() {
-            Some(leader) if leader.execution() == own.execution() => self.write_again(now),
-            Some(leader) if leader.is_whole() => self.write(Some(own), leader, until, true, now),
-            Some(leader) => {
+        // Of the own record, the nodes have told the head.
+        let own = recording.own.clone();
+        let is_own = own.as_ref().map(Record::execution) == leader.as_ref().map(Record::execution);
+        match leader.filter(|_| !is_own).or(own) {
+            Some(record) if record.is_whole() => self.write(record, true, now),
+            Some(record) => {
                 recording.step = FinishStep::ReadingLeader;
-                self.unread = Some(Stored(leader));
+                self.unread = Some(Stored(record));
             }
             None => self.give_repair_away(),
-        }
-    }
-
-    /// Writes the own record, which a minority has.
-    fn write_again(&mut self, now: Duration) {
-        if let LifeStage::Recording(recording) = &self.stage
-            && let (Some(own), until) = (recording.own.clone(), recording.until)
-        {
-            self.write(Some(own.clone()), own, until, true, now);
         }
     }
 
@@ -386,26 +340,15 @@ impl Lease {
 
     fn on_read(&mut self, record: Option<Record>, now: Duration) {
         match &mut self.stage {
-            LifeStage::Acquiring(acquiring) => {
-                let Some(round) = acquiring.round.recorded() else {
-                    return;
-                };
-                if !std::mem::take(&mut round.is_reading) {
-                    return;
+            LifeStage::Acquiring(acquiring) if acquiring.is_reading() => match record {
+                Some(record) => self.repair(record, now),
+                None => {
+                    let step = acquiring.round.on_unreadable();
+                    self.on_step(step, now);
                 }
-                match record {
-                    Some(record) => self.repair(record, now),
-                    None => {
-                        let step = round.on_unreadable();
-                        self.on_step(step, now);
-                    }
-                }
-            }
+            },
             LifeStage::Recording(recording) => match (&recording.step, record) {
-                (FinishStep::ReadingLeader, Some(record)) => {
-                    let (own, until) = (recording.own.clone(), recording.until);
-                    self.write(own, record, until, true, now);
-                }
+                (FinishStep::ReadingLeader, Some(record)) => self.write(record, true, now),
                 (FinishStep::ReadingLeader, None) => self.give_repair_away(),
                 (FinishStep::ReadingReplay(without), Some(record)) => {
                     let without = *without;
@@ -414,7 +357,7 @@ impl Lease {
                 (FinishStep::ReadingReplay(_), None) => self.release(false, None, now),
                 _ => {}
             },
-            LifeStage::Holding(_) | LifeStage::Releasing(_) => {}
+            _ => {}
         }
     }
 
@@ -422,7 +365,7 @@ impl Lease {
     ///
     /// Waits for the answers although no caller needs them, because a request whose phase is over may not be sent.
     fn top_up(&mut self, record: Record, without: NodeSet, now: Duration) {
-        let LifeStage::Recording(recording) = &mut self.stage else {
+        let LifeStage::Recording(recording) = &self.stage else {
             return;
         };
         let retention = recording.until.saturating_sub(now);
@@ -430,10 +373,7 @@ impl Lease {
             return self.release(false, None, now);
         }
         let write = Op::TopUp { record, retention };
-        recording.step = FinishStep::ToppingUp(without);
-        recording.number = self.number + 1;
-        recording.due = now + self.spec.node_timeout + write.transit();
-        self.ask(write, without);
+        self.go_on(FinishStep::ToppingUp(without), write, without, now);
     }
 
     /// Sends a request that neither locks nor extends a key.

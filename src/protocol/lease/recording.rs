@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::protocol::lease::io::OpenRequest;
 use crate::protocol::lease::once::{OnceEvent, Recorded};
-use crate::protocol::once::{LookRound, OnceRound, RecordRound};
+use crate::protocol::once::{LookRound, OnceRound, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
 
@@ -28,7 +28,6 @@ pub(super) enum FinishStep {
     Writing {
         record: Record,
         round: RecordRound,
-        is_decided: bool,
         /// Whether the nodes have been asked for their records before.
         is_repair: bool,
     },
@@ -53,11 +52,9 @@ pub(super) enum FinishStep {
 impl Finish {
     pub(super) fn open_request(&self) -> OpenRequest {
         let (silent, is_undecided) = match &self.step {
-            FinishStep::Writing {
-                round, is_decided, ..
-            } => (round.silent().collect(), !is_decided),
-            FinishStep::Looking { round, .. } => (round.silent().collect(), true),
-            FinishStep::Replaying(round) => (round.unanswered().collect(), false),
+            FinishStep::Writing { round, .. } => (round.silent(), round.step() == RecordStep::Wait),
+            FinishStep::Looking { round, .. } => (round.silent(), true),
+            FinishStep::Replaying(round) => (round.acquiring().unanswered(), false),
             FinishStep::ToppingUp(silent) => (*silent, false),
             FinishStep::ReadingLeader | FinishStep::Repairing | FinishStep::ReadingReplay(_) => {
                 (NodeSet::default(), false)

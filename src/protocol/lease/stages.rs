@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Loss};
 use crate::protocol::lease::once::OnceSpec;
-use crate::protocol::lease::recorded::{RecordedRound, Step};
 use crate::protocol::lease::recording::Finish;
 use crate::protocol::message::Reply;
+use crate::protocol::once::{OnceRound, OnceStep};
 use crate::protocol::quorum::{NodeSet, Quorum};
-use crate::protocol::round::{AcquireRound, AcquireStep, Answer, ExtendRound, ReleaseRound};
+use crate::protocol::round::{Answer, ExtendRound, ReleaseRound};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum LifeStage {
@@ -67,46 +67,17 @@ pub(super) struct Releasing {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Acquiring {
-    pub(super) round: AttemptRound,
+    pub(super) round: OnceRound,
     /// The number of the current `CONFIRM`.
     pub(super) confirm: Option<u32>,
+    /// The number of the `RECORD` of a repair.
+    pub(super) repair: Option<u32>,
     /// Until when the nodes may answer the `ACQUIRE`.
     due: Duration,
     /// The nodes that are not connected yet, which may until these later times.
     connecting: Vec<(usize, Duration)>,
     /// The end of all phases together.
     pub(super) deadline: Duration,
-}
-
-/// The round of an attempt: that of a lock, or that of an execution.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum AttemptRound {
-    Lock(AcquireRound),
-    Once(Box<RecordedRound>),
-}
-
-impl AttemptRound {
-    pub(super) fn acquiring(&self) -> &AcquireRound {
-        match self {
-            Self::Lock(round) => round,
-            Self::Once(round) => round.acquiring(),
-        }
-    }
-
-    /// Returns the round of an execution.
-    pub(super) fn recorded(&mut self) -> Option<&mut RecordedRound> {
-        match self {
-            Self::Lock(_) => None,
-            Self::Once(round) => Some(round),
-        }
-    }
-
-    fn silent(&self) -> NodeSet {
-        match self {
-            Self::Lock(round) => round.silent(),
-            Self::Once(round) => round.silent(),
-        }
-    }
 }
 
 impl Acquiring {
@@ -121,43 +92,43 @@ impl Acquiring {
         let connecting: Vec<_> = nodes.filter(|(_, until)| *until > due).collect();
         let last = connecting.iter().map(|(_, until)| *until).max();
         Self {
-            round: match once {
-                None => AttemptRound::Lock(AcquireRound::new(quorum)),
-                Some(spec) => AttemptRound::Once(Box::new(RecordedRound::new(spec, quorum))),
-            },
+            round: OnceRound::new(quorum, once.map(|once| once.fingerprint)),
             confirm: None,
+            repair: None,
             due,
             connecting,
             deadline: last.unwrap_or(due),
         }
     }
 
-    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> Step {
-        match &mut self.round {
-            AttemptRound::Once(round) => round.on_answer(node, number, self.confirm, answer),
-            AttemptRound::Lock(round) if number == ACQUIRE => Ok(round.on_acquire(node, answer)),
-            AttemptRound::Lock(round) if Some(number) == self.confirm => {
-                Ok(round.on_confirm(node, round.step(), answer))
-            }
-            AttemptRound::Lock(_) => Ok(AcquireStep::Wait),
+    pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) -> OnceStep {
+        if number == ACQUIRE {
+            self.round.on_acquire(node, answer)
+        } else if self.repair == Some(number) {
+            self.round.on_record(node, answer)
+        } else if self.confirm == Some(number) {
+            let step = self.round.acquiring().step();
+            self.round.on_confirm(node, step, answer)
+        } else {
+            OnceStep::WAIT
         }
     }
 
     /// Returns whether answers to this request count.
     pub(super) fn counts(&self, number: u32) -> bool {
-        let is_repair = match &self.round {
-            AttemptRound::Lock(_) => false,
-            AttemptRound::Once(round) => round.counts(number),
-        };
-        number == ACQUIRE || self.confirm == Some(number) || is_repair
+        number == ACQUIRE || self.confirm == Some(number) || self.repair == Some(number)
     }
 
     /// Returns the number of the request that the silent nodes have not answered.
     pub(super) fn silence(&self) -> u32 {
-        match &self.round {
-            AttemptRound::Lock(_) => self.confirm.unwrap_or(ACQUIRE),
-            AttemptRound::Once(round) => round.silence(self.confirm),
-        }
+        // With a record, the answers to the `ACQUIRE` matter even in the second phase.
+        let confirm = self.confirm.filter(|_| !self.round.is_recorded());
+        self.repair.or(confirm).unwrap_or(ACQUIRE)
+    }
+
+    /// Returns whether the rest of the record to repair is being read, for which the attempt waits.
+    pub(super) fn is_reading(&self) -> bool {
+        self.repair.is_none() && !self.round.repairers().is_empty()
     }
 
     /// Returns until when a node may answer the `ACQUIRE`.
@@ -175,9 +146,7 @@ impl Acquiring {
 
     /// Returns when the next silent node is overdue.
     pub(super) fn next_due(&self) -> Option<Duration> {
-        if let AttemptRound::Once(round) = &self.round
-            && round.is_reading
-        {
+        if self.is_reading() {
             return None;
         }
         match self.is_late_phase() {
@@ -197,11 +166,7 @@ impl Acquiring {
 
     /// Returns whether a phase after the first is under way, which has what is left of the longest time of the first.
     fn is_late_phase(&self) -> bool {
-        let is_repairing = match &self.round {
-            AttemptRound::Lock(_) => false,
-            AttemptRound::Once(round) => round.is_repairing(),
-        };
-        self.confirm.is_some() || is_repairing
+        self.confirm.is_some() || self.repair.is_some()
     }
 }
 
@@ -212,7 +177,7 @@ pub(super) struct Pending {
     pub(super) acquiring: Acquiring,
     pub(super) granted_at: Duration,
     /// The step that follows from a record that arrived since the grant.
-    pub(super) step: Option<Step>,
+    pub(super) step: Option<OnceStep>,
     pub(super) asked_again: bool,
 }
 
@@ -228,29 +193,17 @@ impl Pending {
 
     /// Looks for a record in an answer.
     pub(super) fn on_answer(&mut self, node: usize, number: u32, answer: &Answer) {
-        let is_of_attempt = self.acquiring.counts(number);
-        let Some(round) = self.acquiring.round.recorded() else {
-            return;
-        };
-        let step = if is_of_attempt {
+        let step = if self.acquiring.counts(number) {
             self.acquiring.on_answer(node, number, answer)
         } else if matches!(answer, Answer::Replied(Reply::Done { .. })) {
             // The answer to an extension of the granted lock.
-            round.on_extension(node, answer)
+            self.acquiring.round.on_extension(node, answer)
         } else {
             return;
         };
-        let is_recorded = |round: &mut RecordedRound| round.round.is_recorded();
-        let is_recorded = self.acquiring.round.recorded().is_some_and(is_recorded);
-        let is_decided = step != Ok(AcquireStep::Wait);
-        if is_recorded && (self.step.is_none() || is_decided) {
+        let is_decided = step != OnceStep::WAIT;
+        if self.acquiring.round.is_recorded() && (self.step.is_none() || is_decided) {
             self.step = Some(step);
         }
-    }
-
-    pub(super) fn resume(mut self, until: Duration) -> (Acquiring, Option<Step>) {
-        // The time between the grant and the beginning does not count.
-        self.acquiring.deadline = until;
-        (self.acquiring, self.step)
     }
 }
