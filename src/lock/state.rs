@@ -26,7 +26,7 @@ use crate::lock::time::whole_millis;
 use crate::node::sync::Notify;
 use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::{Mutex, telemetry};
-use crate::protocol::lease::{Effect, Input, OnceEvent};
+use crate::protocol::lease::{Effect, Event, Input};
 use crate::protocol::{FencingToken, validity};
 
 /// A lock as its holders see it. It has none before it is granted.
@@ -66,7 +66,7 @@ pub(crate) struct HolderCommand {
 }
 
 /// The answer to a command; an event only where an execution asked.
-pub(crate) type CommandOutcome = Result<Option<OnceEvent>, ExtendError>;
+pub(crate) type CommandOutcome = Result<Option<Event>, ExtendError>;
 
 /// One share of a lease. The task releases the lock when the last is dropped.
 ///

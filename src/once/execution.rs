@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::lock::{ExtendError, LockGuard, LockHandle, Lost, LostReason, Redlock, after};
 use crate::once::error::Denied;
-use crate::protocol::lease::{Decided, Effect, Input, OnceEvent, OnceInput, Recorded};
+use crate::protocol::lease::{Decided, Effect, Event, Input};
 use crate::protocol::{FencingToken, LockKey, Record};
 
 /// The right to execute while the lock of the key is held, in each group that the key belongs to.
@@ -72,10 +72,10 @@ impl Execution {
     pub(crate) async fn begin(&self) -> Result<(), Denied> {
         let is_alone = self.0.leases().count() == 1;
         for lease in self.0.leases() {
-            match lease.command(Input::Once(OnceInput::Begin)).await {
-                Ok(Some(OnceEvent::Begun)) => {}
+            match lease.command(Input::Begin).await {
+                Ok(Some(Event::Begun)) => {}
                 // The other group may not have that record. The next call copies it there.
-                Ok(Some(OnceEvent::Decided(decided))) if is_alone || !decided.is_memorable() => {
+                Ok(Some(Event::Decided(decided))) if is_alone || !decided.is_memorable() => {
                     return Err(decided.into());
                 }
                 Ok(_) => return Err(Decided::Undecided.into()),
@@ -115,7 +115,8 @@ impl Execution {
         }
     }
 
-    /// Records the outcome on the nodes, even if the lock was lost meanwhile, and releases the key.
+    /// Records the outcome on the nodes, even if the lock was lost meanwhile, and releases the key. Returns the record that
+    /// a majority has then: this one, or that of another execution.
     ///
     /// # Cancel safety
     ///
@@ -124,29 +125,28 @@ impl Execution {
         self,
         record: &Record,
         retention: Duration,
-    ) -> impl Future<Output = Recorded> + use<> {
+    ) -> impl Future<Output = Option<Record>> + use<> {
         // At once and to all groups, because the future may be dropped.
         let asked = self.0.leases().map(|lease| {
             let record = record.clone();
-            lease.command(Input::Once(OnceInput::Record { record, retention }))
+            lease.command(Input::Record { record, retention })
         });
         let asked: Vec<_> = asked.collect();
         async move {
-            let mut outcome: Option<Recorded> = None;
-            for asked in asked {
+            let mut recorded: Option<Record> = None;
+            for (number, asked) in asked.into_iter().enumerate() {
                 let in_group = match asked.await {
-                    Ok(Some(OnceEvent::Recorded { outcome, .. })) => outcome,
-                    _ => Recorded::No,
+                    Ok(Some(Event::Recorded(record))) => record,
+                    _ => None,
                 };
-                outcome = Some(match outcome {
-                    None => in_group,
-                    Some(other) if other.is_same(&in_group) => other,
-                    // A process that knows only the group without the outcome may record another.
-                    Some(_) => Recorded::No,
+                // A process that knows only the group without the outcome may record another.
+                recorded = in_group.filter(|record| {
+                    let same = |other: &Record| other.execution() == record.execution();
+                    number == 0 || recorded.as_ref().is_some_and(same)
                 });
             }
             drop(self);
-            outcome.unwrap_or(Recorded::No)
+            recorded
         }
     }
 

@@ -19,7 +19,6 @@ use crate::lock::{Cluster, Group, LockError, ReadReceiver};
 use crate::node::{
     Job, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, unguessable,
 };
-use crate::protocol::lease::Stored;
 use crate::protocol::message::{Command, Op, Reply, transit};
 use crate::protocol::{LockKey, OwnerToken, Record};
 
@@ -51,7 +50,7 @@ pub(super) async fn fetch(
         match ended.await {
             Some(Ok(outcome)) => {
                 if let Some(outcome) = &*outcome {
-                    return outcome.clone().map(|Stored(record)| record);
+                    return outcome.clone();
                 }
             }
             Some(Err(_)) => {}
@@ -63,7 +62,7 @@ pub(super) async fn fetch(
 
 /// Joins the callers that want the same record. The first of them begins the fetch.
 fn join(group: &Arc<Group>, key: &LockKey, head: &Record) -> ReadReceiver {
-    let wanted = (key.clone(), Stored(head.clone()));
+    let wanted = (key.clone(), head.clone());
     let mut reads = group.reads.lock();
     // Without those that ended without a result.
     reads.retain(|_, reading| reading.has_changed().is_ok());
@@ -79,7 +78,7 @@ fn join(group: &Arc<Group>, key: &LockKey, head: &Record) -> ReadReceiver {
         let outcome = read(&group.cluster, &wanted).await;
         // Later callers begin another fetch.
         group.reads.lock().remove(&wanted);
-        sender.send_replace(Some(outcome.map(Stored)));
+        sender.send_replace(Some(outcome));
     };
     home.spawn(fetching.in_current_span());
     reading
@@ -88,10 +87,7 @@ fn join(group: &Arc<Group>, key: &LockKey, head: &Record) -> ReadReceiver {
 /// Asks one node, and the next one as soon as it fails or is silent for a node timeout.
 ///
 /// Asking all nodes at once would transfer the body from each, nearly always in vain.
-async fn read(
-    cluster: &Cluster,
-    (key, Stored(head)): &(LockKey, Stored),
-) -> Result<Record, LockError> {
+async fn read(cluster: &Cluster, (key, head): &(LockKey, Record)) -> Result<Record, LockError> {
     let settings = &cluster.settings;
     let names = settings.namespace.names_with_record(key, None, sha256)?;
     let command = Command {
@@ -212,7 +208,7 @@ mod tests {
     async fn a_fetch_that_ends_without_a_result_is_begun_anew_by_its_callers() {
         let (group, key) = (group(), LockKey::from("k"));
         let (lost, entry) = watch::channel(None);
-        let wanted = (key.clone(), Stored(head()));
+        let wanted = (key.clone(), head());
         group.reads.lock().insert(wanted, entry);
         let head = head();
         let mut waiting = tokio_test::task::spawn(fetch(&group, &key, &head));

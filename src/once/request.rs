@@ -26,9 +26,7 @@ use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::fetch;
 use crate::once::inspect::{names, request};
-use crate::protocol::lease::{
-    Access, Decided, Effect, Input, OnceInput, OnceSpec, Recorded, Stored,
-};
+use crate::protocol::lease::{Access, Decided, Effect, Input, OnceSpec};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
 
@@ -247,11 +245,9 @@ impl ExecuteOnce {
             return Decided::Undecided;
         };
         match to.record(&whole, left).await {
-            Recorded::Another(other) if other.execution() != record.execution() => {
-                Decided::Conflicting
-            }
-            Recorded::Yes | Recorded::Another(_) => Decided::Recorded(record),
-            Recorded::No => Decided::Undecided,
+            Some(other) if other.execution() != record.execution() => Decided::Conflicting,
+            Some(_) => Decided::Recorded(record),
+            None => Decided::Undecided,
         }
     }
 
@@ -334,11 +330,11 @@ impl ExecuteOnce {
         });
         let (group, key) = (Arc::clone(group), self.key.clone());
         let task = LockTask::new(spec, None, permit, ticket);
-        let task = task.read_with(Arc::new(move |Stored(head)| {
+        let task = task.read_with(Arc::new(move |head| {
             let (group, key) = (Arc::clone(&group), key.clone());
             Box::pin(async move {
                 let record = fetch(&group, &key, &head).await.ok();
-                Input::Once(OnceInput::Read(record))
+                Input::Read(record)
             })
         }));
         let share = acquire(task, slots, deadline, &span.span).await?;
@@ -397,7 +393,7 @@ mod tests {
             let id = ExecutionId::from_random(unguessable());
             let record = Record::new(id, once.fingerprint, sha256(rest), rest);
             let recorded = execution.record(&record, Duration::from_secs(1));
-            assert!(matches!(recorded.await, Recorded::Yes));
+            assert_eq!(recorded.await.as_ref(), Some(&record));
             let head = match once.acquire().await {
                 Err(Denied::Decided(Decided::Recorded(head))) => head,
                 other => panic!("{other:?}"),

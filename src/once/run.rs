@@ -19,7 +19,7 @@ use crate::once::fetch::MAX_BODY;
 use crate::once::request::{DAY, ExecuteOnce};
 use crate::once::result::{decode, encode};
 use crate::protocol::Record;
-use crate::protocol::lease::{Decided, Effect, Recorded};
+use crate::protocol::lease::{Decided, Effect};
 
 /// Result of [`ExecuteOnce::run`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -228,8 +228,8 @@ impl ExecuteOnce {
         record: &Record,
     ) -> Result<(), Option<Decided>> {
         match execution.record(record, self.retention).await {
-            Recorded::Yes => Ok(()),
-            Recorded::Another(other) => {
+            Some(recorded) if recorded.execution() == record.execution() => Ok(()),
+            Some(other) => {
                 telemetry::conflict();
                 tracing::warn!(
                     "work was executed twice; the outcome that was recorded first is returned"
@@ -240,7 +240,7 @@ impl ExecuteOnce {
                     false => Decided::Conflicting,
                 }))
             }
-            Recorded::No => {
+            None => {
                 telemetry::unrecorded();
                 tracing::warn!(
                     "no majority recorded the outcome of an execution; a later call may execute it again"

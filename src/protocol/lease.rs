@@ -47,7 +47,6 @@ use crate::protocol::round::{Answer, ReleaseRound};
 
 mod io;
 mod life;
-mod once;
 mod record;
 mod recording;
 mod stages;
@@ -57,9 +56,8 @@ mod trace;
 
 pub use crate::protocol::once::Decided;
 use io::{ACQUIRE, OpenRequest};
-pub use io::{Access, Awaited, Event, Input, LeaseRequest, LeaseSpec, Loss};
+pub use io::{Access, Awaited, Effect, Event, Input, LeaseRequest, LeaseSpec, Loss, OnceSpec};
 pub use life::{Lease, TICK};
-pub use once::{Effect, OnceEvent, OnceInput, OnceSpec, Recorded, Stored};
 use stages::{Acquiring, LifeStage, Purpose};
 pub use trace::{LeaseOutput, Trace};
 
@@ -126,7 +124,10 @@ impl Lease {
             Input::Revoked => self.lose(Loss::Revoked),
             Input::StopRenewing => self.stop_renewing(),
             Input::Dropped { publishes, effect } => self.on_dropped(publishes, effect, now),
-            Input::Once(input) => self.on_once(input, now),
+            Input::Begin => self.on_begin(now),
+            Input::Record { record, retention } => self.on_record(record, retention, now),
+            Input::Read(record) => self.on_read(record, now),
+            Input::Repaired(decided) => self.on_repaired(decided, now),
         }
     }
 

@@ -210,10 +210,11 @@ impl Records {
                 self.expire_in = self.expire_in.min(*expires_in);
                 self.copies.note(node, record);
             }
-            Reply::Held { fingerprint, .. } => {
-                if fingerprint.is_some_and(|held_for| held_for != self.fingerprint) {
-                    self.held_for_other_request.insert(node);
-                }
+            Reply::Held {
+                fingerprint: Some(held_for),
+                ..
+            } if *held_for != self.fingerprint => {
+                self.held_for_other_request.insert(node);
             }
             Reply::Intended => {
                 self.intended.insert(node);

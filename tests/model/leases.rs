@@ -10,7 +10,7 @@
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec, OnceInput};
+use tower_redlock::protocol::lease::{Event, Input, Lease, LeaseRequest, LeaseSpec};
 use tower_redlock::protocol::message::{Op, Reply};
 use tower_redlock::protocol::round::Answer;
 use tower_redlock::protocol::{NodeSet, Quorum};
@@ -411,7 +411,7 @@ impl Leases {
 }
 
 /// A client that executes begins.
-pub(crate) const BEGIN: Input = Input::Once(OnceInput::Begin);
+pub(crate) const BEGIN: Input = Input::Begin;
 
 fn simplified(event: Event) -> Event {
     match event {

@@ -17,9 +17,7 @@ use std::sync::Arc;
 
 use stateright::{Model, Property};
 use tower_redlock::protocol::Quorum;
-use tower_redlock::protocol::lease::{
-    Decided, Effect, Event, Input, Lease, OnceEvent, OnceInput, Recorded,
-};
+use tower_redlock::protocol::lease::{Decided, Effect, Event, Input, Lease};
 use tower_redlock::protocol::message::{Op, Reply};
 use tower_redlock::protocol::round::Answer;
 
@@ -245,21 +243,15 @@ impl<const N: usize> Records<N> {
         match event {
             Event::Granted { .. } => state.attempts[me].granted = true,
             Event::Refused(_) => state.attempts[me].ending = Some(Ending::Refused),
-            Event::Unread(stored) => state.attempts[me].reads = Some(executed(&stored.0)),
+            Event::Unread(stored) => state.attempts[me].reads = Some(executed(stored)),
             Event::Lost(_) => self.leave(state, me, Effect::NotBegun),
-            Event::Once(event) => self.on_once(state, me, event),
             Event::TooLate { .. } => unreachable!("locks are valid for long"),
             Event::Extended { .. }
             | Event::NotExtended { .. }
             | Event::Released(_)
             | Event::Settled => {}
-        }
-    }
-
-    fn on_once(&self, state: &mut State<N>, me: usize, event: &OnceEvent) {
-        match event {
-            OnceEvent::Begun => self.execute(state, me),
-            OnceEvent::Decided(decided) => {
+            Event::Begun => self.execute(state, me),
+            Event::Decided(decided) => {
                 let attempt = &mut state.attempts[me];
                 attempt.ending = Some(match decided {
                     Decided::Recorded(record) => {
@@ -281,28 +273,27 @@ impl<const N: usize> Records<N> {
                     let first = attempts.position(|attempt| attempt.is_repaired);
                     let first = first.expect("the one that asked for it");
                     state.attempts[first].is_repaired = false;
-                    let repaired = OnceInput::Repaired(decided.clone());
-                    self.handle(state, first, Input::Once(repaired));
+                    self.handle(state, first, Input::Repaired(decided.clone()));
                 }
             }
-            OnceEvent::Recorded { outcome, record } => {
+            Event::Recorded(record) => {
                 let attempt = &mut state.attempts[me];
                 attempt.answer = record.as_ref().map(executed);
-                attempt.ending = Some(match (outcome, attempt.asked) {
-                    (Recorded::Yes, Asked::Look) => Ending::FoundItsOwn,
-                    (Recorded::Yes, Asked::RecordAgain) => Ending::RecordedAgain,
-                    (Recorded::Yes, _) => Ending::Recorded,
-                    (Recorded::Another(_), _) => Ending::FoundAnother,
-                    (Recorded::No, _) => Ending::NotRecorded,
+                let own = u8::try_from(me).expect("few attempts");
+                attempt.ending = Some(match (attempt.answer, attempt.asked) {
+                    (None, _) => Ending::NotRecorded,
+                    (Some(of), _) if of != own => Ending::FoundAnother,
+                    (Some(_), Asked::Look) => Ending::FoundItsOwn,
+                    (Some(_), Asked::RecordAgain) => Ending::RecordedAgain,
+                    (Some(_), _) => Ending::Recorded,
                 });
             }
-            OnceEvent::Unrepaired if self.bounds.retry && state.attempts[RETRY].is_idle() => {
+            Event::Unrepaired if self.bounds.retry && state.attempts[RETRY].is_idle() => {
                 state.attempts[me].is_repaired = true;
                 self.begin(state, RETRY, self.bounds.proposals);
             }
-            OnceEvent::Unrepaired => {
-                let repaired = OnceInput::Repaired(Decided::Undecided);
-                self.handle(state, me, Input::Once(repaired));
+            Event::Unrepaired => {
+                self.handle(state, me, Input::Repaired(Decided::Undecided));
             }
         }
     }
@@ -320,7 +311,7 @@ impl<const N: usize> Records<N> {
 
     fn record(&self, state: &mut State<N>, me: usize) {
         let of = u8::try_from(me).expect("few attempts");
-        self.handle(state, me, Input::Once(self.nodes.outcome(of)));
+        self.handle(state, me, self.nodes.outcome(of));
     }
 
     fn leave(&self, state: &mut State<N>, me: usize, effect: Effect) {
@@ -401,8 +392,8 @@ impl<const N: usize> Records<N> {
             }
             now += 1;
             let record = state.attempts[me].reads.take();
-            let read = record.map(|of| OnceInput::Read(Some(self.nodes.record(of))));
-            let input = read.map_or(Input::TimedOut, Input::Once);
+            let read = record.map(|of| Input::Read(Some(self.nodes.record(of))));
+            let input = read.unwrap_or(Input::TimedOut);
             let step = self.leases.handle(lease, input, now);
             self.follow(state, me, &step);
         }
@@ -607,8 +598,8 @@ impl<const N: usize> Records<N> {
             Deed::Leave(effect) => self.leave(state, me, effect),
             Deed::Read { is_found } => {
                 let read = attempt.reads.take().filter(|_| is_found);
-                let read = OnceInput::Read(read.map(|of| self.nodes.record(of)));
-                self.handle(state, me, Input::Once(read));
+                let read = Input::Read(read.map(|of| self.nodes.record(of)));
+                self.handle(state, me, read);
             }
         }
     }

@@ -5,7 +5,7 @@
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use tower_redlock::protocol::lease::{Access, LeaseSpec, OnceInput, OnceSpec};
+use tower_redlock::protocol::lease::{Access, Input, LeaseSpec, OnceSpec};
 use tower_redlock::protocol::message::{Command, Op, Reply};
 use tower_redlock::protocol::{ExecutionId, Fingerprint, KeyNames, Namespace, Record, Store};
 
@@ -98,8 +98,8 @@ impl Nodes {
     }
 
     /// What tells a lease of the outcome.
-    pub(crate) fn outcome(&self, of: u8) -> OnceInput {
-        OnceInput::Record {
+    pub(crate) fn outcome(&self, of: u8) -> Input {
+        Input::Record {
             record: self.record(of),
             retention: RETENTION,
         }

@@ -13,7 +13,7 @@ use crate::lock::queue::Permit;
 use crate::lock::span::HeldSpan;
 use crate::lock::state::{CommandOutcome, HolderCommand, report_loss};
 use crate::protocol::FencingToken;
-use crate::protocol::lease::{Decided, Event, Input, Loss, OnceEvent, OnceInput};
+use crate::protocol::lease::{Decided, Event, Input, Loss};
 use crate::protocol::round::ReleaseStep;
 
 impl Driver {
@@ -123,7 +123,9 @@ impl Driver {
                 }
                 self.answer_lost();
             }
-            Event::Once(event) => self.answer(Ok(Some(event))),
+            event @ (Event::Begun | Event::Decided(_) | Event::Recorded(_) | Event::Unrepaired) => {
+                self.answer(Ok(Some(event)))
+            }
             Event::Granted { .. }
             | Event::Refused(_)
             | Event::TooLate { .. }
@@ -208,18 +210,18 @@ impl Driver {
         self.state.lose(LostReason::Released);
         let outcome = loop {
             match self.next_event(pin!(pending::<()>())).await {
-                Some(Event::Once(OnceEvent::Unrepaired)) => {
+                Some(Event::Unrepaired) => {
                     let decided = self.repair().await;
-                    self.handle(Input::Once(OnceInput::Repaired(decided)));
+                    self.handle(Input::Repaired(decided));
                 }
-                Some(Event::Once(event)) => break Some(event),
+                Some(event @ (Event::Recorded(_) | Event::Decided(_))) => break Some(event),
                 Some(Event::Settled) | None => break None,
                 Some(_) => {}
             }
         };
         self.state.close(Some(Ok(())));
         // The next callers of this process need not ask the nodes.
-        if let Some(decided) = outcome.as_ref().and_then(OnceEvent::memo) {
+        if let Some(decided) = outcome.clone().and_then(Event::memo) {
             permit.set_memo(decided);
         }
         self.answer(Ok(outcome));
@@ -230,8 +232,7 @@ impl Driver {
         let mut repairer = self.repairer();
         let mut found = Decided::Undecided;
         while !repairer.lease.is_settled() {
-            if let Some(Event::Once(OnceEvent::Decided(decided))) =
-                repairer.next_event(pin!(pending::<()>())).await
+            if let Some(Event::Decided(decided)) = repairer.next_event(pin!(pending::<()>())).await
             {
                 found = decided;
             }

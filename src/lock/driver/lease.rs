@@ -24,13 +24,13 @@ use crate::node::{
 };
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
-use crate::protocol::lease::{Event, Input, Lease, LeaseSpec, OnceEvent, Stored};
+use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
-use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken};
+use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken, Record};
 
 /// Reads what a lease asks for, and returns the input with it.
-pub(crate) type Reader = dyn Fn(Stored) -> Read + Send + Sync;
+pub(crate) type Reader = dyn Fn(Record) -> Read + Send + Sync;
 
 /// A read under way.
 pub(crate) type Read = Pin<Box<dyn Future<Output = Input> + Send + Sync>>;
@@ -135,7 +135,7 @@ impl Driver {
                 Ok(self.state.grant(token, self.instant(valid_until)))
             }
             Some(Event::Refused(refusal)) => Err(self.refused(refusal)),
-            Some(Event::Once(OnceEvent::Decided(decided))) => Err(AcquireError::Decided(decided)),
+            Some(Event::Decided(decided)) => Err(AcquireError::Decided(decided)),
             Some(Event::TooLate { elapsed }) => {
                 let ttl = self.state.spec.lease.ttl;
                 Err(LockError::Expired { ttl, elapsed }.into())

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use crate::protocol::lease::once::{Effect, OnceEvent, OnceInput, OnceSpec, Stored};
 use crate::protocol::message::{Op, SharedOp};
+use crate::protocol::once::Decided;
+
 use crate::protocol::quorum::NodeSet;
+use crate::protocol::record::{Fingerprint, Record};
 use crate::protocol::round::{Answer, Refusal, ReleaseStep};
+use crate::protocol::token::OwnerToken;
 
 /// The number of the `ACQUIRE`, the first request.
 pub(super) const ACQUIRE: u32 = 1;
@@ -47,6 +50,27 @@ pub struct LeaseSpec {
     pub hold_at_least: Option<Duration>,
     /// Present if something is executed under the lock, whose outcome counts for all later callers.
     pub once: Option<OnceSpec>,
+}
+
+/// What a caller that executes asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OnceSpec {
+    /// Identifies the request: another request with the same key is refused.
+    pub fingerprint: Fingerprint,
+    /// Whether it executes if it is granted the key. Otherwise it only finds, and repairs, the record of another.
+    pub executes: bool,
+}
+
+/// What a caller that executed says about its work when it goes without a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Effect {
+    /// Nothing: it may have had an effect.
+    #[default]
+    Unknown,
+    /// It was not begun.
+    NotBegun,
+    /// It had no effect.
+    WithoutEffect,
 }
 
 /// What happened.
@@ -95,8 +119,19 @@ pub enum Input {
         /// What the holder says about its work, if it is an execution.
         effect: Effect,
     },
-    /// What only an execution meets.
-    Once(OnceInput),
+    /// A caller that executes asks to begin. To be repeated after an extension that this asked for.
+    Begin,
+    /// The outcome of an execution is to be recorded.
+    Record {
+        /// The outcome.
+        record: Record,
+        /// How long to keep it.
+        retention: Duration,
+    },
+    /// The record of an [`Event::Unread`] was read; `None` if it cannot be.
+    Read(Option<Record>),
+    /// What another lease, of a new owner that does not execute, has found after an [`Event::Unrepaired`].
+    Repaired(Decided),
 }
 
 impl Access {
@@ -137,11 +172,19 @@ impl Access {
     }
 }
 
+impl OnceSpec {
+    /// Returns an owner value of these random bits.
+    #[must_use]
+    pub fn owner(&self, random: [u8; 16]) -> OwnerToken {
+        OwnerToken::with_fingerprint(random, self.fingerprint)
+    }
+}
+
 impl Input {
     /// Returns whether a holder may go after this, because the lease goes on without one.
     #[must_use]
     pub fn outlives_holder(&self) -> bool {
-        matches!(self, Self::Once(OnceInput::Record { .. }))
+        matches!(self, Self::Record { .. })
     }
 }
 
@@ -197,12 +240,31 @@ pub enum Event {
     Lost(Loss),
     /// A majority has confirmed the release, or cannot.
     Released(ReleaseStep),
-    /// What only an execution meets.
-    Once(OnceEvent),
-    /// Something is to be read from a node. [`OnceInput::Read`] follows.
-    Unread(Stored),
+    /// The execution may begin.
+    Begun,
+    /// Nothing is to be executed.
+    Decided(Decided),
+    /// The recording has ended. A majority has this record: that of the caller, or of another execution. Without one, no
+    /// majority could be reached, or no node of it has a record.
+    Recorded(Option<Record>),
+    /// A minority has a record that this owner cannot repair: another lease is to do it. [`Input::Repaired`] follows.
+    Unrepaired,
+    /// The rest of this record is to be read from a node. [`Input::Read`] follows.
+    Unread(Record),
     /// Every node has answered the release, or is overdue. Final.
     Settled,
+}
+
+impl Event {
+    /// Returns what this tells the next callers of the key: that a majority has a record.
+    #[must_use]
+    pub fn memo(self) -> Option<Decided> {
+        match self {
+            Self::Decided(decided) => Some(decided).filter(Decided::is_memorable),
+            Self::Recorded(record) => record.map(Decided::Recorded),
+            _ => None,
+        }
+    }
 }
 
 /// Why a lock was lost.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::protocol::lease::io::{Event, LeaseSpec, Loss};
-use crate::protocol::lease::once::{Effect, Stored};
+use crate::protocol::lease::io::{Effect, Event, LeaseSpec, Loss};
 use crate::protocol::lease::stages::{Extending, Holding, LifeStage, Pending, Purpose, Releasing};
 use crate::protocol::message::Op;
 use crate::protocol::quorum::{NodeSet, Quorum};
+use crate::protocol::record::Record;
 use crate::protocol::round::{
     AcquireStep, Answer, ExtendRound, ExtendStep, ReleaseRound, ReleaseStep,
 };
@@ -34,7 +34,7 @@ pub struct Lease {
     /// What the driver has not taken yet. No input leads to more than one event before the end.
     pub(super) event: Option<Event>,
     /// What is to be read, after the event.
-    pub(super) unread: Option<Stored>,
+    pub(super) unread: Option<Record>,
     /// Whether the end is still to be told.
     pub(super) ends: bool,
     /// Whether something may have been executed under the lock.

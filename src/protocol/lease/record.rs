@@ -36,7 +36,6 @@ use std::time::Duration;
 
 use crate::protocol::lease::io::{ACQUIRE, Event};
 use crate::protocol::lease::life::{Lease, TICK};
-use crate::protocol::lease::once::{OnceEvent, OnceInput, Recorded, Stored};
 use crate::protocol::lease::recording::{Finish, FinishStep};
 use crate::protocol::lease::stages::{LifeStage, Purpose};
 use crate::protocol::message::{Op, Reply};
@@ -47,15 +46,6 @@ use crate::protocol::round::{AcquireStep, Answer};
 use crate::protocol::validity::whole_millis;
 
 impl Lease {
-    pub(super) fn on_once(&mut self, input: OnceInput, now: Duration) {
-        match input {
-            OnceInput::Begin => self.on_begin(now),
-            OnceInput::Record { record, retention } => self.on_record(record, retention, now),
-            OnceInput::Read(record) => self.on_read(record, now),
-            OnceInput::Repaired(decided) => self.on_repaired(decided, now),
-        }
-    }
-
     /// Takes a step of an attempt.
     pub(super) fn on_step(&mut self, step: OnceStep, now: Duration) {
         match step {
@@ -67,7 +57,7 @@ impl Lease {
             }
             OnceStep::Acquire(step) => self.on_acquire_step(step, now),
             OnceStep::Repair(record) if record.is_whole() => self.repair(record, now),
-            OnceStep::Repair(record) => self.unread = Some(Stored(record)),
+            OnceStep::Repair(record) => self.unread = Some(record),
             OnceStep::Decided(Decided::Recorded(record)) => self.replay(record, now),
             OnceStep::Decided(decided) => self.deny(decided, now),
         }
@@ -76,7 +66,7 @@ impl Lease {
     /// Ends an attempt whose request is not to be executed.
     fn deny(&mut self, decided: Decided, now: Duration) {
         self.forget_refused();
-        self.tell(Event::Once(OnceEvent::Decided(decided)));
+        self.tell(Event::Decided(decided));
         self.release(false, None, now);
     }
 
@@ -96,7 +86,7 @@ impl Lease {
     }
 
     fn replay(&mut self, record: Record, now: Duration) {
-        self.tell(Event::Once(OnceEvent::Decided(Decided::Recorded(record))));
+        self.tell(Event::Decided(Decided::Recorded(record)));
         if let LifeStage::Acquiring(acquiring) = &self.stage {
             self.stage = LifeStage::Recording(Box::new(Finish {
                 number: ACQUIRE,
@@ -128,13 +118,13 @@ impl Lease {
             Some((record, without)) if record.is_whole() => self.top_up(record, without, now),
             Some((record, without)) if !without.is_empty() => {
                 recording.step = FinishStep::ReadingReplay(without);
-                self.unread = Some(Stored(record));
+                self.unread = Some(record);
             }
             _ => self.release(false, None, now),
         }
     }
 
-    fn on_begin(&mut self, now: Duration) {
+    pub(super) fn on_begin(&mut self, now: Duration) {
         let node_timeout = self.spec.node_timeout;
         if let LifeStage::Holding(holding) = &mut self.stage
             && let Purpose::Pending(pending) = &mut holding.purpose
@@ -169,10 +159,10 @@ impl Lease {
         }
         holding.purpose = Purpose::Execution;
         self.is_begun = true;
-        self.tell(Event::Once(OnceEvent::Begun));
+        self.tell(Event::Begun);
     }
 
-    fn on_record(&mut self, record: Record, retention: Duration, now: Duration) {
+    pub(super) fn on_record(&mut self, record: Record, retention: Duration, now: Duration) {
         if let LifeStage::Holding(_) = self.stage {
             self.stage = LifeStage::Recording(Box::new(Finish {
                 number: self.number,
@@ -243,8 +233,7 @@ impl Lease {
                     }
                     RecordStep::Recorded => {
                         if is_new {
-                            let found = recording.found(record.clone());
-                            self.tell(Event::Once(found));
+                            self.tell(Event::Recorded(Some(record.clone())));
                         }
                         if is_answered {
                             self.top_up(record, without, now);
@@ -291,7 +280,7 @@ impl Lease {
             Some(record) if record.is_whole() => self.write(record, true, now),
             Some(record) => {
                 recording.step = FinishStep::ReadingLeader;
-                self.unread = Some(Stored(record));
+                self.unread = Some(record);
             }
             None => self.give_repair_away(),
         }
@@ -300,11 +289,11 @@ impl Lease {
     fn give_repair_away(&mut self) {
         if let LifeStage::Recording(recording) = &mut self.stage {
             recording.step = FinishStep::Repairing;
-            self.tell(Event::Once(OnceEvent::Unrepaired));
+            self.tell(Event::Unrepaired);
         }
     }
 
-    fn on_repaired(&mut self, decided: Decided, now: Duration) {
+    pub(super) fn on_repaired(&mut self, decided: Decided, now: Duration) {
         if let LifeStage::Recording(recording) = &self.stage
             && recording.step == FinishStep::Repairing
         {
@@ -318,27 +307,16 @@ impl Lease {
 
     /// Ends a recording with the record that a majority has, if there is one.
     fn end_look(&mut self, record: Option<Record>, now: Duration) {
-        let LifeStage::Recording(recording) = &self.stage else {
-            return;
-        };
-        match record {
-            Some(record) => {
-                let found = recording.found(record);
-                self.tell(Event::Once(found));
-                self.release(false, None, now);
-            }
-            None => {
-                self.tell(Event::Once(OnceEvent::Recorded {
-                    outcome: Recorded::No,
-                    record: None,
-                }));
-                // The key was executed with an unknown outcome, so it stays locked for as long as possible.
-                self.leave();
-            }
+        let is_recorded = record.is_some();
+        self.tell(Event::Recorded(record));
+        match is_recorded {
+            true => self.release(false, None, now),
+            // The key was executed with an unknown outcome, so it stays locked for as long as possible.
+            false => self.leave(),
         }
     }
 
-    fn on_read(&mut self, record: Option<Record>, now: Duration) {
+    pub(super) fn on_read(&mut self, record: Option<Record>, now: Duration) {
         match &mut self.stage {
             LifeStage::Acquiring(acquiring) if acquiring.is_reading() => match record {
                 Some(record) => self.repair(record, now),

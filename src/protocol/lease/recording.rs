@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::protocol::lease::io::OpenRequest;
-use crate::protocol::lease::once::{OnceEvent, Recorded};
 use crate::protocol::once::{LookRound, OnceRound, RecordRound, RecordStep};
 use crate::protocol::quorum::NodeSet;
 use crate::protocol::record::Record;
@@ -66,16 +65,5 @@ impl Finish {
             due: self.due,
             is_undecided,
         }
-    }
-
-    /// Returns how the recording went if a majority has this record.
-    pub(super) fn found(&self, record: Record) -> OnceEvent {
-        let own = self.own.as_ref().map(Record::execution);
-        let outcome = match own == Some(record.execution()) {
-            true => Recorded::Yes,
-            false => Recorded::Another(record.clone()),
-        };
-        let record = Some(record);
-        OnceEvent::Recorded { outcome, record }
     }
 }

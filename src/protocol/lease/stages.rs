@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::protocol::lease::io::{ACQUIRE, Loss};
-use crate::protocol::lease::once::OnceSpec;
+use crate::protocol::lease::io::{ACQUIRE, Loss, OnceSpec};
 use crate::protocol::lease::recording::Finish;
 use crate::protocol::message::Reply;
 use crate::protocol::once::{OnceRound, OnceStep};

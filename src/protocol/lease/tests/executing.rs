@@ -41,19 +41,19 @@ pub(super) fn head(number: u8) -> Record {
 
 pub(super) fn store(record: Record) -> Input {
     let retention = KEPT;
-    Input::Once(OnceInput::Record { record, retention })
+    Input::Record { record, retention }
 }
 
 pub(super) fn begin() -> Input {
-    Input::Once(OnceInput::Begin)
+    Input::Begin
 }
 
 pub(super) fn decided(decided: Decided) -> Event {
-    Event::Once(OnceEvent::Decided(decided))
+    Event::Decided(decided)
 }
 
-pub(super) fn recorded(outcome: Recorded, record: Option<Record>) -> Event {
-    Event::Once(OnceEvent::Recorded { outcome, record })
+pub(super) fn recorded(record: Option<Record>) -> Event {
+    Event::Recorded(record)
 }
 
 /// Returns a world whose first caller holds the key by the grants of two nodes, while its request to the third is on
@@ -70,7 +70,7 @@ pub(super) fn begun() -> World {
     let mut world = granted();
     world.serve(0, &[2]);
     world.handle(0, begin());
-    assert_eq!(world.events(), [Event::Once(OnceEvent::Begun)]);
+    assert_eq!(world.events(), [Event::Begun]);
     world
 }
 
@@ -81,8 +81,8 @@ pub(super) fn stored(nodes: &[usize], record: Record) -> World {
     let other = world.call(once(1));
     world.serve(other, &[0, 1, 2]);
     let retention = KEPT + START;
-    let store = OnceInput::Record { record, retention };
-    world.handle(other, Input::Once(store));
+    let store = Input::Record { record, retention };
+    world.handle(other, store);
     for node in nodes {
         world.execute(other, *node);
     }
@@ -108,7 +108,7 @@ fn outcome_is_told_by_a_majority_and_written_to_the_rest() {
     world.serve(0, &[0]);
     assert_eq!(world.events(), []);
     world.serve(0, &[2]);
-    let told = recorded(Recorded::Yes, Some(record(1)));
+    let told = recorded(Some(record(1)));
     assert_eq!(world.events(), [told]);
     // The third is overdue, and gets the record as one that is known.
     world.callers[0].links[1].requests.clear();
@@ -166,12 +166,12 @@ fn large_record_is_read_before_it_is_repaired_and_the_read_has_its_own_time() {
         let mut world = stored(&[0], large(1));
         world.call(once(8));
         world.serve(0, &[0, 1, 2]);
-        assert_eq!(world.events(), [Event::Unread(Stored(head(1)))]);
+        assert_eq!(world.events(), [Event::Unread(head(1))]);
         // No node is waited for meanwhile.
         assert_eq!(world.callers[0].lease.poll_timeout(), None);
         world.now += ms(500);
         let read = is_readable.then(|| large(1));
-        world.handle(0, Input::Once(OnceInput::Read(read)));
+        world.handle(0, Input::Read(read));
         if !is_readable {
             assert_eq!(world.events()[0], decided(Decided::Undecided));
             assert!(matches!(
@@ -185,7 +185,7 @@ fn large_record_is_read_before_it_is_repaired_and_the_read_has_its_own_time() {
         world.serve(0, &[1]);
         assert!(matches!(
             world.events()[..],
-            [Event::Once(OnceEvent::Decided(Decided::Recorded(_))), ..]
+            [Event::Decided(Decided::Recorded(_)), ..]
         ));
     }
 }
@@ -252,7 +252,7 @@ fn old_grant_is_confirmed_once_before_the_execution_begins() {
     assert!(matches!(world.events()[..], [Event::Extended { .. }]));
     world.now += NODE_TIMEOUT + ms(1);
     world.handle(0, begin());
-    assert_eq!(world.events(), [Event::Once(OnceEvent::Begun)]);
+    assert_eq!(world.events(), [Event::Begun]);
     // And in that answer a record decides, too.
     let mut world = stored(&[2], record(1));
     world.call(once(8));
@@ -264,7 +264,7 @@ fn old_grant_is_confirmed_once_before_the_execution_begins() {
     world.events();
     world.handle(0, begin());
     assert!(!world.callers[0].lease.is_holding());
-    assert!(!world.events().contains(&Event::Once(OnceEvent::Begun)));
+    assert!(!world.events().contains(&Event::Begun));
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn outcome_that_no_node_has_is_not_recorded_and_the_key_stays() {
     fail_all(&mut world);
     assert_eq!(asks(&world, 0)[0], (0, Op::Look));
     world.serve(0, &[0, 1, 2]);
-    let told = recorded(Recorded::No, None);
+    let told = recorded(None);
     assert_eq!(world.events(), [told, Event::Settled]);
     assert_eq!(world.holders(), NODES);
 }
@@ -366,7 +366,7 @@ fn outcome_that_a_node_said_to_have_is_written_again_although_no_node_answers() 
     };
     assert_eq!(asks(&world, 0)[0], (0, again));
     world.serve(0, &[0, 2]);
-    let told = recorded(Recorded::Yes, Some(record(1)));
+    let told = recorded(Some(record(1)));
     assert_eq!(world.events(), [told]);
 }
 
@@ -384,7 +384,7 @@ fn outcome_of_a_minority_is_written_again_under_the_old_owner() {
     };
     assert_eq!(asks(&world, 0)[0], (0, again));
     world.serve(0, &[0, 1]);
-    let told = recorded(Recorded::Yes, Some(record(1)));
+    let told = recorded(Some(record(1)));
     assert_eq!(world.events(), [told]);
     world.serve(0, &[2]);
     assert_eq!(world.events(), [Event::Settled]);
@@ -420,7 +420,7 @@ fn outcome_of_another_that_leads_is_written_instead() {
     };
     assert_eq!(asks(&world, 0)[1], (1, other));
     (0..2).for_each(|node| world.tell_record(node, record(2), KEPT));
-    let told = recorded(Recorded::Another(record(2)), Some(record(2)));
+    let told = recorded(Some(record(2)));
     assert_eq!(world.events(), [told]);
 }
 
@@ -428,22 +428,22 @@ fn outcome_of_another_that_leads_is_written_instead() {
 fn outcome_that_the_old_owner_cannot_write_is_repaired_by_another() {
     let another = Decided::Recorded(record(2));
     let cases = [
-        (Decided::Recorded(record(1)), Recorded::Yes, Some(record(1))),
-        (another, Recorded::Another(record(2)), Some(record(2))),
-        (Decided::Undecided, Recorded::No, None),
+        (Decided::Recorded(record(1)), Some(record(1))),
+        (another, Some(record(2))),
+        (Decided::Undecided, None),
     ];
-    for (found, outcome, record_of_majority) in cases {
+    for (found, record_of_majority) in cases {
         let mut world = begun();
         world.handle(0, store(record(1)));
         world.execute(0, 1);
         fail_all(&mut world);
         world.serve(0, &[0, 1, 2]);
         fail_all(&mut world);
-        assert_eq!(world.events(), [Event::Once(OnceEvent::Unrepaired)]);
+        assert_eq!(world.events(), [Event::Unrepaired]);
         assert_eq!(world.callers[0].lease.awaited(), None);
-        let is_recorded = outcome != Recorded::No;
-        world.handle(0, Input::Once(OnceInput::Repaired(found)));
-        let told = recorded(outcome, record_of_majority);
+        let is_recorded = record_of_majority.is_some();
+        world.handle(0, Input::Repaired(found));
+        let told = recorded(record_of_majority);
         assert_eq!(world.events()[0], told);
         // What may still be locked is released only if the outcome is known.
         assert_eq!(!asks(&world, 0).is_empty(), is_recorded);
@@ -479,8 +479,8 @@ fn no_order_of_messages_leads_to_two_outcomes() {
         }
         let told = |caller: &Caller| {
             caller.events.iter().find_map(|event| match event {
-                Event::Once(OnceEvent::Recorded { record, .. }) => record.clone(),
-                Event::Once(OnceEvent::Decided(Decided::Recorded(record))) => Some(record.clone()),
+                Event::Recorded(record) => record.clone(),
+                Event::Decided(Decided::Recorded(record)) => Some(record.clone()),
                 _ => None,
             })
         };
@@ -505,16 +505,14 @@ fn no_order_of_messages_leads_to_two_outcomes() {
             if !caller.lease.is_holding() {
                 continue;
             }
-            let is_begun = caller.events.contains(&Event::Once(OnceEvent::Begun));
+            let is_begun = caller.events.contains(&Event::Begun);
             let mut after = world.clone();
             if is_begun {
                 let record = record(u8::try_from(number).unwrap() + 1);
                 after.handle(number, store(record));
             } else {
                 after.handle(number, begin());
-                let begins = after.callers[number]
-                    .events
-                    .contains(&Event::Once(OnceEvent::Begun));
+                let begins = after.callers[number].events.contains(&Event::Begun);
                 assert!(!begins || outcomes.is_empty(), "begun after an outcome");
             }
             after.finish(number);
@@ -522,7 +520,7 @@ fn no_order_of_messages_leads_to_two_outcomes() {
         }
         if next.is_empty() {
             let is_begun = |caller: &&Caller| {
-                let begun = Event::Once(OnceEvent::Begun);
+                let begun = Event::Begun;
                 caller.events.contains(&begun)
             };
             let begun = world.callers.iter().filter(is_begun).count();

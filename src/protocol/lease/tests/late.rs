@@ -125,7 +125,7 @@ fn answer_to_the_acquisition_is_none_to_the_recording() {
     world.reply(0, number, done(1));
     assert_eq!(world.events(), []);
     world.reply(2, number, done(1));
-    assert_eq!(world.events(), [recorded(Recorded::Yes, Some(record(1)))]);
+    assert_eq!(world.events(), [recorded(Some(record(1)))]);
 }
 
 fn done(number: u8) -> Reply {
@@ -166,7 +166,7 @@ fn replay_whose_record_cannot_be_read_is_released_without_a_copy() {
     world.call(once(8));
     world.serve(0, &[2, 0, 1]);
     assert!(matches!(world.events()[..], [_, Event::Unread(_)]));
-    world.handle(0, Input::Once(OnceInput::Read(None)));
+    world.handle(0, Input::Read(None));
     assert_eq!(asks(&world, 0), [(2, Op::Release)]);
 }
 
@@ -209,7 +209,7 @@ fn led_by_a_large_record() -> World {
     let expires_in = KEPT;
     let record = head(2);
     world.reply(0, number, Reply::Done { record, expires_in });
-    assert_eq!(world.events(), [Event::Unread(Stored(head(2)))]);
+    assert_eq!(world.events(), [Event::Unread(head(2))]);
     world.callers[0].links[0].requests.clear();
     assert_eq!(asks(&world, 0), []);
     world
@@ -218,7 +218,7 @@ fn led_by_a_large_record() -> World {
 #[test]
 fn large_record_that_leads_is_read_before_it_is_written() {
     let mut world = led_by_a_large_record();
-    world.handle(0, Input::Once(OnceInput::Read(Some(large(2)))));
+    world.handle(0, Input::Read(Some(large(2))));
     let write = Op::Record {
         record: large(2),
         retention: KEPT,
@@ -229,6 +229,6 @@ fn large_record_that_leads_is_read_before_it_is_written() {
 #[test]
 fn large_record_that_leads_and_cannot_be_read_is_left_to_another_lease() {
     let mut world = led_by_a_large_record();
-    world.handle(0, Input::Once(OnceInput::Read(None)));
-    assert_eq!(world.events(), [Event::Once(OnceEvent::Unrepaired)]);
+    world.handle(0, Input::Read(None));
+    assert_eq!(world.events(), [Event::Unrepaired]);
 }

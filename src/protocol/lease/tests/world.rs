@@ -214,9 +214,12 @@ impl Caller {
 
     fn is_decided(&self) -> bool {
         let is_told = || {
-            self.events.iter().any(|event| match event {
-                Event::Once(event) => *event != OnceEvent::Begun,
-                _ => false,
+            let mut events = self.events.iter();
+            events.any(|event| {
+                matches!(
+                    event,
+                    Event::Decided(_) | Event::Recorded(_) | Event::Unrepaired
+                )
             })
         };
         match self.lease.stage {
