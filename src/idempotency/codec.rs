@@ -1,10 +1,11 @@
 //! The encoding of responses in records: plain, compressed, encrypted.
 
-use std::borrow::Cow;
 #[cfg(feature = "encryption")]
 use std::collections::BTreeMap;
+#[cfg(feature = "encryption")]
 use std::fmt;
 
+use bytes::{Buf, Bytes};
 #[cfg(feature = "encryption")]
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 #[cfg(feature = "encryption")]
@@ -28,36 +29,31 @@ pub(super) struct Codec {
     pub(super) keys: Option<RecordKeys>,
 }
 
-/// Identifies a record; an encrypted response is bound to it, and cannot be moved to another record.
-#[derive(Debug, Clone, Copy)]
-#[cfg_attr(
-    not(feature = "encryption"),
-    expect(dead_code, reason = "only encryption reads it")
-)]
-pub(super) struct RecordContext<'a> {
-    pub(super) resource: &'a LockKey,
-    pub(super) execution: ExecutionId,
-    pub(super) fingerprint: Fingerprint,
-}
+/// What identifies a record: an encrypted response is bound to it, and cannot be moved to another record.
+pub(super) type BoundTo<'a> = [&'a [u8]; 3];
 
 /// Why a record cannot be read. The request counts as executed all the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unreadable {
-    /// It is damaged, or another version of the crate wrote it.
-    Malformed,
-    #[cfg_attr(
-        feature = "compression",
-        expect(dead_code, reason = "with the feature, such records are read")
-    )]
-    NeedsCompression,
-    /// Its key is not configured.
-    UnknownKey,
-    /// It is not encrypted, although keys are configured.
-    #[cfg_attr(not(feature = "encryption"), expect(dead_code, reason = "needs keys"))]
-    Plain,
-    /// It was not encrypted with its key for this request.
-    #[cfg_attr(not(feature = "encryption"), expect(dead_code, reason = "needs keys"))]
-    Forged,
+pub(super) type Unreadable = &'static str;
+
+pub(super) const MALFORMED: Unreadable = "it is damaged, or another version of this crate wrote it";
+const UNKNOWN_KEY: Unreadable =
+    "it is encrypted with an unknown key; add that key to `IdempotencyLayer::encrypt`";
+#[cfg(feature = "encryption")]
+const PLAIN: Unreadable = "it is not encrypted; use `RecordKeys::reading_plain` to accept that";
+#[cfg(feature = "encryption")]
+const FORGED: Unreadable = "it was not encrypted for this request with its key";
+
+/// Returns what identifies the record of an execution.
+pub(super) fn bound_to<'a>(
+    resource: &'a LockKey,
+    execution: &'a ExecutionId,
+    fingerprint: &'a Fingerprint,
+) -> BoundTo<'a> {
+    [
+        execution.as_bytes(),
+        fingerprint.as_bytes(),
+        resource.as_bytes(),
+    ]
 }
 
 /// Keys that encrypt recorded responses (XChaCha20-Poly1305), with their ids.
@@ -126,9 +122,9 @@ impl RecordKeys {
         self
     }
 
-    fn seal(&self, context: RecordContext<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
+    fn seal(&self, bound_to: BoundTo<'_>, flags: u8, bytes: &[u8]) -> Vec<u8> {
         let (id, nonce) = (self.writing.to_be_bytes(), nonce());
-        let aad = aad(context, flags, id);
+        let aad = aad(bound_to, flags, id);
         let payload = Payload {
             msg: bytes,
             aad: aad.as_bytes(),
@@ -139,44 +135,35 @@ impl RecordKeys {
         [&[flags][..], &id, &nonce, &sealed].concat()
     }
 
-    fn open<'a>(
-        &self,
-        context: RecordContext<'_>,
-        flags: u8,
-        bytes: &'a [u8],
-    ) -> Result<Cow<'a, [u8]>, Unreadable> {
+    fn open(&self, bound_to: BoundTo<'_>, flags: u8, bytes: Bytes) -> Result<Bytes, Unreadable> {
         if flags & ENCRYPTED == 0 {
-            return self
-                .reads_plain
-                .then_some(bytes.into())
-                .ok_or(Unreadable::Plain);
+            return self.reads_plain.then_some(bytes).ok_or(PLAIN);
         }
-        let (id, bytes) = bytes.split_first_chunk().ok_or(Unreadable::Malformed)?;
-        let nonce = bytes.split_first_chunk::<NONCE>();
-        let (nonce, sealed) = nonce.ok_or(Unreadable::Malformed)?;
+        let (id, bytes) = bytes.split_first_chunk().ok_or(MALFORMED)?;
+        let (nonce, sealed) = bytes.split_first_chunk::<NONCE>().ok_or(MALFORMED)?;
         let cipher = self.ciphers.get(&u32::from_be_bytes(*id));
-        let aad = aad(context, flags, *id);
+        let aad = aad(bound_to, flags, *id);
         let payload = Payload {
             msg: sealed,
             aad: aad.as_bytes(),
         };
         let opened = cipher
-            .ok_or(Unreadable::UnknownKey)?
+            .ok_or(UNKNOWN_KEY)?
             .decrypt(<&XNonce>::from(nonce), payload);
-        opened.map(Cow::Owned).map_err(|_| Unreadable::Forged)
+        opened.map(Bytes::from).map_err(|_| FORGED)
     }
 }
 
 /// Returns what an encrypted record is bound to.
 #[cfg(feature = "encryption")]
-fn aad(context: RecordContext<'_>, flags: u8, key: [u8; 4]) -> LockKey {
+fn aad([execution, fingerprint, resource]: BoundTo<'_>, flags: u8, key: [u8; 4]) -> LockKey {
     LockKey::from_parts([
         &b"tower-redlock record 1"[..],
         &[flags],
         &key,
-        context.execution.as_bytes(),
-        context.fingerprint.as_bytes(),
-        context.resource.as_bytes(),
+        execution,
+        fingerprint,
+        resource,
     ])
 }
 
@@ -202,30 +189,26 @@ impl fmt::Debug for RecordKeys {
 )]
 impl Codec {
     /// Encodes the bytes after the head. Called once per execution, because all copies of a record are equal.
-    pub(super) fn write(&self, context: RecordContext<'_>, plain: Vec<u8>) -> Vec<u8> {
+    pub(super) fn write(&self, bound_to: BoundTo<'_>, plain: Vec<u8>) -> Vec<u8> {
         let (flags, bytes) = self.compress(plain);
         #[cfg(feature = "encryption")]
         if let Some(keys) = &self.keys {
-            return keys.seal(context, flags | ENCRYPTED, &bytes);
+            return keys.seal(bound_to, flags | ENCRYPTED, &bytes);
         }
         [&[flags], &*bytes].concat()
     }
 
     /// Decodes the bytes after the head; copies them only if they are compressed or encrypted.
-    pub(super) fn read<'a>(
-        &self,
-        context: RecordContext<'_>,
-        rest: &'a [u8],
-    ) -> Result<Cow<'a, [u8]>, Unreadable> {
-        let (&flags, bytes) = rest.split_first().ok_or(Unreadable::Malformed)?;
+    pub(super) fn read(&self, bound_to: BoundTo<'_>, mut rest: Bytes) -> Result<Bytes, Unreadable> {
+        let flags = rest.try_get_u8().map_err(|_| MALFORMED)?;
         if flags & !(COMPRESSED | ENCRYPTED) != 0 {
-            return Err(Unreadable::Malformed);
+            return Err(MALFORMED);
         }
-        let bytes = self.decrypt(context, flags, bytes)?;
-        if flags & COMPRESSED == 0 {
-            return Ok(bytes);
+        let bytes = self.decrypt(bound_to, flags, rest)?;
+        match flags & COMPRESSED {
+            0 => Ok(bytes),
+            _ => decompress(&bytes).map(Bytes::from),
         }
-        decompress(&bytes).map(Cow::Owned)
     }
 
     fn compress(&self, plain: Vec<u8>) -> (u8, Vec<u8>) {
@@ -241,54 +224,32 @@ impl Codec {
         (0, plain)
     }
 
-    fn decrypt<'a>(
-        &self,
-        context: RecordContext<'_>,
-        flags: u8,
-        bytes: &'a [u8],
-    ) -> Result<Cow<'a, [u8]>, Unreadable> {
+    fn decrypt(&self, bound_to: BoundTo<'_>, flags: u8, bytes: Bytes) -> Result<Bytes, Unreadable> {
         #[cfg(feature = "encryption")]
         if let Some(keys) = &self.keys {
-            return keys.open(context, flags, bytes);
+            return keys.open(bound_to, flags, bytes);
         }
         match flags & ENCRYPTED {
-            0 => Ok(bytes.into()),
-            _ => Err(Unreadable::UnknownKey),
+            0 => Ok(bytes),
+            _ => Err(UNKNOWN_KEY),
         }
-    }
-}
-
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Malformed => "it is damaged, or another version of this crate wrote it",
-            Self::NeedsCompression => "it is compressed; enable the feature `compression`",
-            Self::UnknownKey => {
-                "it is encrypted with an unknown key; add that key to `IdempotencyLayer::encrypt`"
-            }
-            Self::Plain => "it is not encrypted; use `RecordKeys::reading_plain` to accept that",
-            Self::Forged => "it was not encrypted for this request with its key",
-        })
     }
 }
 
 #[cfg(feature = "compression")]
 fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
-    let (size, _) = lz4_flex::block::uncompressed_size(bytes).map_err(|_| Unreadable::Malformed)?;
+    let size = lz4_flex::block::uncompressed_size(bytes).map(|(size, _)| size);
     // A client with write access to the nodes may have forged it.
-    if size > MAX_DECODED {
-        return Err(Unreadable::Malformed);
-    }
-    let plain = lz4_flex::decompress_size_prepended(bytes);
-    let plain = plain.map_err(|_| Unreadable::Malformed)?;
-    (plain.len() == size)
-        .then_some(plain)
-        .ok_or(Unreadable::Malformed)
+    let size = size.ok().filter(|size| *size <= MAX_DECODED);
+    let plain = size.and_then(|_| lz4_flex::decompress_size_prepended(bytes).ok());
+    plain
+        .filter(|plain| Some(plain.len()) == size)
+        .ok_or(MALFORMED)
 }
 
 #[cfg(not(feature = "compression"))]
 fn decompress(_: &[u8]) -> Result<Vec<u8>, Unreadable> {
-    Err(Unreadable::NeedsCompression)
+    Err("it is compressed; enable the feature `compression`")
 }
 
 /// Returns a random nonce; with 192 bits, it needs no counter.
@@ -311,34 +272,33 @@ const MAX_DECODED: usize = 4 * 1024 * 1024;
 mod tests {
     use super::*;
 
-    const PLAIN: &[u8] = b"a response, a response, a response, a response, a response";
+    const RESPONSE: &[u8] = b"a response, a response, a response, a response, a response";
 
-    fn of(resource: &LockKey) -> RecordContext<'_> {
-        let execution = ExecutionId::from_random([1; 16]);
-        RecordContext {
-            resource,
-            execution,
-            fingerprint: Fingerprint::from_digest([2; 32]),
-        }
+    fn of(resource: &LockKey) -> BoundTo<'_> {
+        [&[1; 16], &[2; 16], resource.as_bytes()]
+    }
+
+    fn read_by(codec: &Codec, bound_to: BoundTo<'_>, rest: &[u8]) -> Result<Bytes, Unreadable> {
+        codec.read(bound_to, Bytes::copy_from_slice(rest))
     }
 
     #[test]
     fn a_written_record_is_read() {
         let resource = LockKey::from("key");
-        let written = Codec::default().write(of(&resource), PLAIN.to_vec());
-        let read = Codec::default().read(of(&resource), &written);
-        assert_eq!(read, Ok(PLAIN.into()));
+        let written = Codec::default().write(of(&resource), RESPONSE.to_vec());
+        let read = read_by(&Codec::default(), of(&resource), &written);
+        assert_eq!(read, Ok(RESPONSE.into()));
     }
 
     #[test]
     fn a_record_with_unknown_flags_is_malformed() {
         let resource = LockKey::from("key");
         for rest in [&b""[..], &[4, 1, 2], &[255]] {
-            let read = Codec::default().read(of(&resource), rest);
-            assert_eq!(read, Err(Unreadable::Malformed));
+            let read = read_by(&Codec::default(), of(&resource), rest);
+            assert_eq!(read, Err(MALFORMED));
         }
-        let encrypted = Codec::default().read(of(&resource), &[ENCRYPTED; 64]);
-        assert_eq!(encrypted, Err(Unreadable::UnknownKey));
+        let encrypted = read_by(&Codec::default(), of(&resource), &[ENCRYPTED; 64]);
+        assert_eq!(encrypted, Err(UNKNOWN_KEY));
     }
 
     #[cfg(feature = "compression")]
@@ -349,16 +309,16 @@ mod tests {
             compress_above: Some(8),
             ..Codec::default()
         };
-        let written = codec.write(of(&resource), PLAIN.to_vec());
-        assert!(written.len() < PLAIN.len());
+        let written = codec.write(of(&resource), RESPONSE.to_vec());
+        assert!(written.len() < RESPONSE.len());
         // A codec that does not compress can read it.
-        let read = Codec::default().read(of(&resource), &written);
-        assert_eq!(read, Ok(PLAIN.into()));
-        let short = codec.write(of(&resource), PLAIN[..8].to_vec());
-        assert_eq!(short[1..], PLAIN[..8]);
+        let read = read_by(&Codec::default(), of(&resource), &written);
+        assert_eq!(read, Ok(RESPONSE.into()));
+        let short = codec.write(of(&resource), RESPONSE[..8].to_vec());
+        assert_eq!(short[1..], RESPONSE[..8]);
         let bomb = [&[COMPRESSED][..], &u32::MAX.to_le_bytes(), &[0; 8]].concat();
-        let read = codec.read(of(&resource), &bomb);
-        assert_eq!(read, Err(Unreadable::Malformed));
+        let read = read_by(&codec, of(&resource), &bomb);
+        assert_eq!(read, Err(MALFORMED));
     }
 
     #[cfg(feature = "encryption")]
@@ -370,51 +330,49 @@ mod tests {
         };
         let resource = LockKey::from("key");
         let ours = codec(RecordKeys::new(1, &[1; 32]));
-        let written = ours.write(of(&resource), PLAIN.to_vec());
-        assert!(!written.windows(8).any(|part| PLAIN.starts_with(part)));
-        assert_eq!(ours.read(of(&resource), &written), Ok(PLAIN.into()));
-        assert_ne!(ours.write(of(&resource), PLAIN.to_vec()), written);
+        let written = ours.write(of(&resource), RESPONSE.to_vec());
+        assert!(!written.windows(8).any(|part| RESPONSE.starts_with(part)));
+        assert_eq!(read_by(&ours, of(&resource), &written), Ok(RESPONSE.into()));
+        assert_ne!(ours.write(of(&resource), RESPONSE.to_vec()), written);
 
         let rotated = codec(RecordKeys::new(2, &[2; 32]).reading(1, &[1; 32]));
-        assert_eq!(rotated.read(of(&resource), &written), Ok(PLAIN.into()));
-        let newer = rotated.write(of(&resource), PLAIN.to_vec());
         assert_eq!(
-            ours.read(of(&resource), &newer),
-            Err(Unreadable::UnknownKey)
+            read_by(&rotated, of(&resource), &written),
+            Ok(RESPONSE.into())
         );
-        let none = Codec::default().read(of(&resource), &written);
-        assert_eq!(none, Err(Unreadable::UnknownKey));
-        let wrong = codec(RecordKeys::new(1, &[3; 32])).read(of(&resource), &written);
-        assert_eq!(wrong, Err(Unreadable::Forged));
+        let newer = rotated.write(of(&resource), RESPONSE.to_vec());
+        assert_eq!(read_by(&ours, of(&resource), &newer), Err(UNKNOWN_KEY));
+        let none = read_by(&Codec::default(), of(&resource), &written);
+        assert_eq!(none, Err(UNKNOWN_KEY));
+        let wrong = read_by(
+            &codec(RecordKeys::new(1, &[3; 32])),
+            of(&resource),
+            &written,
+        );
+        assert_eq!(wrong, Err(FORGED));
 
         let other = LockKey::from("other");
-        assert_eq!(ours.read(of(&other), &written), Err(Unreadable::Forged));
-        let another = RecordContext {
-            execution: ExecutionId::from_random([2; 16]),
-            ..of(&resource)
-        };
-        assert_eq!(ours.read(another, &written), Err(Unreadable::Forged));
-        let reworded = RecordContext {
-            fingerprint: Fingerprint::from_digest([3; 32]),
-            ..of(&resource)
-        };
-        assert_eq!(ours.read(reworded, &written), Err(Unreadable::Forged));
+        assert_eq!(read_by(&ours, of(&other), &written), Err(FORGED));
+        let another = [&[2; 16], &[2; 16], resource.as_bytes()];
+        assert_eq!(read_by(&ours, another, &written), Err(FORGED));
+        let reworded = [&[1; 16], &[3; 16], resource.as_bytes()];
+        assert_eq!(read_by(&ours, reworded, &written), Err(FORGED));
         for at in [0, 5, 20, 30, written.len() - 1] {
             let mut changed = written.clone();
             changed[at] ^= 1;
-            assert_eq!(ours.read(of(&resource), &changed), Err(Unreadable::Forged));
+            assert_eq!(read_by(&ours, of(&resource), &changed), Err(FORGED));
         }
         let mut other_key = written.clone();
         other_key[4] ^= 1;
-        let read = ours.read(of(&resource), &other_key);
-        assert_eq!(read, Err(Unreadable::UnknownKey));
+        let read = read_by(&ours, of(&resource), &other_key);
+        assert_eq!(read, Err(UNKNOWN_KEY));
         for length in 29..written.len() {
-            let cut = ours.read(of(&resource), &written[..length]);
-            assert_eq!(cut, Err(Unreadable::Forged), "{length}");
+            let cut = read_by(&ours, of(&resource), &written[..length]);
+            assert_eq!(cut, Err(FORGED), "{length}");
         }
         for length in 1..29 {
-            let cut = ours.read(of(&resource), &written[..length]);
-            assert_eq!(cut, Err(Unreadable::Malformed), "{length}");
+            let cut = read_by(&ours, of(&resource), &written[..length]);
+            assert_eq!(cut, Err(MALFORMED), "{length}");
         }
     }
 
@@ -422,16 +380,16 @@ mod tests {
     #[test]
     fn an_unencrypted_record_is_read_only_with_reading_plain() {
         let resource = LockKey::from("key");
-        let plain = Codec::default().write(of(&resource), PLAIN.to_vec());
+        let plain = Codec::default().write(of(&resource), RESPONSE.to_vec());
         let read = |keys| {
             let codec = Codec {
                 keys: Some(keys),
                 ..Codec::default()
             };
-            codec.read(of(&resource), &plain)
+            read_by(&codec, of(&resource), &plain)
         };
         let keys = RecordKeys::new(1, &[1; 32]);
-        assert_eq!(read(keys.clone()), Err(Unreadable::Plain));
-        assert_eq!(read(keys.reading_plain()), Ok(PLAIN.into()));
+        assert_eq!(read(keys.clone()), Err(PLAIN));
+        assert_eq!(read(keys.reading_plain()), Ok(RESPONSE.into()));
     }
 }

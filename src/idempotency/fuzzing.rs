@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, Response, response};
 use http_body_util::Full;
 
 use crate::idempotency::body::IdempotencyBody;
-use crate::idempotency::codec::{Codec, RecordContext};
+use crate::idempotency::codec::Codec;
 use crate::idempotency::header::IdempotencyKey;
 use crate::idempotency::stored;
 use crate::idempotency::{RecordKeys, fingerprint};
@@ -37,16 +37,17 @@ impl ResponseCodec {
         body: &[u8],
         trailers: Option<&HeaderMap>,
     ) -> Record {
-        let context = RecordContext {
-            resource,
-            execution,
-            fingerprint,
-        };
         let body = BufferedRequestBody {
             bytes: Bytes::copy_from_slice(body),
             trailers: trailers.cloned(),
         };
-        stored::record(context, None, Some((head, &body)), &self.0)
+        stored::record(
+            resource,
+            (execution, fingerprint),
+            None,
+            Some((head, &body)),
+            &self.0,
+        )
     }
 
     /// Reads a whole record; `None` if its response was not kept.
@@ -59,7 +60,7 @@ impl ResponseCodec {
         record: &Record,
         resource: &LockKey,
     ) -> Result<Option<Response<IdempotencyBody<Full<Bytes>>>>, String> {
-        stored::replay(record, resource, &self.0).map_err(|why| why.to_string())
+        stored::replay(record, resource, &self.0).map_err(str::to_owned)
     }
 }
 

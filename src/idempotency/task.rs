@@ -41,7 +41,7 @@ use tower::{BoxError, Service};
 use tracing::Instrument;
 
 use crate::idempotency::body::{IdempotencyBody, IdempotencyRequestBody, PassedOn};
-use crate::idempotency::codec::RecordContext;
+use crate::idempotency::codec::MALFORMED;
 use crate::idempotency::config::{Config, OnUnrecorded};
 use crate::idempotency::stored;
 use crate::lock::{LockError, LostReason};
@@ -282,13 +282,9 @@ impl ExecutionTask {
             }
             return Ok(true);
         }
-        let context = RecordContext {
-            resource: &once.key,
-            execution: ExecutionId::from_random(unguessable()),
-            fingerprint: once.fingerprint,
-        };
+        let ids = (ExecutionId::from_random(unguessable()), once.fingerprint);
         let token = execution.handle().fencing_token();
-        let record = stored::record(context, token, response, &config.codec);
+        let record = stored::record(&once.key, ids, token, response, &config.codec);
         match once.conclude(execution, &record).await {
             Ok(()) => Ok(true),
             Err(Some(Decided::Recorded(other))) => Err(responder.replay(&other).await),
@@ -344,10 +340,12 @@ impl Responder {
 
     /// Answers with a recorded response, which any server may have recorded.
     pub(super) async fn replay<B>(&self, record: &Record) -> Response<IdempotencyBody<B>> {
-        let decode = |record: &Record| stored::replay(record, &self.once.key, &self.config.codec);
-        self.refuse(match self.once.read(record, decode).await {
+        let Self { config, once, .. } = self;
+        let replay = |whole: Record| stored::replay(&whole, &once.key, &config.codec);
+        let whole = once.read(record).await;
+        self.refuse(match whole.map(|whole| whole.ok_or(MALFORMED).and_then(replay)) {
             Ok(Ok(Some(mut response))) => {
-                let name = self.config.replay_header.clone();
+                let name = config.replay_header.clone();
                 let headers = response.headers_mut();
                 headers.insert(name, HeaderValue::from_static("true"));
                 return response;

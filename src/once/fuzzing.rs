@@ -14,5 +14,5 @@ pub fn encode_result(value: &Value, fingerprint: Fingerprint, max: usize) -> Rec
 /// Reads the result from a whole record.
 #[must_use]
 pub fn decode_result(record: &Record) -> Option<Value> {
-    result::decode(record).ok().flatten()
+    result::decode(record)
 }

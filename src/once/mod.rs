@@ -32,8 +32,6 @@ pub use error::OnceError;
 #[cfg(feature = "idempotency")]
 pub(crate) use execution::Execution;
 pub use execution::ExecutionHandle;
-#[cfg(feature = "idempotency")]
-pub(crate) use fetch::is_undamaged;
 pub use inspect::{InspectedKey, Inspection, NodeInspection, Revoked};
 #[cfg(feature = "idempotency")]
 pub(crate) use request::DAY;

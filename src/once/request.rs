@@ -169,25 +169,6 @@ impl ExecuteOnce {
         outcome
     }
 
-    /// Reads the whole record of the key from its head.
-    ///
-    /// # Errors
-    ///
-    /// Returns a [`LockError`] if no node returned the record.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any point.
-    pub(crate) async fn fetch(&self, head: &Record) -> Result<Record, LockError> {
-        let layout = &self.core.layout;
-        let fetched = fetch(layout.group_of(&self.key), &self.key, head).await;
-        match layout.next_group_of(&self.key) {
-            // The record may have been found there.
-            Some(next) if fetched.is_err() => fetch(next, &self.key, head).await,
-            _ => fetched,
-        }
-    }
-
     /// Acquires the right to execute the work in both groups.
     async fn acquire_in_both(
         &self,
@@ -399,7 +380,7 @@ mod tests {
                 other => panic!("{other:?}"),
             };
             if !head.is_whole() {
-                assert_eq!(once.fetch(&head).await.unwrap(), record);
+                assert_eq!(once.read(&head).await.unwrap(), Some(record));
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;

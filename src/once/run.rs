@@ -185,35 +185,15 @@ impl ExecuteOnce {
     where
         T: DeserializeOwned,
     {
-        match self.read(record, decode).await {
-            Ok(Ok(Some(result))) => Ok(Outcome::Replayed(result)),
-            Ok(_) => Err(OnceError::NotKept),
+        match self.read(record).await {
+            Ok(whole) => {
+                let result = whole.and_then(|whole| decode(&whole));
+                result.map(Outcome::Replayed).ok_or(OnceError::NotKept)
+            }
             Err(error) => {
                 tracing::debug!(%error, "the recorded result of an execution could not be read");
                 Err(OnceError::Undecided)
             }
-        }
-    }
-
-    /// Reads the outcome from a record, or from that of another node if this one is only a head, or is damaged.
-    ///
-    /// # Errors
-    ///
-    /// Returns a [`LockError`] if the record must be fetched and cannot be, and the error of `decode` if no node has a
-    /// better copy.
-    pub(crate) async fn read<T, D>(
-        &self,
-        record: &Record,
-        decode: impl Fn(&Record) -> Result<T, D>,
-    ) -> Result<Result<T, D>, LockError> {
-        let copy = record.is_whole().then(|| decode(record));
-        if let Some(Ok(outcome)) = copy {
-            return Ok(Ok(outcome));
-        }
-        match (self.fetch(record).await, copy) {
-            (Ok(whole), _) => Ok(decode(&whole)),
-            (Err(LockError::Contended { .. }), Some(damaged)) => Ok(damaged),
-            (Err(error), _) => Err(error),
         }
     }
 

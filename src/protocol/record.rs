@@ -122,17 +122,25 @@ impl ExecutionId {
     }
 }
 
-#[cfg(feature = "encryption")]
+#[cfg(feature = "idempotency")]
 impl ExecutionId {
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-#[cfg(feature = "encryption")]
+#[cfg(feature = "idempotency")]
 impl Fingerprint {
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+#[cfg(feature = "idempotency")]
+impl Record {
+    /// Returns the value that the nodes store, without a copy.
+    pub(crate) fn shared(&self) -> Arc<[u8]> {
+        Arc::clone(&self.0)
     }
 }
 
