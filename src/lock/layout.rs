@@ -9,7 +9,8 @@ use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
 use crate::lock::queue::LocalQueue;
 use crate::node::Mutex;
-use crate::protocol::{LockKey, LockKeys, Placement, Record};
+use crate::protocol::lease::Stored;
+use crate::protocol::{LockKey, LockKeys, Placement};
 
 /// A group of nodes, whose majority decides on the keys that belong to it, and the callers of this process.
 #[derive(Debug)]
@@ -20,11 +21,11 @@ pub(crate) struct Group {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) queue: Arc<LocalQueue>,
     /// The reads of large values under way, by key and head. All callers that want the same value share one.
-    pub(crate) reads: Mutex<HashMap<(LockKey, Record), ReadReceiver>>,
+    pub(crate) reads: Mutex<HashMap<(LockKey, Stored), ReadReceiver>>,
 }
 
 /// Gets the outcome of a read, which is closed if it ends without one.
-pub(crate) type ReadReceiver = watch::Receiver<Option<Result<Record, LockError>>>;
+pub(crate) type ReadReceiver = watch::Receiver<Option<Result<Stored, LockError>>>;
 
 /// The groups of nodes, and the placement of keys on them.
 ///

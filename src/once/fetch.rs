@@ -19,7 +19,6 @@ use crate::lock::{Cluster, Group, LockError, ReadReceiver};
 use crate::node::{
     Job, NodeFailure, NodeState, Packet, Request, VoteReceiver, sha256, unguessable,
 };
-use crate::once::request::ExecuteOnce;
 use crate::protocol::message::{Command, Op, Reply, transit};
 use crate::protocol::{LockKey, OwnerToken, Record};
 
@@ -28,35 +27,6 @@ pub(super) const MAX_BODY: usize = 1024 * 1024;
 
 /// The number of fetches that a caller makes if they end without a result: bounded, in case each one panics.
 const FETCHES: usize = 2;
-
-impl ExecuteOnce {
-    /// Returns the whole record: that of another node if this one is only a head, or is damaged. `None` if it is damaged, and
-    /// no node has a better copy.
-    ///
-    /// # Errors
-    ///
-    /// Returns a [`LockError`] if the record must be fetched and cannot be.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any point.
-    pub(crate) async fn read(&self, record: &Record) -> Result<Option<Record>, LockError> {
-        if is_undamaged(record) {
-            return Ok(Some(record.clone()));
-        }
-        let layout = &self.core.layout;
-        let fetched = fetch(layout.group_of(&self.key), &self.key, record).await;
-        let fetched = match layout.next_group_of(&self.key) {
-            // The record may have been found there.
-            Some(next) if fetched.is_err() => fetch(next, &self.key, record).await,
-            _ => fetched,
-        };
-        match fetched {
-            Err(LockError::Contended { .. }) if record.is_whole() => Ok(None),
-            fetched => fetched.map(Some),
-        }
-    }
-}
 
 /// Returns the whole record with this head.
 ///
@@ -195,7 +165,7 @@ fn unread(nodes: Vec<NodeFailure>) -> LockError {
 }
 
 /// Returns whether a record is whole, and its body has the digest of its head.
-fn is_undamaged(record: &Record) -> bool {
+pub(super) fn is_undamaged(record: &Record) -> bool {
     record.is_whole() && sha256(record.rest()) == record.digest()
 }
 
@@ -251,18 +221,5 @@ mod tests {
             matches!(outcome, Err(LockError::Contended { .. })),
             "{outcome:?}"
         );
-    }
-
-    #[tokio::test]
-    async fn a_damaged_copy_is_not_returned() {
-        let redlock = Redlock::in_memory(1);
-        let once = redlock.once("k");
-        let (id, fingerprint) = (head().execution(), head().fingerprint());
-        let record = Record::new(id, fingerprint, sha256(b"7"), b"7");
-        assert_eq!(once.read(&record).await, Ok(Some(record.clone())));
-        let mut bytes = record.as_bytes().to_vec();
-        *bytes.last_mut().unwrap() = b'8';
-        let damaged = Record::from_bytes(bytes.into()).unwrap();
-        assert_eq!(once.read(&damaged).await, Ok(None));
     }
 }

@@ -24,7 +24,7 @@ use crate::lock::{
 use crate::node::sha256;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
-use crate::once::fetch::fetch;
+use crate::once::fetch::{fetch, is_undamaged};
 use crate::once::inspect::{names, request};
 use crate::protocol::lease::{Access, Decided, Effect, Input, OnceSpec};
 use crate::protocol::message::{Op, Reply};
@@ -167,6 +167,33 @@ impl ExecuteOnce {
         };
         span.finish(message, name, token);
         outcome
+    }
+
+    /// Returns the whole record: that of another node if this one is only a head, or is damaged. `None` if it is damaged, and
+    /// no node has a better copy.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`LockError`] if the record must be fetched and cannot be.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point.
+    pub(crate) async fn read(&self, record: &Record) -> Result<Option<Record>, LockError> {
+        if is_undamaged(record) {
+            return Ok(Some(record.clone()));
+        }
+        let layout = &self.core.layout;
+        let fetched = fetch(layout.group_of(&self.key), &self.key, record).await;
+        let fetched = match layout.next_group_of(&self.key) {
+            // The record may have been found there.
+            Some(next) if fetched.is_err() => fetch(next, &self.key, record).await,
+            _ => fetched,
+        };
+        match fetched {
+            Err(LockError::Contended { .. }) if record.is_whole() => Ok(None),
+            fetched => fetched.map(Some),
+        }
     }
 
     /// Acquires the right to execute the work in both groups.
@@ -387,6 +414,19 @@ mod tests {
         assert!(redlock.core().layout.groups()[0].queue.is_empty());
         assert_eq!(tasks.num_alive_tasks(), before);
         assert!(redlock.drain(Duration::ZERO).await.is_clean());
+    }
+
+    #[tokio::test]
+    async fn a_damaged_copy_is_not_returned() {
+        let redlock = Redlock::in_memory(1);
+        let once = redlock.once("k");
+        let id = ExecutionId::from_random([1; 16]);
+        let record = Record::new(id, once.fingerprint, sha256(b"7"), b"7");
+        assert_eq!(once.read(&record).await, Ok(Some(record.clone())));
+        let mut bytes = record.as_bytes().to_vec();
+        *bytes.last_mut().unwrap() = b'8';
+        let damaged = Record::from_bytes(bytes.into()).unwrap();
+        assert_eq!(once.read(&damaged).await, Ok(None));
     }
 
     /// The share of the lock is dropped with the future, behind the command to record; also while a renewal is

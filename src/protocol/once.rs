@@ -423,6 +423,12 @@ impl LookRound {
         }
     }
 
+    /// Returns the nodes that have not answered.
+    #[must_use]
+    pub fn silent(&self) -> NodeSet {
+        self.silent
+    }
+
     /// Takes the answer of `node`.
     pub fn on_look(&mut self, node: usize, answer: &Answer) -> LookStep {
         if self.silent.remove(node)
@@ -439,11 +445,5 @@ impl LookRound {
             Some(record) => LookStep::Minority(record),
             None => LookStep::Nothing,
         }
-    }
-
-    /// Returns the nodes that have not answered.
-    #[must_use]
-    pub fn silent(&self) -> NodeSet {
-        self.silent
     }
 }

@@ -123,15 +123,14 @@ impl Driver {
                 }
                 self.answer_lost();
             }
-            event @ (Event::Begun | Event::Decided(_) | Event::Recorded(_) | Event::Unrepaired) => {
-                self.answer(Ok(Some(event)))
-            }
             Event::Granted { .. }
             | Event::Refused(_)
             | Event::TooLate { .. }
             | Event::Released(_)
             | Event::Unread(_)
             | Event::Settled => {}
+            // What a holder asked for.
+            event => self.answer(Ok(Some(event))),
         }
     }
 
@@ -214,9 +213,8 @@ impl Driver {
                     let decided = self.repair().await;
                     self.handle(Input::Repaired(decided));
                 }
-                Some(event @ (Event::Recorded(_) | Event::Decided(_))) => break Some(event),
                 Some(Event::Settled) | None => break None,
-                Some(_) => {}
+                Some(event) => break Some(event),
             }
         };
         self.state.close(Some(Ok(())));

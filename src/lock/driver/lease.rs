@@ -24,13 +24,13 @@ use crate::node::{
 };
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
-use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
+use crate::protocol::lease::{Event, Input, Lease, LeaseSpec, Stored};
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
-use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken, Record};
+use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken};
 
 /// Reads what a lease asks for, and returns the input with it.
-pub(crate) type Reader = dyn Fn(Record) -> Read + Send + Sync;
+pub(crate) type Reader = dyn Fn(Stored) -> Read + Send + Sync;
 
 /// A read under way.
 pub(crate) type Read = Pin<Box<dyn Future<Output = Input> + Send + Sync>>;
