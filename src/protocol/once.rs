@@ -233,7 +233,7 @@ impl Records {
         let decided = if copies >= majority {
             Decided::Recorded(best)
         } else {
-            let awaited = self.repairers.unwrap_or(acquiring.unanswered());
+            let awaited = self.repairers.unwrap_or_else(|| acquiring.unanswered());
             if !awaited.is_empty() {
                 return OnceStep::WAIT;
             }
