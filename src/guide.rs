@@ -1,25 +1,32 @@
-//! Chapters on what no signature says: from the first locked route to the proofs.
+//! Chapters on what no signature says: a path for newcomers, and reference.
+//!
+//! The path, in this order:
 //!
 //! | to | read |
 //! |---|---|
 //! | lock a first route, from `cargo new` on | [Getting started](getting_started) |
 //! | name what a lock protects | [Choosing keys](choosing_keys) |
-//! | know what a lock can promise, and what the token adds | [What is this lock for?](what_is_this_lock_for) |
-//! | share a key among readers, bound its callers, lead, free a key | [Kinds of locks](kinds_of_locks) |
-//! | set waits, react to a lost lock, stop a process cleanly | [Waiting, losing, shutting down](waiting_and_losing) |
 //! | execute a retried request once | [Idempotency](mod@idempotency) |
 //! | run the Redis servers | [Operating the nodes](operating_the_nodes) |
-//! | spread the keys over several groups of servers | [Scaling out](scaling_out) |
-//! | see locks in logs, metrics and alerts | [Observability](observability) |
-//! | test a handler that locks | [Testing your handlers](testing_your_handlers) |
+//!
+//! Reference, when you need it:
+//!
+//! | to | read |
+//! |---|---|
+//! | know what a lock can promise, and what the token adds | [What is this lock for?](what_is_this_lock_for) |
+//! | set waits, react to a lost lock, stop a process cleanly | [Waiting, losing, shutting down](waiting_and_losing) |
+//! | share a key among readers, bound its callers, lead, free a key | [Kinds of locks](kinds_of_locks) |
 //! | solve a common problem | [Recipes](recipes) |
+//! | test a handler that locks | [Testing your handlers](testing_your_handlers) |
 //! | look up a setting and its default | [Settings](settings) |
-//! | understand the protocol, with pictures | [How it works](how_it_works) |
-//! | judge the evidence | [Proofs](proofs) |
-//! | compare libraries and other kinds of locks | [Comparison](comparison) |
-//! | replace another Redlock library | [Migrating](migrating) |
-//! | know what a lock costs | [Speed](speed) |
 //! | look up a status, a code or a message | [Troubleshooting](troubleshooting) |
+//! | see locks in logs, metrics and alerts | [Observability](observability) |
+//! | spread the keys over several groups of servers | [Scaling out](scaling_out) |
+//! | replace another Redlock library | [Migrating](migrating) |
+//! | compare libraries and other kinds of locks | [Comparison](comparison) |
+//! | know what a lock costs | [Speed](speed) |
+//! | understand the protocol, with pictures | [How it works](how_it_works) |
+//! | judge the evidence, as a reader of the code | [Proofs](proofs) |
 //! | know what a release changed | [Changelog](changelog) |
 //! | report a vulnerability | [Security](security) |
 //!
