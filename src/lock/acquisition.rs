@@ -26,23 +26,22 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock::backoff::AcquireError;
-use crate::lock::driver::{LockTask, acquire};
+use crate::lock::driver::LockTask;
 use crate::lock::error::LockError;
 use crate::lock::guard::LockGuard;
 use crate::lock::layout::{Group, GroupKeys};
-use crate::lock::local_wait::LocalWait;
 use crate::lock::lost::Lost;
-use crate::lock::queue::CapPermits;
+use crate::lock::queue::Wait;
 use crate::lock::registry::DrainStage;
 use crate::lock::request::{LockFuture, LockRequest};
 use crate::lock::slots::{SlotTable, all_slots};
 use crate::lock::span::LockSpan;
-use crate::lock::spec::{Earlier, LockSpec};
-use crate::lock::state::{LockState, Share};
+use crate::lock::spec::LockSpec;
+use crate::lock::state::LockState;
 use crate::lock::time::after;
 use crate::node::{random_u64, sha256};
 use crate::protocol::lease::Access;
-use crate::protocol::{KeyNames, LockKeys, Namespace};
+use crate::protocol::{FencingToken, KeyNames, LockKeys, Namespace};
 
 /// Error of a stage.
 enum StageError {
@@ -80,14 +79,17 @@ impl LockRequest {
         let begin = |group: &Group| {
             let span = LockSpan::new(self.options.label, &group.cluster, &self.keys);
             let wait = self.options.wait.unwrap_or(self.core.settings.wait);
-            let deadline = (!wait.is_zero()).then(|| after(span.began, wait));
+            let deadline = after(span.began, wait);
             (span, deadline)
         };
         let (span, outcome) = match layout.only_group(&self.keys) {
             Some(group) => {
                 let (span, deadline) = begin(group);
-                let share = self.acquire(group, &self.keys, deadline, None, &span).await;
-                (span, share.map(LockGuard::new))
+                let guard = match self.spec(group, &self.keys, u64::MAX, &span) {
+                    Ok((spec, slots)) => self.acquire(group, spec, slots, deadline, &span).await,
+                    Err(error) => Err(error),
+                };
+                (span, guard)
             }
             None => {
                 let stages = layout.by_group(&self.keys);
@@ -114,7 +116,7 @@ impl LockRequest {
     async fn lock_in_all(
         &self,
         stages: &[GroupKeys<'_>],
-        deadline: Option<Instant>,
+        deadline: Instant,
         span: &LockSpan,
     ) -> Result<LockGuard, LockError> {
         let settings = &self.core.settings;
@@ -141,11 +143,11 @@ impl LockRequest {
             let delay = settings.retry.delay(tries, retry_after, random_u64());
             tries += 1;
             let next = Instant::now() + delay;
-            if deadline.is_none_or(|deadline| next >= deadline) {
+            if next >= deadline {
                 return Err(refused);
             }
-            let mut cap_permits = self.cap_permits(span);
-            cap_permits.occupy()?;
+            let mut wait = self.wait_until(deadline, span);
+            wait.occupy()?;
             let registry = &self.core.registry;
             tokio::select! {
                 biased;
@@ -165,42 +167,44 @@ impl LockRequest {
 
     /// Acquires stage after stage. The leases that it has are released if a later one is refused.
     ///
-    /// Waits until the deadline, if there is one. Of several slots, takes one of these.
+    /// Waits until the deadline. Of several slots, takes one of these.
     async fn lock_stages(
         &self,
         stages: &[GroupKeys<'_>],
-        deadline: Option<Instant>,
-        slots: u64,
+        deadline: Instant,
+        mut slots: u64,
         span: &LockSpan,
     ) -> Result<LockGuard, StageError> {
-        let mut shares: Vec<Share> = Vec::with_capacity(stages.len());
-        let mut earlier = Earlier { token: None, slots };
+        let mut guards: Vec<LockGuard> = Vec::with_capacity(stages.len());
+        // The highest one of the leases so far. That of the next is not lower.
+        let mut token: Option<FencingToken> = None;
         for (number, stage) in stages.iter().enumerate() {
             let GroupKeys { group, keys } = stage;
             // Any slot may be released first.
-            let may_wait =
-                stage.comes_after(&stages[..number]) && earlier.slots == self.all_slots();
-            let until = deadline.filter(|_| may_wait);
+            let may_wait = stage.comes_after(&stages[..number]) && slots == self.all_slots();
+            let until = if may_wait { deadline } else { span.began };
+            let (mut spec, slot_table) = self.spec(group, keys, slots, span)?;
+            spec.join(token);
             let locked = tokio::select! {
                 biased;
-                locked = self.acquire(group, keys, until, Some(earlier), span) => locked,
-                () = lost(&shares) => {
-                    give_up(shares).await;
+                locked = self.acquire(group, spec, slot_table, until, span) => locked,
+                () = lost(&guards) => {
+                    give_up(guards).await;
                     let retry_after = None;
                     return Err(StageError::Again(LockError::Contended { retry_after }));
                 }
             };
             match locked {
-                Ok(share) => {
-                    earlier.token = share.lease().token();
-                    if let Some(slot) = share.lease().spec.slot {
-                        earlier.slots = 1 << slot;
+                Ok(guard) => {
+                    token = guard.fencing_token();
+                    if let Some(slot) = guard.slot() {
+                        slots = 1 << slot;
                     }
-                    shares.push(share);
+                    guards.push(guard);
                 }
                 Err(error) => {
-                    let slot = shares.first().and_then(|share| share.lease().spec.slot);
-                    give_up(shares).await;
+                    let slot = guards.first().and_then(LockGuard::slot);
+                    give_up(guards).await;
                     return Err(match (error, slot) {
                         (error @ LockError::Contended { .. }, Some(slot)) => {
                             StageError::SlotTaken(slot, error)
@@ -213,23 +217,23 @@ impl LockRequest {
                 }
             }
         }
-        for (stage, share) in stages.iter().zip(&shares) {
-            let lease = share.lease();
-            let raised = match earlier.token {
+        for (stage, guard) in stages.iter().zip(&guards) {
+            let lease = guard.lease();
+            let raised = match token {
                 Some(token) if lease.token() < Some(token) => lease.raise(token).await,
                 _ => Ok(()),
             };
             if let Err(error) = raised {
                 drop(span.in_group(stage.group.label.clone()));
-                give_up(shares).await;
+                give_up(guards).await;
                 let (names, elapsed) = (&stage.group.cluster.names, span.began.elapsed());
                 return Err(LockError::from_raise(error, names, self.asked_ttl(), elapsed).into());
             }
         }
-        let mut shares = shares.into_iter();
+        let mut guards = guards.into_iter();
         // There are several stages.
-        let first = shares.next().ok_or(LockError::Closed)?;
-        let guard = LockGuard::join(first, shares.collect());
+        let first = guards.next().ok_or(LockError::Closed)?;
+        let guard = first.join(guards.collect());
         if !guard.is_valid() {
             let (ttl, elapsed) = (self.asked_ttl(), span.began.elapsed());
             return Err(LockError::Expired { ttl, elapsed }.into());
@@ -241,52 +245,49 @@ impl LockRequest {
         self.options.ttl.unwrap_or(self.core.settings.ttl)
     }
 
-    /// Returns the permits that this call takes of the caps while it waits.
-    fn cap_permits(&self, span: &LockSpan) -> CapPermits {
+    fn wait_until(&self, deadline: Instant, span: &LockSpan) -> Wait {
         let caps = [self.core.cap.clone(), self.cap.clone()];
         let caps = caps.into_iter().flatten().filter(|_| !self.is_uncapped);
-        CapPermits::new(caps, &span.waits_since)
+        Wait::new(deadline, caps, &span.waits_since)
     }
 
-    /// Acquires keys of one group. Waits until the deadline, if there is one, while other callers hold them.
-    async fn acquire(
+    /// Returns what to ask the nodes of a group for. Of several slots, the lock takes one of these.
+    fn spec(
         &self,
         group: &Group,
         keys: &LockKeys,
-        deadline: Option<Instant>,
-        earlier: Option<Earlier>,
+        slots: u64,
         span: &LockSpan,
-    ) -> Result<Share, LockError> {
+    ) -> Result<(LockSpec, Option<SlotTable>), LockError> {
         let Self { core, options, .. } = self;
         let (settings, access) = (&core.settings, self.access());
         let labels = span.in_group(group.label.clone());
-        let slots = earlier.map_or(u64::MAX, |earlier| earlier.slots);
         let (names, slot_table) = names(&settings.namespace, keys, access, slots)?;
         let ttl = settings.ttl(options.ttl)?;
-        let mut cap_permits = self.cap_permits(span);
-        let local = LocalWait {
-            core,
-            group,
-            keys,
-            resource: span.resource,
-            ttl,
-            is_execution: false,
-            deadline,
-        };
-        let refuse = |_: &LockState| None::<LockError>;
-        let permit = local.admit(access, &mut cap_permits, refuse).await?;
-        let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
         let (cluster, registry) = (&group.cluster, &core.registry);
-        let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, earlier, labels);
+        let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, labels);
         // A token would be no use to a reader, who must not write.
         spec.is_fenced &= access != Access::Shared;
         spec.lease.access = access;
         spec.lease.max_hold = options.max_hold.or(settings.max_hold);
         spec.lease.hold_at_least = options.hold_at_least;
-        let task = LockTask::new(spec, slot_table, permit, ticket);
-        let deadline = deadline.unwrap_or(span.began);
-        let acquired = acquire(task, cap_permits, deadline, &span.span).await;
-        acquired.map_err(AcquireError::into_lock_error)
+        Ok((spec, slot_table))
+    }
+
+    /// Acquires keys of one group. Waits until the deadline while other callers hold them.
+    async fn acquire(
+        &self,
+        group: &Group,
+        spec: LockSpec,
+        slot_table: Option<SlotTable>,
+        deadline: Instant,
+        span: &LockSpan,
+    ) -> Result<LockGuard, LockError> {
+        let mut wait = self.wait_until(deadline, span);
+        let refuse = |_: &LockState| None::<LockError>;
+        let permit = group.admit(&spec, &mut wait, refuse).await?;
+        let task = LockTask::new(spec, slot_table, permit, wait, &span.span)?;
+        task.acquire().await.map_err(AcquireError::into_lock_error)
     }
 }
 
@@ -313,9 +314,8 @@ fn names(
 }
 
 /// Waits until one of the leases is lost.
-async fn lost(shares: &[Share]) {
-    let lost = shares.iter().map(|share| share.lease().lost());
-    match lost.reduce(Lost::or) {
+async fn lost(guards: &[LockGuard]) {
+    match guards.iter().map(LockGuard::lost).reduce(Lost::or) {
         Some(lost) => drop(lost.await),
         None => pending().await,
     }
@@ -323,10 +323,10 @@ async fn lost(shares: &[Share]) {
 
 /// Gives the leases of a failed acquisition up, and waits for their release, so that the next attempt of this process does
 /// not meet them.
-async fn give_up(shares: Vec<Share>) {
-    // All shares are given up before the first await, because this future may be dropped.
-    let leases: Vec<_> = shares.into_iter().map(Share::leave).collect();
-    for (lease, _) in leases {
+async fn give_up(guards: Vec<LockGuard>) {
+    // All are given up before the first await, because this future may be dropped.
+    let leases: Vec<_> = guards.into_iter().map(LockGuard::give_up).collect();
+    for lease in leases {
         // Unconfirmed, the keys end by their ttl.
         drop(lease.released().await);
     }

@@ -23,13 +23,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::lock::announcement::Announcement;
 use crate::lock::error::LockError;
-use crate::lock::handoff::Handoff;
-use crate::lock::queue::{CapPermits, Permit, Watching};
+use crate::lock::queue::{Permit, Wait, Watching};
 use crate::lock::registry::DrainStage;
 use crate::lock::spec::LockSpec;
 use crate::lock::time::TICK;
 use crate::node::random_u64;
-use crate::protocol::lease::Decided;
+use crate::protocol::lease::{Access, Decided};
 use crate::protocol::{OnRelease, Retry};
 
 /// The longest run of local callers that acquire a key in a row while releases are not published, in multiples of
@@ -38,11 +37,8 @@ const RUN: u32 = 10;
 
 /// The waits between the attempts of one caller.
 pub(crate) struct Backoff {
+    /// When the first wait or attempt began.
     began: Instant,
-    deadline: Instant,
-    slots: CapPermits,
-    /// When the current attempt began.
-    attempt_began: Instant,
     /// How long the last attempt took.
     round_trip: Duration,
     /// The number of split votes in a row, and the end of the time in which the next attempt follows soon.
@@ -53,8 +49,6 @@ pub(crate) struct Backoff {
     releases: u32,
     /// The watches for the releases of the keys, once subscribed.
     watching: Vec<Watching>,
-    /// Whether one of several slots is enough.
-    is_for_slot: bool,
     /// Present while the caller waits for readers to leave. Dropped with this when the caller has the lock, so that
     /// readers may come again behind it.
     announcement: Option<Box<Announcement>>,
@@ -109,74 +103,67 @@ impl AcquireError {
 }
 
 impl Backoff {
-    pub(crate) fn new(deadline: Instant, slots: CapPermits, is_for_slot: bool) -> Self {
-        let began = Instant::now();
+    pub(crate) fn new(began: Instant) -> Self {
         Self {
             began,
-            deadline,
-            slots,
-            attempt_began: began,
             round_trip: TICK,
             splits: None,
             polls: 0,
             releases: 0,
             watching: Vec::new(),
-            is_for_slot,
             announcement: None,
         }
     }
 
-    /// Begins an attempt, and discards the signals of earlier releases.
-    pub(crate) fn begin_attempt(&mut self, now: Instant) {
-        self.forget_releases();
-        self.attempt_began = now;
-    }
-
-    /// Lets other processes try first if it is their turn.
-    pub(crate) async fn let_remote_first<T: Send>(
-        &mut self,
+    /// Lets other processes try first if it is their turn: returns the back-off of a caller that does, and how long to
+    /// wait before its first attempt.
+    pub(crate) fn for_remote(
         spec: &LockSpec,
         permit: &Permit,
-        handoff: &mut Handoff<T>,
-    ) -> Result<(), AcquireError> {
+        wait: &Wait,
+    ) -> Option<(Self, Duration)> {
         let settings = &spec.cluster.settings;
-        let left = self.deadline.saturating_duration_since(self.began);
-        let delay = if settings.wake_ups {
-            let waiters = permit.notified();
-            let Some(waiters) = waiters.filter(|_| !left.is_zero()) else {
-                return Ok(());
-            };
-            match Retry::on_release(waiters, 0, TICK, random_u64()) {
-                OnRelease::Try(delay) => delay,
-                OnRelease::Rest(delay) => {
-                    self.watching = permit.subscribe(&spec.cluster, &spec.names);
-                    // No attempt was refused yet, so there is no release that it could have missed.
-                    self.forget_releases();
-                    delay
-                }
-            }
-        } else {
+        let waiters = match settings.wake_ups {
+            true => Some(permit.notified()?),
             // Whether other processes wait is not known, so they get their turn after a while.
-            let is_run_over = permit.run() >= settings.retry.max().saturating_mul(RUN);
-            if !is_run_over || left.is_zero() {
-                return Ok(());
-            }
-            permit.end_run();
-            // As long as the refused processes wait.
-            settings.retry.delay(u32::MAX, None, random_u64())
+            false if permit.run() >= settings.retry.max().saturating_mul(RUN) => None,
+            false => return None,
         };
-        Box::pin(self.pause(spec, delay.min(left), handoff)).await?;
-        Ok(())
+        let mut backoff = Self::new(Instant::now());
+        let left = wait.deadline.saturating_duration_since(backoff.began);
+        if left.is_zero() {
+            return None;
+        }
+        let delay = match waiters.map(|waiters| Retry::on_release(waiters, 0, TICK, random_u64())) {
+            Some(OnRelease::Try(delay)) => delay,
+            Some(OnRelease::Rest(delay)) => {
+                backoff.watching = permit.subscribe(&spec.cluster, &spec.names);
+                // No attempt was refused yet, so there is no release that it could have missed.
+                backoff.forget_releases();
+                delay
+            }
+            None => {
+                permit.end_run();
+                // As long as the refused processes wait.
+                settings.retry.delay(u32::MAX, None, random_u64())
+            }
+        };
+        Some((backoff, delay.min(left)))
     }
 
-    /// Waits after a refused attempt, or gives up at the deadline.
-    pub(crate) async fn back_off<T: Send>(
+    /// Returns how long to wait after a refused attempt, which began at this time.
+    ///
+    /// # Errors
+    ///
+    /// Returns the refusal if there is to be no further attempt: at the deadline, or because it is final.
+    pub(crate) fn back_off(
         &mut self,
         spec: &LockSpec,
         permit: &Permit,
+        wait: &mut Wait,
+        attempt_began: Instant,
         refusal: AcquireError,
-        handoff: &mut Handoff<T>,
-    ) -> Result<(), AcquireError> {
+    ) -> Result<Duration, AcquireError> {
         let AcquireError::Contended {
             retry_after,
             is_split,
@@ -188,12 +175,31 @@ impl Backoff {
         };
         // At least a tick, the resolution of timers: shorter delays would all be equal, and zero on a paused
         // clock.
-        self.round_trip = self.attempt_began.elapsed().max(TICK);
-        let delay = self.delay(spec, permit, retry_after, is_split)?;
+        let now = Instant::now();
+        self.round_trip = (now - attempt_began).max(TICK);
+        let soon = match is_split {
+            true => self.split_delay(spec, wait, attempt_began, now),
+            false => {
+                self.splits = None;
+                None
+            }
+        };
+        let delay = match soon {
+            Some(delay) => delay,
+            None if now >= wait.deadline => {
+                return Err(LockError::Contended { retry_after }.into());
+            }
+            None => {
+                permit.end_run();
+                wait.occupy()?;
+                let delay = self.delay(spec, permit, retry_after);
+                delay.min(wait.deadline - now)
+            }
+        };
         if !is_split {
-            permit.set_refused(Instant::now() + delay, retry_after);
+            permit.set_refused(now + delay, retry_after);
         }
-        if is_shared && Instant::now() < self.deadline {
+        if is_shared && now < wait.deadline {
             // Until shortly after the next attempt. Should this process end, readers wait for no longer.
             let patience = delay + spec.cluster.settings.node_timeout;
             let new = || Announcement::new(&spec.cluster, &spec.names);
@@ -201,19 +207,15 @@ impl Backoff {
                 .get_or_insert_with(|| Box::new(new()))
                 .renew(patience.min(spec.lease.ttl));
         }
-        if Box::pin(self.pause(spec, delay, handoff)).await? {
-            // The release woke other processes too, so the next split vote is a first one.
-            self.splits = None;
-        }
-        Ok(())
+        Ok(delay)
     }
 
-    /// Acquires the permits that a set of keys gave back while it waited.
-    pub(crate) async fn queue_again<T: Send>(
-        &self,
+    /// Acquires the permits that a set of keys gave back while it waited, unless the caller is gone before.
+    pub(crate) async fn queue_again(
         spec: &LockSpec,
         permit: &Permit,
-        handoff: &mut Handoff<T>,
+        wait: &Wait,
+        gone: impl Future<Output = ()>,
     ) -> Result<(), AcquireError> {
         if permit.try_acquire_rest().is_none() {
             return Ok(());
@@ -221,90 +223,84 @@ impl Backoff {
         let retry_after = None;
         tokio::select! {
             biased;
-            () = handoff.closed() => Err(AcquireError::Abandoned),
+            () = gone => Err(AcquireError::Abandoned),
             () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
             () = permit.acquire_rest() => Ok(()),
-            () = sleep_until(self.deadline) => Err(LockError::Contended { retry_after }.into()),
+            () = sleep_until(wait.deadline) => Err(LockError::Contended { retry_after }.into()),
         }
     }
 
-    /// Returns how long to wait before the next attempt, if there is to be one.
+    /// Returns how long to wait after a split vote, if the next attempt is to follow soon.
+    fn split_delay(
+        &mut self,
+        spec: &LockSpec,
+        wait: &Wait,
+        attempt_began: Instant,
+        now: Instant,
+    ) -> Option<Duration> {
+        let node_timeout = spec.cluster.settings.node_timeout;
+        // A caller that has waited gets as much time for split votes as a new one, but only a new one past its
+        // deadline.
+        let last = wait.deadline.max(self.began + node_timeout);
+        let end = last.min(attempt_began + node_timeout);
+        let (splits, end) = self.splits.get_or_insert((0, end));
+        let left = end.checked_duration_since(now)?;
+        if left.is_zero() {
+            return None;
+        }
+        let delay = Retry::split_delay(*splits, self.round_trip, random_u64());
+        *splits += 1;
+        // The delays double, so the last one could exceed all earlier ones together.
+        Some(delay.min(left))
+    }
+
+    /// Returns how long to wait while other callers hold the lock.
     fn delay(
         &mut self,
         spec: &LockSpec,
         permit: &Permit,
         retry_after: Option<Duration>,
-        is_split: bool,
-    ) -> Result<Duration, LockError> {
+    ) -> Duration {
         let settings = &spec.cluster.settings;
-        let now = Instant::now();
-        if is_split {
-            // A caller that has waited gets as much time for split votes as a new one, but only a new one past its
-            // deadline.
-            let last = self.deadline.max(self.began + settings.node_timeout);
-            let end = last.min(self.attempt_began + settings.node_timeout);
-            let (splits, end) = self.splits.get_or_insert((0, end));
-            if now < *end {
-                let delay = Retry::split_delay(*splits, self.round_trip, random_u64());
-                *splits += 1;
-                // The delays double, so the last one could exceed all earlier ones together.
-                return Ok(delay.min(*end - now));
-            }
-        } else {
-            self.splits = None;
-        }
-        if now >= self.deadline {
-            return Err(LockError::Contended { retry_after });
-        }
-        permit.end_run();
-        self.slots.occupy()?;
         if settings.wake_ups && self.watching.is_empty() {
             self.watching = permit.subscribe(&spec.cluster, &spec.names);
         }
-        let delay = if self.is_subscribed() {
+        if self.is_subscribed() {
             let bound = settings.poll_interval;
             settings.retry.poll_delay(bound, retry_after, random_u64())
         } else {
             self.polls += 1;
             let polls = self.polls - 1;
             settings.retry.delay(polls, retry_after, random_u64())
-        };
-        Ok(delay.min(self.deadline - now))
+        }
     }
 
-    /// Waits for `delay`, or until a release is published and this process may try. Returns true in the latter
-    /// case.
-    async fn pause<T: Send>(
+    /// Waits for `delay`, or until a release is published and this process may try, unless the caller is gone before.
+    pub(crate) async fn pause(
         &mut self,
         spec: &LockSpec,
         delay: Duration,
-        handoff: &mut Handoff<T>,
-    ) -> Result<bool, AcquireError> {
-        handoff.detach();
+        gone: impl Future<Output = ()>,
+    ) -> Result<(), AcquireError> {
+        let is_for_slot = matches!(spec.lease.access, Access::Slot(_));
         tokio::select! {
             biased;
-            () = handoff.closed() => Err(AcquireError::Abandoned),
+            () = gone => Err(AcquireError::Abandoned),
             () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
-            () = self.released() => Ok(true),
-            () = sleep(delay.max(TICK)) => Ok(false),
+            () = self.released(is_for_slot) => {
+                // The release woke other processes too, so the next split vote is a first one.
+                self.splits = None;
+                Ok(())
+            }
+            () = sleep(delay.max(TICK)) => Ok(()),
         }
     }
 
-    fn forget_releases(&mut self) {
+    /// Discards the signals of releases before an attempt.
+    pub(crate) fn forget_releases(&mut self) {
         for watching in &mut self.watching {
             watching.watch.reset();
         }
-    }
-
-    /// Returns how many other callers of this process wait for the same slots. Of them, a released one serves one.
-    fn local_rivals(&self) -> usize {
-        let watching = self.watching.iter().filter(|_| self.is_for_slot);
-        watching.map(Watching::others).max().unwrap_or_default()
-    }
-
-    /// Returns whether the current attempt began before the deadline.
-    pub(crate) fn is_in_time(&self) -> bool {
-        self.attempt_began < self.deadline
     }
 
     /// Returns whether this process is subscribed to the releases of all keys.
@@ -314,14 +310,17 @@ impl Backoff {
     }
 
     /// Waits until a release is published and this process may try.
-    async fn released(&mut self) {
+    async fn released(&mut self, is_for_slot: bool) {
         let mut rest = Duration::MAX;
         loop {
             let Ok(subscribers) = timeout(rest, first_release(&mut self.watching)).await else {
                 return;
             };
             self.releases = self.releases.saturating_add(1);
-            let waiters = subscribers + self.local_rivals();
+            // The other callers of this process that wait for the same slots: of them, a released one serves one.
+            let rivals = self.watching.iter().filter(|_| is_for_slot);
+            let rivals = rivals.map(Watching::others).max().unwrap_or_default();
+            let waiters = subscribers + rivals;
             match Retry::on_release(waiters, self.releases, self.round_trip, random_u64()) {
                 OnRelease::Try(Duration::ZERO) => return,
                 OnRelease::Try(delay) => return sleep(delay).await,

@@ -1,7 +1,6 @@
 //! The state that all clones of a `Redlock` share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::lock::layout::Layout;
 use crate::lock::queue::WaiterCap;
@@ -16,8 +15,6 @@ pub(crate) struct Core {
     pub(crate) registry: Arc<Registry>,
     /// The cap on all calls that wait.
     pub(crate) cap: Option<Arc<WaiterCap>>,
-    /// Whether a second request of one task for a lock that is still held was logged.
-    has_warned: AtomicBool,
 }
 
 impl Core {
@@ -27,20 +24,6 @@ impl Core {
             settings,
             layout,
             registry: Registry::new(),
-            has_warned: AtomicBool::new(false),
         })
-    }
-
-    /// Logs, once, that a task requests a lock which it requested before and which is still held: it may wait for
-    /// itself.
-    pub(crate) fn warn_of_reentry(&self, resource: &'static str) {
-        // Relaxed: one swap decides who logs.
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                resource,
-                "a task requests a lock again that it acquired and that is still held; redlock locks are not re-entrant, \
-                 so it gets the lock only after its release"
-            );
-        }
     }
 }

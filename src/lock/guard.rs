@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::{Lost, LostReason};
 use crate::lock::slots::key_of_slot;
-use crate::lock::state::{LockState, Share};
+use crate::lock::state::LockState;
 use crate::node::Mutex;
 use crate::protocol::{FencingToken, LockKey, LockKeys};
 
@@ -41,13 +41,10 @@ use crate::protocol::{FencingToken, LockKey, LockKeys};
 /// # }
 /// ```
 #[must_use = "dropping the guard releases the lock at once"]
-pub struct LockGuard {
-    share: Share,
-    /// The further leases of the lock, and behind them those of other locks of the same request, which this guard holds
-    /// too.
-    others: Vec<Share>,
-    joined: Option<Joined>,
-}
+pub struct LockGuard(
+    /// The guard has one share of each of its leases.
+    LockHandle,
+);
 
 /// What a lock of several leases has in common: its keys belong to several groups of nodes, or move from one to another.
 #[derive(Debug, Clone)]
@@ -85,7 +82,7 @@ struct Joined {
 #[derive(Clone)]
 pub struct LockHandle {
     lease: Arc<LockState>,
-    /// As in the guard.
+    /// The further leases of the lock, and behind them those of other locks of the same request.
     others: Vec<Arc<LockState>>,
     joined: Option<Joined>,
     /// The share of the layer that made the handle; dangling if a guard made it.
@@ -113,8 +110,7 @@ pub enum Released {
 #[error("the lock has been released; upgrade its handle before the response is sent")]
 pub struct AlreadyReleased;
 
-/// Implements the methods that guard and handle have in common. Both provide `lease()`, the first of the lock itself,
-/// and `leases()`, that one followed by its further ones and those of the other locks.
+/// Implements the methods that guard and handle have in common. Both provide `view()`, the handle.
 macro_rules! view {
     ($view:ty) => {
         impl $view {
@@ -130,7 +126,7 @@ macro_rules! view {
             /// another lock with another token, of which this one holds a share.
             #[must_use]
             pub fn keys(&self) -> &[LockKey] {
-                let all = self.joined.as_ref().map(|joined| &joined.keys);
+                let all = self.view().joined.as_ref().map(|joined| &joined.keys);
                 all.unwrap_or(&self.lease().spec.keys).as_slice()
             }
 
@@ -213,6 +209,16 @@ macro_rules! view {
                 }
                 self.lease().extend(ttl).await
             }
+
+            /// Returns the first lease of the lock itself.
+            pub(crate) fn lease(&self) -> &Arc<LockState> {
+                &self.view().lease
+            }
+
+            /// Returns that lease, followed by the further ones of the lock, and those of the other locks.
+            pub(crate) fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
+                std::iter::once(self.lease()).chain(&self.view().others)
+            }
         }
 
         impl fmt::Debug for $view {
@@ -231,34 +237,33 @@ view!(LockGuard);
 view!(LockHandle);
 
 impl LockGuard {
-    pub(crate) fn new(share: Share) -> Self {
-        Self {
-            share,
+    /// Creates the guard of a lease, and takes over a share of it.
+    pub(crate) fn new(lease: &Arc<LockState>) -> Self {
+        Self(LockHandle {
+            lease: Arc::clone(lease),
             others: Vec::new(),
             joined: None,
-        }
+            request_share: Weak::new(),
+        })
     }
 
     /// Makes one lock of several leases, before its caller gets it. They have the same token.
-    pub(crate) fn join(first: Share, further: Vec<Share>) -> Self {
-        let leases = [&first].into_iter().chain(&further).map(Share::lease);
-        let keys = leases.flat_map(|lease| lease.spec.keys.as_slice());
-        let joined = Joined {
+    pub(crate) fn join(self, further: Vec<Self>) -> Self {
+        let mut joined = self.with_others(further);
+        let keys = joined.leases().flat_map(|lease| lease.spec.keys.as_slice());
+        joined.0.joined = Some(Joined {
             keys: keys.collect(),
-            further: further.len(),
-        };
-        Self {
-            share: first,
-            others: further,
-            joined: Some(joined),
-        }
+            further: joined.0.others.len(),
+        });
+        joined
     }
 
     /// Adds other locks. The guard holds them too, and is valid only as long as all of them are.
     pub(crate) fn with_others(mut self, others: Vec<Self>) -> Self {
         for other in others {
-            self.others.push(other.share);
-            self.others.extend(other.others);
+            // There is a share to take, because the other guard gives up its own behind this.
+            let shared = other.leases().filter(|lease| lease.share());
+            self.0.others.extend(shared.map(Arc::clone));
         }
         self
     }
@@ -266,11 +271,6 @@ impl LockGuard {
     /// Notes that the caller gets the guard now. The times that `max_hold` and `hold_at_least` bound begin.
     pub(crate) fn set_delivered(&self) {
         self.leases().for_each(|lease| lease.set_delivered());
-    }
-
-    /// Returns the leases apart.
-    pub(crate) fn into_shares(self) -> impl Iterator<Item = Share> {
-        std::iter::once(self.share).chain(self.others)
     }
 
     /// Gives up this share. If it was the last one, waits until a majority of the nodes has released the lock.
@@ -286,27 +286,18 @@ impl LockGuard {
     ///
     /// Dropping the future ends only the wait; the lock is released all the same.
     pub async fn release(self) -> Result<Released, ReleaseError> {
-        // All shares are given up before the first await, because this future may be dropped.
-        let mut left: Vec<_> = self.into_shares().map(Share::leave).collect();
-        // The other locks first.
-        left.rotate_left(1);
-        released(left).await
+        self.give_up().released().await
+    }
+
+    /// Gives up this share, and returns a handle of what it was a share of.
+    pub(crate) fn give_up(self) -> LockHandle {
+        self.handle()
     }
 
     /// Returns a handle, which shows the lock and holds no share of it.
     #[must_use]
     pub fn handle(&self) -> LockHandle {
-        let others = self.leases().skip(1).map(Arc::clone);
-        LockHandle {
-            lease: Arc::clone(self.lease()),
-            others: others.collect(),
-            joined: self.joined.clone(),
-            request_share: Weak::new(),
-        }
-    }
-
-    pub(crate) fn lease(&self) -> &Arc<LockState> {
-        self.share.lease()
+        self.0.clone()
     }
 
     /// Returns why the lock is lost: as reported, or by the clock, because a report is late if the thread of the lease was
@@ -325,9 +316,14 @@ impl LockGuard {
         self.slot().is_some() && keys.as_slice().iter().all(is_slot)
     }
 
-    pub(crate) fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
-        let others = self.others.iter().map(Share::lease);
-        std::iter::once(self.lease()).chain(others)
+    fn view(&self) -> &LockHandle {
+        &self.0
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        self.leases().for_each(|lease| lease.leave());
     }
 }
 
@@ -340,13 +336,16 @@ impl LockHandle {
     ///
     /// Returns [`AlreadyReleased`] if the last share is gone.
     pub fn upgrade(&self) -> Result<LockGuard, AlreadyReleased> {
-        let share = |lease: &Arc<LockState>| lease.share().ok_or(AlreadyReleased);
-        let others: Result<_, _> = self.others.iter().map(share).collect();
-        Ok(LockGuard {
-            share: share(&self.lease)?,
-            others: others?,
-            joined: self.joined.clone(),
-        })
+        let mut untaken = self.leases().skip_while(|lease| lease.share());
+        if let Some(gone) = untaken.next() {
+            let taken = self.leases().take_while(|lease| !Arc::ptr_eq(lease, gone));
+            taken.for_each(|lease| lease.leave());
+            return Err(AlreadyReleased);
+        }
+        Ok(LockGuard(Self {
+            request_share: Weak::new(),
+            ..self.clone()
+        }))
     }
 
     /// Gives up the share of the layer, for a handler that is done with the resource before its response is complete.
@@ -397,7 +396,20 @@ impl LockHandle {
         let leases = self
             .leases()
             .map(|lease| (Arc::clone(lease), !lease.is_shared()));
-        released(leases.collect()).await
+        let mut left: Vec<_> = leases.collect();
+        // The other locks first.
+        left.rotate_left(1);
+        let mut outcome = Ok(Released::Freed);
+        for (lease, is_last) in left {
+            let released = match is_last {
+                true => lease.released().await.map(|()| Released::Freed),
+                false => Ok(Released::Shared),
+            };
+            if released != Ok(Released::Freed) && outcome.is_ok() {
+                outcome = released;
+            }
+        }
+        outcome
     }
 
     /// Returns the share of the layer that made the handle, if the layer still serves the request.
@@ -424,12 +436,8 @@ impl LockHandle {
         Arc::ptr_eq(&self.lease, &other.lease)
     }
 
-    pub(crate) fn lease(&self) -> &Arc<LockState> {
-        &self.lease
-    }
-
-    fn leases(&self) -> impl Iterator<Item = &Arc<LockState>> {
-        std::iter::once(&self.lease).chain(&self.others)
+    fn view(&self) -> &Self {
+        self
     }
 }
 
@@ -460,20 +468,4 @@ impl RequestShare {
         let lost = share.as_ref().ok()?.lost_reason();
         std::mem::replace(&mut *share, Err(lost)).ok()
     }
-}
-
-/// Waits for the release of those leases whose last share is gone.
-async fn released(left: Vec<(Arc<LockState>, bool)>) -> Result<Released, ReleaseError> {
-    let mut outcome = Ok(Released::Freed);
-    for (lease, is_last) in left {
-        let released = if is_last {
-            lease.released().await.map(|()| Released::Freed)
-        } else {
-            Ok(Released::Shared)
-        };
-        if released != Ok(Released::Freed) && outcome.is_ok() {
-            outcome = released;
-        }
-    }
-    outcome
 }

@@ -27,31 +27,15 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::core::Core;
 use crate::lock::error::LockError;
 use crate::lock::layout::Group;
-use crate::lock::queue::{CapPermits, CountedWaiter, Occupancy, Permit, permits};
+use crate::lock::queue::{CountedWaiter, Occupancy, Permit, Wait, permits};
 use crate::lock::registry::DrainStage;
+use crate::lock::spec::LockSpec;
 use crate::lock::state::LockState;
-use crate::protocol::LockKeys;
-use crate::protocol::lease::Access;
 
-/// What a caller that meets a busy key wants.
-pub(crate) struct LocalWait<'a> {
-    pub(crate) core: &'a Core,
-    pub(crate) group: &'a Group,
-    pub(crate) keys: &'a LockKeys,
-    /// Its label in spans and metrics.
-    pub(crate) resource: &'static str,
-    pub(crate) ttl: Duration,
-    /// Whether something is executed under the lock, so that its past decides too.
-    pub(crate) is_execution: bool,
-    /// Until when it waits while other callers hold the keys; `None` if it does not.
-    pub(crate) deadline: Option<Instant>,
-}
-
-impl LocalWait<'_> {
-    /// Acquires the permits of all keys, at once if they are free.
+impl Group {
+    /// Acquires the permits of all keys for a caller that wants this lock, at once if they are free.
     ///
     /// # Errors
     ///
@@ -62,40 +46,41 @@ impl LocalWait<'_> {
     /// May be dropped at any point; the caller's place in the queue is given up.
     pub(crate) async fn admit<E: From<LockError>>(
         &self,
-        access: Access,
-        slots: &mut CapPermits,
+        spec: &LockSpec,
+        wait: &mut Wait,
         refuse: impl Fn(&LockState) -> Option<E>,
     ) -> Result<Permit, E> {
-        match self.group.queue.try_acquire(self.keys, access) {
+        match self.queue.try_acquire(&spec.keys, spec.lease.access) {
             Ok(permit) => Ok(permit),
             Err(waiting) => {
-                if !self.is_execution && waiting.is_held_by_own_task() {
-                    self.core.warn_of_reentry(self.resource);
+                if spec.lease.once.is_none() && waiting.is_held_by_own_task() {
+                    spec.registry.warn_of_reentry(spec.labels.resource);
                 }
                 // Boxed, because most calls do not wait, and would reserve its space all the same.
-                Box::pin(self.acquire(waiting, slots, refuse)).await
+                Box::pin(self.wait_for_all(spec, waiting, wait, refuse)).await
             }
         }
     }
 
     /// Waits for the permits of all keys.
-    async fn acquire<E: From<LockError>>(
+    async fn wait_for_all<E: From<LockError>>(
         &self,
+        spec: &LockSpec,
         permit: Permit,
-        slots: &mut CapPermits,
+        wait: &mut Wait,
         refuse: impl Fn(&LockState) -> Option<E>,
     ) -> Result<Permit, E> {
         let acquiring = async {
             let (mut rounds, mut over_since) = (0, None);
             while let Some(busy) = permit.next_busy(&mut rounds) {
-                self.wait_at(&permit, busy, slots, &mut over_since, &refuse)
+                self.wait_at(spec, &permit, busy, wait, &mut over_since, &refuse)
                     .await?;
             }
             Ok(())
         };
         tokio::select! {
             biased;
-            () = self.core.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
+            () = spec.registry.reached(DrainStage::Draining) => Err(LockError::Closed.into()),
             acquired = acquiring => acquired.map(|()| permit),
         }
     }
@@ -103,13 +88,15 @@ impl LocalWait<'_> {
     /// Waits for the permits of one key. Notes since when the caller only waits for decisions.
     async fn wait_at<E: From<LockError>>(
         &self,
+        spec: &LockSpec,
         permit: &Permit,
         number: usize,
-        slots: &mut CapPermits,
+        wait: &mut Wait,
         over_since: &mut Option<Instant>,
         refuse: &impl Fn(&LockState) -> Option<E>,
     ) -> Result<(), E> {
         let (place, access) = (permit.place(number), permit.access());
+        let is_execution = spec.lease.once.is_some();
         // Of those that fail from now on, one may have asked for the same.
         let failures = place.failures();
         let _waiting = CountedWaiter::new(place);
@@ -122,9 +109,16 @@ impl LocalWait<'_> {
             // Created before the checks, so that no notification is missed.
             let (changed, failed) = (place.changed.notified(), place.failed.notified());
             let now = Instant::now();
-            let deadline = self.deadline.filter(|deadline| now < *deadline);
-            let error = place.failed_since(failures, self.keys, access, self.is_execution);
-            if let Some(error) = error.filter(|error| self.shares(error, deadline.is_some())) {
+            // `None` once it is over, and for a caller that does not wait.
+            let deadline = Some(wait.deadline).filter(|deadline| now < *deadline);
+            let error = place.failed_since(failures, &spec.keys, access, is_execution);
+            let shares = |error: &LockError| match error {
+                LockError::Contended { .. } => deadline.is_none(),
+                LockError::Unavailable { .. } => true,
+                LockError::Expired { ttl, .. } => spec.lease.ttl <= *ttl,
+                _ => false,
+            };
+            if let Some(error) = error.filter(shares) {
                 return Err(error.into());
             }
             let state = place.state(access);
@@ -159,14 +153,14 @@ impl LocalWait<'_> {
                 until = until.min(at);
             }
             if deadline.is_some() {
-                slots.occupy()?;
+                wait.occupy()?;
             } else {
                 let blocked = permit.blocked();
                 let refused = match (state.occupancy, &blocked) {
                     (Occupancy::Asked, None) => false,
                     (Occupancy::Ending, None) => {
-                        let grace = if self.is_execution { 2 } else { 1 };
-                        until = since + grace * self.group.cluster.settings.node_timeout;
+                        let grace = if is_execution { 2 } else { 1 };
+                        until = since + grace * self.cluster.settings.node_timeout;
                         !is_first || until <= now
                     }
                     _ => true,
@@ -177,7 +171,7 @@ impl LocalWait<'_> {
                 }
             }
             // A caller that waits in any case is not woken for each lock of another one.
-            let listens = deadline.is_none() || (self.is_execution && is_asked);
+            let listens = deadline.is_none() || (is_execution && is_asked);
             tokio::select! {
                 biased;
                 // Before the permit of the caller that failed.
@@ -193,20 +187,10 @@ impl LocalWait<'_> {
         }
     }
 
-    /// Returns whether this caller fails with another one that asked for the same keys.
-    fn shares(&self, error: &LockError, is_patient: bool) -> bool {
-        match error {
-            LockError::Contended { .. } => !is_patient,
-            LockError::Unavailable { .. } => true,
-            LockError::Expired { ttl, .. } => self.ttl <= *ttl,
-            _ => false,
-        }
-    }
-
     /// Returns the longest time from the first request of a caller to its decision, split votes included.
     fn attempt_time(&self) -> Duration {
-        let cluster = &self.group.cluster;
-        let connecting = cluster.nodes.iter().map(|node| node.extra_patience()).max();
-        2 * cluster.settings.node_timeout + connecting.unwrap_or_default()
+        let nodes = self.cluster.nodes.iter();
+        let connecting = nodes.map(|node| node.extra_patience()).max();
+        2 * self.cluster.settings.node_timeout + connecting.unwrap_or_default()
     }
 }

@@ -15,7 +15,8 @@
 //! * `settings`: all settings; `cluster`: the nodes of a group; `layout`: the groups; `core`: the state that all clones of a
 //!   [`Redlock`] share;
 //! * `spec`, `state`: what a lock is, and what its holders see of it; `backoff`: the waits between attempts, with
-//!   `announcement`, which keeps new readers out meanwhile; `handoff`: from the caller to the task;
+//!   `announcement`, which keeps new readers out meanwhile; `local_wait`: callers that
+//!   meet a busy key of their process;
 //! * `driver`: the life of a lock, from its request to its end, with the state machine in
 //!   [`protocol::lease`](crate::protocol::lease); `acquisition`: locks in several groups;
 //! * `uuid`: keys from UUIDs;
@@ -32,7 +33,6 @@ mod core;
 mod driver;
 mod error;
 mod guard;
-mod handoff;
 mod health;
 mod layout;
 mod lead;
@@ -77,14 +77,13 @@ pub use traces::Traces;
 pub(crate) use self::core::Core;
 pub(crate) use backoff::AcquireError;
 pub(crate) use cluster::{Asked, Cluster};
-pub(crate) use driver::{LockTask, acquire};
+pub(crate) use driver::LockTask;
 pub(crate) use guard::RequestShare;
 pub(crate) use layout::{Group, ReadReceiver};
-pub(crate) use local_wait::LocalWait;
 pub(crate) use options::option_setters;
-pub(crate) use queue::{CapPermits, WaiterCap};
+pub(crate) use queue::{Wait, WaiterCap};
 pub(crate) use slots::first_slots;
 pub(crate) use span::LockSpan;
-pub(crate) use spec::{Earlier, LockSpec};
+pub(crate) use spec::{LockSpec, Reader};
 pub(crate) use state::LockState;
 pub(crate) use time::{after, whole_millis};

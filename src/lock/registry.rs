@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -24,6 +25,8 @@ pub(crate) struct Registry {
     /// Notified when the last task ends.
     emptied: Notify,
     stage: watch::Sender<DrainStage>,
+    /// Whether a second request of one task for a lock that is still held was logged.
+    has_warned: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -145,6 +148,7 @@ impl Registry {
             leases: Mutex::default(),
             emptied: Notify::new(),
             stage: watch::Sender::new(DrainStage::Open),
+            has_warned: AtomicBool::new(false),
         })
     }
 
@@ -226,6 +230,19 @@ impl Registry {
     pub(crate) fn keep_unsettled(&self, mut unsettled: UnsettledRelease) {
         if unsettled.is_open(Instant::now()) {
             self.leases.lock().unsettled.push_back(unsettled);
+        }
+    }
+
+    /// Logs, once, that a task requests a lock which it requested before and which is still held: it may wait for
+    /// itself.
+    pub(crate) fn warn_of_reentry(&self, resource: &'static str) {
+        // Relaxed: one swap decides who logs.
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                resource,
+                "a task requests a lock again that it acquired and that is still held; redlock locks are not re-entrant, \
+                 so it gets the lock only after its release"
+            );
         }
     }
 

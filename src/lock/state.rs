@@ -68,12 +68,6 @@ pub(crate) struct HolderCommand {
 /// The answer to a command; an event only where an execution asked.
 pub(crate) type CommandOutcome = Result<Option<Event>, ExtendError>;
 
-/// One share of a lease. The task releases the lock when the last is dropped.
-///
-/// Dropping it does no I/O and cannot panic: it counts down and wakes the task.
-#[derive(Debug)]
-pub(crate) struct Share(Arc<LockState>);
-
 impl LockState {
     /// Creates the state of a lock that is not granted yet.
     pub(crate) fn new(spec: &Arc<LockSpec>, now: Instant) -> Arc<Self> {
@@ -100,15 +94,23 @@ impl LockState {
         self.state.lock().token
     }
 
-    /// Takes one more share, unless the last is gone.
-    pub(crate) fn share(self: &Arc<Self>) -> Option<Share> {
+    /// Takes one more share, unless the last is gone. Returns whether it has. [`leave`](Self::leave) gives it back.
+    pub(crate) fn share(&self) -> bool {
         // A compare-and-swap and no plain add: zero is final, because the task may have begun the release.
         let more = |shares| (shares > 0).then_some(shares + 1);
         let shares = &self.shares;
-        shares
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
-            .ok()?;
-        Some(Share(Arc::clone(self)))
+        let shared = shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        shared.is_ok()
+    }
+
+    /// Gives a share up. The task releases the lock when the last is gone.
+    ///
+    /// Does no I/O and cannot panic: counts down and wakes the task.
+    pub(crate) fn leave(&self) {
+        // Release, for `is_shared`. The wake-up comes last: a task that wakes must find the share gone.
+        if self.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.notified.notify_one();
+        }
     }
 
     /// Returns whether the lock has a holder.
@@ -320,18 +322,13 @@ impl LeaseState {
 
 /// The task's side.
 impl LockState {
-    /// Makes the lock one that is held. Returns the first share.
-    pub(crate) fn grant(
-        self: &Arc<Self>,
-        token: Option<FencingToken>,
-        valid_until: Instant,
-    ) -> Share {
+    /// Makes the lock one that is held, with one share, which is that of the caller.
+    pub(crate) fn grant(&self, token: Option<FencingToken>, valid_until: Instant) {
         let mut state = self.state.lock();
         (state.token, state.valid_until) = (token, valid_until);
         drop(state);
         // Release, with the acquire of those who look for holders. Until now, the task alone had the lock.
         self.shares.store(1, Ordering::Release);
-        Share(Arc::clone(self))
     }
 
     pub(crate) fn set_token(&self, token: FencingToken) {
@@ -389,29 +386,6 @@ impl LockState {
         drop(state);
         drop(commands);
         self.changed.notify_waiters();
-    }
-}
-
-impl Share {
-    pub(crate) fn lease(&self) -> &Arc<LockState> {
-        &self.0
-    }
-
-    /// Gives the share up. Returns its lease, and whether it was the last share.
-    pub(crate) fn leave(self) -> (Arc<LockState>, bool) {
-        let lease = Arc::clone(&self.0);
-        drop(self);
-        let was_last = !lease.is_shared();
-        (lease, was_last)
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        // Release, for `is_shared`. The wake-up comes last: a task that wakes must find the share gone.
-        if self.0.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.notified.notify_one();
-        }
     }
 }
 

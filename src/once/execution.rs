@@ -33,25 +33,19 @@ impl Execution {
     pub(super) async fn join(self, next: Self) -> Result<Self, ExtendError> {
         let (lease, token) = (Arc::clone(self.0.lease()), next.0.fencing_token());
         // Owned by this future from here on, so that both are released if it is dropped.
-        let mut shares = self.0.into_shares().chain(next.0.into_shares());
+        let joined = Self(self.0.join(vec![next.0]));
         let raised = match token {
             Some(token) if lease.token() < Some(token) => lease.raise(token).await,
             _ => Ok(()),
         };
-        let first = shares.next();
-        let joined = first.map(|first| Self(LockGuard::join(first, shares.collect())));
-        match (joined, raised) {
-            (Some(joined), Ok(())) => {
+        match raised {
+            Ok(()) => {
                 joined.0.set_delivered();
                 Ok(joined)
             }
-            (joined, raised) => {
-                if let Some(joined) = joined {
-                    joined.release(Effect::NotBegun).await;
-                }
-                Err(raised
-                    .err()
-                    .unwrap_or(ExtendError::Lost(LostReason::Abandoned)))
+            Err(error) => {
+                joined.release(Effect::NotBegun).await;
+                Err(error)
             }
         }
     }

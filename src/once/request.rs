@@ -13,20 +13,21 @@
 //! both. If the groups have different records, the key was executed twice.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::{
-    CapPermits, Core, Earlier, Group, LocalWait, LockError, LockGuard, LockOptions, LockSpan,
-    LockSpec, LockState, LockTask, Redlock, WaiterCap, acquire, after, option_setters,
-    whole_millis,
+    Core, Group, LockError, LockOptions, LockSpan, LockSpec, LockState, LockTask, Reader, Redlock,
+    Wait, WaiterCap, after, option_setters, whole_millis,
 };
 use crate::node::sha256;
 use crate::once::error::Denied;
 use crate::once::execution::Execution;
 use crate::once::fetch::{fetch, is_undamaged};
 use crate::once::inspect::{names, request};
-use crate::protocol::lease::{Access, Decided, Effect, Input, OnceSpec};
+use crate::protocol::lease::{Decided, Effect, Input, OnceSpec, Stored};
 use crate::protocol::message::{Op, Reply};
 use crate::protocol::{Fingerprint, LockKey, LockKeys, Record, validity};
 
@@ -79,6 +80,23 @@ pub struct ExecuteOnce {
     pub(crate) at_most_once: bool,
     pub(crate) retention: Duration,
     pub(super) max_result: usize,
+}
+
+/// Reads the whole record of a key, of which the nodes answer the head to a lock.
+#[derive(Debug)]
+struct RecordReader {
+    group: Arc<Group>,
+    key: LockKey,
+}
+
+impl Reader for RecordReader {
+    fn read(&self, head: Stored) -> Pin<Box<dyn Future<Output = Input> + Send + Sync>> {
+        let (group, key) = (Arc::clone(&self.group), self.key.clone());
+        Box::pin(async move {
+            let record = fetch(&group, &key, &head).await.ok();
+            Input::Read(record)
+        })
+    }
 }
 
 impl Redlock {
@@ -149,7 +167,7 @@ impl ExecuteOnce {
         let keys = LockKeys::from(self.key.clone());
         let span = LockSpan::new(self.options.label, &group.cluster, &keys);
         let outcome = match layout.next_group_of(&self.key) {
-            None => self.acquire_in(group, None, &keys, &span).await,
+            None => self.acquire_in(group, |_| (), &keys, &span).await,
             Some(next) => {
                 let groups = [group, next];
                 Box::pin(self.acquire_in_both(groups, &keys, &span)).await
@@ -203,14 +221,15 @@ impl ExecuteOnce {
         keys: &LockKeys,
         span: &LockSpan,
     ) -> Result<Execution, Denied> {
-        let mut earlier = Earlier::default();
-        let first = self.acquire_in(present, Some(earlier), keys, span).await;
-        match &first {
-            Ok(first) => earlier.token = first.handle().fencing_token(),
-            Err(Denied::Decided(Decided::Recorded(_))) => {}
+        let join = |spec: &mut LockSpec| spec.join(None);
+        let first = self.acquire_in(present, join, keys, span).await;
+        let token = match &first {
+            Ok(first) => first.handle().fencing_token(),
+            Err(Denied::Decided(Decided::Recorded(_))) => None,
             Err(_) => return first,
-        }
-        let second = self.acquire_in(next, Some(earlier), keys, span).await;
+        };
+        let join = |spec: &mut LockSpec| spec.join(token);
+        let second = self.acquire_in(next, join, keys, span).await;
         let decided = match (first, second) {
             (Ok(first), Ok(second)) => {
                 return first.join(second).await.map_err(|error| {
@@ -276,11 +295,11 @@ impl ExecuteOnce {
         left.max()
     }
 
-    /// Acquires the key in one group.
+    /// Acquires the key in one group. In one of several, it joins those before.
     async fn acquire_in(
         &self,
         group: &Arc<Group>,
-        earlier: Option<Earlier>,
+        join: impl FnOnce(&mut LockSpec),
         keys: &LockKeys,
         span: &LockSpan,
     ) -> Result<Execution, Denied> {
@@ -301,18 +320,25 @@ impl ExecuteOnce {
         let asked = span.began;
         let deadline = after(asked, options.wait.unwrap_or_default());
         let caps = [core.cap.clone(), self.cap.clone()];
-        let mut slots = CapPermits::new(caps.into_iter().flatten(), &span.waits_since);
-        let local = LocalWait {
-            core,
-            group,
-            keys,
-            resource: span.resource,
-            ttl,
-            is_execution: true,
-            deadline: Some(deadline),
-        };
+        let mut wait = Wait::new(deadline, caps.into_iter().flatten(), &span.waits_since);
+        let (cluster, registry, names) = (&group.cluster, &core.registry, [names].into());
+        let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, labels);
+        join(&mut spec);
+        // By the fence, a node accepts a record only from the last owner that it granted the key.
+        spec.is_fenced = true;
+        // A second execution must not begin beside the first.
+        spec.lease.renews = true;
+        spec.lease.max_hold = options.max_hold;
+        spec.lease.once = Some(OnceSpec {
+            fingerprint: self.fingerprint,
+            executes: true,
+        });
+        spec.reader = Some(Arc::new(RecordReader {
+            group: Arc::clone(group),
+            key: self.key.clone(),
+        }));
         let refuse = |holder: &LockState| self.refuse(holder);
-        let permit = local.admit(Access::Exclusive, &mut slots, refuse).await?;
+        let permit = group.admit(&spec, &mut wait, refuse).await?;
         if let Some((at, Decided::Recorded(record))) = permit.memo()
             // Found after this call began; an older one may have expired.
             && at >= asked
@@ -324,29 +350,8 @@ impl ExecuteOnce {
                 },
             ));
         }
-        let ticket = core.registry.enter(keys).ok_or(LockError::Closed)?;
-        let (cluster, registry, names) = (&group.cluster, &core.registry, [names].into());
-        let mut spec = LockSpec::new(cluster, registry, keys, names, ttl, earlier, labels);
-        // By the fence, a node accepts a record only from the last owner that it granted the key.
-        spec.is_fenced = true;
-        // A second execution must not begin beside the first.
-        spec.lease.renews = true;
-        spec.lease.max_hold = options.max_hold;
-        spec.lease.once = Some(OnceSpec {
-            fingerprint: self.fingerprint,
-            executes: true,
-        });
-        let (group, key) = (Arc::clone(group), self.key.clone());
-        let task = LockTask::new(spec, None, permit, ticket);
-        let task = task.read_with(Arc::new(move |head| {
-            let (group, key) = (Arc::clone(&group), key.clone());
-            Box::pin(async move {
-                let record = fetch(&group, &key, &head).await.ok();
-                Input::Read(record)
-            })
-        }));
-        let share = acquire(task, slots, deadline, &span.span).await?;
-        Ok(Execution::new(LockGuard::new(share)))
+        let task = LockTask::new(spec, None, permit, wait, &span.span)?;
+        Ok(Execution::new(task.acquire().await?))
     }
 
     pub(super) fn effective_ttl(&self) -> Duration {

@@ -10,7 +10,6 @@ use crate::lock::driver::lease::Driver;
 use crate::lock::error::{ExtendError, ReleaseError};
 use crate::lock::lost::LostReason;
 use crate::lock::queue::Permit;
-use crate::lock::span::HeldSpan;
 use crate::lock::state::{CommandOutcome, HolderCommand, report_loss};
 use crate::protocol::FencingToken;
 use crate::protocol::lease::{Decided, Event, Input, Loss};
@@ -151,12 +150,7 @@ impl Driver {
     /// Releases the lock, and reports to its last holder as soon as a majority has confirmed that.
     ///
     /// Not an `async fn`, which would have room for its arguments in every lock that is held.
-    pub(super) fn release(
-        &mut self,
-        span: HeldSpan,
-        permit: Permit,
-    ) -> impl Future<Output = ()> + Send + use<'_> {
-        drop(span);
+    pub(super) fn release(&mut self, permit: Permit) -> impl Future<Output = ()> + Send + use<'_> {
         let now = Instant::now();
         // Before the first node can grant the lock to another caller: no handle may show it as valid then.
         let lost = self.state.end(now);
@@ -204,8 +198,7 @@ impl Driver {
     /// Goes on with an execution that its holder has left to itself, and tells the holder how it ended.
     ///
     /// Passes on what the lease says, and does not look into it.
-    pub(super) async fn finish(&mut self, span: HeldSpan, permit: Permit) {
-        drop(span);
+    pub(super) async fn finish(&mut self, permit: Permit) {
         self.state.lose(LostReason::Released);
         let outcome = loop {
             match self.next_event(pin!(pending::<()>())).await {

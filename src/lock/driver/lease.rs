@@ -12,10 +12,11 @@ use tracing::Span;
 use crate::lock::backoff::AcquireError;
 use crate::lock::cluster::Cluster;
 use crate::lock::error::LockError;
+use crate::lock::guard::LockGuard;
 use crate::lock::queue::Place;
 use crate::lock::registry::{DrainStage, UnsettledRelease};
 use crate::lock::spec::LockSpec;
-use crate::lock::state::{HolderCommand, LockState, Share};
+use crate::lock::state::{HolderCommand, LockState};
 use crate::lock::time::Timer;
 #[cfg(feature = "test-util")]
 use crate::lock::traces::LeaseTrace;
@@ -24,16 +25,10 @@ use crate::node::{
 };
 #[cfg(feature = "test-util")]
 use crate::protocol::lease::Trace;
-use crate::protocol::lease::{Event, Input, Lease, LeaseSpec, Stored};
+use crate::protocol::lease::{Event, Input, Lease, LeaseSpec};
 use crate::protocol::message::{Command, Op, Reply};
 use crate::protocol::round::{Answer, Refusal, RefusalKind};
 use crate::protocol::{FencingToken, KeyNames, NodeSet, OwnerToken};
-
-/// Reads what a lease asks for, and returns the input with it.
-pub(crate) type Reader = dyn Fn(Stored) -> Read + Send + Sync;
-
-/// A read under way.
-pub(crate) type Read = Pin<Box<dyn Future<Output = Input> + Send + Sync>>;
 
 /// The driver of one lease: an attempt, and the lock once it is granted.
 pub(super) struct Driver {
@@ -48,20 +43,17 @@ pub(super) struct Driver {
     /// The answers. Their phase is the number of the request.
     votes: VoteReceiver,
     /// The failures of nodes, by number, in the acquisition, or in the extension or release that followed it.
-    failures: Failures,
+    failures: BTreeMap<usize, NodeFailure>,
     /// The request of that extension or release.
     decision: u32,
     timer: Timer,
     /// The places of the keys in the queue, which know the processes that wait for each key.
     places: Arc<[Arc<Place>]>,
-    /// Present if the lease may ask for a read.
-    reader: Option<Arc<Reader>>,
-    read: Option<Read>,
+    /// A read under way.
+    read: Option<Pin<Box<dyn Future<Output = Input> + Send + Sync>>>,
     #[cfg(feature = "test-util")]
     trace: Option<LeaseTrace>,
 }
-
-type Failures = BTreeMap<usize, NodeFailure>;
 
 impl Driver {
     /// Begins an attempt: sends its first request to every node.
@@ -69,7 +61,6 @@ impl Driver {
         spec: &Arc<LockSpec>,
         origin: Instant,
         places: &Arc<[Arc<Place>]>,
-        reader: Option<&Arc<Reader>>,
     ) -> Box<Self> {
         let cluster = &spec.cluster;
         let proposal = || spec.lease.proposal.unwrap_or_else(next_proposal);
@@ -93,11 +84,10 @@ impl Driver {
             },
             lease: Lease::new(lease, cluster.quorum, Duration::ZERO, patience),
             votes: VoteReceiver::new(&cluster.names),
-            failures: Failures::default(),
+            failures: BTreeMap::new(),
             decision: 0,
             timer: Timer::default(),
             places: Arc::clone(places),
-            reader: reader.map(Arc::clone),
             read: None,
             #[cfg(feature = "test-util")]
             trace,
@@ -112,15 +102,14 @@ impl Driver {
         if let Some(once) = &mut spec.lease.once {
             once.executes = false;
         }
-        let (spec, now) = (Arc::new(spec), Instant::now());
-        Self::new(&spec, now, &self.places, self.reader.as_ref())
+        Self::new(&Arc::new(spec), Instant::now(), &self.places)
     }
 
-    /// Waits for the decision of the nodes. Returns the first share of a granted lock.
+    /// Waits for the decision of the nodes. Returns the guard of a granted lock.
     pub(super) async fn attempt(
         &mut self,
         abandoned: impl Future<Output = ()> + Send,
-    ) -> Result<Share, AcquireError> {
+    ) -> Result<LockGuard, AcquireError> {
         match self.next_event(pin!(abandoned)).await {
             Some(Event::Granted {
                 number,
@@ -132,7 +121,8 @@ impl Driver {
                 let token = is_fenced.then(|| FencingToken::try_from(number));
                 // Cannot fail: the nodes never exceed the largest token.
                 let token = token.transpose().unwrap_or_default();
-                Ok(self.state.grant(token, self.instant(valid_until)))
+                self.state.grant(token, self.instant(valid_until));
+                Ok(LockGuard::new(&self.state))
             }
             Some(Event::Refused(refusal)) => Err(self.refused(refusal)),
             Some(Event::Decided(decided)) => Err(AcquireError::Decided(decided)),
@@ -190,7 +180,8 @@ impl Driver {
         loop {
             match self.poll_event() {
                 Some(Event::Unread(unread)) => {
-                    self.read = self.reader.as_ref().map(|reader| reader(unread));
+                    let reader = self.state.spec.reader.as_ref();
+                    self.read = reader.map(|reader| reader.read(unread));
                     continue;
                 }
                 Some(event) => return Some(event),
@@ -216,7 +207,7 @@ impl Driver {
             let vote = tokio::select! {
                 biased;
                 () = other.as_mut() => return None,
-                input = read(&mut self.read), if self.read.is_some() => {
+                Some(input) = async { Some(self.read.as_mut()?.await) } => {
                     self.read = None;
                     self.handle(input);
                     continue;
@@ -362,9 +353,9 @@ impl Driver {
     }
 
     /// Returns the failures of the nodes in the decision to which this request belongs.
-    fn failures_of(&mut self, number: u32) -> &mut Failures {
+    fn failures_of(&mut self, number: u32) -> &mut BTreeMap<usize, NodeFailure> {
         if self.decision != number && !self.lease.is_acquiring() {
-            (self.decision, self.failures) = (number, Failures::default());
+            (self.decision, self.failures) = (number, BTreeMap::new());
         }
         &mut self.failures
     }
@@ -378,6 +369,17 @@ impl Driver {
             failures.entry(number).or_insert(unanswered);
         }
         failures.into_values().collect()
+    }
+
+    /// Releases what no caller gets any more. May be called in a `Drop`.
+    pub(super) fn abandon(&mut self) {
+        // There is no task that would pass it on.
+        while self.lease.poll_event().is_some() {}
+        let (now, effect) = (self.origin.elapsed(), self.state.effect());
+        self.pass(Input::Abandoned, now);
+        let publishes = true;
+        self.pass(Input::Dropped { publishes, effect }, now);
+        self.send(Cluster::submit_in_drop);
     }
 
     /// Waits until every node has answered every release or is overdue, and passes an unconfirmed one to the registry.
@@ -426,13 +428,7 @@ impl Drop for Driver {
         let is_granted = !self.lease.is_acquiring();
         // Nothing begins under an unused lock without the task.
         if !self.state.is_shared() || self.lease.is_unused() {
-            // There is no task that would pass it on.
-            while self.lease.poll_event().is_some() {}
-            let (now, effect) = (self.origin.elapsed(), self.state.effect());
-            self.pass(Input::Abandoned, now);
-            let publishes = true;
-            self.pass(Input::Dropped { publishes, effect }, now);
-            self.send(Cluster::submit_in_drop);
+            self.abandon();
         }
         if is_granted {
             // No task is left to count the answers.
@@ -442,7 +438,11 @@ impl Drop for Driver {
 }
 
 /// Keeps the outcome of a node if it is a failure, and returns it as an answer for the rounds.
-fn note(failures: &mut Failures, node: usize, outcome: Result<Reply, NodeFailure>) -> Answer {
+fn note(
+    failures: &mut BTreeMap<usize, NodeFailure>,
+    node: usize,
+    outcome: Result<Reply, NodeFailure>,
+) -> Answer {
     match outcome {
         Ok(reply) => {
             if !failures.is_empty() {
@@ -454,13 +454,5 @@ fn note(failures: &mut Failures, node: usize, outcome: Result<Reply, NodeFailure
             failures.insert(node, failure);
             Answer::Failed
         }
-    }
-}
-
-/// Waits for the end of a read.
-async fn read(read: &mut Option<Read>) -> Input {
-    match read {
-        Some(read) => read.await,
-        None => pending().await,
     }
 }

@@ -23,4 +23,4 @@ mod hold;
 mod lease;
 mod task;
 
-pub(crate) use task::{LockTask, acquire};
+pub(crate) use task::LockTask;

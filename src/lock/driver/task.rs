@@ -1,22 +1,44 @@
 //! The life of one lock, from its request to its end.
+//!
+//! # Implementation details
+//!
+//! The task of a lock may outlive its caller, so it must be a spawned task in the end. A task that is spawned at once
+//! would make each lock wait for the scheduler twice: to start the task, and to wake the caller. Instead, the caller
+//! polls the attempts *inline*. The rest is spawned in the home of the lock service as soon as one of these happens:
+//!
+//! * The lock is granted.
+//! * The next step is to wait for other holders. The task then has a deadline to keep, and callers wait behind it in the
+//!   queue, whether its own caller polls or not.
+//! * The task is begun by a caller elsewhere, whose runtime may rest or end before the home does.
+//! * The task is dropped before the lock is granted, because the caller has gone away or has its refusal. The drop sends
+//!   the releases, and what is spawned waits for their answers.
+//!
+//! A panic while the caller polls the task is caught, as the runtime catches it in a spawned task: the drop of the task
+//! cleans up, and the caller gets an error.
 
-use std::convert::identity;
-use std::future::Future;
+use std::future::{Future, pending, poll_fn};
+use std::mem::take;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task;
 use tokio::time::Instant;
-use tracing::Span;
+use tracing::{Instrument, Span};
 
 use crate::lock::backoff::{AcquireError, Backoff};
-use crate::lock::driver::lease::{Driver, Reader};
-use crate::lock::handoff::{Handoff, Inline};
-use crate::lock::queue::{CapPermits, Permit};
+use crate::lock::cluster::Cluster;
+use crate::lock::driver::lease::Driver;
+use crate::lock::error::LockError;
+use crate::lock::guard::LockGuard;
+use crate::lock::queue::{Permit, Wait};
 use crate::lock::registry::Ticket;
 use crate::lock::slots::{SlotTable, slot_at_random};
 use crate::lock::span::HeldSpan;
 use crate::lock::spec::LockSpec;
-use crate::lock::state::Share;
 use crate::node::random_u64;
 
 /// How often in a row a caller goes on to another free slot before it waits. The nodes name those that are free, so
@@ -28,187 +50,259 @@ pub(crate) struct LockTask {
     spec: Arc<LockSpec>,
     /// The slots of a caller that takes any of them, until it has one.
     slot_table: Option<Box<SlotTable>>,
-    reader: Option<Arc<Reader>>,
     permit: Permit,
-    ticket: Ticket,
+    /// Taken by the drop.
+    ticket: Option<Ticket>,
     /// The task that requested the lock, which is not the one that owns it from the grant on.
     requester: Option<task::Id>,
+    wait: Wait,
+    /// The waits between attempts, from the first one on.
+    backoff: Option<Box<Backoff>>,
+    /// How long to wait before the next attempt.
+    pause: Option<Duration>,
+    /// The attempt under way, and the lock once it is granted.
+    driver: Option<Box<Driver>>,
     /// Attempts that were refused, and are releasing.
     refused: Vec<Driver>,
-}
-
-/// Acquires a lock, and returns the first share of it.
-///
-/// # Cancel safety
-///
-/// May be dropped at any point; what the nodes granted or will grant is released. The task exists from the call on, not
-/// from the first poll.
-///
-/// Not an `async fn`, whose future would store the task twice: as an argument and in the box.
-pub(crate) fn acquire(
-    task: LockTask,
-    slots: CapPermits,
-    deadline: Instant,
-    span: &Span,
-) -> impl Future<Output = Result<Share, AcquireError>> + Send + use<> {
-    let cluster = Arc::clone(&task.spec.cluster);
-    let run = |handoff| task.run(slots, deadline, handoff);
-    let inline = Inline::new(&cluster, run, span);
-    async move {
-        let outcome = inline.outcome().await;
-        outcome.map_err(AcquireError::from).and_then(identity)
-    }
+    span: Span,
 }
 
 impl LockTask {
     /// Creates the task of a lock, which takes a slot of the table if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LockError::Closed`] while the service is drained.
     pub(crate) fn new(
         spec: LockSpec,
         slot_table: Option<SlotTable>,
         permit: Permit,
-        ticket: Ticket,
-    ) -> Self {
-        Self {
+        wait: Wait,
+        span: &Span,
+    ) -> Result<Self, LockError> {
+        let ticket = spec.registry.enter(&spec.keys).ok_or(LockError::Closed)?;
+        Ok(Self {
             spec: Arc::new(spec),
             slot_table: slot_table.map(Box::new),
-            reader: None,
             permit,
-            ticket,
+            ticket: Some(ticket),
             requester: task::try_id(),
+            wait,
+            backoff: None,
+            pause: None,
+            driver: None,
             refused: Vec::new(),
+            span: span.clone(),
+        })
+    }
+
+    /// Acquires the lock.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any point; what the nodes granted or will grant is released.
+    pub(crate) async fn acquire(mut self) -> Result<LockGuard, AcquireError> {
+        let cluster = Arc::clone(&self.spec.cluster);
+        let is_here = cluster.home.is(&Handle::current());
+        if is_here && let Some(outcome) = self.decide_inline().await {
+            if outcome.is_ok() {
+                cluster.home.spawn(self.run(None));
+            }
+            return outcome;
         }
+        let (caller, outcome) = oneshot::channel();
+        cluster.home.spawn(self.run(Some(caller)));
+        if is_here {
+            let closed = |_| Err(LockError::Closed.into());
+            return outcome.await.unwrap_or_else(closed);
+        }
+        // Boxed, so that the usual case has no room for it.
+        Box::pin(outcome_elsewhere(&cluster, outcome)).await
     }
 
-    /// Sets who reads what the lease asks for.
-    pub(crate) fn read_with(mut self, reader: Arc<Reader>) -> Self {
-        self.reader = Some(reader);
-        self
+    /// Makes attempts while the caller polls. Returns `None` if the rest is to be spawned.
+    async fn decide_inline(&mut self) -> Option<Result<LockGuard, AcquireError>> {
+        let span = self.span.clone();
+        let no_caller: Option<&mut oneshot::Sender<()>> = None;
+        // Boxed, because the wait for the spawned task would have room for it.
+        let mut deciding = Box::pin(self.decide(no_caller).instrument(span));
+        poll_fn(|context| {
+            let polled = catch_unwind(AssertUnwindSafe(|| deciding.as_mut().poll(context)));
+            let panicked = |_| Poll::Ready(Some(Err(LockError::Closed.into())));
+            polled.unwrap_or_else(panicked)
+        })
+        .await
     }
 
-    /// Runs a lock: attempts, hold, release.
+    /// Goes on in the home: makes attempts for a caller that waits for the outcome; then holds the lock, and releases it.
     ///
     /// Not an `async fn`, which would have room for its arguments twice in every lock that is held.
-    #[expect(
-        clippy::manual_async_fn,
-        reason = "an async fn has room for its arguments twice"
-    )]
     fn run(
         mut self,
-        slots: CapPermits,
-        deadline: Instant,
-        mut handoff: Handoff<Result<Share, AcquireError>>,
+        caller: Option<oneshot::Sender<Result<LockGuard, AcquireError>>>,
     ) -> impl Future<Output = ()> + Send {
-        async move {
-            // Boxed, because most of a lock's time is after it. Until it returns, the caller polls this task, unless it
-            // waits for other holders; from `hand_out` on, the home does.
-            match Box::pin(self.acquire(slots, deadline, &mut handoff)).await {
-                Ok((mut driver, share)) => {
-                    let span = HeldSpan::new(self.spec.labels.clone());
-                    // If the caller has gone away, this drops the share, and the hold ends at once.
-                    handoff.hand_out(Ok(share)).await;
-                    driver.hold(&mut self.permit).await;
-                    // Given to the release, which decides when the next caller may ask: not before its requests are sent.
-                    let permit = std::mem::take(&mut self.permit);
-                    match driver.lease.is_holding() {
-                        true => driver.release(span, permit).await,
-                        false => Box::pin(driver.finish(span, permit)).await,
-                    }
-                    driver.settle().await;
+        let span = self.span.clone();
+        let running = async move {
+            if let Some(mut caller) = caller {
+                // Boxed, because most of a lock's time is after it.
+                let outcome = Box::pin(self.decide(Some(&mut caller))).await;
+                // If the caller has gone away, this drops the guard, and the hold ends at once.
+                drop(outcome.map(|outcome| caller.send(outcome)));
+            }
+            let Some(driver) = &mut self.driver else {
+                return;
+            };
+            let held = HeldSpan::new(self.spec.labels.clone());
+            driver.hold(&mut self.permit).await;
+            drop(held);
+            // Given to the release, which decides when the next caller may ask: not before its requests are sent.
+            let permit = take(&mut self.permit);
+            match driver.lease.is_holding() {
+                true => driver.release(permit).await,
+                false => Box::pin(driver.finish(permit)).await,
+            }
+            driver.settle().await;
+        };
+        running.instrument(span)
+    }
+
+    /// Makes attempts until the lock is decided. Without a caller whose going away is heard of, returns `None` before it
+    /// waits for other holders.
+    async fn decide<T: Send>(
+        &mut self,
+        caller: Option<&mut oneshot::Sender<T>>,
+    ) -> Option<Result<LockGuard, AcquireError>> {
+        let decided = self.attempts(caller).await.transpose()?;
+        if let Err(error) = &decided {
+            self.fail(error);
+        }
+        Some(decided)
+    }
+
+    async fn attempts<T: Send>(
+        &mut self,
+        mut caller: Option<&mut oneshot::Sender<T>>,
+    ) -> Result<Option<LockGuard>, AcquireError> {
+        if self.backoff.is_none() {
+            let (spec, permit, wait) = (&self.spec, &self.permit, &self.wait);
+            if let Some((backoff, delay)) = Backoff::for_remote(spec, permit, wait) {
+                (self.backoff, self.pause) = (Some(Box::new(backoff)), Some(delay));
+            }
+        }
+        loop {
+            if let (Some(delay), Some(backoff)) = (self.pause, &mut self.backoff) {
+                let Some(caller) = caller.as_deref_mut() else {
+                    return Ok(None);
+                };
+                self.pause = None;
+                let (spec, permit) = (&self.spec, &self.permit);
+                Box::pin(backoff.pause(spec, delay, caller.closed())).await?;
+                let gone = caller.closed();
+                Backoff::queue_again(spec, permit, &self.wait, gone).await?;
+            }
+            self.take_any_slot();
+            let mut moves = 0;
+            let (refusal, began) = loop {
+                let began = Instant::now();
+                let refusal = match self.attempt(began, caller.as_deref_mut()).await {
+                    Ok(guard) => return Ok(Some(guard)),
+                    Err(refusal) => refusal,
+                };
+                // Those that the nodes named when they refused this one.
+                let free = match &refusal {
+                    AcquireError::Contended { free, .. } => *free,
+                    _ => 0,
+                };
+                if moves == MAX_MOVES || !self.take_slot(free) {
+                    break (refusal, began);
                 }
-                Err(error) => self.fail(error, handoff),
-            }
-            // The ticket is dropped behind this: a drain waits until all that this lock asked for has an answer, or none in
-            // time. Each has its own timer, so the waits for silent nodes overlap.
-            for refused in &mut self.refused {
-                refused.settle().await;
-            }
+                moves += 1;
+            };
+            // Another caller may take the slot meanwhile.
+            self.permit.give_number_back();
+            let backoff = self
+                .backoff
+                .get_or_insert_with(|| Box::new(Backoff::new(began)));
+            let (spec, permit) = (&self.spec, &self.permit);
+            let delay = backoff.back_off(spec, permit, &mut self.wait, began, refusal)?;
+            self.pause = Some(delay);
         }
     }
 
-    /// Makes attempts until one is granted. Returns its driver, and the first share of the lock.
-    async fn acquire<T: Send>(
+    /// Makes one attempt.
+    async fn attempt<T: Send>(
         &mut self,
-        slots: CapPermits,
-        deadline: Instant,
-        handoff: &mut Handoff<T>,
-    ) -> Result<(Box<Driver>, Share), AcquireError> {
-        let mut backoff = Backoff::new(deadline, slots, self.slot_table.is_some());
-        backoff
-            .let_remote_first(&self.spec, &self.permit, handoff)
-            .await?;
-        self.take_any_slot();
-        let mut moves = 0;
-        loop {
-            let now = Instant::now();
-            backoff.begin_attempt(now);
-            let (places, reader) = (self.permit.places(), self.reader.as_ref());
-            let mut driver = Driver::new(&self.spec, now, places, reader);
-            let attempt = driver.attempt(handoff.closed()).await;
-            let refusal = match attempt {
-                Ok(share) => {
-                    self.begin_holding(&driver);
-                    return Ok((driver, share));
-                }
-                // More nodes may answer before the deadline.
-                Err(AcquireError::Decided(decided))
-                    if decided.may_change() && backoff.is_in_time() =>
-                {
-                    AcquireError::Contended {
-                        retry_after: None,
-                        is_split: false,
-                        is_shared: false,
-                        free: 0,
-                    }
-                }
-                Err(error) => error,
-            };
-            // Nothing waits for its release: each node gets it before the request of the next attempt, which has another
-            // owner.
-            self.refused.retain_mut(|earlier| earlier.is_open());
-            self.refused.push(*driver);
-            // Those that the nodes named when they refused this one.
-            let free = match &refusal {
-                AcquireError::Contended { free, .. } => *free,
-                _ => 0,
-            };
-            if moves < MAX_MOVES && self.take_slot(free) {
-                moves += 1;
-                continue;
-            }
-            // Another caller may take the slot meanwhile.
-            self.permit.give_number_back();
-            let (spec, permit) = (&self.spec, &self.permit);
-            backoff.back_off(spec, permit, refusal, handoff).await?;
-            backoff.queue_again(spec, permit, handoff).await?;
-            self.take_any_slot();
-            moves = 0;
+        began: Instant,
+        caller: Option<&mut oneshot::Sender<T>>,
+    ) -> Result<LockGuard, AcquireError> {
+        if let Some(backoff) = &mut self.backoff {
+            backoff.forget_releases();
         }
+        let driver = Driver::new(&self.spec, began, self.permit.places());
+        let abandoned = async {
+            match caller {
+                Some(caller) => caller.closed().await,
+                None => pending().await,
+            }
+        };
+        // Kept in the task, whose drop releases it.
+        let attempt = self.driver.insert(driver).attempt(abandoned).await;
+        let error = match attempt {
+            Ok(guard) => {
+                self.begin_holding();
+                return Ok(guard);
+            }
+            Err(error) => error,
+        };
+        // Nothing waits for its release: each node gets it before the request of the next attempt, which has another
+        // owner.
+        self.refused.retain_mut(|earlier| earlier.is_open());
+        self.refused
+            .extend(self.driver.take().map(|driver| *driver));
+        Err(match error {
+            // More nodes may answer before the deadline.
+            AcquireError::Decided(decided)
+                if decided.may_change() && began < self.wait.deadline =>
+            {
+                AcquireError::Contended {
+                    retry_after: None,
+                    is_split: false,
+                    is_shared: false,
+                    free: 0,
+                }
+            }
+            error => error,
+        })
     }
 
     /// Shows a granted lock to the other callers of this process, and to those that shut it down.
-    fn begin_holding(&mut self, driver: &Driver) {
-        self.slot_table = None;
-        self.permit.set_holder(&driver.state, self.requester);
+    fn begin_holding(&mut self) {
+        if let Some(driver) = &self.driver {
+            self.permit.set_holder(&driver.state, self.requester);
+        }
         self.permit.unsubscribe();
-        self.ticket
-            .set_held(self.spec.slot.map(|_| &self.spec.keys));
+        if let Some(ticket) = &self.ticket {
+            ticket.set_held(self.spec.slot.map(|_| &self.spec.keys));
+        }
+        (self.slot_table, self.backoff) = (None, None);
+        self.wait.end();
     }
 
-    /// Passes an error on: to the callers behind this one, and then to its own.
-    fn fail(&mut self, error: AcquireError, handoff: Handoff<Result<Share, AcquireError>>) {
-        let permit = std::mem::take(&mut self.permit);
+    /// Tells an error to the callers behind this one, before its own caller gets it.
+    fn fail(&mut self, error: &AcquireError) {
+        let permit = take(&mut self.permit);
         // While the permit is here, so that callers behind this one find the error before they get it.
         if let Some(error) = error.for_others() {
             permit.set_failed(self.spec.lease.once.is_some(), &error);
         }
-        if let AcquireError::Decided(decided) = &error
+        if let AcquireError::Decided(decided) = error
             && decided.is_memorable()
         {
             permit.set_memo(decided.clone());
-        }
-        drop(permit);
-        if !matches!(error, AcquireError::Abandoned) {
-            handoff.send(Err(error));
         }
     }
 
@@ -228,6 +322,9 @@ impl LockTask {
     /// Chooses one of these slots, if the caller may take it and no other one of this process has it.
     fn take_slot(&mut self, slots: u64) -> bool {
         let wanted = self.slot_table.as_ref().map_or(0, |table| table.wanted());
+        if wanted == 0 {
+            return false;
+        }
         let slot = self.permit.take_number(slots & wanted, random_u64());
         slot.is_some_and(|slot| {
             self.set_slot(slot);
@@ -243,4 +340,54 @@ impl LockTask {
             spec.slot = Some(slot);
         }
     }
+}
+
+impl Drop for LockTask {
+    fn drop(&mut self) {
+        // First the releases, so that the requests of the next caller follow them on every node.
+        match self.driver.take() {
+            Some(mut attempt) if attempt.lease.is_acquiring() => {
+                attempt.abandon();
+                self.refused.push(*attempt);
+            }
+            // A lock that was granted is released only if it has no holders; its own drop looks.
+            granted => drop(granted),
+        }
+        drop(take(&mut self.permit));
+        let (mut left, ticket) = (take(&mut self.refused), self.ticket.take());
+        if !left.is_empty() {
+            let settling = async move {
+                // Each has its own timer, so the waits for silent nodes overlap.
+                for refused in &mut left {
+                    refused.settle().await;
+                }
+                // Last: a drain waits until all that this lock asked for has an answer, or none in time.
+                drop(ticket);
+            };
+            let span = self.span.clone();
+            self.spec.cluster.home.spawn(settling.instrument(span));
+        }
+    }
+}
+
+/// Waits for the outcome of a task in a home that is not the runtime of the caller. If the home ends before, the keys are
+/// released by a new one.
+async fn outcome_elsewhere(
+    cluster: &Cluster,
+    outcome: oneshot::Receiver<Result<LockGuard, AcquireError>>,
+) -> Result<LockGuard, AcquireError> {
+    let nodes = match cluster.home.report(outcome).await {
+        Some(Ok(outcome)) => return outcome,
+        Some(Err(_)) => {
+            cluster.resume().await;
+            cluster.all_ended()
+        }
+        None => cluster.all_not_run(),
+    };
+    Err(AcquireError::Failed(LockError::Unavailable {
+        reached: 0,
+        needed: cluster.quorum.majority(),
+        voted: Vec::new(),
+        nodes,
+    }))
 }

@@ -15,9 +15,12 @@ pub(crate) struct WaiterCap {
     max: usize,
 }
 
-/// The slots that one waiting call occupies under its caps; dropping it frees them.
+/// The wait of one call for other holders: until when, and the slots that it occupies under its caps. Dropping it frees
+/// them.
 #[derive(Debug)]
-pub(crate) struct CapPermits {
+pub(crate) struct Wait {
+    /// Not after the request, if the call does not wait.
+    pub(crate) deadline: Instant,
     caps: Vec<Arc<WaiterCap>>,
     occupied: usize,
     /// When the call began to wait, for its span.
@@ -35,12 +38,14 @@ impl WaiterCap {
     }
 }
 
-impl CapPermits {
+impl Wait {
     pub(crate) fn new(
+        deadline: Instant,
         caps: impl IntoIterator<Item = Arc<WaiterCap>>,
         waits_since: &Arc<OnceLock<Instant>>,
     ) -> Self {
         Self {
+            deadline,
             caps: caps.into_iter().collect(),
             occupied: 0,
             waits_since: Arc::clone(waits_since),
@@ -67,13 +72,19 @@ impl CapPermits {
         self.counted.get_or_insert_with(Counted::waiter);
         Ok(())
     }
-}
 
-impl Drop for CapPermits {
-    fn drop(&mut self) {
-        for cap in &self.caps[..self.occupied] {
+    /// Frees the slots, because the call waits no longer.
+    pub(crate) fn end(&mut self) {
+        for cap in self.caps.drain(..).take(self.occupied) {
             cap.waiting.fetch_sub(1, Ordering::Relaxed);
         }
+        (self.occupied, self.counted) = (0, None);
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -5,7 +5,7 @@ mod local;
 mod place;
 mod remote;
 
-pub(crate) use cap::{CapPermits, WaiterCap};
+pub(crate) use cap::{Wait, WaiterCap};
 pub(crate) use local::{LocalQueue, Permit};
 pub(crate) use place::{CountedWaiter, Occupancy, Place, permits};
 pub(crate) use remote::Watching;

@@ -1,6 +1,7 @@
 //! Tests of the state of a lock.
 
 use super::*;
+use crate::lock::guard::LockGuard;
 use crate::lock::redlock::Redlock;
 use crate::node::telemetry::LockLabels;
 use crate::protocol::{LockKey, LockKeys};
@@ -8,8 +9,8 @@ use crate::protocol::{LockKey, LockKeys};
 #[cfg(shuttle)]
 mod schedules;
 
-/// A lock that is held, and its first share.
-pub(crate) fn granted(key: &str) -> (Arc<LockState>, Share) {
+/// A lock that is held, and its guard.
+pub(crate) fn granted(key: &str) -> (Arc<LockState>, LockGuard) {
     let redlock = Redlock::builder().embedded(1).build().unwrap();
     let core = redlock.core();
     let cluster = &core.layout.groups()[0].cluster;
@@ -18,9 +19,10 @@ pub(crate) fn granted(key: &str) -> (Arc<LockState>, Share) {
         resource: "test",
         group: None,
     };
-    let spec = LockSpec::new(cluster, &core.registry, &keys, [].into(), ttl, None, labels);
+    let spec = LockSpec::new(cluster, &core.registry, &keys, [].into(), ttl, labels);
     let now = Instant::now();
     let state = LockState::new(&Arc::new(spec), now);
-    let share = state.grant(None, now + ttl);
-    (state, share)
+    state.grant(None, now + ttl);
+    let guard = LockGuard::new(&state);
+    (state, guard)
 }

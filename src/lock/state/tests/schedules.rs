@@ -28,7 +28,7 @@ fn task(state: &Arc<LockState>, ended: &Arc<AtomicBool>) -> JoinHandle<()> {
             block_on(state.notified());
         }
         ended.store(true, Ordering::SeqCst);
-        assert!(state.share().is_none(), "a share after the last");
+        assert!(!state.share(), "a share after the last");
         state.lose(LostReason::Released);
         state.close(Some(Ok(())));
     })
@@ -44,10 +44,10 @@ fn zero_shares_is_final_and_wakes_the_task() {
         let handles = [(); 2].map(|()| {
             let (state, ended) = (Arc::clone(&state), Arc::clone(&ended));
             spawn(move || {
-                if let Some(share) = state.share() {
+                if state.share() {
                     yield_now();
                     assert!(!ended.load(Ordering::SeqCst), "released under a holder");
-                    drop(share);
+                    state.leave();
                 }
             })
         });
@@ -85,9 +85,9 @@ fn the_outcome_of_the_release_is_there_when_the_lease_is_closed() {
             let state = Arc::clone(&state);
             spawn(move || assert_eq!(block_on(state.lost()), LostReason::Released))
         };
-        let (lease, is_last) = share.leave();
-        assert!(is_last);
-        let outcome = block_on(lease.released());
+        drop(share);
+        assert!(!state.is_shared());
+        let outcome = block_on(state.released());
         assert!(outcome.is_ok(), "{outcome:?}");
         join([watching, task]);
     });
