@@ -22,8 +22,10 @@ pub(super) fn decode(
         node: Arc::clone(node),
         why,
     };
-    if let Value::ServerError(_) = value {
-        return Err(refused(describe_refusal(value).unwrap_or_default()));
+    if matches!(value, Value::ServerError(_))
+        && let Some(why) = describe_refusal(value)
+    {
+        return Err(refused(why));
     }
     let reply = match request {
         Request::Ping => Some(Reply::Released),

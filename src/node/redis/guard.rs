@@ -55,22 +55,15 @@ pub(crate) struct Guard {
 #[derive(Debug)]
 struct Observed {
     admissions: Admissions,
-    /// The memory to which each name leads.
-    memories: BTreeMap<Arc<str>, Memory>,
-    /// The memories to which names led before, each until an instant.
-    former: Vec<(Arc<str>, Memory, Duration)>,
+    /// The server to whose memory each name leads.
+    servers: BTreeMap<Arc<str>, Introduction>,
+    /// Those to whose memories names led before, each until an instant.
+    former: Vec<(Arc<str>, Introduction, Duration)>,
     warned_of_eviction: BTreeSet<Arc<str>>,
 }
 
-/// The identity of a server's memory.
-#[derive(Debug, Clone)]
-struct Memory {
-    run_id: Arc<str>,
-    generation: Generation,
-}
-
 /// The admission of a server on one connection.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Admission {
     /// The run id of its process; `None` if the guard is off and the server does not tell it.
     pub(super) run_id: Option<Arc<str>>,
@@ -78,18 +71,6 @@ pub(super) struct Admission {
     pub(super) generation: Option<Generation>,
     /// The remaining time of the quarantine, or zero.
     pub(super) left: Duration,
-}
-
-/// The relevant part of the reply to `INFO`.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Info {
-    run_id: String,
-    replication_id: String,
-    role: String,
-    loading: bool,
-    uptime: Duration,
-    /// The eviction policy, if the server has a memory limit and may evict.
-    evicts: Option<String>,
 }
 
 impl Guard {
@@ -105,7 +86,7 @@ impl Guard {
     fn from_parts(window: Duration, generation_key: Option<Arc<[u8]>>) -> Arc<Self> {
         let observed = Observed {
             admissions: Admissions::new(window),
-            memories: BTreeMap::new(),
+            servers: BTreeMap::new(),
             former: Vec::new(),
             warned_of_eviction: BTreeSet::new(),
         };
@@ -135,13 +116,7 @@ impl Guard {
             Some(generation_key) => self.interrogate(generation_key, node, link).await?,
             None => match self.identify(node, link).await? {
                 Some(introduction) => introduction,
-                None => {
-                    return Ok(Admission {
-                        run_id: None,
-                        generation: None,
-                        left: Duration::ZERO,
-                    });
-                }
+                None => return Ok(Admission::default()),
             },
         };
         let generation = introduction.generation.clone();
@@ -161,15 +136,16 @@ impl Guard {
     ) -> Result<Introduction, Arc<str>> {
         let info = link.call(cmd("INFO")).await;
         let info = info.map_err(|why| refused("INFO", &why))?;
-        let info = Info::parse(&from_redis_value::<String>(info).unwrap_or_default())?;
+        let info: String = from_redis_value(info).unwrap_or_default();
+        let (run_id, uptime) = identity(&info)?;
         let random = OwnerToken::from_random(unguessable());
         let mut admit = cmd("EVALSHA");
         admit.arg(ADMIT.word()).arg(1).arg(generation_key);
-        admit.arg(random.as_str()).arg(&info.run_id);
+        admit.arg(random.as_str()).arg(run_id);
         let stamp = link.call(admit).await;
         let stamp = stamp.map_err(|why| refused("the admission", &why))?;
         let (generation, now) = read_stamp(&stamp).ok_or(FOREIGN_GENERATION)?;
-        if let Some(policy) = &info.evicts
+        if let Some(policy) = eviction_policy(&info)
             && self
                 .observed
                 .lock()
@@ -183,9 +159,9 @@ impl Guard {
             );
         }
         Ok(Introduction {
-            run_id: info.run_id.into(),
-            replication_id: info.replication_id.into(),
-            uptime: info.uptime,
+            run_id: run_id.into(),
+            replication_id: field(&info, "master_replid").unwrap_or_default().into(),
+            uptime,
             generation,
             now,
         })
@@ -203,8 +179,7 @@ impl Guard {
         let reply = link.exchange(&info).await?.pop().unwrap_or(Value::Nil);
         let refusal = describe_refusal(&reply);
         let info = from_redis_value::<String>(reply).unwrap_or_default();
-        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-        let Some(run_id) = run_id.filter(|run_id| !run_id.is_empty()) else {
+        let Some(run_id) = field(&info, "run_id").filter(|run_id| !run_id.is_empty()) else {
             self.forget(node);
             // Relaxed: one swap decides who logs.
             if !self.has_warned.swap(true, Ordering::Relaxed) {
@@ -236,12 +211,8 @@ impl Guard {
         attempt: Duration,
     ) -> Duration {
         let now = self.now();
-        let memory = Memory {
-            run_id: Arc::clone(&introduction.run_id),
-            generation: introduction.generation.clone(),
-        };
         let mut observed = self.observed.lock();
-        let moved = observed.set_memory(node, &memory, attempt, now);
+        let moved = observed.set_server(node, &introduction, attempt, now);
         let left = observed.admissions.admit(node, introduction, now);
         self.has_duplicates
             .store(observed.admissions.has_twins(), Ordering::Relaxed);
@@ -253,8 +224,8 @@ impl Guard {
         let now = self.now();
         let mut observed = self.observed.lock();
         observed.admissions.disconnect(node);
-        if let Some((name, memory)) = observed.memories.remove_entry(node) {
-            observed.former.push((name, memory, now));
+        if let Some((name, server)) = observed.servers.remove_entry(node) {
+            observed.former.push((name, server, now));
         }
         self.has_duplicates
             .store(observed.admissions.has_twins(), Ordering::Relaxed);
@@ -277,28 +248,28 @@ impl Guard {
 }
 
 impl Observed {
-    /// Sets the memory to which a name leads. Returns how long it must not vote because another name led there: an
+    /// Sets the server to whose memory a name leads. Returns how long it must not vote because another name led there: an
     /// attempt may have counted its vote under that name already.
-    fn set_memory(
+    fn set_server(
         &mut self,
         node: &Arc<str>,
-        memory: &Memory,
+        server: &Introduction,
         attempt: Duration,
         now: Duration,
     ) -> Duration {
         let left = |until: Duration| attempt.saturating_sub(now.saturating_sub(until));
+        let is_same = |other: &Introduction| {
+            other.run_id == server.run_id || other.generation == server.generation
+        };
         self.former.retain(|(_, _, until)| !left(*until).is_zero());
-        let others = self
-            .memories
-            .iter()
-            .map(|(name, memory)| (name, memory, now));
+        let others = self.servers.iter().map(|(name, other)| (name, other, now));
         let former = self.former.iter();
-        let former = former.map(|(name, memory, until)| (name, memory, *until));
+        let former = former.map(|(name, other, until)| (name, other, *until));
         let same = others.chain(former);
-        let same = same.filter(|(name, other, _)| *name != node && other.is_same(memory));
+        let same = same.filter(|(name, other, _)| *name != node && is_same(other));
         let left = same.map(|(_, _, until)| left(until)).max();
-        if let Some(before) = self.memories.insert(Arc::clone(node), memory.clone())
-            && !before.is_same(memory)
+        if let Some(before) = self.servers.insert(Arc::clone(node), server.clone())
+            && !is_same(&before)
         {
             self.former.push((Arc::clone(node), before, now));
         }
@@ -306,48 +277,34 @@ impl Observed {
     }
 }
 
-impl Memory {
-    fn is_same(&self, other: &Self) -> bool {
-        self.run_id == other.run_id || self.generation == other.generation
-    }
+/// Returns a field of the reply to `INFO`.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    let of_line = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
+    info.lines().find_map(of_line)
 }
 
-impl Info {
-    /// Parses the reply to `INFO`. A server that must never vote is an error.
-    fn parse(text: &str) -> Result<Self, Arc<str>> {
-        let mut info = Self::default();
-        let (mut uptime, mut limited, mut policy) = (None, false, "");
-        for line in text.lines() {
-            let Some((name, value)) = line.split_once(':') else {
-                continue;
-            };
-            match name {
-                "run_id" => info.run_id = value.to_owned(),
-                "master_replid" => info.replication_id = value.to_owned(),
-                "role" => info.role = value.to_owned(),
-                "loading" => info.loading = value != "0",
-                "uptime_in_seconds" => uptime = value.parse().ok(),
-                "maxmemory" => limited = value != "0",
-                "maxmemory_policy" => policy = value,
-                _ => {}
-            }
-        }
-        let (Some(uptime), false) = (uptime, info.run_id.is_empty()) else {
-            return Err("INFO has no run_id or uptime_in_seconds; if it is a proxy, use the URL of the server itself".into());
-        };
-        if info.role != "master" {
-            let role = &info.role;
-            return Err(
-                format!("its role is `{role}`, but nodes must be independent masters").into(),
-            );
-        }
-        if info.loading {
-            return Err("it is still loading its data".into());
-        }
-        info.uptime = Duration::from_secs(uptime);
-        info.evicts = (limited && policy != "noeviction").then(|| policy.to_owned());
-        Ok(info)
+/// Returns the run id and the uptime in the reply to `INFO`. A server that must never vote is an error.
+fn identity(info: &str) -> Result<(&str, Duration), Arc<str>> {
+    let run_id = field(info, "run_id").filter(|run_id| !run_id.is_empty());
+    let uptime = field(info, "uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
+    let (Some(run_id), Some(uptime)) = (run_id, uptime) else {
+        return Err("INFO has no run_id or uptime_in_seconds; if it is a proxy, use the URL of the server itself".into());
+    };
+    let role = field(info, "role").unwrap_or_default();
+    if role != "master" {
+        return Err(format!("its role is `{role}`, but nodes must be independent masters").into());
     }
+    if field(info, "loading").is_some_and(|loading| loading != "0") {
+        return Err("it is still loading its data".into());
+    }
+    Ok((run_id, Duration::from_secs(uptime)))
+}
+
+/// Returns the eviction policy in the reply to `INFO`, if the server has a memory limit and may evict.
+fn eviction_policy(info: &str) -> Option<&str> {
+    let is_limited = field(info, "maxmemory").is_some_and(|limit| limit != "0");
+    let policy = field(info, "maxmemory_policy").filter(|_| is_limited)?;
+    (policy != "noeviction").then_some(policy)
 }
 
 /// Parses the reply of the admission script: the generation, and the server's clock.
@@ -384,14 +341,11 @@ mod tests {
 
     #[test]
     fn info_has_the_identity_of_a_server_and_its_eviction_policy() {
-        let read = Info::parse(INFO).unwrap();
-        assert_eq!((&*read.run_id, read.uptime.as_secs()), ("abc", 30));
-        assert_eq!(read.evicts, None);
+        let (run_id, uptime) = identity(INFO).unwrap();
+        assert_eq!((run_id, uptime.as_secs()), ("abc", 30));
+        assert_eq!(eviction_policy(INFO), None);
         let limited = INFO.replace("maxmemory:0", "maxmemory:1");
-        assert_eq!(
-            Info::parse(&limited).unwrap().evicts.unwrap(),
-            "allkeys-lru"
-        );
+        assert_eq!(eviction_policy(&limited), Some("allkeys-lru"));
     }
 
     #[test]
@@ -401,7 +355,7 @@ mod tests {
             ("loading:0", "loading:1"),
             ("run_id", "x"),
         ] {
-            assert!(Info::parse(&INFO.replace(from, to)).is_err(), "{to}");
+            assert!(identity(&INFO.replace(from, to)).is_err(), "{to}");
         }
     }
 

@@ -19,7 +19,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use deadpool_redis::redis::{Cmd, Value, cmd, from_redis_value};
@@ -47,11 +47,8 @@ pub(super) struct Listener {
     commands: Mutex<Option<mpsc::UnboundedSender<ListenerCommand>>>,
 }
 
-enum ListenerCommand {
-    /// Subscribes a signal, to which this server is the node with this number, to a lock.
-    Subscribe(Arc<[u8]>, Arc<ReleaseSignal>, usize),
-    Unsubscribe(Arc<[u8]>, Arc<ReleaseSignal>),
-}
+/// A lock, a signal to subscribe to it or to unsubscribe, and to subscribe the number of this server to the signal.
+type ListenerCommand = (Arc<[u8]>, Arc<ReleaseSignal>, Option<usize>);
 
 struct ListenerTask {
     name: Arc<str>,
@@ -59,7 +56,11 @@ struct ListenerTask {
     limit: Duration,
     /// The signal of each lock, with the number of this server.
     signals: HashMap<Arc<[u8]>, (Arc<ReleaseSignal>, usize)>,
-    connection: Option<Subscriber>,
+    link: Option<Link>,
+    /// The unanswered requests, oldest first: a subscription of this signal to this lock, or another.
+    requests: VecDeque<Option<(Arc<[u8]>, Arc<ReleaseSignal>)>>,
+    /// Whether there was no reply since the last ping.
+    is_pinged: bool,
     /// When to ping the connection, to close it, or to open one.
     timer: Instant,
     /// When the connection may be closed at the earliest.
@@ -68,15 +69,6 @@ struct ListenerTask {
     connect_at: Instant,
     /// Whether a missing permission to subscribe has been logged.
     has_warned: bool,
-}
-
-/// A connection for subscriptions.
-struct Subscriber {
-    link: Link,
-    /// The unanswered requests, oldest first: a subscription of this signal to this lock, or another.
-    requests: VecDeque<Option<(Arc<[u8]>, Arc<ReleaseSignal>)>>,
-    /// Whether there was no reply since the last ping.
-    is_pinged: bool,
 }
 
 /// The interval of pings.
@@ -111,10 +103,9 @@ impl Listener {
         signal: &Arc<ReleaseSignal>,
         node: usize,
     ) -> Subscription {
-        let (key, signal) = (Arc::clone(lock), Arc::clone(signal));
-        self.send(ListenerCommand::Subscribe(key, Arc::clone(&signal), node));
-        let (listener, lock) = (Arc::clone(self), Arc::clone(lock));
-        Subscription::new(move || listener.send(ListenerCommand::Unsubscribe(lock, signal)))
+        let (listener, lock, signal) = (Arc::clone(self), Arc::clone(lock), Arc::clone(signal));
+        self.send((Arc::clone(&lock), Arc::clone(&signal), Some(node)));
+        Subscription::new(move || listener.send((lock, signal, None)))
     }
 
     fn send(&self, command: ListenerCommand) {
@@ -127,7 +118,8 @@ impl Listener {
             },
             None => command,
         };
-        if matches!(command, ListenerCommand::Subscribe(..)) {
+        // A subscription that ended with the task needs no new one.
+        if command.2.is_some() {
             let (sender, receiver) = mpsc::unbounded_channel();
             drop(sender.send(command));
             *commands = Some(sender);
@@ -143,7 +135,9 @@ impl Listener {
             address: Arc::clone(&self.address),
             limit: self.limit,
             signals: HashMap::new(),
-            connection: None,
+            link: None,
+            requests: VecDeque::new(),
+            is_pinged: false,
             timer: now,
             close_at: now,
             connect_at: now,
@@ -165,7 +159,10 @@ impl ListenerTask {
                     }
                     self.execute(&mut batch);
                 }
-                reply = poll_fn(|context| self.poll_reply(context)) => match reply {
+                reply = poll_fn(|context| match &mut self.link {
+                    Some(link) => link.poll_reply(context),
+                    None => Poll::Pending,
+                }) => match reply {
                     Ok(reply) => self.on_reply(&reply),
                     Err(why) => self.on_lost(&why),
                 },
@@ -174,39 +171,38 @@ impl ListenerTask {
         }
     }
 
-    fn poll_reply(&mut self, context: &mut Context<'_>) -> Poll<Result<Value, Arc<str>>> {
-        match &mut self.connection {
-            Some(connection) => connection.link.poll_reply(context),
-            None => Poll::Pending,
-        }
-    }
-
     /// Executes commands in order.
     fn execute(&mut self, batch: &mut Vec<ListenerCommand>) {
-        for command in batch.drain(..) {
-            match command {
-                ListenerCommand::Subscribe(lock, signal, node) => {
-                    if let Some(connection) = &mut self.connection {
-                        connection.subscribe(&lock, &signal);
-                    }
-                    self.signals.insert(lock, (signal, node));
-                }
+        for (lock, signal, node) in batch.drain(..) {
+            if let Some(node) = node {
+                self.subscribe(&lock, &signal);
+                self.signals.insert(lock, (signal, node));
+            } else if self.has(&lock, &signal) {
                 // A later subscription to the same lock stays.
-                ListenerCommand::Unsubscribe(lock, signal) if !self.has(&lock, &signal) => {}
-                ListenerCommand::Unsubscribe(lock, _) => {
-                    if let Some(connection) = &mut self.connection {
-                        connection.send(cmd("UNSUBSCRIBE").arg(&*lock), None);
-                    }
-                    self.signals.remove(&lock);
-                }
+                self.send(cmd("UNSUBSCRIBE").arg(&*lock), None);
+                self.signals.remove(&lock);
             }
         }
-        if self.connection.is_none() {
+        if self.link.is_none() {
             self.timer = self.connect_at;
         }
         if self.signals.is_empty() {
             // The timer stays as it is: the connection of subscriptions that come and go may be dead.
             self.close_at = Instant::now() + LINGER;
+        }
+    }
+
+    fn subscribe(&mut self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) {
+        let subscription = (Arc::clone(lock), Arc::clone(signal));
+        self.send(cmd("SUBSCRIBE").arg(&**lock), Some(subscription));
+    }
+
+    /// Sends a request behind all earlier ones, if there is a connection.
+    fn send(&mut self, command: &Cmd, subscription: Option<(Arc<[u8]>, Arc<ReleaseSignal>)>) {
+        if let Some(link) = &mut self.link {
+            let bytes = command.get_packed_command();
+            link.send(1, |output| output.extend(bytes));
+            self.requests.push_back(subscription);
         }
     }
 
@@ -218,23 +214,30 @@ impl ListenerTask {
     async fn on_timer(&mut self) {
         let now = Instant::now();
         self.timer = now + KEEPALIVE;
-        match &mut self.connection {
-            None if self.signals.is_empty() => {}
-            None => self.connect().await,
-            Some(_) if self.signals.is_empty() && self.close_at <= now => self.connection = None,
-            Some(connection) if connection.is_pinged => self.on_lost("no answer"),
-            Some(connection) => connection.ping(),
+        let is_used = !self.signals.is_empty();
+        if self.link.is_none() {
+            if is_used {
+                self.connect().await;
+            }
+        } else if !is_used && self.close_at <= now {
+            self.link = None;
+        } else if self.is_pinged {
+            self.on_lost("no answer");
+        } else {
+            self.is_pinged = true;
+            self.send(&cmd("PING"), None);
         }
     }
 
     async fn connect(&mut self) {
         match within(self.limit, greet(&self.address)).await {
             Ok(link) => {
-                let mut connection = Subscriber::new(link);
-                for (lock, (signal, _)) in &self.signals {
-                    connection.subscribe(lock, signal);
+                self.link = Some(link);
+                self.requests.clear();
+                self.is_pinged = false;
+                for (lock, (signal, _)) in self.signals.clone() {
+                    self.subscribe(&lock, &signal);
                 }
-                self.connection = Some(connection);
             }
             Err(why) => self.on_lost(&why),
         }
@@ -247,11 +250,8 @@ impl ListenerTask {
             }
             return;
         }
-        let Some(connection) = &mut self.connection else {
-            return;
-        };
-        connection.is_pinged = false;
-        match (connection.requests.pop_front(), describe_refusal(reply)) {
+        self.is_pinged = false;
+        match (self.requests.pop_front(), describe_refusal(reply)) {
             (None, _) => self.on_lost("the server sent a reply without a request"),
             (Some(_), Some(why)) => self.warn(&why),
             // A later signal of the same lock waits for its own confirmation.
@@ -270,7 +270,7 @@ impl ListenerTask {
             why,
             "redlock node publishes no releases to this process; waiters poll it"
         );
-        self.connection = None;
+        self.link = None;
         self.unsubscribe_all();
         self.connect_at = Instant::now() + PAUSE;
         self.timer = self.connect_at;
@@ -314,33 +314,6 @@ pub(super) fn read_release(reply: &Value) -> Option<(&[u8], usize)> {
     }
 }
 
-impl Subscriber {
-    fn new(link: Link) -> Self {
-        Self {
-            link,
-            requests: VecDeque::new(),
-            is_pinged: false,
-        }
-    }
-
-    fn subscribe(&mut self, lock: &Arc<[u8]>, signal: &Arc<ReleaseSignal>) {
-        let subscription = (Arc::clone(lock), Arc::clone(signal));
-        self.send(cmd("SUBSCRIBE").arg(&**lock), Some(subscription));
-    }
-
-    fn ping(&mut self) {
-        self.is_pinged = true;
-        self.send(&cmd("PING"), None);
-    }
-
-    /// Sends a request behind all earlier ones.
-    fn send(&mut self, command: &Cmd, subscription: Option<(Arc<[u8]>, Arc<ReleaseSignal>)>) {
-        let bytes = command.get_packed_command();
-        self.link.send(1, |output| output.extend(bytes));
-        self.requests.push_back(subscription);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use deadpool_redis::redis::IntoConnectionInfo;
@@ -364,9 +337,7 @@ mod tests {
         let address = Arc::new(Address::new(&address).unwrap());
         let listener = Listener::new(&Arc::from("n"), address, PAUSE, &Arc::default());
         let mut task = listener.task();
-        task.connection = Some(Subscriber::new(Link::Own(Box::new(Socket::new(Box::new(
-            ours,
-        ))))));
+        task.link = Some(Link::Own(Box::new(Socket::new(Box::new(ours)))));
         let signal = ReleaseSignal::new(Quorum::new(1).unwrap());
         let lock = Arc::from(&b"k"[..]);
         task.signals
@@ -376,11 +347,10 @@ mod tests {
         tokio::spawn(task.run(receiver));
         for _ in 0..8 {
             sleep(KEEPALIVE / 2).await;
-            let command = ListenerCommand::Unsubscribe(Arc::clone(&lock), Arc::clone(&signal));
-            commands.send(command).unwrap();
-            let command = ListenerCommand::Subscribe(Arc::clone(&lock), Arc::clone(&signal), 0);
+            let command = |node| (Arc::clone(&lock), Arc::clone(&signal), node);
+            commands.send(command(None)).unwrap();
             sleep(KEEPALIVE / 10).await;
-            commands.send(command).unwrap();
+            commands.send(command(Some(0))).unwrap();
         }
         assert!(!ReleaseWatch::new(&signal).is_subscribed());
     }

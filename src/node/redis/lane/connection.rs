@@ -60,11 +60,15 @@ pub(super) struct Connection {
     attempts: u32,
 }
 
+/// A connection that is ready for lock commands.
 pub(super) struct Live {
     pub(super) link: Link,
     /// The run id of its process, if it was asked and told.
     run_id: Option<Arc<str>>,
     pub(super) check: GenerationCheck,
+    /// For how long its server must not vote, or zero.
+    pub(super) left: Duration,
+    /// Since when it is used; before that, since when it was being opened.
     pub(super) since: Instant,
     /// Whether any job was sent on it.
     pub(super) is_used: bool,
@@ -76,31 +80,17 @@ pub(super) struct Live {
 pub(super) enum Next {
     /// None is planned, because there is a live one.
     None,
-    /// An attempt to open it is under way.
-    Connecting(ConnectAttempt),
+    /// An attempt to open it is under way, which ends by this instant.
+    Connecting(Opening, Instant),
     /// It replaces the silent live one at this instant.
-    Standby(Opened, Instant),
+    Standby(Live, Instant),
     /// No attempt before this instant, because one has failed.
     Paused(Instant),
     /// No attempt before this instant unless a job comes.
     Resting(Instant),
 }
 
-pub(super) struct ConnectAttempt {
-    opening: Opening,
-    ends_at: Instant,
-}
-
-type Opening = Pin<Box<dyn Future<Output = Result<Opened, Arc<str>>> + Send>>;
-
-/// A new connection that is ready for lock commands.
-pub(super) struct Opened {
-    link: Link,
-    /// Whether and when its server may vote.
-    pub(super) admission: Option<Admission>,
-    /// When the attempt to open it started.
-    started: Instant,
-}
+type Opening = Pin<Box<dyn Future<Output = Result<Live, Arc<str>>> + Send>>;
 
 impl Connection {
     /// Creates a connection that is down until the first attempt.
@@ -124,7 +114,7 @@ impl Connection {
     /// Returns when more is known of the server at the latest: the next attempt begins, or the current one ends.
     pub(super) fn knows_more_at(&self) -> Option<Instant> {
         match &self.next {
-            Next::Connecting(attempt) => Some(attempt.ends_at),
+            Next::Connecting(_, ends_at) => Some(*ends_at),
             _ => self.next_timer(),
         }
     }
@@ -132,7 +122,7 @@ impl Connection {
     /// Returns when [`on_timer`](Self::on_timer) has something to do, if nothing else happens before.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         match &self.next {
-            Next::None | Next::Connecting(_) => None,
+            Next::None | Next::Connecting(..) => None,
             Next::Standby(_, at) | Next::Paused(at) | Next::Resting(at) => Some(*at),
         }
     }
@@ -152,8 +142,13 @@ impl Connection {
 
     /// Starts an attempt, beside the live connection if there is one.
     pub(super) fn start_attempt(&mut self) {
+        let (server, began) = (Arc::clone(&self.server), Instant::now());
         let limit = self.attempt_limit();
-        self.next = Next::Connecting(ConnectAttempt::new(&self.server, limit));
+        let opening = async move {
+            let opened = timeout(limit, open(&server, began)).await;
+            opened.unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
+        };
+        self.next = Next::Connecting(Box::pin(opening), began + limit);
         self.attempts += 1;
     }
 
@@ -165,31 +160,17 @@ impl Connection {
     }
 
     /// Keeps a new connection beside the live one, which it replaces at this instant.
-    pub(super) fn stand_by(&mut self, opened: Opened, at: Instant) {
+    pub(super) fn stand_by(&mut self, opened: Live, at: Instant) {
         self.next = Next::Standby(opened, at);
     }
 
     /// Uses a new connection from now on.
-    pub(super) fn replace(&mut self, opened: Opened) {
-        let guard = self.server.guard.as_ref();
+    pub(super) fn replace(&mut self, mut opened: Live) {
         let now = Instant::now();
-        self.last_took = Some(now - opened.started);
+        self.last_took = Some(now - opened.since);
         self.attempts = 0;
-        let (run_id, generation) = match opened.admission {
-            Some(admission) => (admission.run_id, admission.generation),
-            None => (None, None),
-        };
-        self.live = Some(Live {
-            link: opened.link,
-            run_id,
-            check: GenerationCheck {
-                key: guard.and_then(|guard| guard.generation_key.clone()),
-                generation,
-            },
-            since: now,
-            shares_from: now,
-            is_used: false,
-        });
+        opened.since = now;
+        self.live = Some(opened);
         self.next = Next::None;
     }
 
@@ -206,7 +187,7 @@ impl Connection {
 
     /// Ends a live connection in favour of the next one. Returns the standby to use, if there is one.
     #[must_use]
-    pub(super) fn give_up(&mut self) -> Option<Opened> {
+    pub(super) fn give_up(&mut self) -> Option<Live> {
         self.live = None;
         if matches!(self.next, Next::None) {
             self.start_attempt();
@@ -216,9 +197,9 @@ impl Connection {
 
     /// Ends a connection that was lost. Returns the standby to use, if there is one.
     #[must_use]
-    pub(super) fn on_lost(&mut self, now: Instant, has_parked: bool) -> Option<Opened> {
+    pub(super) fn on_lost(&mut self, now: Instant, has_parked: bool) -> Option<Live> {
         let is_unused = self.live.take().is_some_and(|live| !live.is_used);
-        if matches!(self.next, Next::Standby(..) | Next::Connecting(_)) {
+        if matches!(self.next, Next::Standby(..) | Next::Connecting(..)) {
             return self.take_standby();
         }
         let was_unused = std::mem::replace(&mut self.was_unused, is_unused);
@@ -239,23 +220,20 @@ impl Connection {
     /// Ends the probe, because the live connection answers again. Returns the standby to use if it leads to another
     /// memory: the state of the node is that of the memory found last.
     #[must_use]
-    pub(super) fn on_recovered(&mut self) -> Option<Opened> {
+    pub(super) fn on_recovered(&mut self) -> Option<Live> {
         let live = self.live.as_ref()?;
         let Next::Standby(opened, _) = std::mem::replace(&mut self.next, Next::None) else {
             return None;
         };
-        let admission = opened.admission.as_ref();
-        let generation = admission.and_then(|admission| admission.generation.as_ref());
         // With the restart guard off, only the run id tells servers apart.
-        let run_id = admission.and_then(|admission| admission.run_id.as_ref());
         let is_same =
-            generation == live.check.generation.as_ref() && run_id == live.run_id.as_ref();
+            opened.check.generation == live.check.generation && opened.run_id == live.run_id;
         (!is_same).then_some(opened)
     }
 
     /// Starts an attempt that is due. Returns the standby to use, if that is due.
     #[must_use]
-    pub(super) fn on_timer(&mut self, now: Instant) -> Option<Opened> {
+    pub(super) fn on_timer(&mut self, now: Instant) -> Option<Live> {
         if self.next_timer().is_none_or(|due| due > now) {
             return None;
         }
@@ -266,7 +244,7 @@ impl Connection {
         standby
     }
 
-    fn take_standby(&mut self) -> Option<Opened> {
+    fn take_standby(&mut self) -> Option<Live> {
         match std::mem::replace(&mut self.next, Next::None) {
             Next::Standby(opened, _) => Some(opened),
             next => {
@@ -311,24 +289,10 @@ pub(super) fn poll_replies(
 pub(super) fn poll_attempt(
     next: &mut Next,
     context: &mut Context<'_>,
-) -> Poll<Result<Opened, Arc<str>>> {
+) -> Poll<Result<Live, Arc<str>>> {
     match next {
-        Next::Connecting(attempt) => attempt.opening.as_mut().poll(context),
+        Next::Connecting(opening, _) => opening.as_mut().poll(context),
         _ => Poll::Pending,
-    }
-}
-
-impl ConnectAttempt {
-    fn new(server: &Arc<RedisServer>, limit: Duration) -> Self {
-        let server = Arc::clone(server);
-        let started = Instant::now();
-        Self {
-            ends_at: started + limit,
-            opening: Box::pin(async move {
-                let opened = timeout(limit, open(&server, started)).await;
-                opened.unwrap_or_else(|_| Err(format!("no connection within {limit:?}").into()))
-            }),
-        }
     }
 }
 
@@ -336,20 +300,28 @@ impl ConnectAttempt {
 ///
 /// It does not come out of the pool: the name may lead to another server since an idle connection was opened, and
 /// that one may be dead.
-async fn open(server: &RedisServer, started: Instant) -> Result<Opened, Arc<str>> {
+async fn open(server: &RedisServer, began: Instant) -> Result<Live, Arc<str>> {
     let mut link = server.pool.manager().create().await?;
     link.call_all(&load_all()).await?;
-    let admission = match &server.guard {
+    let guard = server.guard.as_deref();
+    let admission = match guard {
         Some(guard) => {
             let attempt = server.timeouts.connect + server.timeouts.node;
-            Some(guard.admit(&server.name, &mut link, attempt).await?)
+            guard.admit(&server.name, &mut link, attempt).await?
         }
-        None => None,
+        None => Admission::default(),
     };
-    Ok(Opened {
+    Ok(Live {
         link,
-        admission,
-        started,
+        run_id: admission.run_id,
+        check: GenerationCheck {
+            key: guard.and_then(|guard| guard.generation_key.clone()),
+            generation: admission.generation,
+        },
+        left: admission.left,
+        since: began,
+        is_used: false,
+        shares_from: began,
     })
 }
 
@@ -358,7 +330,6 @@ pub(super) mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::node::redis::guard::Admission;
     use crate::node::redis::server::tests::server;
     use crate::node::redis::socket::Socket;
     use crate::protocol::admission::Generation;
@@ -366,20 +337,24 @@ pub(super) mod tests {
     const LIMIT: Duration = Duration::from_secs(1);
 
     /// Connects to a new server, which it returns too.
-    pub(in super::super) async fn candidate() -> (Opened, TcpStream) {
+    pub(in super::super) async fn candidate() -> (Live, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, server) = tokio::join!(client, listener.accept());
-        let opened = Opened {
+        let opened = Live {
             link: Link::Own(Box::new(Socket::new(Box::new(client.unwrap())))),
-            admission: None,
-            started: Instant::now(),
+            run_id: None,
+            check: GenerationCheck::default(),
+            left: Duration::ZERO,
+            since: Instant::now(),
+            is_used: false,
+            shares_from: Instant::now(),
         };
         (opened, server.unwrap().0)
     }
 
     fn is_connecting(connection: &Connection) -> bool {
-        connection.live.is_none() && matches!(connection.next, Next::Connecting(_))
+        connection.live.is_none() && matches!(connection.next, Next::Connecting(..))
     }
 
     async fn live() -> Connection {
@@ -438,7 +413,7 @@ pub(super) mod tests {
     async fn a_standby_replaces_a_live_connection_when_it_is_due_lost_or_given_up() {
         let now = Instant::now();
         let due = now + LIMIT;
-        let ways: [fn(&mut Connection, Instant) -> Option<Opened>; 3] = [
+        let ways: [fn(&mut Connection, Instant) -> Option<Live>; 3] = [
             |connection, due| connection.on_timer(due),
             |connection, due| connection.on_lost(due, false),
             |connection, _| connection.give_up(),
@@ -455,25 +430,20 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_recovered_connection_drops_a_standby_to_the_same_memory_only() {
-        let admission = |run_id: &str, generation: Option<Generation>| Admission {
-            run_id: Some(run_id.into()),
-            generation,
-            left: Duration::ZERO,
-        };
-        let first = || admission("run", None);
-        let other_memory = admission("run", Generation::parse("r:1:1:run"));
-        for (standby_admission, is_used) in [
-            (first(), false),
-            (other_memory, true),
+        let other_memory = Generation::parse("r:1:1:run");
+        for (run_id, generation, is_used) in [
+            ("run", None, false),
+            ("run", other_memory, true),
             // With the restart guard off.
-            (admission("other", None), true),
+            ("other", None, true),
         ] {
             let mut connection = Connection::new(&server());
             let mut live = candidate().await.0;
-            live.admission = Some(first());
+            live.run_id = Some("run".into());
             connection.replace(live);
             let mut standby = candidate().await.0;
-            standby.admission = Some(standby_admission);
+            standby.run_id = Some(run_id.into());
+            standby.check.generation = generation;
             connection.stand_by(standby, Instant::now());
             assert_eq!(connection.on_recovered().is_some(), is_used);
             assert!(connection.live.is_some() && !connection.is_probing());

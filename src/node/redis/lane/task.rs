@@ -19,7 +19,7 @@ use crate::node::redis::encode::encode_call_into;
 use crate::node::redis::inbox::weight;
 use crate::node::redis::lane::calls::Calls;
 use crate::node::redis::lane::connection::{
-    Connection, KEEPALIVE, Opened, PROBE_PAUSE, poll_attempt, poll_replies,
+    Connection, KEEPALIVE, Live, PROBE_PAUSE, poll_attempt, poll_replies,
 };
 use crate::node::redis::server::RedisServer;
 use crate::node::redis::table::load_all;
@@ -31,8 +31,7 @@ const MAX_BATCH: usize = 128;
 /// The number of waiting jobs beyond which releases of expired locks are dropped. They would only take back an
 /// intent, which only keeps a request from being executed.
 const MAX_KEPT: usize = 1 << 16;
-/// How often a server that is another node too is checked. That takes a new connection, because the live one leads
-/// to where the name led when it was opened.
+/// How often a server that is another node too is checked.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
 
 struct Lane {
@@ -203,10 +202,7 @@ impl Lane {
 
     /// Sends those of the parked jobs that are still wanted, unless there is no connection.
     fn send_parked(&mut self) {
-        if self.parked.is_empty() {
-            return;
-        }
-        if self.connection.live.is_none() {
+        if self.connection.live.is_none() && !self.parked.is_empty() {
             return self.connection.wake();
         }
         let now = Instant::now();
@@ -287,9 +283,15 @@ impl Lane {
             // By `SCRIPT FLUSH`.
             self.send_pipeline(&load_all());
         }
-        self.send_parked();
-        if forgot_all {
-            self.on_amnesia();
+        if !self.parked.is_empty() {
+            self.send_parked();
+        }
+        if let Some(guard) = self.server.guard.as_ref().filter(|_| forgot_all) {
+            // A new connection has it admitted again.
+            self.server.set_quarantined(guard.window());
+            if !self.connection.is_probing() {
+                self.connection.start_attempt();
+            }
         }
     }
 
@@ -344,17 +346,7 @@ impl Lane {
         }
     }
 
-    /// Quarantines the server, and opens a new connection to have it admitted again.
-    fn on_amnesia(&mut self) {
-        if let Some(guard) = &self.server.guard {
-            self.server.set_quarantined(guard.window());
-            if !self.connection.is_probing() {
-                self.connection.start_attempt();
-            }
-        }
-    }
-
-    fn on_attempted(&mut self, attempted: Result<Opened, Arc<str>>) {
+    fn on_attempted(&mut self, attempted: Result<Live, Arc<str>>) {
         let now = Instant::now();
         match attempted {
             Ok(opened) if self.is_silent() => {
@@ -365,7 +357,13 @@ impl Lane {
             Err(why) => {
                 self.server.set_down(&why);
                 if self.server.duplicate().is_some() {
-                    self.leave_duplicate(&why, now);
+                    // Gives up the connection to a server that is another node too, after which the other node may vote.
+                    // This node is admitted again before it does.
+                    self.connection.close(now);
+                    self.park_in_flight(&why);
+                    if let Some(guard) = &self.server.guard {
+                        guard.forget(&self.server.name);
+                    }
                 } else {
                     self.connection.on_attempt_failed(now);
                 }
@@ -374,21 +372,10 @@ impl Lane {
         }
     }
 
-    /// Gives up the connection to a server that is another node too, after which the other node may vote. This node
-    /// is admitted again before it does.
-    fn leave_duplicate(&mut self, why: &Arc<str>, now: Instant) {
-        self.connection.close(now);
-        self.park_in_flight(why);
-        if let Some(guard) = &self.server.guard {
-            guard.forget(&self.server.name);
-        }
-    }
-
     /// Uses a new connection from now on. Unconfirmed releases and records are sent again.
-    fn adopt(&mut self, opened: Opened) {
+    fn adopt(&mut self, opened: Live) {
         self.park_in_flight(&"replaced by a new connection".into());
-        let admission = opened.admission.as_ref();
-        let left = admission.map_or(Duration::ZERO, |admission| admission.left);
+        let left = opened.left;
         self.connection.replace(opened);
         if left.is_zero() {
             self.server.set_up();
@@ -450,14 +437,14 @@ impl Lane {
     fn next_timer(&self) -> Instant {
         let keepalive_at = self.calls.last_sent + KEEPALIVE;
         // While the server is known to be silent, the next event is the next probe.
-        let silent_at = self.silent_at().filter(|_| !self.connection.is_probing());
+        let silent_at = self.calls.silent_at(self.server.timeouts.node);
+        let silent_at = silent_at.filter(|_| !self.connection.is_probing());
         [
             self.connection.next_timer(),
             silent_at,
             self.connection.live.is_some().then_some(keepalive_at),
-            self.readmit_at(),
+            self.recheck_at(),
             self.refused_due,
-            self.check_duplicate_at(),
         ]
         .into_iter()
         .flatten()
@@ -476,11 +463,7 @@ impl Lane {
             self.server.set_down(&why.into());
             self.connection.start_attempt();
         }
-        // The server decides by its own clock, so it is asked again at the end of its quarantine.
-        if self.readmit_at().is_some_and(|until| until <= now) {
-            self.connection.start_attempt();
-        }
-        if self.check_duplicate_at().is_some_and(|at| at <= now) {
+        if self.recheck_at().is_some_and(|at| at <= now) {
             self.connection.start_attempt();
         }
         if self.calls.last_sent + KEEPALIVE <= now {
@@ -492,7 +475,9 @@ impl Lane {
                 self.send_pipeline(&ping);
             }
         }
-        if self.calls.is_full() && self.is_silent() && !self.has_useful_in_flight(now) {
+        // Whether it has to be executed, or its caller waits for it.
+        let is_useful = |job: &Job| job.may_unlock(now) || job.sender.is_open();
+        if self.calls.is_full() && self.is_silent() && !self.calls.jobs.iter().any(is_useful) {
             // Otherwise the inbox would not be read, not even to notice that it is closed, while the server is silent.
             self.park_in_flight(&"no job on it is of use any more".into());
             if let Some(opened) = self.connection.give_up() {
@@ -522,27 +507,23 @@ impl Lane {
         self.refused.retain(is_kept);
     }
 
-    /// Returns when to ask a quarantined server again whether it may vote. A duplicate must not vote anyway.
-    fn readmit_at(&self) -> Option<Instant> {
-        let is_asked = self.connection.is_probing() || self.server.duplicate().is_some();
-        let until = self.server.quarantined_until();
-        until.filter(|_| !is_asked)
-    }
-
-    /// Returns when to check again whether the server is another node too.
-    fn check_duplicate_at(&self) -> Option<Instant> {
-        let is_due = self.server.duplicate().is_some() && !self.connection.is_probing();
-        let live = self.connection.live.as_ref().filter(|_| is_due)?;
-        Some(live.since + DUPLICATE_PAUSE)
+    /// Returns when to ask the server again, on a new connection, whether it may vote.
+    fn recheck_at(&self) -> Option<Instant> {
+        if self.connection.is_probing() {
+            return None;
+        }
+        if self.server.duplicate().is_some() {
+            // The live connection leads to where the name led when it was opened.
+            return Some(self.connection.live.as_ref()?.since + DUPLICATE_PAUSE);
+        }
+        // The server decides by its own clock, so it is asked again at the end of its quarantine.
+        self.server.quarantined_until()
     }
 
     /// Returns whether a reply on the connection is overdue.
     fn is_silent(&self) -> bool {
-        self.silent_at().is_some_and(|at| at <= Instant::now())
-    }
-
-    fn silent_at(&self) -> Option<Instant> {
-        self.calls.silent_at(self.server.timeouts.node)
+        let silent_at = self.calls.silent_at(self.server.timeouts.node);
+        silent_at.is_some_and(|at| at <= Instant::now())
     }
 
     /// Removes all jobs. Returns the releases, and answers the others: the server may have executed them.
@@ -563,14 +544,8 @@ impl Lane {
 
     /// Returns when more is known of a server that is down or must not vote.
     fn knows_more_at(&self) -> Option<Instant> {
-        [
-            self.connection.knows_more_at(),
-            self.readmit_at(),
-            self.check_duplicate_at(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        let at = [self.connection.knows_more_at(), self.recheck_at()];
+        at.into_iter().flatten().min()
     }
 
     /// Returns whether a release is unconfirmed whose lock may still be there. Intents do not count: they live for a
@@ -580,12 +555,6 @@ impl Lane {
         let waiting = self.parked.iter().chain(&self.refused);
         let mut jobs = waiting.chain(&self.calls.jobs);
         jobs.any(|job| job.may_unlock(now))
-    }
-
-    /// Returns whether a job in flight has to be executed, or its caller waits for it.
-    fn has_useful_in_flight(&self, now: Instant) -> bool {
-        let is_useful = |job: &Job| job.may_unlock(now) || job.sender.is_open();
-        self.calls.jobs.iter().any(is_useful)
     }
 }
 

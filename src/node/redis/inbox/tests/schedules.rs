@@ -8,22 +8,35 @@ use crate::node::sync::atomic::{AtomicUsize, Ordering};
 use crate::node::sync::tests::{in_many_orders, join};
 
 /// An inbox, and what its lanes have done.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Lanes {
     inbox: Inbox,
+    /// A job is useful for as many seconds from here as its number says.
+    epoch: Instant,
     /// The number of lanes at present.
     alive: AtomicUsize,
     lanes: Mutex<Vec<JoinHandle<()>>>,
     /// The numbers of the finished jobs.
-    finished: Mutex<Vec<usize>>,
+    finished: Mutex<Vec<u64>>,
 }
 
 impl Lanes {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            inbox: Inbox::default(),
+            epoch: Instant::now(),
+            alive: AtomicUsize::new(0),
+            lanes: Mutex::default(),
+            finished: Mutex::default(),
+        })
+    }
+
     /// Posts a job with this number, and starts a lane if the inbox asks for one. With `ends`, that lane takes jobs once,
     /// and then ends as if its runtime had.
-    fn post(self: &Arc<Self>, number: usize, ends: bool) {
+    fn post(self: &Arc<Self>, number: u64, ends: bool) {
         let votes = VoteReceiver::new(&["n".into()].into());
-        let job = Job::new(Request::Ping, votes.sender(number), Instant::now());
+        let useful_until = self.epoch + Duration::from_secs(number);
+        let job = Job::new(Request::Ping, votes.sender(0), useful_until);
         drop(votes);
         if self.inbox.post(job).expect("there is room") {
             let others = self.alive.fetch_add(1, Ordering::SeqCst);
@@ -41,7 +54,7 @@ impl Lanes {
             if ends {
                 break;
             }
-            let numbers = taken.drain(..).map(|job| job.sender.node());
+            let numbers = taken.drain(..).map(|job| (job.useful_until - self.epoch).as_secs());
             self.finished.lock().extend(numbers);
         }
         self.alive.fetch_sub(1, Ordering::SeqCst);
@@ -53,7 +66,7 @@ impl Lanes {
     }
 
     /// Closes the inbox, and returns the numbers of the jobs once all lanes have ended.
-    fn close(&self) -> Vec<usize> {
+    fn close(&self) -> Vec<u64> {
         self.inbox.close();
         let lanes = std::mem::take(&mut *self.lanes.lock());
         join(lanes);
@@ -66,7 +79,7 @@ impl Lanes {
 #[test]
 fn a_lane_does_not_sleep_over_jobs_or_the_end() {
     in_many_orders(|| {
-        let lanes = Arc::new(Lanes::default());
+        let lanes = Lanes::new();
         let posting = [10, 20].map(|first| {
             let lanes = Arc::clone(&lanes);
             spawn(move || (first..first + 2).for_each(|number| lanes.post(number, false)))
@@ -86,7 +99,7 @@ fn a_lane_does_not_sleep_over_jobs_or_the_end() {
 #[test]
 fn the_next_lane_begins_with_the_jobs_that_the_former_left() {
     in_many_orders(|| {
-        let lanes = Arc::new(Lanes::default());
+        let lanes = Lanes::new();
         lanes.post(0, true);
         let former = lanes.lanes.lock().pop().unwrap();
         let posting = {

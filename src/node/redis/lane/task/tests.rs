@@ -73,7 +73,7 @@ impl Bench {
     }
 
     /// Connects to a new server.
-    async fn candidate(&mut self) -> Opened {
+    async fn candidate(&mut self) -> Live {
         let (candidate, server) = candidate().await;
         self.servers.push(server);
         candidate
